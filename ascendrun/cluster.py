@@ -465,10 +465,10 @@ class Cluster:
     def diagnosis(self, ref: str, *, lang: str | None = None) -> str | None:
         """One sentence: which rank failed first and why. None: it did not fail, or the cause is unknown."""
         from ascendrun import text
-        from ascendrun.query.explain import verdict_line
+        from ascendrun.query.explain import summary_line
 
         try:
-            return verdict_line(self.settings.state_dir, ref, lang=lang or text.language(), now_s=time.time())
+            return summary_line(self.settings.state_dir, ref, lang=lang or text.language(), now_s=time.time())
         except NotFoundError:
             return None
 

@@ -1,4 +1,4 @@
-"""A diagnosis on one screen: the verdict, when, the evidence with its places, what followed, the way out."""
+"""A diagnosis on one screen: the cause and the confidence, when, the evidence, what followed, the hint."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from ascendrun.cli.output import cut, describe_seconds, describe_time, terminal_width, width_of
+from ascendrun.cli.output import cut, describe_seconds, describe_time, terminal_width, width_of, wrap
 from ascendrun.cli.sanitise import headline, sanitise, sanitise_line
 from ascendrun.core.logs.log_lines import fold_ranks
 from ascendrun.core.names import fold_names
-from ascendrun.health.diagnosis.render import label, texts, who
+from ascendrun.health.diagnosis.render import CONFIDENCE, who
 from ascendrun.health.diagnosis.result import Role
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,79 +20,102 @@ if TYPE_CHECKING:
     from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof
     from ascendrun.query.explain import Explanation
 
-COLORS = {"certain": "\x1b[31m", "likely": "\x1b[33m", "not known": "\x1b[36m"}
-CALM = frozenset({"succeeded", "running", "on-its-way", "stopped-by-user", "stage-called-off"})
-MOST_PROOFS, MOST_LINKS, MOST_DECIDED = 5, 6, 3
+COLORS = {"certain": "\x1b[31m", "likely": "\x1b[33m", "unknown": "\x1b[36m"}
+CALM = frozenset({"succeeded", "running", "in-progress", "stopped-by-user", "stage-skipped"})
+MOST_EVIDENCE, MOST_LINKS, MOST_OUTCOME, MOST_ALTERNATIVES = 5, 6, 3, 3
 NAMES_CELLS = 30
-PROOF_CELLS = 200
+EVIDENCE_CELLS = 200
 SPOOLED = re.compile(r"/rank-(\d+)\.")
-MOST_RIVALS = 3
 CLEAR_ERROR_S = 0.05
-"""A smaller error of a time is not worth the reader's eyes."""
+"""A smaller error of a time is not shown."""
+LABELS = {
+    "when": Text("explain.when", "when"),
+    "cause": Text("explain.cause", "cause"),
+    "caveats": Text("explain.caveats", "caveats"),
+    "alternatives": Text("explain.alternatives", "alternatives"),
+    "evidence": Text("explain.evidence", "evidence"),
+    "followed": Text("explain.followed", "what followed"),
+    "anomalies": Text("explain.anomalies", "anomalies"),
+    "hint": Text("explain.hint", "hint"),
+    "outcome": Text("explain.outcome", "outcome"),
+    "missing": Text("explain.missing", "missing evidence"),
+    "consequence": Text("explain.consequence", "consequence"),
+    "teardown": Text("explain.teardown", "teardown"),
+    "unclear": Text("explain.unclear", "unclear"),
+    "initiating": Text("explain.initiating", "first"),
+}
 
 
-def print_explanation(explanation: Explanation, *, lang: str, color: bool, everything: bool) -> None:
+def print_explanation(explanation: Explanation, *, color: bool, everything: bool) -> None:
+    """Print it in the language of the process. Text is wrapped; only lines of logs are cut, unless `everything`."""
     found = explanation.diagnosis
-    width = None if everything else terminal_width(None)
-    lines = [_title(explanation, lang), "", _verdict(found, lang, color=color)]
-    lines += _fields(found, lang)
-    proofs = [_proof(proof, cells=None if everything else PROOF_CELLS) for proof in found.proofs]
-    lines += _section("evidence", proofs, lang, everything, MOST_PROOFS)
+    width = terminal_width(None)
+    cells = None if everything or width is None else width
+    summary = _wrapped(_summary(found), cells, indent=2)
+    lines = [_title(explanation), "", *summary, *_fields(found, cells)]
+    lines += _section("evidence", [_evidence(proof, cells) for proof in found.evidence], everything, MOST_EVIDENCE)
     followed = [link for link in found.chain if link.role is not Role.INITIATING]
-    lines += _section("chain", _links(followed, lang), lang, everything, MOST_LINKS)
-    lines += _section("odd", list(found.odd), lang, everything, MOST_LINKS)
-    advice = _with_job(found.advice, explanation)
-    lines += _section("advice", [advice, *_again(found, lang)] if advice else [], lang, True, 0)
-    lines += _section("decided", [headline(text) for text in found.decided], lang, everything, MOST_DECIDED)
-    lines += _section("missing", list(found.missing), lang, everything, MOST_DECIDED)
-    for line in lines:
-        for row in line.split("\n"):
-            text = row if "\x1b" in line else sanitise_line(row)
-            sys.stdout.write((text if width is None or "\x1b" in line else cut(text, width)) + "\n")
+    lines += _section("followed", _links(followed, cells), everything, MOST_LINKS)
+    lines += _section("anomalies", _indented(found.anomalies, cells), everything, MOST_LINKS)
+    hint = _with_job(found.hint, explanation)
+    lines += _section("hint", _indented([hint, *_retry(found)] if hint else [], cells), True, 0)
+    outcome = [headline(str(text)) for text in found.outcome]
+    lines += _section("outcome", _indented(outcome, cells), everything, MOST_OUTCOME)
+    lines += _section("missing", _indented(found.missing, cells), everything, MOST_OUTCOME)
+    for index, line in enumerate(lines):
+        is_summary = color and found.code not in CALM and 2 <= index < 2 + len(summary)
+        text = "\n".join(map(sanitise_line, line.split("\n")))
+        sys.stdout.write(f"{COLORS[found.confidence.value]}{text}\x1b[0m\n" if is_summary else f"{text}\n")
 
 
-def _title(explanation: Explanation, lang: str) -> str:
+def _title(explanation: Explanation) -> str:
     parts = [f"{explanation.id} ({explanation.name})", explanation.state]
     if explanation.attempts > 1:
-        parts.append(f"{label('attempt', lang)} {explanation.attempt}/{explanation.attempts}")
+        parts.append(
+            str(
+                Text(
+                    "explain.attempt",
+                    "attempt {number} of {count}",
+                    number=explanation.attempt,
+                    count=explanation.attempts,
+                )
+            )
+        )
     return "  ".join(parts)
 
 
-def _verdict(found: Diagnosis, lang: str, *, color: bool) -> str:
-    says = sanitise(found.says)
-    if found.code in CALM:
-        return says
-    sure = label(found.confidence.value, lang)
-    text = f"{says}  [{sure}]"
-    return f"{COLORS[found.confidence.value]}{text}\x1b[0m" if color else text
+def _summary(found: Diagnosis) -> str:
+    message = sanitise(found.message)
+    return message if found.code in CALM else f"{message}  [{CONFIDENCE[found.confidence]}]"
 
 
-def _fields(found: Diagnosis, lang: str) -> list[str]:
+def _fields(found: Diagnosis, cells: int | None) -> list[str]:
     rows: list[tuple[str, str]] = []
     if found.at_s is not None:
-        rows.append(("when", _when(found, lang)))
-    if found.why:
-        rows.append(("why", found.why))
-    if found.doubts:
-        rows.append(("doubts", "; ".join(found.doubts)))
-    if found.rivals:
-        told = [f"{who(rival.ranks, rival.hosts, lang)}: {rival.says}" for rival in found.rivals]
-        rows.append(("rivals", "; ".join(told[:MOST_RIVALS])))
-    names = {name: label(name, lang) for name, _ in rows}
+        rows.append(("when", _when(found)))
+    if found.cause:
+        rows.append(("cause", found.cause))
+    if found.caveats:
+        rows.append(("caveats", "; ".join(found.caveats)))
+    if found.alternatives:
+        texts = [f"{who(other.ranks, other.hosts)}: {other.message}" for other in found.alternatives]
+        rows.append(("alternatives", "; ".join(texts[:MOST_ALTERNATIVES])))
+    names = {name: str(LABELS[name]) for name, _ in rows}
     widest = max((width_of(name) for name in names.values()), default=0)
-    return [f"  {names[name]}{' ' * (widest - width_of(names[name]))}  {value}" for name, value in rows]
+    lines: list[str] = []
+    for name, value in rows:
+        lines += _wrapped(f"  {_pad(names[name], widest)}  {value}", cells, indent=widest + 4)
+    return lines
 
 
-def _when(found: Diagnosis, lang: str) -> str:
+def _when(found: Diagnosis) -> str:
     error_s = found.time_error_s or 0.0
-    error = label("error", lang).replace("{error}", f"{error_s:.1f}") if error_s > CLEAR_ERROR_S else ""
-    name = "at_alone" if found.lag_s is None else "at"
-    return (
-        label(name, lang)
-        .replace("{when}", _clock(found.at_s))
-        .replace("{error}", error)
-        .replace("{lag}", _lag(found.lag_s))
-    )
+    at = _clock(found.at_s)
+    if error_s > CLEAR_ERROR_S:
+        at = str(Text("explain.error", "{at} (±{error:.1f} s)", at=at, error=error_s))
+    if found.lag_s is None:
+        return at
+    return str(Text("explain.at", "{at}; other ranks {lag} later", at=at, lag=_lag(found.lag_s)))
 
 
 def _clock(at_s: float | None) -> str:
@@ -105,48 +129,72 @@ def _lag(lag_s: float | None) -> str:
     return f"{lag_s * 1000:.0f} ms" if lag_s < 1 else f"{lag_s:.1f} s" if lag_s < 60 else describe_seconds(lag_s)
 
 
-def _proof(proof: Proof, *, cells: int | None) -> str:
+def _evidence(proof: Proof, cells: int | None) -> str:
     place = "" if proof.file is None else proof.file if proof.offset is None else f"{proof.file}:{proof.offset}"
-    text = headline(proof.text)
-    text = text if cells is None else cut(text, cells)
-    return f"{place}  {text}" if place else text
+    line = headline(str(proof.text))
+    line = line if cells is None else cut(line, EVIDENCE_CELLS)
+    return _cut(f"{place}  {line}" if place else line, cells)
 
 
-def _links(links: Sequence[ChainLink], lang: str) -> list[str]:
-    words = texts(lang)["labels"]
+def _links(links: Sequence[ChainLink], cells: int | None) -> list[str]:
     rows = []
     for link in links:
-        name = "rank" if len(link.ranks) == 1 else "ranks"
-        ranks = str(words[name]).replace("{ranks}", fold_ranks(link.ranks)) if link.ranks else fold_names(link.hosts)
-        lag = "" if link.lag_s is None else "  " + words["later"].replace("{lag}", _lag(link.lag_s))
-        rows.append((words[link.role.value], ranks, sanitise_line(link.says) + lag))
+        name = "unclear" if link.role is Role.UNKNOWN else link.role.value
+        if not link.ranks:
+            ranks = fold_names(link.hosts)
+        elif len(link.ranks) == 1:
+            ranks = f"rank {link.ranks[0]}"
+        else:
+            ranks = str(Text("explain.ranks", "ranks {ranks}", ranks=fold_ranks(link.ranks)))
+        lag = "" if link.lag_s is None else f"  {Text('explain.later', '{lag} later', lag=_lag(link.lag_s))}"
+        rows.append((str(LABELS[name]), ranks, sanitise_line(link.message) + lag))
     widths = [max((width_of(row[place]) for row in rows), default=0) for place in (0, 1)]
     widths[1] = min(widths[1], NAMES_CELLS)
-    return ["  ".join((_pad(role, widths[0]), _pad(ranks, widths[1]), says)) for role, ranks, says in rows]
+    return [_cut("  ".join((_pad(role, widths[0]), _pad(ranks, widths[1]), end)), cells) for role, ranks, end in rows]
 
 
 def _pad(text: str, cells: int) -> str:
     return text + " " * (cells - width_of(text))
 
 
-def _again(found: Diagnosis, lang: str) -> list[str]:
-    text = label(f"retry-{found.retry}", lang).replace("{hosts}", fold_names(found.hosts) if found.hosts else "?")
-    return [text] if text and found.code not in CALM else []
+def _cut(text: str, cells: int | None) -> str:
+    return text if cells is None else cut(text, cells - 2)
 
 
-def _section(name: str, rows: Sequence[str], lang: str, everything: bool, most: int) -> list[str]:
+def _wrapped(text: str, cells: int | None, *, indent: int) -> list[str]:
+    return [text] if cells is None else wrap(text, cells, indent=indent)
+
+
+def _indented(texts: Sequence[str | Text], cells: int | None) -> list[str]:
+    """Texts of a section, each one item, over several lines where needed."""
+    return ["\n  ".join(_wrapped(str(text), None if cells is None else cells - 2, indent=2)) for text in texts]
+
+
+def _retry(found: Diagnosis) -> list[str]:
+    if found.code in CALM:
+        return []
+    if found.retry == "same":
+        return [str(Text("explain.retry-same", "a retry without changes may succeed"))]
+    if found.retry == "exclude":
+        return [str(Text("explain.retry-exclude", "retry without {hosts:hosts}", hosts=list(found.hosts) or "?"))]
+    if found.retry == "never":
+        return [str(Text("explain.retry-never", "will fail again until this is fixed"))]
+    return []
+
+
+def _section(name: str, rows: Sequence[str], everything: bool, most: int) -> list[str]:
     if not rows:
         return []
     shown = list(rows) if everything else list(rows[:most])
     if len(shown) < len(rows):
-        shown.append(label("more", lang).replace("{count}", str(len(rows) - len(shown))))
-    return ["", label(name, lang), *(f"  {row}" for row in shown)]
+        shown.append(str(Text("explain.more", "{count} more (--all shows them)", count=len(rows) - len(shown))))
+    return ["", str(LABELS[name]), *(f"  {row}" for row in shown)]
 
 
-def _with_job(advice: str, explanation: Explanation) -> str:
-    """The advice with the job and its rank in the commands that it names. Under a launcher of its own a rank's lines
+def _with_job(hint: str, explanation: Explanation) -> str:
+    """The hint with the job and its rank in the commands that it names. Under a launcher of its own a rank's lines
     are in the file of its node's process."""
-    files = (SPOOLED.search(proof.file or "") for proof in explanation.diagnosis.proofs[:1])
+    files = (SPOOLED.search(proof.file or "") for proof in explanation.diagnosis.evidence[:1])
     ranks = tuple(int(match.group(1)) for match in files if match is not None) or explanation.diagnosis.ranks
-    text = advice.replace("JOB.yaml", "\0").replace("JOB", explanation.id).replace("\0", "JOB.yaml")
+    text = hint.replace("JOB.yaml", "\0").replace("JOB", explanation.id).replace("\0", "JOB.yaml")
     return text.replace("--rank R", f"--rank {fold_ranks(ranks)}") if ranks else text.replace(" --rank R", "")

@@ -20,7 +20,7 @@ SLOW_SHOWN = 3
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one attempt of a job ended, or how it stands. `attempts`: how many there have been."""
+    """Why one attempt of a job ended, or its state. `attempts`: how many there have been."""
 
     id: str
     name: str
@@ -35,15 +35,16 @@ def explain_job(
     ref: str,
     *,
     attempt: int | None = None,
-    lang: str = "en",
+    lang: str | None = None,
     now_s: float,
     liveness: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Explanation:
-    """`ref`: a job's id, name or the start of an id. `attempt` None: the newest of which there is something to say.
+    """`ref`: a job id, name or the start of an id. `attempt` None: the newest with any evidence. `lang` None: that of
+    the process.
     `liveness`: {job id: {host: liveness}} as the controller has it. Raises NotFoundError, ConflictError,
     StoreUnusableError."""
     from ascendrun.head.state.store import Store
-    from ascendrun.health.diagnosis import diagnose, tell
+    from ascendrun.health.diagnosis import diagnose, render
     from ascendrun.query.evidence import attempt_to_explain, read_evidence
 
     store = Store.open_for_reading(state_dir)
@@ -67,7 +68,7 @@ def explain_job(
     evidence = read_evidence(
         state_dir, stored, events, attempt=number, now_s=now_s, slow=slow, liveness=(liveness or {}).get(job.id)
     )
-    return Explanation(job.id, job.name, job.state.value, number, job.attempt, tell(diagnose(evidence), lang))
+    return Explanation(job.id, job.name, job.state.value, number, job.attempt, render(diagnose(evidence), lang))
 
 
 def slow_now(events: Sequence[StoredEvent]) -> tuple[str, ...]:
@@ -81,12 +82,13 @@ def slow_now(events: Sequence[StoredEvent]) -> tuple[str, ...]:
     return tuple(found[-SLOW_SHOWN:])
 
 
-def verdict_line(state_dir: Path, ref: str, *, lang: str = "en", now_s: float) -> str | None:
-    """One sentence about a job that failed, with how sure it is; None: there is nothing to say beyond its reason."""
+def summary_line(state_dir: Path, ref: str, *, lang: str | None = None, now_s: float) -> str | None:
+    """One sentence about a failed job, with the confidence; None: nothing is known beyond its reason."""
     from ascendrun.health.diagnosis import Confidence
-    from ascendrun.health.diagnosis.render import label
+    from ascendrun.health.diagnosis.render import CONFIDENCE
+    from ascendrun.text import language
 
-    told = explain_job(state_dir, ref, lang=lang, now_s=now_s).diagnosis
-    if told.confidence is Confidence.UNKNOWN or not told.says:
+    found = explain_job(state_dir, ref, lang=lang, now_s=now_s).diagnosis
+    if found.confidence is Confidence.UNKNOWN or not found.message:
         return None
-    return f"{told.says} [{label(told.confidence.value, lang)}]"
+    return f"{found.message} [{CONFIDENCE[found.confidence].render(lang or language())}]"

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from corpus import Case, case_files, load, mutate
 
-from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, tell
+from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, render
 
 CASES = case_files()
 MUTATIONS = 4
@@ -37,8 +37,8 @@ def faults_of(case: Case, found: Diagnosis) -> list[str]:
         faults.append(f"code {found.code}, not {expected.codes}")
     if expected.where is not None and found.values.get("where") != expected.where:
         faults.append(f"at {found.values.get('where')}, not {expected.where}")
-    if expected.text is not None and expected.text not in tell(found).says:
-        faults.append(f"{expected.text!r} is not in {tell(found).says!r}")
+    if expected.text is not None and expected.text not in render(found).message:
+        faults.append(f"{expected.text!r} is not in {render(found).message!r}")
     roles = {rank: link.role.value for link in found.chain for rank in link.ranks}
     faults += [
         f"rank {rank} is {roles.get(int(rank))}, not {role}"
@@ -61,8 +61,10 @@ def is_wrong(case: Case, found: Diagnosis) -> bool:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_the_first_rank_and_its_reason_are_named(path: Path) -> None:
     case, found = case_of(path)
-    assert not faults_of(case, found), f"{found.code} {found.confidence.value}: {tell(found).says} {found.doubts}"
-    assert found.confidence.value in case.expected.sure, f"{found.confidence.value}, {found.doubts}, {found.rivals}"
+    assert not faults_of(case, found), f"{found.code} {found.confidence.value}: {render(found).message} {found.caveats}"
+    assert found.confidence.value in case.expected.sure, (
+        f"{found.confidence.value}, {found.caveats}, {found.alternatives}"
+    )
 
 
 def test_the_corpus_is_as_large_and_as_good_as_promised() -> None:
@@ -87,6 +89,6 @@ def test_a_wrong_reason_is_never_called_certain_whatever_is_lost_or_added(seed: 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_every_diagnosis_has_its_words(lang: str) -> None:
     for path in CASES:
-        told = tell(case_of(path)[1], lang)
-        assert told.says and "{" not in told.says and told.says != told.code, (path.stem, told.says)
-        assert all(link.says for link in told.chain), (path.stem, told.chain)
+        told = render(case_of(path)[1], lang)
+        assert told.message and "{" not in told.message and told.message != told.code, (path.stem, told.message)
+        assert all(link.message for link in told.chain), (path.stem, told.chain)

@@ -37,9 +37,9 @@ def test_what_the_spool_holds_leads_to_the_same_diagnosis(path: Path, tmp_path: 
     expected = diagnose(case.evidence)
     job = spool_case(case, tmp_path)
     found = explain_job(tmp_path, job, now_s=case.evidence.now_s).diagnosis
-    assert (found.code, found.ranks, found.hosts) == (expected.code, expected.ranks, expected.hosts), found.says
-    assert found.confidence is expected.confidence, found.doubts
-    for proof in found.proofs:
+    assert (found.code, found.ranks, found.hosts) == (expected.code, expected.ranks, expected.hosts), found.message
+    assert found.confidence is expected.confidence, found.caveats
+    for proof in found.evidence:
         if proof.file is not None and proof.offset is not None and ".error." not in proof.file:
             data = (tmp_path / "jobs" / job / "attempt-1" / proof.file).read_bytes()
             line = data[proof.offset :].decode().lstrip().partition("\n")[0]

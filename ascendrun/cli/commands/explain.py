@@ -1,4 +1,4 @@
-"""explain: which rank failed first, why, on what evidence, and what to do."""
+"""explain: find the first failing rank, the cause, the confidence and a fix."""
 
 from __future__ import annotations
 
@@ -18,38 +18,34 @@ if TYPE_CHECKING:
     examples="""
     ascendrun explain j-0001
     ascendrun explain finetune --attempt 1 --all
-    ascendrun explain j-0001 --gather          # first bring kernel, device and CANN logs from the nodes
+    ascendrun explain j-0001 --collect         # first fetch kernel, device and CANN logs from the nodes
     ascendrun explain j-0001 -o json | jq -r '.diagnosis.code, .diagnosis.confidence'
 """,
 )
 @click.argument("job")
-@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="This attempt.  [default: the newest]")
-@click.option("--all", "everything", is_flag=True, help="All evidence and every link of the chain, no cuts.")
-@click.option("--gather", is_flag=True, help="First ask the nodes for their kernel, device and CANN logs.")
-@click.option("--lang", type=click.Choice(["en", "zh"]), help="Language of the words.  [default: the locale's]")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Attempt to explain.  [default: the newest]")
+@click.option("--all", "everything", is_flag=True, help="Show all evidence and all consequences, uncut.")
+@click.option("--collect", is_flag=True, help="First fetch kernel, device and CANN logs from the nodes.")
 @output_option
 @click.pass_obj
-def command(
-    ctx: CliContext, job: str, attempt: int | None, everything: bool, gather: bool, lang: str | None, output: str | None
-) -> int:
-    """Name the rank that failed first, over all nodes, and why; tell the others' ends as its consequences.
+def command(ctx: CliContext, job: str, attempt: int | None, everything: bool, collect: bool, output: str | None) -> int:
+    """Find the first failing rank, the cause, the confidence and a fix.
 
-    Says "likely" where the evidence allows another reading, and "not known" where it allows none. Of a running job it
-    says what is odd. Exits 0; 4 when there is no such job.
+    The ends of all other ranks are shown as consequences. The confidence is "certain", "likely" or "unknown". For a
+    running job, anomalies are shown. Exits 0; 4 if the job does not exist.
     """
-    from ascendrun.text import language_of
+    from ascendrun.text import Text
 
-    lang = lang or language_of(ctx.environ)
-    if gather:
+    if collect:
         for host, problem in ctx.cluster.collect(job, attempt=attempt):
-            ctx.echo(f"{host}: {problem}" if problem else f"{host}: gathered")
-    explanation = ctx.cluster.explain(job, attempt=attempt, lang=lang)
+            ctx.echo(
+                f"{host}: {problem}" if problem else str(Text("explain.collected", "{host}: logs collected", host=host))
+            )
+    explanation = ctx.cluster.explain(job, attempt=attempt)
     if output in (None, "table", "wide"):
         from ascendrun.cli.explain_view import print_explanation
 
-        print_explanation(
-            explanation, lang=lang, color=ctx.has_color(sys.stdout), everything=everything or output == "wide"
-        )
+        print_explanation(explanation, color=ctx.has_color(sys.stdout), everything=everything or output == "wide")
     else:
         from ascendrun.cli.output import format_one
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from ascendrun.ascend.signatures import signature_of
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence
-from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, STRENGTH, SYMPTOM, Clue, same_words
+from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, STRENGTH, SYMPTOM, Indicator, same_words
 from ascendrun.health.diagnosis.lines.rank_lines import OF_SEVERAL
 from ascendrun.health.diagnosis.rank_timelines import RankStory
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, earliest
+from ascendrun.text import Text
 
 PROOFS_LIMIT = 6
 AT_ONCE_S = 0.5
@@ -20,7 +21,7 @@ AT_ONCE_S = 0.5
 @dataclass(frozen=True)
 class Candidate:
     """`ranks`: with one and the same reason, the earliest first told of in `at`. `sure`: the reason itself is a fact.
-    `doubts`: why it may be wrong all the same. `is_vague`: how it ended is known, why is not."""
+    `caveats`: why it may be wrong all the same. `is_vague`: how it ended is known, why is not."""
 
     code: str
     strength: int
@@ -28,12 +29,12 @@ class Candidate:
     hosts: tuple[str, ...] = ()
     at: Moment | None = None
     proofs: tuple[Proof, ...] = ()
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str | Text] = field(default_factory=dict)
     retry: str = "unknown"
     blames: str = "self"
     sure: bool = True
     is_vague: bool = False
-    doubts: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
 
     @property
     def is_credible(self) -> bool:
@@ -43,37 +44,37 @@ class Candidate:
 def candidates_of(evidence: Evidence, stories: Sequence[RankStory]) -> tuple[Candidate, ...]:
     """Of ranks that have a reason of their own, those with the same one together; then hosts and devices."""
     causes = [story.own for story in stories if story.own is not None and story.has_cause]
-    groups: dict[str, list[Clue]] = {}
-    for clue in causes:
-        if not clue.is_vague:
-            groups.setdefault(clue.sameness, []).append(clue)
-    found = [make_candidate(clues) for clues in (*groups.values(), *_together(causes))]
+    groups: dict[str, list[Indicator]] = {}
+    for indicator in causes:
+        if not indicator.is_vague:
+            groups.setdefault(indicator.sameness, []).append(indicator)
+    found = [make_candidate(indicators) for indicators in (*groups.values(), *_together(causes))]
     found.extend(_of_symptoms(stories))
     found.extend(_of_sufferers(stories))
     hosts = [one for host in evidence.hosts for one in _of_host(evidence, host)]
     return (*found, *hosts, *_of_devices(evidence, stories, found))
 
 
-def _together(causes: Sequence[Clue]) -> list[list[Clue]]:
+def _together(causes: Sequence[Indicator]) -> list[list[Indicator]]:
     """Ends that say nothing of their reason are one where they came at one moment, as far as the clocks tell, or with
     the same last words."""
-    groups: list[list[Clue]] = []
-    for clue in sorted(
-        (clue for clue in causes if clue.is_vague),
-        key=lambda clue: (clue.sameness, clue.host, clue.at.at_s if clue.at else 0.0),
+    groups: list[list[Indicator]] = []
+    for indicator in sorted(
+        (indicator for indicator in causes if indicator.is_vague),
+        key=lambda indicator: (indicator.sameness, indicator.host, indicator.at.at_s if indicator.at else 0.0),
     ):
-        known = next((group for group in groups if _is_one_end(group[-1], clue)), None)
+        known = next((group for group in groups if _is_one_end(group[-1], indicator)), None)
         if known is not None:
-            known.append(clue)
+            known.append(indicator)
         else:
-            groups.append([clue])
+            groups.append([indicator])
     return groups
 
 
-def _is_one_end(one: Clue, other: Clue) -> bool:
+def _is_one_end(one: Indicator, other: Indicator) -> bool:
     if one.sameness != other.sameness:
         return False
-    words = [same_words(clue.values.get("last", "-")) for clue in (one, other)]
+    words = [same_words(str(indicator.values.get("last", "-"))) for indicator in (one, other)]
     if words[0] == words[1] != "-":
         return True
     if one.at is None or other.at is None:
@@ -85,7 +86,7 @@ def _is_one_end(one: Clue, other: Clue) -> bool:
 
 def _of_symptoms(stories: Sequence[RankStory]) -> list[Candidate]:
     """Ranks that broke by themselves, waiting for nobody, with words that tell where but not why."""
-    groups: dict[str, list[Clue]] = {}
+    groups: dict[str, list[Indicator]] = {}
     for story in stories:
         own = story.own
         if (
@@ -99,13 +100,13 @@ def _of_symptoms(stories: Sequence[RankStory]) -> list[Candidate]:
             and not _speaks_of_several(story)
         ):
             groups.setdefault(own.sameness, []).append(own)
-    made = [make_candidate(clues) for clues in groups.values()]
-    return [replace(one, strength=max(one.strength, CREDIBLE), sure=False, doubts=("only-symptom",)) for one in made]
+    made = [make_candidate(indicators) for indicators in groups.values()]
+    return [replace(one, strength=max(one.strength, CREDIBLE), sure=False, caveats=("only-symptom",)) for one in made]
 
 
 def _of_sufferers(stories: Sequence[RankStory]) -> list[Candidate]:
     """Few ranks with an exception that only sounds like waiting (a download, a lock), while the others lost them."""
-    odd = [
+    outliers = [
         story
         for story in stories
         if story.own is not None
@@ -116,14 +117,14 @@ def _of_sufferers(stories: Sequence[RankStory]) -> list[Candidate]:
         and all(word.kind == "suffered" for word in story.words if word.wait is not None)
         and not _speaks_of_several(story)
     ]
-    groups: dict[str, list[Clue]] = {}
-    for story in odd:
+    groups: dict[str, list[Indicator]] = {}
+    for story in outliers:
         if story.own is not None:
             groups.setdefault(story.own.sameness, []).append(story.own)
-    made = [make_candidate(clues) for clues in groups.values()]
+    made = [make_candidate(indicators) for indicators in groups.values()]
     others = sum(1 for story in stories if story.waited is not None)
     return [
-        replace(one, strength=STRENGTH["suffered"], sure=False, doubts=("only-symptom",))
+        replace(one, strength=STRENGTH["suffered"], sure=False, caveats=("only-symptom",))
         for one in made
         if 2 * len(one.ranks) < others
     ]
@@ -138,22 +139,25 @@ def _is_collective(story: RankStory) -> bool:
     return story.chain is not None and story.chain.root.collective
 
 
-def make_candidate(clues: Sequence[Clue]) -> Candidate:
+def make_candidate(indicators: Sequence[Indicator]) -> Candidate:
     """From observations of one reason, of one or many ranks."""
-    ordered = sorted(clues, key=lambda clue: (clue.at is None, clue.at.at_s if clue.at else 0.0, clue.rank or 0))
+    ordered = sorted(
+        indicators,
+        key=lambda indicator: (indicator.at is None, indicator.at.at_s if indicator.at else 0.0, indicator.rank or 0),
+    )
     first = ordered[0]
     return Candidate(
         code=first.code,
-        strength=max(clue.strength for clue in clues),
-        ranks=tuple(sorted({clue.rank for clue in clues if clue.rank is not None})),
-        hosts=tuple(sorted({clue.host for clue in clues})),
-        at=earliest(clue.at for clue in clues),
-        proofs=tuple(proof for clue in ordered[:2] for proof in clue.proofs)[:PROOFS_LIMIT],
+        strength=max(indicator.strength for indicator in indicators),
+        ranks=tuple(sorted({indicator.rank for indicator in indicators if indicator.rank is not None})),
+        hosts=tuple(sorted({indicator.host for indicator in indicators})),
+        at=earliest(indicator.at for indicator in indicators),
+        proofs=tuple(proof for indicator in ordered[:2] for proof in indicator.proofs)[:PROOFS_LIMIT],
         values=first.values,
         retry=first.retry,
         blames=first.blames,
-        sure=any(clue.sure for clue in clues),
-        is_vague=all(clue.is_vague for clue in clues),
+        sure=any(indicator.sure for indicator in indicators),
+        is_vague=all(indicator.is_vague for indicator in indicators),
     )
 
 
@@ -219,7 +223,7 @@ def _of_devices(evidence: Evidence, stories: Sequence[RankStory], found: Sequenc
             ):
                 continue
             proof = Proof(
-                text=f"device {fact.device}: {fact.problem}",
+                text=Text("device.problem", "device {device}: {problem}", device=fact.device, problem=fact.problem),
                 host=host.host,
                 file=fact.file,
                 rank=ranks[0] if ranks else None,
@@ -240,7 +244,7 @@ def _of_devices(evidence: Evidence, stories: Sequence[RankStory], found: Sequenc
                     retry="exclude",
                     blames="node",
                     sure=False,
-                    doubts=("only-afterwards",),
+                    caveats=("only-afterwards",),
                 )
             )
     return alarms

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+from ascendrun.text import Text
+
 
 class Line(NamedTuple):
     """One line of a file. `at_s`: when it came, on its node's clock, None: not recorded. `stream`: out, err, plog,
@@ -80,10 +82,10 @@ class RankEvidence:
 
 @dataclass(frozen=True)
 class DeviceFact:
-    """What a device tool said of one device after the failure: `problem` in its words."""
+    """A problem that a device tool reported of one device after the failure."""
 
     device: int
-    problem: str
+    problem: str | Text
     file: str | None = None
     code: str = "device-alarm"
 

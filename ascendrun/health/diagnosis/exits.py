@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence
-from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, TEARDOWN, Clue, proof_of
+from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, TEARDOWN, Indicator, proof_of
 from ascendrun.health.diagnosis.lines.line_kinds import is_warning
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, moment
+from ascendrun.text import Text
 
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
@@ -90,7 +91,7 @@ def own_children(lines: Sequence[Line]) -> Mapping[int, Line]:
 CHILD_BEFORE_S, CHILD_AFTER_S = 120.0, 10.0
 
 
-def child_clue(evidence: Evidence, rank: RankEvidence, *, points: bool) -> Clue | None:
+def child_indicator(evidence: Evidence, rank: RankEvidence, *, points: bool) -> Indicator | None:
     """A process of nobody's was killed for memory on its host shortly before it missed one of its own. `points`: its
     exception says no more than that; else only its pipe broke."""
     host = evidence.host(rank.host)
@@ -108,23 +109,23 @@ def child_clue(evidence: Evidence, rank: RankEvidence, *, points: bool) -> Clue 
     if not lines or not rank.has_failed:
         return None
     pid = next(pid for pid, line in victims(host).items() if line is lines[-1])
-    clue = _oom(
+    indicator = _oom(
         rank,
         moment(evidence, rank.host, rank.exited_at_s),
         (proof_of(evidence, lines[-1], rank=rank.rank, host=rank.host),),
         pid=pid,
         sure=False,
     )
-    return replace(clue, strength=STRENGTH["child-oom"]) if points else clue
+    return replace(indicator, strength=STRENGTH["child-oom"]) if points else indicator
 
 
-def exit_clue(evidence: Evidence, rank: RankEvidence) -> Clue | None:
+def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Indicator | None:
     """The way the process ended, as a reason; None: it ended well, or not at all."""
     host = evidence.host(rank.host)
     when = moment(evidence, rank.host, rank.exited_at_s)
     if rank.start_failed is not None:
         proof = Proof(text=rank.start_failed, rank=rank.rank, host=rank.host, at_s=when.at_s if when else None)
-        return Clue(
+        return Indicator(
             "start-failed",
             CAUSE,
             STRENGTH["start-failed"],
@@ -149,7 +150,7 @@ def exit_clue(evidence: Evidence, rank: RankEvidence) -> Clue | None:
     kernel = _kernel_words(evidence, rank) if code == "crash" else ()
     values["last"] = _sentence(last or kernel)[:200] if last or kernel else "-"
     strength = STRENGTH["abort" if number == signal.SIGABRT else code]  # watchdogs and C++ end what they gave up so
-    return Clue(
+    return Indicator(
         code,
         role,
         strength,
@@ -199,8 +200,8 @@ def _last_words(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
 
 def _sentence(last: Sequence[Proof]) -> str:
     """Of errors in a row the first, which tells why; else the last line."""
-    in_a_row = len(last) > 1 and all(_ERROR_LEVEL.search(proof.text) for proof in last)
-    return last[0 if in_a_row else -1].text
+    in_a_row = len(last) > 1 and all(_ERROR_LEVEL.search(proof.line) for proof in last)
+    return last[0 if in_a_row else -1].line
 
 
 def _closing_run(lines: Sequence[Line], last: int) -> Sequence[Line]:
@@ -242,21 +243,26 @@ def _kind_of(rank: RankEvidence, number: int | None) -> tuple[str, str]:
     return "terminated", role
 
 
-def describe_end(rank: RankEvidence) -> str:
+def describe_end(rank: RankEvidence) -> Text:
     """exited with code 1; was killed by SIGKILL; has no exit record."""
     number = signal_of(rank)
     if rank.signal is not None and number is not None:
-        how = f"was ended by {signal_name(number)}"
+        end = Text("diagnosis.ended-by", "was terminated by {signal}", signal=signal_name(number))
     elif rank.code is not None and number is not None:
-        how = f"exited with code {rank.code} ({signal_name(number)} inside)"
+        end = Text(
+            "diagnosis.exited-with-signal",
+            "exited with code {code} ({signal})",
+            code=rank.code,
+            signal=signal_name(number),
+        )
     elif rank.code is not None:
-        how = f"exited with code {rank.code}"
+        end = Text("diagnosis.exited", "exited with code {code}", code=rank.code)
     else:
-        return "has no exit record"
-    return f"{how}, after the stop" if rank.stopped else how
+        return Text("diagnosis.no-exit", "has no exit record")
+    return Text("diagnosis.after-stop", "{end}, after the stop", end=end) if rank.stopped else end
 
 
-def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidence) -> Clue | None:
+def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidence) -> Indicator | None:
     """By the kernel's own words when they name its pid or a worker of it; by circumstances otherwise."""
     dead = victims(host)
     when = moment(evidence, rank.host, rank.exited_at_s)
@@ -283,7 +289,12 @@ def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidenc
     if is_low(host):
         proofs_found.append(
             Proof(
-                text=f"{_mib(host.memory_free_bytes)} of {_mib(host.memory_total_bytes)} memory free near the end",
+                text=Text(
+                    "diagnosis.low-memory",
+                    "{free:bytes} of {total:bytes} memory free near the end",
+                    free=host.memory_free_bytes,
+                    total=host.memory_total_bytes,
+                ),
                 host=host.host,
             )
         )
@@ -301,13 +312,9 @@ def is_full(host: HostEvidence) -> bool:
     return host.disk_free_bytes is not None and host.disk_free_bytes < FULL_BELOW_BYTES
 
 
-def _mib(count: int | None) -> str:
-    return "?" if count is None else f"{count / 2**20:.0f} MiB"
-
-
-def _oom(rank: RankEvidence, at: Moment | None, proofs: tuple[Proof, ...], *, pid: int | None, sure: bool) -> Clue:
+def _oom(rank: RankEvidence, at: Moment | None, proofs: tuple[Proof, ...], *, pid: int | None, sure: bool) -> Indicator:
     strength = STRENGTH["host-oom" if sure else "host-oom-likely"]
-    return Clue(
+    return Indicator(
         "host-oom",
         CAUSE,
         strength,

@@ -10,7 +10,15 @@ from ascendrun.ascend.signatures import Hit
 from ascendrun.health.diagnosis.after_error import WORK_LINES
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.exits import is_full, signal_of
-from ascendrun.health.diagnosis.indicators import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Clue, without_quotes
+from ascendrun.health.diagnosis.indicators import (
+    CAUSE,
+    CONSEQUENCE,
+    STRENGTH,
+    SYMPTOM,
+    TEARDOWN,
+    Indicator,
+    without_quotes,
+)
 from ascendrun.health.diagnosis.lines.addresses import has_bare_service, services_in
 from ascendrun.health.diagnosis.lines.line_kinds import HANDLED, WENT_ON, points_elsewhere
 from ascendrun.health.diagnosis.lines.rank_lines import (
@@ -251,7 +259,7 @@ class Fatal:
 
     # --- as a reason
 
-    def clues(self) -> list[Clue]:
+    def indicators(self) -> list[Indicator]:
         chain, lines = self.chain, self._lines
         if chain is None or self.role is None:
             return []
@@ -276,7 +284,7 @@ class Fatal:
         if hit is not None:
             unsure = unsure or self._has_inner_code(chain.root, hit)
             unsure = unsure or (hit.signature.blames in ("peer", "network") and has_bare_service(chain.root.text))
-            return [lines.clue(hit, role, when, proofs, values, sure=not unsure)]
+            return [lines.indicator(hit, role, when, proofs, values, sure=not unsure)]
         unsure = (
             unsure
             or bool(self._known_waits())
@@ -286,7 +294,7 @@ class Fatal:
         was_printed = (last.stream == "out" and self._rank.stopped) or was_handled
         strength = STRENGTH["printed" if was_printed else "suffered" if unsure else "exception"]
         return [
-            Clue(
+            Indicator(
                 "exception",
                 role,
                 strength,

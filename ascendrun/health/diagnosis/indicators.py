@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ascendrun.health.diagnosis.evidence import Evidence, Line
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, moment
+from ascendrun.text import Text
 
 CAUSE, SYMPTOM, CONSEQUENCE, TEARDOWN = "cause", "symptom", "consequence", "teardown"
 TEXT_LIMIT = 600
@@ -42,7 +43,7 @@ CREDIBLE = 50
 
 
 @dataclass(frozen=True)
-class Clue:
+class Indicator:
     """`role`: cause, symptom (of something that the rank suffered), consequence (of another rank's end), teardown.
     `sure`: the observation itself is a fact and stands where an end is explained. `key`: equal for what is the same
     reason on several ranks. `blames`: self, peer, node, network, job. `is_vague`: its words would fit many reasons."""
@@ -54,7 +55,7 @@ class Clue:
     host: str
     at: Moment | None = None
     proofs: tuple[Proof, ...] = ()
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str | Text] = field(default_factory=dict)
     blames: str = "self"
     retry: str = "unknown"
     sure: bool = True

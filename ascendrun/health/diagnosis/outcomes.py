@@ -6,32 +6,31 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascendrun.core.logs.log_lines import fold_ranks
-from ascendrun.core.names import fold_names
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof
 from ascendrun.health.diagnosis.times import moment
+from ascendrun.text import Text
 
-SILENT_AFTER_S = 120.0
+NO_OUTPUT_S = 120.0
 LIVE = frozenset({"QUEUED", "CHECKING", "STAGING", "STARTING", "RUNNING"})
 _BY_CAUSE = {
-    "refused": "start-refused",
+    "refused": "preflight-failed",
     "limit": "time-limit",
     "start-timeout": "start-timeout",
     "head-restarted": "head-restarted",
     "user": "stopped-by-user",
-    "need": "stage-called-off",
+    "need": "stage-skipped",
 }
 _NEEDED = re.compile(r"^not started: (?:stage (?P<stage>\S+) \()?(?P<job>j-[0-9-]+)")
 """As core/jobs/schedule.py says it."""
-_RETRY = {"start-refused": "never", "time-limit": "same", "start-timeout": "same", "head-restarted": "same"}
+_RETRY = {"preflight-failed": "never", "time-limit": "same", "start-timeout": "same", "head-restarted": "same"}
 
 
 def explain_ending(evidence: Evidence) -> Diagnosis | None:
     """The diagnosis of an attempt that has no failure of its own to be found; None: look for one."""
     failed = [rank for rank in evidence.ranks if rank.has_failed]
     if evidence.state == "SUCCEEDED":
-        return _told(evidence, "succeeded", odd=_odd(evidence))
+        return _told(evidence, "succeeded", anomalies=_anomalies(evidence))
     if evidence.cause is None and evidence.state in LIVE:
         return _live(evidence)
     code = _BY_CAUSE.get(evidence.cause or "")
@@ -40,12 +39,12 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
     if code in ("stopped-by-user", "time-limit") and _failed_before(evidence, failed):
         return None
     late = tuple(sorted({host.host for host in evidence.hosts if host.host in evidence.reason}))
-    hosts = late if code in ("start-refused", "start-timeout") else ()
+    hosts = late if code in ("preflight-failed", "start-timeout") else ()
     told = _told(evidence, code, hosts=hosts)
     unseen = code in ("stopped-by-user", "time-limit") and any(
         rank.pid is not None and not rank.has_ended for rank in evidence.ranks
     )
-    return replace(told, confidence=Confidence.LIKELY, doubts=("not-all-seen",)) if unseen else told
+    return replace(told, confidence=Confidence.LIKELY, caveats=("not-all-seen",)) if unseen else told
 
 
 def _failed_before(evidence: Evidence, failed: Sequence[RankEvidence]) -> bool:
@@ -57,7 +56,9 @@ def _failed_before(evidence: Evidence, failed: Sequence[RankEvidence]) -> bool:
     return False
 
 
-def _told(evidence: Evidence, code: str, *, hosts: tuple[str, ...] = (), odd: tuple[str, ...] = ()) -> Diagnosis:
+def _told(
+    evidence: Evidence, code: str, *, hosts: tuple[str, ...] = (), anomalies: tuple[str | Text, ...] = ()
+) -> Diagnosis:
     proofs = tuple(
         Proof(text=event.text, at_s=event.at_s)
         for event in evidence.story
@@ -70,60 +71,88 @@ def _told(evidence: Evidence, code: str, *, hosts: tuple[str, ...] = (), odd: tu
         confidence=Confidence.CERTAIN,
         hosts=hosts,
         at_s=evidence.ended_at_s,
-        proofs=proofs,
+        evidence=proofs,
         values={"reason": reason, "job": evidence.job, "needed": needed["job"] if needed else ""},
-        odd=odd,
+        anomalies=anomalies,
         retry=_RETRY.get(code, "unknown"),
         missing=evidence.missing,
     )
 
 
 def _live(evidence: Evidence) -> Diagnosis:
-    code = "running" if evidence.state == "RUNNING" else "on-its-way"
+    code = "running" if evidence.state == "RUNNING" else "in-progress"
     return Diagnosis(
         code=code,
         confidence=Confidence.CERTAIN,
-        odd=_odd(evidence),
+        anomalies=_anomalies(evidence),
         missing=evidence.missing,
         values={"state": evidence.state, "reason": evidence.reason, "job": evidence.job},
     )
 
 
-def _odd(evidence: Evidence) -> tuple[str, ...]:
-    """What a person would want to know of a job that has not failed; "name|value|value" as texts/ has their words."""
-    odd: list[str] = []
-    unreachable_hosts = [host.host for host in evidence.hosts if host.reachable is False]
-    if unreachable_hosts and evidence.state == "RUNNING":
-        odd.append(f"host-silent|{fold_names(unreachable_hosts)}")
-    lingering = [rank.rank for rank in evidence.ranks if rank.lingers]
-    if lingering:
-        odd.append(f"lingers|{fold_ranks(lingering)}")
+def _anomalies(evidence: Evidence) -> tuple[str | Text, ...]:
+    """What an operator would want to know of a job that has not failed."""
+    found: list[Text] = []
+    unreachable = [host.host for host in evidence.hosts if host.reachable is False]
+    if unreachable and evidence.state == "RUNNING":
+        found.append(
+            Text(
+                "diagnosis.anomaly.host-unreachable",
+                "{hosts:hosts} unreachable; its ranks may still be running",
+                hosts=unreachable,
+            )
+        )
+    hung = [rank.rank for rank in evidence.ranks if rank.lingers]
+    if hung:
+        found.append(
+            Text("diagnosis.anomaly.hung-at-exit", "ranks {ranks:ranks} finished but did not exit", ranks=hung)
+        )
     if evidence.state == "RUNNING":
-        odd.extend(_odd_ranks(evidence, set(unreachable_hosts)))
-    odd.extend(f"slow|{text}" for text in evidence.slow)
-    return tuple(odd)
+        found.extend(_anomalies_of_ranks(evidence, set(unreachable)))
+    return (*found, *evidence.slow)
 
 
-def _odd_ranks(evidence: Evidence, unreachable_hosts: set[str]) -> list[str]:
-    odd = []
+def _anomalies_of_ranks(evidence: Evidence, unreachable: set[str]) -> list[Text]:
+    found = []
     ended = [rank.rank for rank in evidence.ranks if rank.code == 0]
     if ended and len(ended) < len(evidence.ranks):
-        odd.append(f"ended-early|{fold_ranks(ended)}")
-    heard = {}
+        found.append(Text("diagnosis.anomaly.ended-early", "ranks {ranks:ranks} have already exited 0", ranks=ended))
+    written_s = {}
     for rank in evidence.ranks:
         when = moment(evidence, rank.host, rank.last_output_s)
-        if when is not None and rank.host not in unreachable_hosts and not rank.has_ended:
-            heard[rank.rank] = when.at_s
-    newest = max(heard.values(), default=0.0)
-    quiet = [rank for rank, at_s in heard.items() if newest - at_s > SILENT_AFTER_S]
-    if quiet and len(quiet) < len(heard):
-        odd.append(f"quiet|{fold_ranks(quiet)}|{newest - min(heard[rank] for rank in quiet):.0f}")
-    elif heard and evidence.now_s - newest > SILENT_AFTER_S:
-        odd.append(f"all-quiet|{evidence.now_s - newest:.0f}")
+        if when is not None and rank.host not in unreachable and not rank.has_ended:
+            written_s[rank.rank] = when.at_s
+    newest_s = max(written_s.values(), default=0.0)
+    quiet = [rank for rank, at_s in written_s.items() if newest_s - at_s > NO_OUTPUT_S]
+    if quiet and len(quiet) < len(written_s):
+        found.append(
+            Text(
+                "diagnosis.anomaly.no-output",
+                "ranks {ranks:ranks} wrote no output for {seconds:.0f} s while others did",
+                ranks=quiet,
+                seconds=newest_s - min(written_s[rank] for rank in quiet),
+            )
+        )
+    elif written_s and evidence.now_s - newest_s > NO_OUTPUT_S:
+        found.append(
+            Text(
+                "diagnosis.anomaly.no-output-at-all",
+                "no rank wrote output for {seconds:.0f} s",
+                seconds=evidence.now_s - newest_s,
+            )
+        )
     steps = {rank.rank: rank.last_step for rank in evidence.ranks if rank.last_step is not None}
     if len(steps) > 1 and max(steps.values()) - min(steps.values()) > 1:
         low = min(steps.values())
         behind = [rank for rank, step in steps.items() if step == low]
         if len(behind) < len(steps):
-            odd.append(f"behind|{fold_ranks(behind)}|{low}|{max(steps.values())}")
-    return odd
+            found.append(
+                Text(
+                    "diagnosis.anomaly.behind",
+                    "ranks {ranks:ranks} are at step {step}, others at step {newest}",
+                    ranks=behind,
+                    step=low,
+                    newest=max(steps.values()),
+                )
+            )
+    return found

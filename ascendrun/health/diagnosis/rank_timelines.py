@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
-from ascendrun.health.diagnosis.exits import child_clue, exit_clue
+from ascendrun.health.diagnosis.exits import child_indicator, exit_indicator
 from ascendrun.health.diagnosis.fatal import Fatal
-from ascendrun.health.diagnosis.indicators import CAUSE, CONSEQUENCE, SYMPTOM, TEARDOWN, Clue, same_line
-from ascendrun.health.diagnosis.lines.known_lines import known_line_clues
+from ascendrun.health.diagnosis.indicators import CAUSE, CONSEQUENCE, SYMPTOM, TEARDOWN, Indicator, same_line
+from ascendrun.health.diagnosis.lines.known_lines import known_line_indicators
 from ascendrun.health.diagnosis.lines.rank_lines import RankLines
 from ascendrun.health.diagnosis.lines.tracebacks import Chain
 from ascendrun.health.diagnosis.lines.unwrap import unfold, without_colours
@@ -25,8 +25,8 @@ class RankStory:
     `survived`: as RankLines.survived."""
 
     rank: RankEvidence
-    own: Clue | None
-    clues: tuple[Clue, ...] = ()
+    own: Indicator | None
+    indicators: tuple[Indicator, ...] = ()
     words: tuple[Word, ...] = ()
     chain: Chain | None = None
     end: Moment | None = None
@@ -47,18 +47,18 @@ def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
     plog = with_stamps(rank.plog or (), until_s=rank.exited_at_s or host.stopped_at_s)
     lines = RankLines(evidence, rank, (*rank.error, *rank.lines), plog)
     fatal = Fatal(lines)
-    clues = [*fatal.clues(), *known_line_clues(lines, fatal)]
+    indicators = [*fatal.indicators(), *known_line_indicators(lines, fatal)]
     says_so = fatal.missed_a_child()
-    child = None if says_so is None else child_clue(evidence, rank, points=says_so)
-    clues += [clue for clue in (child, exit_clue(evidence, rank)) if clue is not None]
+    child = None if says_so is None else child_indicator(evidence, rank, points=says_so)
+    indicators += [indicator for indicator in (child, exit_indicator(evidence, rank)) if indicator is not None]
     words = (*lines.words, *fatal.suffered_words())
     waits = [word for word in words if word.wait is not None]
-    own = choose_own(clues, has_failed=rank.has_failed, waited=bool(waits))
+    own = choose_own(indicators, has_failed=rank.has_failed, waited=bool(waits))
     suffered = waits[0] if waits else None
     return RankStory(
         rank=rank,
         own=own,
-        clues=tuple(clues),
+        indicators=tuple(indicators),
         words=words,
         chain=fatal.chain,
         end=moment(evidence, rank.host, rank.exited_at_s),
@@ -87,37 +87,45 @@ def _common(others: Sequence[RankStory]) -> Mapping[str, bool]:
 def _without(story: RankStory, common: Mapping[str, bool]) -> RankStory:
     """`common`: lines of most of the others; True: that they surely survived."""
     kept = []
-    for clue in story.clues:
+    for indicator in story.indicators:
         line = (
-            f"exception|{clue.key}"
-            if clue.code == "exception"
-            else ("" if "type" in clue.values or not clue.proofs else same_line(clue.code, clue.proofs[0].text))
+            f"exception|{indicator.key}"
+            if indicator.code == "exception"
+            else (
+                ""
+                if "type" in indicator.values or not indicator.proofs
+                else same_line(indicator.code, indicator.proofs[0].line)
+            )
         )
         if not common.get(line):
-            kept.append(replace(clue, sure=False) if line in common else clue)
+            kept.append(replace(indicator, sure=False) if line in common else indicator)
     waited = story.waited is not None
-    return replace(story, clues=tuple(kept), own=choose_own(kept, has_failed=story.rank.has_failed, waited=waited))
+    return replace(story, indicators=tuple(kept), own=choose_own(kept, has_failed=story.rank.has_failed, waited=waited))
 
 
-def choose_own(clues: Sequence[Clue], *, has_failed: bool, waited: bool) -> Clue | None:
+def choose_own(indicators: Sequence[Indicator], *, has_failed: bool, waited: bool) -> Indicator | None:
     """Of all that speaks about one rank: a cause before a symptom before a consequence; of causes the strongest.
 
     A way of ending that fits many reasons (a crash, a code) explains nothing when the rank's words tell what it
     suffered: programs crash while they are cleaning up.
     """
-    causes = [clue for clue in clues if clue.role == CAUSE]
-    telling = [clue for clue in causes if not clue.is_vague]
-    suffered = [clue for clue in clues if clue.role in (SYMPTOM, CONSEQUENCE) and clue.code != "terminated"]
-    vague = [clue for clue in causes if clue.is_vague]
+    causes = [indicator for indicator in indicators if indicator.role == CAUSE]
+    telling = [indicator for indicator in causes if not indicator.is_vague]
+    suffered = [
+        indicator
+        for indicator in indicators
+        if indicator.role in (SYMPTOM, CONSEQUENCE) and indicator.code != "terminated"
+    ]
+    vague = [indicator for indicator in causes if indicator.is_vague]
     if telling:
-        best = max(telling, key=lambda clue: clue.strength)
+        best = max(telling, key=lambda indicator: indicator.strength)
         doubted = not best.sure and not suffered and not waited
-        return max([best, *vague], key=lambda clue: clue.strength) if doubted else best
+        return max([best, *vague], key=lambda indicator: indicator.strength) if doubted else best
     if vague and not suffered and not waited:
-        return max(vague, key=lambda clue: clue.strength)
+        return max(vague, key=lambda indicator: indicator.strength)
     if suffered:
-        return max(suffered, key=lambda clue: (clue.role == SYMPTOM, clue.strength))
-    rest = [clue for clue in clues if clue.role == TEARDOWN or not waited]
+        return max(suffered, key=lambda indicator: (indicator.role == SYMPTOM, indicator.strength))
+    rest = [indicator for indicator in indicators if indicator.role == TEARDOWN or not waited]
     if waited and has_failed:
         return None
-    return max(rest, key=lambda clue: clue.strength, default=None)
+    return max(rest, key=lambda indicator: indicator.strength, default=None)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, make_candidate
 from ascendrun.health.diagnosis.evidence import Evidence
-from ascendrun.health.diagnosis.exits import describe_end
 from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, SYMPTOM, TEARDOWN
 from ascendrun.health.diagnosis.lines.kernel_messages import candidates_of_kernels
 from ascendrun.health.diagnosis.rank_timelines import RankStory
@@ -21,9 +20,9 @@ CLEARLY_S = 1.0
 MUTE_S = 0.3
 """Output is read in pieces: a line may have been written so much before it came."""
 
-SEVERAL = frozenset({"rank-silent", "node-silent", "nccl-ib-completion", "EI0013"})
+SEVERAL = frozenset({"rank-unresponsive", "node-unreachable", "nccl-ib-completion", "EI0013"})
 """Verdicts that may name more hosts than the one that is not well."""
-RETRIES: Mapping[str, str] = {"crash": "same", "rank-silent": "same"}
+RETRIES: Mapping[str, str] = {"crash": "same", "rank-unresponsive": "same"}
 
 
 def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
@@ -38,7 +37,7 @@ def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
         elif waiting is not None and (winner is None or waiting.strength > winner.strength):
             candidates.append(waiting)
             winner = waiting
-    elif "only-kernel" in winner.doubts and not winner.ranks:
+    elif "only-kernel" in winner.caveats and not winner.ranks:
         waiting = blame_waiting(evidence, stories)
         if waiting is not None and waiting.ranks and waiting.is_credible:
             joined = _joined(winner, waiting, stories)
@@ -48,21 +47,21 @@ def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
         winner = _symptom(stories)
     if winner is None:
         return _unknown(evidence, stories)
-    doubts = doubts_about(winner, candidates, evidence, stories)
+    caveats = doubts_about(winner, candidates, evidence, stories)
     chain = make_chain(winner, stories)
     return Diagnosis(
         code=winner.code,
-        confidence=_confidence(winner, doubts),
+        confidence=_confidence(winner, caveats),
         ranks=winner.ranks,
         hosts=winner.hosts,
         values=winner.values,
         at_s=winner.at.at_s if winner.at else None,
         time_error_s=winner.at.error_s if winner.at else None,
         lag_s=_lag(chain),
-        proofs=winner.proofs,
+        evidence=winner.proofs,
         chain=chain,
-        doubts=doubts,
-        rivals=tuple(map(_as_link, _rivals(winner, candidates))),
+        caveats=caveats,
+        alternatives=tuple(map(_as_link, _alternatives(winner, candidates))),
         missing=_missing(evidence),
         retry=winner.retry if winner.retry != "unknown" else RETRIES.get(winner.code, "unknown"),
     )
@@ -140,9 +139,9 @@ def _symptom(stories: Sequence[RankStory]) -> Candidate | None:
     ]
     if not signs:
         return None
-    best = max(signs, key=lambda clue: (clue.strength, -(clue.at.at_s if clue.at else 0.0)))
-    group = [clue for clue in signs if clue.sameness == best.sameness]
-    return replace(make_candidate(group), sure=False, doubts=("only-symptom",))
+    best = max(signs, key=lambda indicator: (indicator.strength, -(indicator.at.at_s if indicator.at else 0.0)))
+    group = [indicator for indicator in signs if indicator.sameness == best.sameness]
+    return replace(make_candidate(group), sure=False, caveats=("only-symptom",))
 
 
 # ---------------------------------------------------------------- how sure
@@ -152,41 +151,41 @@ def doubts_about(
     winner: Candidate, candidates: Sequence[Candidate], evidence: Evidence, stories: Sequence[RankStory]
 ) -> tuple[str, ...]:
     """Names of what speaks against calling it certain; () nothing does."""
-    doubts = list(winner.doubts)
+    caveats = list(winner.caveats)
     if not winner.sure:
-        doubts.append("unsure")
+        caveats.append("unsure")
     if winner.code in ("killed", "terminated", "interrupted"):
-        doubts.append("killer-unknown")
+        caveats.append("killer-unknown")
     if winner.code in ("exit-code", "crash"):
-        doubts.append("said-nothing")
-    if winner.strength < CERTAIN_FROM and not doubts:
-        doubts.append("weak")
+        caveats.append("said-nothing")
+    if winner.strength < CERTAIN_FROM and not caveats:
+        caveats.append("weak")
     inside = {story.rank.rank for story in stories if story.rank.inner}
     if evidence.launcher in ("torchrun", "deepspeed") and set(winner.ranks) - inside:
-        doubts.append("inner-unknown")
-    if _rivals(winner, candidates):
-        doubts.append("rivals")
+        caveats.append("inner-unknown")
+    if _alternatives(winner, candidates):
+        caveats.append("alternatives")
     if _unseen(winner, evidence, stories):
-        doubts.append("not-all-seen")
+        caveats.append("not-all-seen")
     if _unexplained(winner, stories):
-        doubts.append("unexplained")
-    return tuple(dict.fromkeys(doubts))
+        caveats.append("unexplained")
+    return tuple(dict.fromkeys(caveats))
 
 
 def _as_link(one: Candidate) -> ChainLink:
     return ChainLink(Role.UNKNOWN, one.code, one.ranks, one.hosts, one.values, at_s=one.at.at_s if one.at else None)
 
 
-def _rivals(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def _alternatives(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Other reasons that may have been first: all credible ones, and weak ones that were not clearly later."""
-    rivals = []
+    alternatives = []
     for one in candidates:
         if one is winner or (set(one.ranks) <= set(winner.ranks) and one.ranks):
             continue
         clearly_later = winner.at is not None and one.at is not None and winner.at.is_before(one.at, by_s=CLEARLY_S)
         if one.is_credible or not clearly_later:
-            rivals.append(one)
-    return tuple(rivals)
+            alternatives.append(one)
+    return tuple(alternatives)
 
 
 def _unseen(winner: Candidate, evidence: Evidence, stories: Sequence[RankStory]) -> bool:
@@ -210,16 +209,16 @@ def _unexplained(winner: Candidate, stories: Sequence[RankStory]) -> bool:
         if story.rank.rank in winner.ranks or not story.rank.has_failed or story.waited is not None:
             continue
         if story.own is not None and not (story.has_cause and story.own.is_vague):
-            continue  # a reason of its own makes it a rival, words about others a consequence
+            continue  # a reason of its own makes it a alternative, words about others a consequence
         if winner.at is None or story.end is None or not winner.at.is_before(story.end, by_s=CLEARLY_S):
             return True
     return False
 
 
-def _confidence(winner: Candidate, doubts: Sequence[str]) -> Confidence:
-    if not doubts:
+def _confidence(winner: Candidate, caveats: Sequence[str]) -> Confidence:
+    if not caveats:
         return Confidence.CERTAIN
-    if "only-symptom" in doubts and winner.strength < 30:
+    if "only-symptom" in caveats and winner.strength < 30:
         return Confidence.UNKNOWN
     return Confidence.LIKELY
 
@@ -266,8 +265,6 @@ def _role_of(winner: Candidate, story: RankStory) -> tuple[Role, str]:
 def _link(winner: Candidate, role: Role, code: str, stories: Sequence[RankStory]) -> ChainLink:
     when = winner.at if role is Role.INITIATING and winner.at else earliest(_when(story) for story in stories)
     values = next((story.own.values for story in stories if story.own is not None and story.own.code == code), {})
-    if not values:
-        values = {"how": describe_end(stories[0].rank)}
     return ChainLink(
         role,
         code,
@@ -297,16 +294,18 @@ def _lag(chain: Sequence[ChainLink]) -> float | None:
 
 
 def _unknown(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
-    nobody = Candidate("not-known", 0)
+    nobody = Candidate("unknown", 0)
     suffered = [story for story in stories if story.waited is not None]
-    code = "peer-lost" if suffered else "not-known"
+    code = "peer-lost" if suffered else "unknown"
     first = earliest(_when(story) for story in suffered) if suffered else None
-    proofs = tuple(proof for story in suffered[:2] for clue in story.clues[:1] for proof in clue.proofs[:1])
+    proofs = tuple(
+        proof for story in suffered[:2] for indicator in story.indicators[:1] for proof in indicator.proofs[:1]
+    )
     return Diagnosis(
         code=code,
         confidence=Confidence.UNKNOWN,
         at_s=first.at_s if first else None,
-        proofs=proofs,
+        evidence=proofs,
         chain=make_chain(nobody, stories),
         missing=_missing(evidence),
         values={"reason": evidence.reason},

@@ -38,7 +38,7 @@ def blame_loopback(table: Table) -> Candidate | None:
             hosts=rest,
             retry="never",
             blames="node",
-            doubts=("by-rule",),
+            caveats=("by-rule",),
             values={"address": said[0][1].addresses[0][0]},
         )
     return table.make(
@@ -48,7 +48,7 @@ def blame_loopback(table: Table) -> Candidate | None:
         said,
         retry="never",
         blames="job",
-        doubts=("by-rule",),
+        caveats=("by-rule",),
         values={"address": said[0][1].addresses[0][0]},
     )
 
@@ -84,7 +84,7 @@ def blame_unreached(table: Table) -> Candidate | None:
         and own is not None
         and ("type" in own.values and not chosen[0][1].values["meeting"])
     ):
-        return table.make("exception", 57, ranks, chosen, hosts=hosts, doubts=("only-symptom",), values=own.values)
+        return table.make("exception", 57, ranks, chosen, hosts=hosts, caveats=("only-symptom",), values=own.values)
     code = "hccl-root-unreachable" if "TopoExchangeAgent" in chosen[0][1].line.text else _CODES.get(why, "no-route")
     return table.make(
         code,
@@ -93,7 +93,7 @@ def blame_unreached(table: Table) -> Candidate | None:
         chosen,
         hosts=hosts,
         blames="network",
-        doubts=("by-rule",) if whys <= _OWN_FAULT else ("network-or-peer",),
+        caveats=("by-rule",) if whys <= _OWN_FAULT else ("network-or-peer",),
         retry="exclude",
         values={
             "reason": chosen[0][1].values["reason"],

@@ -1,4 +1,8 @@
-"""A diagnosis in words: from texts/en.json, texts/zh.json and the signature catalogue."""
+"""The sentences of a diagnosis, from texts/messages.json and the signature catalogue, in one language.
+
+The keys of translations: `diagnosis.CODE.message|cause|hint`, `diagnosis.end.CODE`, `diagnosis.caveat.NAME`,
+`diagnosis.anomaly.CODE`, `diagnosis.signal.SIGNAL.cause|hint`, `diagnosis.exit-code.N.cause|hint`.
+"""
 
 from __future__ import annotations
 
@@ -10,133 +14,194 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from ascendrun.ascend.signatures import scan, signature_of, strongest
-from ascendrun.core.logs.log_lines import fold_ranks
-from ascendrun.core.names import fold_names
+from ascendrun.ascend.signatures import Description, scan, signature_of, strongest
 from ascendrun.health.diagnosis.lines.rank_lines import RULED
-from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof, Role
+from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role
+from ascendrun.text import Text, language, template_of
 
-LANGUAGES = ("en", "zh")
 MESSAGE_CHARACTERS, TAIL_CHARACTERS = 160, 60
+"""Of a message that stands next to the text of its signature; a message without a signature is shown whole."""
+FIRST = Text("diagnosis.first", "failed first")
+NOT_RESTARTED = Text(
+    "diagnosis.not-restarted",
+    "not restarted automatically; with `checkpoint.dir` set, the next submission resumes from the latest checkpoint",
+)
+CONFIDENCE = {
+    Confidence.CERTAIN: Text("confidence.certain", "certain"),
+    Confidence.LIKELY: Text("confidence.likely", "likely"),
+    Confidence.UNKNOWN: Text("confidence.unknown", "unknown"),
+}
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 
 
 @cache
-def texts(lang: str) -> Mapping[str, Any]:
-    """{"verdicts": {code: {says, why, advice}}, "ends": {code: text}, "doubts", "odd", "labels": {name: text}}."""
-    raw = resources.files(__package__ or "").joinpath("texts").joinpath(f"{lang}.json").read_text(encoding="utf-8")
+def messages() -> Mapping[str, Any]:
+    """The English: {"messages": {code: {message, cause, hint}}, "ends", "caveats", "signals", "exit_codes"}."""
+    raw = resources.files(__package__ or "").joinpath("texts").joinpath("messages.json").read_text(encoding="utf-8")
     found: Mapping[str, Any] = json.loads(raw)
     return found
 
 
-def tell(diagnosis: Diagnosis, lang: str = "en") -> Diagnosis:
-    """With `says`, `why`, `advice`, the chain's sentences, and doubts and oddities as sentences."""
-    words = texts(lang if lang in LANGUAGES else "en")
-    values = {"who": who(diagnosis.ranks, diagnosis.hosts, lang), **diagnosis.values}
+def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
+    """With its sentences in a language (None: that of the process); nothing else changes."""
+    lang = lang or language()
+    plain = {name: _string(value, lang) for name, value in diagnosis.values.items()}
+    values = {"who": who(diagnosis.ranks, diagnosis.hosts).render(lang), **plain}
     if diagnosis.code != "exception" and len(values.get("message", "")) > MESSAGE_CHARACTERS:
         values["message"] = _shortened(values["message"])
-    says, why, advice = _verdict(diagnosis, values, lang)
+    sentences = _sentences(diagnosis, values, lang)
     return replace(
         diagnosis,
-        says=says,
-        why=why,
-        advice=advice,
-        chain=tuple(replace(link, says=_link(link, lang)) for link in diagnosis.chain),
-        doubts=tuple(words["doubts"].get(doubt, doubt) for doubt in diagnosis.doubts),
-        odd=tuple(_odd(text, words) for text in diagnosis.odd),
-        decided=tuple(words["labels"].get(text, text) for text in diagnosis.decided),
-        rivals=tuple(replace(rival, says=_short(rival.code, rival.values, lang)) for rival in diagnosis.rivals),
-        proofs=tuple(replace(proof, text=_proof(proof, lang)) for proof in diagnosis.proofs),
+        values=plain,
+        message=sentences.message,
+        cause=sentences.cause,
+        hint=sentences.hint,
+        chain=tuple(replace(link, message=_end_of(link, lang)) for link in diagnosis.chain),
+        caveats=tuple(_caveat(name, lang) for name in diagnosis.caveats),
+        anomalies=tuple(_string(anomaly, lang) for anomaly in diagnosis.anomalies),
+        outcome=tuple(_string(text, lang) for text in diagnosis.outcome),
+        alternatives=tuple(
+            replace(alternative, message=_short(alternative.code, alternative.values, lang))
+            for alternative in diagnosis.alternatives
+        ),
+        evidence=tuple(replace(proof, text=_evidence(proof, lang)) for proof in diagnosis.evidence),
     )
 
 
+def who(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> Text:
+    """rank 2 on npu01; ranks 8-15 on npu02; npu03."""
+    values = {"ranks": list(ranks), "hosts": list(hosts)}
+    if not ranks:
+        if hosts:
+            return Text("diagnosis.who-hosts", "{hosts:hosts}", **values)
+        return Text("diagnosis.who-unknown", "an unknown rank")
+    if len(ranks) == 1:
+        if hosts:
+            return Text("diagnosis.who-rank-on", "rank {ranks:ranks} on {hosts:hosts}", **values)
+        return Text("diagnosis.who-rank", "rank {ranks:ranks}", **values)
+    if hosts:
+        return Text("diagnosis.who-ranks-on", "ranks {ranks:ranks} on {hosts:hosts}", **values)
+    return Text("diagnosis.who-ranks", "ranks {ranks:ranks}", **values)
+
+
+def _string(value: str | Text, lang: str) -> str:
+    return value.render(lang) if isinstance(value, Text) else value
+
+
 def _shortened(message: str) -> str:
-    """Its beginning and its end, where the reason often stands."""
+    """Its beginning and its end, which often has the reason."""
     return f"{message[: MESSAGE_CHARACTERS - TAIL_CHARACTERS].rstrip()} … {message[-TAIL_CHARACTERS:].lstrip()}"
 
 
-def who(ranks: tuple[int, ...], hosts: tuple[str, ...], lang: str) -> str:
-    """rank 2 on npu01; ranks 8-15 on npu02; npu03."""
-    words = texts(lang)["labels"]
-    place = fold_names(hosts) if hosts else ""
-    if not ranks:
-        return place or words["nobody"]
-    name = words["rank" if len(ranks) == 1 else "ranks"].replace("{ranks}", fold_ranks(ranks))
-    return words["rank_on"].replace("{rank}", name).replace("{host}", place) if place else str(name)
-
-
-def label(name: str, lang: str) -> str:
-    text: str = texts(lang)["labels"].get(name, name)
-    return text
-
-
-def _verdict(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> tuple[str, str, str]:
-    row = texts(lang)["verdicts"].get(diagnosis.code)
-    labels = texts(lang)["labels"]
+def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Description:
+    row = messages()["messages"].get(diagnosis.code)
     if row is not None:
-        row = {**row, **_by_kind(diagnosis, lang)}
-        return tuple(fill(row.get(part, ""), values) for part in ("says", "why", "advice"))  # type: ignore[return-value]
+        keyed = {
+            part: (f"diagnosis.{diagnosis.code}.{part}", row.get(part, "")) for part in ("message", "cause", "hint")
+        }
+        keyed.update(_by_kind(diagnosis))
+        texts = {part: _fill(template_of(key, english, lang), values) for part, (key, english) in keyed.items()}
+        if diagnosis.code == "exception":
+            texts.update(_of_exception(values, lang))
+        return Description(**texts)
     signature = signature_of(diagnosis.code)
     if signature is None:
-        return fill(labels["failed_first"], {**values, "says": diagnosis.code}), "", ""
-    words = signature.words(lang, diagnosis.values)
-    says = words.message
-    if diagnosis.values.get("message", "") not in ("", words.message) and values["message"] not in words.message:
-        says = fill(labels["with_exception"], {**values, "says": words.message})
-    is_path = diagnosis.values.get("to", "?") != "?"
-    name = "path" if is_path else "points_at" if diagnosis.code in RULED else "failed_first"
-    return fill(labels[name], {**values, "says": says}), words.cause, words.hint
-
-
-def _by_kind(diagnosis: Diagnosis, lang: str) -> Mapping[str, str]:
-    """Why and what helps, where the signal, the exit code or the exception's class tells more than the verdict does."""
-    words, values = texts(lang), diagnosis.values
-    if diagnosis.code == "exception":
-        hits = [hit for hit in scan([(0, f"{values.get('type', '')}: ")]) if hit.signature.code.startswith("python-")]
-        best = strongest(hits)
-        place = words["labels"]["look_at" if values.get("where", "?") != "?" else "look_up"]
-        return (
-            {"advice": place}
-            if best is None
-            else {"why": best.signature.words(lang).cause, "advice": f"{place}; {best.signature.words(lang).hint}"}
+        return Description(_first_to_fail({**values, "reason": diagnosis.code}).render(lang), "", "")
+    known = signature.words(lang, values)
+    reason = known.message
+    if diagnosis.values.get("message", "") not in ("", known.message) and values["message"] not in known.message:
+        reason = Text(
+            "diagnosis.with-exception",
+            "{reason} ({message}, at {where})",
+            reason=reason,
+            message=values["message"],
+            where=values.get("where", "?"),
+        ).render(lang)
+    found = {**values, "reason": reason}
+    if diagnosis.values.get("to", "?") != "?":
+        sentence = Text(
+            "diagnosis.path",
+            "the evidence points to {who}: {reason} (from {source} to {target}: {why})",
+            who=values["who"],
+            reason=reason,
+            source=values.get("from", "?"),
+            target=values["to"],
+            why=values.get("reason", "?"),
         )
-    kinds: Mapping[str, Mapping[str, str]] = words["exit_codes"] if diagnosis.code == "exit-code" else words["signals"]
-    return kinds.get(values.get("code" if diagnosis.code == "exit-code" else "signal", ""), {})
+    elif diagnosis.code in RULED:
+        sentence = Text(
+            "diagnosis.points-to", "the evidence points to {who}: {reason}", **_only(found, "who", "reason")
+        )
+    else:
+        sentence = _first_to_fail(found)
+    return Description(sentence.render(lang), known.cause, known.hint)
 
 
-def _short(code: str, values: Mapping[str, str], lang: str) -> str:
+def _first_to_fail(values: Mapping[str, str]) -> Text:
+    return Text("diagnosis.failed-first", "{who} failed first: {reason}", **_only(values, "who", "reason"))
+
+
+def _only(values: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: values[name] for name in names}
+
+
+def _of_exception(values: Mapping[str, str], lang: str) -> Mapping[str, str]:
+    """Cause and hint of an exception, with those of its class where the catalogue has it."""
+    where = values.get("where", "?")
+    place = (
+        Text("diagnosis.see-output", "`ascendrun logs JOB --rank R --stream err` shows all its output")
+        if where == "?"
+        else Text(
+            "diagnosis.see-traceback",
+            "check {where}; `ascendrun logs JOB --rank R --stream err` shows the whole traceback",
+            where=where,
+        )
+    ).render(lang)
+    hits = [hit for hit in scan([(0, f"{values.get('type', '')}: ")]) if hit.signature.code.startswith("python-")]
+    best = strongest(hits)
+    if best is None:
+        return {"hint": place}
+    known = best.signature.words(lang)
+    return {
+        "cause": known.cause,
+        "hint": Text("diagnosis.and", "{first}; {second}", first=place, second=known.hint).render(lang),
+    }
+
+
+def _by_kind(diagnosis: Diagnosis) -> Mapping[str, tuple[str, str]]:
+    """Key and English of cause and hint, where the signal or the exit code is more exact than the code."""
+    if diagnosis.code == "exit-code":
+        kind, name, rows = "exit-code", diagnosis.values.get("code", ""), messages()["exit_codes"]
+    else:
+        kind, name, rows = "signal", diagnosis.values.get("signal", ""), messages()["signals"]
+    return {part: (f"diagnosis.{kind}.{name}.{part}", english) for part, english in rows.get(name, {}).items()}
+
+
+def _short(code: str, values: Mapping[str, str | Text], lang: str) -> str:
     """What a code means, without who."""
-    ends: dict[str, str] = texts(lang)["ends"]
-    if code in ends:
-        return fill(ends[code], values)
+    plain = {name: _string(value, lang) for name, value in values.items()}
+    if code in messages()["ends"]:
+        return _fill(template_of(f"diagnosis.end.{code}", messages()["ends"][code], lang), plain)
     signature = signature_of(code)
-    return code if signature is None else signature.words(lang, values).message
+    return code if signature is None else signature.words(lang, plain).message
 
 
-def _link(link: ChainLink, lang: str) -> str:
-    if link.role is Role.INITIATING:
-        return label("first", lang)
-    return _short(link.code, link.values, lang)
+def _end_of(link: ChainLink, lang: str) -> str:
+    return FIRST.render(lang) if link.role is Role.INITIATING else _short(link.code, link.values, lang)
 
 
-def _proof(proof: Proof, lang: str) -> str:
-    """A line of a file stands as it is; what we say ourselves is said in the language, with its speaker."""
+def _caveat(name: str, lang: str) -> str:
+    return template_of(f"diagnosis.caveat.{name}", messages()["caveats"].get(name, name), lang)
+
+
+def _evidence(proof: Proof, lang: str) -> str:
+    """A line of a file is shown as it is; an observation of ascendrun in the language, with its rank."""
+    text = _string(proof.text, lang)
     if proof.file is not None or proof.rank is None:
-        return proof.text
-    text = proof.text
-    for english, told in texts(lang)["phrases"].items():
-        text = text.replace(english, told)
-    return f"{who((proof.rank,), (proof.host,) if proof.host else (), lang)}: {text}"
+        return text
+    return f"{who((proof.rank,), (proof.host,) if proof.host else ()).render(lang)}: {text}"
 
 
-def _odd(text: str, words: Mapping[str, Any]) -> str:
-    name, *rest = text.split("|")
-    template: str = words["odd"].get(name, text)
-    for index, value in enumerate(rest):
-        template = template.replace("{%d}" % index, value)
-    return template
-
-
-def fill(text: str, values: Mapping[str, str]) -> str:
+def _fill(text: str, values: Mapping[str, str]) -> str:
     """Each {name} by its value; without one, by "?"."""
     return _PLACE.sub(lambda place: values.get(place[1], "?"), text)

@@ -1,4 +1,4 @@
-"""What a diagnosis says: who failed first, why, how sure that is, and what followed from it."""
+"""The result of a diagnosis: who failed first, why, with which confidence, and what followed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ascendrun.text import Text
+
 
 class Confidence(str, Enum):
-    """CERTAIN: the evidence allows nothing else. LIKELY: the best explanation of several. UNKNOWN: none that is worth
-    its name."""
+    """CERTAIN: the evidence allows one explanation. LIKELY: the best of several. UNKNOWN: there is none."""
 
     CERTAIN = "certain"
     LIKELY = "likely"
-    UNKNOWN = "not known"
+    UNKNOWN = "unknown"
 
 
 class Role(str, Enum):
-    """What a rank's end was: where it began, what followed from that, or the clearing away after it."""
+    """What the end of a rank was: the first failure, a consequence of it, or teardown after it."""
 
     INITIATING = "initiating"
     CONSEQUENCE = "consequence"
@@ -27,56 +28,61 @@ class Role(str, Enum):
 
 @dataclass(frozen=True)
 class Proof:
-    """A line that shows it. `file`, `offset`: where it stands in the attempt's spool, None: it is no file's line.
-    `at_s`: on the head's clock."""
+    """A line of evidence. `file`, `offset`: its place in the attempt's spool; None: an observation of ascendrun.
+    `at_s`: on the clock of the head node."""
 
-    text: str
+    text: str | Text
     rank: int | None = None
     host: str | None = None
     file: str | None = None
     offset: int | None = None
     at_s: float | None = None
 
+    @property
+    def line(self) -> str:
+        """The text as what it is compared by: a line as written, an observation by its key."""
+        return self.text.key if isinstance(self.text, Text) else self.text
+
 
 @dataclass(frozen=True)
 class ChainLink:
-    """Ranks whose ends have one role and one kind. `lag_s`: how long after the first failure the first of them ended,
-    None: their clocks do not tell. `code`: as of the diagnosis, `values` fill its words."""
+    """Ranks whose ends have one role and one code. `lag_s`: seconds from the first failure to the first of these ends,
+    None: their clocks are not known well enough. `message`: filled by `render` from code and values."""
 
     role: Role
     code: str
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str | Text] = field(default_factory=dict)
     at_s: float | None = None
     lag_s: float | None = None
-    says: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The answer. `code`: a name of texts/ or of the signature catalogue; `ranks` and `hosts`: the first to fail,
-    () for none. `doubts`: names of reasons why it is not certain; `rivals`: what else may have been first. `says`,
-    `why`, `advice`: filled by `tell`.
-    `lag_s`: seconds from the first failure to the next one that followed from it. `retry`: same, exclude, never,
-    unknown. `decided`: what ascendrun did next. `missing`: what could not be looked at."""
+    """Why an attempt ended. `code`: of texts/messages.json or of the signature catalogue; `ranks` and `hosts`: the
+    first to fail, () for none. `caveats`: codes of reasons why it is not certain; `alternatives`: what else may have
+    been first. `lag_s`: seconds from the first failure to the next end that followed from it. `retry`: same, exclude,
+    never, unknown. `outcome`: what ascendrun did next. `missing`: evidence that could not be read.
+    `message`, `cause`, `hint`: filled by `render`, which also makes the caveats, anomalies and outcome sentences."""
 
     code: str
     confidence: Confidence
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str | Text] = field(default_factory=dict)
     at_s: float | None = None
     time_error_s: float | None = None
     lag_s: float | None = None
-    proofs: tuple[Proof, ...] = ()
+    evidence: tuple[Proof, ...] = ()
     chain: tuple[ChainLink, ...] = ()
-    doubts: tuple[str, ...] = ()
-    rivals: tuple[ChainLink, ...] = ()
+    caveats: tuple[str, ...] = ()
+    alternatives: tuple[ChainLink, ...] = ()
     retry: str = "unknown"
-    decided: tuple[str, ...] = ()
-    odd: tuple[str, ...] = ()
+    outcome: tuple[str | Text, ...] = ()
+    anomalies: tuple[str | Text, ...] = ()
     missing: tuple[str, ...] = ()
-    says: str = ""
-    why: str = ""
-    advice: str = ""
+    message: str = ""
+    cause: str = ""
+    hint: str = ""

@@ -53,7 +53,14 @@ def blame_unreachable(table: Table) -> Candidate | None:
     ranks_there = [rank.rank for host in hosts for rank in table.evidence.ranks_of(host)]
     ranks_there = ranks_there or sorted(set(range(table.evidence.world_size)) - set(table.by_rank))
     made = table.make(
-        "node-silent", 58, ranks_there, table.waits[:1], hosts=hosts, doubts=("silent",), retry="same", blames="node"
+        "node-unreachable",
+        58,
+        ranks_there,
+        table.waits[:1],
+        hosts=hosts,
+        caveats=("silent",),
+        retry="same",
+        blames="node",
     )
     return replace(made, proofs=(*table.last_words(ranks_there), *made.proofs))
 
@@ -76,7 +83,7 @@ def blame_first_loser(table: Table) -> Candidate | None:
         57,
         [first[0].rank.rank],
         [one for one in table.waits if one[0] is first[0]],
-        doubts=("only-symptom",),
+        caveats=("only-symptom",),
         values=first[0].own.values,
     )
     return replace(made, at=first[0].waited_at, proofs=first[0].own.proofs)
@@ -109,8 +116,8 @@ def blame_silent(table: Table) -> Candidate | None:
     if not (narrowed or few or (whole and 2 * len(hosts) <= len({one.rank.host for one in table.stories}))):
         return None
     unseen = all(not table.by_rank[rank].rank.has_ended for rank in ranks)
-    code = "node-silent" if whole and unseen and len(table.evidence.hosts) > len(hosts) else "rank-silent"
-    made = table.make(code, 54, ranks, naming(table, ranks) or table.waits[:1], doubts=("silent",))
+    code = "node-unreachable" if whole and unseen and len(table.evidence.hosts) > len(hosts) else "rank-unresponsive"
+    made = table.make(code, 54, ranks, naming(table, ranks) or table.waits[:1], caveats=("silent",))
     return replace(made, proofs=(*table.last_words(ranks), *made.proofs))
 
 
@@ -136,7 +143,7 @@ def blame_latest(table: Table) -> Candidate | None:
         56,
         late,
         said,
-        doubts=("by-rule",),
+        caveats=("by-rule",),
         retry="same",
         values={"spread": f"{last - first:.0f}", "timeout": f"{limit_s:.0f}"},
     )
@@ -147,7 +154,7 @@ def blame_sequence(table: Table) -> Candidate | None:
     told = table.words("lagging")
     named = {rank for _, word in told for rank in word.ranks}
     if named and 2 * len(named) < len(table.stories):
-        return table.make("behind", 56, named, told, doubts=("by-rule",), values=told[0][1].values)
+        return table.make("collective-not-reached", 56, named, told, caveats=("by-rule",), values=told[0][1].values)
     groups = table.groups()
     common = most_common(groups.values())
     for kind, name in (("index", "index"), ("sequence", "seq")):
@@ -161,21 +168,21 @@ def blame_sequence(table: Table) -> Candidate | None:
             if 2 * len(behind) < len(numbers):
                 said = [one for one in table.words(kind) if one[0].rank.rank in behind]
                 return table.make(
-                    "behind",
+                    "collective-not-reached",
                     56,
                     behind,
                     said,
-                    doubts=("by-rule",),
+                    caveats=("by-rule",),
                     values={"index": str(lowest), "others": str(max(numbers.values()))},
                 )
-    odd = minority(table.tags())
-    odd = odd or minority(
+    outliers = minority(table.tags())
+    outliers = outliers or minority(
         {story.rank.rank: word.values["op"] for story, word in table.words("sequence") if "op" in word.values}
     )
-    if not odd:
+    if not outliers:
         return None
-    said = [one for one in table.words("tag", "sequence") if one[0].rank.rank in odd]
-    return table.make("collective-differs", 57, odd, said, doubts=("by-rule",), retry="never", blames="job")
+    said = [one for one in table.words("tag", "sequence") if one[0].rank.rank in outliers]
+    return table.make("collective-differs", 57, outliers, said, caveats=("by-rule",), retry="never", blames="job")
 
 
 def blame_lagging(table: Table) -> Candidate | None:
@@ -193,7 +200,7 @@ def blame_lagging(table: Table) -> Candidate | None:
                 50,
                 behind,
                 table.waits,
-                doubts=("by-rule",),
+                caveats=("by-rule",),
                 values={"step": str(min(ordered)), "others": str(middle)},
             )
     quiet_s = {story.rank.rank: story.rank.last_output_s for story in table.stories}
@@ -204,4 +211,4 @@ def blame_lagging(table: Table) -> Candidate | None:
     late = [rank for rank, at in quiet_s.items() if at is not None and middle_s - at > LAGGING_S]
     if not late or 4 * len(late) > len(heard):
         return None
-    return table.make("lagging", 45, late, table.waits, doubts=("by-rule", "clocks"), values={})
+    return table.make("lagging", 45, late, table.waits, caveats=("by-rule", "clocks"), values={})

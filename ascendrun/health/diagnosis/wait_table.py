@@ -13,6 +13,7 @@ from ascendrun.health.diagnosis.peers import CONNECT, EXEC, LOST, Word
 from ascendrun.health.diagnosis.rank_timelines import RankStory
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment
+from ascendrun.text import Text
 
 FEW_SHARE = 0.25
 """Silent ranks, and ends of chains, are blamed when they are no more than so many of all, or make up whole hosts."""
@@ -66,12 +67,12 @@ class Table:
         said: Sequence[Said],
         *,
         hosts: Iterable[str] | None = None,
-        doubts: tuple[str, ...] = (),
+        caveats: tuple[str, ...] = (),
         sure: bool = False,
         at: Moment | None = None,
         retry: str = "unknown",
         blames: str = "peer",
-        values: Mapping[str, str] | None = None,
+        values: Mapping[str, str | Text] | None = None,
     ) -> Candidate:
         chosen = tuple(sorted(set(ranks)))
         words = {} if not said else _values_of(code, said[0][1].line.text)
@@ -85,7 +86,7 @@ class Table:
             proofs=self.proofs(said),
             sure=sure,
             blames=blames,
-            doubts=doubts,
+            caveats=caveats,
             retry=retry,
             values={**words, **(values or {})},
         )
@@ -181,7 +182,7 @@ def finished_early(table: Table, ranks: Sequence[int]) -> Candidate:
         52,
         ranks,
         table.waits,
-        doubts=("by-rule",),
+        caveats=("by-rule",),
         retry="never",
         blames="job",
         at=min(known, key=lambda end: end.at_s, default=None),

@@ -38,7 +38,7 @@ def blame_tls(table: Table) -> Candidate | None:
             said or table.words("link"),
             retry="never",
             blames="node",
-            doubts=("who-unknown",) if not is_minor else ("by-rule",),
+            caveats=("who-unknown",) if not is_minor else ("by-rule",),
         )
     fewer = min(sides.values(), key=len)
     places = [table.rank_at(address, int(device)) for address, device in sorted(fewer)]
@@ -52,7 +52,7 @@ def blame_tls(table: Table) -> Candidate | None:
         hosts=[host for _, host in places if host is not None],
         sure=not even,
         blames="node",
-        doubts=("two-sides",) if even else (),
+        caveats=("two-sides",) if even else (),
     )
 
 
@@ -60,12 +60,12 @@ _DIFFERS: Mapping[str, str] = {"differs": "EI0005", "mismatch": "collectives-mis
 
 
 def blame_differs(table: Table) -> Candidate | None:
-    """Ranks call different collectives: the odd one, else all that complain."""
+    """Ranks call different collectives: the outlier, else all that report it."""
     said = table.words(*_DIFFERS)
     if not said:
         return None
-    odd = minority(table.tags()) or _odd_in_one_aspect(table, said)
-    ranks = odd or tuple(story.rank.rank for story, _ in said)
+    outliers = minority(table.tags()) or _outliers_in_one_aspect(table, said)
+    ranks = outliers or tuple(story.rank.rank for story, _ in said)
     first = [one for one in said if one[0].rank.rank in ranks]
     return table.make(
         _DIFFERS[said[0][1].kind],
@@ -74,11 +74,11 @@ def blame_differs(table: Table) -> Candidate | None:
         [*first, *(one for one in said if one not in first)],
         retry="never",
         blames="job",
-        doubts=("by-rule",) if odd else ("who-unknown",),
+        caveats=("by-rule",) if outliers else ("who-unknown",),
     )
 
 
-def _odd_in_one_aspect(table: Table, said: Sequence[Said]) -> tuple[int, ...]:
+def _outliers_in_one_aspect(table: Table, said: Sequence[Said]) -> tuple[int, ...]:
     """The few that gave something else than the others for one thing: an operation, a size; by their own words, and
     for who says nothing by others'. A group in which ranks have other numbers is not compared."""
     if any(word.kind == "mismatch" and word.ranks and word.ranks[0] != story.rank.rank for story, word in said):
@@ -96,7 +96,7 @@ def _odd_in_one_aspect(table: Table, said: Sequence[Said]) -> tuple[int, ...]:
     for _story, word in table.words("mismatch-elsewhere"):
         for aspect, value in word.values.items():
             given.setdefault(aspect, {}).setdefault(word.ranks[1], value)
-    return next((odd for odd in map(minority, given.values()) if odd), ())
+    return next((few for few in map(minority, given.values()) if few), ())
 
 
 def blame_cqe(table: Table) -> Candidate | None:
@@ -132,7 +132,7 @@ def _blame_pairs(table: Table, code: str, said: Sequence[Said]) -> Candidate | N
         only,
         said,
         hosts=hosts,
-        doubts=("network-or-peer",),
+        caveats=("network-or-peer",),
         retry="exclude",
         blames="network",
         at=said[0][0].waited_at,
@@ -158,7 +158,7 @@ def blame_location(table: Table) -> Candidate | None:
         if votes:
             (ranks, host), count = votes.most_common(1)[0]
             tied = [who for who, number in votes.items() if number == count]
-            doubts = ("two-named",) if len(tied) > 1 else ("by-rule",)
+            caveats = ("two-named",) if len(tied) > 1 else ("by-rule",)
             rest = _accused_end(table, ranks) if len(tied) == 1 else None
             if rest is not None:
                 return rest
@@ -168,14 +168,14 @@ def blame_location(table: Table) -> Candidate | None:
                 [rank for who, _ in tied for rank in who],
                 [one for one in chosen if table.named(one[1]) in tied],
                 hosts=[place for _, place in tied if place],
-                doubts=doubts,
+                caveats=caveats,
             )
     return table.make(
         "hccl-culprit-lost",
         45,
         (),
         said,
-        doubts=("address-unknown",),
+        caveats=("address-unknown",),
         values={"address": f"{said[0][1].addresses[0][0]}/{said[0][1].addresses[0][1]}"},
     )
 
@@ -198,7 +198,7 @@ def blame_world_size(table: Table) -> Candidate | None:
         return None
     values = {name: said[0][1].values[name] for name in ("joined", "expected")}
     return table.make(
-        "world-size-wrong", 60, (), said, hosts=(), doubts=("by-rule",), retry="never", blames="job", values=values
+        "world-size-wrong", 60, (), said, hosts=(), caveats=("by-rule",), retry="never", blames="job", values=values
     )
 
 
@@ -212,4 +212,4 @@ def blame_missing(table: Table) -> Candidate | None:
         named = set(range(total)) - came
     if not named or len(named) >= max(table.evidence.world_size, 2):
         return None
-    return table.make("ranks-missing", 60, named, table.words("missing", "connected"), doubts=("silent",))
+    return table.make("ranks-missing", 60, named, table.words("missing", "connected"), caveats=("silent",))

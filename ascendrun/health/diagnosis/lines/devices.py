@@ -9,6 +9,7 @@ from ascendrun.ascend.npu_smi import parse_info
 from ascendrun.health.diagnosis.evidence import DeviceFact
 from ascendrun.health.survey.npu_parsers import read_cards, read_ports
 from ascendrun.health.survey.sections import read_sections
+from ascendrun.text import Text
 
 BAD_HEALTH = frozenset({"Alarm", "Critical"})
 _DEVICE_ADDRESS = re.compile(
@@ -24,7 +25,9 @@ def facts_from_table(text: str, file: str | None = None) -> tuple[DeviceFact, ..
     for place, chip in enumerate(parse_info(section).chips):
         if chip.health in BAD_HEALTH:
             device = chip.logic_id if chip.logic_id is not None else place
-            found.append(DeviceFact(device, f"health {chip.health} (npu-smi info)", file))
+            found.append(
+                DeviceFact(device, Text("device.health", "health {health} (npu-smi info)", health=chip.health), file)
+            )
     return tuple(found)
 
 
@@ -40,14 +43,20 @@ def facts_from_cards(text: str, file: str | None = None) -> tuple[DeviceFact, ..
             if chip.health in BAD_HEALTH:
                 device = npu_id * chips_each + (chip.chip_id or 0)
                 said = "; ".join(chip.error_texts or ())
-                words = " ".join(part for part in (f"health {chip.health}", codes, said) if part)
-                found.append(DeviceFact(device, words, file))
+                problem = Text(
+                    "device.alarm", "health {health} {codes} {details}", health=chip.health, codes=codes, details=said
+                )
+                found.append(DeviceFact(device, problem, file))
     for npu_id, eccs in cards.ecc.items():
         for one in eccs:
             count = sum(counts.double_bit or 0 for counts in (one.hbm, one.ddr))
             if count:
                 device = npu_id * chips_each + (one.chip_id or 0)
-                found.append(DeviceFact(device, f"{count} memory errors of two bits (ECC)", file))
+                found.append(
+                    DeviceFact(
+                        device, Text("device.ecc", "{count} uncorrectable memory errors (ECC)", count=count), file
+                    )
+                )
     return tuple(found)
 
 
@@ -60,7 +69,7 @@ def facts_from_ports(text: str, file: str | None = None) -> tuple[DeviceFact, ..
     if not any(links.values()):
         return ()  # none is up: this node uses no device network, or we cannot tell
     return tuple(
-        DeviceFact(device, "its network port is down (hccn_tool -link)", file)
+        DeviceFact(device, Text("device.link-down", "network port down (hccn_tool -link)"), file)
         for device, is_up in links.items()
         if is_up is False
     )
@@ -73,8 +82,9 @@ def one_per_device(facts: Sequence[DeviceFact]) -> tuple[DeviceFact, ...]:
         known = merged.get(fact.device)
         if known is None:
             merged[fact.device] = fact
-        elif fact.problem not in known.problem:
-            merged[fact.device] = DeviceFact(fact.device, f"{known.problem}; {fact.problem}", known.file, known.code)
+        elif fact.problem != known.problem:
+            both = Text("device.several", "{first}; {second}", first=known.problem, second=fact.problem)
+            merged[fact.device] = DeviceFact(fact.device, both, known.file, known.code)
     return tuple(merged[device] for device in sorted(merged))
 
 

@@ -27,7 +27,7 @@ def candidates_of_kernels(evidence: Evidence, found: Sequence[Candidate]) -> lis
     """When no rank gives a credible reason; or for ranks there that only were killed, crashed, or have an unclear code
     of the device."""
     of_ranks = [one for one in found if one not in _alarms(found)]
-    weak = [one for one in of_ranks if one.is_vague or "only-symptom" in one.doubts or is_of_some_device(one)]
+    weak = [one for one in of_ranks if one.is_vague or "only-symptom" in one.caveats or is_of_some_device(one)]
     if any(one.is_credible and one not in weak for one in of_ranks):
         return []
     hosts = {host for one in weak for host in one.hosts}
@@ -36,7 +36,7 @@ def candidates_of_kernels(evidence: Evidence, found: Sequence[Candidate]) -> lis
 
 
 def _alarms(found: Sequence[Candidate]) -> list[Candidate]:
-    return [one for one in found if "only-afterwards" in one.doubts]
+    return [one for one in found if "only-afterwards" in one.caveats]
 
 
 def _with_device(kernel: Candidate, found: Sequence[Candidate]) -> Candidate:
@@ -76,7 +76,7 @@ def _candidate(evidence: Evidence, host: HostEvidence, weak: Sequence[Candidate]
         values=hit.values,
         retry=hit.signature.retry,
         proofs=(proof_of(evidence, line, rank=None, host=host.host),),
-        doubts=() if is_sure else ("only-kernel",),
+        caveats=() if is_sure else ("only-kernel",),
     )
 
 

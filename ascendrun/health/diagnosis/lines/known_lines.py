@@ -9,7 +9,7 @@ from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.exits import signal_of
 from ascendrun.health.diagnosis.fatal import FROM_OUTSIDE, Fatal
-from ascendrun.health.diagnosis.indicators import CAUSE, CONSEQUENCE, CREDIBLE, STRENGTH, SYMPTOM, TEARDOWN, Clue
+from ascendrun.health.diagnosis.indicators import CAUSE, CONSEQUENCE, CREDIBLE, STRENGTH, SYMPTOM, TEARDOWN, Indicator
 from ascendrun.health.diagnosis.lines.line_kinds import WENT_ON, is_error_line, is_remark
 from ascendrun.health.diagnosis.lines.rank_lines import LAST_WORDS_LINES, NEAR_THE_END_S, RULED, RankLines, is_telling
 
@@ -38,7 +38,7 @@ _VAGUE_TYPES = frozenset(
 )
 
 
-def known_line_clues(lines: RankLines, fatal: Fatal) -> list[Clue]:
+def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
     """Lines that stand for themselves. In front of an exception with words of its own they are side remarks; a vague
     one they explain."""
     chain = fatal.chain
@@ -57,13 +57,13 @@ def known_line_clues(lines: RankLines, fatal: Fatal) -> list[Clue]:
         )
     ]
     closing = _closing(lines, fatal, shown)
-    clues = []
+    indicators = []
     for hit in shown:
         line = lines.lines[hit.line]
         is_last = lines.after[hit.line] <= LAST_WORDS_LINES and lines.rank.has_failed and not lines.has_waited
         since_s = None if line.at_s is None or closing is None or closing.at_s is None else closing.at_s - line.at_s
         has_order = closing is None or closing is line or since_s is not None
-        clue = _clue(
+        indicator = _indicator(
             lines,
             hit,
             line,
@@ -71,11 +71,15 @@ def known_line_clues(lines: RankLines, fatal: Fatal) -> list[Clue]:
             sure=is_last and has_order and _is_near_the_end(lines, line),
         )
         is_past = lines.outlived(hit.line)
-        clues.append(replace(clue, strength=min(clue.strength, STRENGTH["outlived"]), sure=False) if is_past else clue)
+        indicators.append(
+            replace(indicator, strength=min(indicator.strength, STRENGTH["outlived"]), sure=False)
+            if is_past
+            else indicator
+        )
     for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
         if hit.signature.code not in RULED and is_telling(hit) and is_error_line(hit.text):
-            clues.append(_clue(lines, hit, lines.plog[hit.line], weaker=speaks, sure=not lines.has_waited))
-    return clues
+            indicators.append(_indicator(lines, hit, lines.plog[hit.line], weaker=speaks, sure=not lines.has_waited))
+    return indicators
 
 
 def _closing(lines: RankLines, fatal: Fatal, shown: Sequence[Hit]) -> Line | None:
@@ -105,17 +109,17 @@ def _is_near_the_end(lines: RankLines, line: Line) -> bool:
     )
 
 
-def _clue(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bool) -> Clue:
+def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bool) -> Indicator:
     role = TEARDOWN if lines.is_late(line) else hit.signature.role
     if hit.signature.family == "signal" and lines.has_waited:
         role = CONSEQUENCE  # how a rank ended that had waited in vain
-    clue = lines.clue(hit, role, lines.moment_of(line), (lines.proof(line),), {}, sure=sure)
+    indicator = lines.indicator(hit, role, lines.moment_of(line), (lines.proof(line),), {}, sure=sure)
     went_on = lines.has_waited or lines.rank.stopped  # what ended the rank, or would have, came later
     is_aside = hit.signature.family in _SIDE_REMARKS or (went_on and not _is_hard(hit))
     if weaker or is_aside:
         told = SYMPTOM if is_aside and role == CAUSE else role
-        return replace(clue, role=told, strength=min(clue.strength, CREDIBLE - 1), sure=False)
-    return clue
+        return replace(indicator, role=told, strength=min(indicator.strength, CREDIBLE - 1), sure=False)
+    return indicator
 
 
 def _is_hard(hit: Hit) -> bool:

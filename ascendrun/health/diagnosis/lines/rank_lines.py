@@ -16,7 +16,7 @@ from ascendrun.health.diagnosis.after_error import (
 )
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.exits import CRASHES, signal_of
-from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, Clue, proof_of, same_line, same_words
+from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, Indicator, proof_of, same_line, same_words
 from ascendrun.health.diagnosis.lines.addresses import is_loopback
 from ascendrun.health.diagnosis.lines.exception_chains import without_handled
 from ascendrun.health.diagnosis.lines.line_kinds import is_list_of_causes, is_remark, is_try
@@ -130,7 +130,7 @@ class RankLines:
         return bool(known) and not any(known)
 
     def survived(self) -> Mapping[str, bool]:
-        """Known lines, by `clues.same_line`, and exceptions after which the rank went on; False: without times it may
+        """Known lines, by `same_line`, and exceptions after which the rank kept running; False: without times it may
         have. Of a rank that failed by itself those that its work surely outlived, and lines long before its last."""
         end_s = self.host.stopped_at_s or self.rank.exited_at_s
         loose = [(same_line(hit.signature.code, hit.text), hit.line) for hit in self.hits]
@@ -174,7 +174,7 @@ class RankLines:
     def proof(self, line: Line) -> Proof:
         return proof_of(self.evidence, line, rank=self.rank.rank, host=self.rank.host)
 
-    def clue(
+    def indicator(
         self,
         hit: Hit,
         role: str,
@@ -183,13 +183,13 @@ class RankLines:
         values: Mapping[str, str],
         *,
         sure: bool,
-    ) -> Clue:
+    ) -> Indicator:
         """A known message as a reason; with `values` it stands in an exception that has them."""
         row = hit.signature
         strength = max(row.strength, STRENGTH["exception"]) if values and role == CAUSE else row.strength
         is_shown = not values or any(proof.text == hit.text.strip() for proof in proofs)
         shown = proofs if is_shown else (*proofs, self.proof(self.lines[hit.line]))
-        return Clue(
+        return Indicator(
             row.code,
             role,
             strength,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ascendrun.ascend.signatures import signatures
-from ascendrun.health.diagnosis import Evidence, FixedClock, HostEvidence, Line, RankEvidence, diagnose, tell
+from ascendrun.health.diagnosis import Evidence, FixedClock, HostEvidence, Line, RankEvidence, diagnose, render
 from ascendrun.health.diagnosis.lines.line_kinds import is_try, is_warning
 from ascendrun.health.diagnosis.lines.rank_lines import RULED
 from ascendrun.health.diagnosis.peers import find_words, looks_suffered
-from ascendrun.health.diagnosis.render import texts
+from ascendrun.health.diagnosis.render import messages
 from ascendrun.health.diagnosis.times import Moment, moment, stamp_of, with_stamps
+from ascendrun.text import translations
+
+PLACE = re.compile(r"{([a-z_]+)}")
 
 
 def test_events_nearer_than_their_clocks_errors_have_no_order() -> None:
@@ -56,13 +61,27 @@ def test_words_about_other_ranks_are_read(text: str, kind: str, wait: str) -> No
     assert (kind, wait) in [(word.kind, word.wait) for word in words], words
 
 
-def test_the_languages_have_the_same_texts_with_the_same_places() -> None:
-    english, chinese = texts("en"), texts("zh")
-    for part in english.keys() - {"phrases"}:
-        assert english[part].keys() == chinese[part].keys(), part
-    for code, row in english["verdicts"].items():
-        assert row.keys() == chinese["verdicts"][code].keys(), code
-        assert all(row[name] == "" or chinese["verdicts"][code][name] for name in row), code
+def test_every_sentence_of_a_diagnosis_has_its_chinese_with_the_same_places() -> None:
+    found = english()
+    chinese = translations("zh")
+    assert len(found) > 150
+    for key, text in found.items():
+        if not re.search("[a-z]{3}", re.sub(r"`[^`]*`|{[a-z_]+}|ascendrun explain|timeouts.run_s", "", text)):
+            continue
+        assert re.search("[\u4e00-\u9fff]", chinese.get(key, "")), key
+        assert sorted(PLACE.findall(text)) == sorted(PLACE.findall(chinese[key])), key
+        assert not re.search("[\u4e00-\u9fff][,:;()]|[,:;()][\u4e00-\u9fff]", chinese[key]), key
+
+
+def english() -> dict[str, str]:
+    """The texts of messages.json by the keys of their translations."""
+    rows = messages()
+    found = {f"diagnosis.{code}.{part}": text for code, row in rows["messages"].items() for part, text in row.items()}
+    for kind, table in (("signal", rows["signals"]), ("exit-code", rows["exit_codes"])):
+        found |= {f"diagnosis.{kind}.{name}.{part}": text for name, row in table.items() for part, text in row.items()}
+    for kind, table in (("end", rows["ends"]), ("caveat", rows["caveats"])):
+        found |= {f"diagnosis.{kind}.{name}": text for name, text in table.items()}
+    return found
 
 
 def test_signatures_that_are_weighed_together_exist() -> None:
@@ -72,8 +91,8 @@ def test_signatures_that_are_weighed_together_exist() -> None:
 def test_of_a_job_without_any_trace_nothing_is_made_up() -> None:
     ranks = tuple(RankEvidence(rank, "a") for rank in range(4))
     found = diagnose(Evidence("j", "FAILED", cause="failure", world_size=4, ranks=ranks, hosts=(HostEvidence("a"),)))
-    assert found.confidence.value == "not known"
-    assert tell(found, "zh").says and tell(found).says
+    assert found.confidence.value == "unknown"
+    assert render(found, "zh").message and render(found).message
 
 
 @pytest.mark.parametrize(
@@ -138,22 +157,22 @@ def crashed(code: int, *lines: Line, dmesg: str = "") -> Evidence:
 
 def test_the_kernels_words_of_a_crash_are_its_evidence() -> None:
     said = "[Fri Nov 20 10:00:02 2026] traps: python[4711] trap invalid opcode ip:7f1a sp:7ffd error:0 in libfast.so"
-    assert said in [proof.text for proof in diagnose(crashed(-4, dmesg=said)).proofs]
+    assert said in [proof.text for proof in diagnose(crashed(-4, dmesg=said)).evidence]
     other = said.replace("4711", "47110")
-    assert other not in [proof.text for proof in diagnose(crashed(-4, dmesg=other)).proofs]
+    assert other not in [proof.text for proof in diagnose(crashed(-4, dmesg=other)).evidence]
 
 
 def test_errors_in_a_row_stand_in_their_order_and_the_first_one_tells_why() -> None:
     texts_said = ("10:00:01 ERROR the evaluation set is empty", "10:00:02 ERROR training ends")
     found = diagnose(crashed(3, *(Line(text, "a/rank-0.err.0", 0, 9.9) for text in texts_said)))
-    assert "evaluation set is empty" in tell(found).says
-    assert [proof.text for proof in found.proofs][1:] == list(texts_said)
+    assert "evaluation set is empty" in render(found).message
+    assert [proof.text for proof in found.evidence][1:] == list(texts_said)
 
 
 def test_a_warning_is_nobodys_last_word() -> None:
     said = "/opt/lib/args.py:15: FutureWarning: `a` is deprecated and cannot be used"
     found = diagnose(crashed(3, Line(said, "a/rank-0.err.0", 0, 1.0)))
-    assert said not in [proof.text for proof in found.proofs] and "deprecated" not in tell(found).says
+    assert said not in [proof.text for proof in found.evidence] and "deprecated" not in render(found).message
 
 
 @pytest.mark.parametrize(
