@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ascendrun.health.survey.check_context import World
     from ascendrun.health.survey.comparison import DoctorReport
     from ascendrun.query.bundle_job import Bundle
-    from ascendrun.query.deep_check import DeepLook, DeepOptions
+    from ascendrun.query.deep_check import DeepCheck, DeepOptions
     from ascendrun.query.event_stream import EventStream
     from ascendrun.query.explain import Explanation
     from ascendrun.query.log_view import LogView
@@ -322,10 +322,10 @@ class Cluster:
         options: DeepOptions | None = None,
         unfit: Sequence[str] = (),
         say: Callable[[str], None] = lambda text: None,
-    ) -> DeepLook:
+    ) -> DeepCheck:
         """Measures the hosts alone and in pairs with small jobs made from `base` (see head/deep.make_base), and keeps
         the report. Hosts that a job holds are left in peace, and the `unfit` too. `say` gets a line for every step."""
-        from ascendrun.query.deep_check import default_options, judge_and_keep, look_deep
+        from ascendrun.query.deep_check import default_options, evaluate_and_save, run_deep_check
         from ascendrun.query.deep_check_jobs import StoreJobs
 
         holders = {host: job.id for job in self.jobs() for host in job.hosts if job.state not in ("QUEUED", "BACKOFF")}
@@ -333,10 +333,10 @@ class Cluster:
             self.settings.state_dir, lambda op, fields: self._ask(op, fields, repeat=True), self.ensure_controller
         )
         options = options or default_options(base.devices.family)
-        report = look_deep(
+        report = run_deep_check(
             jobs, base, hosts, options, state_dir=self.settings.state_dir, busy=holders, unfit=unfit, say=say
         )
-        return judge_and_keep(report, self.settings.state_dir)
+        return evaluate_and_save(report, self.settings.state_dir)
 
     # Measurements
 

@@ -90,7 +90,7 @@ def _finding(view: FindingView, *, wide: bool) -> list[str]:
             "doctor.hosts", "{count} hosts ({hosts})", count=len(view.hosts), hosts=cut(view.nodes, NAMES_WIDTH)
         )
         where = f"{hosts}  "
-    lines = [f"  {where}{sanitise_line(str(view.message))}  [{view.code}]"]
+    lines = [f"  {where}{sanitise_line(_without_host(view))}  [{view.code}]"]
     shown = view.evidence if wide else view.evidence[:MOST_EVIDENCE]
     lines.extend(f"      | {sanitise_line(str(text))}" for text in shown)
     if len(shown) < len(view.evidence):
@@ -99,6 +99,14 @@ def _finding(view: FindingView, *, wide: bool) -> list[str]:
     if view.hint is not None:
         lines.append(f"      > {sanitise_line(str(view.hint))}")
     return lines
+
+
+def _without_host(view: FindingView) -> str:
+    """The message; the host in front of a nested error is not repeated."""
+    message = str(view.message)
+    for colon in (": ", "：") if len(view.hosts) == 1 else ():
+        message = message.replace(f"{colon}{view.hosts[0]}{colon}", colon, 1)
+    return message
 
 
 def _forecast(report: DoctorReport) -> list[str]:

@@ -1,11 +1,13 @@
-"""Judgements, pure: what nodes say becomes facts, facts become findings.
+"""Evaluation of nodes and jobs, without side effects: probe results become facts, facts become findings.
 
-To add a check, in three steps:
+To add a check:
 
-1. Ask. A row in `probes.py` (or `npu_probes.py`): the survey item that the node answers (node/agent/survey.py) and a
-   reader that turns its raw answer into a value, None when it could not look. One that takes long is `is_full`.
-2. Keep. A field in the part of `NodeFacts` that it belongs to (`facts.py`, `npu_facts.py`), None until read, and one
-   line that fills it from the answers by the probe's name.
-3. Judge. A function `(world) -> Iterator[Finding]` in a module of `checks/`, a row for it in that module's `CHECKS`,
-   and the words of each of its codes in `texts/en.json` and `texts/zh.json`. A fact that is None finds nothing.
+1. Probe: a row in `survey/probes.py` (or `npu_probes.py`) with the survey item that the node executes
+   (node/agent/survey.py) and a parser of its raw result; None means unknown. A slow probe is `is_full`.
+2. Fact: a field of `NodeFacts` (`survey/facts.py`, `npu_facts.py`), None by default, and the line that sets it by the
+   probe's name.
+3. Check: a function `(world) -> Iterator[Finding]` in a module of `checks/` and its row in `CHECKS` of that module.
+   A fact that is None finds nothing.
+4. Text: message, hint and fix of each code in `texts/findings.json`, the Chinese in `ascendrun/text/zh`. Then run
+   `python -m ascendrun.health.checks_page > docs/checks.md`.
 """

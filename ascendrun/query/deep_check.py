@@ -79,7 +79,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class DeepLook:
+class DeepCheck:
     """A report, what it means (the comparison with the last one included), and the file that keeps it."""
 
     report: DeepReport
@@ -103,7 +103,7 @@ class Jobs(Protocol):
         """Stops those that still live, at once, and waits for their end."""
 
 
-def look_deep(
+def run_deep_check(
     jobs: Jobs,
     base: JobSpec,
     hosts: Sequence[Host],
@@ -285,7 +285,7 @@ def last_output(folder: Path) -> str | None:
     return None
 
 
-def keep_report(report: DeepReport, state_dir: Path) -> Path:
+def save_report(report: DeepReport, state_dir: Path) -> Path:
     """Writes the report beside the earlier ones, private, whole or not at all; its path."""
     folder = state_dir / FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -310,10 +310,10 @@ def earlier_reports(state_dir: Path) -> Iterable[DeepReport]:
             continue
 
 
-def judge_and_keep(report: DeepReport, state_dir: Path) -> DeepLook:
+def evaluate_and_save(report: DeepReport, state_dir: Path) -> DeepCheck:
     """Compares with the newest earlier run of its kind, then becomes the newest itself."""
     findings = deep_findings(report, newest_like(report, earlier_reports(state_dir)))
-    return DeepLook(report, findings, keep_report(report, state_dir))
+    return DeepCheck(report, findings, save_report(report, state_dir))
 
 
 def _host_result(outcome: Outcome, lines: Lines) -> HostResult:

@@ -29,7 +29,7 @@ def read_world(
             host = str(answer["host"])
             if answer.get("refused"):
                 why = Failure.from_json(answer["refused"])
-                unreached[host] = Unreached(why.code, str(why.message), str(why.hint) if why.hint else None)
+                unreached[host] = Unreached(why.code, why.message, why.hint)
             else:
                 reports[host] = load_report(answer["report"], everyone)
                 facts[host] = read_facts(reports[host], answer["hello"], answer["results"])

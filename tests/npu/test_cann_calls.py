@@ -42,8 +42,8 @@ def free_bytes(cann: Any) -> int:
 def test_memory_of_which_a_part_was_mapped_is_free_again_on_the_device_and_on_the_host(cann: Any) -> None:
     before, at, handle = free_bytes(cann), ctypes.c_void_p(), ctypes.c_void_p()
     assert cann.aclrtReserveMemAddress(ctypes.byref(at), ctypes.c_size_t(4 * MIB), ctypes.c_size_t(0), None, 1) == 0
-    wish = ctypes.byref(PhysicalMemory())
-    assert cann.aclrtMallocPhysical(ctypes.byref(handle), ctypes.c_size_t(4 * MIB), wish, ctypes.c_uint64(0)) == 0
+    request = ctypes.byref(PhysicalMemory())
+    assert cann.aclrtMallocPhysical(ctypes.byref(handle), ctypes.c_size_t(4 * MIB), request, ctypes.c_uint64(0)) == 0
     assert free_bytes(cann) == before - 4 * MIB
     assert cann.aclrtMapMem(at, ctypes.c_size_t(2 * MIB), ctypes.c_size_t(0), handle, ctypes.c_uint64(0)) == 0
     ctypes.memset(at, 7, 2 * MIB)

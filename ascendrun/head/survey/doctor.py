@@ -19,8 +19,8 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
     from ascendrun.core.jobs.plan import LaunchPlan
-    from ascendrun.health.survey.connection_test_plan import TouchPlan
-    from ascendrun.health.survey.survey_request import Wish
+    from ascendrun.health.survey.connection_test_plan import ConnectionTestPlan
+    from ascendrun.health.survey.survey_request import SurveyRequest
 
 LIGHT_S, FULL_S = 8.0, 70.0
 TOUCH_LIGHT_S, TOUCH_FULL_S = 6.0, 10.0
@@ -92,9 +92,9 @@ class Examination:
         self._waiting = {host.name for host in self._hosts}
         self._secrets = read_secrets(self._question.spec)
         for host in self._hosts:
-            wish = make_wish(host, self._reports[host.name], self._question, self._plan)
+            request = make_survey_request(host, self._reports[host.name], self._question, self._plan)
             fields = {
-                "items": survey_items(wish),
+                "items": survey_items(request),
                 "timeout_s": timeout_s,
                 "shell": {**make_shell(host.name, self._question.spec, self._plan), "secret_env": self._secrets},
             }
@@ -130,15 +130,17 @@ class Examination:
             timeout_s = max([touch_s, *(float(item["timeout_s"]) for item in items)])
             self._ask(host, {"items": items, "timeout_s": timeout_s}, timeout_s, self._take_touch)
 
-    def _touch_plan(self) -> TouchPlan | None:
-        from ascendrun.health.survey.connection_test_plan import choose_ports, plan_touches
-        from ascendrun.health.survey.probes import read_answers
+    def _touch_plan(self) -> ConnectionTestPlan | None:
+        from ascendrun.health.survey.connection_test_plan import choose_ports, plan_connection_tests
+        from ascendrun.health.survey.probes import read_results
 
         if self._question.names is not None:
             return None
-        taken = [read_answers({"ports": results.get("ports")}).get("ports") or () for results in self._results.values()]
+        taken = [read_results({"ports": results.get("ports")}).get("ports") or () for results in self._results.values()]
         ports = choose_ports(master_candidates(self._plan), taken, family=self._question.own_family)
-        return plan_touches({host: report for host, report in self._reports.items() if host in self._results}, ports)
+        return plan_connection_tests(
+            {host: report for host, report in self._reports.items() if host in self._results}, ports
+        )
 
     def _ping_items(self) -> Mapping[str, dict[str, Any]]:
         """What each host's NPU ports try to reach, by host; it takes long, so never in the light round."""
@@ -175,14 +177,14 @@ class Examination:
         )
 
 
-def make_wish(host: Host, report: NodeReport, question: Question, plan: LaunchPlan | None) -> Wish:
+def make_survey_request(host: Host, report: NodeReport, question: Question, plan: LaunchPlan | None) -> SurveyRequest:
     """What to ask of one host for this question."""
-    from ascendrun.health.survey.survey_request import Wish
+    from ascendrun.health.survey.survey_request import SurveyRequest
 
     spec = question.spec
     family = question.own_family
     ports = master_candidates(plan)[:TRIED_PORTS] if _is_first(host, plan) else ()
-    return Wish(
+    return SurveyRequest(
         host=host.name,
         family=family,
         root=report.root,
@@ -272,7 +274,7 @@ def input_paths(spec: JobSpec | None) -> tuple[str, ...]:
     )
 
 
-def touch_items(host: str, plan: TouchPlan, nonce: str, timeout_s: float) -> list[dict[str, Any]]:
+def touch_items(host: str, plan: ConnectionTestPlan, nonce: str, timeout_s: float) -> list[dict[str, Any]]:
     """One host's part in a round of touching."""
     common = {"as": host, "nonce": nonce, "timeout_s": timeout_s}
     items: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.names import fold_names
 from ascendrun.core.reports import Route
 from ascendrun.health.survey.check_context import Check, World
-from ascendrun.health.survey.facts import NodeFacts, PortHolder, Touch
+from ascendrun.health.survey.facts import ConnectionTest, NodeFacts, PortHolder
 from ascendrun.text import Text
 
 HCCL_BASE, HCCL_COUNT, HCCL_DEVICE_PORT = 60000, 32, 16666
@@ -128,15 +128,13 @@ def _taken(code: str, severity: Severity, host: str, port: int, holder: PortHold
 def check_peer_ports(world: World) -> Iterator[Finding]:
     """Connection tests to the ports of a job. Peers that have findings of their own are reported there."""
     for host, facts in world.facts.items():
-        failed: dict[tuple[str, int], list[Touch]] = {}
-        for touch in facts.touched or ():
-            if touch.error is not None and touch.peer in world.facts:
-                failed.setdefault((touch.code or "failed", touch.port), []).append(touch)
-        for (code, port), touches in sorted(failed.items()):
-            values = {"peers": tuple(touch.peer for touch in touches), "port": port, "how": touches[0].error or ""}
-            evidence = tuple(
-                f"{host} -> {touch.peer} ({touch.address}:{touch.port}): {touch.error}" for touch in touches[:4]
-            )
+        failed: dict[tuple[str, int], list[ConnectionTest]] = {}
+        for test in facts.connection_tests or ():
+            if test.error is not None and test.peer in world.facts:
+                failed.setdefault((test.code or "failed", test.port), []).append(test)
+        for (code, port), tests in sorted(failed.items()):
+            values = {"peers": tuple(test.peer for test in tests), "port": port, "how": tests[0].error or ""}
+            evidence = tuple(f"{host} -> {test.peer} ({test.address}:{test.port}): {test.error}" for test in tests[:4])
             known = {"silent": "peer-timeout", "refused": "peer-refuses", "wrong-host": "peer-wrong"}
             yield Finding(known.get(code, "peer-fails"), Severity.FAIL, (host,), values, evidence)
 

@@ -20,11 +20,8 @@ _CODES = {
 
 def check_ssh(world: World) -> Iterator[Finding]:
     for host, why in world.unreached.items():
-        text = why.message
-        if isinstance(text, str):  # an error that names the host, which the finding does too
-            text = text[len(host) + 2 :] if text.startswith(f"{host}: ") else text
         hint = why.hint or f"ssh {host} true"
-        yield Finding(_CODES.get(why.code, "unreachable"), Severity.FAIL, (host,), {"why": text, "hint": hint})
+        yield Finding(_CODES.get(why.code, "unreachable"), Severity.FAIL, (host,), {"why": why.message, "hint": hint})
 
 
 def check_login_time(world: World) -> Iterator[Finding]:

@@ -1,9 +1,9 @@
-"""Which pairs of hosts to measure next, and what their results say: a slow host, a slow link, or nothing yet.
+"""Which pairs of hosts to measure next, and what their results show: a slow host, a slow link, or nothing yet.
 
-Round 1 pairs neighbours, round 2 pairs across the cluster. Whoever was slow then meets hosts that are proven sound,
-until the slowness follows the host or stays with the link. All of a round's pairs are disjoint and run together.
-Everything is relative: a pair is slow against the median of the hosts' best results, never against a number of ours.
-Of that median one can be sure while fewer than a quarter of the hosts are bad.
+Round 1 pairs neighbours, round 2 pairs across the cluster. Then every slow host is paired with healthy hosts, until
+either the host or the link is known to be slow. The pairs of a round are disjoint and run in parallel. A pair is slow
+relative to the median of the hosts' best results, never to an absolute number. That median is reliable while fewer
+than a quarter of the hosts are faulty.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ascendrun.text import Text
 Pair = tuple[str, str]
 
 PARTNERS = 2
-"""Every sound host is measured with so many others: one slow result then has a second opinion."""
+"""Every healthy host is measured with this number of others, so that a slow result has a second one."""
 PROOFS = 2
-"""A host is named after it was slow with so many sound partners; a link after so many measurements of it."""
+"""Required slow results: of a host with different healthy partners, of a link in repeated measurements."""
 
 
 @dataclass(frozen=True)
 class Exchange:
     """One measurement between two hosts. `rates`: by name, larger is better, such as bytes a second or 1/latency.
 
-    `rates` None: the two could not exchange anything, and `why` says what happened.
+    `rates` None: they could not exchange data; `why`: the reason.
     """
 
     one: str
@@ -40,7 +40,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class PairEvaluation:
     """What the results so far say. `typical`: by rate, the median over hosts of each one's best.
 
     `slow`: pairs that stay slow (or failed) in their best measurement. `sound`: hosts with at least one pair that is
@@ -78,7 +78,7 @@ def pair_of(one: str, other: str) -> Pair:
     return (one, other) if one <= other else (other, one)
 
 
-def judge(hosts: Sequence[str], results: Sequence[Exchange], *, shares: Mapping[str, float]) -> Judgement:
+def evaluate_pairs(hosts: Sequence[str], results: Sequence[Exchange], *, shares: Mapping[str, float]) -> PairEvaluation:
     """`shares`: for each rate the share of the typical one below which a pair is slow; other rates do not count."""
     best = best_of_pairs(results)
     typical = _typical(best, shares)
@@ -91,7 +91,7 @@ def judge(hosts: Sequence[str], results: Sequence[Exchange], *, shares: Mapping[
     told = set(bad_hosts)
     unclear = tuple(pair for pair in sorted(slow) if pair not in bad_links and not told.intersection(pair))
     splits = _splits(hosts, [pair for pair in best if pair not in slow], bad_links)
-    return Judgement(typical, slow, sound, bad_hosts, bad_links, splits, unclear)
+    return PairEvaluation(typical, slow, sound, bad_hosts, bad_links, splits, unclear)
 
 
 def next_round(
@@ -101,17 +101,17 @@ def next_round(
 
     A pair is measured once, and once more when it alone is slow; so the rounds always end.
     """
-    judged = judge(hosts, results, shares=shares)
+    evaluation = evaluate_pairs(hosts, results, shares=shares)
     met = partners_of(results)
-    draft = _Round(hosts, met, set(judged.bad_hosts))
-    draft.pair_suspects(judged.sound)
+    draft = _Round(hosts, met, set(evaluation.bad_hosts))
+    draft.pair_suspects(evaluation.sound)
     counts = _counts(results)
-    for pair in judged.unclear:
-        if judged.sound.issuperset(pair) and counts[pair] < PROOFS:
+    for pair in evaluation.unclear:
+        if evaluation.sound.issuperset(pair) and counts[pair] < PROOFS:
             draft.add(*pair)
     draft.pair_the_rest(partners)
-    if len(judged.bad_links) > 1:
-        draft.bisect({host for pair in judged.bad_links for host in pair})
+    if len(evaluation.bad_links) > 1:
+        draft.bisect({host for pair in evaluation.bad_links for host in pair})
     return tuple(draft.pairs)
 
 

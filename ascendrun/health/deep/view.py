@@ -9,7 +9,14 @@ from statistics import median
 from typing import Any, TypeVar
 
 from ascendrun.core.findings import Finding, Severity, fold_findings
-from ascendrun.health.deep.pair_schedule import Exchange, Judgement, Pair, best_of_hosts, best_of_pairs, judge
+from ascendrun.health.deep.pair_schedule import (
+    Exchange,
+    Pair,
+    PairEvaluation,
+    best_of_hosts,
+    best_of_pairs,
+    evaluate_pairs,
+)
 from ascendrun.health.deep.results import BANDWIDTH, PROMPTNESS, RAIL, DeepReport, Quantity
 from ascendrun.text import Text
 
@@ -75,8 +82,10 @@ def deep_findings(report: DeepReport, before: DeepReport | None = None) -> tuple
     """Everything that the report says, the worst first. `before`: an earlier run to compare with."""
     found: list[Finding] = [*_skipped(report), *_failed(report), *_wrong_devices(report), *slow_alone(report)]
     if report.exchanges:
-        judged = judge(report.paired, report.exchanges, shares=shares_of(report.device_type, report.exchanges))
-        found += _pair_findings(report, judged)
+        evaluation = evaluate_pairs(
+            report.paired, report.exchanges, shares=shares_of(report.device_type, report.exchanges)
+        )
+        found += _pair_findings(report, evaluation)
     if before is not None:
         found += _slower_than_before(report, before)
     return fold_findings(found)
@@ -149,19 +158,19 @@ def _wrong_devices(report: DeepReport) -> Iterator[Finding]:
             )
 
 
-def _pair_findings(report: DeepReport, judged: Judgement) -> Iterator[Finding]:
+def _pair_findings(report: DeepReport, evaluation: PairEvaluation) -> Iterator[Finding]:
     best, of_pairs = best_of_hosts(report.exchanges), best_of_pairs(report.exchanges)
     shares = shares_of(report.device_type, report.exchanges)
     evidence = {pair: _pair_line(pair, report.exchanges) for pair in of_pairs}
-    for host in judged.bad_hosts:
+    for host in evaluation.bad_hosts:
         lines = tuple(evidence[pair] for pair in sorted(of_pairs) if host in pair)
-        worst = _worst(best.get(host), judged.typical, shares)
+        worst = _worst(best.get(host), evaluation.typical, shares)
         code, severity = ("deep-host-slow", Severity.WARN) if worst else ("deep-host-disconnected", Severity.FAIL)
         yield Finding(code, severity, (host,), worst, lines)
-    yield from _split_findings(judged, of_pairs, shares, evidence)
-    for kind, pairs in (("link", judged.lone_links), ("pair", judged.unclear)):
+    yield from _split_findings(evaluation, of_pairs, shares, evidence)
+    for kind, pairs in (("link", evaluation.lone_links), ("pair", evaluation.unclear)):
         for pair in pairs:
-            worst = _worst(of_pairs[pair], judged.typical, shares)
+            worst = _worst(of_pairs[pair], evaluation.typical, shares)
             code, severity = (
                 (f"deep-{kind}-slow", Severity.WARN) if worst else (f"deep-{kind}-disconnected", Severity.FAIL)
             )
@@ -169,15 +178,17 @@ def _pair_findings(report: DeepReport, judged: Judgement) -> Iterator[Finding]:
 
 
 def _split_findings(
-    judged: Judgement,
+    evaluation: PairEvaluation,
     of_pairs: Mapping[Pair, Mapping[str, float] | None],
     shares: Mapping[str, float],
     evidence: Mapping[Pair, Text],
 ) -> Iterator[Finding]:
-    for split in judged.splits:
+    for split in evaluation.splits:
         groups = {"one": split.one, "other": split.other, "count": len(split.links)}
         known = [rates for rates in (of_pairs[pair] for pair in split.links) if rates is not None]
-        worst = _worst(max(known, key=lambda rates: rates.get(BANDWIDTH, 0.0)), judged.typical, shares) if known else {}
+        worst = (
+            _worst(max(known, key=lambda rates: rates.get(BANDWIDTH, 0.0)), evaluation.typical, shares) if known else {}
+        )
         code, severity = ("deep-split-slow", Severity.WARN) if worst else ("deep-split-disconnected", Severity.FAIL)
         yield Finding(
             code,

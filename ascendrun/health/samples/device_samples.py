@@ -1,7 +1,7 @@
 """What to run on a node, how often, to know how its devices are; and from what the tools say to samples.
 
     sampling_items(family, every_s=5) -> items for the node, which runs them and knows nothing of what they mean
-    DeviceReader(host).take(Said(...)) -> (samples, texts that were not understood)
+    DeviceReader(host).take(ToolOutput(...)) -> (samples, texts that were not understood)
 
 One table tells the most of every NPU in one call (`npu-smi info`); only what it does not say is asked of single
 cards and ports, at a slower pace, since each costs a call: clock, ECC, link. What was heard last of those stands in
@@ -74,7 +74,7 @@ exit 0
 
 
 @dataclass(frozen=True)
-class Said:
+class ToolOutput:
     """What one call of an item gave. `code` None: it did not end by itself; `at_s`: when, by the head's clock."""
 
     item: str
@@ -150,9 +150,9 @@ class DeviceReader:
         self._details: dict[int, DeviceDetail] = {}
         self._new_details: list[DeviceDetail] = []
 
-    def take(self, said: Said) -> tuple[tuple[DeviceSample, ...], tuple[RawText, ...]]:
+    def take(self, said: ToolOutput) -> tuple[tuple[DeviceSample, ...], tuple[RawText, ...]]:
         """Samples come with the items that say the most of a device; never raises for a text."""
-        readers: Mapping[str, Callable[[Said], tuple[tuple[DeviceSample, ...], str | None]]] = {
+        readers: Mapping[str, Callable[[ToolOutput], tuple[tuple[DeviceSample, ...], str | None]]] = {
             TABLE: self._read_table,
             GPUS: self._read_gpus,
             CARDS: self._read_cards,
@@ -178,7 +178,7 @@ class DeviceReader:
             self._details[detail.device] = detail
             self._new_details.append(detail)
 
-    def _complain(self, said: Said, why: str) -> tuple[RawText, ...]:
+    def _complain(self, said: ToolOutput, why: str) -> tuple[RawText, ...]:
         told_s = self._told.get((said.item, why))
         if told_s is not None and said.at_s - told_s < REPEATED_S:
             return ()
@@ -187,7 +187,7 @@ class DeviceReader:
 
     # NPUs
 
-    def _read_table(self, said: Said) -> tuple[tuple[DeviceSample, ...], str | None]:
+    def _read_table(self, said: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
         info = npu_smi.parse_info(said.text)
         self._devices.clear()
         samples = []
@@ -218,7 +218,7 @@ class DeviceReader:
             )
         return tuple(samples), _complaint(info.errors, info.unparsed, is_empty=not info.chips)
 
-    def _read_cards(self, said: Said) -> tuple[tuple[DeviceSample, ...], str | None]:
+    def _read_cards(self, said: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
         complaints: list[str | None] = []
         for section in read_sections(said.text):
             npu_id = _number(section)
@@ -238,7 +238,7 @@ class DeviceReader:
             complaints.append(_complaint(view.errors, view.unparsed, is_empty=not view.chips))
         return (), next((one for one in complaints if one), None)
 
-    def _read_ports(self, said: Said) -> tuple[tuple[DeviceSample, ...], str | None]:
+    def _read_ports(self, said: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
         complaints: list[str | None] = []
         for section in read_sections(said.text):
             device, item = _number(section), section.words[0]
@@ -292,7 +292,7 @@ class DeviceReader:
 
     # GPUs
 
-    def _read_gpus(self, said: Said) -> tuple[tuple[DeviceSample, ...], str | None]:
+    def _read_gpus(self, said: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
         texts = {section.words[0]: section.text for section in read_sections(said.text)}
         gpus, apps = nvidia_smi.parse_gpus(texts.get("gpus", "")), nvidia_smi.parse_apps(texts.get("apps", ""))
         samples = []

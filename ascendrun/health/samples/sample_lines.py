@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from ascendrun.core.sample_rollup import IDENTITY
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample, RawText, Sample
-from ascendrun.health.samples.device_samples import EVERY_S, DeviceReader, Said
+from ascendrun.health.samples.device_samples import EVERY_S, DeviceReader, ToolOutput
 
 TEXT_BYTES = 4 << 20
 """No tool that is asked says more; a text that claims to unpack to more is no text of ours."""
@@ -72,9 +72,9 @@ def _check(device: DeviceSample) -> None:
             raise ValueError(f"device {device.device}: {name} has {len(str(value))} digits")
 
 
-def _said(line: Mapping[str, Any], at_s: float) -> Said:
+def _said(line: Mapping[str, Any], at_s: float) -> ToolOutput:
     code = line.get("code")
-    return Said(
+    return ToolOutput(
         _sane(line["tool"])[:40],
         at_s,
         _text(line),

@@ -1,4 +1,4 @@
-"""Which host tries to reach which, and on which port: every pair of a few hosts, a ring and samples of many."""
+"""Connection tests between hosts: every pair of few hosts; a ring and samples of many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ascendrun.core.reports import NodeReport
 
 ALL_PAIRS_UP_TO = 8
 SAMPLES = 3
-"""Above that, each host tries its neighbour in the ring, the first host (where ranks meet), and so many others."""
+"""Above that, each host tests its neighbour in the ring, the first host (rank 0), and this number of others."""
 HCCL_BASE_PORT = 60000
 
 
@@ -22,16 +22,16 @@ class Target:
 
 
 @dataclass(frozen=True)
-class TouchPlan:
-    """`targets`, `expected`: by host name; a host listens on all `ports` until everybody expected has come."""
+class ConnectionTestPlan:
+    """`targets`, `expected`: by host name. A host listens on all `ports` until all expected hosts have connected."""
 
     ports: tuple[int, ...]
     targets: Mapping[str, tuple[Target, ...]]
     expected: Mapping[str, tuple[str, ...]]
 
 
-def plan_touches(reports: Mapping[str, NodeReport], ports: Sequence[int]) -> TouchPlan | None:
-    """None when there is nobody to reach or no port to try. A pair without a route is left out: it has a finding."""
+def plan_connection_tests(reports: Mapping[str, NodeReport], ports: Sequence[int]) -> ConnectionTestPlan | None:
+    """Return None without peers or ports. A pair without a route is omitted: it has a finding."""
     hosts = list(reports)
     targets: dict[str, list[Target]] = {host: [] for host in hosts}
     expected: dict[str, list[str]] = {host: [] for host in hosts}
@@ -43,7 +43,7 @@ def plan_touches(reports: Mapping[str, NodeReport], ports: Sequence[int]) -> Tou
         expected[peer].append(source)
     if not ports or not any(targets.values()):
         return None
-    return TouchPlan(
+    return ConnectionTestPlan(
         tuple(ports),
         {host: tuple(some) for host, some in targets.items()},
         {host: tuple(names) for host, names in expected.items()},
@@ -51,7 +51,7 @@ def plan_touches(reports: Mapping[str, NodeReport], ports: Sequence[int]) -> Tou
 
 
 def choose_pairs(hosts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """(from, to), each once, both ways of a pair counted apart; the same for the same hosts."""
+    """Return (from, to) pairs, both directions, without duplicates; the same for the same hosts."""
     count = len(hosts)
     if count <= ALL_PAIRS_UP_TO:
         return tuple((one, other) for one in hosts for other in hosts if one != other)
@@ -67,7 +67,7 @@ def choose_pairs(hosts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def choose_ports(candidates: Sequence[int], taken: Iterable[Iterable[int]], *, family: str | None) -> tuple[int, ...]:
-    """The first candidate for MASTER_PORT that no host has taken, and for npu the first port of HCCL's that is free.
+    """Return the first candidate for MASTER_PORT that is free on all hosts, and for npu the first free port of HCCL.
 
     `taken`: per host.
     """
@@ -80,7 +80,7 @@ def choose_ports(candidates: Sequence[int], taken: Iterable[Iterable[int]], *, f
 
 
 def _address(reports: Mapping[str, NodeReport], *, of: str, seen_from: str) -> str | None:
-    """What `of` calls itself on its way to the other: where MASTER_ADDR and HCCL expect it; None: no route."""
+    """Return the source address of `of` on the route to the other, as MASTER_ADDR and HCCL use it; None: no route."""
     route = reports[of].routes.get(seen_from)
     if route is None or not route.source or route.source.startswith("127.") or route.source == "::1":
         return None

@@ -107,8 +107,8 @@ class TorchFacts:
 
 
 @dataclass(frozen=True)
-class Touch:
-    """One try to reach a peer's port; `error` None: it was reached. `code`: refused, silent, wrong-host, failed."""
+class ConnectionTest:
+    """One TCP connection to a port of a peer. `error` None: success. `code`: refused, silent, wrong-host, failed."""
 
     peer: str
     address: str
@@ -160,7 +160,7 @@ class NodeFacts:
     addresses: Mapping[str, tuple[str, ...]] | None = None
     taken_ports: Mapping[int, PortHolder] | None = None
     port_ranges: tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
-    touched: tuple[Touch, ...] | None = None
+    connection_tests: tuple[ConnectionTest, ...] | None = None
     runtime: tuple[str | None, str | Text | None] | None = None
     npu: NpuFacts = NpuFacts()
     late: tuple[str, ...] = ()

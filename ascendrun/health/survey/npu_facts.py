@@ -1,4 +1,4 @@
-"""What is known of a node's NPUs; None: could not look."""
+"""Facts about the NPUs of a node; None means unknown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ascendrun.ascend.tool_errors import ToolError
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose process holds a device. `tag`: of the ascendrun job it belongs to, None: of none."""
+    """The owner of a process on a device. `tag`: run id of its ascendrun job, None: not one."""
 
     user: str
     command: str
@@ -29,9 +29,9 @@ class Owner:
 
 @dataclass(frozen=True)
 class Table:
-    """`npu-smi info`. `info` None: there is no npu-smi. `owners`: by pid; one that is missing is not to be seen.
+    """`npu-smi info`. `info` None: npu-smi not found. `owners`: by pid, without processes that are not visible.
 
-    `hung`: it never came back.
+    `hung`: it did not return.
     """
 
     info: NpuSmiInfo | None = None
@@ -51,7 +51,7 @@ class DeviceNode:
 
 @dataclass(frozen=True)
 class CardViews:
-    """The views of single cards, by NPU id; of what was not asked or not answered, nothing."""
+    """Views of single NPUs by id, without those that were not queried or did not return."""
 
     ecc: Mapping[int, tuple[ChipEcc, ...]] = field(default_factory=dict)
     health: Mapping[int, tuple[ChipHealth, ...]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class CardViews:
 
 @dataclass(frozen=True)
 class Port:
-    """One device's network port, as hccn_tool tells; None: not asked, or no answer."""
+    """The network port of a device, from hccn_tool; None: unknown."""
 
     link: Link | None = None
     ip: Address | None = None
@@ -73,7 +73,7 @@ class Port:
 
     @property
     def address(self) -> str | None:
-        """IPv4 before IPv6; None: has none, or not known (see `has_no_address`)."""
+        """IPv4 before IPv6; None: none, or unknown (see `has_no_address`)."""
         return next((one.address for one in (self.ip, self.ip6) if one is not None and one.address), None)
 
     @property
@@ -83,7 +83,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Ports:
-    """By device number. `hung`: items that never came back, as `link of device 3`; `errors`: the tool's own."""
+    """By device number. `hung`: items that did not return, as `link of device 3`; `errors`: those of the tool."""
 
     ports: Mapping[int, Port]
     hung: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class PortPing:
-    """A ping from a device's port to an address; `ping` None: it never came back."""
+    """A ping from a device's port to an address; `ping` None: it did not return."""
 
     device: int
     address: str
@@ -101,7 +101,7 @@ class PortPing:
 
 @dataclass(frozen=True)
 class InstallFiles:
-    """Version files on the node's disk. `canns`: every toolkit or nnae found; `set_env`: files to source."""
+    """Version files of the node. `canns`: every toolkit or nnae found; `set_env`: files to source."""
 
     install: DriverInstall | None = None
     driver: DriverVersion | None = None
@@ -113,7 +113,7 @@ class InstallFiles:
 
 @dataclass(frozen=True)
 class ShellCann:
-    """The CANN that the job's variables lead to. `home` None: they lead to none; `is_gone`: to no folder."""
+    """The CANN that the variables of the job point to. `home` None: none; `is_gone`: the directory does not exist."""
 
     home: str | None = None
     is_gone: bool = False
@@ -135,13 +135,13 @@ class NpuFacts:
 
     @property
     def info(self) -> NpuSmiInfo | None:
-        """Only when it says something of chips."""
+        """None if it lists no chips."""
         info = self.table.info if self.table is not None else None
         return info if info is not None and info.chips else None
 
     @property
     def has_any(self) -> bool | None:
-        """Whether this is an Ascend node: its tool is there, or a device; None: could not look."""
+        """Whether this is an Ascend node: it has the tool or a device; None: unknown."""
         if self.table is not None and (self.table.hung or self.table.info is not None):
             return True
         if self.davinci:
@@ -150,7 +150,7 @@ class NpuFacts:
 
     @property
     def davinci(self) -> tuple[int, ...]:
-        """The numbers of the device files, ascending; () where there are none or nobody could look."""
+        """The numbers of the device files, ascending; () if none or unknown."""
         names = (name[len("davinci") :] for name in self.devices or () if name.startswith("davinci"))
         return tuple(sorted(int(number) for number in names if number.isdigit()))
 
@@ -162,7 +162,7 @@ class NpuFacts:
 
     @property
     def cann(self) -> CannVersion | None:
-        """Of the job's shell; else the only one on the disk."""
+        """The CANN of the job's shell; otherwise the only one on the disk."""
         if self.shell_cann is not None and self.shell_cann.version is not None:
             return self.shell_cann.version
         known = {one.version: one for one in (self.files.canns if self.files is not None else ())}
@@ -170,26 +170,26 @@ class NpuFacts:
 
 
 def chips_by_device(facts: NpuFacts) -> Mapping[int, NpuChip]:
-    """The chips by logic id: as the tool says it, else in the order of its table."""
+    """Return the chips by logic id: from the tool, otherwise in the order of its table."""
     chips = facts.info.chips if facts.info is not None else ()
     return {place if chip.logic_id is None else chip.logic_id: chip for place, chip in enumerate(chips)}
 
 
 def chip_of_node(facts: NpuFacts) -> Chip | None:
-    """The chip that the node's devices are; None: none, not known, or not all the same."""
+    """Return the chip model of the node; None: none, unknown, or several."""
     names = {chip.name for chip in (facts.info.chips if facts.info is not None else ())}
     name = names.pop() if len(names) == 1 else None
     return None if name is None else chip_of(name)
 
 
-def read_npu(said: Mapping[str, Any]) -> NpuFacts:
-    """From the read answers by probe name (missing or None: could not look)."""
+def read_npu(values: Mapping[str, Any]) -> NpuFacts:
+    """Return facts from the values by probe name (missing or None: unknown)."""
     return NpuFacts(
-        table=said.get("npu-smi"),
-        devices=said.get("npu-devices"),
-        cards=said.get("npu-cards"),
-        ports=said.get("hccn"),
-        files=said.get("ascend-files"),
-        shell_cann=said.get("cann"),
-        pings=said.get("hccn-pings"),
+        table=values.get("npu-smi"),
+        devices=values.get("npu-devices"),
+        cards=values.get("npu-cards"),
+        ports=values.get("hccn"),
+        files=values.get("ascend-files"),
+        shell_cann=values.get("cann"),
+        pings=values.get("hccn-pings"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ascendrun.health.survey import npu_parsers, npu_scripts
-from ascendrun.health.survey.survey_request import Item, Probe, Wish
+from ascendrun.health.survey.survey_request import Item, Probe, SurveyRequest
 
 DRIVER_NODES = ("davinci_manager", "devmm_svm", "hisi_hdc")
 MOST_DEVICES = 32
@@ -16,29 +16,29 @@ CARD_VIEWS = ("ecc", "health", "board")
 
 
 def _script(script: str, *arguments: str, kind: str = "argv", **more: Any) -> Any:
-    def ask(wish: Wish) -> Item | None:
+    def ask(request: SurveyRequest) -> Item | None:
         return (
             {"kind": kind, "argv": ["sh", "-c", script, "ascendrun", *arguments], **more}
-            if wish.may_have_npus
+            if request.may_have_npus
             else None
         )
 
     return ask
 
 
-def _ports(wish: Wish) -> Item | None:
+def _ports(request: SurveyRequest) -> Item | None:
     ask = (
         _script(npu_scripts.PORTS, *PORT_ITEMS, timeout_s=PORTS_S, max_bytes=1 << 18)
-        if wish.is_full
+        if request.is_full
         else _script(npu_scripts.PORTS, *LIGHT_PORT_ITEMS)
     )
-    item: Item | None = ask(wish)
+    item: Item | None = ask(request)
     return item
 
 
-def _devices(wish: Wish) -> Item | None:
+def _devices(request: SurveyRequest) -> Item | None:
     names = (*DRIVER_NODES, *(f"davinci{number}" for number in range(MOST_DEVICES)))
-    if not wish.may_have_npus:
+    if not request.may_have_npus:
         return None
     return {"kind": "stat", "paths": [f"/dev/{name}" for name in names], "below": "ASCENDRUN_SIM_ROOT"}
 
@@ -55,6 +55,6 @@ NPU_PROBES: tuple[Probe, ...] = (
     Probe("hccn", _ports, npu_parsers.read_ports),
     Probe("ascend-files", _script(npu_scripts.FILES), npu_parsers.read_files),
     Probe("cann", _script(npu_scripts.CANN, kind="shell_argv"), npu_parsers.read_shell_cann),
-    Probe("hccn-pings", lambda wish: None, npu_parsers.read_pings),
+    Probe("hccn-pings", lambda request: None, npu_parsers.read_pings),
 )
 """hccn-pings is asked once the ports' addresses are known: pings.py."""

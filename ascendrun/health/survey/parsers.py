@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ascendrun.health.survey.facts import (
+    ConnectionTest,
     Disk,
     PathSize,
     PortHolder,
     PythonFacts,
     SshdFacts,
     TorchFacts,
-    Touch,
     WriteResult,
 )
 from ascendrun.health.survey.survey_request import Raw
@@ -181,9 +181,9 @@ def read_environ(raw: Raw) -> dict[str, str] | None:
     return {name: value for name, _, value in pairs if name != AGENTS_MARK}
 
 
-def read_touches(raw: Raw) -> tuple[Touch, ...]:
+def read_connection_tests(raw: Raw) -> tuple[ConnectionTest, ...]:
     return tuple(
-        Touch(
+        ConnectionTest(
             peer=str(one["peer"]),
             address=str(one["address"]),
             port=int(one["port"]),

@@ -1,4 +1,4 @@
-"""What to ask of every node: one table of questions, each with the reading of its answer."""
+"""The table of probes of every node."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ascendrun.health.survey import parsers, scripts
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.npu_facts import read_npu
 from ascendrun.health.survey.npu_probes import NPU_PROBES
-from ascendrun.health.survey.survey_request import Item, Probe, Wish
+from ascendrun.health.survey.survey_request import Item, Probe, SurveyRequest
 
 FULL_PYTHON_S = 60.0
-"""Importing torch from a cold network disk takes that long, and is a finding of its own."""
+"""Importing torch from a cold network disk takes that long, and is a finding."""
 
 
 def _always(item: Item) -> Any:
-    return lambda wish: item
+    return lambda request: item
 
 
 def _files(*paths: str) -> Any:
@@ -30,25 +30,29 @@ def _argv(*words: str) -> Any:
 
 
 def _python(script: str, **more: Any) -> Any:
-    def ask(wish: Wish) -> Item | None:
-        if wish.python is None:
+    def ask(request: SurveyRequest) -> Item | None:
+        if request.python is None:
             return None
-        return {"kind": "shell_argv", "argv": [wish.python, "-c", script, wish.family or ""], **more}
+        return {"kind": "shell_argv", "argv": [request.python, "-c", script, request.family or ""], **more}
 
     return ask
 
 
-def _folders(wish: Wish) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((wish.root, *wish.folders))) if wish.root else wish.folders
+def _folders(request: SurveyRequest) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((request.root, *request.folders))) if request.root else request.folders
 
 
 HOST_PROBES: tuple[Probe, ...] = (
     Probe("os", _files("/etc/os-release", "/usr/lib/os-release"), parsers.read_os_name),
     Probe("limits", _always({"kind": "limits"}), parsers.read_limits),
-    Probe("disk", lambda wish: {"kind": "disk", "paths": [*_folders(wish), "/dev/shm", "/tmp"]}, parsers.read_disks),
-    Probe("write", lambda wish: {"kind": "write_probe", "paths": list(_folders(wish))}, parsers.read_writes),
     Probe(
-        "ports", lambda wish: {"kind": "bind", "ports": list(wish.ports)} if wish.ports else None, parsers.read_taken
+        "disk", lambda request: {"kind": "disk", "paths": [*_folders(request), "/dev/shm", "/tmp"]}, parsers.read_disks
+    ),
+    Probe("write", lambda request: {"kind": "write_probe", "paths": list(_folders(request))}, parsers.read_writes),
+    Probe(
+        "ports",
+        lambda request: {"kind": "bind", "ports": list(request.ports)} if request.ports else None,
+        parsers.read_taken,
     ),
     Probe(
         "port-ranges",
@@ -56,7 +60,7 @@ HOST_PROBES: tuple[Probe, ...] = (
         parsers.read_port_ranges,
     ),
     Probe("addresses", _argv("ip", "-o", "address", "show"), parsers.read_addresses),
-    Probe("sshd", lambda wish: {"kind": "argv", "argv": ["sh", "-c", scripts.SSHD]}, parsers.read_sshd),
+    Probe("sshd", lambda request: {"kind": "argv", "argv": ["sh", "-c", scripts.SSHD]}, parsers.read_sshd),
     Probe(
         "logind",
         _files(
@@ -64,20 +68,22 @@ HOST_PROBES: tuple[Probe, ...] = (
         ),
         parsers.read_logind,
     ),
-    Probe("touch", lambda wish: None, parsers.read_touches),  # asked in the second round: head/survey/doctor.py
+    Probe(
+        "touch", lambda request: None, parsers.read_connection_tests
+    ),  # sent in the second round: head/survey/doctor.py
     Probe("linger", _always({"kind": "listdir", "path": "/var/lib/systemd/linger"}), parsers.read_names),
     Probe(
         "paths",
-        lambda wish: {"kind": "size", "paths": list(wish.paths)} if wish.paths else None,
+        lambda request: {"kind": "size", "paths": list(request.paths)} if request.paths else None,
         parsers.read_sizes,
         is_full=False,
     ),
     Probe(
         "runtime",
-        lambda wish: (
+        lambda request: (
             None
-            if wish.container is None
-            else {"kind": "argv", "argv": [wish.container, "version", "--format", "{{.Server.Version}}"]}
+            if request.container is None
+            else {"kind": "argv", "argv": [request.container, "version", "--format", "{{.Server.Version}}"]}
         ),
         parsers.read_runtime,
         reads_errors=True,
@@ -97,36 +103,36 @@ JOB_PROBES: tuple[Probe, ...] = (
 PROBES: tuple[Probe, ...] = (*HOST_PROBES, *JOB_PROBES, *NPU_PROBES)
 
 
-def survey_items(wish: Wish) -> list[dict[str, Any]]:
-    """The items of the survey that this wish is answered by."""
+def survey_items(request: SurveyRequest) -> list[dict[str, Any]]:
+    """Return the survey items of a request."""
     items = []
     for probe in PROBES:
-        if probe.is_full and not wish.is_full and not (wish.names and probe.name in wish.names):
+        if probe.is_full and not request.is_full and not (request.names and probe.name in request.names):
             continue
-        if wish.names is not None and probe.name not in wish.names:
+        if request.names is not None and probe.name not in request.names:
             continue
-        item = probe.ask(wish)
+        item = probe.ask(request)
         if item is not None:
             items.append({"name": probe.name, **item})
     return items
 
 
-def read_answers(results: Mapping[str, Any]) -> dict[str, Any]:
-    """What each probe's answer means, by its name; None: could not look. Never raises, whatever a node says."""
-    said: dict[str, Any] = {}
+def read_results(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of each probe by its name; None: unknown. Never raises."""
+    values: dict[str, Any] = {}
     for probe in PROBES:
         raw = results.get(probe.name)
         if not isinstance(raw, dict) or ("error" in raw and not probe.reads_errors):
             continue
         try:
-            said[probe.name] = probe.read(rendered(raw))
-        except Exception:  # a foreign tool's text may be anything; a reader that stumbles over it has read nothing
-            said[probe.name] = None
-    return said
+            values[probe.name] = probe.read(rendered(raw))
+        except Exception:  # output of other tools may be anything; what a parser cannot read is unknown
+            values[probe.name] = None
+    return values
 
 
 def late_probes(results: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the questions that had no answer in time: what hangs there is worth knowing by itself."""
+    """Return the names of the probes that did not return in time."""
     return tuple(
         sorted(
             name for name, raw in results.items() if isinstance(raw, dict) and (raw.get("late") or raw.get("timed_out"))
@@ -135,8 +141,8 @@ def late_probes(results: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_facts(report: NodeReport, hello: Mapping[str, Any], results: Mapping[str, Any]) -> NodeFacts:
-    """From a node's report, its agent's greeting and its raw survey answers."""
-    said = read_answers(results)
+    """Return facts from a node's report, its agent info and its raw survey results."""
+    values = read_results(results)
     login = hello.get("login") or {}
     return NodeFacts(
         host=report.host,
@@ -151,27 +157,27 @@ def read_facts(report: NodeReport, hello: Mapping[str, Any], results: Mapping[st
         machine_id=report.machine_id or None,
         kernel=report.kernel,
         arch=report.arch,
-        os_name=said.get("os"),
+        os_name=values.get("os"),
         cpus=report.cpus,
         memory_bytes=report.memory_bytes,
         agent_python=report.python_version,
         clock_offset_s=report.clock_offset_s,
-        limits=said.get("limits"),
-        sshd=said.get("sshd"),
-        kills_user_processes=said.get("logind"),
-        lingering_users=said.get("linger"),
-        disks=said.get("disk"),
-        writes=said.get("write"),
-        paths=said.get("paths"),
-        python=said.get("python"),
-        torch=said.get("torch"),
-        environ=said.get("environ"),
+        limits=values.get("limits"),
+        sshd=values.get("sshd"),
+        kills_user_processes=values.get("logind"),
+        lingering_users=values.get("linger"),
+        disks=values.get("disk"),
+        writes=values.get("write"),
+        paths=values.get("paths"),
+        python=values.get("python"),
+        torch=values.get("torch"),
+        environ=values.get("environ"),
         routes=report.routes,
-        addresses=said.get("addresses"),
-        taken_ports=said.get("ports"),
-        port_ranges=said.get("port-ranges"),
-        touched=said.get("touch"),
-        runtime=said.get("runtime"),
-        npu=read_npu(said),
+        addresses=values.get("addresses"),
+        taken_ports=values.get("ports"),
+        port_ranges=values.get("port-ranges"),
+        connection_tests=values.get("touch"),
+        runtime=values.get("runtime"),
+        npu=read_npu(values),
         late=late_probes(results),
     )

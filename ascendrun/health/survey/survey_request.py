@@ -1,4 +1,4 @@
-"""What a survey of one host is for, and what a probe is: a question and the reading of its answer."""
+"""The request of a survey for one host, and a probe: a survey item and the parser of its result."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Item = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Wish:
-    """One host as doctor, the gate or `env` want it looked at.
+class SurveyRequest:
+    """What doctor, the preflight checks or `env` query on one host.
 
-    `family`: npu, cuda or cpu; None: not known, any device is of interest. `root`: the agent's folder there.
-    `python`: what the job's shell finds as its interpreter, None: the job runs no Python. `has_job`: questions in the
-    job's own shell make sense. `ports`: to be tried by bind. `folders`: will be written to. `paths`: must be there.
-    `is_full`: the slow questions too. `names`: these probes only, None: all that fit.
+    `family`: npu, cuda or cpu; None: unknown, query all devices. `root`: the agent's directory on the host.
+    `python`: the interpreter in the shell of the job, None: the job does not use Python. `has_job`: run probes in the
+    shell of the job. `ports`: to test by bind. `folders`: directories that will be written. `paths`: must exist.
+    `is_full`: include slow probes. `names`: run these probes only, None: all that apply.
     """
 
     host: str
@@ -40,14 +40,14 @@ class Wish:
 
 @dataclass(frozen=True)
 class Probe:
-    """`ask` makes the survey item (without its name), None: not for this wish.
+    """`ask` returns the survey item (without its name); None: not for this request.
 
-    `read` turns the raw answer into a value, None: could not look. It is never given an answer with "error" in it,
-    unless `reads_errors`; what it raises counts as None.
+    `read` parses the raw result; None: unknown. It gets results with "error" only if `reads_errors`. An exception
+    counts as None.
     """
 
     name: str
-    ask: Callable[[Wish], Item | None]
+    ask: Callable[[SurveyRequest], Item | None]
     read: Callable[[Raw], Any]
     is_full: bool = False
     reads_errors: bool = False

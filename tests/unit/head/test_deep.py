@@ -15,7 +15,14 @@ from ascendrun.core.jobfile.model import Checks, JobSpec
 from ascendrun.head.state.settings import SPOOL_COMPLETE, spool_dir
 from ascendrun.head.survey.submission import Submission
 from ascendrun.health.deep.results import DeepReport
-from ascendrun.query.deep_check import DeepOptions, earlier_reports, judge_and_keep, look_deep, make_base, read_lines
+from ascendrun.query.deep_check import (
+    DeepOptions,
+    earlier_reports,
+    evaluate_and_save,
+    make_base,
+    read_lines,
+    run_deep_check,
+)
 
 OPTIONS = DeepOptions(burn_s=1.0, sizes=(1024,), start_s=5.0, job_s=5.0)
 
@@ -112,7 +119,7 @@ def look(
 ) -> DeepReport:
     hosts = tuple(Host(f"n{k}", slots=8) for k in range(1, count + 1))
     said = [] if said is None else said
-    return look_deep(
+    return run_deep_check(
         world,
         make_base(None, family="npu"),
         hosts,
@@ -143,7 +150,7 @@ def test_jobs_that_do_not_end_are_told_and_ended(tmp_path: Path) -> None:
 
 def test_no_host_is_in_two_jobs_at_once_and_a_slow_one_is_found(tmp_path: Path) -> None:
     world = World(tmp_path, speeds={"n5": 2e9})
-    found = judge_and_keep(look(world, 9), tmp_path).findings
+    found = evaluate_and_save(look(world, 9), tmp_path).findings
     assert [(one.code, one.hosts) for one in found] == [("deep-host-slow", ("n5",))]
     assert set(world.most_live_of.values()) == {1}
 
@@ -158,7 +165,7 @@ def test_a_host_that_runs_a_job_is_left_in_peace(tmp_path: Path) -> None:
 
 def test_a_host_that_is_not_fit_is_not_measured_and_told(tmp_path: Path) -> None:
     world = World(tmp_path)
-    found = judge_and_keep(look(world, unfit=["n2"]), tmp_path).findings
+    found = evaluate_and_save(look(world, unfit=["n2"]), tmp_path).findings
     assert [(one.code, one.hosts) for one in found] == [("deep-host-not-ready", ("n2",))]
     assert "n2" not in world.most_live_of
 
@@ -166,10 +173,10 @@ def test_a_host_that_is_not_fit_is_not_measured_and_told(tmp_path: Path) -> None
 def test_a_slow_device_is_measured_again_before_it_is_blamed(tmp_path: Path) -> None:
     said: list[str] = []
     forgiven = look(World(tmp_path / "a", tflops={"n3": [100.0, 299.0]}), said=said)
-    assert judge_and_keep(forgiven, tmp_path / "a").findings == ()
+    assert evaluate_and_save(forgiven, tmp_path / "a").findings == ()
     assert len(said) > len(look_said(tmp_path / "c"))
     blamed = look(World(tmp_path / "b", tflops={"n3": [100.0, 101.0]}))
-    [found] = judge_and_keep(blamed, tmp_path / "b").findings
+    [found] = evaluate_and_save(blamed, tmp_path / "b").findings
     assert (found.code, found.hosts) == ("deep-device-slow", ("n3",))
 
 
@@ -191,11 +198,11 @@ def test_what_was_started_is_ended_when_the_look_is_interrupted(tmp_path: Path) 
 
 
 def test_each_run_is_kept_in_private_and_the_next_one_compared_with_it(tmp_path: Path) -> None:
-    first = judge_and_keep(look(World(tmp_path / "1", tflops={"n2": [300.0]})), tmp_path)
+    first = evaluate_and_save(look(World(tmp_path / "1", tflops={"n2": [300.0]})), tmp_path)
     assert first.findings == () and os.stat(first.file).st_mode & 0o777 == 0o600
     (tmp_path / "deep" / "20990101T000000.000Z.json").write_text('{"at_s": 1, "torn')
     (tmp_path / "deep" / "20990102T000000.000Z.json").write_text("[]")
-    second = judge_and_keep(look(World(tmp_path / "2", tflops={"n2": [177.0]})), tmp_path)
+    second = evaluate_and_save(look(World(tmp_path / "2", tflops={"n2": [177.0]})), tmp_path)
     compared = {one.code: one for one in second.findings}["deep-device-slower-than-before"]
     assert (compared.hosts, round(compared.values["below"].values["fraction"], 2)) == (("n2",), 0.41)
     assert [report.at_s for report in earlier_reports(tmp_path)] == [second.report.at_s, first.report.at_s]

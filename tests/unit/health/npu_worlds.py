@@ -14,7 +14,7 @@ from ascendrun.health.survey.check_context import World
 from ascendrun.health.survey.facts import NodeFacts, PythonFacts
 from ascendrun.health.survey.npu_facts import read_npu
 from ascendrun.health.survey.npu_probes import CARD_VIEWS, DRIVER_NODES, PORT_ITEMS
-from ascendrun.health.survey.probes import read_answers
+from ascendrun.health.survey.probes import read_results
 from ascendrun.sim.ascend import cann
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, make_faults, make_node
 from ascendrun.sim.ascend.tool import hccn_tool, npu_smi
@@ -156,7 +156,7 @@ def node(host, scenario=None, *faults, raw=None, number=None, **more):
         "routes": {"n1": Route("eth0", f"10.0.0.{number}"), "n2": Route("eth0", f"10.0.0.{number}")},
         **more,
     }
-    return NodeFacts(host, npu=read_npu(read_answers(answers)), **values)
+    return NodeFacts(host, npu=read_npu(read_results(answers)), **values)
 
 
 def world(*nodes, family="npu", job="", per_node=None):

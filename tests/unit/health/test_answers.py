@@ -11,7 +11,12 @@ from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.env_view import make_env_report, mask, write_env_file
 from ascendrun.health.survey.check_context import World
 from ascendrun.health.survey.comparison import fact_rows
-from ascendrun.health.survey.connection_test_plan import ALL_PAIRS_UP_TO, choose_pairs, choose_ports, plan_touches
+from ascendrun.health.survey.connection_test_plan import (
+    ALL_PAIRS_UP_TO,
+    choose_pairs,
+    choose_ports,
+    plan_connection_tests,
+)
 from ascendrun.health.survey.facts import NodeFacts, PythonFacts
 from ascendrun.health.survey.parsers import (
     read_addresses,
@@ -21,8 +26,8 @@ from ascendrun.health.survey.parsers import (
     read_sshd,
     read_torch,
 )
-from ascendrun.health.survey.probes import PROBES, late_probes, read_answers, read_facts, survey_items
-from ascendrun.health.survey.survey_request import Wish
+from ascendrun.health.survey.probes import PROBES, late_probes, read_facts, read_results, survey_items
+from ascendrun.health.survey.survey_request import SurveyRequest
 from ascendrun.text import Text
 
 
@@ -101,7 +106,7 @@ def test_an_answer_that_is_an_error_is_unknown_and_one_that_came_too_late_is_nam
         "disk": {"error": "no answer in time", "late": True},
         "environ": ran(code=None, timed_out=True),
     }
-    said = read_answers(results)
+    said = read_results(results)
     assert "limits" not in said and "disk" not in said and said["environ"] is None
     assert late_probes(results) == ("disk", "environ")
 
@@ -148,14 +153,14 @@ def test_no_answer_of_a_node_can_make_the_head_fall_over(results, login):
 
 
 def test_only_what_fits_the_wish_is_asked():
-    def names(**wish):
-        return {item["name"] for item in survey_items(Wish("n", **wish))}
+    def names(**request):
+        return {item["name"] for item in survey_items(SurveyRequest("n", **request))}
 
     assert "torch" in names() and "torch" not in names(is_full=False)
     assert "torch" in names(is_full=False, names=("torch", "limits"))
     assert not {"python", "torch"} & names(python=None)
     assert "paths" not in names() and "paths" in names(paths=("/data",))
-    assert len([item["name"] for item in survey_items(Wish("n"))]) == len(names())
+    assert len([item["name"] for item in survey_items(SurveyRequest("n"))]) == len(names())
 
 
 # --- who reaches whom ---
@@ -188,11 +193,11 @@ def test_a_peer_is_tried_at_the_address_that_it_uses_itself_and_never_at_a_loopb
         "a": report_of("a", {"b": Route("eth0", "10.0.0.1")}),
         "b": report_of("b", {"a": Route("eth0", "10.0.0.2")}),
     }
-    plan = plan_touches(reports, (20001,))
+    plan = plan_connection_tests(reports, (20001,))
     assert [(one.peer, one.address) for one in plan.targets["a"]] == [("b", "10.0.0.2")]
     assert plan.expected == {"a": ("b",), "b": ("a",)}
     here = {name: report_of(name, {}) for name in ("a", "b")}
-    assert plan_touches(here, (20001,)) is None
+    assert plan_connection_tests(here, (20001,)) is None
 
 
 # --- what is shown ---

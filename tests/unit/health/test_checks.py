@@ -21,6 +21,7 @@ from ascendrun.health.checks import CHECKS, NPU_CHECKS, RENAMED, choose_checks, 
 from ascendrun.health.survey.check_context import World, compare
 from ascendrun.health.survey.comparison import finding_line
 from ascendrun.health.survey.facts import (
+    ConnectionTest,
     Disk,
     NodeFacts,
     PathSize,
@@ -28,7 +29,6 @@ from ascendrun.health.survey.facts import (
     PythonFacts,
     SshdFacts,
     TorchFacts,
-    Touch,
     Unreached,
     WriteResult,
 )
@@ -84,7 +84,7 @@ def sound(host: str, **changes) -> NodeFacts:
         addresses={"lo": ("127.0.0.1",), "eth0": (f"10.0.0.{number}",)},
         taken_ports={},
         port_ranges=((32768, 60999), ((60000, 60031),)),
-        touched=tuple(Touch(peer, "10.0.0.9", 20001, wall_s=0.001) for peer in NAMES if peer != host),
+        connection_tests=tuple(ConnectionTest(peer, "10.0.0.9", 20001, wall_s=0.001) for peer in NAMES if peer != host),
         runtime=("24.0", None),
     )
     return replace(facts, **changes)
@@ -174,10 +174,22 @@ PLANTED = {
         {"routes": {"n1": Route("eth0", "10.0.0.2"), "n3": Route("eth1", "10.1.0.2")}},
         Severity.WARN,
     ),
-    "peer-timeout": ({"touched": (Touch("n3", "10.0.0.3", 20001, "no answer", "silent"),)}, Severity.FAIL),
-    "peer-refuses": ({"touched": (Touch("n3", "10.0.0.3", 20001, "refused", "refused"),)}, Severity.FAIL),
-    "peer-wrong": ({"touched": (Touch("n3", "10.0.0.3", 20001, "n9 answered", "wrong-host"),)}, Severity.FAIL),
-    "peer-fails": ({"touched": (Touch("n3", "10.0.0.3", 20001, "no route", "failed"),)}, Severity.FAIL),
+    "peer-timeout": (
+        {"connection_tests": (ConnectionTest("n3", "10.0.0.3", 20001, "no answer", "silent"),)},
+        Severity.FAIL,
+    ),
+    "peer-refuses": (
+        {"connection_tests": (ConnectionTest("n3", "10.0.0.3", 20001, "refused", "refused"),)},
+        Severity.FAIL,
+    ),
+    "peer-wrong": (
+        {"connection_tests": (ConnectionTest("n3", "10.0.0.3", 20001, "n9 answered", "wrong-host"),)},
+        Severity.FAIL,
+    ),
+    "peer-fails": (
+        {"connection_tests": (ConnectionTest("n3", "10.0.0.3", 20001, "no route", "failed"),)},
+        Severity.FAIL,
+    ),
     "setup-failed": ({"python": PythonFacts(setup="failed", error="set_env.sh: No such file")}, Severity.FAIL),
     "python-missing": ({"python": PythonFacts(setup="no-command", error="exit code 127")}, Severity.FAIL),
     "python-broken": ({"python": PythonFacts(error="libpython3.10.so: cannot open")}, Severity.FAIL),

@@ -14,9 +14,9 @@ from ascendrun.health.survey.comparison import fact_rows, finding_line
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.npu_facts import NpuFacts, chip_of_node, read_npu
 from ascendrun.health.survey.npu_probes import NPU_PROBES
-from ascendrun.health.survey.probes import read_answers, survey_items
+from ascendrun.health.survey.probes import read_results, survey_items
 from ascendrun.health.survey.sections import read_sections
-from ascendrun.health.survey.survey_request import Wish
+from ascendrun.health.survey.survey_request import SurveyRequest
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.text import LANGUAGES
 
@@ -37,12 +37,12 @@ def test_the_table_of_facts_has_the_devices_and_their_software():
 def test_npu_questions_are_asked_of_npu_nodes_and_where_nobody_knows():
     names = {probe.name for probe in NPU_PROBES} - {"hccn-pings"}
 
-    def asked(**wish):
-        return {item["name"] for item in survey_items(Wish("n", **wish))} & names
+    def asked(**request):
+        return {item["name"] for item in survey_items(SurveyRequest("n", **request))} & names
 
     assert asked(family="npu") == asked(family=None) == names
     assert asked(family="cpu") == asked(family="cuda") == set()
-    light = {item["name"]: item for item in survey_items(Wish("n", family="npu", is_full=False))}
+    light = {item["name"]: item for item in survey_items(SurveyRequest("n", family="npu", is_full=False))}
     assert "npu-cards" not in light and "net_health" not in light["hccn"]["argv"]
 
 
@@ -55,7 +55,7 @@ def test_sections_come_apart_whatever_stands_in_them():
 def test_a_number_that_was_cut_is_not_taken_for_a_whole_one():
     whole = raw_answers(Scenario())["npu-smi"]["out"]
     cut = whole[: whole.index("3380")] + "3"
-    facts = read_npu(read_answers({"npu-smi": ran(cut, code=None, timed_out=True)}))
+    facts = read_npu(read_results({"npu-smi": ran(cut, code=None, timed_out=True)}))
     assert facts.table.hung and all(chip.hbm_used_mb != 3 for chip in facts.table.info.chips)
 
 
@@ -75,7 +75,7 @@ def test_mangled_answers_never_make_a_check_fall_over_and_every_finding_has_word
             mangled["out"] = text[:low] + data.draw(st.text(max_size=8)) + text[high:]
         if data.draw(st.integers(0, 5)):
             answers[name] = mangled
-    ill = NodeFacts("n2", npu=read_npu(read_answers(answers)), python=PYTHON, environ=ENVIRON, arch="aarch64")
+    ill = NodeFacts("n2", npu=read_npu(read_results(answers)), python=PYTHON, environ=ENVIRON, arch="aarch64")
     known = {code for check in NPU_CHECKS for code in check.codes}
     for finding in run_checks(world(SOUND, ill, family=data.draw(st.sampled_from(["npu", None])))):
         if finding.code in known:
@@ -96,5 +96,5 @@ def test_the_files_of_the_node_are_read_whatever_layout_cann_has():
     for version in ("8.0.RC3", "8.5.0", "9.0.0"):
         scenario = Scenario(cann=version)
         text = files_text(scenario, scene_of(scenario))
-        facts = read_npu(read_answers({"ascend-files": ran(text)}))
+        facts = read_npu(read_results({"ascend-files": ran(text)}))
         assert facts.cann.version == version and facts.driver_version == "24.1.rc2"

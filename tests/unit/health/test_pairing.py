@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascendrun.health.deep.pair_schedule import Exchange, Judgement, Pair, judge, next_round, pair_of
+from ascendrun.health.deep.pair_schedule import Exchange, Pair, PairEvaluation, evaluate_pairs, next_round, pair_of
 
 SHARES = {"bandwidth": 0.7, "promptness": 0.33}
 NOISE = 0.1
@@ -34,12 +34,12 @@ class Fabric:
         noisy = share * self.chance.uniform(1 - NOISE, 1 + NOISE)
         return Exchange(*pair, rates={"bandwidth": 20e9 * noisy, "promptness": 5e4 * self.chance.uniform(0.8, 1.2)})
 
-    def run(self, partners: int = 2) -> tuple[Judgement, list[Exchange]]:
+    def run(self, partners: int = 2) -> tuple[PairEvaluation, list[Exchange]]:
         results: list[Exchange] = []
         while True:
             pairs = next_round(self.hosts, results, shares=SHARES, partners=partners)
             if not pairs:
-                return judge(self.hosts, results, shares=SHARES), results
+                return evaluate_pairs(self.hosts, results, shares=SHARES), results
             self.rounds.append(pairs)
             results += [self.measure(pair) for pair in pairs]
             assert len(self.rounds) < 100, "the rounds do not end"
@@ -59,9 +59,9 @@ def clusters(draw: st.DrawFn) -> Fabric:
 
 @given(clusters())
 def test_every_bad_host_is_named_and_no_sound_one(fabric: Fabric) -> None:
-    judged, _ = fabric.run()
-    assert set(judged.bad_hosts) == set(fabric.bad_hosts)
-    assert judged.bad_links == ()
+    evaluation, _ = fabric.run()
+    assert set(evaluation.bad_hosts) == set(fabric.bad_hosts)
+    assert evaluation.bad_links == ()
 
 
 @given(clusters())
@@ -77,8 +77,8 @@ def test_the_pairs_of_a_round_are_disjoint_and_no_pair_is_measured_more_than_twi
 @given(st.integers(2, 70), st.integers(0, 1000))
 def test_a_healthy_cluster_names_nobody_and_everyone_had_two_partners(count: int, seed: int) -> None:
     fabric = Fabric(count, seed=seed)
-    judged, results = fabric.run()
-    assert (judged.bad_hosts, judged.bad_links, judged.unclear) == ((), (), ())
+    evaluation, results = fabric.run()
+    assert (evaluation.bad_hosts, evaluation.bad_links, evaluation.unclear) == ((), (), ())
     met: dict[str, set[str]] = {host: set() for host in fabric.hosts}
     for result in results:
         met[result.one].add(result.other)
@@ -92,17 +92,17 @@ def test_a_bad_link_that_was_met_is_named_and_its_hosts_are_not(count: int, data
     measured = sorted({result.pair for result in Fabric(count).run()[1]})
     one, other = data.draw(st.sampled_from(measured))
     share = data.draw(st.sampled_from([0.0, 0.02, 0.5]))
-    judged, _ = Fabric(count, links={(int(one[1:]), int(other[1:])): share}).run()
-    assert judged.bad_links == ((one, other),)
-    assert judged.bad_hosts == () and judged.unclear == ()
+    evaluation, _ = Fabric(count, links={(int(one[1:]), int(other[1:])): share}).run()
+    assert evaluation.bad_links == ((one, other),)
+    assert evaluation.bad_hosts == () and evaluation.unclear == ()
 
 
 @settings(max_examples=20)
 @given(st.sampled_from([255, 500, 999, 1000]), st.sets(st.integers(0, 254), max_size=20), st.integers(0, 9))
 def test_a_large_cluster_needs_few_rounds(count: int, bad: frozenset[int], seed: int) -> None:
     fabric = Fabric(count, hosts=dict.fromkeys(bad, 0.4), seed=seed)
-    judged, _ = fabric.run()
-    assert set(judged.bad_hosts) == {fabric.hosts[host] for host in bad}
+    evaluation, _ = fabric.run()
+    assert set(evaluation.bad_hosts) == {fabric.hosts[host] for host in bad}
     assert len(fabric.rounds) <= 6
 
 
@@ -119,16 +119,16 @@ def test_a_switch_with_a_bad_uplink_is_told_as_a_split_and_no_host_is_blamed(
     behind = set(range(start, start + size))
     links = {(one, other): share for one in behind for other in range(count) if other not in behind}
     fabric = Fabric(count, links=links)
-    judged, _ = fabric.run()
-    assert judged.bad_hosts == () and judged.unclear == () and judged.lone_links == ()
+    evaluation, _ = fabric.run()
+    assert evaluation.bad_hosts == () and evaluation.unclear == () and evaluation.lone_links == ()
     island = tuple(fabric.hosts[host] for host in sorted(behind))
-    assert judged.splits and all(island in (split.one, split.other) for split in judged.splits)
+    assert evaluation.splits and all(island in (split.one, split.other) for split in evaluation.splits)
     assert len(fabric.rounds) <= 3 * count.bit_length()
 
 
 def test_two_lone_bad_links_are_no_split() -> None:
-    judged, _ = Fabric(16, links={(0, 1): 0.1, (6, 7): 0.1}).run()
-    assert judged.lone_links == (("n0000", "n0001"), ("n0006", "n0007")) and judged.splits == ()
+    evaluation, _ = Fabric(16, links={(0, 1): 0.1, (6, 7): 0.1}).run()
+    assert evaluation.lone_links == (("n0000", "n0001"), ("n0006", "n0007")) and evaluation.splits == ()
 
 
 def test_the_first_round_pairs_neighbours_and_the_second_the_far_side() -> None:
@@ -151,8 +151,8 @@ def test_a_lone_slow_measurement_is_repeated_and_forgiven() -> None:
     assert next_round(hosts, results, shares=SHARES) == (("a", "b"),)
     results.append(Exchange("b", "a", fast))
     assert next_round(hosts, results, shares=SHARES) == ()
-    judged = judge(hosts, results, shares=SHARES)
-    assert not judged.slow and not judged.bad_links
+    evaluation = evaluate_pairs(hosts, results, shares=SHARES)
+    assert not evaluation.slow and not evaluation.bad_links
 
 
 def test_a_link_that_answers_late_is_as_bad_as_a_narrow_one() -> None:
@@ -160,24 +160,26 @@ def test_a_link_that_answers_late_is_as_bad_as_a_narrow_one() -> None:
     sound = {"bandwidth": 100.0, "promptness": 1000.0}
     late = {"bandwidth": 95.0, "promptness": 100.0}
     pairs = [("a", "b"), ("c", "d"), ("a", "c"), ("b", "d"), ("b", "c")]
-    judged = judge(hosts, [Exchange(a, b, late if "b" in (a, b) else sound) for a, b in pairs], shares=SHARES)
-    assert judged.bad_hosts == ("b",)
+    evaluation = evaluate_pairs(
+        hosts, [Exchange(a, b, late if "b" in (a, b) else sound) for a, b in pairs], shares=SHARES
+    )
+    assert evaluation.bad_hosts == ("b",)
 
 
 @pytest.mark.parametrize("rates", [None, {"bandwidth": 1.0}])
 def test_two_hosts_alone_are_never_blamed_one_by_one(rates: dict[str, float] | None) -> None:
     results = [Exchange("a", "b", rates, "silence")]
     assert next_round(["a", "b"], results, shares=SHARES) == ()
-    judged = judge(["a", "b"], results, shares=SHARES)
-    assert judged.bad_hosts == () and judged.bad_links == ()
-    assert judged.unclear == ((("a", "b"),) if rates is None else ())
+    evaluation = evaluate_pairs(["a", "b"], results, shares=SHARES)
+    assert evaluation.bad_hosts == () and evaluation.bad_links == ()
+    assert evaluation.unclear == ((("a", "b"),) if rates is None else ())
 
 
 def test_where_nobody_reaches_anybody_the_rounds_end_and_nobody_is_blamed() -> None:
     fabric = Fabric(9, hosts=dict.fromkeys(range(9), 0.0))
-    judged, results = fabric.run()
-    assert judged.bad_hosts == () and judged.bad_links == ()
-    assert set(judged.unclear) == {result.pair for result in results}
+    evaluation, results = fabric.run()
+    assert evaluation.bad_hosts == () and evaluation.bad_links == ()
+    assert set(evaluation.unclear) == {result.pair for result in results}
 
 
 def test_one_host_has_nothing_to_be_paired_with() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
-from ascendrun.health.samples.device_samples import DeviceReader, Said, sampling_items
+from ascendrun.health.samples.device_samples import DeviceReader, ToolOutput, sampling_items
 from ascendrun.health.samples.sample_lines import LineReader
 from ascendrun.sim.ascend.control import set_fault
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, ShownProcess
@@ -30,7 +30,7 @@ def section(label: str, text: str, code: int = 0) -> str:
 
 
 def table(reader: DeviceReader, name: str = "npu_smi_info/L1-910B3-busy", at_s: float = T) -> list[DeviceSample]:
-    return list(reader.take(Said("npu-smi", at_s, recording(name)))[0])
+    return list(reader.take(ToolOutput("npu-smi", at_s, recording(name)))[0])
 
 
 def test_a_table_gives_every_device_with_its_processes_and_nothing_that_it_does_not_say() -> None:
@@ -57,8 +57,10 @@ def test_a_chip_without_hbm_tells_its_other_memory_and_the_device_number_is_the_
 def test_what_slow_items_said_stands_in_the_samples_until_it_is_too_old() -> None:
     reader = DeviceReader("a1")
     table(reader)
-    assert reader.take(Said("npu-cards", T, section("common 0", recording("common/910B1-with-mcu")))) == ((), ())
-    reader.take(Said("npu-ports", T, section("link 0", "link status: DOWN\n") + section("link 1", "link status: UP\n")))
+    assert reader.take(ToolOutput("npu-cards", T, section("common 0", recording("common/910B1-with-mcu")))) == ((), ())
+    reader.take(
+        ToolOutput("npu-ports", T, section("link 0", "link status: DOWN\n") + section("link 1", "link status: UP\n"))
+    )
     first = table(reader, at_s=T + 5)
     assert first[0].frequency_mhz == 1500 and first[0].link_up is False
     assert first[1].frequency_mhz is None and first[1].link_up is True
@@ -69,14 +71,16 @@ def test_what_slow_items_said_stands_in_the_samples_until_it_is_too_old() -> Non
 
 def test_what_is_said_beyond_the_figures_is_kept_when_it_changes_and_now_and_then() -> None:
     reader = DeviceReader("a1")
-    reader.take(Said("npu-ecc", T, section("ecc 0", recording("ecc/910B-hbm-only"))))
+    reader.take(ToolOutput("npu-ecc", T, section("ecc 0", recording("ecc/910B-hbm-only"))))
     table(reader)
     first = {one.device: one for one in reader.new_details()}
     assert len(first) >= 2 and first[0].bus_id and any(one.processes for one in first.values())
     table(reader, at_s=T + 5)
     assert reader.new_details() == ()
-    reader.take(Said("npu-ports", T, section("stat 0", "packet statistics:\nroce_rx_err_pkt_num:5\nother_num:1\n")))
-    reader.take(Said("npu-ecc", T, section("ecc 0", recording("ecc/910B-hbm-only"))))
+    reader.take(
+        ToolOutput("npu-ports", T, section("stat 0", "packet statistics:\nroce_rx_err_pkt_num:5\nother_num:1\n"))
+    )
+    reader.take(ToolOutput("npu-ecc", T, section("ecc 0", recording("ecc/910B-hbm-only"))))
     table(reader, at_s=T + 10)
     (changed,) = reader.new_details()
     assert changed.device == 0 and changed.values["roce_rx_err_pkt_num"] == 5 and "other_num" not in changed.values
@@ -92,9 +96,9 @@ def test_rates_of_a_port_come_with_the_second_look_and_never_below_zero() -> Non
         return section("stat 0", f"packet statistics:\nmac_tx_total_oct_num:{tx}\nmac_rx_total_oct_num:{rx}\n")
 
     reader = DeviceReader("a1")
-    reader.take(Said("npu-ports", T, stat(1000, 500)))
+    reader.take(ToolOutput("npu-ports", T, stat(1000, 500)))
     assert table(reader, at_s=T)[0].link_tx_bytes_s is None
-    reader.take(Said("npu-ports", T + 20, stat(5000, 400)))
+    reader.take(ToolOutput("npu-ports", T + 20, stat(5000, 400)))
     sample = table(reader, at_s=T + 21)[0]
     assert (sample.link_tx_bytes_s, sample.link_rx_bytes_s) == (200.0, None), "the driver was started anew"
 
@@ -102,7 +106,7 @@ def test_rates_of_a_port_come_with_the_second_look_and_never_below_zero() -> Non
 def test_how_often_a_link_went_down_is_known_of_old_drivers_too() -> None:
     reader = DeviceReader("a1")
     reader.take(
-        Said(
+        ToolOutput(
             "npu-history",
             T,
             section("link_stat 2", recording("link-history/old"))
@@ -124,23 +128,23 @@ def test_how_often_a_link_went_down_is_known_of_old_drivers_too() -> None:
 )
 def test_a_text_that_is_no_table_is_kept_once_with_the_reason(text: str, why: str) -> None:
     reader = DeviceReader("a1")
-    samples, raw = reader.take(Said("npu-smi", T, text))
+    samples, raw = reader.take(ToolOutput("npu-smi", T, text))
     assert samples == () and len(raw) == 1 and raw[0].text == text and why in raw[0].why
-    assert reader.take(Said("npu-smi", T + 5, text)) == ((), ())
-    assert len(reader.take(Said("npu-smi", T + 4000, text))[1]) == 1
+    assert reader.take(ToolOutput("npu-smi", T + 5, text)) == ((), ())
+    assert len(reader.take(ToolOutput("npu-smi", T + 4000, text))[1]) == 1
 
 
 def test_a_tool_that_is_not_there_or_does_not_answer_gives_no_sample() -> None:
     reader = DeviceReader("a1")
-    assert reader.take(Said("npu-smi", T, "", code=127)) == ((), ())
-    assert reader.take(Said("something", T, "x")) == ((), ())
-    samples, raw = reader.take(Said("npu-smi", T, "half a tab", code=None, timed_out=True))
+    assert reader.take(ToolOutput("npu-smi", T, "", code=127)) == ((), ())
+    assert reader.take(ToolOutput("something", T, "x")) == ((), ())
+    samples, raw = reader.take(ToolOutput("npu-smi", T, "half a tab", code=None, timed_out=True))
     assert samples == () and raw[0].why == "it did not answer in time"
 
 
 def test_gpus_are_told_with_the_processes_of_their_bus() -> None:
     text = section("gpus", recording("nvidia-gpus/two-gpus")) + section("apps", recording("nvidia-apps/two-processes"))
-    samples, raw = DeviceReader("g1").take(Said("nvidia-smi", T, text))
+    samples, raw = DeviceReader("g1").take(ToolOutput("nvidia-smi", T, text))
     assert raw == ()
     assert samples[0] == DeviceSample(
         T,
@@ -163,7 +167,7 @@ def test_gpus_are_told_with_the_processes_of_their_bus() -> None:
 
 def test_gpus_without_the_list_of_processes_do_not_claim_that_nobody_is_there() -> None:
     text = section("gpus", recording("nvidia-gpus/not-supported")) + section("apps", "NVML: no permission\n", 4)
-    samples, raw = DeviceReader("g1").take(Said("nvidia-smi", T, text))
+    samples, raw = DeviceReader("g1").take(ToolOutput("nvidia-smi", T, text))
     assert [(one.pids, one.utilisation, one.power_w) for one in samples] == [(None, None, None)] * 2
     assert "NVML: no permission" in raw[0].why
 
@@ -186,7 +190,7 @@ def run_items(root: Path, reader: DeviceReader, at_s: float, *, last: str = "npu
         done = subprocess.run(
             items[name]["argv"], env=environ_of(root, {"PATH": "/usr/bin:/bin"}), capture_output=True, text=True
         )
-        samples, raw = reader.take(Said(name, at_s, done.stdout, done.returncode))
+        samples, raw = reader.take(ToolOutput(name, at_s, done.stdout, done.returncode))
         assert raw == (), (name, raw)
     return samples
 
@@ -214,7 +218,7 @@ def test_a_node_without_npus_answers_that_the_tool_is_not_there(tmp_path: Path) 
             text=True,
         )
         reader = DeviceReader("n1")
-        assert reader.take(Said(item["name"], T, done.stdout, done.returncode)) == ((), ()), item["name"]
+        assert reader.take(ToolOutput(item["name"], T, done.stdout, done.returncode)) == ((), ()), item["name"]
 
 
 def test_a_driver_that_is_away_is_kept_as_text(tmp_path: Path) -> None:
@@ -223,7 +227,7 @@ def test_a_driver_that_is_away_is_kept_as_text(tmp_path: Path) -> None:
     done = subprocess.run(
         item["argv"], env=environ_of(tmp_path, {"PATH": "/usr/bin:/bin"}), capture_output=True, text=True
     )
-    samples, raw = DeviceReader("n1").take(Said(item["name"], T, done.stdout, done.returncode))
+    samples, raw = DeviceReader("n1").take(ToolOutput(item["name"], T, done.stdout, done.returncode))
     assert samples == () and "-8005" in raw[0].why
 
 
