@@ -1,4 +1,4 @@
-"""The door to what a report is made from: one job's record and story, its first rank's metrics, its samples."""
+"""Read what a report is made from: record and events of a job, metrics of its first rank, samples, diagnosis."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.jobs.job import State
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.head.spool.clocks import HostClock, read_clocks
@@ -18,13 +20,14 @@ from ascendrun.health.report.data import EventRow, Material, Report, make_report
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job
+    from ascendrun.health.diagnosis import Diagnosis
 
 LINES = 150_000
-"""So many lines of plain steps are read of one attempt; of more, every second, third … one."""
+"""So many step lines are read of one attempt; of more, every second, third … line."""
 LINE_BYTES = 120
-"""A usual line is longer."""
-LOOKS = 1000
-"""A series of samples is read at this many moments over the job's time, or as fine as it is kept."""
+"""Less than a usual line."""
+POINTS = 1000
+"""A series of samples is read at so many times of the job, or as fine as it is kept."""
 
 
 def read_report(store: Store, state_dir: Path, ref: str, *, now_s: float) -> Report:
@@ -38,11 +41,22 @@ def read_report(store: Store, state_dir: Path, ref: str, *, now_s: float) -> Rep
     for attempt in range(1, job.attempt + 1):
         lines[attempt], every[attempt] = read_first_rank(spool_dir(state_dir, job.id, attempt))
     devices, hosts = _read_samples(state_dir, job, since_s=job.created_at_s, until_s=until_s)
-    return make_report(Material(job, stored.spec, stored.file, events, lines, devices, hosts, every), now_s=now_s)
+    report = make_report(Material(job, stored.spec, stored.file, events, lines, devices, hosts, every), now_s=now_s)
+    return replace(report, diagnosis=_diagnose(state_dir, job, now_s=now_s)) if job.state is State.FAILED else report
+
+
+def _diagnose(state_dir: Path, job: Job, *, now_s: float) -> Diagnosis | None:
+    """What `explain` says of the failed job, None: nothing."""
+    from ascendrun.query.explain import explain_job
+
+    try:
+        return explain_job(state_dir, job.id, now_s=now_s).diagnosis
+    except AscendrunError:
+        return None
 
 
 def read_first_rank(attempt_dir: Path, *, most: int = LINES) -> tuple[tuple[MetricsLine, ...], int]:
-    """(lines of the first rank that wrote any, with the head's times; of how many plain ones each was read)."""
+    """(lines of the first rank that wrote any, with times of the head node; one of how many step lines was read)."""
     files = find_metrics(attempt_dir)
     for rank in sorted(files):
         size = sum(path.stat().st_size for path in files[rank])
@@ -65,7 +79,7 @@ def _read_samples(
         return (), ()
     devices: list[DeviceSample] = []
     hosts: list[HostSample] = []
-    every_s = (until_s - since_s) / LOOKS
+    every_s = (until_s - since_s) / POINTS
     try:
         own = _own_devices(store.rank_series(since_s=since_s, until_s=until_s, job=job.id, every_s=max(every_s, 60.0)))
         for host in job.hosts:
@@ -82,7 +96,7 @@ def _at(sample: DeviceSample | HostSample) -> float:
 
 
 def _own_devices(samples: Sequence[RankSample]) -> Mapping[str, set[int]]:
-    """By host the devices that the job's ranks were given; a host of which nothing is known is missing."""
+    """By host the devices of the job's ranks; hosts without samples are missing."""
     found: dict[str, set[int]] = {}
     for one in samples:
         if one.device is not None:
@@ -91,7 +105,7 @@ def _own_devices(samples: Sequence[RankSample]) -> Mapping[str, set[int]]:
 
 
 def find_report(state_dir: Path, ref: str, *, now_s: float) -> Report:
-    """The same with the store opened for it. Raises NotFoundError, ConflictError, StoreUnusableError."""
+    """The same, opening the store. Raises NotFoundError, ConflictError, StoreUnusableError."""
     from ascendrun.core.errors import NotFoundError
 
     store: Store | None = Store.open_for_reading(state_dir)

@@ -1,4 +1,4 @@
-// Draws the charts of the report; everything else on the page is plain HTML and there without this script.
+// Draws the charts of the report. Everything else on the page is plain HTML.
 "use strict";
 (() => {
   const { charts, offset_s } = JSON.parse(document.getElementById("charts").textContent);
@@ -15,9 +15,9 @@
     return String(+value.toPrecision(4));
   }
 
-  const told = (value) => (value == null ? "–" : shorten(value));
+  const format = (value) => (value == null ? "–" : shorten(value));
 
-  // Numbers only, the same in every language, in the zone of the machine that made the report.
+  // Digits only, the same in every language, in the time zone of the machine that made the report.
   function stamp(seconds, span) {
     const at = new Date((seconds + offset_s) * 1000), two = (number) => String(number).padStart(2, "0");
     const day = two(at.getUTCMonth() + 1) + "-" + two(at.getUTCDate());
@@ -28,7 +28,7 @@
   }
 
   function linesOf(chart) {
-    const plain = { stroke: () => color("--line"), width: 1.5, points: { show: false }, value: (u, v) => told(v) };
+    const plain = { stroke: () => color("--line"), width: 1.5, points: { show: false }, value: (u, v) => format(v) };
     const edge = { ...plain, stroke: () => color("--edge"), width: 0.75 };
     return chart.lines.map((line, index) => ({
       ...(chart.is_band && index ? edge : plain),
@@ -47,12 +47,12 @@
     const xs = isTime
       ? { ...axis, size: 30, values: (u, splits) => splits.map((at) => stamp(at, u.scales.x.max - u.scales.x.min)) }
       : { ...axis, size: 30, values: (u, splits) => splits.map((step) => (Number.isInteger(step) ? shorten(step) : "")) };
-    // One point has no stretch to be drawn in: it gets one, with nothing at its ends.
+    // A single point has no width: it gets empty neighbours.
     const padded = (values, ends) => (alone ? [ends[0], ...values, ends[1]] : values);
     const plot = new uPlot({
       width: place.clientWidth, height: 200, padding: [8, 10, 0, 0],
       tzDate: (at) => uPlot.tzDate(new Date((at + offset_s) * 1000), "Etc/UTC"),
-      scales: { x: { time: isTime }, y: chart.is_load ? { range: (u, least, most) => [0, Math.max(100, most)] } : {} },
+      scales: { x: { time: isTime }, y: chart.is_load ? { range: (u, low, high) => [0, Math.max(100, high)] } : {} },
       axes: [xs, { ...axis, size: 56, values: (u, splits) => splits.map(shorten) }],
       series: [
         { label: chart.x_label, value: (u, at) => (at == null ? "–" : isTime ? stamp(at, 2 * 86400) : String(at)) },

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command, output_option
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -18,55 +19,50 @@ if TYPE_CHECKING:
 @cli_command(
     "report",
     examples="""
-    ascendrun report j-0001                            # j-0001-report.html here, and the sum of it on the screen
-    ascendrun report qwen32b --out qwen.html --lang zh # by name: the newest of that name
+    ascendrun report j-0001                            # writes j-0001-report.html, prints a summary
+    ascendrun report qwen32b -O qwen.html --lang zh    # by name: the newest job of that name
     ascendrun report j-0001 --png j-0001.png           # as a picture (needs matplotlib: pip install 'ascendrun[plot]')
     ascendrun report j-0001 -o json                    # the same as data; writes no file
 """,
 )
 @click.argument("job")
 @click.option(
-    "--out",
+    "-O",
+    "--output-file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Where the page goes; - for stdout.  [default: JOB-report.html here]",
+    help="Page to write, - for stdout.  [default: JOB-report.html]",
 )
 @click.option(
     "--png",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write a picture; a page as well only with --out.",
+    help="Picture to write; without -O no page is written.",
 )
-@click.option("--lang", type=click.Choice(["en", "zh"]), help="Language of page and picture.  [default: the locale's]")
 @output_option
 @click.pass_obj
-def command(ctx: CliContext, job: str, out: Path | None, png: Path | None, lang: str | None, output: str | None) -> int:
-    """Report on one job: training, time, cost, story, in one HTML file that needs nothing else.
+def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | None, output: str | None) -> int:
+    """Report on one job in one HTML file: training, time, cost, events, and why it failed.
 
-    Of a job that is under way: its story so far. Where the time went sums to the time since its submission.
+    The file needs no network and no other file. The report of a live job is up to now.
     """
-    from ascendrun.text import language_of
-
-    lang = lang or language_of(ctx.environ)
     report = ctx.cluster.report(job)
-    if output is None and out is None and png is None:
-        out = Path(f"{report.id}-report.html")
+    if output is None and output_file is None and png is None:
+        output_file = Path(f"{report.id}-report.html")
     if png is not None:
         from ascendrun.cli.report.picture import make_picture
 
-        write_file(png, make_picture(report, lang=lang))
-        ctx.echo(f"{png} written")
-    if out is not None:
+        write_file(ctx, png, make_picture(report))
+    if output_file is not None:
         from ascendrun.cli.report.page import make_page
 
-        page = make_page(report, lang=lang).encode()
-        if str(out) == "-":
+        page = make_page(report).encode()
+        if str(output_file) == "-":
             sys.stdout.buffer.write(page)
             return 0
-        write_file(out, page)
-        ctx.echo(f"{out} written; it needs no network and no other file")
+        write_file(ctx, output_file, page)
     if output in (None, "table", "wide"):
-        sys.stdout.write(describe_report(report, lang=lang))
+        sys.stdout.write(describe_report(report))
     else:
         from ascendrun.cli.output import format_one
 
@@ -75,39 +71,40 @@ def command(ctx: CliContext, job: str, out: Path | None, png: Path | None, lang:
     return 0
 
 
-def write_file(path: Path, content: bytes) -> None:
+def write_file(ctx: CliContext, path: Path, content: bytes) -> None:
     """Write through links and devices, see core/output_file. Raises InvalidInputError naming the file."""
     from ascendrun.core.errors import InvalidInputError, Problem
     from ascendrun.core.output_file import write_bytes
-    from ascendrun.text import Text
 
     try:
         write_bytes(path, content)
     except OSError as error:
         message = Text("cli.cannot-write", "cannot write: {reason}", reason=error.strerror or str(error))
         raise InvalidInputError([Problem(str(path), None, None, message)]) from error
+    ctx.echo(str(Text("report.written", "wrote {path}", path=str(path))))
 
 
-def describe_report(report: Report, *, lang: str) -> str:
-    """The figures and where the time went, for a terminal."""
+def describe_report(report: Report) -> str:
+    """The summary for a terminal: main values, diagnosis, time use, notes."""
     from ascendrun.cli.output import Column, cut, format_pairs, format_table
-    from ascendrun.cli.report.page import duration, list_tiles, percent
-    from ascendrun.cli.report.words import Words
-    from ascendrun.core.names import fold_names
+    from ascendrun.cli.report import page
 
-    words = Words(lang)
     pairs = [
-        (words("job"), f"{report.id} ({report.name}) {report.state}"),
-        ("", words("on", hosts=fold_names(report.hosts), ranks=report.world_size)),
-        *((cut(label, 60), value) for value, label in list_tiles(report, words)),
+        (str(Text("report.job", "job")), f"{report.id} ({report.name}) {report.state}"),
+        ("", page.describe_place(report)),
+        *((cut(label, 60), value) for value, label in page.list_tiles(report)),
     ]
-    spent = format_table(
-        [one for one in report.time if one.seconds],
+    if report.diagnosis is not None:
+        found = report.diagnosis
+        pairs.append((str(page.LABELS["diagnosis"]), f"{found.message} [{page.describe_confidence(found)}]"))
+        pairs += page.list_diagnosis(found)
+    time_use = format_table(
+        [it for it in report.time if it.seconds],
         [
-            Column(words("time").upper(), lambda one: words(f"use-{one.use}")),
-            Column(words("col-time").upper(), lambda one: duration(one.seconds)),
-            Column(words("col-share").upper(), lambda one: percent(one.share)),
+            Column(str(page.LABELS["time"]).upper(), lambda it: str(page.USE_NAMES[it.use])),
+            Column(str(page.LABELS["duration"]).upper(), lambda it: page.duration(it.seconds)),
+            Column(str(page.LABELS["ratio"]).upper(), lambda it: page.percent(it.ratio)),
         ],
     )
-    doubts = "".join(f"{words('doubt-' + doubt.code, **doubt.values)}\n" for doubt in report.doubts)
-    return "\n".join(part for part in (format_pairs(pairs), spent, doubts) if part)
+    caveats = "".join(f"{page.describe_caveat(caveat)}\n" for caveat in report.caveats)
+    return "\n".join(part for part in (format_pairs(pairs), time_use, caveats) if part)

@@ -1,4 +1,4 @@
-"""One report as one HTML file: no network, no other file, every foreign word escaped, readable without scripts."""
+"""One report as one HTML file: no network, no other file, readable without scripts."""
 
 from __future__ import annotations
 
@@ -6,56 +6,209 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from html import escape
+from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ascendrun import __version__
+from ascendrun import __version__, text
 from ascendrun.cli.output import describe_memory, describe_seconds
-from ascendrun.cli.report.words import Words
 from ascendrun.cli.sanitise import headline, sanitise_line
-from ascendrun.core.names import fold_names
-from ascendrun.health.report.charts import Chart
-from ascendrun.health.report.data import EventRow, Report, Spent
+from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from ascendrun.health.diagnosis import Diagnosis
+    from ascendrun.health.report.charts import Chart
+    from ascendrun.health.report.data import Caveat, Report
 
 SHOWN_EVENTS = 40
 SHOWN_DEVICES = 64
-"""More than these are folded away until somebody opens them."""
-STRIP_UNITS = 10_000
+"""More devices than this are folded."""
+SHOWN_EVIDENCE = 5
+UNITS = 10_000
+"""Width of the bars in the units of their drawing."""
+LABELS: Mapping[str, Text] = {
+    "title": Text("report.title", "Report"),
+    "diagnosis": Text("report.diagnosis", "Diagnosis"),
+    "time": Text("report.time", "Time use"),
+    "caveats": Text("report.caveats", "Notes"),
+    "attempts": Text("report.attempts", "Attempts"),
+    "devices": Text("report.devices", "Devices"),
+    "events": Text("report.events", "Events"),
+    "use": Text("report.use", "use"),
+    "duration": Text("report.duration", "duration"),
+    "ratio": Text("report.ratio", "share"),
+    "meaning": Text("report.meaning", "meaning"),
+    "total": Text("report.total", "total"),
+    "attempt": Text("report.attempt", "attempt"),
+    "started": Text("report.started", "started"),
+    "ended": Text("report.ended", "ended"),
+    "steps": Text("report.steps", "steps"),
+    "resumed": Text("report.resumed", "resumed at"),
+    "kept": Text("report.kept", "training kept"),
+    "status": Text("report.status", "status"),
+    "in_progress": Text("report.in-progress", "in progress"),
+    "device": Text("report.device", "device"),
+    "chip": Text("report.chip", "chip"),
+    "utilisation": Text("report.utilisation", "utilisation (mean)"),
+    "power": Text("report.power", "power (mean)"),
+    "temperature": Text("report.temperature", "temperature (maximum)"),
+    "memory": Text("report.memory", "memory (maximum)"),
+    "when": Text("report.when", "time"),
+    "kind": Text("report.kind", "kind"),
+    "message": Text("report.message", "message"),
+    "no_charts": Text("report.no-charts", "No charts: the program wrote no metrics, and there are no samples."),
+    "no_script": Text("report.no-script", "Charts require JavaScript. Everything else on this page does not."),
+}
+USE_NAMES: Mapping[str, Text] = {
+    "queue": Text("report.use-queue", "queue"),
+    "checks": Text("report.use-checks", "checks"),
+    "staging": Text("report.use-staging", "staging"),
+    "start-up": Text("report.use-start-up", "start-up"),
+    "training": Text("report.use-training", "training"),
+    "checkpoint": Text("report.use-checkpoint", "checkpoint"),
+    "ending": Text("report.use-ending", "ending"),
+    "lost": Text("report.use-lost", "lost to failures"),
+}
+USE_MEANINGS: Mapping[str, Text] = {
+    "queue": Text("report.meaning-queue", "waiting for nodes"),
+    "checks": Text("report.meaning-checks", "preflight checks of the nodes"),
+    "staging": Text("report.meaning-staging", "sending code to the nodes"),
+    "start-up": Text("report.meaning-start-up", "processes, libraries and model, until the first step"),
+    "training": Text("report.meaning-training", "steps whose results were kept"),
+    "checkpoint": Text("report.meaning-checkpoint", "saving, as reported by the program"),
+    "ending": Text("report.meaning-ending", "after the last step, until all processes exited"),
+    "lost": Text(
+        "report.meaning-lost", "steps that were repeated or never kept, and the time until training continued"
+    ),
+}
+CHART_TITLES: Mapping[str, Text] = {
+    "loss": Text("report.chart-loss", "Loss"),
+    "grad_norm": Text("report.chart-grad-norm", "Gradient norm"),
+    "learning_rate": Text("report.chart-learning-rate", "Learning rate"),
+    "step_s": Text("report.chart-step-s", "Step time, s"),
+    "tokens_per_s": Text("report.chart-tokens-per-s", "Tokens/s"),
+    "samples_per_s": Text("report.chart-samples-per-s", "Samples/s"),
+    "mfu": Text("report.chart-mfu", "MFU, %"),
+    "utilisation": Text("report.chart-utilisation", "Device utilisation, %"),
+    "power_w": Text("report.chart-power-w", "Power per device, W"),
+    "temperature_c": Text("report.chart-temperature-c", "Device temperature, °C"),
+    "frequency_mhz": Text("report.chart-frequency-mhz", "Device clock, MHz"),
+    "host_cpu": Text("report.chart-host-cpu", "Host CPU, %"),
+}
+LINE_NAMES: Mapping[str, Text] = {
+    "": Text("report.line-value", "value"),
+    "mean": Text("report.line-mean", "mean"),
+    "minimum": Text("report.line-minimum", "minimum"),
+    "maximum": Text("report.line-maximum", "maximum"),
+}
+AXES: Mapping[str, Text] = {"step": Text("report.axis-step", "step"), "time": Text("report.axis-time", "time")}
+TILE_NAMES: Mapping[str, Text] = {
+    "effective": Text("report.tile-effective", "effective training time"),
+    "wall": Text("report.tile-wall", "from submission to end"),
+    "wall-live": Text("report.tile-wall-live", "since submission"),
+    "steps": Text("report.tile-steps", "steps"),
+    "loss": Text("report.tile-loss", "last loss"),
+    "step_s": Text("report.tile-step-s", "step time (median)"),
+    "tokens_per_s": Text("report.tile-tokens-per-s", "tokens/s (median)"),
+    "mfu": Text("report.tile-mfu", "MFU (median)"),
+    "hours-npu": Text("report.tile-hours-npu", "NPU-hours"),
+    "hours-cuda": Text("report.tile-hours-cuda", "GPU-hours"),
+    "hours-cpu": Text("report.tile-hours-cpu", "process-hours"),
+    "energy": Text("report.tile-energy", "kWh of the devices"),
+}
+CAVEATS: Mapping[str, str] = {
+    "no-steps": (
+        "An attempt reported no steps. All of its running time counts as training, or as lost if it "
+        "failed. Write metrics to $ASCENDRUN_METRICS_FILE (docs/metrics.md)."
+    ),
+    "no-times": (
+        "The metrics have no timestamps. All of the running time counts as training, or as lost if the attempt failed."
+    ),
+    "no-checkpoint": "The job failed and reported no checkpoint. Its last attempt counts as lost.",
+    "diverged": "The loss or the gradient norm is not finite in {lines:plural line lines}, first at step {step}.",
+    "energy-partly": (
+        "Power was measured for {known:percent} of the time that the devices were reserved. The energy "
+        "is that of this part."
+    ),
+    "energy-unknown": "Power was not measured. The energy is unknown.",
+    "thinned": "The metrics are long. One of every {every} step lines was read.",
+}
 
 
-def make_page(report: Report, *, lang: str) -> str:
-    """The whole page. `lang`: en or zh; times are those of this machine's zone."""
-    words = Words(lang)
+def make_page(report: Report) -> str:
+    """The whole page, in the language of the process. Times are in the time zone of this machine."""
+    from markupsafe import Markup
+
     style = read_asset("vendor/uplot/uPlot.min.css") + "\n" + read_asset("report.css")
     script = read_asset("vendor/uplot/uPlot.iife.min.js") + "\n" + read_asset("report.js")
-    title = text(f"{words('title')} · {report.name} ({report.id})")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'; "
         "form-action 'none'"
     )
-    parts = [
-        _header(report, words),
-        _tiles(report, words),
-        _time(report, words),
-        _doubts(report, words),
-        _charts(report, words),
-        _attempts(report, words),
-        _devices(report, words),
-        _events(report, words),
-        _footer(report, words),
+    events = [
+        {"at_s": event.at_s, "code": event.kind, "severity": event.kind, "message": event.text}
+        for event in report.events
     ]
-    return (
-        f'<!doctype html>\n<html lang="{"zh-CN" if lang == "zh" else "en"}">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(part for part in parts if part)
-        + f'\n</main>\n<script type="application/json" id="charts">{_chart_data(report, words)}</script>\n'
-        f"<script>{script}</script>\n</body>\n</html>\n"
+    return _template().render(
+        lang="zh-CN" if text.language() == "zh" else "en",
+        t={name: str(label) for name, label in LABELS.items()},
+        policy=Markup(policy),
+        style=Markup(style),
+        script=Markup(script),
+        chart_data=Markup(_chart_data(report)),
+        report=report,
+        header=list(_header(report)),
+        tiles=list_tiles(report),
+        diagnosis=report.diagnosis and _diagnosis(report.diagnosis),
+        units=UNITS,
+        bar=list(_bar(report)),
+        strip=list(_strip(report)),
+        time=[
+            {
+                "use": it.use,
+                "name": USE_NAMES[it.use],
+                "meaning": USE_MEANINGS[it.use],
+                "seconds": it.seconds,
+                "ratio": it.ratio,
+            }
+            for it in report.time
+            if it.seconds
+        ],
+        caveats=[describe_caveat(caveat) for caveat in report.caveats],
+        chart_titles=[chart_title(chart) for chart in report.charts],
+        attempts=[
+            {**vars(it), "steps": _steps(it.first_step, it.last_step), "reason": _reason(it.reason, report.id)}
+            for it in report.attempts
+        ],
+        are_devices_folded=len(report.devices) > SHOWN_DEVICES,
+        older_events=events[:-SHOWN_EVENTS],
+        newest_events=events[-SHOWN_EVENTS:],
+        more_events=str(
+            Text("report.more-events", "{count:plural event events} more", count=max(0, len(events) - SHOWN_EVENTS))
+        ),
+        footer=_footer(report),
     )
+
+
+@cache
+def _template() -> Template:
+    """Strings are sanitised and escaped, so that no name of a job, host or program becomes markup."""
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    def finalize(value: Any) -> Any:
+        is_foreign = isinstance(value, (str, Text)) and not isinstance(value, Markup)
+        return sanitise_line(str(value)) if is_foreign else value
+
+    environment = Environment(autoescape=True, finalize=finalize)
+    environment.filters.update(
+        when=when, duration=duration, percent=percent, measured=_measured, memory=_memory, count=_count
+    )
+    return environment.from_string(read_asset("report.html"))
 
 
 def read_asset(name: str) -> str:
@@ -66,19 +219,11 @@ def read_asset(name: str) -> str:
     return found.read_text(encoding="utf-8")
 
 
-def text(value: str) -> str:
-    """Foreign text as HTML: nothing in it is markup, steers the reading direction, or ends the page."""
-    return escape(sanitise_line(value))
-
-
-def reason(value: str, job: str) -> str:
-    """As `text`; of several lines the first, and where the others are."""
-    more = f" (ascendrun show {job})" if "\n" in value.strip() else ""
-    return escape(headline(value) + more)
-
-
 def _hash(content: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+
+
+# ---------------------------------------------------------------- values
 
 
 def when(at_s: float | None) -> str:
@@ -98,170 +243,167 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f}s" if seconds < 10 else describe_seconds(seconds)
 
 
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
+def percent(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{100 * ratio:.1f}%"
 
 
-def _header(report: Report, words: Words) -> str:
-    end = report.ended_at_s if report.is_over else None
-    span = (
-        words("from-to", begin=when(report.created_at_s), end=when(end))
-        if end is not None
-        else words("from", begin=when(report.created_at_s))
-    )
-    lines = [
-        words("on", hosts=text(fold_names(report.hosts)), ranks=report.world_size),
-        reason(report.reason, report.id),
-    ]
-    if report.file:
-        lines.append(words("file", file=text(report.file)))
-    return (
-        f'<header>\n<h1>{text(report.name)} <span class="quiet">{text(report.id)}</span>'
-        f'<span class="state {text(report.state)}">{text(report.state)}</span></h1>\n'
-        f"<p>{span}</p>\n" + "".join(f"<p>{line}</p>\n" for line in lines if line) + "</header>"
-    )
+def _measured(value: float | None, unit: str) -> str:
+    return "–" if value is None else f"{value:.0f}{unit}"
 
 
-def _tiles(report: Report, words: Words) -> str:
-    return (
-        '<div class="tiles">\n'
-        + "".join(
-            f'<div class="tile"><b>{text(value)}</b><span>{text(label)}</span></div>\n'
-            for value, label in list_tiles(report, words)
+def _memory(value: float | None) -> str:
+    return "–" if value is None else describe_memory(int(value))
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _steps(first: int | None, last: int | None) -> str:
+    return "–" if first is None or last is None else f"{first:,}–{last:,}"
+
+
+def _reason(reason: str | Text, job: str) -> str:
+    """The first line, and where the others are."""
+    lines = str(reason).strip()
+    if "\n" not in lines:
+        return lines
+    return str(Text("report.more-lines", "{line} (all of it: ascendrun show {job})", line=headline(lines), job=job))
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _header(report: Report) -> Iterator[str]:
+    if report.is_terminal and report.ended_at_s is not None:
+        yield str(
+            Text("report.from-to", "{start} to {end}", start=when(report.created_at_s), end=when(report.ended_at_s))
         )
-        + "</div>"
+    else:
+        yield str(Text("report.since", "since {start}", start=when(report.created_at_s)))
+    yield describe_place(report)
+    if report.reason:
+        yield _reason(report.reason, report.id)
+    if report.file:
+        yield str(Text("report.file", "file {file}", file=report.file))
+
+
+def describe_place(report: Report) -> str:
+    """on npu[01-04], 32 ranks"""
+    return str(
+        Text(
+            "report.hosts-and-ranks",
+            "on {hosts:hosts}, {ranks:plural rank ranks}",
+            hosts=report.hosts,
+            ranks=report.world_size,
+        )
     )
 
 
-def list_tiles(report: Report, words: Words) -> list[tuple[str, str]]:
-    """The figures that come first, (value, what it is); only those that are known, but the cost always."""
-    figures, cost = report.figures, report.cost
-    steps = (
-        number(figures.steps)
-        if figures.total_steps in (None, figures.steps)
-        else words("of-steps", steps=number(figures.steps), total=number(figures.total_steps))
-    )
-    tiles = [
-        (percent(report.effective_ratio), words("tile-effective")),
-        (duration(report.wall_s), words("tile-wall" if report.is_over else "tile-wall-live")),
-        (steps if figures.steps is not None else None, words("tile-steps")),
-        (number(figures.loss) if figures.loss is not None else None, words("tile-loss")),
-        (f"{number(figures.step_s, digits=3)} s" if figures.step_s is not None else None, words("tile-step_s")),
-        (number(figures.tokens_per_s) if figures.tokens_per_s is not None else None, words("tile-tokens_per_s")),
-        (percent(figures.mfu) if figures.mfu is not None else None, words("tile-mfu")),
-        *((number(value), name) for name, value in list(figures.evals.items())[:3]),
+def list_tiles(report: Report) -> list[tuple[str, str]]:
+    """The main values with their names; only those that are known, but the cost always."""
+    metrics, cost = report.metrics, report.cost
+    unknown = str(Text("report.unknown", "unknown"))
+    steps = number(metrics.steps)
+    if metrics.total_steps not in (None, metrics.steps):
+        steps = str(Text("report.of-steps", "{steps} of {total}", steps=steps, total=number(metrics.total_steps)))
+    tiles: list[tuple[str | None, Text | str]] = [
+        (percent(report.effective_ratio), TILE_NAMES["effective"]),
+        (duration(report.wall_s), TILE_NAMES["wall" if report.is_terminal else "wall-live"]),
+        (steps if metrics.steps is not None else None, TILE_NAMES["steps"]),
+        (number(metrics.loss) if metrics.loss is not None else None, TILE_NAMES["loss"]),
+        (f"{number(metrics.step_s, digits=3)} s" if metrics.step_s is not None else None, TILE_NAMES["step_s"]),
+        (number(metrics.tokens_per_s) if metrics.tokens_per_s is not None else None, TILE_NAMES["tokens_per_s"]),
+        (percent(metrics.mfu) if metrics.mfu is not None else None, TILE_NAMES["mfu"]),
+        *((number(value), name) for name, value in list(metrics.evals.items())[:3]),
         (
-            words("unknown") if cost.device_hours is None else number(cost.device_hours, digits=3),
-            words(f"tile-hours-{cost.family}"),
+            unknown if cost.device_hours is None else number(cost.device_hours, digits=3),
+            TILE_NAMES[f"hours-{cost.device_type}"],
         ),
     ]
     if cost.energy_kwh is not None:
-        is_partly = cost.energy_known is not None and cost.energy_known < 0.98
-        label = (
-            words("tile-energy-partly", percent=f"{100 * (cost.energy_known or 0.0):.0f}")
-            if is_partly
-            else words("tile-energy")
-        )
+        label = TILE_NAMES["energy"]
+        if cost.energy_known is not None and cost.energy_known < 0.98:
+            label = Text(
+                "report.tile-energy-partly",
+                "kWh of the devices, measured {known:percent} of the time",
+                known=cost.energy_known,
+            )
         tiles.append((number(cost.energy_kwh, digits=3), label))
-    elif cost.family != "cpu":
-        tiles.append((words("unknown"), words("tile-energy")))
-    return [(value, label) for value, label in tiles if value is not None]
+    elif cost.device_type != "cpu":
+        tiles.append((unknown, TILE_NAMES["energy"]))
+    return [(value, str(label)) for value, label in tiles if value is not None]
 
 
-def _time(report: Report, words: Words) -> str:
-    rows = "".join(_time_row(spent, words) for spent in report.time if spent.seconds)
-    total = (
-        (
-            f"<tr><td><b>{words('sum')}</b></td><td class=number>{duration(report.wall_s)}</td>"
-            "<td class=number>100.0 %</td><td></td></tr>"
-        )
-        if report.wall_s
-        else ""
-    )
-    head = _row("th", [words("col-use"), words("col-time"), words("col-share"), words("col-what")], numbers=(1, 2))
-    return (
-        f"<section>\n<h2>{words('time')}</h2>\n{_bar(report, words)}\n{_strip(report, words)}\n"
-        f'<table class="time-table"><thead>{head}</thead><tbody>\n{rows}{total}\n</tbody></table>\n</section>'
-    )
+def describe_caveat(caveat: Caveat) -> str:
+    return text.fill(f"report.caveat-{caveat.code}", CAVEATS[caveat.code], caveat.values)
 
 
-def _time_row(spent: Spent, words: Words) -> str:
-    swatch = f'<svg class="swatch" viewBox="0 0 1 1"><rect width="1" height="1" class="{spent.use}"/></svg>'
-    return (
-        f"<tr><td>{swatch}{words('use-' + spent.use)}</td><td class=number>{duration(spent.seconds)}</td>"
-        f"<td class=number>{percent(spent.share)}</td><td class=quiet>{words('says-' + spent.use)}</td></tr>\n"
-    )
+def list_diagnosis(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """(name, value) of the diagnosis below its first sentence."""
+    from ascendrun.cli.explain_view import LABELS
+    from ascendrun.health.diagnosis.render import who
+
+    rows: list[tuple[Text, Text | str]] = []
+    if diagnosis.ranks or diagnosis.hosts:
+        first = Text("report.first-failing-rank", "first failing rank")
+        rows.append((first, who(diagnosis.ranks, diagnosis.hosts)))
+    rows += [(LABELS["cause"], diagnosis.cause)] if diagnosis.cause else []
+    rows += [(LABELS["hint"], diagnosis.hint)] if diagnosis.hint else []
+    return [(str(name), str(value)) for name, value in rows]
 
 
-def _bar(report: Report, words: Words) -> str:
+def describe_confidence(diagnosis: Diagnosis) -> str:
+    from ascendrun.health.diagnosis.render import CONFIDENCE
+
+    return str(CONFIDENCE[diagnosis.confidence])
+
+
+def _diagnosis(diagnosis: Diagnosis) -> Mapping[str, Any]:
+    lines = [(proof.file, headline(str(proof.text))) for proof in diagnosis.evidence[:SHOWN_EVIDENCE]]
+    return {
+        "message": diagnosis.message,
+        "confidence": describe_confidence(diagnosis),
+        "fields": list_diagnosis(diagnosis),
+        "evidence": [f"{file}  {line}" if file else line for file, line in lines],
+    }
+
+
+def _rect(x: float, width: float, use: str, title: str) -> Mapping[str, str]:
+    return {"x": f"{x:.1f}", "width": f"{width:.1f}", "use": use, "title": title}
+
+
+def _bar(report: Report) -> Iterator[Mapping[str, str]]:
     """All of the time, sorted by use."""
-    rects, x = [], 0.0
-    for spent in report.time:
-        width = spent.share * STRIP_UNITS
-        rects.append(
-            f'<rect x="{x:.1f}" width="{width:.1f}" height="1" class="{spent.use}">'
-            f"<title>{words('use-' + spent.use)}: {duration(spent.seconds)}</title></rect>"
-        )
-        x += width
-    return _svg("bar", rects)
+    x = 0.0
+    for it in report.time:
+        yield _rect(x, it.ratio * UNITS, it.use, f"{USE_NAMES[it.use]}: {duration(it.seconds)}")
+        x += it.ratio * UNITS
 
 
-def _strip(report: Report, words: Words) -> str:
-    """The same as it happened."""
-    if not report.strips or not report.wall_s:
-        return ""
-    scale = STRIP_UNITS / report.wall_s
-    rects = [
-        f'<rect x="{(one.begin_at_s - report.created_at_s) * scale:.1f}" height="1" '
-        f'width="{(one.end_at_s - one.begin_at_s) * scale:.1f}" class="{one.use}">'
-        f"<title>{words('use-' + one.use)} · {words('col-attempt')} {one.attempt}</title></rect>"
-        for one in report.strips
-    ]
-    end_s = report.created_at_s + report.wall_s
-    return (
-        _svg("strip", rects) + f'<div class="ends"><span>{when(report.created_at_s)}</span>'
-        f"<span>{when(end_s)}</span></div>"
-    )
+def _strip(report: Report) -> Iterator[Mapping[str, str]]:
+    """The same in the order of time."""
+    scale = UNITS / report.wall_s if report.wall_s else 0.0
+    for span in report.timeline if scale else ():
+        title = Text("report.attempt-span", "{use}, attempt {attempt}", use=USE_NAMES[span.use], attempt=span.attempt)
+        x, width = (span.started_at_s - report.created_at_s) * scale, (span.ended_at_s - span.started_at_s) * scale
+        yield _rect(x, width, span.use, str(title))
 
 
-def _svg(name: str, rects: Iterable[str]) -> str:
-    return (
-        f'<svg class="{name}" viewBox="0 0 {STRIP_UNITS} 1" preserveAspectRatio="none" role="img">'
-        f"{''.join(rects)}</svg>"
-    )
+def chart_title(chart: Chart) -> str:
+    return str(CHART_TITLES.get(chart.name, chart.name))
 
 
-def _doubts(report: Report, words: Words) -> str:
-    if not report.doubts:
-        return ""
-    items = "".join(f"<li>{text(words('doubt-' + doubt.code, **doubt.values))}</li>\n" for doubt in report.doubts)
-    return f'<section>\n<h2>{words("doubts")}</h2>\n<ul class="doubts">\n{items}</ul>\n</section>'
-
-
-def _charts(report: Report, words: Words) -> str:
-    if not report.charts:
-        return f'<section><p class="quiet">{words("no-charts")}</p></section>'
-    boxes = "".join(
-        f'<section><h2>{text(chart_title(chart, words))}</h2><div class="chart" id="chart-{index}"></div></section>\n'
-        for index, chart in enumerate(report.charts)
-    )
-    return f'<noscript><section>{words("no-script")}</section></noscript>\n<div class="charts">\n{boxes}</div>'
-
-
-def chart_title(chart: Chart, words: Words) -> str:
-    return chart.name if chart.name.startswith("eval_") else words(f"chart-{chart.name}")
-
-
-def _chart_data(report: Report, words: Words) -> str:
+def _chart_data(report: Report) -> str:
     """JSON that cannot end its script element."""
     charts = [
         {
             "x": chart.x,
-            "x_label": words(f"x-{chart.x}"),
+            "x_label": str(AXES[chart.x]),
             "is_band": chart.is_band,
             "is_load": chart.is_load,
             "xs": chart.xs,
-            "labels": [words(f"line-{line.name}") for line in chart.lines],
+            "labels": [str(LINE_NAMES.get(line.name, line.name)) for line in chart.lines],
             "lines": [[_finite(value) for value in line.ys] for line in chart.lines],
         }
         for chart in report.charts
@@ -275,104 +417,14 @@ def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
-def _row(tag: str, cells: Sequence[str], *, numbers: Sequence[int] = (), whens: Sequence[int] = ()) -> str:
-    made = []
-    for index, cell in enumerate(cells):
-        name = " class=number" if index in numbers else " class=when" if index in whens else ""
-        made.append(f"<{tag}{name}>{cell}</{tag}>")
-    return f"<tr>{''.join(made)}</tr>\n"
-
-
-def _attempts(report: Report, words: Words) -> str:
-    def steps(first: int | None, last: int | None) -> str:
-        return "–" if first is None or last is None else f"{first:,}–{last:,}"
-
-    names = ("attempt", "began", "ended", "steps", "resumed", "kept", "how")
-    head = _row("th", [words(f"col-{name}") for name in names], numbers=(3, 4, 5))
-    rows = "".join(
-        _row(
-            "td",
-            [
-                str(one.attempt),
-                when(one.began_at_s),
-                words("goes-on") if one.ended_at_s is None else when(one.ended_at_s),
-                steps(one.first_step, one.last_step),
-                "–" if one.resumed is None else f"{one.resumed:,}",
-                duration(one.kept_s),
-                f"<span class=words>{reason(one.reason, report.id)}</span>",
-            ],
-            numbers=(3, 4, 5),
-            whens=(1, 2),
-        )
-        for one in report.attempts
-    )
-    return _table(words("attempts"), head, rows)
-
-
-def _devices(report: Report, words: Words) -> str:
-    if not report.devices:
-        return ""
-
-    def told(value: float | None, unit: str) -> str:
-        return "–" if value is None else f"{value:.0f} {unit}"
-
-    head = _row(
-        "th",
-        [words(f"col-{name}") for name in ("device", "chip", "utilisation", "power", "temperature", "memory")],
-        numbers=(2, 3, 4, 5),
-    )
-    rows = "".join(
-        _row(
-            "td",
-            [
-                text(f"{one.host}:{one.device}"),
-                text(one.name or "–"),
-                told(one.utilisation, "%"),
-                told(one.power_w, "W"),
-                told(one.temperature_c, "°C"),
-                "–" if one.memory_used_bytes is None else describe_memory(int(one.memory_used_bytes)),
-            ],
-            numbers=(2, 3, 4, 5),
-        )
-        for one in report.devices
-    )
-    return _table(words("devices"), head, rows, folded=len(report.devices) > SHOWN_DEVICES)
-
-
-def _events(report: Report, words: Words) -> str:
-    def rows(events: Sequence[EventRow]) -> str:
-        return "".join(
-            f'<tr class="kind-{text(event.kind)}"><td class=when>{when(event.at_s)}</td>'
-            f"<td>{text(event.kind)}</td><td class=words>{text(event.text)}</td></tr>\n"
-            for event in events
-        )
-
-    if not report.events:
-        return ""
-    head = _row("th", [words("col-when"), words("col-kind"), words("col-story")])
-    events = report.events
-    older, newest = (events[:-SHOWN_EVENTS], events[-SHOWN_EVENTS:]) if len(events) > SHOWN_EVENTS else ((), events)
-    more = (
-        (
-            f"<details><summary>{words('more-events', count=len(older))}</summary><table><tbody>\n{rows(older)}"
-            "</tbody></table></details>\n"
-        )
-        if older
-        else ""
-    )
-    return (
-        f'<section class="events">\n<h2>{words("events")}</h2>\n{more}<div class="scroll"><table><thead>{head}'
-        f"</thead><tbody>\n{rows(newest)}</tbody></table></div>\n</section>"
-    )
-
-
-def _table(title: str, head: str, rows: str, *, folded: bool = False) -> str:
-    table = f'<div class="scroll"><table><thead>{head}</thead><tbody>\n{rows}</tbody></table></div>'
-    if folded:
-        return f"<section>\n<details><summary>{title}</summary>\n{table}\n</details>\n</section>"
-    return f"<section>\n<h2>{title}</h2>\n{table}\n</section>"
-
-
-def _footer(report: Report, words: Words) -> str:
+def _footer(report: Report) -> str:
     zone = datetime.fromtimestamp(report.made_at_s).astimezone().strftime("UTC%z")
-    return f"<footer>{words('made', version=__version__, when=when(report.made_at_s), zone=zone)}</footer>"
+    return str(
+        Text(
+            "report.footer",
+            "ascendrun {version}, {when}; times are local ({zone})",
+            version=__version__,
+            when=when(report.made_at_s),
+            zone=zone,
+        )
+    )

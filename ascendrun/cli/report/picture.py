@@ -1,4 +1,4 @@
-"""One report as one picture (PNG), by matplotlib, which is there with the extra `plot` only."""
+"""One report as one picture (PNG), drawn by matplotlib, which the extra `plot` installs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import io
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.cli.report.page import chart_title, duration, list_tiles, percent, when
-from ascendrun.cli.report.words import Words
+from ascendrun.cli.report.page import (
+    AXES,
+    LABELS,
+    USE_NAMES,
+    chart_title,
+    describe_place,
+    duration,
+    list_tiles,
+    percent,
+    when,
+)
 from ascendrun.core.errors import InvalidInputError, Problem
-from ascendrun.core.names import fold_names
+from ascendrun.text import Text, language, use_language
 
 if TYPE_CHECKING:
     from ascendrun.health.report.charts import Chart
@@ -25,7 +34,7 @@ COLORS = {
     "ending": "#63b7af",
     "lost": "#d1495b",
 }
-"""Those of web/report.css in the light."""
+"""The light colours of web/report.css."""
 LINE = "#1f6feb"
 TILES = 6
 CHINESE_FONTS = (
@@ -45,29 +54,40 @@ CHINESE_FONTS = (
 )
 
 
-def make_picture(report: Report, *, lang: str) -> bytes:
-    """The picture; in English where no font here has Chinese. Raises InvalidInputError when matplotlib is missing."""
+def make_picture(report: Report) -> bytes:
+    """The picture; in English where no installed font has Chinese. Raises InvalidInputError without matplotlib."""
     try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        import matplotlib  # noqa: F401
     except ImportError as error:
-        hint = "in a checkout bin/setup-env plot, else pip install 'ascendrun[plot]'; --out FILE.html needs nothing"
-        raise InvalidInputError(
-            [Problem("--png", None, None, "needs matplotlib, which is not installed", hint)]
-        ) from error
+        missing = Text("report.no-matplotlib", "matplotlib not found")
+        hint = Text(
+            "report.no-matplotlib-hint", "run `pip install 'ascendrun[plot]'`, in a checkout `bin/setup-env plot`"
+        )
+        raise InvalidInputError([Problem("--png", None, None, missing, hint)]) from error
     fonts = [name for name in CHINESE_FONTS if _has_font(name)][:1]
-    words = Words(lang if lang == "en" or fonts else "en")
+    lang = language()
+    use_language(lang if fonts else "en")
+    try:
+        return _draw(report, fonts)
+    finally:
+        use_language(lang)
+
+
+def _draw(report: Report, fonts: list[str]) -> bytes:
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     rows = -(-len(report.charts) // 2)
     with matplotlib.rc_context({"font.family": ["DejaVu Sans", *fonts], "axes.unicode_minus": False, "font.size": 9}):
         figure = Figure(figsize=(12, 3.3 + 2.5 * rows), dpi=120, layout="constrained")
         canvas: Any = FigureCanvasAgg(figure)
         heights = [1.5, 0.5, *[2.5] * rows]
         grid = figure.add_gridspec(2 + rows, 2, height_ratios=heights)
-        _draw_head(figure.add_subplot(grid[0, :]), report, words)
-        _draw_time(figure.add_subplot(grid[1, :]), report, words)
+        _draw_head(figure.add_subplot(grid[0, :]), report)
+        _draw_time(figure.add_subplot(grid[1, :]), report)
         for index, chart in enumerate(report.charts):
-            _draw_chart(figure.add_subplot(grid[2 + index // 2, index % 2]), chart, report, words)
+            _draw_chart(figure.add_subplot(grid[2 + index // 2, index % 2]), chart, report)
         out = io.BytesIO()
         canvas.print_png(out)
     return out.getvalue()
@@ -80,14 +100,14 @@ def _has_font(name: str) -> bool:
 
 
 def _plain(value: str, width: int) -> str:
-    """In at most `width` cells. matplotlib takes what stands between dollars for mathematics; no name of a job is."""
+    """In at most `width` cells, with escaped dollars, which matplotlib reads as mathematics."""
     from ascendrun.cli.output import cut
     from ascendrun.cli.sanitise import sanitise_line
 
     return cut(sanitise_line(value), width).replace("$", r"\$")
 
 
-def _draw_head(axes: Any, report: Report, words: Words) -> None:
+def _draw_head(axes: Any, report: Report) -> None:
     axes.axis("off")
     axes.text(
         0,
@@ -98,29 +118,29 @@ def _draw_head(axes: Any, report: Report, words: Words) -> None:
         va="top",
         transform=axes.transAxes,
     )
-    told = f"{words('on', hosts=fold_names(report.hosts), ranks=report.world_size)} · {when(report.created_at_s)}"
-    axes.text(0, 0.74, _plain(told, 130), color="#5b6675", va="top", transform=axes.transAxes)
-    for index, (value, label) in enumerate(list_tiles(report, words)):
+    place = f"{describe_place(report)} · {when(report.created_at_s)}"
+    axes.text(0, 0.74, _plain(place, 130), color="#5b6675", va="top", transform=axes.transAxes)
+    for index, (value, label) in enumerate(list_tiles(report)):
         x, y = index % TILES / TILES, 0.5 - 0.34 * (index // TILES)
         axes.text(x, y, _plain(value, 18), fontsize=12, weight="bold", va="top", transform=axes.transAxes)
         axes.text(x, y - 0.17, _plain(label, 30), fontsize=7.5, color="#5b6675", va="top", transform=axes.transAxes)
 
 
-def _draw_time(axes: Any, report: Report, words: Words) -> None:
+def _draw_time(axes: Any, report: Report) -> None:
     left = 0.0
     for spent in report.time:
         if spent.seconds:
-            label = f"{words('use-' + spent.use)} {duration(spent.seconds)} ({percent(spent.share)})"
-            axes.barh(0, spent.share, left=left, color=COLORS[spent.use], label=label)
-        left += spent.share
+            label = f"{USE_NAMES[spent.use]} {duration(spent.seconds)} ({percent(spent.ratio)})"
+            axes.barh(0, spent.ratio, left=left, color=COLORS[spent.use], label=label)
+        left += spent.ratio
     axes.set_xlim(0, 1)
     axes.axis("off")
-    axes.set_title(words("time"), loc="left", fontsize=10)
+    axes.set_title(str(LABELS["time"]), loc="left", fontsize=10)
     if left:
         axes.legend(loc="upper left", bbox_to_anchor=(0, 0.02), ncols=4, frameon=False, fontsize=8)
 
 
-def _draw_chart(axes: Any, chart: Chart, report: Report, words: Words) -> None:
+def _draw_chart(axes: Any, chart: Chart, report: Report) -> None:
     offset = datetime.fromtimestamp(report.made_at_s).astimezone().utcoffset()
     shift = offset.total_seconds() if offset else 0.0
     xs: list[Any] = list(chart.xs)
@@ -130,13 +150,13 @@ def _draw_chart(axes: Any, chart: Chart, report: Report, words: Words) -> None:
     axes.plot(xs, columns[0], color=LINE, linewidth=1.2, marker="." if len(xs) < 3 else None)
     if chart.is_band:
         axes.fill_between(xs, columns[1], columns[2], color=LINE, alpha=0.18, linewidth=0)
-    axes.set_title(_plain(chart_title(chart, words), 60), loc="left", fontsize=10)
+    axes.set_title(_plain(chart_title(chart), 60), loc="left", fontsize=10)
     axes.grid(True, color="#e6eaef")
     if chart.is_load:
         axes.set_ylim(0, max(100.0, axes.get_ylim()[1]))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    if len(xs) == 1:  # one point has no stretch to be drawn in
+    if len(xs) == 1:  # a single point has no width
         reach: Any = timedelta(seconds=30) if chart.x == "time" else 1
         axes.set_xlim(xs[0] - reach, xs[0] + reach)
     if chart.x == "time":
@@ -147,7 +167,7 @@ def _draw_chart(axes: Any, chart: Chart, report: Report, words: Words) -> None:
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(tools.ConciseDateFormatter(locator))
     else:
-        axes.set_xlabel(words("x-step"))
+        axes.set_xlabel(str(AXES["step"]))
 
 
 def _number(value: float | None) -> float:

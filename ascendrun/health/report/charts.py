@@ -1,4 +1,4 @@
-"""Long series made short enough to draw, without losing a spike: each stretch keeps its least and its greatest."""
+"""Long series thinned for drawing without losing a spike: each span keeps its minimum and its maximum."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Optional
 
 POINTS = 1200
-"""More than this a chart on a screen cannot show."""
+"""More points than a chart on a screen can show."""
 
 Point = tuple[float, Optional[float]]
 
 
 @dataclass(frozen=True)
 class Line:
-    """`name`: what it is of, "" where the chart has one line only. `ys`: one for each x of the chart, None: none."""
+    """`name`: "" where the chart has one line only. `ys`: one for each x of the chart, None: a gap."""
 
     name: str
     ys: tuple[float | None, ...]
@@ -23,8 +23,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """`name`: loss, step_s, utilisation …; `x`: "time" (UTC seconds) or "step". `is_band`: the lines are the mean, the
-    least and the greatest of several devices or hosts."""
+    """`name`: loss, step_s, utilisation …; `x`: "time" (UTC seconds) or "step".
+
+    `is_band`: the lines are the mean, minimum and maximum of several devices or hosts.
+    """
 
     name: str
     x: str
@@ -35,14 +37,14 @@ class Chart:
 
     @property
     def is_load(self) -> bool:
-        """A share of something that can be full: drawn from 0 to 100, so that 99.9 % is no valley beside 100 %."""
+        """A percentage of a capacity: drawn from 0 to 100, so that 99.9% next to 100% is not a valley."""
         return self.name in ("utilisation", "host_cpu")
 
 
 def thin(points: Sequence[Point], *, most: int = POINTS) -> list[Point]:
-    """At most about `most` of the points, which are in order of x: of each stretch the first, the least, the greatest.
+    """At most about `most` of the points in order of x: the first, minimum and maximum of each span.
 
-    Points without a number stay where they make a gap.
+    Points without a value stay where they make a gap.
     """
     if len(points) <= most:
         return list(points)
@@ -71,7 +73,7 @@ def _y(stretch: Sequence[Point], index: int) -> float:
 
 
 def make_chart(name: str, x: str, unit: str, points: Iterable[Point]) -> Chart | None:
-    """A chart of one line; what is no finite number is a gap. None: nothing to draw."""
+    """A chart of one line, with gaps for values that are not finite. None: nothing to draw."""
     clean = [(at, y if y is not None and math.isfinite(y) else None) for at, y in points]
     if not any(y is not None for _, y in clean):
         return None
@@ -82,9 +84,9 @@ def make_chart(name: str, x: str, unit: str, points: Iterable[Point]) -> Chart |
 def make_band(
     name: str, unit: str, series: Iterable[Sequence[Point]], *, until_s: float, since_s: float
 ) -> Chart | None:
-    """Mean, least and greatest over several things, in stretches of equal time; one thing alone is one line.
+    """Mean, minimum and maximum over several sources in equal time spans; of one source one line.
 
-    A stretch that nothing was measured in is a gap. None: nothing was measured.
+    A span without measurements is a gap. None: nothing was measured.
     """
     known = [[(at, y) for at, y in one if y is not None] for one in series]
     known = [one for one in known if one]
@@ -101,19 +103,19 @@ def make_band(
     mean = Line("mean", tuple(None if ys is None else round(sum(ys) / len(ys), 4) for ys in columns))
     if len(known) == 1:
         return Chart(name, "time", unit, xs, (Line("", mean.ys),))
-    low = Line("least", tuple(None if ys is None else min(ys) for ys in columns))
-    high = Line("greatest", tuple(None if ys is None else max(ys) for ys in columns))
+    low = Line("minimum", tuple(None if ys is None else min(ys) for ys in columns))
+    high = Line("maximum", tuple(None if ys is None else max(ys) for ys in columns))
     return Chart(name, "time", unit, xs, (mean, low, high), is_band=True)
 
 
 def _usual_step(series: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """A little more than what lies between two samples of one thing, so that each stretch has one of each."""
+    """Slightly more than the time between two samples of one source, so that each span has one of each."""
     gaps = sorted(later[0] - earlier[0] for one in series for earlier, later in zip(one, one[1:]))
     return gaps[int(0.9 * (len(gaps) - 1))] * 1.05 if gaps else 0.0
 
 
 def _with_gaps(numbers: Sequence[int]) -> list[int]:
-    """One empty stretch where some are missing: the line breaks there."""
+    """Insert one empty span where some are missing, so that the line breaks there."""
     found: list[int] = []
     for number in numbers:
         if found and number > found[-1] + 1:

@@ -1,4 +1,4 @@
-"""What a job cost: how long it held how many devices, and the energy that they took meanwhile."""
+"""The cost of a job: device hours, and the energy of its devices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ascendrun.core.samples import DeviceSample
 from ascendrun.health.report.time_use import Stay
 
 BRIDGED = 3.0
-"""Between two samples of a device at most so many usual intervals are taken as known, but always this much:"""
+"""A gap between two samples of a device counts as measured up to so many usual intervals, and always up to:"""
 BRIDGED_S = 30.0
 AROUND = 4
-"""So many intervals on each side tell what is usual."""
+"""So many intervals on each side define what is usual."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Cost:
     """
 
     devices: int | None
-    family: str
+    device_type: str
     held_s: float
     device_hours: float | None
     energy_kwh: float | None
@@ -46,7 +46,9 @@ def held_spans(stays: Sequence[Stay]) -> list[tuple[float, float]]:
     return spans
 
 
-def count_cost(stays: Sequence[Stay], *, devices: int | None, family: str, samples: Sequence[DeviceSample]) -> Cost:
+def count_cost(
+    stays: Sequence[Stay], *, devices: int | None, device_type: str, samples: Sequence[DeviceSample]
+) -> Cost:
     """`samples`: of exactly the job's devices, in order of time."""
     spans = held_spans(stays)
     held_s = sum(end - begin for begin, end in spans)
@@ -61,8 +63,8 @@ def count_cost(stays: Sequence[Stay], *, devices: int | None, family: str, sampl
     count = devices if devices is not None else len(by_device) or None
     hours = None if count is None else count * held_s / 3600
     if not known_s or not count or not held_s:
-        return Cost(count, family, held_s, hours, None, 0.0 if count and held_s else None)
-    return Cost(count, family, held_s, hours, joules / 3.6e6, min(1.0, known_s / (count * held_s)))
+        return Cost(count, device_type, held_s, hours, None, 0.0 if count and held_s else None)
+    return Cost(count, device_type, held_s, hours, joules / 3.6e6, min(1.0, known_s / (count * held_s)))
 
 
 def integrate(points: Sequence[tuple[float, float]], spans: Sequence[tuple[float, float]]) -> tuple[float, float]:

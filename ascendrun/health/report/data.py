@@ -1,4 +1,4 @@
-"""Everything that a report of one job says, as plain data: the page, the picture and the JSON are made from it."""
+"""The report of one job as plain data: the page, the picture and the JSON are made from it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample
+from ascendrun.health.diagnosis.result import Diagnosis
 from ascendrun.health.report.charts import Chart, Point, make_band, make_chart
 from ascendrun.health.report.cost import Cost, count_cost
 from ascendrun.health.report.time_use import Accounting, AttemptSteps, Stay, account, find_stays
 
-STRIPS = 600
-"""More pieces than this the strip of the whole time does not show: the shortest are left to their neighbours."""
+MOST_SPANS = 600
+"""The most spans of the timeline; of more, the shortest are dropped."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,11 @@ class EventRow:
 
 @dataclass(frozen=True)
 class Material:
-    """What a report is made from. `lines`: by attempt what rank 0 wrote, with the head's times. `devices` and `hosts`:
-    samples in order of time, `devices` of the job's own only. `every`: by attempt, of how many plain lines one was
-    read (1: all)."""
+    """What a report is made from. `lines`: by attempt the metrics of rank 0, with times of the head node.
+
+    `devices` and `hosts`: samples in order of time, of devices only those of the job. `every`: by attempt, one of how
+    many step lines was read (1: all).
+    """
 
     job: Job
     spec: Mapping[str, Any]
@@ -44,30 +47,30 @@ class Material:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """`use`: one of reporttime.USES. `share` of the wall time, 0 to 1."""
+class TimeUse:
+    """`use`: one of time_use.USES. `ratio`: of the wall time, 0 to 1."""
 
     use: str
     seconds: float
-    share: float
+    ratio: float
 
 
 @dataclass(frozen=True)
-class Strip:
-    """One stretch of the job's time. Times are UTC seconds."""
+class UseSpan:
+    """One use of a span of the job's time. Times are UTC seconds."""
 
-    begin_at_s: float
-    end_at_s: float
+    started_at_s: float
+    ended_at_s: float
     use: str
     attempt: int
 
 
 @dataclass(frozen=True)
 class AttemptRow:
-    """One start of the job. `resumed`: the step it went on from; `kept_s`: its training that was of use in the end."""
+    """One attempt. `resumed`: the step it resumed from. `kept_s`: its training whose result was kept."""
 
     attempt: int
-    began_at_s: float
+    started_at_s: float
     ended_at_s: float | None
     first_step: int | None
     last_step: int | None
@@ -78,7 +81,7 @@ class AttemptRow:
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """One device over the time that the job held it: means, but the highest temperature and memory."""
+    """One device of the job: means, but maxima of temperature and memory."""
 
     host: str
     device: int
@@ -90,8 +93,8 @@ class DeviceRow:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Of the whole job; medians over what its first rank told. None: not told."""
+class JobMetrics:
+    """Metrics of the whole job, as medians over the lines of its first rank. None: not reported."""
 
     steps: int | None
     total_steps: int | None
@@ -104,23 +107,26 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """Something that a reader has to know about these numbers: a code, and the values that belong into its words."""
+class Caveat:
+    """What a reader must know about the numbers: a code and its values."""
 
     code: str
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Report:
-    """`time` sums to `wall_s` to the millisecond. `effective_ratio`: training's share of it, None: no time passed."""
+    """`time` sums to `wall_s` to the millisecond. `effective_ratio`: its ratio of training, None: no time passed.
+
+    `diagnosis`: why a failed job failed, None: it did not fail.
+    """
 
     made_at_s: float
     id: str
     name: str
     state: str
     reason: str
-    is_over: bool
+    is_terminal: bool
     file: str | None
     hosts: tuple[str, ...]
     world_size: int
@@ -128,19 +134,20 @@ class Report:
     ended_at_s: float | None
     wall_s: float
     effective_ratio: float | None
-    time: tuple[Spent, ...]
-    strips: tuple[Strip, ...]
+    time: tuple[TimeUse, ...]
+    timeline: tuple[UseSpan, ...]
     cost: Cost
-    figures: Figures
+    metrics: JobMetrics
     attempts: tuple[AttemptRow, ...]
     devices: tuple[DeviceRow, ...]
     events: tuple[EventRow, ...]
     charts: tuple[Chart, ...]
-    doubts: tuple[Doubt, ...]
+    caveats: tuple[Caveat, ...]
+    diagnosis: Diagnosis | None = None
 
 
 def make_report(material: Material, *, now_s: float) -> Report:
-    """The report as of now; of a job that lives, its time so far."""
+    """The report as of now; of a live job up to now."""
     job = material.job
     until_s = job.ended_at_s if job.ended_at_s is not None else now_s
     stays = find_stays(_moves(material.events), created_s=job.created_at_s, until_s=until_s)
@@ -152,14 +159,14 @@ def make_report(material: Material, *, now_s: float) -> Report:
     time = account(stays, attempts)
     family = str(material.spec.get("devices", {}).get("family") or "auto")
     family = material.devices[0].family if material.devices else "cpu" if family == "auto" else family
-    cost = count_cost(stays, devices=_device_count(material), family=family, samples=material.devices)
+    cost = count_cost(stays, devices=_device_count(material), device_type=family, samples=material.devices)
     return Report(
         made_at_s=now_s,
         id=job.id,
         name=job.name,
         state=job.state.value,
         reason=job.reason,
-        is_over=job.is_terminal,
+        is_terminal=job.is_terminal,
         file=material.file,
         hosts=job.hosts,
         world_size=job.world_size,
@@ -168,16 +175,16 @@ def make_report(material: Material, *, now_s: float) -> Report:
         wall_s=time.wall_ms / 1000,
         effective_ratio=time.effective,
         time=tuple(
-            Spent(use, ms / 1000, ms / time.wall_ms if time.wall_ms else 0.0) for use, ms in time.spent_ms.items()
+            TimeUse(use, ms / 1000, ms / time.wall_ms if time.wall_ms else 0.0) for use, ms in time.spent_ms.items()
         ),
-        strips=_strips(time),
+        timeline=_timeline(time),
         cost=cost,
-        figures=_figures([one for found in lines.values() for one in found]),
+        metrics=_job_metrics([one for found in lines.values() for one in found]),
         attempts=_attempt_rows(stays, attempts, time, material.events),
         devices=_device_rows(material.devices),
         events=tuple(material.events),
         charts=_charts(material, lines, stays),
-        doubts=tuple(_doubts(material, time, cost, lines)),
+        caveats=tuple(_caveats(material, time, cost, lines)),
     )
 
 
@@ -192,7 +199,7 @@ def _is_step(line: MetricsLine) -> bool:
 
 
 def _completed(line: MetricsLine, lines: Sequence[MetricsLine]) -> MetricsLine:
-    """With throughput and MFU worked out where the line of the start tells what they follow from."""
+    """Add throughput and MFU where the start line has what they are computed from."""
     start, step_s = lines[0], line.step_s
     if start.event != "start" or not _is_step(line) or not step_s:
         return line
@@ -213,14 +220,14 @@ def _attempt_steps(lines: Sequence[MetricsLine]) -> AttemptSteps:
         for line in lines
         if line.event == "checkpoint" and line.at_s is not None
     ]
-    began_s = None
+    started_s = None
     if steps and steps[0].at_s is not None and steps[0].step is not None:
         so_far = max(1, steps[0].step - (resumed[-1] if resumed else 0))
-        began_s = steps[0].at_s - (steps[0].step_s or 0.0) * (so_far if so_far <= 1000 else 1)
-        began_s = max([began_s, *starts[-1:]])
+        started_s = steps[0].at_s - (steps[0].step_s or 0.0) * (so_far if so_far <= 1000 else 1)
+        started_s = max([started_s, *starts[-1:]])
     return AttemptSteps(
         tuple((line.at_s, line.step) for line in steps if line.step is not None),
-        began_s,
+        started_s,
         resumed[-1] if resumed else None,
         tuple(saves),
     )
@@ -269,7 +276,7 @@ def _reason(mine: Sequence[Stay], events: Sequence[EventRow]) -> str:
     return words[-1].partition(": ")[2] if words else ""
 
 
-def _figures(lines: Sequence[MetricsLine]) -> Figures:
+def _job_metrics(lines: Sequence[MetricsLine]) -> JobMetrics:
     steps = [line for line in lines if _is_step(line)]
     losses = [line.loss for line in steps if line.loss is not None]
     totals = [line.total_steps for line in lines if line.total_steps is not None]
@@ -281,7 +288,7 @@ def _figures(lines: Sequence[MetricsLine]) -> Figures:
         values = [value for value in (getattr(line, name) for line in steps) if value is not None]
         return median(values) if values else None
 
-    return Figures(
+    return JobMetrics(
         max((line.step for line in steps if line.step is not None), default=None),
         totals[-1] if totals else None,
         losses[-1] if losses else None,
@@ -327,23 +334,26 @@ def _device_rows(samples: Sequence[DeviceSample]) -> tuple[DeviceRow, ...]:
     )
 
 
-def _strips(time: Accounting) -> tuple[Strip, ...]:
+def _timeline(time: Accounting) -> tuple[UseSpan, ...]:
     pieces = list(time.pieces)
-    if len(pieces) > STRIPS:
-        least = sorted(piece.end_ms - piece.begin_ms for piece in pieces)[-STRIPS // 2]
+    if len(pieces) > MOST_SPANS:
+        least = sorted(piece.end_ms - piece.begin_ms for piece in pieces)[-MOST_SPANS // 2]
         kept = [piece for piece in pieces if piece.end_ms - piece.begin_ms > least or piece.use == "lost"]
-        pieces = kept[-STRIPS:] if len(kept) > STRIPS else kept
-    return tuple(Strip(piece.begin_ms / 1000, piece.end_ms / 1000, piece.use, piece.attempt) for piece in pieces)
+        pieces = kept[-MOST_SPANS:] if len(kept) > MOST_SPANS else kept
+    return tuple(UseSpan(piece.begin_ms / 1000, piece.end_ms / 1000, piece.use, piece.attempt) for piece in pieces)
 
 
 _BY_TIME = (("step_s", "s"), ("tokens_per_s", "1/s"), ("samples_per_s", "1/s"), ("mfu", "%"))
-_BY_STEP = (("loss", ""), ("grad_norm", ""), ("lr", ""))
+_BY_STEP = (("loss", "loss"), ("grad_norm", "grad_norm"), ("learning_rate", "lr"))
+"""(name of the chart, field of the lines)"""
 _DURATIONS = ("_s", "_seconds")
-"""Ends of names of evaluations that tell how long one took, not how well the model does."""
+"""Endings of the names of evaluation metrics that are durations."""
 
 
 def _charts(material: Material, lines: Mapping[int, Sequence[MetricsLine]], stays: Sequence[Stay]) -> tuple[Chart, ...]:
-    found: list[Chart | None] = [make_chart(name, "step", unit, _over_steps(lines, name)) for name, unit in _BY_STEP]
+    found: list[Chart | None] = [
+        make_chart(name, "step", "", _over_steps(lines, of_line)) for name, of_line in _BY_STEP
+    ]
     names = sorted(
         {name for several in lines.values() for line in several for name in line.evals if not name.endswith(_DURATIONS)}
     )
@@ -355,23 +365,23 @@ def _charts(material: Material, lines: Mapping[int, Sequence[MetricsLine]], stay
     if stays:
         since_s, until_s = stays[0].begin_ms / 1000, max(stay.end_ms for stay in stays) / 1000
         for name, unit in (("utilisation", "%"), ("power_w", "W"), ("temperature_c", "°C"), ("frequency_mhz", "MHz")):
-            found.append(make_band(name, unit, _by_thing(material.devices, name), since_s=since_s, until_s=until_s))
+            found.append(make_band(name, unit, _by_source(material.devices, name), since_s=since_s, until_s=until_s))
         for name, unit in (("cpu", "%"),):
             found.append(
-                make_band(f"host_{name}", unit, _by_thing(material.hosts, name), since_s=since_s, until_s=until_s)
+                make_band(f"host_{name}", unit, _by_source(material.hosts, name), since_s=since_s, until_s=until_s)
             )
     return tuple(chart for chart in found if chart is not None)
 
 
 def _over_steps(lines: Mapping[int, Sequence[MetricsLine]], name: str) -> list[Point]:
-    """Of a step that was done twice, what the later attempt says."""
+    """Of a repeated step the value of the later attempt."""
     found: dict[int, float | None] = {}
     for several in lines.values():
         steps: set[int] = set()
         for line in several:
             value = line.evals.get(name) if name.startswith("eval_") else _value(line, name)
             if line.step is not None and value is not None:
-                if not steps:  # what earlier attempts did behind this was thrown away
+                if not steps:  # the later steps of earlier attempts were discarded
                     found = {step: kept for step, kept in found.items() if step < line.step}
                 steps.add(line.step)
                 found[line.step] = value
@@ -402,25 +412,25 @@ def _value(line: MetricsLine, name: str) -> float | None:
     return 100 * value if name == "mfu" and value is not None else value
 
 
-def _by_thing(samples: Sequence[Any], name: str) -> list[list[Point]]:
-    by_thing: dict[tuple[str, Any], list[Point]] = {}
+def _by_source(samples: Sequence[Any], name: str) -> list[list[Point]]:
+    by_source: dict[tuple[str, Any], list[Point]] = {}
     for one in samples:
-        by_thing.setdefault((one.host, getattr(one, "device", None)), []).append((one.at_s, getattr(one, name)))
-    return list(by_thing.values())
+        by_source.setdefault((one.host, getattr(one, "device", None)), []).append((one.at_s, getattr(one, name)))
+    return list(by_source.values())
 
 
-def _doubts(
+def _caveats(
     material: Material, time: Accounting, cost: Cost, lines: Mapping[int, Sequence[MetricsLine]]
-) -> Iterable[Doubt]:
-    for code in time.doubts:
-        yield Doubt(code)
+) -> Iterable[Caveat]:
+    for code in time.caveats:
+        yield Caveat(code)
     diverged = [line for several in lines.values() for line in several if line.diverged]
     if diverged:
-        yield Doubt("diverged", {"lines": str(len(diverged)), "step": str(diverged[0].step)})
+        yield Caveat("diverged", {"lines": len(diverged), "step": diverged[0].step})
     if cost.energy_known is not None and cost.energy_kwh is not None and cost.energy_known < 0.98:
-        yield Doubt("energy-partly", {"percent": f"{100 * cost.energy_known:.0f}"})
-    if cost.energy_kwh is None and cost.family != "cpu":
-        yield Doubt("energy-unknown")
+        yield Caveat("energy-partly", {"known": cost.energy_known})
+    if cost.energy_kwh is None and cost.device_type != "cpu":
+        yield Caveat("energy-unknown")
     thinned = max(material.every.values(), default=1)
     if thinned > 1:
-        yield Doubt("thinned", {"every": str(thinned)})
+        yield Caveat("thinned", {"every": thinned})

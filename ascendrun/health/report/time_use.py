@@ -1,14 +1,14 @@
-"""Where the time of a job went, to the millisecond: every moment between its submission and its end has one use.
+"""Time use of a job to the millisecond: every moment between its submission and its end has one use.
 
-    queue, checks, staging     until the first attempt was told to start
-    start-up                   from then until its first step began: processes, libraries, the model, compiling
+    queue, checks, staging     until the first attempt starts on the nodes
+    start-up                   until its first step starts: processes, libraries, model, compilation
     training                   steps whose results were kept, with the pauses between them
-    checkpoint                 saving, as far as the program tells
-    ending                     after the last step: tests, saving, the stop that was asked for
-    lost                       to failures: steps that were done again or never kept, the end of the failed attempt,
-                               the wait, and all that it took until the next attempt's first step
+    checkpoint                 saving, as reported by the program
+    ending                     after the last step: tests, saving, stopping
+    lost                       to failures: steps that were repeated or never kept, the end of the failed attempt,
+                               the back-off, and the time until the first step of the next attempt
 
-Work is kept when the last later attempt went on behind it; of a job that failed for good, what its last checkpoint has.
+A step is kept if a later attempt resumed after it; of a job that failed finally, if its last checkpoint has it.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _BEFORE_RUNNING = {
 
 @dataclass(frozen=True)
 class AttemptSteps:
-    """What rank 0 told of one attempt; times by the head's clock. `steps`: (at_s, step) in order, at_s None: not told.
+    """What rank 0 reported of one attempt, with times of the head node. `steps`: (at_s or None, step) in order.
 
-    `began_s`: when its first step began. `resumed`: the step that it went on from. `saves`: (begin, end, step) of its
-    checkpoints, step None: not told.
+    `started_s`: when its first step started. `resumed`: the step that it resumed from. `saves`: (start, end, step or
+    None) of its checkpoints.
     """
 
     steps: Sequence[tuple[float | None, int]] = ()
-    began_s: float | None = None
+    started_s: float | None = None
     resumed: int | None = None
     saves: Sequence[tuple[float, float, int | None]] = ()
 
     @property
     def first_kept(self) -> int | None:
-        """The last step of earlier attempts that this one built on, None: it does not tell."""
+        """The last step of earlier attempts that this one continues, None: unknown."""
         if self.resumed is not None:
             return self.resumed
         return self.steps[0][1] - 1 if self.steps else None
@@ -52,7 +52,7 @@ class AttemptSteps:
 
 @dataclass(frozen=True)
 class Piece:
-    """One stretch of time with one use; times are UTC milliseconds."""
+    """One span of time with one use; times are UTC milliseconds."""
 
     begin_ms: int
     end_ms: int
@@ -62,12 +62,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Accounting:
-    """`spent_ms`: by use, all of USES; they sum to `wall_ms`. `doubts`: codes of what had to be assumed."""
+    """`spent_ms`: by use, all of USES; they sum to `wall_ms`. `caveats`: codes of assumptions."""
 
     pieces: tuple[Piece, ...]
     spent_ms: Mapping[str, int]
     wall_ms: int
-    doubts: tuple[str, ...]
+    caveats: tuple[str, ...]
 
     @property
     def effective(self) -> float | None:
@@ -77,7 +77,7 @@ class Accounting:
 
 @dataclass(frozen=True)
 class Stay:
-    """How long an attempt stayed in one state. `after`: the state that followed, None: it is in it now."""
+    """How long an attempt stayed in one state. `after`: the next state, None: it is in this one now."""
 
     begin_ms: int
     end_ms: int
@@ -87,13 +87,13 @@ class Stay:
 
 
 def account(stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps]) -> Accounting:
-    """`stays` as `find_stays` makes them. An attempt that told nothing is missing in `attempts`."""
+    """`stays`: of `find_stays`. Attempts without metrics are missing in `attempts`."""
     pieces: list[Piece] = []
-    doubts: list[str] = []
+    caveats: list[str] = []
     failed = {stay.attempt for stay in stays if stay.after in (State.BACKOFF, State.FAILED)}
     for stay in stays:
         if stay.state is State.RUNNING:
-            pieces += _running(stay, attempts, failed, doubts)
+            pieces += _running(stay, attempts, failed, caveats)
         else:
             pieces.append(Piece(stay.begin_ms, stay.end_ms, _use_of(stay, failed), stay.attempt))
     saves = {
@@ -105,13 +105,13 @@ def account(stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps]) -> Acco
     for piece in pieces:
         spent[piece.use] += piece.end_ms - piece.begin_ms
     wall_ms = stays[-1].end_ms - stays[0].begin_ms if stays else 0
-    return Accounting(tuple(pieces), spent, wall_ms, tuple(dict.fromkeys(doubts)))
+    return Accounting(tuple(pieces), spent, wall_ms, tuple(dict.fromkeys(caveats)))
 
 
 def find_stays(moves: Sequence[tuple[float, State]], *, created_s: float, until_s: float) -> tuple[Stay, ...]:
-    """The story as stays that follow each other without a gap, from the submission to `until_s` (the end, or now).
+    """Stays without gaps from the submission to `until_s` (the end, or now).
 
-    `moves`: (when, into which state), in order. Where the head's clock was set back, time stands still until it
+    `moves`: (time, new state) in order. Where the clock of the head node was set back, time stands still until it
     has caught up.
     """
     now_ms, last_ms = _ms(created_s), max(_ms(created_s), _ms(until_s))
@@ -138,38 +138,39 @@ def _use_of(stay: Stay, failed: set[int]) -> str:
     return "lost" if stay.attempt in failed else "ending"
 
 
-def _running(stay: Stay, attempts: Mapping[int, AttemptSteps], failed: set[int], doubts: list[str]) -> list[Piece]:
-    """RUNNING as what it was used for: until the first step, the steps that were kept, the rest."""
-    told = attempts.get(stay.attempt)
+def _running(stay: Stay, attempts: Mapping[int, AttemptSteps], failed: set[int], caveats: list[str]) -> list[Piece]:
+    """Split RUNNING by its use: until the first step, the kept steps, the rest."""
+    reported = attempts.get(stay.attempt)
     has_failed = stay.attempt in failed
     before = "start-up" if stay.attempt == 1 else "lost"
-    if told is None or not told.steps or told.steps[-1][0] is None:
-        doubts.append("no-steps" if told is None or not told.steps else "no-times")
+    if reported is None or not reported.steps or reported.steps[-1][0] is None:
+        caveats.append("no-steps" if reported is None or not reported.steps else "no-times")
         return [Piece(stay.begin_ms, stay.end_ms, "lost" if has_failed else "training", stay.attempt)]
-    began_ms = _within(stay, told.began_s if told.began_s is not None else told.steps[0][0])
-    last_ms = max(began_ms, _within(stay, told.steps[-1][0]))
+    first_s = next(at_s for at_s, _ in reported.steps if at_s is not None)
+    started_ms = _within(stay, reported.started_s if reported.started_s is not None else first_s)
+    last_ms = max(started_ms, _within(stay, reported.steps[-1][0]))
     if stay.after is None:
         last_ms = stay.end_ms
     kept_ms, after = last_ms, "ending"
     if has_failed:
-        kept_ms, after = min(last_ms, max(began_ms, _kept_ms(stay, attempts, doubts))), "lost"
-    bounds = ((stay.begin_ms, began_ms, before), (began_ms, kept_ms, "training"), (kept_ms, stay.end_ms, after))
+        kept_ms, after = min(last_ms, max(started_ms, _kept_ms(stay, attempts, caveats))), "lost"
+    bounds = ((stay.begin_ms, started_ms, before), (started_ms, kept_ms, "training"), (kept_ms, stay.end_ms, after))
     return [Piece(begin, end, use, stay.attempt) for begin, end, use in bounds]
 
 
-def _kept_ms(stay: Stay, attempts: Mapping[int, AttemptSteps], doubts: list[str]) -> int:
-    """Up to when what a failed attempt did was of use in the end."""
-    told = attempts[stay.attempt]
+def _kept_ms(stay: Stay, attempts: Mapping[int, AttemptSteps], caveats: list[str]) -> int:
+    """Until when the steps of a failed attempt were kept."""
+    reported = attempts[stay.attempt]
     later = [found.first_kept for number, found in attempts.items() if number > stay.attempt]
     known = [step for step in later if step is not None]
     if known:
         kept = min(known)
-        times = [at_s for at_s, step in told.steps if step <= kept and at_s is not None]
-        times += [end_s for _, end_s, step in told.saves if step is not None and step <= kept]
+        times = [at_s for at_s, step in reported.steps if step <= kept and at_s is not None]
+        times += [end_s for _, end_s, step in reported.saves if step is not None and step <= kept]
     else:
-        times = [end_s for _, end_s, _ in told.saves]
+        times = [end_s for _, end_s, _ in reported.saves]
         if not times:
-            doubts.append("no-checkpoint")
+            caveats.append("no-checkpoint")
     return _within(stay, max(times)) if times else stay.begin_ms
 
 
@@ -179,7 +180,7 @@ def _within(stay: Stay, at_s: float | None) -> int:
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same time in order, nothing twice: saves may overlap when a program writes in the background."""
+    """Merge overlapping spans: saves may overlap when a program writes in the background."""
     merged: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:
@@ -190,7 +191,7 @@ def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _with_saves(piece: Piece, saves: Sequence[tuple[int, int]]) -> Iterator[Piece]:
-    """The piece with what of its training or ending was saving put to that use."""
+    """Split the saves off a piece of training or ending."""
     begin_ms = piece.begin_ms
     if piece.use in ("training", "ending"):
         first = max(0, bisect_left(saves, (begin_ms, 0)) - 1)

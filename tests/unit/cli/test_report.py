@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "health"))
 
+from report_stories import hostile, month, short
 from story_cluster import Run
 
 from ascendrun.cli import main
-from ascendrun.cli.commands.report import write_file
-from ascendrun.cli.report.words import WORDS
-from ascendrun.core.errors import InvalidInputError
+from ascendrun.cli.report import page
+from ascendrun.cli.report.picture import COLORS
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.head.state.store import Store
+from ascendrun.health.report.data import make_report
 from ascendrun.health.report.time_use import USES
 
 Say = Callable[..., Run]
@@ -72,15 +75,15 @@ def test_a_report_is_a_page_here_and_its_sum_on_the_screen(say: Say, tmp_path: P
     ran = say("report", "j-0001")
     assert ran.code == 0
     page = (tmp_path / "j-0001-report.html").read_text()
-    assert "j-0001-report.html written" in ran.err
-    assert "queue" in ran.out and "25.0 %" in ran.out and "training" in ran.out and "75.0 %" in ran.out
+    assert "j-0001-report.html" in ran.err
+    assert "queue" in ran.out and "25.0%" in ran.out and "training" in ran.out and "75.0%" in ran.out
     assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page and "\x1b" not in page + ran.out
 
 
 def test_a_page_loads_nothing_from_anywhere(say: Say) -> None:
     import re
 
-    page = say("report", "j-0001", "--out", "-").out
+    page = say("report", "j-0001", "--output-file", "-").out
     assert page.startswith("<!doctype html>")
     assert re.findall(r"""<[^>]+\b(?:src|href|action|data|style)\s*=""", page.partition("<script>")[0]) == []
     assert """content="default-src 'none'; script-src 'sha256-""" in page
@@ -95,22 +98,18 @@ def test_the_same_as_data_writes_no_file(say: Say, tmp_path: Path) -> None:
 
 
 def test_chinese_is_chinese_by_flag_or_locale(say: Say, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "时间都用在哪里" in say("report", "j-0001", "--lang", "zh", "--out", "zh.html").out
+    assert "时间分布" in say("report", "j-0001", "--lang", "zh", "--output-file", "zh.html").out
     page = (tmp_path / "zh.html").read_text()
     assert '<html lang="zh-CN">' in page and "有效训练时间占比" in page
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
-    assert "排队" in say("report", "j-0001", "--out", "-").out
+    assert "排队" in say("report", "j-0001", "--output-file", "-").out
 
 
-def test_every_word_is_there_in_both_languages_with_the_same_places_for_values() -> None:
-    from string import Formatter
-
-    def places(text: str) -> set[str]:
-        return {name for _, name, _, _ in Formatter().parse(text) if name}
-
-    for key, (english, chinese) in WORDS.items():
-        assert places(english) == places(chinese), key
-    assert {f"use-{use}" for use in USES} | {f"says-{use}" for use in USES} <= WORDS.keys()
+def test_every_use_and_caveat_has_a_name() -> None:
+    assert set(USES) == page.USE_NAMES.keys() == page.USE_MEANINGS.keys() == COLORS.keys()
+    assert {
+        caveat.code for report in (month(), short(), hostile()) for caveat in make_report(report, now_s=2e9).caveats
+    } <= (page.CAVEATS.keys())
 
 
 def test_an_unknown_job_is_exit_code_4(say: Say) -> None:
@@ -118,21 +117,38 @@ def test_an_unknown_job_is_exit_code_4(say: Say) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_named(say: Say) -> None:
-    ran = say("report", "j-0001", "--out", "no/such/folder/x.html")
+    ran = say("report", "j-0001", "--output-file", "no/such/folder/x.html")
     assert ran.code == 2 and "no/such/folder/x.html" in ran.err
 
 
-def test_a_page_that_cannot_take_its_place_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(InvalidInputError, match="taken"):
-        write_file(tmp_path / "taken", b"page")
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+def test_the_flag_of_the_file_has_its_old_name_answered_and_writes_through_links(say: Say, tmp_path: Path) -> None:
+    assert say("report", "j-0001", "--out", "x.html").code == 2
+    link = tmp_path / "link.html"
+    link.symlink_to(tmp_path / "target.html")
+    assert say("report", "j-0001", "-O", "link.html").code == 0
+    assert link.is_symlink() and (tmp_path / "target.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_report_of_a_failed_job_has_the_diagnosis_of_explain(say: Say, tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "state")
+    store.save(replace(store.find("j-0001").job, state=State.FAILED), [], now_s=1021.0)
+    store.close()
+    explained = json.loads(say("explain", "j-0001", "-o", "json").out)
+    report = json.loads(say("report", "j-0001", "-o", "json").out)
+    assert report["diagnosis"]["code"] and report["diagnosis"]["code"] in json.dumps(explained)
+    assert {"confidence", "ranks", "hosts"} <= report["diagnosis"].keys()
+    shown = say("report", "j-0001", "-O", "-").out
+    assert '<section class="diagnosis">' in shown
+
+
+def test_the_report_of_a_job_that_did_not_fail_has_no_diagnosis(say: Say) -> None:
+    assert json.loads(say("report", "j-0001", "-o", "json").out)["diagnosis"] is None
 
 
 def test_without_matplotlib_the_way_out_is_said(say: Say, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     ran = say("report", "j-0001", "--png", "p.png")
-    assert ran.code == 2 and "needs matplotlib" in ran.err and "bin/setup-env plot" in ran.err
+    assert ran.code == 2 and "matplotlib" in ran.err and "bin/setup-env plot" in ran.err
     assert not (tmp_path / "p.png").exists()
 
 

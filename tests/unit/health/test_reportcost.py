@@ -32,18 +32,18 @@ def test_devices_are_held_from_the_first_look_at_the_nodes_to_the_end() -> None:
 
 def test_a_steady_power_over_an_hour_is_its_kilowatt_hours() -> None:
     samples = sorted([*measured(0, 0.0, 3800.0, 300.0), *measured(1, 0.0, 3800.0, 100.0)], key=lambda one: one.at_s)
-    cost = count_cost(STAYS, devices=2, family="npu", samples=samples)
+    cost = count_cost(STAYS, devices=2, device_type="npu", samples=samples)
     assert cost.device_hours == pytest.approx(2.0)
     assert cost.energy_kwh == pytest.approx(0.4) and cost.energy_known == pytest.approx(1.0)
 
 
 def test_what_was_not_measured_is_not_guessed() -> None:
-    half = count_cost(STAYS, devices=2, family="npu", samples=measured(0, 100.0, 3700.0, 300.0))
+    half = count_cost(STAYS, devices=2, device_type="npu", samples=measured(0, 100.0, 3700.0, 300.0))
     assert half.energy_kwh == pytest.approx(0.3) and half.energy_known == pytest.approx(0.5)
     samples = [*measured(0, 100.0, 1000.0, 300.0), *measured(0, 2800.0, 3700.0, 300.0)]
-    gap = count_cost(STAYS, devices=1, family="npu", samples=samples)
+    gap = count_cost(STAYS, devices=1, device_type="npu", samples=samples)
     assert gap.energy_kwh == pytest.approx(0.15, rel=0.01) and gap.energy_known == pytest.approx(0.5, rel=0.01)
-    none = count_cost(STAYS, devices=2, family="npu", samples=())
+    none = count_cost(STAYS, devices=2, device_type="npu", samples=())
     assert (none.energy_kwh, none.energy_known, none.device_hours) == (None, 0.0, 2.0)
 
 
@@ -53,12 +53,12 @@ def test_means_of_minutes_and_of_ten_minutes_count_alike() -> None:
         *measured(0, 1900.0, 3100.0, 300.0, 60.0),
         *measured(0, 3100.0, 3700.0, 300.0, 5.0),
     ]
-    cost = count_cost(STAYS, devices=1, family="npu", samples=coarse)
+    cost = count_cost(STAYS, devices=1, device_type="npu", samples=coarse)
     assert cost.energy_known == pytest.approx(1.0) and cost.energy_kwh == pytest.approx(0.3)
 
 
 def test_a_job_that_never_held_anything_cost_nothing() -> None:
-    cost = count_cost(find_stays([], created_s=0.0, until_s=50.0), devices=8, family="npu", samples=())
+    cost = count_cost(find_stays([], created_s=0.0, until_s=50.0), devices=8, device_type="npu", samples=())
     assert (cost.held_s, cost.device_hours, cost.energy_kwh, cost.energy_known) == (0.0, 0.0, None, None)
 
 

@@ -39,7 +39,7 @@ def chart(report: Report, name: str) -> Chart:
 def test_the_parts_of_the_time_sum_to_the_whole_and_the_job_can_be_written_as_json(story: Callable[[], Story]) -> None:
     report = report_on(story())
     assert sum(round(1000 * one.seconds) for one in report.time) == round(1000 * report.wall_s)
-    assert math.isclose(sum(one.share for one in report.time), 1.0)
+    assert math.isclose(sum(one.ratio for one in report.time), 1.0)
     assert json.loads(json.dumps(as_record(report), allow_nan=False))["id"] == "j-0042"
 
 
@@ -59,18 +59,18 @@ def test_a_month_with_failures_tells_each_attempt_and_what_of_it_was_kept(a_mont
     redone_s = 300 * 42.0 + 480 * 48.0
     assert spent["lost"] == pytest.approx(redone_s + 5 * 3600 + 1300 + 2 * 180, rel=0.06)
     assert spent["checkpoint"] == 40.0 * (22 + 50 + 48)  # those of steps that were kept
-    assert a_month.figures.steps == a_month.figures.total_steps == 60_000
+    assert a_month.metrics.steps == a_month.metrics.total_steps == 60_000
 
 
 def test_cost_is_what_was_held_and_energy_only_what_was_measured(a_month: Report) -> None:
     cost = a_month.cost
     held_s = a_month.wall_s - 2.5 * 3600 - 5 * 3600 - 60 - 300 - 30
-    assert (cost.devices, cost.family) == (32, "npu")
+    assert (cost.devices, cost.device_type) == (32, "npu")
     assert cost.held_s == pytest.approx(held_s, rel=1e-4)
     assert cost.device_hours == pytest.approx(32 * held_s / 3600, rel=1e-4)
     assert cost.energy_known == pytest.approx(0.94, abs=0.01)
     assert cost.energy_kwh == pytest.approx(0.33 * 32 * held_s / 3600 * 0.94, rel=0.02)
-    assert [doubt.code for doubt in a_month.doubts] == ["energy-partly"]
+    assert [caveat.code for caveat in a_month.caveats] == ["energy-partly"]
 
 
 def test_series_of_a_month_are_short_enough_to_draw_and_keep_their_spikes(a_month: Report) -> None:
@@ -82,17 +82,17 @@ def test_series_of_a_month_are_short_enough_to_draw_and_keep_their_spikes(a_mont
         assert len(one.xs) <= POINTS + 2 and all(len(line.ys) == len(one.xs) for line in one.lines)
         assert list(one.xs) == sorted(one.xs)
     power = chart(a_month, "power_w")
-    assert [line.name for line in power.lines] == ["mean", "least", "greatest"]
+    assert [line.name for line in power.lines] == ["mean", "minimum", "maximum"]
     mean, least, greatest = (line.ys for line in power.lines)
     assert all(low <= middle <= high for middle, low, high in zip(mean, least, greatest) if middle is not None)
     assert None in mean  # the stretch that nothing was measured in
 
 
 def test_throughput_and_mfu_follow_from_what_the_start_tells(a_month: Report) -> None:
-    figures = a_month.figures
-    assert figures.step_s is not None and figures.tokens_per_s is not None and figures.mfu is not None
-    assert figures.tokens_per_s == pytest.approx(524_288 / figures.step_s, rel=0.01)
-    assert figures.mfu == pytest.approx(3.2e16 / figures.step_s / (32 * 3.2e14), rel=0.01)
+    metrics = a_month.metrics
+    assert metrics.step_s is not None and metrics.tokens_per_s is not None and metrics.mfu is not None
+    assert metrics.tokens_per_s == pytest.approx(524_288 / metrics.step_s, rel=0.01)
+    assert metrics.mfu == pytest.approx(3.2e16 / metrics.step_s / (32 * 3.2e14), rel=0.01)
 
 
 def test_of_a_step_that_was_done_twice_the_later_attempt_is_drawn() -> None:
@@ -130,13 +130,13 @@ def test_a_job_that_lives_is_reported_up_to_now() -> None:
 def test_twenty_seconds_of_a_program_that_writes_nothing_are_a_report_too() -> None:
     report = report_on(short())
     assert {one.use: one.seconds for one in report.time if one.seconds}["training"] == 20.0
-    assert report.charts == () and [doubt.code for doubt in report.doubts] == ["no-steps"]
-    assert (report.cost.family, report.cost.energy_kwh) == ("cpu", None)
+    assert report.charts == () and [caveat.code for caveat in report.caveats] == ["no-steps"]
+    assert (report.cost.device_type, report.cost.energy_kwh) == ("cpu", None)
 
 
 def test_a_loss_that_is_no_number_is_said_and_drawn_as_a_gap() -> None:
     report = report_on(hostile())
-    assert ("diverged", {"lines": "1", "step": "60"}) in [(doubt.code, dict(doubt.values)) for doubt in report.doubts]
+    assert ("diverged", {"lines": 1, "step": 60}) in [(caveat.code, dict(caveat.values)) for caveat in report.caveats]
     assert chart(report, "loss").lines[0].ys[-1] is None
 
 

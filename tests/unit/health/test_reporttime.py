@@ -35,7 +35,7 @@ def check(found: Accounting, wall_s: float) -> None:
 
 
 def test_a_run_that_went_well() -> None:
-    told = AttemptSteps(steps(50.0, 100), began_s=50.0, saves=[(90.0, 95.0, 40), (155.0, 158.0, 100)])
+    told = AttemptSteps(steps(50.0, 100), started_s=50.0, saves=[(90.0, 95.0, 40), (155.0, 158.0, 100)])
     assert spend([*START, (160.0, S.SUCCEEDED)], {1: told}) == {
         "queue": 10.0,
         "checks": 3.0,
@@ -61,8 +61,8 @@ RETRY = [
 
 
 def test_after_a_failure_what_was_done_again_is_lost_and_all_that_it_took_to_come_back() -> None:
-    first = AttemptSteps(steps(30.0, 60), began_s=30.0, saves=[(59.0, 60.0, 30), (80.0, 82.0, 51)])
-    again = AttemptSteps(steps(130.0, 70, first=31), began_s=130.0, resumed=30)
+    first = AttemptSteps(steps(30.0, 60), started_s=30.0, saves=[(59.0, 60.0, 30), (80.0, 82.0, 51)])
+    again = AttemptSteps(steps(130.0, 70, first=31), started_s=130.0, resumed=30)
     assert spend(RETRY, {1: first, 2: again}) == {
         "queue": 10.0,
         "checks": 3.0,
@@ -75,33 +75,33 @@ def test_after_a_failure_what_was_done_again_is_lost_and_all_that_it_took_to_com
 
 
 def test_where_an_attempt_does_not_tell_what_it_resumed_its_first_step_does() -> None:
-    first = AttemptSteps(steps(30.0, 60), began_s=30.0)
-    again = AttemptSteps(steps(130.0, 70, first=31), began_s=130.0)
+    first = AttemptSteps(steps(30.0, 60), started_s=30.0)
+    again = AttemptSteps(steps(130.0, 70, first=31), started_s=130.0)
     assert spend(RETRY, {1: first, 2: again})["training"] == 30.0 + 70.0
 
 
 def test_work_of_all_attempts_is_lost_when_the_last_begins_from_nothing() -> None:
-    first = AttemptSteps(steps(30.0, 60), began_s=30.0, saves=[(59.0, 60.0, 30)])
-    again = AttemptSteps(steps(130.0, 70), began_s=130.0)
+    first = AttemptSteps(steps(30.0, 60), started_s=30.0, saves=[(59.0, 60.0, 30)])
+    again = AttemptSteps(steps(130.0, 70), started_s=130.0)
     assert spend(RETRY, {1: first, 2: again})["training"] == 70.0
 
 
 def test_a_job_that_failed_for_good_keeps_what_its_last_checkpoint_has() -> None:
-    told = AttemptSteps(steps(30.0, 60), began_s=30.0, saves=[(59.0, 60.0, 30)])
+    told = AttemptSteps(steps(30.0, 60), started_s=30.0, saves=[(59.0, 60.0, 30)])
     found = spend([*START, (100.0, S.STOPPING), (102.0, S.FAILED)], {1: told})
     assert (found["training"], found["checkpoint"], found["lost"]) == (29.0, 1.0, 42.0)
 
 
 def test_a_failed_job_without_a_checkpoint_keeps_nothing_and_that_is_told() -> None:
-    told = AttemptSteps(steps(30.0, 60), began_s=30.0)
+    told = AttemptSteps(steps(30.0, 60), started_s=30.0)
     stays = find_stays([*START, (100.0, S.STOPPING), (102.0, S.FAILED)], created_s=0.0, until_s=102.0)
     found = account(stays, {1: told})
     check(found, 102.0)
-    assert found.spent_ms["training"] == 0 and found.doubts == ("no-checkpoint",)
+    assert found.spent_ms["training"] == 0 and found.caveats == ("no-checkpoint",)
 
 
 def test_a_job_that_was_stopped_by_its_user_has_lost_nothing() -> None:
-    told = AttemptSteps(steps(30.0, 60), began_s=30.0, saves=[(100.0, 101.0, 60)])
+    told = AttemptSteps(steps(30.0, 60), started_s=30.0, saves=[(100.0, 101.0, 60)])
     found = spend([*START, (95.0, S.STOPPING), (102.0, S.STOPPED)], {1: told})
     assert (found["training"], found["ending"], found["checkpoint"]) == (60.0, 5.0 + 6.0, 1.0)
     assert "lost" not in found
@@ -112,12 +112,12 @@ def test_a_program_that_tells_nothing_trained_while_it_ran_as_far_as_one_knows()
     for told, doubt in (({}, "no-steps"), ({1: AttemptSteps(((None, 1), (None, 2)))}, "no-times")):
         found = account(stays, told)
         check(found, 100.0)
-        assert (found.spent_ms["training"], found.doubts) == (80_000, (doubt,))
+        assert (found.spent_ms["training"], found.caveats) == (80_000, (doubt,))
 
 
 def test_of_a_job_that_lives_the_time_so_far_is_told() -> None:
     assert spend([(10.0, S.CHECKING)], {}, until_s=25.0) == {"queue": 10.0, "checks": 15.0}
-    told = AttemptSteps(steps(30.0, 20), began_s=30.0)
+    told = AttemptSteps(steps(30.0, 20), started_s=30.0)
     assert spend(START, {1: told}, until_s=80.0)["training"] == 50.0
 
 
@@ -127,7 +127,7 @@ def test_a_job_that_just_came_has_waited_only() -> None:
 
 
 def test_clocks_that_were_set_back_or_are_wrong_never_make_time_out_of_nothing() -> None:
-    told = AttemptSteps(((-500.0, 1), (99999.0, 2), (3.0, 3)), began_s=-1e6, saves=[(-50.0, 5e5, 2)])
+    told = AttemptSteps(((-500.0, 1), (99999.0, 2), (3.0, 3)), started_s=-1e6, saves=[(-50.0, 5e5, 2)])
     stays = find_stays(
         [(10.0, S.CHECKING), (5.0, S.STAGING), (4.0, S.STARTING), (20.0, S.RUNNING), (19.0, S.SUCCEEDED)],
         created_s=0.0,
@@ -168,6 +168,6 @@ def test_whatever_happened_the_parts_sum_to_the_whole(
 def test_a_month_with_a_checkpoint_every_ten_minutes_is_accounted_for_at_once() -> None:
     end_s = 30 * 86400.0
     saves = [(at - 20.0, at, int(at)) for at in range(600, int(end_s), 600)]
-    told = AttemptSteps(((30.0, 1), (end_s, 2)), began_s=30.0, saves=saves)
+    told = AttemptSteps(((30.0, 1), (end_s, 2)), started_s=30.0, saves=saves)
     found = spend([*START, (end_s, S.SUCCEEDED)], {1: told})
     assert found["checkpoint"] == 20.0 * len(saves)
