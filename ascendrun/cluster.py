@@ -30,6 +30,7 @@ from ascendrun.query.views import (
     JobView,
     NodeView,
     RankView,
+    Reachability,
     make_exec_result,
     make_host_status,
     make_job_detail,
@@ -140,18 +141,19 @@ class Cluster:
         with self._reading() as store:
             stored = store.all_jobs() if store else ()
         wanted = [one for one in reversed(stored) if everything or not one.job.is_terminal]
+        self._keep_watched([one.job for one in wanted])
+        status = self._status_of([one.job for one in wanted])
         if folded:
             whole = {
                 one.job.pipeline: [each for each in stored if each.job.pipeline == one.job.pipeline]
                 for one in wanted
                 if one.job.pipeline is not None
             }
-            views = [self._view(one) for one in wanted if one.job.pipeline is None]
-            views += [self._pipeline_view(stages) for stages in whole.values()]
+            views = [self._view(one, status) for one in wanted if one.job.pipeline is None]
+            views += [self._pipeline_view(stages, status) for stages in whole.values()]
             views.sort(key=lambda view: view.created_at_s, reverse=True)
         else:
-            views = [self._view(one) for one in wanted]
-        self._keep_watched(views)
+            views = [self._view(one, status) for one in wanted]
         return tuple(views)
 
     def stages(self, ref: str) -> tuple[StoredJob, ...]:
@@ -163,7 +165,7 @@ class Cluster:
     def pipeline(self, ref: str) -> JobView | None:
         """A whole pipeline in one view, as the stage stands that tells most; None when `ref` names none."""
         stages = self.stages(ref)
-        return self._pipeline_view(stages) if stages else None
+        return self._pipeline_view(stages, self._status_of([one.job for one in stages])) if stages else None
 
     def job(self, ref: str) -> JobDetail:
         """By id, name (the newest of that name) or unambiguous start of an id. Raises NotFoundError."""
@@ -177,9 +179,10 @@ class Cluster:
             events = tuple(
                 EventView(event.seq, event.at_s, event.kind, event.text) for event in store.events(stored.job.id)
             )
-        view = self._view(stored)
-        self._keep_watched([view])
-        return self._detail(stored, view, events)
+        self._keep_watched([stored.job])
+        status = self._status_now() if not stored.job.is_terminal else None
+        liveness = (status or {}).get("liveness", {}).get(stored.job.id, {})
+        return make_job_detail(stored, self._view(stored, status), events, liveness)
 
     def stop(self, ref: str, *, now: bool = False) -> JobView:
         """Asks for a stop and returns at once; `now` skips the grace. Of a pipeline all its stages are stopped.
@@ -613,9 +616,9 @@ class Cluster:
                     raise
             time.sleep(POLL_S)  # a killed controller's socket may still accept for a moment
 
-    def _keep_watched(self, views: Sequence[JobView]) -> None:
-        """A live job whose controller died gets a new one from whoever looks at it."""
-        if any(view.ended_at_s is None for view in views):
+    def _keep_watched(self, jobs: Sequence[Job]) -> None:
+        """Start the controller when a live job has none: the one before may have been killed."""
+        if any(job.ended_at_s is None for job in jobs):
             from ascendrun.head.loop.daemon import is_running
 
             if not is_running(self.settings.state_dir):
@@ -634,20 +637,24 @@ class Cluster:
             if store is not None:
                 store.close()
 
-    def _view(self, stored: StoredJob) -> JobView:
-        return make_job_view(stored, self._progress(stored.job))
+    def _status_of(self, jobs: Sequence[Job]) -> Mapping[str, Any] | None:
+        """The controller's status where a job runs, whose state may be older than what the controller knows."""
+        return self._status_now() if any(job.state.value == "RUNNING" for job in jobs) else None
 
-    def _pipeline_view(self, stored: Sequence[StoredJob]) -> JobView:
+    def _view(self, stored: StoredJob, status: Mapping[str, Any] | None) -> JobView:
+        now = None
+        if status is not None:
+            of_job = [status.get(name, {}).get(stored.job.id, {}) for name in ("liveness", "silence_s")]
+            now = Reachability(*of_job)
+        return make_job_view(stored, self._progress(stored.job), now)
+
+    def _pipeline_view(self, stored: Sequence[StoredJob], status: Mapping[str, Any] | None) -> JobView:
         from ascendrun.core.jobs.pipelines import pipeline_status
 
-        status = pipeline_status([one.job for one in stored])
-        return make_pipeline_view(stored, status, self._view(stored[status.representative]))
+        whole = pipeline_status([one.job for one in stored])
+        return make_pipeline_view(stored, whole, self._view(stored[whole.representative], status))
 
     def _progress(self, job: Job) -> Mapping[str, Any] | None:
         host = next((node.host for node in job.nodes if 0 in node.ranks), None)
         folder = spool_dir(self.settings.state_dir, job.id, job.attempt)
         return None if host is None else newest_values(folder, 0, host=host)
-
-    def _detail(self, stored: StoredJob, view: JobView, events: tuple[EventView, ...]) -> JobDetail:
-        status = self._status_now() if not stored.job.is_terminal else None
-        return make_job_detail(stored, view, events, (status or {}).get("liveness", {}).get(stored.job.id, {}))

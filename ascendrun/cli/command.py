@@ -48,6 +48,11 @@ class UsageError(click.UsageError):
         self.text, self.hint = message, hint
 
 
+def exclusive(one: str, other: str) -> Text:
+    """That two flags exclude each other."""
+    return Text("cli.exclusive", "{one} cannot be combined with {other}", one=one, other=other)
+
+
 class CliCommand(click.Command):
     """`examples`: the lines at the end of its help."""
 

@@ -1,25 +1,28 @@
-"""Follows a job: its lines as they come, its changes of state, its attempts, until it has ended."""
+"""Follow a job: print its lines as they come, its changes of state and its attempts, until it has ended."""
 
 from __future__ import annotations
 
 import time
 
+from ascendrun.cli.errors import warning_lines
 from ascendrun.cli.log_output import format_line
 from ascendrun.cli.output import describe_progress, describe_seconds
 from ascendrun.cli.screen import Screen
 from ascendrun.cluster import Cluster, JobDetail, JobView
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.core.jobs.job import TERMINAL
-from ascendrun.core.names import fold_names
 from ascendrun.head.spool.spool_files import is_complete
 from ascendrun.head.state.settings import spool_dir
 from ascendrun.query.log_follow import COMPLETE_DEADLINE_S, AttemptLogs, count_ranks, pause_after
 from ascendrun.query.log_view import LogView
+from ascendrun.text import Text
 
 POLL_S = (0.02, 0.1)
 JOB_POLL_S = 0.25
 BLIND_DEADLINE_S = 60.0
-"""How long a controller that does not answer is put up with."""
+"""How long following continues while the controller does not respond."""
+STAGING_REPORT_S = 5.0
+"""How often staging is reported where there is no line at the bottom of a terminal."""
 BATCH_LINES = 2000
 
 ENDED = frozenset(state.value for state in TERMINAL)
@@ -47,58 +50,71 @@ class _Following:
         self._state: str | None = None
         self._logs: AttemptLogs | None = None
         self._attempt = 0
+        self._unreachable: tuple[str, ...] = ()
+        self._reason, self._reason_mono = "", 0.0
         self._blind_since_s: float | None = None
 
     def run(self) -> JobDetail:
-        detail = self._look()
-        looked_s = time.monotonic()
+        detail = self._poll()
+        polled_s = time.monotonic()
         while not has_ended(detail.job):
-            began_cpu_s = time.process_time()
+            started_cpu_s = time.process_time()
             is_quiet = self._show_new_lines() == 0
-            pause_s = pause_after(time.process_time() - began_cpu_s, POLL_S)
-            if time.monotonic() - looked_s >= JOB_POLL_S:
-                detail = self._look_again(detail)
-                looked_s = time.monotonic()
+            pause_s = pause_after(time.process_time() - started_cpu_s, POLL_S)
+            if time.monotonic() - polled_s >= JOB_POLL_S:
+                detail = self._poll_again(detail)
+                polled_s = time.monotonic()
             elif is_quiet:
                 time.sleep(pause_s)
         self._drain(ended_s=detail.job.ended_at_s)
         return detail
 
-    def _look(self) -> JobDetail:
-        """Reads the job and tells what is new about it."""
+    def _poll(self) -> JobDetail:
+        """Read the job and print what is new about it."""
         detail = self._cluster.job(self._job_id)
         job = detail.job
         if job.attempt != self._attempt and job.attempt > 0:
-            self._begin(job)
+            self._start_attempt(job)
         if self._logs is not None:
             self._logs.expect_ranks(count_ranks(job, self._view))
+        if has_ended(job):
+            self._screen.progress("")
+            return detail
         if job.state != self._state:
             self._state = job.state
-            if not has_ended(job):
+            self._unreachable = job.unreachable_hosts
+            self._screen.echo(describe_state(job))
+        elif job.unreachable_hosts != self._unreachable:
+            self._unreachable = job.unreachable_hosts
+            self._screen.echo(f"{job.id} {job.state}: {job.reason}")
+        elif job.state == "STAGING" and not self._screen.is_live and job.reason != self._reason:
+            if time.monotonic() - self._reason_mono >= STAGING_REPORT_S:
+                self._reason, self._reason_mono = job.reason, time.monotonic()
                 self._screen.echo(describe_state(job))
-        self._screen.progress("" if has_ended(job) else describe_bottom(job, time.time()))
+        self._screen.progress(describe_bottom(job, time.time()))
         return detail
 
-    def _look_again(self, before: JobDetail) -> JobDetail:
-        """As `_look`; while the controller does not answer, what was known before: the job does not depend on it."""
+    def _poll_again(self, before: JobDetail) -> JobDetail:
+        """As `_poll`; what was known before while the controller does not respond: the job does not depend on it."""
         try:
-            detail = self._look()
+            detail = self._poll()
         except (UnreachableError, DeadlineExceededError) as error:
             now_s = time.monotonic()
             if self._blind_since_s is None:
                 self._blind_since_s = now_s
-                self._screen.echo(f"{error.message}; the job goes on, still trying")
+                message = Text("follow.retrying", "{problem}; the job keeps running; retrying", problem=error.message)
+                self._screen.echo("\n".join(warning_lines(message)))
             if now_s - self._blind_since_s > BLIND_DEADLINE_S:
                 raise
             return before
         self._blind_since_s = None
         return detail
 
-    def _begin(self, job: JobView) -> None:
-        """A later attempt takes over only when the one before is shown to its end."""
+    def _start_attempt(self, job: JobView) -> None:
+        """Show the attempt before to its end, then switch to the new one."""
         if self._attempt:
             self._drain()
-            self._screen.echo(f"attempt {job.attempt} started")
+            self._screen.echo(Text("follow.attempt", "attempt {attempt} started", attempt=job.attempt))
         tail = self._view.tail if self._attempt == 0 else None
         self._attempt = job.attempt
         if self._shows_lines:
@@ -120,9 +136,9 @@ class _Following:
         return count
 
     def _drain(self, *, ended_s: float | None = None) -> None:
-        """Shows the attempt to its last byte, waiting for the bytes that are still on their way.
+        """Show the attempt to its last byte; wait for bytes that have not arrived yet.
 
-        `ended_s`: when the job ended; of one that ended long ago nothing more is waited for.
+        `ended_s`: when the job ended; after a job that ended long ago there is no wait.
         """
         if self._logs is None:
             return
@@ -130,7 +146,8 @@ class _Following:
         deadline_s = time.monotonic() + max(0.0, COMPLETE_DEADLINE_S - age_s)
         while self._logs.folder.is_dir() and not is_complete(self._logs.folder):
             if time.monotonic() > deadline_s:
-                self._screen.echo("the last lines may be missing: not every node's log has arrived")
+                warning = Text("follow.incomplete", "the last lines may be missing: some logs have not arrived")
+                self._screen.echo("\n".join(warning_lines(warning)))
                 break
             if self._show_new_lines() == 0:
                 time.sleep(POLL_S[0])
@@ -138,15 +155,22 @@ class _Following:
         self._logs = None
 
 
-def describe_state(job: JobView) -> str:
+def describe_state(job: JobView) -> Text | str:
     """RUNNING on npu[01-02], 16 ranks."""
-    if job.state == "RUNNING":
-        return f"RUNNING on {fold_names(job.hosts)}, {job.world_size} rank{'s' if job.world_size != 1 else ''}"
+    if job.state == "RUNNING" and not job.unreachable_hosts:
+        return Text(
+            "follow.running",
+            "{state} on {hosts:hosts}, {ranks:plural rank ranks}",
+            state=job.state,
+            hosts=job.hosts,
+            ranks=job.world_size,
+        )
     return f"{job.state}: {job.reason}" if job.reason else job.state
 
 
 def describe_bottom(job: JobView, now_s: float) -> str:
-    """The line at the bottom of the terminal: who, state, how long, how far."""
+    """The line at the bottom of the terminal: job, state, duration, progress, and what is not as it should be."""
     since_s = job.started_at_s if job.started_at_s is not None else job.created_at_s
-    parts = [f"{job.id} {job.state}", describe_seconds(now_s - since_s), describe_progress(job.progress)]
+    reason = job.reason if job.state != "RUNNING" or job.unreachable_hosts else ""
+    parts = [f"{job.id} {job.state}", describe_seconds(now_s - since_s), reason, describe_progress(job.progress)]
     return " · ".join(part for part in parts if part)

@@ -83,7 +83,7 @@ def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None)
     path = Path(hostfile) if hostfile else ctx.settings.hostfile
     if path is None:
         if names is None:
-            raise click.UsageError("no hosts: give --hostfile FILE, or name some (--on HOSTS)")
+            raise click.UsageError("no hosts: give --hostfile FILE, or name some (--hosts HOSTS)")
         return parse_host_words([names])
     hosts = read_hostfile(path)
     return hosts if names is None else select_hosts(hosts, names)

@@ -1,17 +1,19 @@
-"""How a job ended, in words and as an exit code."""
+"""How a job ended, as text and as an exit code."""
 
 from __future__ import annotations
 
 from collections import deque
 
+from ascendrun.cli.context import CliContext
+from ascendrun.cli.errors import hint_lines, warning_lines
 from ascendrun.cli.output import describe_progress, describe_seconds
 from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
 from ascendrun.cluster import Cluster, JobDetail, JobView, RankView
-from ascendrun.core.names import fold_names
 from ascendrun.head.spool.spool_files import find_streams
 from ascendrun.head.state.settings import Settings, spool_dir
 from ascendrun.query.log_reader import read_all
+from ascendrun.text import Text
 
 FAILED_TAIL_LINES = 20
 
@@ -22,48 +24,63 @@ def exit_code_of(job: JobView) -> int:
 
 
 def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int:
-    """Says on stderr how the job ended and what to do next; returns the exit code."""
+    """Print on stderr how the job ended and what to do next; return the exit code."""
     job = detail.job
-    if job.state == "FAILED":
-        _tell_failure(detail, screen, cluster.settings)
-    took = ""
+    has_failed = job.state == "FAILED"
+    if has_failed:
+        _print_failure(detail, screen, cluster.settings)
+    head = f"{job.id} {job.state}"
+    duration = ""
     if job.ended_at_s is not None:
-        took = f" after {describe_seconds(job.ended_at_s - (job.started_at_s or job.created_at_s))}"
-    progress = describe_progress(job.progress)
-    parts = [f"{job.id} {job.state}{took}", progress if job.state == "SUCCEEDED" else job.reason]
-    screen.echo(": ".join(part for part in parts if part))
-    if job.state == "FAILED":
-        _tell_verdict(job, screen, cluster)
-    if detail.unconfirmed:
-        screen.echo(f"warning: {fold_names(detail.unconfirmed)} did not confirm that the job's processes are gone")
-    if job.state == "FAILED":
+        duration = describe_seconds(job.ended_at_s - (job.started_at_s or job.created_at_s))
+    after = Text("outcome.after", "{job} after {duration}", job=head, duration=duration)
+    more = describe_progress(job.progress) if job.state == "SUCCEEDED" else job.reason
+    screen.echo(": ".join(part for part in (str(after) if duration else head, more) if part))
+    diagnosis = cluster.diagnosis(job.id) if has_failed else None
+    if diagnosis is not None:
+        screen.echo(Text("outcome.cause", "cause: {diagnosis}", diagnosis=diagnosis))
+    if detail.unconfirmed_hosts:
+        print_unconfirmed(screen, detail)
+    if has_failed:
         rank = first_failing_rank(detail)
         choice = "" if rank is None else f" --rank {rank.rank}"
-        screen.echo(f"hint: ascendrun explain {job.id}    ascendrun logs {job.id}{choice}    ascendrun show {job.id}")
+        for command in (f"explain {job.id}", f"logs {job.id}{choice}", f"show {job.id}"):
+            screen.echo("\n".join(hint_lines(f"ascendrun {command}")))
     return exit_code_of(job)
 
 
-def _tell_failure(detail: JobDetail, screen: Screen, settings: Settings) -> None:
+def print_unconfirmed(screen: Screen | CliContext, detail: JobDetail) -> None:
+    """Which nodes could not confirm that all processes are gone."""
+    warning = Text(
+        "outcome.unconfirmed",
+        "cannot confirm that all processes exited on {hosts:hosts}",
+        hosts=detail.unconfirmed_hosts,
+    )
+    hint = Text(
+        "outcome.unconfirmed-hint",
+        "they are stopped when {hosts:hosts} is reachable again; ascendrun show {job}",
+        hosts=detail.unconfirmed_hosts,
+        job=detail.job.id,
+    )
+    screen.echo("\n".join([*warning_lines(warning), *hint_lines(hint)]))
+
+
+def _print_failure(detail: JobDetail, screen: Screen, settings: Settings) -> None:
     if detail.first_failure:
-        screen.echo(f"first failure: {detail.first_failure}")
+        screen.echo(Text("outcome.first-failure", "first failure: {what}", what=detail.first_failure))
     rank = first_failing_rank(detail)
     if rank is None:
         return
     lines = error_tail(settings, detail.job, rank)
     if lines:
-        screen.echo(f"the last lines of rank {rank.rank} on {rank.host} (stderr):")
+        screen.echo(
+            Text("outcome.last-output", "last error output of rank {rank} on {host}:", rank=rank.rank, host=rank.host)
+        )
         screen.echo("\n".join(f"    {sanitise(line)}" for line in lines))
 
 
-def _tell_verdict(job: JobView, screen: Screen, cluster: Cluster) -> None:
-    """Why it failed, in one line; nothing where nobody knows."""
-    verdict = cluster.diagnosis(job.id)
-    if verdict is not None:
-        screen.echo(f"why: {verdict}")
-
-
 def first_failing_rank(detail: JobDetail) -> RankView | None:
-    """The rank that ended badly before any other; not those that were stopped. None: none is known."""
+    """The rank that failed first, stopped ones excluded. None: none is known."""
     failed = [rank for rank in detail.ranks if not rank.stopped and (rank.signal is not None or rank.exit_code)]
     return min(failed, key=lambda rank: (rank.exited_at_s or float("inf"), rank.rank), default=None)
 

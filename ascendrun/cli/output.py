@@ -15,18 +15,23 @@ from typing import Any, TypeVar
 
 from ascendrun.cli.sanitise import escape_json, sanitise_line
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+LAST_COLUMN_CELLS = 36
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: its title, and the text of its cell for one row."""
+    """One column of a table: its title, and the text of its cell for one row.
+
+    `dropped`: 0 never; a table that is wider than the terminal loses the columns with the highest number first.
+    """
 
     title: str
     cell: Callable[[Any], str]
     is_wide: bool = False
+    dropped: int = 0
 
 
 # ---------------------------------------------------------------- for programs
@@ -144,12 +149,24 @@ def format_table(
     table = [[column.title for column in shown]]
     table.extend([sanitise_line(column.cell(row)) or "-" for column in shown] for row in rows)
     widths = [max(width_of(line[index]) for line in table) for index in range(len(shown))]
+    while width is not None and _least_width(widths) > width:
+        index = max(range(len(shown)), key=lambda index: shown[index].dropped)
+        if not shown[index].dropped:
+            break
+        del shown[index], widths[index]
+        for cells in table:
+            del cells[index]
     lines = []
     for cells in table:
         padded = [cell + " " * (widths[index] - width_of(cell)) for index, cell in enumerate(cells)]
         line = "  ".join(padded).rstrip()
         lines.append(line if width is None else cut(line, width))
     return "\n".join(lines) + "\n"
+
+
+def _least_width(widths: Sequence[int]) -> int:
+    """How wide a table must be: the last column may be cut, but not to less than LAST_COLUMN_CELLS."""
+    return sum(widths[:-1]) + 2 * (len(widths) - 1) + min(widths[-1], LAST_COLUMN_CELLS)
 
 
 def format_pairs(pairs: Sequence[tuple[str, str]]) -> str:

@@ -1,4 +1,4 @@
-"""Lines on stdout, talk on stderr, and at the bottom of a terminal one line that is always drawn anew."""
+"""Lines on stdout, messages on stderr, and at the bottom of a terminal one line that is redrawn."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from ascendrun.cli.sanitise import sanitise, sanitise_line
+from ascendrun.text import Text
 
 ERASE_LINE = "\r\x1b[K"
 STYLES = {"good": "\x1b[32m", "bad": "\x1b[31m", "dim": "\x1b[2m", "bold": "\x1b[1m"}
@@ -33,10 +34,10 @@ class Screen:
         self._out.flush()
         self._draw(bottom)
 
-    def echo(self, text: str) -> None:
-        """Talk: what happened, what to do next. Made harmless here."""
+    def echo(self, text: Text | str) -> None:
+        """Print to stderr, above the bottom line; made harmless here."""
         bottom = self._erase()
-        self._err.write(sanitise(text) + "\n")
+        self._err.write(sanitise(str(text)) + "\n")
         self._err.flush()
         self._draw(bottom)
 

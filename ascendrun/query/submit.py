@@ -125,14 +125,16 @@ def stages_to_repeat(
     left = [name for name in names if name not in done]
     first = from_stage or (left[0] if left else None)
     if first is None:
-        raise ConflictError(f"every stage of {pipeline} has succeeded", hint=f"--from {names[-1]} repeats one")
+        raise ConflictError(f"every stage of {pipeline} has succeeded", hint=f"--from-stage {names[-1]} repeats one")
     missing = [
         one.needs
         for one in submissions[names.index(first) :]
         if one.needs and one.needs not in done and names.index(one.needs) < names.index(first)
     ]
     if missing:
-        raise ConflictError(f"stage {missing[0]}, which is needed, has not succeeded", hint=f"--from {missing[0]}")
+        raise ConflictError(
+            f"stage {missing[0]}, which is needed, has not succeeded", hint=f"--from-stage {missing[0]}"
+        )
     return tuple(submissions[names.index(first) :])
 
 

@@ -1,13 +1,15 @@
-"""What the cluster's API answers: jobs, nodes, ranks, events and hosts as they are shown, made from the records."""
+"""Views that `ascendrun.Cluster` returns: jobs, nodes, ranks, events and hosts, made from the records."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.text import Text
+
 if TYPE_CHECKING:
-    from ascendrun.core.jobs.job import NodeProgress
+    from ascendrun.core.jobs.job import Job, NodeProgress
     from ascendrun.core.jobs.pipelines import PipelineStatus, StageStatus
     from ascendrun.head.state.store import StoredJob
 
@@ -26,7 +28,7 @@ class NodeView:
 @dataclass(frozen=True)
 class RankView:
     """How one rank stands. `exit_code` for an exit, `signal` for a death by signal; both None: it runs or never ran.
-    `stopped`: it ended after ascendrun had told it to stop. `lingers`: it finished its work but does not exit."""
+    `stopped`: it ended after ascendrun stopped it. `hung_at_exit`: it finished its work but does not exit."""
 
     rank: int
     host: str
@@ -35,7 +37,7 @@ class RankView:
     signal: int | None
     exited_at_s: float | None
     stopped: bool
-    lingers: bool
+    hung_at_exit: bool
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class JobView:
     """A job as `ps` shows it. `state` is a name of core/lifecycle.State; `reason` is never empty while the job waits,
     stops or has failed. `progress`: the newest metrics line of rank 0, None: none yet.
     `pipeline`, `stage`: the pipeline's id and the stage that this job is of it; None: a job by itself.
-    `stages`: of the view of a whole pipeline only: how each of its stages stands."""
+    `stages`: of a whole pipeline only: the state of each of its stages.
+    `unreachable_hosts`: of a running job: hosts that do not respond at this moment."""
 
     id: str
     name: str
@@ -71,13 +74,14 @@ class JobView:
     pipeline: str | None = None
     stage: str | None = None
     stages: tuple[StageStatus, ...] = ()
+    unreachable_hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class JobDetail:
     """A job as `show` shows it. `run`: its name on the nodes (ROOT/runs/<run>).
     `first_failure`: the sentence naming the first failing rank, None: none failed.
-    `unconfirmed`: hosts whose processes could not be confirmed gone when the job ended."""
+    `unconfirmed_hosts`: hosts whose processes could not be confirmed gone when the job ended."""
 
     job: JobView
     run: str
@@ -85,7 +89,7 @@ class JobDetail:
     ranks: tuple[RankView, ...]
     events: tuple[EventView, ...]
     first_failure: str | None
-    unconfirmed: tuple[str, ...]
+    unconfirmed_hosts: tuple[str, ...]
     spec: Mapping[str, Any]
 
 
@@ -118,15 +122,55 @@ class HostStatus:
     job: str | None
 
 
-def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None) -> JobView:
-    """A stored job as it is shown."""
+@dataclass(frozen=True)
+class Reachability:
+    """What the controller knows of a job's hosts now: `liveness` and seconds of silence, by host."""
+
+    liveness: Mapping[str, str] = field(default_factory=dict)
+    silence_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def unreachable_hosts(job: Job, now: Reachability | None) -> tuple[str, ...]:
+    """The hosts of a RUNNING job that do not respond."""
+    if now is None or job.state.value != "RUNNING":
+        return ()
+    return tuple(node.host for node in job.nodes if now.liveness.get(node.host) == "UNREACHABLE")
+
+
+def running_reason(job: Job, now: Reachability | None) -> Text:
+    """How many ranks of a RUNNING job run at this moment. `now`: None: the controller does not respond."""
+    if now is None:
+        return Text(
+            "state.running-unconfirmed",
+            "{ranks:plural rank ranks} started; the controller does not respond",
+            ranks=job.world_size,
+        )
+    hosts = unreachable_hosts(job, now)
+    lost = [node for node in job.nodes if node.host in hosts]
+    running = sum(rank not in node.exits for node in job.nodes if node not in lost for rank in node.ranks)
+    if not lost and running == job.world_size:
+        return Text("state.running", "{ranks:plural rank ranks} running", ranks=running)
+    if not lost:
+        return Text("state.running-some", "{running} of {total} ranks running", running=running, total=job.world_size)
+    return Text(
+        "state.running-unreachable",
+        "{running} of {total} ranks running; {hosts:hosts} unreachable for {silence_s:duration}",
+        running=running,
+        total=job.world_size,
+        hosts=hosts,
+        silence_s=round(max(now.silence_s.get(host, 0.0) for host in hosts)),
+    )
+
+
+def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, now: Reachability | None = None) -> JobView:
+    """A stored job as it is shown. `now`: of its hosts, None: unknown."""
     job = stored.job
     exit_code = None if job.ended_at_s is None else int(job.state.value != "SUCCEEDED")
     return JobView(
         id=job.id,
         name=job.name,
         state=job.state.value,
-        reason=job.reason,
+        reason=str(running_reason(job, now)) if job.state.value == "RUNNING" else str(job.reason),
         attempt=job.attempt,
         hosts=job.hosts,
         world_size=job.world_size,
@@ -138,6 +182,7 @@ def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None) -> JobV
         progress=progress,
         pipeline=job.pipeline,
         stage=job.stage,
+        unreachable_hosts=unreachable_hosts(job, now),
     )
 
 
@@ -152,7 +197,7 @@ def make_pipeline_view(stored: Sequence[StoredJob], status: PipelineStatus, repr
         id=str(first.pipeline),
         name=first.name[: -len(f".{first.stage}")],
         state=status.state.value,
-        reason=status.reason,
+        reason=representative.reason if status.state.value == representative.state == "RUNNING" else str(status.reason),
         created_at_s=first.created_at_s,
         started_at_s=min(starts, default=None),
         ended_at_s=max(ends) if is_over else None,
@@ -178,7 +223,7 @@ def make_job_detail(
         ranks=ranks,
         events=events,
         first_failure=job.first_failure,
-        unconfirmed=job.unconfirmed,
+        unconfirmed_hosts=job.unconfirmed,
         spec=stored.spec,
     )
 
@@ -193,7 +238,7 @@ def _rank_view(node: NodeProgress, rank: int) -> RankView:
         signal=end.signal if end else None,
         exited_at_s=end.at_ns / 1e9 if end else None,
         stopped=end.stopped if end else False,
-        lingers=rank in node.lingering,
+        hung_at_exit=rank in node.lingering,
     )
 
 

@@ -260,7 +260,7 @@ def test_a_stop_while_one_node_is_frozen_is_honest_and_is_carried_out_when_it_th
     done = scene.ascendrun("stop", "--now", job, timeout=90)
     assert done.returncode == 6 and "node2" in done.stderr, run_text(done)
     scene.cluster.thaw("node2")
-    await_that(lambda: scene.show(job)["unconfirmed"] == [], "node2 is confirmed")
+    await_that(lambda: scene.show(job)["unconfirmed_hosts"] == [], "node2 is confirmed")
     check_ended(scene, job, state="STOPPED")
 
 
@@ -272,7 +272,7 @@ def test_a_node_that_reboots_before_it_could_hear_the_stop_is_confirmed_by_its_b
     done = scene.ascendrun("stop", "--now", job, timeout=90)
     assert done.returncode == 6, run_text(done)
     scene.cluster.reboot("node2", keep_disk=True)
-    await_that(lambda: scene.show(job)["unconfirmed"] == [], "node2 is confirmed", deadline_s=40)
+    await_that(lambda: scene.show(job)["unconfirmed_hosts"] == [], "node2 is confirmed", deadline_s=40)
     check_ended(scene, job, state="STOPPED")
 
 

@@ -165,10 +165,10 @@ def test_a_stop_that_a_cut_node_could_not_hear_reaches_it_when_it_answers(scene:
     done = scene.ascendrun("stop", "--now", job, timeout=120)
     assert done.returncode == 6 and "node2" in done.stderr, run_text(done)
     detail = scene.show(job)
-    assert detail["job"]["state"] == "STOPPED" and detail["unconfirmed"] == ["node2"]
+    assert detail["job"]["state"] == "STOPPED" and detail["unconfirmed_hosts"] == ["node2"]
     assert len(scene.ranks_of(job, "node2")) == 2
     scene.cluster.heal("node2")
-    await_that(lambda: scene.show(job)["unconfirmed"] == [], "node2 confirmed", deadline_s=60)
+    await_that(lambda: scene.show(job)["unconfirmed_hosts"] == [], "node2 confirmed", deadline_s=60)
     scene.await_nobody(job)
 
 

@@ -84,6 +84,6 @@ def test_random_bad_luck_breaks_no_promise(scene: Scene, request: pytest.Fixture
             await_true(lambda job=job: scene.state(job) in ENDS, deadline_s=lot.uniform(0, 5))
         scene.cluster.clean()
         await_that(lambda job=job: scene.state(job) in ENDS, f"{job} ends", deadline_s=120)
-        await_that(lambda job=job: not scene.show(job)["unconfirmed"], f"{job} is confirmed", deadline_s=60)
+        await_that(lambda job=job: not scene.show(job)["unconfirmed_hosts"], f"{job} is confirmed", deadline_s=60)
         print(f"  {scene.state(job)}: {scene.show(job)['job']['reason']}")
         check_ended(scene, job, state=scene.state(job))

@@ -176,7 +176,7 @@ class Story:
         self._await_checkpoint(nodes.FIRST_SAVED)
         # From here to the kill without a pause: the training goes on, and would be over.
         self._say(f"It runs. Its ranks stand in the process table of {BAD_NODE}'s NPUs.", pauses=False)
-        self._ascendrun("exec", "-H", nodes.HOSTFILE, "--on", BAD_NODE, "--", "npu-smi", "info")
+        self._ascendrun("exec", "-H", nodes.HOSTFILE, "--hosts", BAD_NODE, "--", "npu-smi", "info")
         self._ascendrun("ps")
         self._await_checkpoint(STEPS_BEFORE_KILL)
         self._say(f"Rank {VICTIM} is killed, as the kernel does when memory runs out.", pauses=False)

@@ -1,4 +1,4 @@
-"""exec: run one command on many hosts; what several answer alike is shown once."""
+"""exec: run one command on many hosts; identical output is printed once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,20 +19,20 @@ if TYPE_CHECKING:
 
 RULE = "-" * 15
 PROGRESS_S = 0.1
-"""Between two folds of the names that are still awaited: one for each of hundreds of answers took longer than they."""
+"""Between two updates of the progress line: folding the names for each of hundreds of results is slow."""
 
 
 @cli_command(
     "exec",
     examples="""
     ascendrun exec -H hostfiles/cluster.hosts -- uname -r
-    ascendrun exec -H cluster.hosts --on 'npu[01-04]' --timeout 5m -- bash -c 'df -h /data | tail -1'
+    ascendrun exec -H cluster.hosts --hosts 'npu[01-04]' --timeout 5m -- bash -c 'df -h /data | tail -1'
 """,
     takes_command=True,
 )
 @hostfile_option
-@click.option("--on", "names", metavar="HOSTS", help="Only these: npu[01-04] or @group; without a hostfile: any names.")
-@click.option("--timeout", type=Duration(), metavar="TIME", help="At most so long on each host.  [default: 60s]")
+@click.option("--hosts", "names", metavar="HOSTS", help="Run on these hosts only: npu[01-04] or @group.")
+@click.option("--timeout", type=Duration(), metavar="TIME", help="Limit of the time on each host.  [default: 60s]")
 @output_option
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_obj
@@ -43,9 +44,9 @@ def command(
     output: str | None,
     argv: tuple[str, ...],
 ) -> int:
-    """Run COMMAND on every host at once, through no shell. Identical output is shown once under the folded names.
+    """Run COMMAND on all hosts in parallel, without a shell. Identical output is printed once.
 
-    Exits 0 when it was 0 everywhere, else 6, naming the hosts that failed.
+    Exits 0 when the command exited 0 on every host, else 6; the hosts that failed are listed.
     """
     hosts = hosts_of(ctx, hostfile=hostfile, names=names)
     timeout_s = ctx.settings.timeout_s if timeout is None else timeout
@@ -58,14 +59,12 @@ def command(
 
         assert output is not None
         sys.stdout.write(format_many(results, output, name="results", kind=ExecResult))
-    return _tell_failures(ctx, results)
+    return _print_failures(ctx, results)
 
 
 def _collect(ctx: CliContext, answers: object, names: Sequence[str]) -> list[ExecResult]:
-    """Every answer in the order of the hosts; who is missing shows at the bottom of the terminal meanwhile."""
+    """Every result in the order of the hosts; the missing hosts are shown at the bottom of the terminal."""
     from collections.abc import Iterable
-
-    from ascendrun.core.names import fold_names
 
     assert isinstance(answers, Iterable)
     screen = ctx.screen()
@@ -77,7 +76,14 @@ def _collect(ctx: CliContext, answers: object, names: Sequence[str]) -> list[Exe
             if not screen.is_live or time.monotonic() - shown_s < PROGRESS_S:
                 continue
             waiting = [name for name in names if name not in found]
-            screen.progress(f"{len(found)}/{len(names)} done, waiting for {fold_names(waiting)}" if waiting else "")
+            progress = Text(
+                "exec.progress",
+                "{done}/{count} done, waiting for {hosts:hosts}",
+                done=len(found),
+                count=len(names),
+                hosts=waiting,
+            )
+            screen.progress(str(progress) if waiting else "")
             shown_s = time.monotonic()
     finally:
         screen.close()
@@ -102,7 +108,7 @@ def _print_folded(results: Sequence[ExecResult]) -> None:
 
 
 def group_by_text(outputs: Sequence[tuple[bytes, str]]) -> list[tuple[bytes, list[str]]]:
-    """Hosts that said the same together, the largest group first; who said nothing is left out."""
+    """Hosts with identical output together, the largest group first; hosts without output are skipped."""
     groups: dict[bytes, list[str]] = {}
     for text, host in outputs:
         if text:
@@ -110,18 +116,20 @@ def group_by_text(outputs: Sequence[tuple[bytes, str]]) -> list[tuple[bytes, lis
     return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 
-def _tell_failures(ctx: CliContext, results: Sequence[ExecResult]) -> int:
+def _print_failures(ctx: CliContext, results: Sequence[ExecResult]) -> int:
     from ascendrun.core.names import fold_names
 
     reasons: dict[str, list[str]] = {}
-    for one in results:
-        if one.exit_code is None:
-            reasons.setdefault(one.error or "it gave no answer", []).append(one.host)
-        elif one.exit_code != 0:
-            reasons.setdefault(f"exit code {one.exit_code}", []).append(one.host)
+    for result in results:
+        if result.exit_code is None:
+            reason = result.error or str(Text("exec.no-response", "no response"))
+            reasons.setdefault(reason, []).append(result.host)
+        elif result.exit_code != 0:
+            reason = str(Text("exec.exit-code", "exit code {code}", code=result.exit_code))
+            reasons.setdefault(reason, []).append(result.host)
     for reason, names in reasons.items():
-        ctx.echo(f"error: {fold_names(names)}: {reason}")
+        ctx.error(Text("cli.at", "{place}: {message}", place=fold_names(names), message=reason))
     failed = sum(len(names) for names in reasons.values())
     if failed and len(results) > 1:
-        ctx.echo(f"{failed} of {len(results)} hosts failed")
+        ctx.echo(Text("exec.failed", "{failed} of {count} hosts failed", failed=failed, count=len(results)))
     return 6 if failed else 0

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ascendrun.cli.command import UsageError, exclusive
 from ascendrun.cli.options import cli_command, output_option, parse_since
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -23,38 +25,42 @@ if TYPE_CHECKING:
     ascendrun logs j-0001 --tail 50
     ascendrun logs -f quickstart --rank 0,8-15
     ascendrun logs j-0001 --grep 'Traceback|Error' --since 10m -t
-    ascendrun logs j-0001 --grep warn -i -v --until 10:30               # what is no warning, until half past ten
-    ascendrun logs j-0001 --first -t                                    # which rank complained first, and of what
-    ascendrun logs j-0001 --files                                       # what else was gathered, and where it lies
-    ascendrun logs j-0001 --rank 3 --stream err --raw > rank3.err       # every byte as it was written
+    ascendrun logs j-0001 --grep warn -i -v --until 10:30               # lines without warnings, until 10:30
+    ascendrun logs j-0001 --first-per-rank -t                           # the first error of each rank
+    ascendrun logs j-0001 --files                                       # all stored files and where they are
+    ascendrun logs j-0001 --rank 3 --stream err --raw > rank3.err       # the exact bytes
 """,
 )
 @click.argument("job")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended; exit as it did. ^C detaches.")
-@click.option("--node", metavar="NODES", help="Only these nodes: npu[01-03].")
-@click.option("--rank", metavar="RANKS", help="Only these ranks: 0,8-15.")
-@click.option("--stream", type=click.Choice(["out", "err", "both"]), default="both", help="Standard output or error.")
-@click.option("--since", metavar="TIME", help="Only lines since: 10m (ago), 10:30, 2026-11-20T10:30.")
-@click.option("--until", metavar="TIME", help="Only lines until then; as --since.")
-@click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of what is there.")
+@click.option("--follow", "-f", is_flag=True, help="Follow until the job ends; exit with its exit code. ^C detaches.")
+@click.option("--hosts", metavar="HOSTS", help="Print the output of these hosts only: npu[01-03].")
+@click.option("--rank", metavar="RANKS", help="Print the output of these ranks only: 0,8-15.")
+@click.option(
+    "--stream", type=click.Choice(["out", "err", "both"]), default="both", help="Output or errors.  [default: both]"
+)
+@click.option("--since", metavar="TIME", help="Skip lines before: 10m (ago), 10:30, 2026-11-20T10:30.")
+@click.option("--until", metavar="TIME", help="Skip lines after; same forms as --since.")
+@click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Print the last N stored lines.")
 @click.option(
     "--grep",
     metavar="REGEX",
     multiple=True,
-    help="Only lines in which it is found; given several times: one of them. Nodes look for themselves.",
+    help="Print lines that match; with several, lines that match one of them. Each node searches its own logs.",
 )
-@click.option("-i", "ignore_case", is_flag=True, help="--grep does not care for case.")
-@click.option("-v", "invert", is_flag=True, help="Only lines in which --grep finds nothing.")
+@click.option("-i", "--ignore-case", is_flag=True, help="Match --grep without regard to case.")
+@click.option("-v", "--invert-match", is_flag=True, help="Print the lines that --grep does not match.")
 @click.option(
-    "--first",
+    "--first-per-rank",
     is_flag=True,
-    help="Of each rank the first such line, in order of time. Without --grep: the first that looks like an error.",
+    help="Print the first match of each rank, in order of time. Without --grep: its first error.",
 )
-@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Of this attempt.  [default: the newest]")
-@click.option("--raw", is_flag=True, help="The exact bytes, rank after rank, neither merged nor folded.")
-@click.option("--files", is_flag=True, help="List the files instead: output, metrics, and what was gathered.")
-@click.option("--timestamps", "-t", is_flag=True, help="Begin each line with its arrival time, by our clock.")
-@click.option("--no-prefix", is_flag=True, help="Lines without [ranks].")
+@click.option(
+    "--attempt", type=click.IntRange(min=1), metavar="N", help="Number of the attempt.  [default: the newest]"
+)
+@click.option("--raw", is_flag=True, help="Print the exact bytes, rank after rank, neither merged nor folded.")
+@click.option("--files", is_flag=True, help="List the stored files instead: output, metrics, collected artifacts.")
+@click.option("--timestamps", "-t", is_flag=True, help="Print the arrival time of each line (clock of this machine).")
+@click.option("--no-prefix", is_flag=True, help="Omit the prefix [ranks].")
 @output_option
 @click.pass_obj
 def command(
@@ -68,14 +74,14 @@ def command(
     output: str | None,
     **choice: Any,
 ) -> int:
-    """Print what the ranks of a job wrote, merged by time; lines that ranks share are shown once: [0-3] text.
+    """Print the output of a job's ranks, merged by time. Lines that ranks share are printed once: [0-3] text.
 
-    Numbers that were measured may differ between ranks: [0-63] step 120 loss 2.31±0.02. A rank whose number is far from
-    the others' has its own line.
+    Measured numbers may differ between ranks: [0-63] step 120 loss 2.31±0.02. A rank whose number is far from the
+    others has its own line.
     """
     from ascendrun.query.log_sources import check_choice
 
-    _refuse_nonsense(follow=follow, attempt=attempt, raw=raw, files=files, output=output, **choice)
+    _check_options(follow=follow, attempt=attempt, raw=raw, files=files, output=output, **choice)
     view = _make_view(**choice)
     detail = ctx.cluster.job(job)
     check_choice(detail, view)
@@ -94,7 +100,7 @@ def command(
 
 
 def _follow(ctx: CliContext, ref: str, job: JobView, view: LogView) -> int:
-    """A pipeline that goes on is followed stage after stage; of one that is over the stage that tells most is shown."""
+    """Follow a live pipeline stage after stage; of an ended one, print its representative stage."""
     from ascendrun.cli.commands.submit import follow_stages, follow_to_the_end
     from ascendrun.cli.follow import has_ended
 
@@ -105,27 +111,32 @@ def _follow(ctx: CliContext, ref: str, job: JobView, view: LogView) -> int:
     return follow_to_the_end(ctx, job.id, view=view) if whole is None else follow_stages(ctx, whole, view=view)
 
 
-def _refuse_nonsense(
+def _check_options(
     *, follow: bool, attempt: int | None, raw: bool, files: bool, output: str | None, **choice: Any
 ) -> None:
-    filters = choice["grep"] or choice["since"] or choice["until"] or choice["first"] or choice["tail"] is not None
+    filters = (
+        choice["grep"] or choice["since"] or choice["until"] or choice["first_per_rank"] or choice["tail"] is not None
+    )
     if raw and (follow or filters or choice["timestamps"]):
-        raise click.UsageError("--raw gives exact bytes: only --node, --rank, --stream and --attempt go with it")
+        allowed = "--hosts, --rank, --stream, --attempt"
+        raise UsageError(Text("logs.raw-only", "--raw can be combined with {flags} only", flags=allowed))
     if files and (follow or raw or filters):
-        raise click.UsageError("--files lists files: only --node, --rank, --attempt and -o go with it")
+        allowed = "--hosts, --rank, --attempt, -o"
+        raise UsageError(Text("logs.files-only", "--files can be combined with {flags} only", flags=allowed))
     if output is not None and not files:
-        raise click.UsageError("-o is for --files; lines are printed as they are")
+        raise UsageError(Text("logs.output-needs-files", "-o requires --files"))
     if follow and attempt is not None:
-        raise click.UsageError("--follow shows the newest attempt and those to come; leave --attempt out")
-    if follow and (choice["until"] or choice["first"]):
-        raise click.UsageError("--follow goes on until the job has ended; leave --until and --first out")
-    if (choice["invert"] or choice["ignore_case"]) and not choice["grep"]:
-        raise click.UsageError("-i and -v say how --grep looks; give a pattern with --grep")
+        raise UsageError(exclusive("--follow", "--attempt"))
+    for flag in ("until", "first_per_rank"):
+        if follow and choice[flag]:
+            raise UsageError(exclusive("--follow", f"--{flag.replace('_', '-')}"))
+    if (choice["invert_match"] or choice["ignore_case"]) and not choice["grep"]:
+        raise UsageError(Text("logs.need-grep", "-i and -v require --grep"))
 
 
 def _make_view(
     *,
-    node: str | None,
+    hosts: str | None,
     rank: str | None,
     stream: str,
     since: str | None,
@@ -133,8 +144,8 @@ def _make_view(
     tail: int | None,
     grep: tuple[str, ...],
     ignore_case: bool,
-    invert: bool,
-    first: bool,
+    invert_match: bool,
+    first_per_rank: bool,
     timestamps: bool,
     no_prefix: bool,
 ) -> LogView:
@@ -145,8 +156,8 @@ def _make_view(
 
     option = ""
     try:
-        option = "--node"
-        hosts = None if node is None else {name for piece in split_list(node) for name in expand_names(piece.strip())}
+        option = "--hosts"
+        names = None if hosts is None else {name for piece in split_list(hosts) for name in expand_names(piece.strip())}
         option = "--rank"
         ranks = None if rank is None else parse_ranks(rank)
         option = "--since"
@@ -159,16 +170,16 @@ def _make_view(
     except (ValueError, re.error) as error:
         raise click.BadParameter(str(error), param_hint=option) from error
     return LogView(
-        hosts=hosts,
+        hosts=names,
         ranks=ranks,
         streams=("out", "err") if stream == "both" else (stream,),
         since_s=since_s,
         until_s=until_s,
         patterns=grep,
         ignore_case=ignore_case,
-        invert=invert,
+        invert=invert_match,
         tail=tail,
-        only_first=first,
+        only_first=first_per_rank,
         has_times=timestamps,
         has_prefix=not no_prefix,
     )
@@ -179,7 +190,8 @@ def _choose_attempt(job: JobView, attempt: int | None) -> int:
 
     if attempt is not None and attempt > job.attempt:
         raise NotFoundError(
-            f"{job.id} has no attempt {attempt}", hint=f"it has had {job.attempt}: ascendrun show {job.id}"
+            Text("logs.no-attempt", "{job}: no attempt {attempt}", job=job.id, attempt=attempt),
+            hint=Text("logs.attempts", "the newest attempt is {attempt}", attempt=job.attempt),
         )
     return attempt or max(job.attempt, 1)
 
@@ -209,7 +221,7 @@ def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int, view: LogView
     sys.stdout.flush()
     print_gaps(ctx, detail.job.id, attempt, view)
     if attempt > 1:
-        ctx.echo(f"this was attempt {attempt}; earlier ones: --attempt 1")
+        ctx.hint(Text("logs.earlier-attempts", "earlier attempts: --attempt {range}", range=f"1-{attempt - 1}"))
 
 
 def _write_raw(ctx: CliContext, job: JobView, attempt: int, view: LogView) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command, output_option
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -21,18 +22,23 @@ if TYPE_CHECKING:
     ascendrun ps -a -o json | jq '.jobs[] | select(.state == "FAILED") | .id'
 """,
 )
-@click.option("--all", "-a", "everything", is_flag=True, help="Ended jobs too.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Also list ended jobs.")
 @output_option
 @click.pass_obj
 def command(ctx: CliContext, everything: bool, output: str | None) -> int:
-    """List live jobs, the newest first."""
+    """List live jobs, the newest first.
+
+    A pipeline is one row. REASON shows why a job is in its state; of a running job it counts the ranks that run now.
+    """
     from ascendrun.cli.output import print_rows
     from ascendrun.cluster import JobView
 
     jobs = ctx.cluster.jobs(everything=everything, folded=True)
     print_rows(jobs, job_columns(time.time()), output, name="jobs", kind=JobView)
     if not jobs and output in (None, "table", "wide"):
-        ctx.echo("no jobs" if everything else "no live jobs; ended ones: ascendrun ps -a")
+        ctx.echo(Text("cli.no-jobs", "no jobs") if everything else Text("cli.no-live-jobs", "no live jobs"))
+        if not everything:
+            ctx.hint(Text("cli.list-ended", "list ended jobs: ascendrun ps -a"))
     return 0
 
 
@@ -41,7 +47,7 @@ def job_columns(now_s: float) -> list[Column]:
     from ascendrun.cli.sanitise import headline
     from ascendrun.core.names import fold_names
 
-    def runs_s(job: object) -> float | None:
+    def duration_s(job: object) -> float | None:
         started_s = getattr(job, "started_at_s", None)
         if started_s is None:
             return None
@@ -52,15 +58,15 @@ def job_columns(now_s: float) -> list[Column]:
         Column("ID", lambda job: job.id),
         Column("NAME", lambda job: job.name),
         Column("STATE", lambda job: job.state),
-        Column("TRY", lambda job: str(job.attempt)),
-        Column("NODES", lambda job: fold_names(job.hosts)),
-        Column("RANKS", lambda job: str(job.world_size)),
-        Column("AGE", lambda job: describe_seconds(now_s - job.created_at_s)),
-        Column("RAN", lambda job: describe_seconds(runs_s(job))),
+        Column("ATTEMPT", lambda job: str(job.attempt), dropped=4),
+        Column("NODES", lambda job: fold_names(job.hosts), dropped=1),
+        Column("RANKS", lambda job: str(job.world_size), dropped=3),
+        Column("AGE", lambda job: describe_seconds(now_s - job.created_at_s), dropped=5),
+        Column("DURATION", lambda job: describe_seconds(duration_s(job)), dropped=2),
         Column("EXIT", lambda job: "-" if job.exit_code is None else str(job.exit_code), is_wide=True),
         Column("CREATED", lambda job: describe_time(job.created_at_s), is_wide=True),
         Column("ENDED", lambda job: describe_time(job.ended_at_s), is_wide=True),
         Column("FILE", lambda job: job.file or "-", is_wide=True),
-        Column("PROGRESS", lambda job: describe_progress(job.progress)),
-        Column("REASON", lambda job: headline(job.reason)),
+        Column("PROGRESS", lambda job: describe_progress(job.progress), dropped=1),
+        Column("REASON", lambda job: headline(str(job.reason))),
     ]

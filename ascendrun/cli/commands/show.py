@@ -1,4 +1,4 @@
-"""show: one job, its nodes, its ranks, its story."""
+"""show: one job, its nodes, its ranks, its events."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command, output_option
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     "show",
     examples="""
     ascendrun show j-0001
-    ascendrun show quickstart -o yaml          # by name: the newest of that name
+    ascendrun show quickstart -o yaml          # by name: the live job of that name, else the newest
 """,
 )
 @click.argument("job")
 @output_option
 @click.pass_obj
 def command(ctx: CliContext, job: str, output: str | None) -> int:
-    """Show one job: how it stands, its nodes, its ranks, what happened."""
+    """Show one job: state, nodes, ranks, events. Ranks in the same state share a line; -o wide has a line for each."""
     from ascendrun.cli.output import format_one
 
     detail = ctx.cluster.job(job)
@@ -44,7 +45,7 @@ def command(ctx: CliContext, job: str, output: str | None) -> int:
 
 
 def describe_stages(whole: JobView) -> str:
-    """The pipeline that a job is a stage of, before the job itself."""
+    """The pipeline of a stage, printed before the job itself."""
     from ascendrun.cli.output import Column, format_pairs, format_table
 
     table = format_table(
@@ -55,31 +56,40 @@ def describe_stages(whole: JobView) -> str:
             Column("STATE", lambda stage: stage.state.value),
         ],
     )
-    return f"{format_pairs([('pipeline', f'{whole.id} ({whole.name})'), ('state', whole.state)])}\n{table}\n"
+    pairs = [
+        (str(Text("show.pipeline", "pipeline")), f"{whole.id} ({whole.name})"),
+        (str(Text("show.state", "state")), whole.state),
+    ]
+    return f"{format_pairs(pairs)}\n{table}\n"
 
 
 def _why(ctx: CliContext, detail: JobDetail) -> str | None:
-    """The verdict on a job that failed, in one line."""
+    """The diagnosis of a failed job, in one line."""
     return ctx.cluster.diagnosis(detail.job.id) if detail.job.state == "FAILED" else None
 
 
 def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None = None) -> str:
-    """For a person. Ranks that simply run or ended well share a line; with `wide` every rank has its own.
-    `why`: the verdict, None: there is none."""
-    from ascendrun.cli.follow import has_ended
+    """The job as text. Ranks that run or exited with 0 share a line; with `wide` every rank has its own.
+
+    `why`: the diagnosis, None: there is none.
+    """
     from ascendrun.cli.output import Column, describe_time, format_pairs, format_table
     from ascendrun.core.logs.log_lines import fold_ranks
 
-    more = [] if why is None else [("why", f"{why}; `ascendrun explain {detail.job.id}` has the evidence")]
-    parts = [format_pairs([*_head(detail, now_s), *more])]
+    pairs = _head(detail, now_s)
+    if why is not None:
+        pairs.append((str(Text("show.why", "cause")), why))
+        pairs.append((str(Text("show.evidence", "evidence")), f"ascendrun explain {detail.job.id}"))
+    parts = [format_pairs(pairs)]
     if detail.nodes:
+        has_ended = detail.job.ended_at_s is not None
         parts.append(
             format_table(
                 detail.nodes,
                 [
                     Column("NODE", lambda node: node.host),
                     Column("RANKS", lambda node: fold_ranks(node.ranks)),
-                    Column("LIVENESS", lambda node: "-" if has_ended(detail.job) else node.liveness),
+                    Column("LIVENESS", lambda node: "-" if has_ended else node.liveness),
                     Column("PHASE", lambda node: node.phase),
                 ],
             )
@@ -90,9 +100,9 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
             format_table(
                 detail.events,
                 [
-                    Column("WHEN", lambda event: describe_time(event.at_s)),
-                    Column("WHAT", lambda event: event.kind),
-                    Column("STORY", lambda event: event.text),
+                    Column("TIME", lambda event: describe_time(event.at_s)),
+                    Column("KIND", lambda event: event.kind),
+                    Column("MESSAGE", lambda event: event.text),
                 ],
             )
         )
@@ -104,38 +114,42 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
     from ascendrun.core.names import fold_names
 
     job = detail.job
-    end_s = now_s if job.ended_at_s is None else job.ended_at_s
-    ran = "-" if job.started_at_s is None else describe_seconds(end_s - job.started_at_s)
+    hosts = fold_names(job.hosts)
+    reason = job.reason
     pairs = [
-        ("job", f"{job.id} ({job.name})"),
-        ("state", f"{job.state}: {job.reason}" if job.reason else job.state),
-        ("attempt", str(job.attempt)),
-        ("run", f"{detail.run} (its folder's name on the nodes)"),
-        ("on", f"{fold_names(job.hosts)}, {job.world_size} ranks"),
-        ("created", describe_time(job.created_at_s)),
-        ("started", f"{describe_time(job.started_at_s)}, ran {ran}"),
-        ("ended", describe_time(job.ended_at_s)),
+        (Text("show.job", "job"), f"{job.id} ({job.name})"),
+        (Text("show.state", "state"), f"{job.state}: {reason}" if reason else job.state),
+        (Text("show.attempt", "attempt"), str(job.attempt)),
+        (Text("show.nodes", "nodes"), hosts),
+        (Text("show.ranks", "ranks"), str(job.world_size)),
+        (Text("show.directory", "directory"), f"{hosts}:~/.ascendrun/runs/{detail.run}"),
+        (Text("show.created", "created"), describe_time(job.created_at_s)),
+        (Text("show.started", "started"), describe_time(job.started_at_s)),
+        (Text("show.ended", "ended"), describe_time(job.ended_at_s)),
     ]
+    if job.started_at_s is not None:
+        end_s = now_s if job.ended_at_s is None else job.ended_at_s
+        pairs.append((Text("show.duration", "duration"), describe_seconds(end_s - job.started_at_s)))
     if job.file:
-        pairs.append(("file", job.file))
+        pairs.append((Text("show.file", "file"), job.file))
     if job.progress:
-        pairs.append(("progress", describe_progress(job.progress)))
+        pairs.append((Text("show.progress", "progress"), describe_progress(job.progress)))
     if detail.first_failure:
-        pairs.append(("first failure", detail.first_failure))
-    if detail.unconfirmed:
-        pairs.append(("not confirmed gone", fold_names(detail.unconfirmed)))
-    return pairs
+        pairs.append((Text("show.first-failure", "first failure"), detail.first_failure))
+    if detail.unconfirmed_hosts:
+        label = Text("show.unconfirmed-hosts", "unconfirmed hosts")
+        pairs.append((label, fold_names(detail.unconfirmed_hosts)))
+    return [(str(label), value) for label, value in pairs]
 
 
 def _describe_ranks(detail: JobDetail, *, wide: bool) -> str:
     from ascendrun.cli.output import Column, describe_time, format_table
-    from ascendrun.core.logs.log_lines import fold_ranks
 
     shown = [rank for rank in detail.ranks if wide or _is_noteworthy(rank)]
-    quiet: dict[str, list[int]] = {}
+    alike: dict[str, list[int]] = {}
     for rank in detail.ranks:
         if rank not in shown:
-            quiet.setdefault(describe_rank(rank), []).append(rank.rank)
+            alike.setdefault(describe_rank(rank), []).append(rank.rank)
     table = (
         format_table(
             shown,
@@ -144,33 +158,39 @@ def _describe_ranks(detail: JobDetail, *, wide: bool) -> str:
                 Column("NODE", lambda rank: rank.host),
                 Column("PID", lambda rank: "-" if rank.pid is None else str(rank.pid)),
                 Column("ENDED", lambda rank: describe_time(rank.exited_at_s)),
-                Column("HOW", describe_rank),
+                Column("STATUS", describe_rank),
             ],
         )
         if shown
         else ""
     )
-    return table + "".join(f"ranks {fold_ranks(ranks)}: {how}\n" for how, ranks in quiet.items())
+    lines = [
+        str(Text("show.ranks-alike", "ranks {ranks:ranks}: {status}", ranks=ranks, status=status)) + "\n"
+        for status, ranks in alike.items()
+    ]
+    return table + "".join(lines)
 
 
 def _is_noteworthy(rank: RankView) -> bool:
-    return bool(rank.exit_code or rank.signal is not None or rank.lingers or rank.stopped)
+    return bool(rank.exit_code or rank.signal is not None or rank.hung_at_exit or rank.stopped)
 
 
 def describe_rank(rank: RankView) -> str:
-    """runs, exit code 3, killed by SIGKILL, stopped (SIGTERM) …"""
+    """running; exit code 3; killed by SIGKILL, after the stop …"""
     if rank.signal is not None:
         try:
             name = signal.Signals(rank.signal).name
         except ValueError:
-            name = f"signal {rank.signal}"
-        how = f"ended by {name}"
+            name = str(rank.signal)
+        status = Text("show.rank-killed", "ended by signal {signal}", signal=name)
     elif rank.exit_code is not None:
-        how = f"exit code {rank.exit_code}"
+        status = Text("show.rank-exited", "exit code {code}", code=rank.exit_code)
     elif rank.pid is None:
-        return "never ran"
+        return str(Text("show.rank-never-started", "not started"))
     else:
-        how = "runs"
-    if rank.lingers:
-        how += ", finished its work but did not exit"
-    return f"{how}, after the stop" if rank.stopped else how
+        status = Text("show.rank-running", "running")
+    if rank.hung_at_exit:
+        status = Text("show.rank-hung-at-exit", "{status}; finished its work but did not exit", status=status)
+    if rank.stopped:
+        status = Text("show.rank-after-stop", "{status}, after the stop", status=status)
+    return str(status)

@@ -1,4 +1,4 @@
-"""stop: end jobs, and say when they are gone."""
+"""stop: end jobs, and report when their processes are gone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
     from ascendrun.cli.screen import Screen
-    from ascendrun.cluster import JobDetail
+    from ascendrun.cluster import JobDetail, JobView
 
 POLL_S = 0.2
 
@@ -20,36 +21,38 @@ POLL_S = 0.2
 @cli_command(
     "stop",
     examples="""
-    ascendrun stop j-0001                 # the checkpoint signal, time to save, then the end
-    ascendrun stop j-0001 j-0002 --now    # no time to save
+    ascendrun stop j-0001                 # send the checkpoint signal, wait for the save, then end all processes
+    ascendrun stop j-0001 j-0002 --now    # without time to save
 """,
 )
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-@click.option("--now", is_flag=True, help="Skip the time to save.")
-@click.option("--no-wait", is_flag=True, help="Return when the stop is stored; it goes on without this command.")
+@click.option("--now", is_flag=True, help="Skip the time to save a checkpoint.")
+@click.option("--no-wait", is_flag=True, help="Return when the request is stored; do not wait for the end.")
 @click.pass_obj
 def command(ctx: CliContext, jobs: tuple[str, ...], now: bool, no_wait: bool) -> int:
-    """Stop jobs: signal, time to save a checkpoint, then the end of every process. Waits until they are gone."""
+    """Stop jobs: send the checkpoint signal, wait for the save, then end every process. Waits until they are gone.
+
+    A JOB is an id, the start of an id, or a name; a live job is chosen before an ended one of the same name. Exits 6
+    when a node could not confirm that all processes are gone.
+    """
     screen = ctx.screen()
-    asked: list[str] = []
+    requested: list[str] = []
     try:
-        code = _ask_all(ctx, jobs, asked, now=now)
-        for job_id in () if no_wait else asked:
-            code = max(code, _tell_end(_wait_until_ended(ctx, job_id, screen), screen))
+        code = _request_all(ctx, jobs, requested, now=now)
+        for job_id in () if no_wait else requested:
+            code = max(code, _print_end(ctx, _wait_until_ended(ctx, job_id, screen)))
         return code
     except KeyboardInterrupt:
         screen.close()
-        if not asked:
+        if not requested:
             raise
-        screen.echo("the stop goes on without this command — ascendrun ps")
+        ctx.echo(Text("stop.detached", "detached; the stop continues"))
+        ctx.hint("ascendrun ps")
         return 130
 
 
-def _ask_all(ctx: CliContext, refs: tuple[str, ...], asked: list[str], *, now: bool) -> int:
-    """Every job is asked, also when one of them is unknown; `asked` gets the ids that stop.
-
-    Returns the exit code of the first error, or 0.
-    """
+def _request_all(ctx: CliContext, refs: tuple[str, ...], requested: list[str], *, now: bool) -> int:
+    """Request every stop, also when one job is unknown; `requested` gets the ids. The first error's exit code, or 0."""
     import sys
 
     from ascendrun.cli.errors import describe_error
@@ -63,36 +66,38 @@ def _ask_all(ctx: CliContext, refs: tuple[str, ...], asked: list[str], *, now: b
             print("\n".join(describe_error(error)), file=sys.stderr)
             code = code or error.exit_code
         else:
-            asked.append(job.id)
-            ctx.echo(f"{job.id} {job.state}: {job.reason}" if job.reason else f"{job.id} {job.state}")
+            requested.append(job.id)
+            ctx.echo(describe(job))
     return code
 
 
+def describe(job: JobView) -> str:
+    """j-0001 STOPPING: stopped on user request"""
+    return f"{job.id} {job.state}: {job.reason}" if job.reason else f"{job.id} {job.state}"
+
+
 def _wait_until_ended(ctx: CliContext, job_id: str, screen: Screen) -> JobDetail:
-    from ascendrun.cli.follow import has_ended
     from ascendrun.cli.output import describe_seconds
     from ascendrun.core.names import fold_names
 
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     while True:
         detail = ctx.cluster.job(job_id)
-        if has_ended(detail.job):
+        if detail.job.ended_at_s is not None:
             screen.close()
             return detail
         left = [node.host for node in detail.nodes if node.phase not in ("ENDED", "LOST")]
-        on = f" on {fold_names(left)}" if left else ""
-        screen.progress(f"{job_id} {detail.job.state}{on} · {describe_seconds(time.monotonic() - began_s)}")
+        parts = [f"{job_id} {detail.job.state}", fold_names(left), describe_seconds(time.monotonic() - started_s)]
+        screen.progress(" · ".join(part for part in parts if part))
         time.sleep(POLL_S)
 
 
-def _tell_end(detail: JobDetail, screen: Screen) -> int:
+def _print_end(ctx: CliContext, detail: JobDetail) -> int:
     """0, or 6 when a node could not confirm that everything is gone."""
-    from ascendrun.core.names import fold_names
+    from ascendrun.cli.outcome import print_unconfirmed
 
-    job = detail.job
-    screen.echo(f"{job.id} {job.state}: {job.reason}" if job.reason else f"{job.id} {job.state}")
-    if not detail.unconfirmed:
+    ctx.echo(describe(detail.job))
+    if not detail.unconfirmed_hosts:
         return 0
-    screen.echo(f"error: {fold_names(detail.unconfirmed)} did not confirm that the job's processes are gone")
-    screen.echo(f"hint: they end when the node is reached again; ascendrun show {job.id}")
+    print_unconfirmed(ctx, detail)
     return 6

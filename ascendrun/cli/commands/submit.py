@@ -1,8 +1,9 @@
-"""submit: check a job file, start it, follow it."""
+"""submit: validate a job file, start the job, follow it."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ascendrun.cli.command import UsageError, exclusive
 from ascendrun.cli.options import cli_command, hostfile_option, output_option
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -25,19 +28,23 @@ if TYPE_CHECKING:
     "submit",
     examples="""
     ascendrun submit jobs/quickstart.yaml
-    ascendrun submit job.yaml --set args.lr=1e-4 --set nodes=4 --hostfile cluster.hosts
-    ascendrun submit job.yaml --dry-run          # exactly what every rank would run, and whether it fits
+    ascendrun submit job.yaml --set args.learning_rate=1e-4 --set nodes=4 --hostfile cluster.hosts
+    ascendrun submit job.yaml --dry-run          # what every rank would run, and the memory estimate
     id=$(ascendrun submit job.yaml --detach -o json | jq -r .id)
-    ascendrun submit pipeline.yaml --resume j-0003 --from finetune   # its earlier stages are kept
+    ascendrun submit pipeline.yaml --resume j-0003 --from-stage finetune   # keep the outputs of earlier stages
 """,
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--detach", "-d", is_flag=True, help="Return as soon as the job is stored.")
-@click.option("--wait", "waits", is_flag=True, help="Print no log lines; exit as the job does.")
-@click.option("--dry-run", is_flag=True, help="Ask the nodes and print what would run; start nothing.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override the file: args.lr=1e-4.")
-@click.option("--resume", metavar="PIPELINE", help="Go on with this pipeline in its folder, with the file as it is.")
-@click.option("--from", "from_stage", metavar="STAGE", help="With --resume: from this stage on; else the first undone.")
+@click.option("--wait", "waits", is_flag=True, help="Wait without printing log lines; exit with the job's exit code.")
+@click.option("--dry-run", is_flag=True, help="Query the nodes and print what would run; start nothing.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key: args.learning_rate=1e-4.")
+@click.option("--resume", metavar="PIPELINE", help="Resume this pipeline in its directory, with the file as it is now.")
+@click.option(
+    "--from-stage",
+    metavar="STAGE",
+    help="With --resume: restart from this stage.  [default: the first that has not succeeded]",
+)
 @hostfile_option
 @output_option
 @click.pass_obj
@@ -53,22 +60,30 @@ def command(
     hostfile: str | None,
     output: str | None,
 ) -> int:
-    """Check a job file completely, start it on all its nodes together, follow its output.
+    """Validate a job file, start the job on all its nodes, follow its output.
 
-    The job survives this command: ^C detaches, it does not stop the job.
-    Exits 0 when the job succeeded, 1 when it failed or was stopped.
+    ^C detaches; the job keeps running. Exits 0 when the job succeeded, 1 when it failed or was stopped.
     """
     if detach and waits:
-        raise click.UsageError("--detach and --wait exclude each other")
+        raise UsageError(exclusive("--detach", "--wait"))
     if from_stage is not None and resume is None:
-        raise click.UsageError("--from wants --resume PIPELINE: which one goes on?")
+        raise UsageError(Text("submit.from-stage", "--from-stage requires --resume PIPELINE"))
     hosts_path = Path(hostfile) if hostfile else None
     if dry_run:
         return _print_plan(ctx, file, overrides, hosts_path, output)
     _prepare_this_machine(ctx, file, overrides, hosts_path)
     job = ctx.cluster.submit(file, overrides=overrides, hostfile=hosts_path, resume=resume, from_stage=from_stage)
-    stages = f", {len(job.stages)} stages" if job.stages else ""
-    ctx.echo(f"{job.id} submitted ({job.name}{stages})")
+    submitted = Text("submit.submitted", "{job} submitted ({name})", job=job.id, name=job.name)
+    stages = len(job.stages)
+    if stages:
+        submitted = Text(
+            "submit.submitted-pipeline",
+            "{job} submitted ({name}, {stages:plural stage stages})",
+            job=job.id,
+            name=job.name,
+            stages=stages,
+        )
+    ctx.echo(submitted)
     if detach or (output is not None and not waits):
         return _leave(ctx, job, output)
     if job.stages:
@@ -166,7 +181,8 @@ def _leave(ctx: CliContext, job: JobView, output: str | None) -> int:
     else:
         assert output is not None
         sys.stdout.write(format_one(job, output))
-    ctx.echo(f"hint: ascendrun logs -f {job.id}    ascendrun stop {job.id}")
+    ctx.hint(f"ascendrun logs -f {job.id}")
+    ctx.hint(f"ascendrun stop {job.id}")
     return 0
 
 
@@ -188,7 +204,16 @@ def follow_stages(
     for number, stage in enumerate(pipeline.stages, start=1):
         if stage.state.value == "SUCCEEDED":
             continue
-        ctx.echo(f"stage {number}/{len(pipeline.stages)} {stage.stage}: {stage.job_id}")
+        ctx.echo(
+            Text(
+                "submit.stage",
+                "stage {number}/{count} {stage}: {job}",
+                number=number,
+                count=len(pipeline.stages),
+                stage=stage.stage,
+                job=stage.job_id,
+            )
+        )
         code = follow_to_the_end(ctx, stage.job_id, shows_lines=shows_lines, view=view)
         if code:
             break
@@ -199,17 +224,26 @@ def follow_stages(
         assert output is not None
         sys.stdout.write(format_one(whole, output))
     elif code == 0:
-        took = "" if whole.ended_at_s is None else f" after {describe_seconds(whole.ended_at_s - whole.created_at_s)}"
-        ctx.echo(f"{whole.id} {whole.state}{took}: all {len(whole.stages)} stages of {whole.name}")
+        ctx.echo(
+            Text(
+                "submit.pipeline-ended",
+                "{job} {state} after {duration}: {stages:plural stage stages} of {name}",
+                job=whole.id,
+                state=whole.state,
+                duration=describe_seconds((whole.ended_at_s or time.time()) - whole.created_at_s),
+                stages=len(whole.stages),
+                name=whole.name,
+            )
+        )
     elif code == 1:
-        ctx.echo(f"hint: ascendrun submit {whole.file} --resume {whole.id}    # goes on with that stage")
+        ctx.hint(f"ascendrun submit {whole.file} --resume {whole.id}")
     return code
 
 
 def follow_to_the_end(
     ctx: CliContext, job_id: str, *, shows_lines: bool = True, output: str | None = None, view: LogView | None = None
 ) -> int:
-    """Follows until the job has ended and returns its exit code; ^C detaches, says so, and returns 130."""
+    """Follows until the job has ended and returns its exit code; ^C detaches and returns 130."""
     screen = ctx.screen()
     try:
         from ascendrun.cli.follow import follow_job
@@ -219,7 +253,9 @@ def follow_to_the_end(
 
         detail = follow_job(ctx.cluster, job_id, screen=screen, view=view or LogView(), shows_lines=shows_lines)
     except KeyboardInterrupt:
-        screen.echo(f"detached; the job goes on — ascendrun logs -f {job_id}, ascendrun stop {job_id}")
+        screen.close()
+        ctx.echo(Text("submit.detached", "detached; {job} keeps running", job=job_id))
+        ctx.hint(f"ascendrun logs -f {job_id}")
         return 130
     code = print_outcome(ctx.cluster, detail, screen=screen)
     if output not in (None, "table", "wide"):

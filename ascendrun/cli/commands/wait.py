@@ -1,4 +1,4 @@
-"""wait: return when a job has ended, as it did."""
+"""wait: return when a job has ended, with its exit code."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     "wait",
     examples="""
     ascendrun wait j-0001 && ./publish.sh
-    ascendrun wait j-0001 --timeout 2h       # exit code 124 when it still runs then
+    ascendrun wait j-0001 --timeout 2h       # exit code 124 if it still runs after 2 h
 """,
 )
 @click.argument("job")
-@click.option("--timeout", type=Duration(), metavar="TIME", help="At most so long: 90s, 10m, 2h.")
+@click.option("--timeout", type=Duration(), metavar="TIME", help="Limit: 90s, 10m, 2h.  [default: none]")
 @click.pass_obj
 def command(ctx: CliContext, job: str, timeout: float | None) -> int:
-    """Wait until a job has ended. Exits 0 when it succeeded, 1 when it failed or was stopped."""
+    """Wait until a job has ended. Exits 0 when it succeeded, 1 when it failed or was stopped, 124 on timeout."""
     from ascendrun.cli.outcome import print_outcome
 
     detail = ctx.cluster.wait(job, timeout_s=timeout)

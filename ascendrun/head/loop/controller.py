@@ -270,7 +270,13 @@ class Controller:
             for runner in self._jobs
             if runner.job.state.value != "QUEUED"
         }
-        answer({"ok": True, "pid": os.getpid(), "jobs": live, "liveness": hosts}, b"", True)
+        silence_s = {
+            runner.job.id: {host: runner.link(host).silence_s() for host in runner.job.hosts}
+            for runner in self._jobs
+            if runner.job.state.value == "RUNNING"
+        }
+        status = {"ok": True, "pid": os.getpid(), "jobs": live, "liveness": hosts, "silence_s": silence_s}
+        answer(status, b"", True)
 
     def _shutdown(self, header: Mapping[str, Any], answer: Answer) -> None:
         answer({"ok": True}, b"", True)

@@ -87,7 +87,7 @@ class StoryCluster(Cluster):
             ranks=self.ranks,
             events=self.job_events,
             first_failure=self.first_failure,
-            unconfirmed=self.unconfirmed,
+            unconfirmed_hosts=self.unconfirmed,
             spec={"name": "demo"},
         )
 

@@ -29,7 +29,7 @@ def story(desk: Desk) -> Desk:
     [
         ([], ["[0-3] start", "[0] step of 0", "[1] step of 1", "[1] warning", "[2] step of 2", "[3] step of 3"]),
         (["--rank", "0,2-3"], ["[0,2-3] start", "[0] step of 0", "[2] step of 2", "[3] step of 3"]),
-        (["--node", "n[2-9]"], ["[2-3] start", "[2] step of 2", "[3] step of 3"]),
+        (["--hosts", "n[2-9]"], ["[2-3] start", "[2] step of 2", "[3] step of 3"]),
         (["--tail", "2"], ["[2] step of 2", "[3] step of 3"]),
         (["--tail", "0"], []),
         (["--grep", "st.p of [13]"], ["[1] step of 1", "[3] step of 3"]),
@@ -46,8 +46,11 @@ def story(desk: Desk) -> Desk:
         (["--grep", "WARN"], []),
         (["--grep", "WARN", "-i"], ["[1] warning"]),
         (["--grep", "step", "-v"], ["[0-3] start", "[1] warning"]),
-        (["--grep", "step|warn", "--first"], ["[0] step of 0", "[1] step of 1", "[2] step of 2", "[3] step of 3"]),
-        (["--grep", "t", "--first"], ["[0-3] start"]),
+        (
+            ["--grep", "step|warn", "--first-per-rank"],
+            ["[0] step of 0", "[1] step of 1", "[2] step of 2", "[3] step of 3"],
+        ),
+        (["--grep", "t", "--first-per-rank"], ["[0-3] start"]),
     ],
 )
 def test_lines_are_chosen(story: Desk, argv: list[str], lines: list[str]) -> None:
@@ -82,11 +85,11 @@ def test_raw_writes_every_byte(desk: Desk) -> None:
         (["--rank", "8-"], "--rank"),
         (["--grep", "("], "--grep"),
         (["--since", "yesterday"], "--since"),
-        (["--node", "n[1-"], "--node"),
+        (["--hosts", "n[1-"], "--hosts"),
         (["--tail", "-1"], "--tail"),
         (["--until", "soon"], "--until"),
         (["-v"], "--grep"),
-        (["-f", "--first"], "--first"),
+        (["-f", "--first-per-rank"], "--first-per-rank"),
         (["--files", "--raw"], "--files"),
         (["-o", "json"], "--files"),
     ],
@@ -97,7 +100,7 @@ def test_a_wrong_choice_names_its_option(story: Desk, argv: list[str], words: st
     assert words in result.err and "hint: ascendrun logs --help" in result.err
 
 
-@pytest.mark.parametrize(("argv", "words"), [(["--rank", "9"], "0-3"), (["--rank", "3,99", "--node", "x"], "n[1-2]")])
+@pytest.mark.parametrize(("argv", "words"), [(["--rank", "9"], "0-3"), (["--rank", "3,99", "--hosts", "x"], "n[1-2]")])
 def test_ranks_and_nodes_that_the_job_does_not_have_are_an_error(desk: Desk, argv: list[str], words: str) -> None:
     for more in ([], ["--files"], ["--raw"], ["-f"]):
         result = desk.say("logs", "demo", *argv, *more)
@@ -156,7 +159,7 @@ def test_without_a_pattern_the_first_line_of_each_rank_that_looks_like_an_error_
         (b"0 errors so far\nerrors: 0\nValueError: x\n", b"fine\n", b"EI0006 timeout\n", b"Killed\n")
     ):
         story.cluster.write(rank, lines, at_s=120.0 - rank)
-    assert story.say("logs", "demo", "--first").out.splitlines() == [
+    assert story.say("logs", "demo", "--first-per-rank").out.splitlines() == [
         "[3] Killed",
         "[2] EI0006 timeout",
         "[0] ValueError: x",
@@ -212,7 +215,7 @@ def test_the_files_of_an_attempt_are_listed_with_what_was_gathered_and_what_was_
             }
         )
     )
-    out = story.say("logs", "demo", "--files", "--node", "n2").out
+    out = story.say("logs", "demo", "--files", "--hosts", "n2").out
     assert out.splitlines()[-1].split() == ["HCCL_EXEC_TIMEOUT", "600s", "environment", "n2"]
     assert "plog-1_2.log" in out and "of 5.0 kB; the rest was left out" in out and "(no hccn_tool)" in out
     assert "rank-2.out.0" in out and "rank-1" not in out and ".times" not in out

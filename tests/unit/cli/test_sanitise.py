@@ -76,7 +76,7 @@ def test_json_and_yaml_still_carry_the_text_itself(text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE_TEXTS)
 def test_errors_and_talk_are_harmless_too(desk: Desk, text: str) -> None:
-    for argv in (["show", text], [text], ["config", "get", text], ["exec", "--on", text, "x"], ["ps", "-x" + text]):
+    for argv in (["show", text], [text], ["config", "get", text], ["exec", "--hosts", text, "x"], ["ps", "-x" + text]):
         result = desk.say(*argv)
         assert result.code in (2, 4)
         assert HOSTILE.search(result.err.replace("\n", "")) is None, argv

@@ -184,7 +184,7 @@ def test_escapes_in_what_a_node_says_do_not_reach_the_terminal(say: Say, tmp_pat
 
 def test_json_has_everything_under_its_name(say: Say, world: TopWorld) -> None:
     told = json.loads(say("top", "-o", "json").out)
-    assert told["schema_version"] == 1 and told["at"].endswith("Z")
+    assert told["schema_version"] == 2 and told["at"].endswith("Z")
     assert {"totals", "jobs", "hosts", "rows"} <= set(told)
     row = next(row for row in told["rows"] if (row["host"], row["device"]) == ("npu04", 0))
     assert (row["utilisation"], row["power_w"], row["rank"], row["job"]) == (None, None, 24, "j-0001")
