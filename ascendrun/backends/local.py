@@ -12,6 +12,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.child_process import ChildStream
 from ascendrun.head.ssh.transport import Deadlines, Receiver, StreamClosedError
 from ascendrun.head.state.settings import Settings
+from ascendrun.text import Text
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
 LOGIN_FILE = "login.env"
@@ -35,8 +36,12 @@ class LocalConnection:
             stream = ChildStream(["/bin/sh", "-c", command], env=self._env, cwd=os.path.expanduser("~"))
         except OSError as error:
             raise UnreachableError(
-                f"this machine cannot start a process ({(error.strerror or str(error)).lower()})",
-                hint="too many processes or open files? see ulimit -a",
+                Text(
+                    "ssh.local-no-process",
+                    "cannot start a process on this machine ({error})",
+                    error=error.strerror or str(error),
+                ),
+                hint=Text("ssh.local-no-process.hint", "check the limits of processes and open files: ulimit -a"),
             ) from error
         stream.start(receiver)
         self._streams.append(stream)
@@ -69,8 +74,16 @@ class LocalBackend:
             root.chmod(0o700)
         except OSError as error:
             raise UnreachableError(
-                f"{host.name}: its folder {root} cannot be made ({(error.strerror or str(error)).lower()})",
-                hint="free some space there, or set ASCENDRUN_STATE_DIR to another folder",
+                Text(
+                    "ssh.local-no-directory",
+                    "{host}: cannot create {path} ({error})",
+                    host=host.name,
+                    path=str(root),
+                    error=error.strerror or str(error),
+                ),
+                hint=Text(
+                    "ssh.local-no-directory.hint", "free disk space, or set ASCENDRUN_STATE_DIR to another directory"
+                ),
             ) from error
         return root
 
@@ -80,8 +93,8 @@ def local_root(settings: Settings, name: str) -> Path:
     dir."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         raise UnreachableError(
-            f"{name!r}: not a name for a local host",
-            hint="use letters, digits, dots, dashes and underscores in the hostfile",
+            Text("ssh.local-name", "invalid name of a local host: {name:quote}", name=name),
+            hint=Text("ssh.local-name.hint", "use letters, digits, dots, dashes and underscores in the hostfile"),
         )
     return settings.state_dir / "local" / name
 
@@ -103,6 +116,9 @@ def read_login(root: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        raise UnreachableError(f"{path} cannot be read ({error})", hint="mend it, or remove it") from error
+        raise UnreachableError(
+            Text("ssh.file-unreadable", "cannot read {path} ({error})", path=str(path), error=str(error)),
+            hint=Text("ssh.file-unreadable.hint", "fix or remove the file"),
+        ) from error
     pairs = [line.partition("=") for line in lines if line.strip() and not line.startswith("#")]
     return {name: value for name, equals, value in pairs if equals}

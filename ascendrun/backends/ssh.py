@@ -23,6 +23,7 @@ from ascendrun.head.ssh.host_keys import (
 )
 from ascendrun.head.ssh.transport import Connection, Deadlines
 from ascendrun.head.state.settings import Settings
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.head.ssh.keys import KeyRing
@@ -140,8 +141,13 @@ class SshBackend:
         obstacle = target.why_openssh or self._jump_reason(target)
         if obstacle is not None:  # only when paramiko was asked for: it would dial elsewhere than the config says
             raise UnreachableError(
-                f"{target.label}: paramiko cannot do what the ssh config asks for ({obstacle})",
-                hint="let ascendrun choose the transport for this host, or use OpenSSH",
+                Text(
+                    "ssh.paramiko-unsupported",
+                    "{host}: paramiko does not support a setting of the ssh configuration ({setting})",
+                    host=target.label,
+                    setting=obstacle,
+                ),
+                hint=Text("ssh.paramiko-unsupported.hint", "set transport: auto or openssh"),
             )
         try:
             return self._make_connection(target, deadlines)
@@ -250,7 +256,10 @@ class SshBackend:
             until, error = self._refused.get(_login(target), (0.0, None))
         left_s = until - time.monotonic()
         if error is not None and left_s > 0:
-            raise AuthenticationError(f"{error.message}; not tried again for {left_s:.0f} s", hint=error.hint)
+            raise AuthenticationError(
+                Text("ssh.not-retried", "{error}; next attempt in {wait_s:.0f} s", error=error.message, wait_s=left_s),
+                hint=error.hint,
+            )
 
 
 class _Jump:
@@ -270,8 +279,14 @@ class _Jump:
         patience_s = deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s + deadlines.auth_s
         if not self._slots.acquire(timeout=patience_s):
             raise UnreachableError(
-                f"{target.label}: the jump host {self._target.label} was busy for {patience_s:.0f} s",
-                hint="it answers too slowly; see its load",
+                Text(
+                    "ssh.jump-busy",
+                    "{host}: jump host {jump} was busy for {limit_s:.0f} s",
+                    host=target.label,
+                    jump=self._target.label,
+                    limit_s=patience_s,
+                ),
+                hint=Text("ssh.jump-busy.hint", "check the load of the jump host"),
             )
         try:
             return self._open(target, deadlines)
@@ -288,8 +303,20 @@ class _Jump:
             )
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise UnreachableError(
-                f"{target.label}: not reached through the jump host {self._target.label} ({error})",
-                hint=f"try: ssh -J {self._target.address}:{self._target.port} -p {target.port} {target.address}",
+                Text(
+                    "ssh.jump-failed",
+                    "{host}: not reachable through jump host {jump} ({error})",
+                    host=target.label,
+                    jump=self._target.label,
+                    error=str(error),
+                ),
+                hint=Text(
+                    "ssh.jump-failed.hint",
+                    "ssh -J {jump} -p {port} {address}",
+                    jump=f"{self._target.address}:{self._target.port}",
+                    port=target.port,
+                    address=target.address,
+                ),
             ) from error
 
     def _alive(self, deadlines: Deadlines) -> ParamikoConnection:

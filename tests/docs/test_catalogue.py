@@ -16,6 +16,10 @@ SAME_IN_CHINESE = frozenset(
         "signature.inotify-exhausted.hint",
         "signature.memlock-too-small.hint",
         "signature.no-buffers-left.hint",
+        "ssh.trust",
+        "ssh.verbose",
+        "ssh.trust-name",
+        "ssh.jump-failed.hint",
     }
 )
 """Entries that are a command and nothing else, each looked at."""

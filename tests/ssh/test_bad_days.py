@@ -38,8 +38,8 @@ def silent_port() -> Iterator[int]:
 def test_a_host_that_accepts_and_says_nothing_is_given_up_in_time(lab: Any, transport: str, silent_port: int) -> None:
     with pytest.raises(UnreachableError) as caught:
         lab.backends(transport).connect(Host("mute", addr="127.0.0.1", port=silent_port), deadlines=SHORT)
-    assert "mute" in caught.value.message and "banner" in caught.value.message
-    assert "frozen" in (caught.value.hint or "")
+    assert "mute" in str(caught.value.message) and "banner" in str(caught.value.message)
+    assert "load of the host" in str(caught.value.hint)
 
 
 @BOTH
@@ -84,7 +84,7 @@ def test_a_server_that_speaks_something_else_is_named(lab: Any, lines: int) -> N
         web = threading.Thread(target=answer)
         web.start()
         host = Host("web", addr="127.0.0.1", port=sock.getsockname()[1])
-        with pytest.raises(UnreachableError, match="no SSH server"):
+        with pytest.raises(UnreachableError, match="not an SSH server"):
             lab.backends("paramiko").connect(host, deadlines=DEADLINES)
         web.join()
 
@@ -101,7 +101,7 @@ def test_a_closed_port_is_named_with_its_host(lab: Any, transport: str) -> None:
 def test_a_name_that_nobody_knows_is_named(lab: Any, transport: str) -> None:
     with pytest.raises(UnreachableError, match="no-such-host.invalid") as caught:
         lab.backends(transport).connect(Host("n1", addr="no-such-host.invalid"), deadlines=DEADLINES)
-    assert "addr=" in (caught.value.hint or "")
+    assert "addr=" in str(caught.value.hint)
 
 
 def test_a_config_mended_after_a_failure_counts_for_the_next_try(lab: Any) -> None:
@@ -109,7 +109,7 @@ def test_a_config_mended_after_a_failure_counts_for_the_next_try(lab: Any) -> No
     lab.write_config("Host node1", "  Port 1")
     backends = lab.backends("auto")
     host = Host("node1", addr="127.0.0.1", user=server.host().user)
-    with pytest.raises(UnreachableError, match="port 1 .*refused"):
+    with pytest.raises(UnreachableError, match=":1.*refused"):
         connects(backends, host)
     lab.write_config("Host node1", f"  Port {server.port}")
     connects(backends, host)
@@ -147,7 +147,7 @@ def test_a_second_session_where_sshd_allows_one_is_refused_with_the_reason(lab: 
     stream = connection.open("exec cat", ear.receiver(), deadline_s=20.0)
     with pytest.raises(UnreachableError) as caught:
         connection.open("true", second.receiver(), deadline_s=20.0)
-    assert "MaxSessions" in (caught.value.hint or "")
+    assert "MaxSessions" in str(caught.value.hint)
     stream.send(b"still here", deadline_s=20.0)
     stream.close_input()
     assert ear.wait()[1] == 0 and ear.output == b"still here"
@@ -187,7 +187,7 @@ def test_a_login_that_hangs_is_given_up_in_time(lab: Any) -> None:
     server = lab.server(
         options=("AuthorizedKeysCommand /bin/sleep 30", "AuthorizedKeysCommandUser root", "AuthorizedKeysFile none")
     )
-    with pytest.raises(UnreachableError, match="login within 1 s"):
+    with pytest.raises(UnreachableError, match="to the login within 1 s"):
         lab.backends("paramiko").connect(server.host(), deadlines=dataclasses.replace(DEADLINES, auth_s=1.0))
 
 
@@ -198,7 +198,7 @@ def test_a_server_without_a_common_algorithm_is_reached_through_openssh(lab: Any
     assert "algorithm" in (backends.ssh().why_openssh(server.host()) or "")
     with pytest.raises(UnreachableError) as caught:
         lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
-    assert "OpenSSH" in (caught.value.hint or "")
+    assert "OpenSSH" in str(caught.value.hint)
 
 
 def test_two_servers_at_one_address_are_known_by_their_ports(lab: Any) -> None:

@@ -33,11 +33,11 @@ def test_a_changed_host_key_stops_before_any_login_attempt(lab: Any, transport: 
     record_host_keys(lab.own_known_hosts, [(known_name("127.0.0.1", server.port), other)])
     with pytest.raises(HostKeyChangedError) as caught:
         lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
-    assert server.host_key.fingerprint in caught.value.message
-    assert str(lab.own_known_hosts) in caught.value.message
-    assert "ascendrun trust --replace node1" in (caught.value.hint or "")
+    assert server.host_key.fingerprint in str(caught.value.message)
+    assert str(lab.own_known_hosts) in str(caught.value.message)
+    assert "ascendrun trust --replace node1" in str(caught.value.hint)
     if transport == "paramiko":
-        assert other.fingerprint in caught.value.message
+        assert other.fingerprint in str(caught.value.message)
     wait_until(lambda: connections_seen(server), what="sshd saw us")
     assert login_attempts(server) == []
 
@@ -56,7 +56,7 @@ def test_an_unknown_host_key_stops_before_any_login_attempt(lab: Any, transport:
     server = lab.server(options=DEBUG, trusted=False)
     with pytest.raises(HostKeyUnknownError) as caught:
         lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
-    assert caught.value.hint == "ascendrun trust node1"
+    assert str(caught.value.hint) == "ascendrun trust node1"
     assert login_attempts(server) == []
     assert not lab.own_known_hosts.exists()
 
@@ -104,10 +104,10 @@ def test_a_refused_user_key_is_told_and_not_tried_again_at_once(lab: Any, transp
     server = lab.server()
     lab.write_config(identity=make_key(lab.folder / "stranger"))
     backends = lab.backends(transport)
-    with pytest.raises(AuthenticationError, match="node1 .*refused"):
+    with pytest.raises(AuthenticationError, match="node1 .*rejected"):
         backends.connect(server.host(), deadlines=DEADLINES)
     seen = connections_seen(server)
-    with pytest.raises(AuthenticationError, match="not tried again for"):
+    with pytest.raises(AuthenticationError, match="next attempt in"):
         backends.connect(server.host(), deadlines=DEADLINES)
     assert connections_seen(server) == seen
 
@@ -118,7 +118,7 @@ def test_an_encrypted_key_without_a_passphrase_fails_at_once_and_names_the_agent
     lab.write_config(identity=locked)
     with pytest.raises(AuthenticationError, match="encrypted") as caught:
         lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
-    assert caught.value.hint == f"ssh-add {locked}"
+    assert str(caught.value.hint) == f"ssh-add {locked}"
 
 
 def test_an_encrypted_key_fails_without_a_prompt_through_openssh_too(lab: Any) -> None:
@@ -131,7 +131,7 @@ def test_an_encrypted_key_fails_without_a_prompt_through_openssh_too(lab: Any) -
 def test_a_wrong_passphrase_is_told_as_such(lab: Any) -> None:
     server = lab.server()
     lab.write_config(identity=make_key(lab.folder / "locked", passphrase="open sesame"))
-    with pytest.raises(AuthenticationError, match="locked: cannot be used"):
+    with pytest.raises(AuthenticationError, match="locked: not usable"):
         lab.backends("paramiko", ask=lambda _: "guess").connect(server.host(), deadlines=DEADLINES)
 
 
@@ -140,7 +140,7 @@ def test_a_key_file_that_others_can_read_is_not_used(lab: Any) -> None:
     lab.key.chmod(0o644)
     with pytest.raises(AuthenticationError) as caught:
         lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
-    assert caught.value.hint == f"chmod 600 {lab.key}"
+    assert str(caught.value.hint) == f"chmod 600 {lab.key}"
 
 
 def test_a_passphrase_is_asked_for_once_for_all_hosts(lab: Any) -> None:

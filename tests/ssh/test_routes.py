@@ -30,7 +30,7 @@ def test_a_jump_hosts_unknown_key_is_named_as_the_jump_hosts(lab: Any) -> None:
     lab.write_config(*hop("gate", jump), *hop("inner", inner, "ProxyJump gate"))
     with pytest.raises(HostKeyUnknownError) as caught:
         lab.backends().connect(Host("inner"), deadlines=DEADLINES)
-    assert caught.value.hint == "ascendrun trust gate"
+    assert str(caught.value.hint) == "ascendrun trust gate"
     assert logins(inner) == 0
 
 
@@ -43,7 +43,7 @@ def test_a_jump_host_that_is_down_fails_every_host_behind_it_at_once(lab: Any) -
     def attempt(_: int) -> str:
         with pytest.raises(UnreachableError) as caught:
             backends.connect(Host("inner"), deadlines=DEADLINES)
-        return caught.value.message
+        return str(caught.value.message)
 
     with ThreadPoolExecutor(8) as pool:
         messages = list(pool.map(attempt, range(8)))
@@ -54,7 +54,7 @@ def test_a_host_that_the_jump_host_cannot_reach_is_named_with_it(lab: Any) -> No
     jump, inner = lab.server(), lab.server()
     lab.write_config(*hop("gate", jump), *hop("inner", inner, "ProxyJump gate"))
     inner.stop()
-    with pytest.raises(UnreachableError, match="inner .*through the jump host gate"):
+    with pytest.raises(UnreachableError, match="inner .*through jump host gate"):
         lab.backends().connect(Host("inner"), deadlines=DEADLINES)
 
 
@@ -110,7 +110,7 @@ def test_a_proxy_command_goes_through_openssh(lab: Any) -> None:
     backends = lab.backends()
     assert "proxycommand" in backends.ssh().why_openssh(Host("inner"))
     connects(backends, Host("inner"))
-    with pytest.raises(UnreachableError, match="paramiko cannot .*proxycommand"):
+    with pytest.raises(UnreachableError, match="paramiko does not .*proxycommand"):
         lab.backends("paramiko").connect(Host("inner"), deadlines=DEADLINES)
 
 

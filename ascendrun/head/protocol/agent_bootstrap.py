@@ -10,6 +10,7 @@ from typing import Any
 from ascendrun.core.errors import AscendrunError, PreflightError, UnreachableError
 from ascendrun.node import loader, wire
 from ascendrun.node.pack import agent_pyz
+from ascendrun.text import Text
 
 NOISE_BYTES = 2048
 
@@ -70,13 +71,30 @@ class Booting:
                 self._wants_agent = True
             elif step.kind == loader.NO_PYTHON:
                 self._failure = PreflightError(
-                    f"{self._host}: {step.detail}",
-                    hint="install python3 there, or put it on the PATH that a non-interactive login gets",
+                    Text(
+                        "agent.no-python",
+                        "{host}: no Python 3.7 or newer found ({tried})",
+                        host=self._host,
+                        tried=list(loader.PYTHONS),
+                    ),
+                    hint=Text(
+                        "agent.no-python.hint",
+                        "install python3 on the host, or add it to PATH of non-interactive logins",
+                    ),
                 )
             elif step.kind == loader.FAILED:
                 self._failure = UnreachableError(
-                    f"{self._host}: the agent cannot be put there: {step.detail}",
-                    hint="check space and permissions of ~/.ascendrun on that node",
+                    Text(
+                        "agent.not-installed",
+                        "{host}: cannot install the agent: {error}",
+                        host=self._host,
+                        error=step.detail,
+                    ),
+                    hint=Text(
+                        "agent.not-installed.hint",
+                        "check space and permissions of ~/.ascendrun on {host}",
+                        host=self._host,
+                    ),
                 )
 
     def feed_error(self, data: bytes) -> None:
@@ -100,11 +118,24 @@ class Booting:
                 return self._failure
             said = (self._errors or self._boot.all_noise()[-4096:]).decode("utf-8", "replace").strip().splitlines()
         if self._boot.is_over:
-            tail = f" (it said: {said[-1]})" if said else ""
-            return UnreachableError(f"{self._host}: the connection ended: {reason}{tail}")
-        tail = f"; its login said: {said[-1]}" if said else ""
-        code = "" if status is None else f" with exit code {status}"
+            return UnreachableError(
+                Text(
+                    "agent.connection-closed",
+                    "{host}: connection closed: {reason} (last output: {output})",
+                    host=self._host,
+                    reason=reason,
+                    output=said[-1] if said else "-",
+                )
+            )
         return UnreachableError(
-            f"{self._host}: the login ended{code} before an agent came up{tail}",
-            hint="try `ssh` to it by hand: the account must give a shell",
+            Text(
+                "agent.login-ended",
+                "{host}: the login ended before the agent started (exit code {status}; last output: {output})",
+                host=self._host,
+                status=status,
+                output=said[-1] if said else "-",
+            ),
+            hint=Text(
+                "agent.login-ended.hint", "check that the account has a login shell: ssh {host} true", host=self._host
+            ),
         )

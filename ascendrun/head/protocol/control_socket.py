@@ -14,6 +14,7 @@ from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, DeadlineExceededError, UnreachableError
 from ascendrun.node import wire
+from ascendrun.text import Text
 
 SOCKET_NAME = "controller.sock"
 _UCRED = struct.Struct("3i")
@@ -148,8 +149,13 @@ class ControlClient:
         except OSError as error:
             self._socket.close()
             raise UnreachableError(
-                f"no controller runs for {state_dir}: {error.strerror}",
-                hint="`ascendrun controller run` in the foreground shows why it ends",
+                Text(
+                    "controller.not-running",
+                    "no controller is running for {path}: {error}",
+                    path=str(state_dir),
+                    error=error.strerror,
+                ),
+                hint=Text("controller.not-running.hint", "run it in the foreground: ascendrun controller run"),
             ) from error
         self._next_id = 0
         self._reader = wire.FrameReader()
@@ -170,7 +176,7 @@ class ControlClient:
         DeadlineExceededError."""
         for header, _ in self.stream(op, fields, body, timeout_s=timeout_s):
             return header
-        raise UnreachableError(f"the controller gave no answer to {op!r}")
+        raise UnreachableError(Text("controller.no-reply", "the controller did not reply to {op}", op=op))
 
     def post(self, op: str, fields: Mapping[str, Any]) -> None:
         """One request whose answers nobody will read. Raises UnreachableError."""
@@ -179,8 +185,8 @@ class ControlClient:
             self._socket.sendall(wire.pack({"id": self._next_id, "op": op, **fields}, b""))
         except OSError as error:
             raise UnreachableError(
-                f"the controller ended while it was asked to {op!r}",
-                hint="repeat the command: it starts a new controller",
+                Text("controller.ended", "the controller ended during {op}", op=op),
+                hint=Text("controller.ended.hint", "repeat the command; it starts a new controller"),
             ) from error
 
     def stream(
@@ -195,8 +201,8 @@ class ControlClient:
                 data = self._socket.recv(262144)
                 if not data:
                     raise UnreachableError(
-                        f"the controller ended while it was asked to {op!r}",
-                        hint="repeat the command: it starts a new controller",
+                        Text("controller.ended", "the controller ended during {op}", op=op),
+                        hint=Text("controller.ended.hint", "repeat the command; it starts a new controller"),
                     )
                 for header, answer_body in self._reader.feed(data):
                     if not header.get("ok", True):
@@ -206,9 +212,16 @@ class ControlClient:
                     if header.get("last"):
                         return
         except socket.timeout as error:
-            raise DeadlineExceededError(f"the controller did not answer {op!r} within {timeout_s:g} s") from error
+            raise DeadlineExceededError(
+                Text(
+                    "controller.timeout",
+                    "the controller did not reply to {op} within {limit_s:g} s",
+                    op=op,
+                    limit_s=timeout_s,
+                )
+            ) from error
         except ConnectionError as error:
             raise UnreachableError(
-                f"the controller ended while it was asked to {op!r}",
-                hint="repeat the command: it starts a new controller",
+                Text("controller.ended", "the controller ended during {op}", op=op),
+                hint=Text("controller.ended.hint", "repeat the command; it starts a new controller"),
             ) from error

@@ -14,6 +14,7 @@ from typing import Callable
 
 from ascendrun.core.errors import DeadlineExceededError
 from ascendrun.head.ssh.transport import Data, Receiver, StreamClosedError
+from ascendrun.text import Text
 
 READ_BYTES = 256 * 1024
 PIECE_BYTES = 32 * 1024
@@ -84,7 +85,9 @@ class ChildStream:
         until = time.monotonic() + deadline_s
         view = memoryview(data).cast("B")
         if not self._send_lock.acquire(timeout=max(deadline_s, 0)):
-            raise DeadlineExceededError(f"another thread was still sending after {deadline_s:g} s")
+            raise DeadlineExceededError(
+                Text("ssh.send-busy", "another thread was still sending after {limit_s:g} s", limit_s=deadline_s)
+            )
         try:
             while view:
                 sent = self._write(view[:PIECE_BYTES])
@@ -92,8 +95,12 @@ class ChildStream:
                 left_s = until - time.monotonic()
                 if not sent and left_s <= 0:
                     raise DeadlineExceededError(
-                        f"the command took no more input within {deadline_s:g} s",
-                        hint="it does not read its standard input",
+                        Text(
+                            "ssh.command-input-timeout",
+                            "the command did not accept more input within {limit_s:g} s",
+                            limit_s=deadline_s,
+                        ),
+                        hint=Text("ssh.command-input-timeout.hint", "check that the command reads its standard input"),
                     )
                 if not sent and self._input_fd is not None:
                     _wait_writable(self._input_fd, min(left_s, _POLL_S))

@@ -50,8 +50,8 @@ class SshTarget:
     @property
     def label(self) -> str:
         """ "npu01 (10.0.0.3 port 22)": how messages call it."""
-        place = f"port {self.port}" if self.address == self.name else f"{self.address} port {self.port}"
-        return f"{self.name} ({place})"
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{self.name} ({address}:{self.port})"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ascendrun.core.errors import HostKeyChangedError, HostKeyUnknownError, UnreachableError
+from ascendrun.text import Text
 
 OWN_FILE = "known_hosts"
 DEFAULT_PORT = 22
@@ -125,8 +126,13 @@ class KnownHostsFile:
             text = Path(self.path).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise UnreachableError(
-                f"{self.path}: cannot be read ({error.strerror}), so no host key can be judged",
-                hint=f"mend its permissions: ls -l {self.path}",
+                Text(
+                    "ssh.known-hosts-unreadable",
+                    "{path}: not readable ({error}); host keys cannot be verified",
+                    path=str(self.path),
+                    error=error.strerror,
+                ),
+                hint=Text("ssh.known-hosts-unreadable.hint", "fix its permissions: ls -l {path}", path=str(self.path)),
             ) from error
         exact: dict[str, list[KnownKey]] = {}
         other: list[KnownKey] = []
@@ -192,8 +198,15 @@ def judge(shown: HostKey, recorded: Recorded, *, host: str, label: str) -> None:
     for entry in recorded.revoked:
         if entry.key == shown:
             raise HostKeyChangedError(
-                f"{label}: its host key {shown} is revoked ({entry.file}:{entry.line}); nothing was sent",
-                hint="this key is known to be stolen or retired: give the host new keys, or reach the right host",
+                Text(
+                    "ssh.host-key-revoked",
+                    "{host}: host key {key} is revoked ({file}:{line}); not connected",
+                    host=label,
+                    key=str(shown),
+                    file=str(entry.file),
+                    line=entry.line,
+                ),
+                hint=Text("ssh.host-key-revoked.hint", "generate new host keys on the host: ssh-keygen -A"),
             )
     if any(entry.key == shown for entry in recorded.keys):
         return
@@ -202,23 +215,40 @@ def judge(shown: HostKey, recorded: Recorded, *, host: str, label: str) -> None:
     if recorded.authorities:
         entry = recorded.authorities[0]
         raise HostKeyUnknownError(
-            f"{label}: hosts of that name are vouched for by a certificate authority "
-            f"({entry.file}:{entry.line}), which this transport cannot check",
-            hint=f"use the OpenSSH transport for this host, or record its key: ascendrun trust {host}",
+            Text(
+                "ssh.host-certificate",
+                "{host}: host keys of this name are signed by a certificate authority ({file}:{line}); not "
+                "supported by this transport",
+                host=label,
+                file=str(entry.file),
+                line=entry.line,
+            ),
+            hint=Text("ssh.trust", "ascendrun trust {host}", host=host),
         )
     raise HostKeyUnknownError(
-        f"{label}: its host key {shown} was never recorded; nothing was sent", hint=f"ascendrun trust {host}"
+        Text("ssh.host-key-unknown", "{host}: unknown host key {key}; not connected", host=label, key=str(shown)),
+        hint=Text("ssh.trust", "ascendrun trust {host}", host=host),
     )
 
 
 def _changed(shown: HostKey, keys: Sequence[KnownKey], *, host: str, label: str) -> HostKeyChangedError:
     alike = [entry for entry in keys if entry.key.type == shown.type] or list(keys)
-    was = "; ".join(f"{entry.key} ({entry.file}:{entry.line})" for entry in alike)
+    was = [f"{entry.key} ({entry.file}:{entry.line})" for entry in alike]
     return HostKeyChangedError(
-        f"{label}: shows the host key {shown}, but on record is {was}; nothing was sent",
-        hint="somebody may be in between. If the host was reinstalled, compare with "
-        f"`ssh-keygen -lf /etc/ssh/ssh_host_{shown.short_type.lower()}_key.pub` on its console, "
-        f"then: ascendrun trust --replace {host}",
+        Text(
+            "ssh.host-key-changed",
+            "{host}: host key {key} differs from the recorded key {recorded}; not connected",
+            host=label,
+            key=str(shown),
+            recorded=was,
+        ),
+        hint=Text(
+            "ssh.host-key-changed.hint",
+            "if the host was reinstalled, compare with ssh-keygen -lf /etc/ssh/ssh_host_{type}_key.pub on "
+            "its console, then run: ascendrun trust --replace {host}",
+            type=shown.short_type.lower(),
+            host=host,
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional
 
 from ascendrun.head.ssh.config import SshTarget
 from ascendrun.head.ssh.paramiko_import import paramiko
+from ascendrun.text import Text
 
 Ask = Callable[[str], Optional[str]]
 """Asks the person for a passphrase; returns None when there is none to be had. Must not hang when nobody is there."""
@@ -35,10 +36,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Unusable:
-    """A key file that cannot be used: the fact and the way out."""
+    """A key file that cannot be used, and what to do about it."""
 
-    fact: str
-    way_out: str
+    fact: Text | str
+    hint: Text | str
 
 
 class _LockedAgent(paramiko.Agent):
@@ -138,20 +139,36 @@ def load_key(path: str, ask: Ask | None) -> Identity | Unusable:
     try:
         status = os.stat(path)
         if status.st_uid == os.getuid() and status.st_mode & 0o077:
-            return Unusable(f"{path}: others may read it, so it is not used", f"chmod 600 {path}")
+            return Unusable(
+                Text("ssh.key-readable", "{path}: readable by other users, not used", path=str(path)),
+                f"chmod 600 {path}",
+            )
         try:
             return _identity(path, None)
         except _wants_passphrase() as error:
             if not _is_encrypted(path):
-                return Unusable(f"{path}: {error}", f"check it: ssh-keygen -yf {path}")
+                return Unusable(f"{path}: {error}", f"ssh-keygen -yf {path}")
         phrase = ask(f"Passphrase for {path}: ") if ask else None
         if not phrase:
-            return Unusable(f"{path}: encrypted, and its passphrase is not known here", f"ssh-add {path}")
+            return Unusable(
+                Text("ssh.key-encrypted", "{path}: encrypted, passphrase unknown", path=str(path)), f"ssh-add {path}"
+            )
         return _identity(path, phrase)
     except OSError as error:
-        return Unusable(f"{path}: {(error.strerror or str(error)).lower()}", "check IdentityFile in ~/.ssh/config")
+        return Unusable(
+            f"{path}: {(error.strerror or str(error)).lower()}",
+            Text("ssh.key-missing.hint", "check IdentityFile in ~/.ssh/config"),
+        )
     except Exception as error:  # paramiko and cryptography raise a dozen kinds: other formats, wrong passphrases
-        return Unusable(f"{path}: cannot be used ({error or type(error).__name__})", f"check it: ssh-keygen -yf {path}")
+        return Unusable(
+            Text(
+                "ssh.key-invalid",
+                "{path}: not usable ({error})",
+                path=str(path),
+                error=str(error) or type(error).__name__,
+            ),
+            f"ssh-keygen -yf {path}",
+        )
 
 
 def _identity(path: str, phrase: str | None) -> Identity:

@@ -31,6 +31,7 @@ from ascendrun.head.ssh.child_process import ChildStream
 from ascendrun.head.ssh.config import SshTarget
 from ascendrun.head.ssh.host_keys import HostKey, parse_known_hosts
 from ascendrun.head.ssh.transport import Deadlines, Receiver, StreamClosedError
+from ascendrun.text import Text
 
 WAIT_FOR_COMMAND = """exec /bin/sh -c 'IFS= read -r command && eval "$command"'"""
 """What the login shell runs until `open`; sh, csh, fish and zsh read it alike. `read` takes no byte beyond its line."""
@@ -313,98 +314,130 @@ class _Login:
             self._log_fd = None
 
 
-_SAYINGS: Sequence[tuple[str, type[UnreachableError], str, str]] = (
-    # what ssh says, the error, our words, the way out; the first that matches counts
+_ADDED: Mapping[str, str] = {}
+"""The values come with the output of ssh."""
+_OUTPUTS: Sequence[tuple[str, type[UnreachableError], Text, Text]] = (
+    # what ssh prints, the error, its message and hint (values are added); the first that matches counts
     (
         r"REVOKED HOST KEY|marked as revoked",
         HostKeyChangedError,
-        "its host key is revoked; nothing was sent",
-        "this key is known to be stolen or retired: give the host new keys, or reach the right host",
+        Text("ssh.openssh-revoked", "{host}: the host key is revoked; not connected", **_ADDED),
+        Text("ssh.host-key-revoked.hint", "generate new host keys on the host: ssh-keygen -A", **_ADDED),
     ),
     (
         r"IDENTIFICATION HAS CHANGED",
         HostKeyChangedError,
-        "{changed}; nothing was sent",
-        "somebody may be in between. If the host was reinstalled, compare with `ssh-keygen -lf` of its key on its "
-        "console, then: ascendrun trust --replace {name}",
+        Text(
+            "ssh.openssh-changed",
+            "{host}: host key {key} differs from the recorded key ({file}); not connected",
+            **_ADDED,
+        ),
+        Text(
+            "ssh.openssh-changed.hint",
+            "if the host was reinstalled, compare with ssh-keygen -lf on its console, then run: ascendrun "
+            "trust --replace {name}",
+            **_ADDED,
+        ),
     ),
     (
         r"host key is known for|Host key verification failed",
         HostKeyUnknownError,
-        "a host key was never recorded; nothing was sent ({line})",
-        "ascendrun trust {name}",
+        Text("ssh.openssh-unknown", "{host}: unknown host key; not connected ({line})", **_ADDED),
+        Text("ssh.trust-name", "ascendrun trust {name}", **_ADDED),
     ),
     (
         r"Permission denied|Too many authentication failures|No more authentication methods",
         AuthenticationError,
-        "user {user} was refused ({line})",
-        "is that the right user? keys with a passphrase must be in the agent: ssh-add; to see more: ssh -v {name}",
+        Text("ssh.openssh-rejected", "{host}: sshd rejected user {user} ({line})", **_ADDED),
+        Text(
+            "ssh.openssh-rejected.hint",
+            "check the user name; add keys with a passphrase to the agent: ssh-add; details: ssh -v {name}",
+            **_ADDED,
+        ),
     ),
     (
         r"Could not resolve hostname",
         UnreachableError,
-        "{line}",
-        "check the spelling, /etc/hosts and DNS, or give addr= in the hostfile",
+        Text("ssh.openssh-line", "{host}: {line}", **_ADDED),
+        Text("ssh.openssh-resolve.hint", "check /etc/hosts and DNS, or set addr= in the hostfile", **_ADDED),
     ),
     (
         r"during banner exchange",
         UnreachableError,
-        "accepted the connection but sent no SSH banner ({line})",
-        "the host is frozen or badly overloaded, or something else listens on that port",
+        Text("ssh.openssh-banner", "{host}: connected, but no SSH banner ({line})", **_ADDED),
+        Text(
+            "ssh.openssh-banner.hint",
+            "check the load of the host and which service uses the port: ssh -v {name}",
+            **_ADDED,
+        ),
     ),
     (
         r"Unable to negotiate|no matching",
         UnreachableError,
-        "{line}",
-        "its sshd offers only algorithms that this ssh refuses; allow one for this host in ~/.ssh/config",
+        Text("ssh.openssh-line", "{host}: {line}", **_ADDED),
+        Text("ssh.openssh-algorithms.hint", "allow one of the algorithms of this host in ~/.ssh/config", **_ADDED),
     ),
     (
         r"Bad configuration|Bad owner|terminating, \d+ bad|keyword .* extra|[Mm]issing argument|line \d+:",
         UnreachableError,
-        "ssh refuses its configuration ({line})",
-        "mend that file; `ssh -G {name}` checks it",
+        Text("ssh.openssh-config", "{host}: ssh rejected its configuration ({line})", **_ADDED),
+        Text("ssh.openssh-config.hint", "fix the file and check it: ssh -G {name}", **_ADDED),
     ),
     (
         r"Connection refused|timed out|No route|Network is unreachable",
         UnreachableError,
-        "{line}",
-        "is the host up, sshd listening on that port, and no firewall between?",
+        Text("ssh.openssh-line", "{host}: {line}", **_ADDED),
+        Text("ssh.openssh-connect.hint", "check the host, sshd and firewalls: ssh -v {name}", **_ADDED),
     ),
 )
 
 
-def classify(said: str, target: SshTarget, *, kind: type[UnreachableError] | None = None) -> UnreachableError:
-    """The error that ssh's words mean; `kind` when the caller knows it already."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    for pattern, error, words, hint in _SAYINGS:
+def classify(output: str, target: SshTarget, *, kind: type[UnreachableError] | None = None) -> UnreachableError:
+    """The error that the output of ssh means; `kind` when the caller knows it already."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for pattern, error, message, hint in _OUTPUTS:
         line = next((line for line in lines if re.search(pattern, line)), None)
         if line is not None:
-            filled = {"line": line[:200], "user": target.user, "name": target.name, "changed": _say_change(said)}
-            return (kind or error)(f"{target.label}: {words.format(**filled)}", hint=hint.format(**filled))
-    last = lines[-1][:200] if lines else "ssh said nothing"
+            key = re.search(r"fingerprint for the (\S+) key sent by the remote host is\s+(SHA256:\S+?)\.?\s", output)
+            place = re.search(r"Offending (\S+) key in (\S+)", output)
+            values = {
+                "host": target.label,
+                "name": target.name,
+                "user": target.user,
+                "line": line[:200],
+                "key": " ".join(key.groups()) if key else None,
+                "file": place.group(2) if place else None,
+            }
+            return (kind or error)(
+                Text(message.key, message.english, **values), hint=Text(hint.key, hint.english, **values)
+            )
+    last = lines[-1][:200] if lines else None
     return (kind or UnreachableError)(
-        f"{target.label}: not connected ({last})", hint=f"to see more: ssh -v {target.name}"
+        Text("ssh.not-connected", "{host}: not connected ({error})", host=target.label, error=last),
+        hint=Text("ssh.verbose", "ssh -v {host}", host=target.name),
     )
-
-
-def _say_change(said: str) -> str:
-    shown = re.search(r"fingerprint for the (\S+) key sent by the remote host is\s+(SHA256:\S+?)\.?\s", said)
-    place = re.search(r"Offending (\S+) key in (\S+)", said)
-    shown_words = f"shows the host key {shown.group(1)} {shown.group(2)}" if shown else "shows another host key"
-    return f"{shown_words}, but on record is another ({place.group(2)})" if place else f"{shown_words} than recorded"
 
 
 def _silent(target: SshTarget, limit_s: float) -> UnreachableError:
     return UnreachableError(
-        f"{target.label}: ssh was not logged in within {limit_s:.3g} s",
-        hint=f"the host is frozen or overloaded, or something asks for input; see: ssh -v {target.name}",
+        Text(
+            "ssh.openssh-timeout",
+            "{host}: ssh did not log in within {limit_s:.3g} s",
+            host=target.label,
+            limit_s=limit_s,
+        ),
+        hint=Text(
+            "ssh.openssh-timeout.hint",
+            "check the load of the host and prompts for input: ssh -v {host}",
+            host=target.name,
+        ),
     )
 
 
 def _no_binary(error: OSError) -> UnreachableError:
     return UnreachableError(
-        f"ssh cannot be started ({(error.strerror or str(error)).lower()})",
-        hint="install the OpenSSH client, and see that it is on the PATH",
+        Text("ssh.no-binary", "cannot start ssh ({error})", error=error.strerror or str(error)),
+        hint=Text("ssh.no-binary.hint", "install the OpenSSH client and add it to PATH"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -16,6 +17,7 @@ from ascendrun.head.ssh.keys import Identity, Unusable
 from ascendrun.head.ssh.paramiko_import import PartialAuthentication, common, paramiko
 from ascendrun.head.ssh.socket import Dial
 from ascendrun.head.ssh.transport import Data, Deadlines, Receiver, StreamClosedError
+from ascendrun.text import Text
 
 PIECE_BYTES = 32 * 1024
 IN_FLIGHT_BYTES = 256 * 1024
@@ -86,7 +88,9 @@ class ParamikoStream:
         until = time.monotonic() + deadline_s
         view = memoryview(data).cast("B")
         if not self._send_lock.acquire(timeout=max(deadline_s, 0)):
-            raise DeadlineExceededError(f"another thread was still sending after {deadline_s:g} s")
+            raise DeadlineExceededError(
+                Text("ssh.send-busy", "another thread was still sending after {limit_s:g} s", limit_s=deadline_s)
+            )
         try:
             while view:
                 size = self._claim_room(len(view), until, deadline_s)
@@ -124,8 +128,15 @@ class ParamikoStream:
                 left_s = until - time.monotonic()
                 if left_s <= 0:
                     raise DeadlineExceededError(
-                        f"the host took no more input within {deadline_s:g} s",
-                        hint="the command there does not read, or the link is too slow",
+                        Text(
+                            "ssh.input-timeout",
+                            "the host did not accept more input within {limit_s:g} s",
+                            limit_s=deadline_s,
+                        ),
+                        hint=Text(
+                            "ssh.input-timeout.hint",
+                            "check that the command reads its input and that the network is not congested",
+                        ),
                     )
                 channel.out_buffer_cv.wait(left_s)
             size: int = min(wanted, room, PIECE_BYTES, channel.out_max_packet_size)
@@ -209,12 +220,17 @@ class ParamikoConnection:
                 pause_s = random.uniform(0.02, 0.1)
                 if self.link.sinks or left_s <= pause_s:
                     raise UnreachableError(
-                        f"{self._target.label}: sshd refused another session ({error.text})",
-                        hint="MaxSessions in its sshd_config may be too low",
+                        Text(
+                            "ssh.session-rejected",
+                            "{host}: sshd rejected another session ({error})",
+                            host=self._target.label,
+                            error=error.text,
+                        ),
+                        hint=Text("ssh.session-rejected.hint", "raise MaxSessions in sshd_config on the host"),
                     ) from error
                 time.sleep(pause_s)
             except (paramiko.SSHException, EOFError, OSError) as error:
-                raise self._no_answer("opened no session", deadline_s, error) from error
+                raise self._no_answer(deadline_s, error) from error
 
     def _start(self, channel: Any, command: str, until: float, deadline_s: float) -> None:
         message = paramiko.Message()
@@ -230,14 +246,24 @@ class ParamikoConnection:
             return
         if answered and self.link.active:
             raise UnreachableError(
-                f"{self._target.label}: sshd refused to start a command",
-                hint="a ForceCommand, a nologin shell or a restricted key may forbid it",
+                Text("ssh.command-rejected", "{host}: sshd rejected the command", host=self._target.label),
+                hint=Text(
+                    "ssh.command-rejected.hint",
+                    "check ForceCommand, the login shell and restrictions of the key on the host",
+                ),
             )
-        raise self._no_answer("started no command", deadline_s, None)
+        raise self._no_answer(deadline_s, None)
 
-    def _no_answer(self, what: str, deadline_s: float, error: BaseException | None) -> Exception:
+    def _no_answer(self, deadline_s: float, error: BaseException | None) -> Exception:
         if self.link.active:
-            return DeadlineExceededError(f"{self._target.label}: {what} within {deadline_s:g} s")
+            return DeadlineExceededError(
+                Text(
+                    "ssh.command-timeout",
+                    "{host}: the command was not started within {limit_s:g} s",
+                    host=self._target.label,
+                    limit_s=deadline_s,
+                )
+            )
         return StreamClosedError(f"{self._target.label}: {self.link.why_closed or self.link.why_ended()}")
 
 
@@ -272,17 +298,28 @@ def start_link(
 ) -> tuple[Link, str | None]:
     """TCP, banner and key exchange; not logged in. Tried again, with jitter, when sshd hangs up before it speaks."""
     until = time.monotonic() + deadlines.tcp_s + deadlines.banner_s
-    while True:
+    for tries in itertools.count(1):
         try:
             return _start_once(target, dial, deadlines, key_types, until)
         except _DroppedError as dropped:
             pause_s = random.uniform(*_RETRY_S)
             if time.monotonic() + pause_s > until:
                 raise UnreachableError(
-                    f"{target.label}: hung up before its SSH banner, again and again ({dropped})",
-                    hint="sshd is overloaded (MaxStartups) or refuses this address; see its log on the host",
+                    Text(
+                        "ssh.closed-before-banner",
+                        "{host}: connection closed before the SSH banner ({tries:plural attempt attempts}: {error})",
+                        host=target.label,
+                        tries=tries,
+                        error=str(dropped),
+                    ),
+                    hint=Text(
+                        "ssh.closed-before-banner.hint",
+                        "check MaxStartups in sshd_config and the log on {host}: journalctl -u sshd",
+                        host=target.name,
+                    ),
                 ) from dropped
             time.sleep(pause_s)
+    raise AssertionError("unreachable")
 
 
 def _start_once(
@@ -327,43 +364,77 @@ def narrowed(ours: Sequence[str], wish: str | None) -> tuple[str, ...]:
 def _await_banner(link: Link, target: SshTarget, banner_s: float) -> None:
     if not link.banner_event.wait(banner_s):
         raise UnreachableError(
-            f"{target.label}: accepted the connection but sent no SSH banner within {banner_s:.3g} s",
-            hint="the host is frozen or badly overloaded, or something else listens on that port",
+            Text(
+                "ssh.no-banner",
+                "{host}: connected, but no SSH banner within {limit_s:.3g} s",
+                host=target.label,
+                limit_s=banner_s,
+            ),
+            hint=Text(
+                "ssh.no-banner.hint",
+                "check the load of the host and which service uses the port: ssh -v {host}",
+                host=target.name,
+            ),
         )
     if link.has_banner:
         return
     said = " ".join(line.strip() for line in link.packetizer.preamble if line.strip())
     if "Not allowed at this time" in said:
         raise UnreachableError(
-            f'{target.label}: sshd refuses this address for a while ("{said[:80]}")',
-            hint="its PerSourcePenalties hit us after failed logins: wait, or exempt us there",
+            Text(
+                "ssh.penalty",
+                "{host}: sshd is rejecting this address after failed logins (PerSourcePenalties)",
+                host=target.label,
+            ),
+            hint=Text(
+                "ssh.penalty.hint",
+                "wait for the penalty to expire, or set PerSourcePenaltyExemptList in sshd_config on {host}",
+                host=target.name,
+            ),
         )
     error = link.saved_exception
     is_other = isinstance(error, paramiko.SSHException) and "Error reading" not in str(error)
     if is_other or (said and "MaxStartups" not in said):
         raise UnreachableError(
-            f'{target.label}: what answers there is no SSH server ("{said[:80]}")',
-            hint=f"check the port ({target.port}) in the hostfile or in ~/.ssh/config",
+            Text(
+                "ssh.not-ssh",
+                '{host}: the service on this port is not an SSH server (received "{received}")',
+                host=target.label,
+                received=said[:80],
+            ),
+            hint=Text("ssh.not-ssh.hint", "set port= in the hostfile or Port in ~/.ssh/config"),
         )
-    raise _DroppedError(said[:80] or "nothing said")
+    raise _DroppedError(said[:80] or "EOF")
 
 
 def _await_kex(link: Link, target: SshTarget, kex_s: float) -> None:
     if not link.ready_event.wait(kex_s):
         raise UnreachableError(
-            f"{target.label}: no key exchange within {kex_s:g} s of the banner",
-            hint="the host is overloaded, or large packets are lost on the way (check the MTU)",
+            Text(
+                "ssh.no-key-exchange",
+                "{host}: no key exchange within {limit_s:g} s of the banner",
+                host=target.label,
+                limit_s=kex_s,
+            ),
+            hint=Text(
+                "ssh.no-key-exchange.hint",
+                "check the load of the host, and the MTU of the network: large packets may be lost",
+            ),
         )
     if link.active and link.initial_kex_done:
         return
     error = link.saved_exception
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
         raise NoCommonAlgorithmError(
-            f"{target.label}: {error}", hint="its sshd is too old for this transport; use the OpenSSH transport for it"
+            Text("ssh.no-common-algorithm", "{host}: {error}", host=target.label, error=str(error)),
+            hint=Text("ssh.no-common-algorithm.hint", "use the OpenSSH transport for this host: transport: openssh"),
         )
     if error is None or isinstance(error, (EOFError, OSError)):
-        raise _DroppedError("it hung up during the key exchange")
-    raise UnreachableError(f"{target.label}: the key exchange failed ({error})", hint="see sshd's log on the host")
+        raise _DroppedError("EOF during the key exchange")
+    raise UnreachableError(
+        Text("ssh.key-exchange-failed", "{host}: key exchange failed ({error})", host=target.label, error=str(error)),
+        hint=Text("ssh.sshd-log", "check the log of sshd on the host: journalctl -u sshd"),
+    )
 
 
 def _log_in(
@@ -379,8 +450,17 @@ def _log_in(
         while not answered.wait(min(0.5, max(until - time.monotonic(), 0.001))):
             if time.monotonic() >= until:
                 raise UnreachableError(
-                    f"{target.label}: no answer to the login within {auth_s:g} s",
-                    hint="name lookups or PAM on the host may hang; try `ssh -v` to it",
+                    Text(
+                        "ssh.login-timeout",
+                        "{host}: no reply to the login within {limit_s:g} s",
+                        host=target.label,
+                        limit_s=auth_s,
+                    ),
+                    hint=Text(
+                        "ssh.login-timeout.hint",
+                        "name lookups or PAM on the host may hang; run: ssh -v {host}",
+                        host=target.name,
+                    ),
                 )
             if not link.active:
                 break
@@ -394,36 +474,77 @@ def _stop_when_hopeless(link: Link, target: SshTarget) -> None:
     error = link.saved_exception
     if isinstance(error, PartialAuthentication):
         raise AuthenticationError(
-            f"{target.label}: wants more than a key from user {target.user} (also {', '.join(error.allowed_types)})",
-            hint="ascendrun cannot type passwords or codes: allow a key alone for this user",
+            Text(
+                "ssh.second-method",
+                "{host}: user {user} requires a second authentication method ({methods})",
+                host=target.label,
+                user=target.user,
+                methods=list(error.allowed_types),
+            ),
+            hint=Text(
+                "ssh.second-method.hint",
+                "allow key-only login for {user}; ascendrun cannot enter passwords or codes",
+                user=target.user,
+            ),
         )
     if isinstance(error, paramiko.BadAuthenticationType):
         raise AuthenticationError(
-            f"{target.label}: takes no keys from user {target.user} (only {', '.join(error.allowed_types)})",
-            hint="PubkeyAuthentication is off in its sshd_config, or the user is not allowed there",
+            Text(
+                "ssh.keys-not-accepted",
+                "{host}: sshd does not accept keys for user {user} (only {methods})",
+                host=target.label,
+                user=target.user,
+                methods=list(error.allowed_types),
+            ),
+            hint=Text(
+                "ssh.keys-not-accepted.hint", "check PubkeyAuthentication and AllowUsers in sshd_config on the host"
+            ),
         )
     if not link.active:
-        why = "" if error is None or isinstance(error, EOFError) else f" ({error})"
+        why = "EOF" if error is None or isinstance(error, EOFError) else str(error)
         raise AuthenticationError(
-            f"{target.label}: hung up while user {target.user} was logging in{why}",
-            hint="too many keys offered (set IdentityFile and IdentitiesOnly), or see sshd's log there",
+            Text(
+                "ssh.closed-at-login",
+                "{host}: connection closed during the login of user {user} ({error})",
+                host=target.label,
+                user=target.user,
+                error=why,
+            ),
+            hint=Text(
+                "ssh.closed-at-login.hint",
+                "set IdentityFile and IdentitiesOnly if many keys are offered; see the log: journalctl -u sshd",
+            ),
         )
 
 
 def _auth_failed(target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable]) -> AuthenticationError:
-    facts: list[str] = [bad.fact for bad in unusable]
+    facts = [bad.fact for bad in unusable]
     if keys:
-        offered = ", ".join(identity.says for identity in keys)
+        offered = [identity.says for identity in keys]
         return AuthenticationError(
-            f"{target.label}: user {target.user} was refused with {offered}" + "".join(f"; {fact}" for fact in facts),
-            hint="is that the right user? to allow a key there: "
-            f"ssh-copy-id -p {target.port} {target.user}@{target.address}",
+            Text(
+                "ssh.login-rejected",
+                "{host}: sshd rejected user {user} with {keys}",
+                host=target.label,
+                user=target.user,
+                keys=[*offered, *facts],
+            ),
+            hint=Text(
+                "ssh.login-rejected.hint",
+                "check the user name; allow a key: ssh-copy-id -p {port} {user}@{address}",
+                port=target.port,
+                user=target.user,
+                address=target.address,
+            ),
         )
     if unusable:
-        return NoKeyError(f"{target.label}: no key to log in with: {'; '.join(facts)}", hint=unusable[0].way_out)
+        return NoKeyError(
+            Text("ssh.no-usable-key", "{host}: no usable key: {keys}", host=target.label, keys=facts),
+            hint=unusable[0].hint,
+        )
     return NoKeyError(
-        f"{target.label}: no key to log in with (no ssh-agent, no key file)",
-        hint="make one with ssh-keygen, then ssh-copy-id; or set IdentityFile in ~/.ssh/config",
+        Text("ssh.no-key", "{host}: no key for the login (no ssh-agent, no key file)", host=target.label),
+        hint=Text("ssh.no-key.hint", "run ssh-keygen, then ssh-copy-id; or set IdentityFile in ~/.ssh/config"),
     )
 
 

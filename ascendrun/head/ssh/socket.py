@@ -8,6 +8,7 @@ import time
 from typing import Any, Callable, Optional
 
 from ascendrun.core.errors import UnreachableError
+from ascendrun.text import Text
 
 RESOLVE_S = 5.0
 """How long the name service may think."""
@@ -76,14 +77,24 @@ def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> tupl
         except OSError as error:
             refusals.append(f"{address[1][0]}: {_say(error, share_s)}")
     raise UnreachableError(
-        f"{label}: no TCP connection to port {port} ({'; '.join(refusals)})",
-        hint=f"is the host up, sshd listening on that port, and no firewall between? try: ssh -p {port} {host}",
+        Text(
+            "ssh.no-connection",
+            "{host}: no TCP connection to port {port} ({errors})",
+            host=label,
+            port=port,
+            errors=refusals,
+        ),
+        hint=Text(
+            "ssh.no-connection.hint", "check the host, sshd and firewalls: ssh -p {port} {host}", port=port, host=host
+        ),
     )
 
 
 def resolve(host: str, port: int, *, label: str, family: int) -> list[Address]:
     """Every TCP address of `host`, in the resolver's order. Raises UnreachableError after RESOLVE_S at the latest."""
-    hint = f"check the spelling, /etc/hosts and DNS (getent hosts {host}), or give addr= in the hostfile"
+    hint = Text(
+        "ssh.no-address.hint", "check /etc/hosts and DNS: getent hosts {host}; or set addr= in the hostfile", host=host
+    )
     try:
         return _lookup(host, port, family, socket.AI_NUMERICHOST)
     except socket.gaierror:
@@ -93,13 +104,31 @@ def resolve(host: str, port: int, *, label: str, family: int) -> list[Address]:
     helper.start()
     helper.join(RESOLVE_S)
     if not answer:
-        raise UnreachableError(f"{label}: the name {host} was not resolved within {RESOLVE_S:.0f} s", hint=hint)
+        raise UnreachableError(
+            Text(
+                "ssh.resolve-timeout",
+                "{host}: name {name} was not resolved within {limit_s:.0f} s",
+                host=label,
+                name=host,
+                limit_s=RESOLVE_S,
+            ),
+            hint=hint,
+        )
     if isinstance(answer[0], OSError):
         raise UnreachableError(
-            f"{label}: the name {host} has no address ({answer[0].strerror})", hint=hint
+            Text(
+                "ssh.no-address",
+                "{host}: name {name} has no address ({error})",
+                host=label,
+                name=host,
+                error=answer[0].strerror,
+            ),
+            hint=hint,
         ) from answer[0]
     if isinstance(answer[0], UnicodeError):
-        raise UnreachableError(f"{label}: {host!r} is no host name", hint=hint) from answer[0]
+        raise UnreachableError(
+            Text("ssh.invalid-name", "{host}: invalid host name {name:quote}", host=label, name=host), hint=hint
+        ) from answer[0]
     addresses: list[Address] = answer[0]
     return addresses
 
@@ -144,7 +173,7 @@ def _tune(sock: socket.socket) -> None:
 
 def _say(error: OSError, waited_s: float) -> str:
     if isinstance(error, socket.timeout):
-        return f"no answer within {waited_s:.1f} s"
+        return str(Text("ssh.no-reply", "no reply within {limit_s:.1f} s", limit_s=waited_s))
     return (error.strerror or str(error)).lower()
 
 

@@ -166,15 +166,15 @@ def test_a_changed_key_shows_old_and_new_and_the_way_out(tmp_path: Path) -> None
     own = written(tmp_path / "own", entry("npu01"))
     with pytest.raises(HostKeyChangedError) as caught:
         judged(EVIL, look_up(["npu01"], own=own, others=[]))
-    for part in (EVIL.fingerprint, GOOD.fingerprint, f"{own.path}:1", "npu01 (10.0.0.1 port 22)", "nothing was sent"):
-        assert part in caught.value.message
-    assert "ascendrun trust --replace npu01" in (caught.value.hint or "")
+    for part in (EVIL.fingerprint, GOOD.fingerprint, f"{own.path}:1", "npu01 (10.0.0.1 port 22)"):
+        assert part in str(caught.value.message)
+    assert "ascendrun trust --replace npu01" in str(caught.value.hint)
 
 
 def test_an_unknown_host_is_told_how_to_be_trusted() -> None:
     with pytest.raises(HostKeyUnknownError, match=GOOD.fingerprint.replace("+", r"\+")) as caught:
         judged(GOOD, Recorded())
-    assert caught.value.hint == "ascendrun trust npu01"
+    assert str(caught.value.hint) == "ascendrun trust npu01"
 
 
 def test_a_host_vouched_for_by_an_authority_only_is_refused_openly(tmp_path: Path) -> None:
