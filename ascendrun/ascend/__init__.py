@@ -1,17 +1,12 @@
-"""What Huawei's stack says and wants: pure parsers of its tools' texts, and tables of facts as data.
+"""What Huawei's tools print and what is known of the hardware: pure parsers of texts, and tables of facts as data.
 
-Parsers take text and never raise: a field that could not be read is None, `()` means looked and found none, and every
-line that was not understood stands in `.unparsed`. Judgements take parsed things and tables; nothing here touches a
-node, a file outside this package, or a clock.
+Parsers accept text and never raise: a field that cannot be read is None, `()` means none was found, and every line that
+was not understood is in `.unparsed`. Nothing here accesses a node, a file outside this package, or a clock.
 
     npu_smi        the table of `npu-smi info`, every layout      npu_smi_views, npu_smi_board   its `-t` views
-    npu_smi_lists  `-l`, `-m`, `-t topo`, `watch`, `-v`           tool_errors    errors printed instead of an answer
-    hccn           `hccn_tool -i N -... -g`, short answers        hccn_counters  its counters, optical module, routes
+    hccn           `hccn_tool -i N -... -g`, short answers        hccn_counters  its counters and optical module
     hccn_conf      /etc/hccn.conf                                 install        version files of driver and CANN
-    versions       made comparable
+    tool_errors    errors printed instead of an answer            versions       versions made comparable
+    signatures     known errors in logs                           peer_messages  lines about other ranks
     chips, compatibility, variables, faults   what is known, with its source and its doubt, from tables/*.json
-
-Views that no question of ours asks for (`-t usages`, `temp`, `power`, `proc-mem`, `topo`, `-l`, `-m`, `watch`, `-v`; of
-hccn_tool speed, mtu, gateway, netdetect, vnic, lldp, hw_stats, route) are read for the simulated tools: what they print
-is held against the same parsers as recordings of real boards.
 """

@@ -1,7 +1,6 @@
 """Short answers of `hccn_tool -i N -<item> -g`: the network port of one NPU.
 
-    parse_link, parse_ip, parse_net_health, parse_tls, parse_ping, parse_speed, parse_mtu,
-    parse_gateway, parse_fec, parse_netdetect, parse_vnic, parse_lldp
+    parse_link, parse_ip, parse_net_health, parse_tls, parse_ping, parse_fec
 
 Each gives its own frozen dataclass with `errors` and `unparsed`. The answer does not say which NPU was asked, except
 where `device_id` is printed; the caller knows.
@@ -13,17 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ascendrun.ascend.reading import (
-    Field,
-    field_of,
-    lines_of,
-    read_choice,
-    read_float,
-    read_int,
-    read_ip,
-    read_word,
-    unparsed_of,
-)
+from ascendrun.ascend.reading import Field, field_of, lines_of, read_choice, read_float, read_int, read_ip, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 
 NET_HEALTH_WORDS = (
@@ -96,63 +85,10 @@ class Ping:
 
 
 @dataclass(frozen=True)
-class Speed:
-    mbit_per_s: int | None
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Mtu:
-    mtu_bytes: int | None
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Gateway:
-    address: str | None
-    interface: str | None
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Fec:
     """One of FEC_WORDS; `no FEC mode` is a fault on a training port."""
 
     mode: str | None
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class NetDetect:
-    """The address that net_health pings."""
-
-    address: str | None
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Vnic:
-    """The virtual port of an A3."""
-
-    is_up: bool | None
-    address: str | None
-    netmask: str | None
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Lldp:
-    """What the switch says of itself: its port, name and address; free text, so `unparsed` stays empty."""
-
-    port: str | None
-    system_name: str | None
-    management_address: str | None
     errors: tuple[ToolError, ...]
     unparsed: tuple[str, ...]
 
@@ -226,62 +162,10 @@ def parse_ping(text: str) -> Ping:
     return Ping(device, address, sent, received, loss, tuple(trips), errors, unparsed_of(odd))
 
 
-def parse_speed(text: str) -> Speed:
-    errors, odd, field = _sole_field(text, "Speed")
-    found = re.fullmatch(r"([0-9]{1,9}) ?Mb/s", field.value) if field else None
-    mbit_per_s = read_int(found[1], 1, 10_000_000) if found else None
-    unknown = field is not None and field.value == "Unknown!"
-    return Speed(mbit_per_s, errors, _report(odd, field, mbit_per_s or unknown or None))
-
-
-def parse_mtu(text: str) -> Mtu:
-    errors, odd, field = _sole_field(text, "mtu")
-    mtu = read_int(field.value, 68, 65535) if field else None
-    return Mtu(mtu, errors, _report(odd, field, mtu))
-
-
-def parse_gateway(text: str) -> Gateway:
-    errors, odd, field = _sole_field(text, "default gateway")
-    found = re.fullmatch(r"(\S+?), ?Iface:(\S+)", field.value) if field else None
-    address, interface = (read_ip(found[1]), read_word(found[2])) if found else (None, None)
-    return Gateway(address, interface, errors, _report(odd, field, address and interface))
-
-
 def parse_fec(text: str) -> Fec:
     errors, odd, field = _sole_field(text, "fec mode")
     mode = read_choice(field.value, FEC_WORDS) if field else None
     return Fec(mode, errors, _report(odd, field, mode))
-
-
-def parse_netdetect(text: str) -> NetDetect:
-    errors, odd, field = _sole_field(text, "netdetect addr")
-    address = read_ip(field.value) if field else None
-    return NetDetect(address, errors, _report(odd, field, address))
-
-
-def parse_vnic(text: str) -> Vnic:
-    errors, rest = split_errors(lines_of(text))
-    found, odd = _fields(rest, ("vnic link status", "vnic ipaddr", "vnic netmask"))
-    word = read_choice(found.get("vnic link status", ""), ("UP", "DOWN"))
-    address, netmask = read_ip(found.get("vnic ipaddr", "")), read_ip(found.get("vnic netmask", ""))
-    read = {"vnic link status": word, "vnic ipaddr": address, "vnic netmask": netmask}
-    odd.extend(f"{name}: {value}" for name, value in found.items() if read[name] is None)
-    return Vnic(None if word is None else word == "UP", address, netmask, errors, unparsed_of(odd))
-
-
-def parse_lldp(text: str) -> Lldp:
-    errors, rest = split_errors(lines_of(text))
-    said: dict[str, str] = {}
-    title = ""
-    for line in rest:
-        if line.strip() and not line[0].isspace():
-            title = line.strip()
-        elif line.strip():
-            said.setdefault(title, line.strip())
-    port = said.get("Port ID TLV", "").partition(":")[2]
-    management = said.get("Management Address TLV", "").partition(":")[2]
-    name = read_word(said.get("System Name TLV", ""))
-    return Lldp(read_word(port), name, read_ip(management), errors, ())
 
 
 def _sole_field(text: str, name: str) -> tuple[tuple[ToolError, ...], list[str], Field | None]:

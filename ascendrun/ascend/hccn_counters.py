@@ -9,17 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ascendrun.ascend.reading import (
-    Reader,
-    field_of,
-    lines_of,
-    once_each,
-    read_float,
-    read_int,
-    read_ip,
-    read_word,
-    unparsed_of,
-)
+from ascendrun.ascend.reading import Reader, field_of, lines_of, once_each, read_float, read_int, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{2,60}")
@@ -64,36 +54,9 @@ class Optical:
     unparsed: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class NpuRoute:
-    destination: str
-    gateway: str | None
-    netmask: str
-    interface: str
-
-
-@dataclass(frozen=True)
-class Routes:
-    routes: tuple[NpuRoute, ...]
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
-
-
 def parse_stat(text: str) -> Counters:
     errors, rest = split_errors(lines_of(text))
     return _counters(None, [line for line in rest if line.strip() != "packet statistics:"], errors)
-
-
-def parse_hw_stats(text: str) -> Counters:
-    """`-hw_stats`: each line names its device; lines of two devices are not told apart, but refused."""
-    errors, rest = split_errors(lines_of(text))
-    found = [(line, _DEVICE.fullmatch(line)) for line in rest]
-    devices = {int(match[1]) for _, match in found if match}
-    if len(devices) > 1:
-        return Counters(None, {}, errors, unparsed_of(rest))
-    odd = [line for line, match in found if not match]
-    counters = _counters(devices.pop() if devices else None, [match[2] for _, match in found if match], errors)
-    return Counters(counters.device_id, counters.values, errors, unparsed_of(odd) + counters.unparsed)
 
 
 def _counters(device_id: int | None, lines: list[str], errors: tuple[ToolError, ...]) -> Counters:
@@ -160,35 +123,3 @@ def parse_optical(text: str) -> Optical:
         (),
     )
     return replace(optical, unparsed=unparsed_of(odd + block.unread()))
-
-
-def parse_routes(text: str) -> Routes:
-    """`-route`: the device's own routing table; a gateway of None means directly attached."""
-    errors, rest = split_errors(lines_of(text))
-    routes, odd = [], []
-    for line in rest:
-        words = line.split()
-        if words[:1] in (["Routing"], ["Destination"]) or not words:
-            continue
-        ok = len(words) == 8 and (words[0] == "default" or read_ip(words[0])) and read_ip(words[2])
-        gateway = read_ip(words[1]) if ok else None
-        interface = read_word(words[7]) if ok else None
-        if ok and interface and (gateway or words[1] == "*"):
-            routes.append(NpuRoute(words[0], gateway, words[2], interface))
-        else:
-            odd.append(line)
-    return Routes(tuple(routes), errors, unparsed_of(odd))
-
-
-def optical_faults(optical: Optical) -> tuple[str, ...]:
-    """What is outside the module's own thresholds, by the rules of Huawei's fault diagnosis; () when nothing is."""
-    faults = ["not present"] if optical.is_present is False else []
-    for name, lanes, low, high in (
-        ("Tx Power", optical.tx_power_mw, optical.tx_power_low_mw, optical.tx_power_high_mw),
-        ("Rx Power", optical.rx_power_mw, optical.rx_power_low_mw, optical.rx_power_high_mw),
-    ):
-        for lane, power in enumerate(lanes):
-            if power is not None and low is not None and high is not None and not low <= power <= high:
-                faults.append(f"{name}{lane} {power} mW outside {low}-{high} mW")
-    faults.extend(f"{name} {flag:#x}" for name, flag in optical.flags.items() if flag)
-    return tuple(faults)

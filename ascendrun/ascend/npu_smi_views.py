@@ -1,7 +1,6 @@
 """The views `npu-smi info -t <type> -i N` that print one block of `name : value` lines for each chip of a card.
 
-    parse_usages, parse_common, parse_temperature, parse_power, parse_ecc, parse_memory -> CardView[...]
-    parse_health -> CardView[ChipHealth]      parse_processes -> CardView[ChipProcesses]
+    parse_common, parse_ecc, parse_memory -> CardView[...]      parse_health -> CardView[ChipHealth]
 
 A block is what stands between blank lines; its `Chip ID` stands first or last. A block that has a name twice has lost
 its border to another chip's: it is reported, not read.
@@ -15,25 +14,13 @@ from dataclasses import dataclass
 from typing import Callable, Generic, TypeVar
 
 from ascendrun.ascend.npu_smi_rows import HEALTH_WORDS
-from ascendrun.ascend.reading import (
-    Field,
-    Reader,
-    field_of,
-    fields_of,
-    lines_of,
-    once_each,
-    read_int,
-    read_word,
-    shown,
-    unparsed_of,
-)
+from ascendrun.ascend.reading import Field, Reader, field_of, fields_of, lines_of, once_each, shown, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 
 T = TypeVar("T")
 
 _MAX_MB = 4 * 2**20
 _CODE = re.compile(r"[0-9A-F]{8}")
-_PROCESS = re.compile(r"\s*Process id:([0-9]{1,7})\s+Process name:(.{1,64}?)\s+Process memory\(MB\):([0-9]{1,9})\s*")
 
 
 @dataclass(frozen=True)
@@ -45,27 +32,6 @@ class CardView(Generic[T]):
     chips: tuple[T, ...]
     errors: tuple[ToolError, ...]
     unparsed: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ChipUsage:
-    """`-t usages`. The 310 family calls its only memory Memory; here it is `ddr_*`."""
-
-    chip_id: int | None
-    ddr_mb: int | None
-    ddr_percent: int | None
-    hugepages_total: int | None
-    hugepages_percent: int | None
-    hbm_mb: int | None
-    hbm_percent: int | None
-    aicore_percent: int | None
-    aivector_percent: int | None
-    aicube_percent: int | None
-    aicpu_percent: int | None
-    ctrlcpu_percent: int | None
-    ddr_bandwidth_percent: int | None
-    hbm_bandwidth_percent: int | None
-    npu_percent: int | None
 
 
 @dataclass(frozen=True)
@@ -81,21 +47,6 @@ class ChipCommon:
     aicore_count: int | None
     temperature_c: int | None
     power_w: float | None
-
-
-@dataclass(frozen=True)
-class ChipTemperature:
-    chip_id: int | None
-    temperature_c: int | None
-
-
-@dataclass(frozen=True)
-class ChipPower:
-    """`power_w` is drawn now; `rated_power_w` is all that some 310P cards print."""
-
-    chip_id: int | None
-    power_w: float | None
-    rated_power_w: float | None
 
 
 @dataclass(frozen=True)
@@ -137,40 +88,8 @@ class ChipHealth:
     error_texts: tuple[str, ...] | None
 
 
-@dataclass(frozen=True)
-class ProcessMemory:
-    pid: int
-    name: str | None
-    memory_mb: int | None
-
-
-@dataclass(frozen=True)
-class ChipProcesses:
-    """`processes` is () when the tool says that there is none, None when it says nothing."""
-
-    chip_id: int | None
-    processes: tuple[ProcessMemory, ...] | None
-
-
-def parse_usages(text: str) -> CardView[ChipUsage]:
-    return _card_view(text, _usage)
-
-
 def parse_common(text: str) -> CardView[ChipCommon]:
     return _card_view(text, _common)
-
-
-def parse_temperature(text: str) -> CardView[ChipTemperature]:
-    names = ("NPU Temperature (C)", "Temperature (C)", "NPU Temperature(C)", "Temperature(C)")
-    return _card_view(text, lambda chip, block: ChipTemperature(chip, block.integer(*names, low=-60, high=200)))
-
-
-def parse_power(text: str) -> CardView[ChipPower]:
-    def read(chip: int | None, block: Reader) -> ChipPower:
-        now = block.decimal("NPU Real-time Power(W)", "Power Dissipation(W)", high=5000)
-        return ChipPower(chip, now, block.decimal("Rated Power Dissipation(W)", high=5000))
-
-    return _card_view(text, read)
 
 
 def parse_ecc(text: str) -> CardView[ChipEcc]:
@@ -224,28 +143,6 @@ def _has(block: Sequence[Field], name: str) -> bool:
     return any(field.name == name for field in block)
 
 
-def parse_processes(text: str) -> CardView[ChipProcesses]:
-    """`-t proc-mem`."""
-    errors, rest = split_errors(lines_of(text))
-    card = _Card()
-    chips = []
-    for block in _blocks(rest):
-        found = [(line, _PROCESS.fullmatch(line)) for line in block]
-        processes = _once([_process(match) for _, match in found if match])
-        none = [line for line, match in found if not match and line.strip() == "No process in device."]
-        others = [line for line, match in found if not match and line not in none]
-        reader = card.reader_of(others)
-        if reader is None:
-            card.odd.extend(line for line, match in found if match)
-            continue
-        chip_id = reader.integer("Chip ID", high=64)
-        card.odd.extend(reader.unread())
-        if processes or none or chip_id is not None:
-            said = tuple(processes) if processes or none else None
-            chips.append(ChipProcesses(chip_id, said))
-    return CardView(card.npu_id, card.chip_count, tuple(chips), errors, unparsed_of(card.odd))
-
-
 class _Card:
     """The head of a view, and the lines that nobody understood, gathered while its blocks are read."""
 
@@ -295,26 +192,6 @@ def _blocks(lines: Sequence[str]) -> list[list[str]]:
         elif blocks[-1]:
             blocks.append([])
     return [block for block in blocks if block]
-
-
-def _usage(chip_id: int | None, block: Reader) -> ChipUsage:
-    return ChipUsage(
-        chip_id,
-        ddr_mb=block.integer("DDR Capacity(MB)", "Memory Capacity(MB)", high=_MAX_MB),
-        ddr_percent=block.percent("DDR Usage Rate(%)", "Memory Usage Rate(%)"),
-        hugepages_total=block.integer("DDR Hugepages Total(page)", "Hugepages Total(page)"),
-        hugepages_percent=block.percent("DDR Hugepages Usage Rate(%)", "Hugepages Usage Rate(%)"),
-        hbm_mb=block.integer("HBM Capacity(MB)", high=_MAX_MB),
-        hbm_percent=block.percent("HBM Usage Rate(%)"),
-        aicore_percent=block.percent("Aicore Usage Rate(%)"),
-        aivector_percent=block.percent("Aivector Usage Rate(%)", "Vectorcore Usage Rate(%)"),
-        aicube_percent=block.percent("Aicube Usage Rate(%)"),
-        aicpu_percent=block.percent("Aicpu Usage Rate(%)"),
-        ctrlcpu_percent=block.percent("Ctrlcpu Usage Rate(%)"),
-        ddr_bandwidth_percent=block.percent("DDR Bandwidth Usage Rate(%)", "Memory Bandwidth Usage Rate(%)"),
-        hbm_bandwidth_percent=block.percent("HBM Bandwidth Usage Rate(%)"),
-        npu_percent=block.percent("NPU Utilization(%)"),
-    )
 
 
 def _common(chip_id: int | None, block: Reader) -> ChipCommon:
@@ -372,16 +249,3 @@ def _health(block: Sequence[Field], odd: list[str]) -> ChipHealth:
     )
     odd.extend(reader.unread())
     return chip
-
-
-def _process(match: re.Match[str]) -> ProcessMemory:
-    return ProcessMemory(int(match[1]), read_word(match[2]), read_int(match[3], 0, _MAX_MB))
-
-
-def _once(processes: Sequence[ProcessMemory]) -> list[ProcessMemory]:
-    """Each pid once; what two lines say differently of one pid is known of neither."""
-    kept: dict[int, ProcessMemory] = {}
-    for one in processes:
-        same = kept.get(one.pid, one) == one
-        kept[one.pid] = one if same else ProcessMemory(one.pid, None, None)
-    return list(kept.values())

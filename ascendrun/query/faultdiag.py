@@ -92,7 +92,7 @@ def _gathered(folder: Path, node: str, left_out: LeftOut) -> Iterator[Piece]:
         left_out.append(
             (
                 f"{node}: process_log, dmesg, environment_check",
-                "nothing was gathered there; `ascendrun explain --gather JOB` asks the node",
+                "nothing was gathered there; `ascendrun explain --collect JOB` asks the node",
             )
         )
     checks: list[str] = []

@@ -63,14 +63,14 @@ def test_the_rank_that_raised_is_named_though_the_other_host_s_clock_is_a_minute
     said, explanation = run_program(scene, "raises", TRAINING, venv_python())
     found = explanation["diagnosis"]
     assert (found["code"], found["ranks"], found["hosts"]) == ("exception", [2], ["node2"]), found
-    assert found["confidence"] == "certain", found["doubts"]
+    assert found["confidence"] == "certain", found["caveats"]
     assert found["values"]["where"] == RAISES_AT
-    proof = found["proofs"][0]
+    proof = found["evidence"][0]
     spooled = (scene.ascendrun.state_dir / "jobs" / explanation["id"] / "attempt-1" / proof["file"]).read_bytes()
     assert spooled[proof["offset"] :].startswith(proof["text"].encode())
     roles = {link["role"] for link in found["chain"] if 2 not in link["ranks"]}
     assert roles <= {"consequence", "teardown"}, found["chain"]
-    assert "why: rank 2 on node2 failed first: ValueError: sample 17 has no label" in said
+    assert "rank 2 on node2 failed first: ValueError: sample 17 has no label" in said
 
     screen = scene.ascendrun("explain", "raises", "--lang", "en").stdout
     assert "sample 17 has no label" in screen and RAISES_AT in screen and "[certain]" in screen

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from ascend_recordings import FILES, FOLDER, NAMES, PARSERS, RECORDINGS, as_json, parse, read
 
-from ascendrun.ascend import hccn, hccn_counters, npu_smi, npu_smi_lists, npu_smi_views
+from ascendrun.ascend import hccn, npu_smi
 from ascendrun.ascend.tool_errors import split_errors
 
 ALLOWED_UNPARSED = {
@@ -77,9 +77,7 @@ def test_no_process_table_is_not_the_same_as_no_process():
         ("npu_smi_info", "error-held-by-a-container", "device-held", -8020),
         ("npu_smi_info", "error-not-installed", "missing-tool", None),
         ("npu_smi_info", "error-library-missing", "missing-library", None),
-        ("usages", "card-dropped", "no-card", None),
         ("common", "not-in-a-container", "unsupported", None),
-        ("power", "needs-an-id", "wrong-use", None),
         ("link", "failed", "failed", None),
         ("link", "no-permission", "permission", None),
     ],
@@ -110,28 +108,10 @@ def test_more_used_than_there_is_reads_as_unknown():
     assert {(chip.hbm_used_mb, chip.hbm_total_mb) for chip in npu_smi.parse_info(text).chips} == {(None, None)}
 
 
-def test_a_topology_that_contradicts_itself_is_unknown_there():
-    text = read(FOLDER / "topo" / "910A-rings.txt").replace("X          HCCS", "X          SYS ", 1)
-    links = npu_smi_lists.parse_topology(text).links
-    assert (links[0][1], links[1][0], links[2][3]) == (None, None, "HCCS")
-
-
-def test_two_chips_whose_border_is_gone_are_reported_not_mixed():
-    text = read(FOLDER / "usages" / "A3-two-chips.txt").replace("\tChip ID                        : 0\n\n", "")
-    view = npu_smi_views.parse_usages(text)
-    assert view.chips == () and len(view.unparsed) > 20
-
-
 @pytest.mark.parametrize("cut", ["ipaddr:10.20.3.1", "ipaddr:10.20.3.17\nnetmask:255.255.2"])
 def test_an_address_cut_in_the_middle_is_no_address(cut):
     read_so_far = hccn.parse_ip(cut)
     assert read_so_far.address in (None, "10.20.3.17") and read_so_far.netmask is None and read_so_far.unparsed
-
-
-def test_an_optical_module_is_judged_by_its_own_thresholds():
-    faults = hccn_counters.optical_faults(recorded("optical", "one-dark-lane"))
-    assert faults == ("Rx Power1 0.0021 mW outside 0.1-3.5 mW", "Rx Los Flag 0x2")
-    assert hccn_counters.optical_faults(recorded("optical", "absent")) == ("not present",)
 
 
 SAMPLES = os.environ.get("ASCENDRUN_ASCEND_SAMPLES")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from ascend_scenes import fault, hccn, scene_of, scene_of_node, smi
 
-from ascendrun.ascend import npu_smi, npu_smi_views
+from ascendrun.ascend import npu_smi
 from ascendrun.sim.ascend.cann import version_files
 from ascendrun.sim.ascend.scenario import Scenario, make_node
 from ascendrun.sim.ascend.tool.model import Row
@@ -196,9 +196,9 @@ def test_routes_and_watch_have_the_recorded_columns():
 
 def test_the_950s_process_line_is_the_recorded_one():
     text = sample("npu-smi_info_-t_proc-mem_-i_0.REAL_950doc.txt")
-    said = npu_smi_views.parse_processes(text).chips[0].processes[0]
+    found = re.search(r"Process id:(\d+)\s+Process name:(\S+)\s+Process memory\(MB\):(\d+)", text)
     node = make_node(Scenario(chip="Ascend950PR", driver="25.7.rc1"), now_s=1e9)
-    node = node._replace(rows=(Row(0, said.pid, said.name, said.memory_mb, 0, 0.0),))
+    node = node._replace(rows=(Row(0, int(found[1]), found[2], int(found[3]), 0, 0.0),))
     assert smi(scene_of_node(node), "info", "-t", "proc-mem", "-i", 0) == text
 
 

@@ -15,7 +15,7 @@ import pytest
 from ascend_scenes import hccn as ask_port
 from ascend_scenes import scene_of, smi
 
-from ascendrun.ascend import hccn, npu_smi, npu_smi_board, npu_smi_views
+from ascendrun.ascend import hccn, npu_smi, npu_smi_board
 from ascendrun.core.errors import InvalidInputError, NotFoundError
 from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.__main__ import main
@@ -128,8 +128,8 @@ def test_a_process_on_a_device_stands_in_the_table_and_loads_its_card(sim_node):
         busy = info.chips[3]
         assert busy.load_percent == 77 and busy.hbm_used_mb == idle.hbm_used_mb + 41000
         assert busy.power_w > idle.power_w + 100 and info.chips[2].load_percent == 0
-        memory = npu_smi_views.parse_processes(sim_node.run("npu-smi", "info", "-t", "proc-mem", "-i", "3").stdout)
-        assert [one.pid for one in memory.chips[0].processes] == [rank.pid]
+        memory = sim_node.run("npu-smi", "info", "-t", "proc-mem", "-i", "3").stdout
+        assert f"Process id:{rank.pid} " in memory or f"Process id:{rank.pid}\t" in memory, memory
     after = info_of(sim_node)
     assert after.processes == () and after.chips[3] == idle
 
