@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import ConflictError, DeadlineExceededError, NotFoundError, UnreachableError
+from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.head.spool.metrics_reader import newest_values
 from ascendrun.head.state.settings import Settings, load_settings, spool_dir
 from ascendrun.query.views import (
-    EventView,
     ExecResult,
     HostStatus,
     JobDetail,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from ascendrun.query.top_source import TopSource
 
 
-__all__ = ["Cluster", "EventView", "ExecResult", "HostStatus", "JobDetail", "JobView", "NodeView", "RankView"]
+__all__ = ["Cluster", "Event", "ExecResult", "HostStatus", "JobDetail", "JobView", "NodeView", "RankView"]
 
 POLL_S = 0.1
 STATUS_S = 3.0
@@ -176,9 +176,7 @@ class Cluster:
                     hint="`ascendrun submit jobs/quickstart.yaml` submits the first one",
                 )
             stored = store.find(ref)
-            events = tuple(
-                EventView(event.seq, event.at_s, event.kind, event.text) for event in store.events(stored.job.id)
-            )
+            events = store.events(stored.job.id)
         self._keep_watched([stored.job])
         status = self._status_now() if not stored.job.is_terminal else None
         liveness = (status or {}).get("liveness", {}).get(stored.job.id, {})
@@ -423,9 +421,9 @@ class Cluster:
         return stored_lines(self.settings.state_dir, detail, attempt or max(detail.job.attempt, 1), view)
 
     def events(
-        self, ref: str | None = None, *, since_s: float | None = None, kinds: Collection[str] | None = None
+        self, ref: str | None = None, *, since_s: float | None = None, codes: Collection[str] | None = None
     ) -> EventStream:
-        """The events of one job or pipeline, or of all: `.new_lines()` has those written since its last call."""
+        """The events of one job or pipeline, or of all: `.new_events()` has those written since its last call."""
         from ascendrun.query.event_stream import EventStream
 
         job = None if ref is None else self.job(ref).job
@@ -435,14 +433,14 @@ class Cluster:
             job=None if whole is not None or job is None else job.id,
             pipeline=None if whole is None else whole.id,
             since_s=since_s,
-            kinds=kinds,
+            codes=codes,
         )
 
-    def event_kinds(self) -> tuple[str, ...]:
-        """The kinds of events that are stored."""
-        from ascendrun.query.event_stream import event_kinds
+    def event_codes(self) -> tuple[str, ...]:
+        """The codes of events that are stored."""
+        from ascendrun.query.event_stream import event_codes
 
-        return event_kinds(self.settings.state_dir)
+        return event_codes(self.settings.state_dir)
 
     def whole_pipeline(self, ref: str, job: JobView) -> JobView | None:
         """The pipeline, when `ref`, for which `job` was found, names one; None: it names a job."""

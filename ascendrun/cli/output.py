@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from ascendrun.cli.sanitise import escape_json, sanitise_line
+from ascendrun.core.events import Event, values_for_programs
 
 SCHEMA_VERSION = 2
 LAST_COLUMN_CELLS = 36
@@ -39,6 +40,8 @@ class Column:
 
 def as_record(value: Any) -> Any:
     """Plain data for JSON: times as RFC 3339 UTC (`created_at_s` becomes `created_at`), all else under its own name."""
+    if isinstance(value, Event):
+        return event_record(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         record = {}
         for field in dataclasses.fields(value):
@@ -63,6 +66,20 @@ def as_record(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return str(value)
+
+
+def event_record(event: Event) -> dict[str, Any]:
+    """An event for programs. docs/events.md lists codes and values; `message` is in the language of this process."""
+    return {
+        "at": format_rfc3339(event.at_s),
+        "code": event.code,
+        "severity": event.severity.value,
+        "attempt": event.attempt,
+        "hosts": list(event.hosts),
+        "ranks": list(event.ranks),
+        "values": as_record(values_for_programs(event.values)),
+        "message": str(event.message()),
+    }
 
 
 def format_rfc3339(at_s: float) -> str:

@@ -132,7 +132,7 @@ _TYPES = (
     EventType(
         "straggler",
         Severity.WARNING,
-        "straggler: {who} {finding} (likely cause: {likely_cause})",
+        "straggler: {who}, {finding} (likely cause: {likely_cause})",
         "Ranks, or all ranks of a host, are slower than the others.",
         {
             "finding": "text: how much slower",

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from typing import Any, Callable
 from urllib.parse import quote_plus, urlsplit, urlunsplit
 
-from ascendrun.core.notices import SCHEMA_VERSION, Notice, Target, Words, describe
+from ascendrun.core.events import Event, values_for_programs
+from ascendrun.core.notices import SCHEMA_VERSION, TEXT_LIMIT, Notice, Target, Words, describe
 
 ANSWER_SHOWN = 300
 
@@ -138,10 +139,28 @@ def generic_body(notice: Notice, words: Words, lang: str) -> dict[str, Any]:
         "lang": lang,
         "title": words.title,
         "text": words.as_text(),
-        "reason": redact_text(notice.text),
+        "reason": redact_text(notice.reason.render(lang)[:TEXT_LIMIT]),
+        "event": None if notice.event is None else _event(notice.event),
         "is_bad": words.is_bad,
         "job": job,
     }
+
+
+def _event(event: Event) -> dict[str, Any]:
+    from ascendrun.core.logs.redaction import Redactor, redact_tree
+
+    values: Any = redact_tree(
+        {
+            "code": event.code,
+            "severity": event.severity.value,
+            "attempt": event.attempt,
+            "hosts": list(event.hosts),
+            "ranks": list(event.ranks),
+            "values": values_for_programs(event.values),
+        },
+        Redactor(),
+    )
+    return dict(values)
 
 
 # ---------------------------------------------------------------- the services' bodies

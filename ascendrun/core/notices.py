@@ -1,22 +1,24 @@
-"""Which lines of a job's story become notices, for whom, in which words, and when each is tried again."""
+"""Which events become notifications, for whom, and when a delivery is retried."""
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.logs.redaction import redact_text
 from ascendrun.core.names import fold_names
+from ascendrun.text import Text, fill, from_json, to_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SERVICES = ("generic", "feishu", "lark", "dingtalk", "wecom", "slack")
 TEXT_LIMIT = 1000
-"""Of a reason in a notice, in characters: a notice says that something happened; `explain` and `logs` say the rest."""
+"""Of a reason in a notification, in characters; `explain` and `logs` show the rest."""
 
 _STATE_KINDS: Mapping[str, str] = {
     State.RUNNING.value: "started",
@@ -25,7 +27,7 @@ _STATE_KINDS: Mapping[str, str] = {
     State.FAILED.value: "failed",
     State.BACKOFF.value: "retrying",
 }
-_STORY_KINDS: Mapping[str, str] = {"straggler": "straggler", "unreachable": "unreachable", "answers": "answers"}
+_EVENT_KINDS = frozenset({"straggler", "unreachable", "reachable"})
 
 ON: Mapping[str, frozenset[str]] = {
     "started": frozenset({"started"}),
@@ -35,7 +37,7 @@ ON: Mapping[str, frozenset[str]] = {
     "failed": frozenset({"failed"}),
     "retrying": frozenset({"retrying"}),
     "straggler": frozenset({"straggler"}),
-    "unreachable": frozenset({"unreachable", "answers"}),
+    "unreachable": frozenset({"unreachable", "reachable"}),
 }
 """What may stand in `on:`, and the kinds of notices that it asks for."""
 
@@ -46,15 +48,18 @@ BAD_KINDS = frozenset({"failed", "unreachable", "straggler"})
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing worth telling. `id`: the same for the same thing, also when a crash made us decide twice; whoever
-    receives a notice twice knows by it. `head`: the name of the machine that watches. Times are UTC seconds.
+    """A notification about an event of a job. `id`: the same for the same event, also when it is sent twice.
+
+    `reason`: why the state changed, or the message of the event. `event`: what it is about, None: a test.
+    `head`: host name of the head node. Times are UTC seconds.
     """
 
     id: str
     kind: str
     at_s: float
-    text: str
+    reason: Text
     head: str
+    event: Event | None = None
     job: str | None = None
     name: str | None = None
     state: str | None = None
@@ -66,11 +71,14 @@ class Notice:
     ended_at_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        event = None if self.event is None else self.event.to_json()
+        return {**vars(self), "hosts": list(self.hosts), "reason": to_json(self.reason), "event": event}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Notice:
-        return cls(**{**values, "hosts": tuple(values["hosts"])})
+        event = None if values.get("event") is None else Event.from_json(values["event"])
+        hosts = tuple(values["hosts"])
+        return cls(**{**values, "hosts": hosts, "reason": from_json(values["reason"]), "event": event})
 
 
 @dataclass(frozen=True)
@@ -114,25 +122,27 @@ class Target:
         return any(map(fits, wanted)) and not any(fits(glob[1:]) for glob in self.jobs if glob.startswith("!"))
 
 
-def notice_of(job: Job, kind: str, text: str, *, seq: int, head_id: str, head: str, at_s: float) -> Notice | None:
-    """The notice that one line of a job's story makes, None: none. `seq`: the line's number in the story.
+def notice_of(job: Job, item: JobEvent, *, head_id: str, head: str) -> Notice | None:
+    """The notification about an event of a job, None: it makes none.
 
-    A change of state makes one notice for each job, attempt and state, however often it is decided.
+    A change of state makes one for each job, attempt and state, however often it is decided.
     """
-    if kind == "state":
-        state, _, reason = text.partition(": ")
-        word, mark = _STATE_KINDS.get(state), f"{job.attempt}/{state}"
+    event = item.event
+    if event.code == "state-changed":
+        state, reason = str(event.values.get("state")), event.values.get("reason")
+        kind, mark = _STATE_KINDS.get(state), f"{job.attempt}/{state}"
     else:
-        state, reason = job.state.value, text
-        word, mark = _STORY_KINDS.get(kind), f"{job.attempt}/{kind}/{seq}"
-    if word is None:
+        state, reason = job.state.value, event.message()
+        kind, mark = event.code if event.code in _EVENT_KINDS else None, f"{job.attempt}/{event.code}/{item.number}"
+    if kind is None:
         return None
     return Notice(
         id=f"{head_id}/{job.id}/{mark}",
-        kind=word,
-        at_s=at_s,
-        text=reason[:TEXT_LIMIT],
+        kind=kind,
+        at_s=event.at_s,
+        reason=reason if isinstance(reason, Text) else event.message(),
         head=head,
+        event=event,
         job=job.id,
         name=job.name,
         state=state,
@@ -152,66 +162,39 @@ def make_test_notice(*, head: str, at_s: float) -> Notice:
         kind="test",
         at_s=at_s,
         head=head,
-        text="a test: notices of this kind will look like this one",
+        reason=Text("notice.test", "test notification; later ones look like this"),
     )
 
 
 # ---------------------------------------------------------------- words
 
-_TITLES: Mapping[str, Mapping[str, str]] = {
-    "en": {
-        "started": "{name} runs",
-        "succeeded": "{name} succeeded",
-        "stopped": "{name} was stopped",
-        "failed": "{name} FAILED",
-        "retrying": "{name} is tried again",
-        "straggler": "{name}: a rank is slow",
-        "unreachable": "{name}: hosts do not answer",
-        "answers": "{name}: hosts answer again",
-        "test": "test notice",
-    },
-    "zh": {
-        "started": "{name} 已开始运行",
-        "succeeded": "{name} 已成功结束",
-        "stopped": "{name} 已被停止",
-        "failed": "{name} 失败",
-        "retrying": "{name} 将重试",
-        "straggler": "{name}：有 rank 变慢",
-        "unreachable": "{name}：有主机无应答",
-        "answers": "{name}：主机恢复应答",
-        "test": "测试通知",
-    },
+_TITLES: Mapping[str, str] = {
+    "started": "{name} is running",
+    "succeeded": "{name} succeeded",
+    "stopped": "{name} was stopped",
+    "failed": "{name} FAILED",
+    "retrying": "{name} is being retried",
+    "straggler": "{name}: slow rank",
+    "unreachable": "{name}: hosts unreachable",
+    "reachable": "{name}: hosts reachable again",
+    "test": "test notification",
 }
-_LABELS: Mapping[str, Mapping[str, str]] = {
-    "en": {
-        "job": "job",
-        "why": "why",
-        "hosts": "hosts",
-        "ranks": "ranks",
-        "ran": "ran for",
-        "at": "at",
-        "head": "watched from",
-        "next": "next",
-        "attempt": "attempt",
-    },
-    "zh": {
-        "job": "作业",
-        "why": "原因",
-        "hosts": "主机",
-        "ranks": "rank 数",
-        "ran": "运行时长",
-        "at": "时间",
-        "head": "管理节点",
-        "next": "下一步",
-        "attempt": "第几次尝试",
-    },
+_LABELS: Mapping[str, str] = {
+    "job": "job",
+    "reason": "reason",
+    "hosts": "hosts",
+    "ranks": "ranks",
+    "duration": "duration",
+    "at": "time",
+    "head": "head node",
+    "next": "next command",
+    "attempt": "attempt",
 }
 _ADVICE: Mapping[str, str] = {
     "failed": "ascendrun explain {job}",
     "straggler": "ascendrun top",
     "unreachable": "ascendrun show {job}",
 }
-LANGUAGES = tuple(_TITLES)
 
 
 @dataclass(frozen=True)
@@ -228,24 +211,28 @@ class Words:
 
 def describe(notice: Notice, lang: str) -> Words:
     """The notice in words. Every title begins with "ascendrun": robots that demand a keyword can be given this one."""
-    labels = _LABELS[lang]
-    title = _TITLES[lang][notice.kind].format(name=notice.name)
+
+    def label(name: str) -> str:
+        return fill(f"notice.label.{name}", _LABELS[name], {}, lang=lang)
+
+    title = fill(f"notice.title.{notice.kind}", _TITLES[notice.kind], {"name": notice.name}, lang=lang)
     facts = []
     if notice.job is not None:
-        attempt = f" ({labels['attempt']} {notice.attempt})" if (notice.attempt or 1) > 1 else ""
-        facts.append((labels["job"], f"{notice.job}{attempt}"))
-    if notice.text:
-        facts.append((labels["why"], " ".join(redact_text(notice.text).split())))
+        attempt = f" ({label('attempt')} {notice.attempt})" if (notice.attempt or 1) > 1 else ""
+        facts.append((label("job"), f"{notice.job}{attempt}"))
+    reason = " ".join(redact_text(notice.reason.render(lang)[:TEXT_LIMIT]).split())
+    if reason:
+        facts.append((label("reason"), reason))
     if notice.hosts:
-        facts.append((labels["hosts"], fold_names(notice.hosts)))
+        facts.append((label("hosts"), fold_names(notice.hosts)))
     if notice.ranks:
-        facts.append((labels["ranks"], str(notice.ranks)))
+        facts.append((label("ranks"), str(notice.ranks)))
     if notice.started_at_s is not None and notice.ended_at_s is not None:
-        facts.append((labels["ran"], _duration(notice.ended_at_s - notice.started_at_s)))
-    facts.append((labels["at"], datetime.fromtimestamp(notice.at_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")))
-    facts.append((labels["head"], notice.head))
+        facts.append((label("duration"), _duration(notice.ended_at_s - notice.started_at_s)))
+    facts.append((label("at"), datetime.fromtimestamp(notice.at_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")))
+    facts.append((label("head"), notice.head))
     if notice.kind in _ADVICE:
-        facts.append((labels["next"], _ADVICE[notice.kind].format(job=notice.job)))
+        facts.append((label("next"), _ADVICE[notice.kind].format(job=notice.job)))
     return Words(f"ascendrun: {title}", tuple(facts), notice.kind in BAD_KINDS)
 
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from ascendrun import __version__
 from ascendrun.core.errors import AscendrunError
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.record import dump_job
 from ascendrun.core.logs.redaction import SECRET_NAME, Redactor, redact_tree, secrets_in_tree
 from ascendrun.head.state.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.settings import spool_dir
-from ascendrun.head.state.store import Store, StoredEvent, StoredJob
+from ascendrun.head.state.store import Store, StoredJob
 from ascendrun.query.bundle_archive import Piece, file_piece, json_piece, text_piece
 
 SAMPLE_ROWS = 20_000
@@ -38,7 +39,7 @@ class Subject:
     """The job of an archive, as the store has it."""
 
     stored: StoredJob
-    events: tuple[StoredEvent, ...]
+    events: tuple[Event, ...]
     state_dir: Path
 
     @property
@@ -48,6 +49,10 @@ class Subject:
             folder = spool_dir(self.state_dir, self.stored.job.id, attempt)
             if folder.is_dir():
                 yield attempt, folder
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {**event.to_json(), "severity": event.severity.value, "message": event.message().render("en")}
 
 
 def find_subject(state_dir: Path, ref: str) -> Subject:
@@ -119,7 +124,7 @@ def collect(
         json_piece("hosts.json", redact_tree(list(subject.stored.hosts), redactor)),
         json_piece("trees.json", redact_tree(list(subject.stored.trees), redactor)),
         text_piece(
-            "events.jsonl", "".join(json.dumps(asdict(event), ensure_ascii=False) + "\n" for event in subject.events)
+            "events.jsonl", "".join(json.dumps(_event(event), ensure_ascii=False) + "\n" for event in subject.events)
         ),
         json_piece("versions.json", versions()),
         *(text_piece(name, text) for name, text in extras.items()),

@@ -54,7 +54,8 @@ class StoreJobs:
             record = store.find(job).job
         if record.state is State.SUCCEEDED:
             return None, record.attempt
-        return record.first_failure or record.reason, record.attempt
+        reason = record.first_failure.reason() if record.first_failure is not None else record.reason
+        return str(reason), record.attempt
 
     def end(self, jobs: Sequence[str], *, timeout_s: float) -> None:
         """Stops those that still live, at once, and waits for their end."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Cause, Phase, State
 from ascendrun.head.spool.artifact_store import Gathered, read_gathered
 from ascendrun.head.spool.clocks import read_clocks
@@ -23,7 +24,6 @@ from ascendrun.health.diagnosis.evidence import (
     HostEvidence,
     Line,
     RankEvidence,
-    StoryEvent,
 )
 from ascendrun.health.diagnosis.lines.devices import (
     device_addresses,
@@ -36,10 +36,11 @@ from ascendrun.health.diagnosis.lines.elastic import error_lines
 from ascendrun.query.attempt_records import HostRecords, read_records
 from ascendrun.query.headroom import Left, read_left
 from ascendrun.query.stream_tail import Budget, budget_for, last_arrival_s, read_tail, read_text_lines
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job, NodeProgress
-    from ascendrun.head.state.store import StoredEvent, StoredJob
+    from ascendrun.head.state.store import StoredJob
 
 ERROR_FILE_BYTES = 1 << 20
 GATHERED_BYTES = 1 << 20
@@ -54,35 +55,24 @@ _WORTH = re.compile(r"\[ERROR\]|Abnormal|crimer|\bE[IJ]\d{4}\b|deviceIp\[|HCCL_(
 _PLOG_RANK = re.compile(r"(?:\brank\[|rankId\[|userRank\[)(\d+)\]")
 _PLOG_PID = re.compile(r"plog-(\d+)_")
 _KERNEL_TIME = re.compile(r"^\[\s*(\d+\.\d+)\]")
-_ATTEMPT_BEGINS = re.compile(r"^(?:QUEUED|BACKOFF): attempt (\d+)\b")
-_CAUSES = (
-    ("stop was asked for", Cause.USER),
-    ("nothing was started", Cause.REFUSED),
-    ("was rebooted", Cause.NODE_LOST),
-    ("supervisor was killed", Cause.NODE_LOST),
-    ("(timeouts.start_s)", Cause.START_TIMEOUT),
-    ("controller was restarted", Cause.HEAD_RESTARTED),
-    ("timeouts.max_s", Cause.LIMIT),
-    ("not started: ", Cause.NEED),
-)
 
 
 def read_evidence(
     state_dir: Path,
     stored: StoredJob,
-    events: Sequence[StoredEvent],
+    events: Sequence[Event],
     *,
     attempt: int | None = None,
     liveness: Mapping[str, str] | None = None,
     now_s: float,
-    slow: Sequence[str] = (),
+    slow: Sequence[Text] = (),
 ) -> Evidence:
     """`attempt` None: the newest one. `liveness`: of the job's hosts as the controller sees them, None: nobody looks.
-    `slow`: sentences about ranks that are slower than others. Missing files are no error."""
+    `slow`: the stragglers. Missing files are no error."""
     job = stored.job
     number = attempt or job.attempt
     folder = spool_dir(state_dir, job.id, number)
-    story = story_of(events, number)
+    story = events_of_attempt(events, number)
     is_newest = number == job.attempt
     reading = _Reading(stored, folder, number, is_newest=is_newest, liveness=liveness or {})
     hosts = {host: reading.host(host, story) for host in job.hosts}
@@ -120,20 +110,16 @@ def attempt_to_explain(job: Job) -> int:
     return job.attempt - 1 if waits and job.attempt > 1 else max(1, job.attempt)
 
 
-def story_of(events: Sequence[StoredEvent], attempt: int) -> tuple[StoryEvent, ...]:
-    """The job's story from the beginning of an attempt to that of the one after it, which is part of it."""
-    found: list[StoryEvent] = []
-    number = 1
+def events_of_attempt(events: Sequence[Event], attempt: int) -> tuple[Event, ...]:
+    """The events of an attempt, and those after it up to the one with which the next attempt was queued."""
+    found: list[Event] = []
     for event in events:
-        if number > attempt:
+        number = event.attempt or (found and attempt)
+        if number == attempt and event.code != "submitted":
+            found.append(event)
+        elif number == attempt + 1 and found:
+            found.append(event)
             break
-        begins = _ATTEMPT_BEGINS.match(event.text) if event.kind == "state" else None
-        if number == attempt and event.kind != "submitted":
-            found.append(StoryEvent(event.at_s, event.kind, event.text))
-        if begins is not None:
-            if int(begins.group(1)) == attempt:
-                found = []
-            number = max(number, int(begins.group(1)))
     return tuple(found)
 
 
@@ -162,7 +148,7 @@ class _Reading:
 
     # --- hosts
 
-    def host(self, host: str, story: Sequence[StoryEvent]) -> HostEvidence:
+    def host(self, host: str, story: Sequence[Event]) -> HostEvidence:
         records, gathered = self.records(host), self.gathered(host)
         node = self._nodes.get(host)
         unconfirmed = host in self._stored.job.unconfirmed
@@ -175,7 +161,7 @@ class _Reading:
             else None
         )
         rebooted = (node is not None and node.phase is Phase.LOST) or any(
-            f"{host} was rebooted" in event.text for event in story
+            host in event.hosts and _reason_key(event) == "reason.node-rebooted" for event in story
         )
         plog_texts = [line.text for lines in self.plogs(host).values() for line in lines]
         return HostEvidence(
@@ -365,17 +351,27 @@ def _seconds(value: Any, default_s: float) -> float:
     return seconds if seconds > 0 else float("inf")  # 0: HCCL waits for ever
 
 
-def _cause(job: Job, story: Sequence[StoryEvent], *, is_newest: bool) -> str | None:
+def _cause(job: Job, story: Sequence[Event], *, is_newest: bool) -> str | None:
     if is_newest:
         return None if job.cause is None else job.cause.value
-    reason = _reason(story)
-    return next((cause.value for words, cause in _CAUSES if words in reason), Cause.FAILURE.value)
+    stop = _stop_of(story)
+    return Cause.FAILURE.value if stop is None else str(stop.values.get("cause") or Cause.FAILURE.value)
 
 
-def _reason(story: Sequence[StoryEvent]) -> str:
+def _reason(story: Sequence[Event]) -> Text | None:
     """Why an earlier attempt was stopped."""
-    stops = [event.text for event in story if event.kind == "state" and event.text.startswith("STOPPING: ")]
-    return stops[-1].partition(": ")[2] if stops else ""
+    stop = _stop_of(story)
+    return None if stop is None else stop.values.get("reason")
+
+
+def _stop_of(story: Sequence[Event]) -> Event | None:
+    stops = [event for event in story if event.code == "state-changed" and event.values.get("state") == "STOPPING"]
+    return stops[-1] if stops else None
+
+
+def _reason_key(event: Event) -> str | None:
+    reason = event.values.get("reason") if event.code == "state-changed" else None
+    return reason.key if isinstance(reason, Text) else None
 
 
 def _end_of(job: Job, ranks: Sequence[RankEvidence], now_s: float) -> float:

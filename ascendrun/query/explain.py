@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from ascendrun.core.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from ascendrun.head.state.store import StoredEvent
+    from ascendrun.core.events import Event
     from ascendrun.health.diagnosis import Diagnosis
+    from ascendrun.text import Text
 
-STRAGGLER, STRAGGLER_OVER = "straggler", "straggler-over"
-"""Kinds of lines in a job's story, as head/loop/stragglers.py writes them."""
 SLOW_SHOWN = 3
 
 
@@ -71,13 +70,13 @@ def explain_job(
     return Explanation(job.id, job.name, job.state.value, number, job.attempt, render(diagnose(evidence), lang))
 
 
-def slow_now(events: Sequence[StoredEvent]) -> tuple[str, ...]:
-    """The stragglers that the story tells of since the last time that all kept up."""
-    found: list[str] = []
+def slow_now(events: Sequence[Event]) -> tuple[Text, ...]:
+    """The stragglers reported since the last time that all ranks were equally fast."""
+    found: list[Text] = []
     for event in events:
-        if event.kind == STRAGGLER:
-            found.append(event.text)
-        elif event.kind == STRAGGLER_OVER:
+        if event.code == "straggler":
+            found.append(event.message())
+        elif event.code == "straggler-resolved":
             found.clear()
     return tuple(found[-SLOW_SHOWN:])
 

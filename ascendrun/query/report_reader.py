@@ -16,7 +16,7 @@ from ascendrun.head.spool.metrics_reader import find_metrics, iter_lines
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.settings import spool_dir
 from ascendrun.head.state.store import Store
-from ascendrun.health.report.data import EventRow, Material, Report, make_report
+from ascendrun.health.report.data import Material, Report, make_report
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job
@@ -34,7 +34,7 @@ def read_report(store: Store, state_dir: Path, ref: str, *, now_s: float) -> Rep
     """Raises NotFoundError, ConflictError, StoreUnusableError."""
     stored = store.find(ref)
     job = stored.job
-    events = [EventRow(event.at_s, event.kind, event.text) for event in store.events(job.id)]
+    events = store.events(job.id)
     until_s = job.ended_at_s if job.ended_at_s is not None else now_s
     lines: dict[int, tuple[MetricsLine, ...]] = {}
     every: dict[int, int] = {}

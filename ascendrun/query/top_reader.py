@@ -87,7 +87,7 @@ class TopReader:
             id=job.id,
             name=job.name,
             state=job.state.value,
-            reason=job.reason,
+            reason=str(job.reason),
             attempt=job.attempt,
             hosts=job.hosts,
             world_size=job.world_size,
@@ -137,18 +137,18 @@ class TopReader:
 
 def _told_slow(state_dir: Path, job: Job) -> list[int]:
     """The ranks that are stragglers according to the events of the job."""
-    from ascendrun.head.loop.stragglers import known_from_story
+    from ascendrun.head.loop.stragglers import known_from_events
     from ascendrun.head.state.store import Store
 
     store = Store.open_for_reading(state_dir)
     if store is None:
         return []
     try:
-        story = [(event.kind, event.text) for event in store.events(job.id)]
+        events = store.events(job.id)
     finally:
         store.close()
     found: list[int] = []
-    for host, rank in known_from_story(job.attempt, story).missing:
+    for host, rank in known_from_events(job.attempt, events).missing:
         found.extend(
             [rank] if rank is not None else [one for node in job.nodes if node.host == host for one in node.ranks]
         )
@@ -223,7 +223,7 @@ def _ended_job(stored: StoredJob) -> TopJob:
         id=job.id,
         name=job.name,
         state=job.state.value,
-        reason=job.reason,
+        reason=str(job.reason),
         attempt=job.attempt,
         hosts=job.hosts,
         world_size=job.world_size,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from ascendrun.core.events import Event
     from ascendrun.core.jobs.job import Job, NodeProgress
     from ascendrun.core.jobs.pipelines import PipelineStatus, StageStatus
     from ascendrun.head.state.store import StoredJob
@@ -38,16 +39,6 @@ class RankView:
     exited_at_s: float | None
     stopped: bool
     hung_at_exit: bool
-
-
-@dataclass(frozen=True)
-class EventView:
-    """One line of a job's story, in order of `seq`."""
-
-    seq: int
-    at_s: float
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -87,7 +78,7 @@ class JobDetail:
     run: str
     nodes: tuple[NodeView, ...]
     ranks: tuple[RankView, ...]
-    events: tuple[EventView, ...]
+    events: tuple[Event, ...]
     first_failure: str | None
     unconfirmed_hosts: tuple[str, ...]
     spec: Mapping[str, Any]
@@ -207,7 +198,7 @@ def make_pipeline_view(stored: Sequence[StoredJob], status: PipelineStatus, repr
 
 
 def make_job_detail(
-    stored: StoredJob, view: JobView, events: tuple[EventView, ...], liveness: Mapping[str, str]
+    stored: StoredJob, view: JobView, events: tuple[Event, ...], liveness: Mapping[str, str]
 ) -> JobDetail:
     """A stored job with its nodes and ranks. `liveness`: by host, where a controller looks."""
     job = stored.job
@@ -222,7 +213,7 @@ def make_job_detail(
         nodes=nodes,
         ranks=ranks,
         events=events,
-        first_failure=job.first_failure,
+        first_failure=None if job.first_failure is None else str(job.first_failure.reason()),
         unconfirmed_hosts=job.unconfirmed,
         spec=stored.spec,
     )

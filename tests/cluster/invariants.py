@@ -42,7 +42,7 @@ def check_moves(scene: Scene, job: str) -> None:
 
 def states_of(scene: Scene, job: str) -> list[State]:
     """The states that the job went to, in order."""
-    return [State(event["text"].split(":")[0]) for event in scene.show(job)["events"] if event["kind"] == "state"]
+    return [State(event["values"]["state"]) for event in scene.show(job)["events"] if event["code"] == "state-changed"]
 
 
 def check_started_once(scene: Scene, job: str) -> None:

@@ -238,7 +238,7 @@ def test_the_gates_shell_has_the_jobs_secrets_and_no_word_of_them_is_kept(scene:
 def test_a_warning_stands_in_the_jobs_story_and_the_job_runs(scene: Scene) -> None:
     job = scene.start(scene.job("warned", "print", "x", more="env: {OMP_NUM_THREADS: 4000}\n"))
     scene.await_state(job, "SUCCEEDED")
-    assert any("[threads-many]" in event["text"] for event in scene.show(job)["events"])
+    assert any("[threads-many]" in event["message"] for event in scene.show(job)["events"])
 
 
 def test_a_check_that_the_job_skips_does_not_stop_it(scene: Scene) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 import yaml
 from phrases import PHRASES, fill
 
+from ascendrun.core.events import Event
 from ascendrun.core.logs.log_lines import parse_ranks
-from ascendrun.health.diagnosis import DeviceFact, Evidence, FixedClock, HostEvidence, Line, RankEvidence, StoryEvent
+from ascendrun.head.state.old_stores import read_reason
+from ascendrun.health.diagnosis import DeviceFact, Evidence, FixedClock, HostEvidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines.elastic import error_lines
 
 FOLDER = Path(__file__).parent / "cases"
@@ -218,7 +220,7 @@ class Builder:
             name="case",
             state=row.get("state", "FAILED"),
             cause=row.get("cause", "failure"),
-            reason=row.get("reason", "a rank failed"),
+            reason=read_reason(row.get("reason", "a rank failed"), count=self.count),
             family=row.get("family", "cpu"),
             launcher=row.get("launcher", "spawn"),
             world_size=int(row.get("world", self.count)),
@@ -229,7 +231,7 @@ class Builder:
             hosts=hosts,
             connect_timeout_s=float(row.get("connect_timeout", 120)),
             exec_timeout_s=float(row.get("exec_timeout", 1836)),
-            story=tuple(StoryEvent(BEGAN_S + 300, kind, text) for kind, text in row.get("story", ())),
+            story=tuple(_changed(*change) for change in row.get("story", ())),
         )
 
     def _stop_times(self) -> dict[str, float]:
@@ -426,3 +428,9 @@ def _noise(line: Line, chance: random.Random) -> Line:
             )
         )
     )
+
+
+def _changed(state: str, reason: str) -> Event:
+    """A change of state with the reason that an earlier release would have written as this sentence."""
+    text = read_reason(reason, count=1)
+    return Event("state-changed", {"state": state, "reason": text}, (text.values["host"],), (), 1, BEGAN_S + 300)

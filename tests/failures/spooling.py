@@ -11,6 +11,7 @@ from typing import Any
 from corpus import BEGAN_S, Case
 
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, State
+from ascendrun.core.jobs.reasons import new
 from ascendrun.head.spool.clocks import Reading, keep_reading
 from ascendrun.head.state.settings import spool_dir
 from ascendrun.head.state.store import Store
@@ -31,7 +32,7 @@ def spool_case(case: Case, state_dir: Path) -> str:
             file=None,
             now_s=BEGAN_S,
         )
-        store.save(job, [(event.kind, event.text) for event in evidence.story], now_s=BEGAN_S + 300)
+        store.save(job, evidence.story, now_s=BEGAN_S + 300)
     finally:
         store.close()
     folder = spool_dir(state_dir, job.id, 1)
@@ -68,7 +69,7 @@ def _make_job(evidence: Evidence, job_id: str, head_id: str) -> Job:
         start_s=60.0,
         created_at_s=BEGAN_S,
         state=State(evidence.state),
-        reason=evidence.reason,
+        reason=evidence.reason or new(),
         nodes=nodes,
         world_size=evidence.world_size,
         go_sent_at_s=BEGAN_S,

@@ -1,12 +1,11 @@
-"""events: what happened, of one job or of all, as one stream in time."""
+"""events: what happened to one job or to all, in the order of time."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +13,7 @@ from ascendrun.cli.options import cli_command, parse_since
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.core.event_lines import StoryLine
+    from ascendrun.core.events import JobEvent
 
 POLL_S = 0.25
 WATCH_S = 5.0
@@ -23,16 +22,13 @@ DAY_S = 86400.0
 STYLES = {"FAILED": "bad", "SUCCEEDED": "good"}
 
 
-@dataclass(frozen=True)
-class EventLine:
-    """One line as programs get it; `number` counts all lines of this state folder in the order of writing."""
-
-    number: int
-    at_s: float
-    job: str
-    name: str | None
-    kind: str
-    text: str
+RENAMED = {
+    "state": "state-changed",
+    "asked": "stop-requested",
+    "answers": "reachable",
+    "straggler-over": "straggler-resolved",
+    "notice": "notification-failed",
+}
 
 
 @cli_command(
@@ -40,7 +36,7 @@ class EventLine:
     examples="""
     ascendrun events                          # of the last day, all jobs
     ascendrun events -f                       # and what comes; ends with ^C
-    ascendrun events qwen32b --kind state
+    ascendrun events qwen32b --kind state-changed
     ascendrun events --since 2h --kind straggler,unreachable -o jsonl
     ascendrun events -f j-0007                # ends when the job does, with its exit code
 """,
@@ -48,13 +44,13 @@ class EventLine:
 @click.argument("job", required=False)
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes. With JOB: until it has ended.")
 @click.option("--since", metavar="TIME", help="Since 10m (ago), 10:30, 2026-11-20T10:30.  [default: 1d; of a JOB: all]")
-@click.option("--kind", "kinds", metavar="KINDS", multiple=True, help="Only these: state,straggler,unreachable,…")
+@click.option("--kind", "kinds", metavar="KINDS", multiple=True, help="Only these codes: state-changed,straggler,…")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "jsonl"]), help="Format.  [default: table]")
 @click.pass_obj
 def command(
     ctx: CliContext, job: str | None, follow: bool, since: str | None, kinds: tuple[str, ...], output: str | None
 ) -> int:
-    """Print what happened to jobs, one line each, in the order of time; hosts folded."""
+    """Print the events of jobs in the order of time."""
     if follow and output == "json":
         raise click.UsageError("one JSON document has an end; with --follow use -o jsonl")
     since_s = _since(since, has_job=job is not None)
@@ -74,16 +70,18 @@ def _since(text: str | None, *, has_job: bool) -> float | None:
 
 def _parse_kinds(ctx: CliContext, texts: Sequence[str]) -> frozenset[str] | None:
     from ascendrun.cli.app import did_you_mean
-    from ascendrun.core.event_lines import KINDS
+    from ascendrun.core.events import EVENTS
 
     words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
     if not words:
         return None
-    known = {*KINDS, *ctx.cluster.event_kinds()}
+    known = {*EVENTS, *ctx.cluster.event_codes()}
     for word in words:
+        if word in RENAMED:
+            raise click.BadParameter(f"{word} was renamed to {RENAMED[word]}", param_hint="--kind")
         if word not in known:
             hint = did_you_mean(word, sorted(known)) or f"; known: {', '.join(sorted(known))}"
-            raise click.BadParameter(f"there is no kind {word!r}{hint}", param_hint="--kind")
+            raise click.BadParameter(f"unknown code {word!r}{hint}", param_hint="--kind")
     return frozenset(words)
 
 
@@ -99,23 +97,23 @@ class _Stream:
         whole = None if ref is None or job is None else ctx.cluster.whole_pipeline(ref, job)
         self._pipeline = None if whole is None else whole.id
         self._job = None if whole is not None or job is None else job.id
-        self._events = ctx.cluster.events(ref, since_s=since_s, kinds=kinds)
+        self._events = ctx.cluster.events(ref, since_s=since_s, codes=kinds)
         self._screen = ctx.screen()
         self._watched_mono = time.monotonic()
         self._has_complained = False
 
     def show(self, *, until_now: bool = False) -> None:
-        lines = self._events.new_lines()
+        events = self._events.new_events()
         if self._output in ("json", "jsonl"):
-            from ascendrun.cli.output import format_many
+            from ascendrun.cli.output import format_records
 
-            sys.stdout.write(format_many(self._records(lines), self._output, name="events", kind=EventLine))
+            sys.stdout.write(format_records(self._records(events), self._output, name="events", names=()))
             sys.stdout.flush()
             return
-        self._print(lines)
-        if until_now and not lines:
-            what = "nothing happened" if self._kinds is None else "nothing of that kind happened"
-            self._ctx.echo(what if self._since_s is None else f"{what} in that time; earlier: --since 30d")
+        self._print(events)
+        if until_now and not events:
+            what = "no events" if self._kinds is None else "no events of this kind"
+            self._ctx.echo(what if self._since_s is None else f"{what} in this time range (earlier: --since 30d)")
 
     def follow(self) -> int:
         """Until the job has ended; without one until somebody presses ^C."""
@@ -151,24 +149,29 @@ class _Stream:
             return None
         return exit_code_of(whole or job) if has_ended(whole or job) else None
 
-    def _records(self, lines: Sequence[StoryLine]) -> list[EventLine]:
+    def _records(self, events: Sequence[JobEvent]) -> list[dict[str, Any]]:
+        from ascendrun.cli.output import event_record
+
         names = self._events.job_names()
         return [
-            EventLine(line.number, line.at_s, line.job, names.get(line.job), line.kind, line.text) for line in lines
+            {"number": item.number, "job": item.job, "name": names.get(item.job), **event_record(item.event)}
+            for item in events
         ]
 
-    def _print(self, lines: Sequence[StoryLine]) -> None:
+    def _print(self, events: Sequence[JobEvent]) -> None:
         from ascendrun.cli.output import describe_time
         from ascendrun.cli.sanitise import headline, sanitise_line
-        from ascendrun.core.event_lines import fold_lines
+        from ascendrun.core.events import fold_events
 
-        names = self._events.job_names() if lines else {}
-        texts = []
-        for line in fold_lines(lines, self._events.job_hosts() if lines else {}):
-            name = sanitise_line(names.get(line.job) or "")
-            more = f" (all of it: ascendrun show {line.job})" if "\n" in line.text.strip() else ""
-            says = headline(line.text) + more
-            text = f"{describe_time(line.at_s)}  {line.job:<6}  {name:<12}  {line.kind:<11}  {says}"
-            style = STYLES.get(line.text.partition(":")[0]) if line.kind == "state" else None
-            texts.append(self._screen.paint(text, style) if style else text)
-        self._screen.lines(texts)
+        names = self._events.job_names() if events else {}
+        lines = []
+        for item in fold_events(events):
+            event, message = item.event, str(item.event.message())
+            name = sanitise_line(names.get(item.job) or "")
+            more = f" (ascendrun show {item.job})" if "\n" in message.strip() else ""
+            line = (
+                f"{describe_time(event.at_s)}  {item.job:<6}  {name:<12}  {event.code:<13}  {headline(message)}{more}"
+            )
+            style = STYLES.get(str(event.values.get("state"))) if event.code == "state-changed" else None
+            lines.append(self._screen.paint(line, style) if style else line)
+        self._screen.lines(lines)

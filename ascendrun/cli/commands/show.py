@@ -101,8 +101,8 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
                 detail.events,
                 [
                     Column("TIME", lambda event: describe_time(event.at_s)),
-                    Column("KIND", lambda event: event.kind),
-                    Column("MESSAGE", lambda event: event.text),
+                    Column("EVENT", lambda event: event.code),
+                    Column("MESSAGE", lambda event: str(event.message())),
                 ],
             )
         )

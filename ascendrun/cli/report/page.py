@@ -150,7 +150,7 @@ def make_page(report: Report) -> str:
         "form-action 'none'"
     )
     events = [
-        {"at_s": event.at_s, "code": event.kind, "severity": event.kind, "message": event.text}
+        {"at_s": event.at_s, "code": event.code, "severity": event.severity.value, "message": str(event.message())}
         for event in report.events
     ]
     return _template().render(

@@ -164,4 +164,4 @@ class EventScreen(LiveScreen):
         lines = [f"{job.id}  {job.name}  {job.state}  {job.reason}".rstrip(), ""]
         if detail.first_failure is not None:
             lines += [detail.first_failure, ""]
-        return lines + [f"{describe_time(event.at_s)}  {event.kind:<12}  {event.text}" for event in detail.events]
+        return lines + [f"{describe_time(event.at_s)}  {event.code:<13}  {event.message()}" for event in detail.events]

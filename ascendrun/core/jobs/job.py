@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Union
 
+from ascendrun.core.jobs import reasons
+from ascendrun.core.jobs.reasons import Detail, FirstFailure
+from ascendrun.text import Text
+
 
 class State(str, Enum):
     """Where a job stands. The moves between them are the table in core/jobs/lifecycle.py."""
@@ -107,7 +111,7 @@ class Job:
     start_s: float
     created_at_s: float
     state: State = State.QUEUED
-    reason: str = "waits to be looked at"
+    reason: Text = field(default_factory=reasons.new)
     attempt: int = 1
     since_s: float = 0.0
     nodes: tuple[NodeProgress, ...] = ()
@@ -118,7 +122,7 @@ class Job:
     ended_at_s: float | None = None
     cause: Cause | None = None
     stop_now: bool = False
-    first_failure: str | None = None
+    first_failure: FirstFailure | None = None
     unconfirmed: tuple[str, ...] = ()
     pipeline: str | None = None
     stage: str | None = None
@@ -152,14 +156,14 @@ class NodesAvailable:
 class WaitingForNodes:
     """Another job holds some of this job's hosts."""
 
-    text: str
+    reason: Text
 
 
 @dataclass(frozen=True)
 class DependencyFailed:
     """The job that this one needs has ended without success."""
 
-    text: str
+    reason: Text
 
 
 @dataclass(frozen=True)
@@ -171,9 +175,9 @@ class NodeReported:
 
 @dataclass(frozen=True)
 class Checked:
-    """The nodes were examined before the start. `warnings`: what was found that does not stop it."""
+    """The nodes were examined before the start. `warnings`: (what was found that does not prevent it, hosts)."""
 
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[tuple[Detail, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -199,10 +203,11 @@ class NodeReady:
 
 @dataclass(frozen=True)
 class Refused:
-    """A node, or the plan, says no before anything was started. `host` None: the plan."""
+    """A node or the plan prevents the start. `host` None: the plan, or several hosts (`hosts`, as `why` names them)."""
 
     host: str | None
-    text: str
+    why: Detail
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -230,7 +235,7 @@ class RankHungAtExit:
 class StartFailed:
     host: str
     rank: int | None
-    text: str
+    why: Detail
 
 
 @dataclass(frozen=True)
@@ -256,7 +261,7 @@ class SupervisorLost:
 @dataclass(frozen=True)
 class LimitReached:
     host: str
-    text: str
+    why: Detail
 
 
 @dataclass(frozen=True)

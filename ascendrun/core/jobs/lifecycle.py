@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Callable, get_args
 
+from ascendrun.core.events import Event
 from ascendrun.core.jobs import job as w
+from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.job import Action, Cause, Job, JobInput, NodeProgress, Phase, State
+from ascendrun.core.jobs.reasons import FirstFailure
+from ascendrun.text import Text
 
 TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.QUEUED: frozenset({State.CHECKING, State.STOPPING}),
@@ -30,32 +34,32 @@ CONFIRM_S = 30.0
 
 
 class InvalidTransitionError(AssertionError):
-    """A mistake of ours: the table has no such arrow. Carries the job's story."""
+    """A programming error: the table has no such transition. Carries the last events of the job."""
 
 
 @dataclass(frozen=True)
 class Transition:
-    """One arrow taken: when, and why."""
+    """A change of state: when, and why."""
 
     source: State
     target: State
     at_s: float
-    reason: str
+    reason: Text
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one event led to: the next record, the arrows taken, the words for the job's story, the deeds."""
+    """What one input led to: the next record, the changes of state, the events to store, the actions to perform."""
 
     job: Job
     transitions: tuple[Transition, ...] = ()
-    notes: tuple[str, ...] = ()
+    events: tuple[Event, ...] = ()
     actions: tuple[Action, ...] = ()
 
     def then(self, later: Step) -> Step:
         """Both steps as one, for events that came together."""
         return Step(
-            later.job, self.transitions + later.transitions, self.notes + later.notes, self.actions + later.actions
+            later.job, self.transitions + later.transitions, self.events + later.events, self.actions + later.actions
         )
 
 
@@ -67,7 +71,7 @@ def advance(job: Job, event: JobInput, *, now_s: float, story: Callable[[], Sequ
     draft = _Draft(job, now_s, story)
     _HANDLERS[type(event)](draft, event)
     draft.settle()
-    return Step(draft.job, tuple(draft.transitions), tuple(draft.notes), tuple(draft.actions))
+    return Step(draft.job, tuple(draft.transitions), tuple(draft.events), tuple(draft.actions))
 
 
 def resume(job: Job, *, now_s: float) -> Step:
@@ -93,6 +97,12 @@ def restart_timers(job: Job, *, now_s: float) -> Job:
     return replace(job, since_s=now_s) if job.state is State.STOPPING else job
 
 
+def state_changes(events: Iterable[Event]) -> tuple[tuple[float, State], ...]:
+    """(UTC seconds, new state) of the events of a job, in their order. A state of a later release is skipped."""
+    changes = ((event.at_s, event.values.get("state")) for event in events if event.code == "state-changed")
+    return tuple((at_s, State(name)) for at_s, name in changes if name in State.__members__)
+
+
 class _Draft:
     """A job being advanced: the one place where a state is written."""
 
@@ -100,24 +110,32 @@ class _Draft:
         self.job = job
         self.now_s = now_s
         self.transitions: list[Transition] = []
-        self.notes: list[str] = []
+        self.events: list[Event] = []
         self.actions: list[Action] = []
         self._story = story
 
-    def transition(self, target: State, reason: str) -> None:
+    def record(
+        self, code: str, hosts: Sequence[str] = (), ranks: Sequence[int] = (), values: Mapping[str, Any] | None = None
+    ) -> None:
+        self.events.append(Event(code, values or {}, tuple(hosts), tuple(ranks), self.job.attempt, self.now_s))
+
+    def transition(self, target: State, reason: Text) -> None:
         if target not in TRANSITIONS[self.job.state]:
             past = "; ".join(self._story()) or "no past recorded"
             raise InvalidTransitionError(
                 f"{self.job.id}: {self.job.state.value} -> {target.value} ({reason}). Story: {past}"
             )
         self.transitions.append(Transition(self.job.state, target, self.now_s, reason))
+        cause = self.job.cause.value if self.job.cause is not None else None
+        values = {"state": target.value, "previous": self.job.state.value, "reason": reason, "cause": cause}
+        self.record("state-changed", *_place_of(reason), values)
         self.job = replace(self.job, state=target, reason=reason, since_s=self.now_s)
 
     def set_node(self, host: str, **changes: Any) -> None:
         nodes = tuple(replace(n, **changes) if n.host == host else n for n in self.job.nodes)
         self.job = replace(self.job, nodes=nodes)
 
-    def stop(self, cause: Cause, reason: str, *, now: bool = False) -> None:
+    def stop(self, cause: Cause, reason: Text, *, now: bool = False) -> None:
         """Into STOPPING, with what that asks for; a user's second, harsher wish is heard as well."""
         if self.job.is_terminal:
             return
@@ -134,15 +152,15 @@ class _Draft:
         """Takes every arrow that the record now allows."""
         job = self.job
         if job.state is State.CHECKING and job.world_size and _all_at_least(job, Phase.REPORTED):
-            self.transition(State.STAGING, "all nodes reported")
+            self.transition(State.STAGING, reasons.checked(len(job.nodes), self.now_s - job.since_s))
             self.actions.append(w.StageNodes())
         if self.job.state is State.STAGING and _all_at_least(self.job, Phase.STAGED):
-            self.transition(State.STARTING, "all nodes hold the same code")
+            self.transition(State.STARTING, reasons.staged(len(job.nodes), self.now_s - self.job.since_s))
             self.actions.append(w.PrepareNodes())
         if self.job.state is State.STARTING:
             self._settle_start()
         if self.job.state is State.RUNNING and all(n.phase is Phase.ENDED for n in self.job.nodes):
-            self._finish(State.SUCCEEDED, f"all {self.job.world_size} ranks exited 0")
+            self._finish(State.SUCCEEDED, reasons.succeeded(self.job.world_size))
         if self.job.state is State.STOPPING:
             self._settle_stop()
 
@@ -153,7 +171,7 @@ class _Draft:
             self.actions.append(w.StartNodes())
         if all(n.phase in (Phase.STARTED, Phase.ENDED) for n in self.job.nodes):
             self.job = replace(self.job, started_at_s=self.now_s)
-            self.transition(State.RUNNING, f"all {self.job.world_size} ranks are alive")
+            self.transition(State.RUNNING, reasons.running(self.job.world_size))
 
     def _settle_stop(self) -> None:
         waiting = tuple(n.host for n in self.job.nodes if n.may_run_processes and n.host not in self.job.unconfirmed)
@@ -167,7 +185,7 @@ class _Draft:
         target = State.STOPPED if cause in (Cause.USER, Cause.NEED) else State.FAILED
         reason = self.job.reason
         if cause is Cause.FAILURE and self.job.first_failure:
-            reason = self.job.first_failure
+            reason = self.job.first_failure.reason()
         self._finish(target, reason)
 
     def _requeue(self) -> None:
@@ -183,11 +201,17 @@ class _Draft:
             stop_now=False,
             first_failure=None,
         )
-        self.transition(State.QUEUED, f"attempt {self.job.attempt} waits for its nodes")
+        self.transition(State.QUEUED, reasons.next_attempt(self.job.attempt))
 
-    def _finish(self, target: State, reason: str) -> None:
+    def _finish(self, target: State, reason: Text) -> None:
         self.job = replace(self.job, ended_at_s=self.now_s)
         self.transition(target, reason)
+
+
+def _place_of(reason: Text) -> tuple[Sequence[str], Sequence[int]]:
+    """The hosts and ranks that a reason names."""
+    host, rank = reason.values.get("host"), reason.values.get("rank")
+    return reason.values.get("hosts") or ([host] if host else []), [] if rank is None else [rank]
 
 
 def _all_at_least(job: Job, phase: Phase) -> bool:
@@ -220,19 +244,19 @@ def _nodes_free(draft: _Draft, event: w.NodesAvailable) -> None:
         return
     nodes = tuple(NodeProgress(host=host, node_rank=k) for k, host in enumerate(draft.job.hosts))
     draft.job = replace(draft.job, nodes=nodes, world_size=0, master_port=None, go_sent_at_s=None)
-    draft.transition(State.CHECKING, "its nodes are free")
+    draft.transition(State.CHECKING, reasons.nodes_available(len(nodes)))
     draft.actions.append(w.QueryNodes())
 
 
 def _held_by(draft: _Draft, event: w.WaitingForNodes) -> None:
-    if draft.job.state is State.QUEUED and draft.job.reason != event.text:
-        draft.job = replace(draft.job, reason=event.text)
-        draft.notes.append(event.text)
+    if draft.job.state is State.QUEUED and draft.job.reason != event.reason:
+        draft.job = replace(draft.job, reason=event.reason)
+        draft.record("waiting", values={"reason": event.reason})
 
 
 def _need_failed(draft: _Draft, event: w.DependencyFailed) -> None:
     if draft.job.state is State.QUEUED:
-        draft.stop(Cause.NEED, event.text)
+        draft.stop(Cause.NEED, event.reason)
 
 
 def _node_reported(draft: _Draft, event: w.NodeReported) -> None:
@@ -243,7 +267,8 @@ def _node_reported(draft: _Draft, event: w.NodeReported) -> None:
 
 
 def _checked(draft: _Draft, event: w.Checked) -> None:
-    draft.notes += [f"warning: {text}" for text in event.warnings]
+    for warning, hosts in event.warnings:
+        draft.record("preflight-warning", hosts, values={"warning": warning})
 
 
 def _planned(draft: _Draft, event: w.Planned) -> None:
@@ -269,12 +294,24 @@ def _node_ready(draft: _Draft, event: w.NodeReady) -> None:
 
 
 def _refused(draft: _Draft, event: w.Refused) -> None:
-    named = event.host is None or event.text.startswith(f"{event.host}: ")
-    text = event.text if named else f"{event.host}: {event.text}"
+    why = event.why if event.host is None else reasons.on_host(event.host, event.why)
+    hosts = event.hosts or _hosts_named(why, draft.job.hosts)
     if draft.job.go_sent_at_s is None:
-        draft.stop(Cause.REFUSED, f"nothing was started: {text}")
+        draft.stop(Cause.REFUSED, reasons.preflight_failed(hosts, why))
     else:
-        draft.stop(Cause.FAILURE, text)
+        draft.stop(Cause.FAILURE, why if isinstance(why, Text) else reasons.legacy(why))
+
+
+def _hosts_named(why: object, hosts: Sequence[str]) -> tuple[str, ...]:
+    """The hosts of the job among the values of a text."""
+    if not isinstance(why, Text):
+        return ()
+    found: set[str] = set()
+    for value in why.values.values():
+        names = value if isinstance(value, (list, tuple)) else [value]
+        found.update(name for name in names if isinstance(name, str) and name in hosts)
+        found.update(name for text in names for name in _hosts_named(text, hosts))
+    return tuple(sorted(found))
 
 
 def _rank_started(draft: _Draft, event: w.RankStarted) -> None:
@@ -292,33 +329,32 @@ def _rank_exited(draft: _Draft, event: w.RankExited) -> None:
         return
     draft.set_node(event.host, exits={**node.exits, event.rank: event.exit})
     if event.exit.note:
-        draft.notes.append(f"rank {event.rank} on {event.host}: {event.exit.note}")
+        draft.record("rank-killed-at-exit", [event.host], [event.rank])
     if event.exit.is_failure:
-        draft.job = replace(draft.job, first_failure=describe_first_failure(draft.job))
-        draft.stop(Cause.FAILURE, draft.job.first_failure or "a rank failed")
+        failure = find_first_failure(draft.job)
+        assert failure is not None, "this rank has failed"
+        draft.job = replace(draft.job, first_failure=failure)
+        draft.stop(Cause.FAILURE, failure.reason())
 
 
 def _rank_lingers(draft: _Draft, event: w.RankHungAtExit) -> None:
     node = draft.job.node(event.host)
     if event.rank not in node.lingering:
         draft.set_node(event.host, lingering=(*node.lingering, event.rank))
-        draft.notes.append(f"rank {event.rank} on {event.host} has finished but does not exit: {event.why}")
+        draft.record("rank-hung-at-exit", [event.host], [event.rank], {"why": event.why})
 
 
 def _start_failed(draft: _Draft, event: w.StartFailed) -> None:
-    who = event.host if event.rank is None else f"rank {event.rank} on {event.host}"
-    text = f"{who} could not be started: {event.text}"
+    failure = FirstFailure("start-failed", event.host, event.rank, detail=event.why)
     if draft.job.first_failure is None:
-        draft.job = replace(draft.job, first_failure=text)
-    draft.stop(Cause.FAILURE, text)
+        draft.job = replace(draft.job, first_failure=failure)
+    draft.stop(Cause.FAILURE, failure.reason())
 
 
 def _node_ended(draft: _Draft, event: w.NodeEnded) -> None:
     if event.leftovers:
-        pids = ", ".join(str(pid) for pid in event.leftovers)
-        draft.notes.append(
-            f"{event.host}: processes {pids} survive even SIGKILL (usually stuck in a driver or on NFS);"
-            " reboot the node"
+        draft.record(
+            "processes-remain", [event.host], (), {"pids": list(event.leftovers), "count": len(event.leftovers)}
         )
     node = draft.job.node(event.host)
     if node.may_run_processes:
@@ -326,9 +362,10 @@ def _node_ended(draft: _Draft, event: w.NodeEnded) -> None:
     if event.host in draft.job.unconfirmed:
         rest = tuple(host for host in draft.job.unconfirmed if host != event.host)
         draft.job = replace(draft.job, unconfirmed=rest)
-        draft.notes.append(f"{event.host} answers again: nothing of the job is left there")
+        draft.record("processes-gone", [event.host])
     if draft.job.state in (State.STARTING, State.RUNNING) and not _all_exited_zero(draft.job.node(event.host)):
-        draft.stop(Cause.FAILURE, draft.job.first_failure or f"{event.host}: its ranks ended before they had finished")
+        failure = draft.job.first_failure
+        draft.stop(Cause.FAILURE, failure.reason() if failure else reasons.ranks_ended_early(event.host))
 
 
 def _node_rebooted(draft: _Draft, event: w.NodeRebooted) -> None:
@@ -337,34 +374,35 @@ def _node_rebooted(draft: _Draft, event: w.NodeRebooted) -> None:
     draft.set_node(event.host, phase=Phase.LOST)
     unconfirmed = tuple(host for host in draft.job.unconfirmed if host != event.host)
     draft.job = replace(draft.job, unconfirmed=unconfirmed)
-    text = f"{event.host} was rebooted: its ranks are gone"
+    failure = FirstFailure("node-rebooted", event.host)
     if draft.job.first_failure is None and draft.job.state is not State.STOPPING:
-        draft.job = replace(draft.job, first_failure=text)
-    draft.stop(Cause.NODE_LOST, text)
+        draft.job = replace(draft.job, first_failure=failure)
+    draft.stop(Cause.NODE_LOST, failure.reason())
 
 
 def _supervisor_lost(draft: _Draft, event: w.SupervisorLost) -> None:
     if draft.job.node(event.host).may_run_processes:
-        draft.stop(Cause.NODE_LOST, f"{event.host}: the job's supervisor was killed, its ranks are without a keeper")
+        draft.stop(Cause.NODE_LOST, reasons.supervisor_lost(event.host))
 
 
 def _limit_reached(draft: _Draft, event: w.LimitReached) -> None:
-    draft.stop(Cause.LIMIT, event.text)
+    draft.stop(Cause.LIMIT, reasons.time_limit(event.host, event.why))
 
 
 def _stop_requested(draft: _Draft, event: w.StopRequested) -> None:
-    draft.stop(Cause.USER, "stop was asked for", now=event.now)
+    draft.stop(Cause.USER, reasons.stopped_by_user(), now=event.now)
 
 
 def _head_restarted(draft: _Draft, event: w.HeadRestarted) -> None:
-    draft.stop(Cause.HEAD_RESTARTED, "the controller was restarted before GO; nothing had been started")
+    draft.stop(Cause.HEAD_RESTARTED, reasons.controller_restarted())
 
 
 def _tick(draft: _Draft, event: w.Tick) -> None:
     job = draft.job
     if job.state is State.STARTING and job.go_sent_at_s is not None and draft.now_s - job.go_sent_at_s > job.start_s:
-        late = ", ".join(n.host for n in job.nodes if n.phase is Phase.GO_SENT)
-        draft.stop(Cause.START_TIMEOUT, f"{late}: ranks not alive {job.start_s:g} s after GO (timeouts.start_s)")
+        late = [n for n in job.nodes if n.phase is Phase.GO_SENT]
+        missing = sum(len(n.ranks) - len(n.pids) for n in late)
+        draft.stop(Cause.START_TIMEOUT, reasons.start_timeout([n.host for n in late], missing, job.start_s))
     if job.state is State.STOPPING:
         _give_up_waiting(draft, event.reachable, waited_s=draft.now_s - job.since_s - stop_grace_s(job))
 
@@ -375,14 +413,9 @@ def _give_up_waiting(draft: _Draft, reachable: frozenset[str], *, waited_s: floa
     silent = tuple(host for host in waiting if host not in reachable and waited_s > CONFIRM_S)
     stuck = tuple(host for host in waiting if host in reachable and waited_s > 2 * CONFIRM_S)
     if silent:
-        draft.notes.append(
-            f"{', '.join(silent)}: unreachable, not confirmed that the job is gone there; "
-            "it will be stopped when the node answers"
-        )
+        draft.record("end-unconfirmed", silent)
     if stuck:
-        draft.notes.append(
-            f"{', '.join(stuck)}: answers, but cannot end the job (a full or dead disk?); it is asked again and again"
-        )
+        draft.record("end-failed", stuck)
     if silent or stuck:
         draft.job = replace(draft.job, unconfirmed=(*draft.job.unconfirmed, *silent, *stuck))
 
@@ -391,8 +424,8 @@ def _all_exited_zero(node: NodeProgress) -> bool:
     return all(rank in node.exits and node.exits[rank].code == 0 for rank in node.ranks)
 
 
-def describe_first_failure(job: Job) -> str | None:
-    """The sentence that names the rank which failed first over all nodes, clock offsets removed; None: none failed."""
+def find_first_failure(job: Job) -> FirstFailure | None:
+    """The rank that failed first over all nodes, clock offsets removed; None: none failed."""
     failures = [
         (exit.at_ns - int((node.clock_offset_s or 0.0) * 1e9), rank, node.host, exit)
         for node in job.nodes
@@ -402,8 +435,8 @@ def describe_first_failure(job: Job) -> str | None:
     if not failures:
         return None
     _, rank, host, first = min(failures, key=lambda failure: failure[:2])
-    how = f"was killed by signal {first.signal}" if first.signal is not None else f"exited with code {first.code}"
-    return f"rank {rank} on {host} {how}"
+    kind = "rank-killed" if first.signal is not None else "rank-exited"
+    return FirstFailure(kind, host, rank, code=first.code, signal=first.signal)
 
 
 _HANDLERS: Mapping[type[object], Callable[..., None]] = {

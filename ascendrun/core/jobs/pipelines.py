@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ascendrun.core.jobs.job import Cause, Job, State
+from ascendrun.core.jobs.reasons import stage_progress
+from ascendrun.text import Text
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class PipelineStatus:
 
     representative: int
     state: State
-    reason: str
+    reason: Text
     stages: tuple[StageStatus, ...]
 
 
@@ -63,5 +65,5 @@ def pipeline_status(jobs: Sequence[Job]) -> PipelineStatus:
     state = job.state
     if job.state.value in ("STOPPED", "FAILED") and any(not jobs[index].is_terminal for index in newest):
         state = State.STOPPING  # its last stages are still being called off
-    place = f"stage {newest.index(representative) + 1}/{len(newest)} {job.stage}"
-    return PipelineStatus(representative, state, f"{place}: {job.reason}" if job.reason else place, stages)
+    reason = stage_progress(newest.index(representative) + 1, len(newest), str(job.stage), job.reason)
+    return PipelineStatus(representative, state, reason, stages)

@@ -26,7 +26,7 @@ def queued_behind(job: str, name: str, hosts: Sequence[str]) -> Text:
         "waiting for {count:plural node nodes} (queued behind {job} {name})",
         job=job,
         name=name,
-        hosts=tuple(hosts),
+        hosts=list(hosts),
         count=len(hosts),
     )
 
@@ -37,7 +37,7 @@ def nodes_in_use(job: str, name: str, hosts: Sequence[str]) -> Text:
         "waiting for {hosts:hosts} (in use by {job} {name})",
         job=job,
         name=name,
-        hosts=tuple(hosts),
+        hosts=list(hosts),
     )
 
 
@@ -46,7 +46,7 @@ def nodes_unconfirmed(job: str, hosts: Sequence[str]) -> Text:
         "reason.nodes-unconfirmed",
         "waiting for {hosts:hosts} (cannot confirm that the processes of {job} exited)",
         job=job,
-        hosts=tuple(hosts),
+        hosts=list(hosts),
     )
 
 
@@ -107,7 +107,7 @@ def next_attempt(attempt: int) -> Text:
 def preflight_failed(hosts: Sequence[str], why: Detail) -> Text:
     """`hosts`: those that refused, () when the plan is the reason or `why` names them itself."""
     return Text(
-        "reason.preflight-failed", "preflight failed: {why}; no process was started", why=why, hosts=tuple(hosts)
+        "reason.preflight-failed", "preflight failed (no process was started): {why}", why=why, hosts=list(hosts)
     )
 
 
@@ -128,13 +128,13 @@ def start_timeout(hosts: Sequence[str], ranks: int, limit_s: float) -> Text:
         "reason.start-timeout",
         "start timed out: {ranks:plural rank ranks} on {hosts:hosts} did not start within {limit_s:g} s"
         " (timeouts.start_s)",
-        hosts=tuple(hosts),
+        hosts=list(hosts),
         ranks=ranks,
         limit_s=limit_s,
     )
 
 
-def time_limit(host: str, why: Detail) -> Text:
+def time_limit(host: str | None, why: Detail) -> Text:
     return Text("reason.time-limit", "time limit reached: {why}", host=host, why=why)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Callable, Union
 
+from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.job import ACTIVE_STATES, Cause, DependencyFailed, Job, NodesAvailable, State, WaitingForNodes
+from ascendrun.text import Text
 
 
 @dataclass(frozen=True)
@@ -56,25 +58,26 @@ def schedule_queue(jobs: Sequence[tuple[Job, Sequence[Claim]]]) -> Mapping[str, 
         if job.state is not State.QUEUED:
             continue
         blockers = [(claim.host, holder) for claim in claims for holder in _blockers(claim, taken.get(claim.host, ()))]
-        decisions[job.id] = WaitingForNodes(_describe(blockers)) if blockers else NodesAvailable()
+        decisions[job.id] = WaitingForNodes(_reason(blockers)) if blockers else NodesAvailable()
         for claim in claims:
             taken.setdefault(claim.host, []).append((job, claim))
     return decisions
 
 
 def check_dependency(job: Job, needed: Job | None) -> None | WaitingForNodes | DependencyFailed:
-    """Whether a QUEUED job may look for nodes, given the job that it needs (None: it is not known any more); None: it
-    may. Who needs a stage that was called off is told of the stage that ended by itself."""
+    """Whether a QUEUED job may wait for nodes, given the job that it needs (None: unknown); None: it may.
+
+    A job behind a skipped stage is told of the stage that failed by itself.
+    """
     if needed is None:
-        return DependencyFailed(f"not started: {job.needs}, which it needs, is not known any more")
+        return DependencyFailed(reasons.dependency_unknown(str(job.needs)))
     if needed.state is State.SUCCEEDED:
         return None
-    what = f"stage {needed.stage} ({needed.id})" if needed.stage else needed.id
     if needed.is_terminal and needed.cause is Cause.NEED:
         return DependencyFailed(needed.reason)
     if needed.is_terminal:
-        return DependencyFailed(f"not started: {what} ended {needed.state.value}")
-    return WaitingForNodes(f"waits for {what}")  # its state changes without a word to this one
+        return DependencyFailed(reasons.dependency_failed(needed.id, needed.stage, needed.state.value))
+    return WaitingForNodes(reasons.waiting_for_job(needed.id, needed.stage))
 
 
 def _blockers(claim: Claim, held: Sequence[tuple[Job, Claim]]) -> tuple[Job, ...]:
@@ -88,12 +91,11 @@ def _blockers(claim: Claim, held: Sequence[tuple[Job, Claim]]) -> tuple[Job, ...
     return tuple(job for job, _ in held) if used + claim.count > claim.capacity else ()
 
 
-def _describe(blockers: Sequence[tuple[str, Job]]) -> str:
+def _reason(blockers: Sequence[tuple[str, Job]]) -> Text:
     host, job = blockers[0]
     hosts = sorted({name for name, _ in blockers})
-    where = host if len(hosts) == 1 else f"{host} and {len(hosts) - 1} more"
     if job.state is State.QUEUED:
-        return f"waits behind {job.id} ({job.name}), which wants {where} too"
+        return reasons.queued_behind(job.id, job.name, hosts)
     if host in job.unconfirmed:
-        return f"waits for {where}: not confirmed that {job.id} is gone there"
-    return f"waits for {where}, held by {job.id} ({job.name})"
+        return reasons.nodes_unconfirmed(job.id, hosts)
+    return reasons.nodes_in_use(job.id, job.name, hosts)

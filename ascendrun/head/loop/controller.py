@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError
+from ascendrun.core.events import Event
 from ascendrun.head.agents.connections import Links
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.liveness import Listening
@@ -82,7 +83,7 @@ class Controller:
             gathering=self._gathering,
             samples=self._keep_samples,
         )
-        self._listening = Listening(story=self._jobs.story, tell=self._jobs.tell)
+        self._listening = Listening(events_of=self._jobs.events_of, record=self._jobs.record)
         self._server = ControlServer(state_dir, self._on_request)
 
     # From any thread
@@ -167,7 +168,9 @@ class Controller:
         from ascendrun.head.loop.stragglers import Straggling
 
         if self._straggling is None:
-            self._straggling = Straggling(self._state_dir, post=self.post, tell=self._jobs.tell, story=self._jobs.story)
+            self._straggling = Straggling(
+                self._state_dir, post=self.post, record=self._jobs.record, events_of=self._jobs.events_of
+            )
         self._straggling.tick(runner.job for runner in self._jobs)
 
     def _was_away(self) -> bool:
@@ -249,7 +252,9 @@ class Controller:
         stored = self._store.find(str(header["job"]))
         if stored.job.is_terminal:
             raise ConflictError(f"{stored.job.id} has already ended: {stored.job.state.value}")
-        self._store.save(stored.job, [("asked", "stop --now" if header["now"] else "stop")], now_s=time.time())
+        job, now_s = stored.job, time.time()
+        values = {"grace_s": 0.0 if header["now"] else job.grace_s}
+        self._store.save(job, [Event("stop-requested", values, attempt=job.attempt, at_s=now_s)], now_s=now_s)
         self._jobs.feed(stored.job.id, StopRequested(now=bool(header["now"])))
         self._jobs.work_off_events()
         answer({"ok": True, "job": stored.job.id}, b"", True)

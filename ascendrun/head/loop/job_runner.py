@@ -15,6 +15,7 @@ from ascendrun.core.jobs import job as w
 from ascendrun.core.jobs.job import Action, Job, JobInput, Phase, State
 from ascendrun.core.jobs.lifecycle import stop_grace_s
 from ascendrun.core.jobs.plan import LaunchPlan, Tree
+from ascendrun.core.jobs.reasons import internal_error
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Links, dialled
@@ -150,14 +151,14 @@ class JobRunner:
         ).start()
 
     def _judge(self, plan: LaunchPlan, answers: Answers) -> None:
-        """The gate: only what is fit is started."""
+        """Starts the job only when no check failed."""
         if self.job.state is not State.CHECKING or plan.run_id != self.job.run_id:
             return
         hellos = {host.name: {**self.link(host.name).hello, "is_local": host.is_local} for host in self.hosts}
-        verdict = judge_answers(answers, self._reports, hellos, spec=self.spec, plan=plan, now_s=time.time())
-        self._feed(w.Checked(verdict.warnings))
-        if verdict.refusal is not None:
-            self._feed(w.Refused(None, verdict.refusal))
+        result = judge_answers(answers, self._reports, hellos, spec=self.spec, plan=plan, now_s=time.time())
+        self._feed(w.Checked(result.warnings))
+        if result.refusal is not None:
+            self._feed(w.Refused(None, result.refusal, result.hosts))
             return
         self._plan = plan
         ranks = {node.host: tuple(rank.rank for rank in node.ranks) for node in plan.nodes}
@@ -210,7 +211,7 @@ class JobRunner:
             self._refuse(host, reply.error)
 
     def _refuse(self, host: str | None, failure: Failure) -> None:
-        self._feed(w.Refused(host, str(failure.line())))
+        self._feed(w.Refused(host, failure.line()))
 
     # Stopping
 
@@ -388,8 +389,9 @@ class JobRunner:
                 self._feed(
                     w.Refused(
                         None,
-                        f"a fault of ascendrun itself: {type(error).__name__}: {error} "
-                        f"(the trace is in {self._context.state_dir / 'controller.log'})",
+                        internal_error(
+                            f"{type(error).__name__}: {error}", str(self._context.state_dir / "controller.log")
+                        ),
                     )
                 )
             raise

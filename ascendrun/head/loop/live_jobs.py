@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
+from ascendrun.core.events import Event
 from ascendrun.head.agents.connections import Links
 from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.protocol.remote import Link
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 SETTLING_S = 30.0
 """So long after a job's end its last bytes may still be coming."""
 FILE_TROUBLES = ("truncated", "follow_held")
-"""Events of a node about one file of an attempt, which the job's story tells."""
+"""Events of a node about one file of an attempt, which become events of the job."""
 
 
 class LiveJobs:
@@ -85,7 +86,7 @@ class LiveJobs:
             elif header["event"] == "follow_failed":
                 self._post(partial(runner.follow_later, host))
             else:
-                self._post(partial(self.tell, runner.job.id, [("note", describe_trouble(host, header))]))
+                self._post(partial(self._record_trouble, runner, host, header))
 
     # Coming and going
 
@@ -178,15 +179,18 @@ class LiveJobs:
             return None
         return found if found.id == job_id else None  # a name or a longer id may begin like it
 
-    # Stories
+    # Events of jobs
 
-    def story(self, job_id: str) -> list[tuple[str, str]]:
-        return [(event.kind, event.text) for event in self._store.events(job_id)]
+    def events_of(self, job_id: str) -> tuple[Event, ...]:
+        return self._store.events(job_id)
 
-    def tell(self, job_id: str, lines: Sequence[tuple[str, str]]) -> None:
-        """Lines for a job's story that change nothing else."""
+    def record(self, job_id: str, events: Sequence[Event]) -> None:
+        """Stores events that do not change the job."""
         if job_id in self._runners:
-            self._store.save(self._runners[job_id].job, lines, now_s=time.time())
+            self._store.save(self._runners[job_id].job, events, now_s=time.time())
+
+    def _record_trouble(self, runner: JobRunner, host: str, header: Mapping[str, Any]) -> None:
+        self.record(runner.job.id, [file_event(host, header, attempt=runner.job.attempt, now_s=time.time())])
 
     # Events, decisions, actions
 
@@ -214,7 +218,7 @@ class LiveJobs:
         from ascendrun.core.jobs.lifecycle import InvalidTransitionError, Step, advance
 
         def story() -> list[str]:
-            return [f"{past.kind}: {past.text}" for past in self._store.events(job.id)[-20:]]
+            return [f"{past.code} {past.values}" for past in self._store.events(job.id)[-20:]]
 
         try:
             return advance(job, event, now_s=time.time(), story=story)
@@ -236,10 +240,8 @@ class LiveJobs:
         """Stores what was decided, then does it: after a crash between the two the new controller does it again."""
         before = runner.job
         if step.job != runner.job:
-            lines = [("state", f"{transition.target.value}: {transition.reason}") for transition in step.transitions]
-            lines += [("note", note) for note in step.notes]
             failpoint("controller.before_save")
-            self._store.save(step.job, lines, now_s=time.time())
+            self._store.save(step.job, step.events, now_s=time.time())
             failpoint("controller.after_save")
             is_new_attempt = step.job.attempt != runner.job.attempt
             runner.job = step.job
@@ -262,12 +264,9 @@ class LiveJobs:
             self._guard(partial(self._gathering().gather, before.id, attempt))
 
 
-def describe_trouble(host: str, header: Mapping[str, Any]) -> str:
-    """One of FILE_TROUBLES in words."""
-    file = f"{host}: {header.get('file')}.{header.get('generation')}"
+def file_event(host: str, header: Mapping[str, Any], *, attempt: int, now_s: float) -> Event:
+    """The event that one of FILE_TROUBLES becomes."""
+    values = {"file": str(header.get("file")), "generation": header.get("generation")}
     if header.get("event") == "truncated":
-        return f"{file} was cut there to {header.get('size')} bytes; what came before it was cut is kept here"
-    return (
-        f"{file} cannot be opened there ({header.get('message')}); its bytes, and those of the files after it, "
-        "come when it can"
-    )
+        return Event("file-truncated", {**values, "size": header.get("size")}, (host,), (), attempt, now_s)
+    return Event("file-unreadable", {**values, "error": str(header.get("message"))}, (host,), (), attempt, now_s)

@@ -1,4 +1,4 @@
-"""Watches which hosts of running jobs answer, and tells their story when that changes."""
+"""Records when hosts of running jobs become unreachable, and when they are back."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Callable
 
+from ascendrun.core.events import Event
 from ascendrun.core.reachability import ReachabilityWatch, unreachable_hosts
 
 if TYPE_CHECKING:
     from ascendrun.head.loop.job_runner import JobRunner
 
 LOOK_S = 1.0
-"""How often hosts are looked at: who is silent is told after many seconds, and a thousand looks cost milliseconds."""
-
-Lines = Sequence[tuple[str, str]]
+"""How often hosts are checked: a change is reported after many seconds, and a thousand hosts cost milliseconds."""
 
 
 class Listening:
-    """Of one controller, in its thread. `story(job id)`: the lines so far; `tell(job id, lines)`: adds some."""
+    """Of one controller, in its thread. `events_of(job id)`: those so far; `record(job id, events)`: adds some."""
 
-    def __init__(self, *, story: Callable[[str], Lines], tell: Callable[[str, Lines], None]) -> None:
-        self._story, self._tell = story, tell
+    def __init__(
+        self, *, events_of: Callable[[str], Sequence[Event]], record: Callable[[str, Sequence[Event]], None]
+    ) -> None:
+        self._events_of, self._record = events_of, record
         self._watches: dict[str, ReachabilityWatch] = {}
         self._due_s = float("-inf")
 
@@ -42,10 +43,11 @@ class Listening:
         for job_id, runner in started.items():
             watch = self._watches.get(job_id)
             if watch is None:
-                watch = self._watches[job_id] = ReachabilityWatch(unreachable_hosts(self._story(job_id)))
-            lines = watch.look(_liveness(runner), now_s=now_s)
-            if lines:
-                self._tell(job_id, lines)
+                watch = self._watches[job_id] = ReachabilityWatch(unreachable_hosts(self._events_of(job_id)))
+            changes = watch.update(_liveness(runner), now_s=now_s)
+            if changes:
+                attempt, at_s = runner.job.attempt, time.time()
+                self._record(job_id, [Event(code, hosts=hosts, attempt=attempt, at_s=at_s) for code, hosts in changes])
 
 
 def _liveness(runner: JobRunner) -> Mapping[str, str]:

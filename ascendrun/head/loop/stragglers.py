@@ -1,8 +1,7 @@
-"""Looks for stragglers of running jobs once a minute, beside the controller's loop, and tells their story."""
+"""Finds stragglers of running jobs once a minute, in a thread next to the controller's loop, and records them."""
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional
 
 from ascendrun.core.errors import AscendrunError
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.samples import Newest
 from ascendrun.head.state.settings import spool_dir
@@ -32,8 +32,8 @@ FEW_DEVICES = 256
 """Of more devices than these the means of minutes are looked at."""
 GONE_AFTER = 2
 """Looks in a row without it, before a straggler is told to keep up again."""
-APPEARED, GONE = "straggler", "straggler-over"
-"""Kinds of lines in a job's story."""
+APPEARED, GONE = "straggler", "straggler-resolved"
+"""Codes of events."""
 
 Key = tuple[str, Optional[int]]
 """(host, rank); rank None: the whole node."""
@@ -87,21 +87,21 @@ def _read_samples(state_dir: Path, job_id: str, hosts: frozenset[str], *, now_s:
 
 @dataclass(frozen=True)
 class Known:
-    """The stragglers that a job's story tells of. `missing`: for how many looks in a row each was not seen."""
+    """The stragglers that the events of a job name. `missing`: for how many checks in a row each was not found."""
 
     attempt: int
     missing: Mapping[Key, int] = field(default_factory=dict)
 
 
-def take_look(known: Known, found: Iterable[Straggler]) -> tuple[Known, tuple[tuple[str, str], ...]]:
-    """What is known after a look, and the lines (kind, text) that the story gets: who appeared, who is gone.
+def take_look(known: Known, found: Iterable[Straggler], *, now_s: float = 0.0) -> tuple[Known, tuple[Event, ...]]:
+    """What is known after a check, and the events to record: who appeared, who is gone.
 
-    A rank that becomes part of a slow node is told once more, as the node; it has not become faster.
+    A rank that becomes part of a slow node is reported once more, as the node; it has not become faster.
     """
-    from ascendrun.health.stragglers.text import tell_straggler
+    from ascendrun.health.stragglers.text import describe_cause, describe_slowness
 
     seen: dict[Key, Straggler] = {(one.host, one.rank): one for one in found}
-    lines: list[tuple[str, str]] = []
+    events: list[Event] = []
     missing: dict[Key, int] = {}
     for key in sorted(known.missing, key=str):
         if key in seen:
@@ -111,41 +111,44 @@ def take_look(known: Known, found: Iterable[Straggler]) -> tuple[Known, tuple[tu
         elif known.missing[key] + 1 < GONE_AFTER:
             missing[key] = known.missing[key] + 1
         else:
-            lines.append((GONE, f"{_name(key)} keeps up again"))
+            host, rank = key
+            gone = () if rank is None else (rank,)
+            events.append(Event(GONE, {"is_node": rank is None}, (host,), gone, known.attempt, now_s))
     for key, one in seen.items():
         if key not in missing:
-            lines.append((APPEARED, tell_straggler(one)))
+            values = {
+                "slower_by": None if one.slower_by is None else round(one.slower_by - 1, 4),
+                "step_fraction": None if one.costs is None else round(one.costs, 4),
+                "cause": None if one.sign is None else one.sign.value,
+                "is_node": one.rank is None,
+                "finding": describe_slowness(one),
+                "likely_cause": describe_cause(one),
+            }
+            ranks = one.ranks if one.rank is None else (one.rank,)
+            events.append(Event(APPEARED, values, (one.host,), tuple(ranks), known.attempt, now_s))
             missing[key] = 0
-    return Known(known.attempt, missing), tuple(lines)
+    return Known(known.attempt, missing), tuple(events)
 
 
-def _name(key: Key) -> str:
-    return key[0] if key[1] is None else f"rank {key[1]} on {key[0]}"
-
-
-_SUBJECT = re.compile(r"^(?:rank (?P<rank>\d+) on )?(?P<host>\S+)")
-
-
-def known_from_story(attempt: int, story: Iterable[tuple[str, str]]) -> Known:
-    """What an earlier controller has told of the present attempt; `story`: (kind, text), oldest first."""
+def known_from_events(attempt: int, events: Iterable[Event]) -> Known:
+    """The stragglers of the present attempt that an earlier controller has reported. `events`: oldest first."""
     missing: dict[Key, int] = {}
-    for kind, text in story:
-        if kind == "state" and text.startswith("STARTING"):
-            missing = {}
-        match = _SUBJECT.match(text) if kind in (APPEARED, GONE) else None
-        if match:
-            key = (match["host"], int(match["rank"]) if match["rank"] else None)
-            missing.pop(key, None)
-            if kind == APPEARED:
-                missing[key] = 0
+    for event in events:
+        if event.attempt != attempt or event.code not in (APPEARED, GONE):
+            continue
+        for host in event.hosts:
+            rank = None if event.values.get("is_node") or not event.ranks else event.ranks[0]
+            missing.pop((host, rank), None)
+            if event.code == APPEARED:
+                missing[(host, rank)] = 0
     return Known(attempt, missing)
 
 
 class Straggling:
     """Belongs to the controller's thread; a look itself runs in a thread of its own, one at a time.
 
-    `post`: runs a call in the controller's thread. `tell`: writes lines into a job's story, may raise.
-    `story`: (kind, text) of a job, oldest first.
+    `post`: runs a call in the controller's thread. `record`: stores events of a job, may raise.
+    `events_of`: those of a job so far, oldest first.
     """
 
     def __init__(
@@ -153,11 +156,11 @@ class Straggling:
         state_dir: Path,
         *,
         post: Callable[[Callable[[], None]], None],
-        tell: Callable[[str, Sequence[tuple[str, str]]], None],
-        story: Callable[[str], Iterable[tuple[str, str]]],
+        record: Callable[[str, Sequence[Event]], None],
+        events_of: Callable[[str], Iterable[Event]],
     ) -> None:
         self._state_dir = state_dir
-        self._post, self._tell, self._story = post, tell, story
+        self._post, self._record, self._events_of = post, record, events_of
         self._known: dict[str, Known] = {}
         self._due = time.monotonic() + LOOK_EVERY_S
         self._is_looking = False
@@ -195,8 +198,8 @@ class Straggling:
                 continue
             known = self._known.get(job.id)
             if known is None or known.attempt != job.attempt:
-                known = known_from_story(job.attempt, self._story(job.id))
-            known, lines = take_look(known, found[job.id])
-            if lines:
-                self._tell(job.id, lines)
+                known = known_from_events(job.attempt, self._events_of(job.id))
+            known, events = take_look(known, found[job.id], now_s=time.time())
+            if events:
+                self._record(job.id, events)
             self._known[job.id] = known

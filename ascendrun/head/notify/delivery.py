@@ -10,7 +10,7 @@ import time
 
 from ascendrun.core.logs.redaction import hide_values, redact_text
 from ascendrun.core.notice_formats import Verdict, append_path, generic_body, judge_answer, make_request
-from ascendrun.core.notices import Notice, Target, describe
+from ascendrun.core.notices import TEXT_LIMIT, Notice, Target, describe
 from ascendrun.head.notify.hook import run_hook
 from ascendrun.head.notify.http_client import Cut, RequestFailedError, ask_web
 from ascendrun.head.state.notice_settings import UnreadableCredentialsError, read_credentials
@@ -62,7 +62,11 @@ def _run_hook(notice: Notice, target: Target, stop: threading.Event | None) -> V
     body = json.dumps(generic_body(notice, describe(notice, target.lang), target.lang), ensure_ascii=False) + "\n"
     try:
         end = run_hook(
-            target.command, stdin=body.encode(), env=_hook_env(notice), timeout_s=target.timeout_s, stop=stop
+            target.command,
+            stdin=body.encode(),
+            env=_hook_env(notice, target.lang),
+            timeout_s=target.timeout_s,
+            stop=stop,
         )
     except (OSError, ValueError) as error:
         return Verdict("refused", f"{target.command[0]} cannot be run: {getattr(error, 'strerror', None) or error}")
@@ -81,7 +85,7 @@ def _run_hook(notice: Notice, target: Target, stop: threading.Event | None) -> V
     return Verdict("refused", f"{target.command[0]} {how}" + (f": {output}" if output else ""))
 
 
-def _hook_env(notice: Notice) -> dict[str, str]:
+def _hook_env(notice: Notice, lang: str) -> dict[str, str]:
     facts = {
         "NOTICE_ID": notice.id,
         "NOTICE_KIND": notice.kind,
@@ -90,7 +94,7 @@ def _hook_env(notice: Notice) -> dict[str, str]:
         "STATE": notice.state,
         "ATTEMPT": notice.attempt,
         "HOSTS": ",".join(notice.hosts),
-        "REASON": redact_text(notice.text),
+        "REASON": redact_text(notice.reason.render(lang)[:TEXT_LIMIT]),
     }
     env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_HOOKS}
     env.update(

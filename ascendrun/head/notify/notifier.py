@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Callable
 
 from ascendrun.head.notify.settings_watch import ReadSettings, SettingsWatch
 from ascendrun.head.state.state_dir import StoreUnusableError
-from ascendrun.head.state.store import LostLeaseError, Store, StoredEvent
+from ascendrun.head.state.store import LostLeaseError, Store
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
+    from ascendrun.core.events import JobEvent
     from ascendrun.core.jobs.job import Job
     from ascendrun.core.notice_formats import Verdict
     from ascendrun.core.notices import Notice, Target
@@ -88,27 +89,25 @@ class Notifier:
         for name in names:
             self._employ(name)
 
-    def outbox(self, job: Job, lines: Sequence[StoredEvent]) -> list[tuple[str, str, str]]:
-        """The notices that new lines of a job's story make; called within the transaction that keeps the lines."""
+    def outbox(self, job: Job, events: Sequence[JobEvent]) -> list[tuple[str, str, str]]:
+        """The notifications that new events of a job make; called within the transaction that stores the events."""
         try:
-            return self._decide(job, lines)
+            return self._decide(job, events)
         except Exception:  # a notice that cannot be made must not keep a job from its next state
             self._tell_fault()
             return []
 
-    def _decide(self, job: Job, lines: Sequence[StoredEvent]) -> list[tuple[str, str, str]]:
+    def _decide(self, job: Job, events: Sequence[JobEvent]) -> list[tuple[str, str, str]]:
         settings = self.settings()
         if settings is None:
             return []
         from ascendrun.core.notices import notice_of
 
         rows = []
-        for line in lines:
-            notice = notice_of(
-                job, line.kind, line.text, seq=line.seq, head_id=self._head_id, head=self._head, at_s=line.at_s
-            )
+        for item in events:
+            notice = notice_of(job, item, head_id=self._head_id, head=self._head)
             if notice is not None:
-                body = json.dumps(notice.to_json())
+                body = json.dumps(notice.to_json(), default=str)
                 rows += [(notice.id, target.name, body) for target in settings.everyone if target.wants(notice)]
         self._fresh = self._fresh or bool(rows)
         return rows

@@ -40,13 +40,13 @@ def _make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
     if kind == "rank_lingers":
         return w.RankHungAtExit(host, int(line["rank"]), str(line.get("why", "")))
     if kind == "start_failed":
-        return w.StartFailed(host, line.get("rank"), str(start_failure(line).line()))
+        return w.StartFailed(host, line.get("rank"), start_failure(line).line())
     if kind == "ended":
         return w.NodeEnded(host, tuple(int(pid) for pid in line.get("leftovers", ())))
     if kind == "supervisor_lost":
         return w.SupervisorLost(host)
     if kind == "stopping" and line.get("by") == "limit":
-        return w.LimitReached(host, str(node_text(line.get("reason"))))
+        return w.LimitReached(host, node_text(line.get("reason")))
     return None
 
 

@@ -6,8 +6,12 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Callable, Union
 
 from ascendrun.head.state.state_dir import StoreUnusableError
+
+Migration = Union[str, Callable[[sqlite3.Connection], None]]
+"""SQL statements, or a function that is called within the transaction."""
 
 
 @contextmanager
@@ -28,7 +32,7 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def refuse_newer(connection: sqlite3.Connection, path: Path, steps: Sequence[str], *, way_out: str) -> None:
+def refuse_newer(connection: sqlite3.Connection, path: Path, steps: Sequence[Migration], *, way_out: str) -> None:
     """Raises StoreUnusableError for a file of a later release. `way_out`: what else to do than to use that release."""
     if version_of(connection) > len(steps):
         raise StoreUnusableError(
@@ -37,13 +41,17 @@ def refuse_newer(connection: sqlite3.Connection, path: Path, steps: Sequence[str
         )
 
 
-def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[str], *, way_out: str) -> None:
-    """Takes the steps that the file lacks, each (SQL statements) in one transaction. Raises as refuse_newer."""
+def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[Migration], *, way_out: str) -> None:
+    """Takes the steps that the file lacks, each in one transaction. Raises as refuse_newer."""
     refuse_newer(connection, path, steps, way_out=way_out)
     for version in range(version_of(connection), len(steps)):
         with immediate(connection):
             if version_of(connection) > version:
                 continue
-            for statement in steps[version].split(";"):
-                connection.execute(statement)
+            step = steps[version]
+            if callable(step):
+                step(connection)
+            else:
+                for statement in step.split(";"):
+                    connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {version + 1}")

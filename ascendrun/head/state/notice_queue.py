@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ascendrun.core.events import Event
 from ascendrun.core.notices import QUEUE_LIMIT
-from ascendrun.head.state.store import Store, add_lines
+from ascendrun.head.state.store import Store, add_events
+from ascendrun.text import Text
 
 KEPT_S = 30 * 86400.0
 """How long what was delivered is remembered."""
@@ -41,15 +43,17 @@ class NoticeQueue:
 
     def recover(self, *, now_s: float) -> None:
         """For a new controller: what the last one was sending when it died is sent again, once."""
-        lost = f"interrupted {MOST_CUTS + 1} times while it was sent; whether it arrived is not known"
+        lost = Text(
+            "notice.interrupted", "interrupted {count} times during delivery; it may have arrived", count=MOST_CUTS + 1
+        )
         with self._store.writing() as db:
             rows = db.execute(
                 "SELECT number, job, target FROM notices WHERE state = 'sending' AND cuts >= ?", (MOST_CUTS,)
             ).fetchall()
             for number, job, target in rows:
-                db.execute("UPDATE notices SET state = 'unknown', answer = ? WHERE number = ?", (lost, number))
+                db.execute("UPDATE notices SET state = 'unknown', answer = ? WHERE number = ?", (str(lost), number))
                 if job is not None:
-                    add_lines(db, job, [("notice", f"{target}: {lost}")], now_s)
+                    add_events(db, job, [_failed(target, None, 1, lost, now_s)])
             db.execute("UPDATE notices SET state = 'waiting', cuts = cuts + 1 WHERE state = 'sending'")
             _forget_old(db, now_s)
 
@@ -100,7 +104,7 @@ class NoticeQueue:
             db.execute("UPDATE notices SET state = ?, answer = ? WHERE number = ?", (state, answer, one.number))
             _forget_old(db, now_s)
             if state != "delivered" and one.job is not None:
-                add_lines(db, one.job, [("notice", f"{target}: {one.body['kind']}: not delivered: {answer}")], now_s)
+                add_events(db, one.job, [_failed(target, str(one.body["kind"]), 1, answer, now_s)])
 
     def give_up_beyond(self, target: str, *, now_s: float, limit: int = QUEUE_LIMIT) -> int:
         """Drops the oldest that wait beyond the limit; how many."""
@@ -111,14 +115,23 @@ class NoticeQueue:
                 (target, limit),
             ).fetchall()
         if rows:
-            text = f"given up: more than {limit} notices wait for {target}"
+            full = Text(
+                "notice.queue-full", "more than {limit} notifications are waiting; the oldest were dropped", limit=limit
+            )
             with self._store.writing() as db:
                 for number, _ in rows:
-                    db.execute("UPDATE notices SET state = 'given up', answer = ? WHERE number = ?", (text, number))
+                    db.execute(
+                        "UPDATE notices SET state = 'given up', answer = ? WHERE number = ?", (str(full), number)
+                    )
                 newest_job = rows[0][1]
                 if newest_job is not None:
-                    add_lines(db, newest_job, [("notice", f"{target}: {len(rows)} oldest {text}")], now_s)
+                    add_events(db, newest_job, [_failed(target, None, len(rows), full, now_s)])
         return len(rows)
+
+
+def _failed(target: str, kind: str | None, count: int, reply: Text | str, now_s: float) -> Event:
+    values = {"target": target, "kind": kind, "count": count, "reply": reply}
+    return Event("notification-failed", values, at_s=now_s)
 
 
 def _forget_old(db: sqlite3.Connection, now_s: float) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 from urllib.parse import urlsplit
 
-from ascendrun.core.notices import DEFAULT_JOBS, LANGUAGES, ON, SERVICES, Target, with_name
+from ascendrun.core.notices import DEFAULT_JOBS, ON, SERVICES, Target, with_name
+from ascendrun.text import LANGUAGES
 
 if TYPE_CHECKING:
     from ascendrun.core.errors import Problem

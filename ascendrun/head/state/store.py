@@ -15,16 +15,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 from ascendrun.core.errors import ConflictError, NotFoundError
-from ascendrun.head.state.migrations import immediate, migrate, refuse_newer, version_of
+from ascendrun.core.events import Event, JobEvent
+from ascendrun.head.state.migrations import Migration, immediate, migrate, refuse_newer, version_of
 from ascendrun.head.state.state_dir import StoreUnusableError, make_private_file, make_state_dir
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job, State
 
 FILE_NAME = "state.db"
+_EVENT = 'code, "values", hosts, ranks, attempt, at_s'
 BUSY_S = 10.0
 WAY_OUT = "another ASCENDRUN_STATE_DIR"
-_MIGRATIONS: tuple[str, ...] = (
+
+
+def _type_events(connection: sqlite3.Connection) -> None:
+    from ascendrun.head.state.old_stores import type_events
+
+    type_events(connection)
+
+
+_MIGRATIONS: tuple[Migration, ...] = (
     """
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
     CREATE TABLE lease (
@@ -53,6 +63,7 @@ _MIGRATIONS: tuple[str, ...] = (
         cuts INTEGER NOT NULL DEFAULT 0, tried_at_s REAL, answer TEXT, UNIQUE (id, target));
     CREATE INDEX notices_by_due ON notices (target, state, due_at_s);
     """,
+    _type_events,
 )
 
 
@@ -74,27 +85,8 @@ class StoredJob:
     file: str | None
 
 
-@dataclass(frozen=True)
-class StoredEvent:
-    seq: int
-    at_s: float
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
-class StreamedEvent:
-    """A line of one job's story among those of all jobs; `number` counts them as they were written."""
-
-    number: int
-    job: str
-    at_s: float
-    kind: str
-    text: str
-
-
-Outbox = Callable[["Job", Sequence[StoredEvent]], Sequence[tuple[str, str, str]]]
-"""(job, new lines of its story) -> notices as (id, name of the target, body); kept in the transaction of the lines."""
+Outbox = Callable[["Job", Sequence[JobEvent]], Sequence[tuple[str, str, str]]]
+"""(job, its new events) -> notices as (id, name of the target, body); stored in the transaction of the events."""
 
 
 class Store:
@@ -105,6 +97,8 @@ class Store:
         self._token = token
         self._path = path
         self.outbox: Outbox | None = None
+        self.is_copy = False
+        """In memory, of a file that an earlier release wrote and no controller has migrated yet."""
 
     @classmethod
     def open(cls, state_dir: Path) -> Store:
@@ -135,6 +129,10 @@ class Store:
             connection.close()
             return None
         refuse_newer(connection, path, _MIGRATIONS, way_out=WAY_OUT)
+        if version_of(connection) < len(_MIGRATIONS):
+            store = cls(_migrated_copy(connection, path), None, path)
+            store.is_copy = True
+            return store
         connection.execute("PRAGMA query_only = ON")
         return cls(connection, None, path)
 
@@ -226,23 +224,24 @@ class Store:
         )
         job = make_job(int(cursor.lastrowid or 0), self.head_id)
         db.execute("UPDATE jobs SET id = ? WHERE number = ?", (job.id, cursor.lastrowid))
-        self._write(db, job, [("submitted", f"{job.name} submitted for {', '.join(job.hosts)}")], now_s)
+        submitted = Event("submitted", {"name": job.name}, job.hosts, attempt=job.attempt, at_s=now_s)
+        self._write(db, job, [submitted], now_s)
         return job
 
-    def save(self, job: Job, events: Sequence[tuple[str, str]], *, now_s: float) -> None:
-        """Writes the record and the new lines of its story, (kind, text) each, in one transaction."""
+    def save(self, job: Job, events: Sequence[Event], *, now_s: float) -> None:
+        """Writes the record and the new events of the job in one transaction."""
         with self.writing() as db:
             self._write(db, job, events, now_s)
 
-    def _write(self, db: sqlite3.Connection, job: Job, events: Sequence[tuple[str, str]], now_s: float) -> None:
+    def _write(self, db: sqlite3.Connection, job: Job, events: Sequence[Event], now_s: float) -> None:
         from ascendrun.core.jobs.record import dump_job
 
         db.execute(
             "UPDATE jobs SET name = ?, state = ?, record = ?, has_unconfirmed = ? WHERE id = ?",
-            (job.name, job.state.value, json.dumps(dump_job(job)), bool(job.unconfirmed), job.id),
+            (job.name, job.state.value, json.dumps(dump_job(job), default=str), bool(job.unconfirmed), job.id),
         )
-        lines = add_lines(db, job.id, events, now_s)
-        for notice_id, target, body in self.outbox(job, lines) if self.outbox is not None and lines else ():
+        added = add_events(db, job.id, events)
+        for notice_id, target, body in self.outbox(job, added) if self.outbox is not None and added else ():
             db.execute(
                 "INSERT OR IGNORE INTO notices (id, target, job, body, made_at_s, state, due_at_s)"
                 " VALUES (?, ?, ?, ?, ?, 'waiting', ?)",
@@ -318,9 +317,10 @@ class Store:
             raise NotFoundError(f"no job {ref!r}", hint="`ascendrun ps -a` lists all jobs")
         return self._jobs("WHERE id = ?", begins)[0]
 
-    def events(self, job_id: str) -> tuple[StoredEvent, ...]:
-        rows = self._db.execute("SELECT seq, at_s, kind, text FROM events WHERE job = ? ORDER BY seq", (job_id,))
-        return tuple(StoredEvent(*row) for row in rows)
+    def events(self, job_id: str) -> tuple[Event, ...]:
+        """All events of a job, oldest first."""
+        rows = self._db.execute(f"SELECT {_EVENT} FROM events WHERE job = ? ORDER BY number", (job_id,))
+        return tuple(_load_event(row) for row in rows)
 
     def stream(
         self,
@@ -329,11 +329,11 @@ class Store:
         job: str | None = None,
         pipeline: str | None = None,
         since_s: float | None = None,
-        kinds: Collection[str] | None = None,
+        codes: Collection[str] | None = None,
         limit: int = 10_000,
-    ) -> tuple[StreamedEvent, ...]:
-        """Lines of all jobs' stories with numbers greater than `after`, in order; `pipeline`: of the jobs of this one
-        only; `kinds`: these only."""
+    ) -> tuple[JobEvent, ...]:
+        """Events of all jobs with numbers greater than `after`, in order; `pipeline`: of the jobs of this one only;
+        `codes`: these only."""
         where: list[str] = ["number > ?"]
         values: list[Any] = [after]
         stages = None if pipeline is None else f"{pipeline}-*"
@@ -341,20 +341,17 @@ class Store:
             if value is not None:
                 where.append(condition)
                 values.append(value)
-        if kinds is not None:
-            where.append(f"kind IN ({', '.join('?' * len(kinds))})")
-            values += sorted(kinds)
+        if codes is not None:
+            where.append(f"code IN ({', '.join('?' * len(codes))})")
+            values += sorted(codes)
         rows = self._db.execute(
-            f"SELECT number, job, at_s, kind, text FROM {self._numbered()}"
-            f" WHERE {' AND '.join(where)} ORDER BY number LIMIT ?",
+            f"SELECT number, job, {_EVENT} FROM events WHERE {' AND '.join(where)} ORDER BY number LIMIT ?",
             [*values, limit],
         )
-        return tuple(StreamedEvent(*row) for row in rows)
+        return tuple(JobEvent(number, job_id, _load_event(row)) for number, job_id, *row in rows)
 
     def notices(self, *, limit: int = 200) -> tuple[Mapping[str, Any], ...]:
         """The newest notices and how far they got: id, target, job, state, tries, due_at_s, tried_at_s, answer."""
-        if version_of(self._db) < 2:
-            return ()
         names = ("id", "target", "job", "state", "tries", "due_at_s", "tried_at_s", "answer")
         rows = self._db.execute(f"SELECT {', '.join(names)} FROM notices ORDER BY number DESC LIMIT ?", (limit,))
         return tuple(dict(zip(names, row)) for row in rows)
@@ -363,23 +360,12 @@ class Store:
         row = self._db.execute("SELECT 1 FROM notices WHERE state IN ('waiting', 'sending') LIMIT 1").fetchone()
         return row is not None
 
-    def _numbered(self) -> str:
-        """A store that no controller of this version has opened yet has no numbers: made from the times then."""
-        if version_of(self._db) >= 2:
-            return "events"
-        return "(SELECT ROW_NUMBER() OVER (ORDER BY at_s, job, seq) AS number, * FROM events)"
-
-    def event_kinds(self) -> tuple[str, ...]:
-        return tuple(row[0] for row in self._db.execute("SELECT DISTINCT kind FROM events ORDER BY kind"))
+    def event_codes(self) -> tuple[str, ...]:
+        return tuple(row[0] for row in self._db.execute("SELECT DISTINCT code FROM events ORDER BY code"))
 
     def job_names(self) -> Mapping[str, str]:
         """The name of every job, by id."""
         return dict(self._db.execute("SELECT id, name FROM jobs WHERE id IS NOT NULL").fetchall())
-
-    def job_hosts(self) -> Mapping[str, tuple[str, ...]]:
-        """The names of every job's hosts, by id."""
-        rows = self._db.execute("SELECT id, hosts FROM jobs WHERE id IS NOT NULL")
-        return {row[0]: tuple(str(host["name"]) for host in json.loads(row[1])) for row in rows}
 
     def states(self) -> Mapping[str, State]:
         """The state of every job, by id."""
@@ -388,17 +374,35 @@ class Store:
         return {row[0]: State(row[1]) for row in self._db.execute("SELECT id, state FROM jobs")}
 
 
-def add_lines(
-    db: sqlite3.Connection, job_id: str, events: Sequence[tuple[str, str]], now_s: float
-) -> tuple[StoredEvent, ...]:
-    """Appends (kind, text) lines to a job's story, within a transaction of the caller."""
-    seq = int(db.execute("SELECT COALESCE(MAX(seq), 0) FROM events WHERE job = ?", (job_id,)).fetchone()[0])
-    lines = tuple(StoredEvent(seq + k, now_s, kind, text) for k, (kind, text) in enumerate(events, start=1))
-    db.executemany(
-        "INSERT INTO events (job, seq, at_s, kind, text) VALUES (?, ?, ?, ?, ?)",
-        [(job_id, line.seq, line.at_s, line.kind, line.text) for line in lines],
+def add_events(db: sqlite3.Connection, job_id: str, events: Sequence[Event]) -> tuple[JobEvent, ...]:
+    """Appends events of a job, within a transaction of the caller."""
+    added = []
+    for event in events:
+        cursor = db.execute(
+            f"INSERT INTO events (job, {_EVENT}) VALUES (?, ?, ?, ?, ?, ?, ?)", (job_id, *_dump_event(event))
+        )
+        added.append(JobEvent(int(cursor.lastrowid or 0), job_id, event))
+    return tuple(added)
+
+
+def _dump_event(event: Event) -> tuple[Any, ...]:
+    record = event.to_json()
+    columns = (json.dumps(record[name], ensure_ascii=False, default=str) for name in ("values", "hosts", "ranks"))
+    return (event.code, *columns, event.attempt, event.at_s)
+
+
+def _load_event(row: Sequence[Any]) -> Event:
+    code, values, hosts, ranks, attempt, at_s = row
+    return Event.from_json(
+        {
+            "code": code,
+            "values": json.loads(values),
+            "hosts": json.loads(hosts),
+            "ranks": json.loads(ranks),
+            "attempt": attempt,
+            "at_s": at_s,
+        }
     )
-    return lines
 
 
 def job_id_of(number: int) -> str:
@@ -410,6 +414,15 @@ class JobMaker(Protocol):
     """The shape of `make_job`: (job id, head id) -> Job."""
 
     def __call__(self, job_id: str, head_id: str) -> Job: ...
+
+
+def _migrated_copy(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+    """A store of an earlier release in memory: a reader does not change the file, the next controller does."""
+    copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.backup(copy)
+    connection.close()
+    migrate(copy, path, _MIGRATIONS, way_out=WAY_OUT)
+    return copy
 
 
 def _connect(path: Path) -> sqlite3.Connection:

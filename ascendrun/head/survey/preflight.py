@@ -11,6 +11,7 @@ from ascendrun.core.gc_pause import nothing_collected
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.survey.doctor import Answers, Question
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
@@ -20,11 +21,12 @@ MOST_WARNINGS = 20
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """`refusal`: why nothing may be started, None: go on. `warnings`: one line each, for the job's story."""
+class PreflightResult:
+    """`refusal`: why nothing may be started, None: nothing. `hosts`: those concerned. `warnings`: (text, hosts)."""
 
-    refusal: str | None
-    warnings: tuple[str, ...] = ()
+    refusal: Text | None
+    hosts: tuple[str, ...] = ()
+    warnings: tuple[tuple[Text, tuple[str, ...]], ...] = ()
 
 
 def gate_question(spec: JobSpec) -> Question:
@@ -43,7 +45,7 @@ def judge_answers(
     spec: JobSpec,
     plan: LaunchPlan,
     now_s: float,
-) -> Verdict:
+) -> PreflightResult:
     """FAIL findings refuse the start; a node that could not be examined does too: nobody knows whether it is fit."""
     from ascendrun.health.checks import run_checks
     from ascendrun.health.survey.check_context import World
@@ -65,6 +67,8 @@ def judge_answers(
     findings = run_checks(world, is_full=False, skip=spec.checks.skip, require=spec.checks.require)
     failed = tuple(finding for finding in findings if finding.severity is Severity.FAIL)
     warned: tuple[Finding, ...] = tuple(one for one in findings if one.severity is Severity.WARN)[:MOST_WARNINGS]
-    return Verdict(
-        str(failed_checks(failed)) if failed else None, tuple(str(finding_line(finding)) for finding in warned)
+    return PreflightResult(
+        failed_checks(failed) if failed else None,
+        tuple(sorted({host for finding in failed for host in finding.hosts})),
+        tuple((finding_line(finding), tuple(finding.hosts)) for finding in warned),
     )

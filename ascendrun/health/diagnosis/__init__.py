@@ -24,7 +24,6 @@ from ascendrun.health.diagnosis.evidence import (
     HostEvidence,
     Line,
     RankEvidence,
-    StoryEvent,
 )
 from ascendrun.health.diagnosis.lines.launchers import expand
 from ascendrun.health.diagnosis.outcomes import LIVE, explain_ending
@@ -48,10 +47,12 @@ __all__ = [
     "Proof",
     "RankEvidence",
     "Role",
-    "StoryEvent",
     "diagnose",
     "render",
 ]
+
+
+_DECISIONS = frozenset({"state-changed", "stop-requested", "unreachable", "reachable"})
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -65,16 +66,18 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _outcome(evidence: Evidence) -> tuple[str | Text, ...]:
-    """The story's lines from the moment on when the attempt was being stopped: what ascendrun did about it; of an
-    attempt that failed and that none followed, a label of texts/ says so."""
-    ways = [
-        index
-        for index, event in enumerate(evidence.story)
-        if event.kind == "state" and event.text.startswith(("STOPPING", "FAILED"))
-    ]
-    if not ways:
+    """The events from the moment on when the attempt was being stopped; of an attempt that failed and was not
+    restarted, that as well."""
+    states = {
+        index: event.values.get("state") for index, event in enumerate(evidence.story) if event.code == "state-changed"
+    }
+    stopping = [index for index, state in states.items() if state == "STOPPING"]
+    failed = [index for index, state in states.items() if state == "FAILED"]
+    if not stopping and not failed:
         return ()
-    stopping = [index for index in ways if evidence.story[index].text.startswith("STOPPING")]
-    begins = stopping[-1] + 1 if stopping else ways[0]
-    told = tuple(event.text for event in evidence.story[begins:] if event.kind != "note" or "exclud" in event.text)[:4]
-    return (*told, NOT_RESTARTED) if told and told[-1].startswith("FAILED") else told
+    begins = stopping[-1] + 1 if stopping else failed[0]
+    shown = [event for event in evidence.story[begins:] if event.code in _DECISIONS][:4]
+    messages = tuple(event.message() for event in shown)
+    if shown and shown[-1].values.get("state") == "FAILED":
+        return (*messages, NOT_RESTARTED)
+    return messages

@@ -173,7 +173,7 @@ def _of_host(evidence: Evidence, host: HostEvidence) -> list[Candidate]:
                 (host.host,),
                 blames="node",
                 retry="same",
-                proofs=_story(evidence, host.host, "reboot"),
+                proofs=_story(evidence, host.host, "reason.node-rebooted"),
             )
         )
     if host.supervisor_lost:
@@ -185,18 +185,18 @@ def _of_host(evidence: Evidence, host: HostEvidence) -> list[Candidate]:
                 (host.host,),
                 blames="node",
                 retry="same",
-                proofs=_story(evidence, host.host, "supervisor"),
+                proofs=_story(evidence, host.host, "reason.supervisor-lost"),
             )
         )
     return found
 
 
-def _story(evidence: Evidence, host: str, word: str) -> tuple[Proof, ...]:
-    """The lines of the job's story that say it of the host."""
+def _story(evidence: Evidence, host: str, key: str) -> tuple[Proof, ...]:
+    """The changes of state whose reason is this of the host."""
     return tuple(
-        Proof(text=event.text, host=host, at_s=event.at_s)
+        Proof(text=str(event.message()), host=host, at_s=event.at_s)
         for event in evidence.story
-        if host in event.text and word in event.text
+        if host in event.hosts and getattr(event.values.get("reason"), "key", None) == key
     )[:2]
 
 

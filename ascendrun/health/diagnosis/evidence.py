@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+from ascendrun.core.events import Event
 from ascendrun.text import Text
 
 
@@ -116,25 +117,16 @@ class HostEvidence:
 
 
 @dataclass(frozen=True)
-class StoryEvent:
-    """A line of the job's story, on the head's clock."""
-
-    at_s: float
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Evidence:
     """One attempt of one job. `state`: of the job; `cause`: why it was stopped (core.job.Cause), None: it was not.
-    `world_size`: ranks there should be. Timeouts: HCCL's, as they were in force. `story`: of this attempt and after.
+    `world_size`: ranks there should be. Timeouts: HCCL's, as they were in force. `story`: its events.
     """
 
     job: str
     state: str
     attempt: int = 1
     name: str = ""
-    reason: str = ""
+    reason: Text | None = None
     cause: str | None = None
     family: str = "cpu"
     launcher: str = "spawn"
@@ -146,8 +138,8 @@ class Evidence:
     ended_at_s: float | None = None
     ranks: tuple[RankEvidence, ...] = ()
     hosts: tuple[HostEvidence, ...] = ()
-    story: tuple[StoryEvent, ...] = ()
-    slow: tuple[str, ...] = ()
+    story: tuple[Event, ...] = ()
+    slow: tuple[Text, ...] = ()
     missing: tuple[str, ...] = ()
 
     def host(self, name: str) -> HostEvidence:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,8 +20,6 @@ _BY_CAUSE = {
     "user": "stopped-by-user",
     "need": "stage-skipped",
 }
-_NEEDED = re.compile(r"^not started: (?:stage (?P<stage>\S+) \()?(?P<job>j-[0-9-]+)")
-"""As core/jobs/schedule.py says it."""
 _RETRY = {"preflight-failed": "never", "time-limit": "same", "start-timeout": "same", "head-restarted": "same"}
 
 
@@ -38,8 +35,8 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
         return None
     if code in ("stopped-by-user", "time-limit") and _failed_before(evidence, failed):
         return None
-    late = tuple(sorted({host.host for host in evidence.hosts if host.host in evidence.reason}))
-    hosts = late if code in ("preflight-failed", "start-timeout") else ()
+    named = evidence.reason.values.get("hosts", ()) if evidence.reason is not None else ()
+    hosts = tuple(sorted(named)) if code in ("preflight-failed", "start-timeout") else ()
     told = _told(evidence, code, hosts=hosts)
     unseen = code in ("stopped-by-user", "time-limit") and any(
         rank.pid is not None and not rank.has_ended for rank in evidence.ranks
@@ -59,20 +56,24 @@ def _failed_before(evidence: Evidence, failed: Sequence[RankEvidence]) -> bool:
 def _told(
     evidence: Evidence, code: str, *, hosts: tuple[str, ...] = (), anomalies: tuple[str | Text, ...] = ()
 ) -> Diagnosis:
+    reason = evidence.reason
     proofs = tuple(
-        Proof(text=event.text, at_s=event.at_s)
+        Proof(text=str(event.message()), at_s=event.at_s)
         for event in evidence.story
-        if evidence.reason and evidence.reason in event.text
+        if reason is not None and event.values.get("reason") == reason
     )[-1:]
-    reason = evidence.reason.replace("nothing was started: ", "").replace("not started: ", "")
-    needed = _NEEDED.match(evidence.reason)
+    values = reason.values if reason is not None else {}
     return Diagnosis(
         code=code,
         confidence=Confidence.CERTAIN,
         hosts=hosts,
         at_s=evidence.ended_at_s,
         evidence=proofs,
-        values={"reason": reason, "job": evidence.job, "needed": needed["job"] if needed else ""},
+        values={
+            "reason": values["why"] if code == "preflight-failed" and "why" in values else reason or "",
+            "job": evidence.job,
+            "needed": values.get("job", ""),
+        },
         anomalies=anomalies,
         retry=_RETRY.get(code, "unknown"),
         missing=evidence.missing,
@@ -86,7 +87,7 @@ def _live(evidence: Evidence) -> Diagnosis:
         confidence=Confidence.CERTAIN,
         anomalies=_anomalies(evidence),
         missing=evidence.missing,
-        values={"state": evidence.state, "reason": evidence.reason, "job": evidence.job},
+        values={"state": evidence.state, "reason": evidence.reason or "", "job": evidence.job},
     )
 
 

@@ -308,7 +308,7 @@ def _unknown(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
         evidence=proofs,
         chain=make_chain(nobody, stories),
         missing=_missing(evidence),
-        values={"reason": evidence.reason},
+        values={"reason": evidence.reason or ""},
     )
 
 

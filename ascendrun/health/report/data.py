@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.lifecycle import state_changes
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.health.diagnosis.result import Diagnosis
@@ -17,15 +19,6 @@ from ascendrun.health.report.time_use import Accounting, AttemptSteps, Stay, acc
 
 MOST_SPANS = 600
 """The most spans of the timeline; of more, the shortest are dropped."""
-
-
-@dataclass(frozen=True)
-class EventRow:
-    """A line of the job's story."""
-
-    at_s: float
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,7 @@ class Material:
     job: Job
     spec: Mapping[str, Any]
     file: str | None
-    events: Sequence[EventRow]
+    events: Sequence[Event]
     lines: Mapping[int, Sequence[MetricsLine]]
     devices: Sequence[DeviceSample]
     hosts: Sequence[HostSample]
@@ -140,7 +133,7 @@ class Report:
     metrics: JobMetrics
     attempts: tuple[AttemptRow, ...]
     devices: tuple[DeviceRow, ...]
-    events: tuple[EventRow, ...]
+    events: tuple[Event, ...]
     charts: tuple[Chart, ...]
     caveats: tuple[Caveat, ...]
     diagnosis: Diagnosis | None = None
@@ -150,7 +143,7 @@ def make_report(material: Material, *, now_s: float) -> Report:
     """The report as of now; of a live job up to now."""
     job = material.job
     until_s = job.ended_at_s if job.ended_at_s is not None else now_s
-    stays = find_stays(_moves(material.events), created_s=job.created_at_s, until_s=until_s)
+    stays = find_stays(state_changes(material.events), created_s=job.created_at_s, until_s=until_s)
     lines = {
         number: [_completed(one, material.lines[number]) for one in material.lines[number]]
         for number in sorted(material.lines)
@@ -165,7 +158,7 @@ def make_report(material: Material, *, now_s: float) -> Report:
         id=job.id,
         name=job.name,
         state=job.state.value,
-        reason=job.reason,
+        reason=str(job.reason),
         is_terminal=job.is_terminal,
         file=material.file,
         hosts=job.hosts,
@@ -186,12 +179,6 @@ def make_report(material: Material, *, now_s: float) -> Report:
         charts=_charts(material, lines, stays),
         caveats=tuple(_caveats(material, time, cost, lines)),
     )
-
-
-def _moves(events: Iterable[EventRow]) -> list[tuple[float, State]]:
-    """The controller writes "RUNNING: why"; a state of another release is passed over."""
-    found = [(event.at_s, event.text.partition(":")[0]) for event in events if event.kind == "state"]
-    return [(at_s, State(name)) for at_s, name in found if name in State.__members__]
 
 
 def _is_step(line: MetricsLine) -> bool:
@@ -234,7 +221,7 @@ def _attempt_steps(lines: Sequence[MetricsLine]) -> AttemptSteps:
 
 
 def _attempt_rows(
-    stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps], time: Accounting, events: Sequence[EventRow]
+    stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps], time: Accounting, events: Sequence[Event]
 ) -> tuple[AttemptRow, ...]:
     kept: dict[int, int] = {}
     for piece in time.pieces:
@@ -263,17 +250,17 @@ def _attempt_rows(
     return tuple(rows)
 
 
-def _reason(mine: Sequence[Stay], events: Sequence[EventRow]) -> str:
-    """Why it ended, in the words of its last move."""
+def _reason(mine: Sequence[Stay], events: Sequence[Event]) -> str:
+    """Why it ended: the reason of its last change of state."""
     begin_s, end_s = mine[0].begin_ms / 1000 - 0.001, mine[-1].end_ms / 1000 + 0.001
-    words = [
-        event.text
+    found = [
+        event.values.get("reason")
         for event in events
-        if event.kind == "state"
+        if event.code == "state-changed"
         and begin_s <= event.at_s <= end_s
-        and event.text.partition(":")[0] in ("STOPPING", "SUCCEEDED", "FAILED", "STOPPED")
+        and event.values.get("state") in ("STOPPING", "SUCCEEDED", "FAILED", "STOPPED")
     ]
-    return words[-1].partition(": ")[2] if words else ""
+    return str(found[-1]) if found else ""
 
 
 def _job_metrics(lines: Sequence[MetricsLine]) -> JobMetrics:

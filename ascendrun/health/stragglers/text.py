@@ -8,7 +8,6 @@ from typing import Any
 from ascendrun.health.stragglers.causes import Mark, Sign
 from ascendrun.health.stragglers.detect import Straggler
 from ascendrun.text import Text
-from ascendrun.text.format import fold_numbers
 
 _CAUSES: Mapping[Sign, Text] = {
     Sign.FREQUENCY: Text("straggler.frequency", "low device clock"),
@@ -92,11 +91,3 @@ _ALONE: Mapping[str, Text] = {
     "pids": Text("straggler.processes-alone", "{here:.0f} processes", here=0),
 }
 """The same without a comparison."""
-
-
-def tell_straggler(straggler: Straggler) -> str:
-    """One line, for an event log of text."""
-    where = f"rank {straggler.rank} on {straggler.host}"
-    if straggler.rank is None:
-        where = f"{straggler.host} (ranks {fold_numbers(straggler.ranks)})"
-    return f"{where} is slow: {describe_slowness(straggler)} (likely cause: {describe_cause(straggler)})"

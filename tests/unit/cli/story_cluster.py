@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ascendrun.cluster import Cluster, EventView, ExecResult, HostStatus, JobDetail, JobView, NodeView, RankView
+from ascendrun.cluster import Cluster, ExecResult, HostStatus, JobDetail, JobView, NodeView, RankView
 from ascendrun.core.errors import ConflictError, DeadlineExceededError, NotFoundError
+from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.head.state.settings import Settings, spool_dir
 
@@ -51,7 +52,7 @@ class StoryCluster(Cluster):
     unconfirmed: tuple[str, ...] = ()
     answers: Sequence[ExecResult] = ()
     statuses: Sequence[HostStatus] = ()
-    job_events: tuple[EventView, ...] = ()
+    job_events: tuple[Event, ...] = ()
     calls: list[tuple[Any, ...]] = field(default_factory=list)
 
     # what the command line calls

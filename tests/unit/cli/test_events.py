@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 from story_cluster import Desk, end, run
 
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.reasons import legacy
 from ascendrun.head.state.store import Store
 
 
@@ -43,10 +45,16 @@ class Writer:
             now_s=time.time(),
         )
 
-    def tell(self, job: Job, *lines: str) -> None:
-        self.store.save(
-            job, [(kind, text) for kind, _, text in (line.partition(" ") for line in lines)], now_s=time.time()
-        )
+    def add(self, job: Job, *events: Event) -> None:
+        self.store.save(job, [replace(event, at_s=time.time()) for event in events], now_s=time.time())
+
+
+def state(name: str, reason: str = "x") -> Event:
+    return Event("state-changed", {"state": name, "reason": legacy(reason)}, attempt=1)
+
+
+def gone(host: str) -> Event:
+    return Event("processes-gone", {}, (host,), attempt=1)
 
 
 @pytest.fixture
@@ -56,55 +64,63 @@ def writer(desk: Desk) -> Iterator[Writer]:
     writer.store.close()
 
 
-def texts(out: str) -> list[str]:
-    return [json.loads(line)["text"] for line in out.splitlines()]
+def codes(out: str) -> list[str]:
+    return [json.loads(line)["code"] for line in out.splitlines()]
 
 
 def test_before_anything_happened_it_says_so(desk: Desk) -> None:
     result = desk.say("events")
-    assert (result.code, result.out) == (0, "") and "nothing happened" in result.err
+    assert (result.code, result.out) == (0, "") and result.err
 
 
 def test_all_stories_are_one_stream_with_hosts_folded(desk: Desk, writer: Writer) -> None:
     one, two = writer.submit("one"), writer.submit("two")
-    writer.tell(one, "state CHECKING: x", "note n1: disk is full", "note n2: disk is full")
-    writer.tell(two, "state FAILED: \x1b[31mrank 3")
+    writer.add(one, state("CHECKING"), gone("n1"), gone("n2"))
+    writer.add(two, state("FAILED", "\x1b[31mrank 3"))
     lines = desk.say("events").out.splitlines()
     assert [line.split()[2] for line in lines] == ["j-0001", "j-0002", "j-0001", "j-0001", "j-0002"]
-    assert lines[0].endswith("one submitted for n[1-3]") and lines[3].endswith("n[1-2]: disk is full")
+    assert "n[1-3]" in lines[0] and "n[1-2]" in lines[3]
     assert "\x1b" not in lines[4]
 
 
 def test_a_reason_of_several_lines_is_one_line_with_the_way_to_the_rest(desk: Desk, writer: Writer) -> None:
     job = writer.submit("one")
-    writer.tell(job, "state FAILED: rank 3 failed\nTraceback:\n  it was so", "note short")
+    writer.add(job, state("FAILED", "rank 3 failed\nTraceback:\n  it was so"), gone("n1"))
     lines = desk.say("events").out.splitlines()
-    assert lines[-2].endswith("FAILED: rank 3 failed … (all of it: ascendrun show j-0001)")
-    assert lines[-1].endswith("  short")
-    assert texts(desk.say("events", "-o", "jsonl").out)[-2] == "FAILED: rank 3 failed\nTraceback:\n  it was so"
+    assert lines[-2].endswith("rank 3 failed … (ascendrun show j-0001)") and "…" not in lines[-1]
+    record = json.loads(desk.say("events", "-o", "jsonl").out.splitlines()[-2])
+    assert record["values"]["reason"]["values"]["text"] == "rank 3 failed\nTraceback:\n  it was so"
 
 
-def test_programs_get_every_line_unfolded(desk: Desk, writer: Writer) -> None:
-    writer.tell(writer.submit("one"), "note n1: x", "note n2: x")
+def test_programs_get_every_event_unfolded(desk: Desk, writer: Writer) -> None:
+    writer.add(writer.submit("one"), gone("n1"), gone("n2"))
     events = json.loads(desk.say("events", "-o", "json").out)["events"]
-    assert [event["text"] for event in events[1:]] == ["n1: x", "n2: x"]
-    assert set(events[0]) == {"number", "at", "job", "name", "kind", "text"}
-    assert texts(desk.say("events", "-o", "jsonl").out) == [event["text"] for event in events]
+    assert [event["hosts"] for event in events[1:]] == [["n1"], ["n2"]]
+    assert set(events[0]) == {
+        *("number", "at", "job", "name", "code", "severity"),
+        *("attempt", "hosts", "ranks", "values", "message"),
+    }
+    assert codes(desk.say("events", "-o", "jsonl").out) == [event["code"] for event in events]
 
 
 def test_one_job_some_kinds_and_a_time_are_chosen(desk: Desk, writer: Writer) -> None:
     job = writer.submit("demo")
     writer.submit("other")
-    writer.tell(job, "state RUNNING: x", "straggler rank 3 is slow", "note y")
-    assert len(texts(desk.say("events", "j-0001", "-o", "jsonl").out)) == 4
-    out = desk.say("events", "--kind", "state,straggler", "-o", "jsonl").out
-    assert texts(out) == ["RUNNING: x", "rank 3 is slow"]
+    writer.add(job, state("RUNNING"), Event("straggler", {}, ("n1",), (3,), 1), gone("n1"))
+    assert len(codes(desk.say("events", "j-0001", "-o", "jsonl").out)) == 4
+    out = desk.say("events", "--kind", "state-changed,straggler", "-o", "jsonl").out
+    assert codes(out) == ["state-changed", "straggler"]
     assert desk.say("events", "--since", "2999-01-01T00:00").out == ""
 
 
 @pytest.mark.parametrize(
     "argv, says",
-    [(("--kind", "stat"), "did you mean"), (("--since", "soon"), "--since"), (("-f", "-o", "json"), "jsonl")],
+    [
+        (("--kind", "state-change"), "did you mean"),
+        (("--kind", "asked"), "stop-requested"),
+        (("--since", "soon"), "--since"),
+        (("-f", "-o", "json"), "jsonl"),
+    ],
 )
 def test_a_wrong_wish_is_refused(desk: Desk, argv: tuple[str, ...], says: str) -> None:
     result = desk.say("events", *argv)
@@ -112,10 +128,10 @@ def test_a_wrong_wish_is_refused(desk: Desk, argv: tuple[str, ...], says: str) -
 
 
 def test_following_a_job_ends_with_it_as_it_ended(desk: Desk, writer: Writer) -> None:
-    writer.tell(writer.submit("demo"), "state FAILED: rank 3")
+    writer.add(writer.submit("demo"), state("FAILED"))
     desk.cluster.story = [run(), *end("FAILED")]
     result = desk.say("events", "-f", "demo", "-o", "jsonl")
-    assert (result.code, texts(result.out)[-1]) == (1, "FAILED: rank 3")
+    assert (result.code, codes(result.out)[-1]) == (1, "state-changed")
 
 
 def test_following_all_goes_on_over_controllers_until_interrupted(desk: Desk) -> None:
@@ -136,17 +152,18 @@ def test_following_all_goes_on_over_controllers_until_interrupted(desk: Desk) ->
         try:
             first = Writer(state_dir)  # it was started before there was anything to read
             job = replace(first.submit("demo"), state=State.SUCCEEDED)
-            first.tell(job, "state RUNNING: x")
+            first.add(job, state("RUNNING"))
             seen = [process.stdout.readline() for _ in range(2)]
             first.store.close()
             second = Writer(state_dir)
-            second.tell(job, "state SUCCEEDED: y")
+            second.add(job, state("SUCCEEDED"))
             seen.append(process.stdout.readline())
             second.store.close()
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
-    assert texts("".join(seen)) == ["demo submitted for n1, n2, n3", "RUNNING: x", "SUCCEEDED: y"]
+    assert codes("".join(seen)) == ["submitted", "state-changed", "state-changed"]
+    assert [json.loads(line)["values"].get("state") for line in seen] == [None, "RUNNING", "SUCCEEDED"]
 
 
 # ---------------------------------------------------------------- notify

@@ -19,13 +19,19 @@ from story_cluster import Run
 from ascendrun.cli import main
 from ascendrun.cli.report import page
 from ascendrun.cli.report.picture import COLORS
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.reasons import legacy
 from ascendrun.head.state.store import Store
 from ascendrun.health.report.data import make_report
 from ascendrun.health.report.time_use import USES
 
 Say = Callable[..., Run]
 NAME = "</script><script>alert(1)</script>\x1b]0;title\x07"
+
+
+def changed(state: str, at_s: float) -> Event:
+    return Event("state-changed", {"state": state, "reason": legacy("x")}, attempt=1, at_s=at_s)
 
 
 @pytest.fixture
@@ -50,12 +56,8 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.Ca
     job = store.add_job(
         key="k", make_job=make, spec={"devices": {"family": "cpu"}}, hosts=[], trees=[], file=None, now_s=1000.0
     )
-    store.save(
-        job,
-        [("state", "CHECKING: x"), ("state", "STAGING: x"), ("state", "STARTING: x"), ("state", "RUNNING: x")],
-        now_s=1005.0,
-    )
-    store.save(job, [("state", "SUCCEEDED: x")], now_s=1020.0)
+    store.save(job, [changed(state, 1005.0) for state in ("CHECKING", "STAGING", "STARTING", "RUNNING")], now_s=1005.0)
+    store.save(job, [changed("SUCCEEDED", 1020.0)], now_s=1020.0)
     store.close()
     monkeypatch.setenv("ASCENDRUN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

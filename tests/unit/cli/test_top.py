@@ -21,6 +21,7 @@ from ascendrun.cli import main
 from ascendrun.cli.output import width_of
 from ascendrun.cli.top.text import top_lines
 from ascendrun.cluster import Cluster
+from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import State
 from ascendrun.core.samples import DeviceSample, Newest
@@ -322,7 +323,7 @@ def test_a_straggler_that_the_story_tells_of_is_marked(say: Say, tmp_path: Path)
     job = world.add_job("large", hosts, steps=12)  # 72 ranks: not looked at by a quick look
     store = Store.open(tmp_path / "state")
     record = store.find(job).job
-    store.save(record, [("straggler", "rank 13 on n02 is slow: 18 % more time than the others")], now_s=time.time())
+    store.save(record, [Event("straggler", {"slower_by": 0.18}, ("n02",), (13,), record.attempt)], now_s=time.time())
     store.close()
     told = json.loads(say("top", "-o", "json").out)
     assert [row["rank"] for row in told["rows"] if "slow" in row["problems"]] == [13]

@@ -13,8 +13,9 @@ import pytest
 import yaml
 from story_cluster import Desk, end, make_job, rank_fails, run
 
-from ascendrun.cluster import EventView, ExecResult, HostStatus
+from ascendrun.cluster import ExecResult, HostStatus
 from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
+from ascendrun.core.events import Event
 
 
 def test_ps_is_a_table_of_live_jobs(desk: Desk) -> None:
@@ -107,7 +108,7 @@ def test_an_empty_csv_still_has_its_header(desk: Desk) -> None:
 
 
 def test_show_tells_the_failing_rank_and_the_story(desk: Desk) -> None:
-    desk.cluster.job_events = (EventView(1, 1.0, "state", "QUEUED -> CHECKING"),)
+    desk.cluster.job_events = (Event("legacy", {"text": "QUEUED -> CHECKING"}, at_s=1.0),)
     desk.cluster.story = [rank_fails(1, 9)]
     out = desk.say("show", "demo").out
     assert "rank 1 on n1 ended with exit code 9" in out

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.reasons import legacy
 from ascendrun.core.notices import (
     _TITLES,
-    LANGUAGES,
     LAST_RETRY_S,
     LIMITS,
     LONGEST_WAIT_S,
@@ -25,6 +26,7 @@ from ascendrun.core.notices import (
     retry_after_s,
     with_name,
 )
+from ascendrun.text import LANGUAGES
 
 
 def make_job(**changes: Any) -> Job:
@@ -41,10 +43,20 @@ def make_job(**changes: Any) -> Job:
     return replace(job, **changes)
 
 
-def make(kind: str = "state", text: str = "FAILED: rank 3 ended with exit code 1", **changes: Any) -> Notice:
-    notice = notice_of(make_job(**changes), kind, text, seq=9, head_id="ab12", head="login1", at_s=100.0)
-    assert notice is not None
-    return notice
+def event(
+    code: str = "state-changed", state: str = "FAILED", reason: str = "rank 3 exited", at_s: float = 100.0
+) -> Event:
+    return Event(code, {"state": state, "reason": legacy(reason)}, ("npu1",), (3,), 1, at_s)
+
+
+def notice(event: Event, *, number: int = 9, **changes: Any) -> Notice | None:
+    return notice_of(make_job(**changes), JobEvent(number, "j-0007", event), head_id="ab12", head="login1")
+
+
+def make(made: Event | None = None, **changes: Any) -> Notice:
+    found = notice(made or event(), **changes)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -58,36 +70,33 @@ def make(kind: str = "state", text: str = "FAILED: rank 3 ended with exit code 1
     ],
 )
 def test_a_state_that_people_wait_for_makes_a_notice(state: str, kind: str) -> None:
-    notice = make("state", f"{state}: because")
-    assert (notice.kind, notice.state, notice.text) == (kind, state, "because")
+    found = make(event(state=state, reason="because"))
+    assert (found.kind, found.state, found.reason) == (kind, state, legacy("because"))
 
 
 @pytest.mark.parametrize(
-    "kind, text",
+    "made",
     [
-        ("state", "CHECKING: its nodes are free"),
-        ("note", "FAILED: no"),
-        ("submitted", "x"),
-        ("asked", "stop"),
-        ("notice", "hook: not delivered"),
+        event(state="CHECKING"),
+        Event("legacy", {"text": "FAILED: no"}),
+        Event("submitted", {"name": "x"}),
+        Event("stop-requested", {"grace_s": 0}),
+        Event("notification-failed", {"target": "hook"}),
     ],
+    ids=lambda made: made.code,
 )
-def test_other_lines_make_none(kind: str, text: str) -> None:
-    assert notice_of(make_job(), kind, text, seq=1, head_id="h", head="x", at_s=1.0) is None
+def test_other_events_make_none(made: Event) -> None:
+    assert notice(made) is None
 
 
 def test_the_same_end_has_one_id_however_often_it_is_decided_and_another_attempt_another() -> None:
-    again = notice_of(make_job(), "state", "FAILED: told anew", seq=12, head_id="ab12", head="login1", at_s=500.0)
-    assert again is not None and again.id == make().id == "ab12/j-0007/1/FAILED"
+    assert make(event(reason="once more", at_s=500.0), number=12).id == make().id == "ab12/j-0007/1/FAILED"
     assert make(attempt=2).id != make().id
 
 
-def test_each_time_that_hosts_fall_silent_is_a_matter_of_its_own() -> None:
-    first, second = (
-        make("unreachable", "npu1: no answer"),
-        notice_of(make_job(), "unreachable", "npu1: no answer", seq=10, head_id="ab12", head="login1", at_s=100.0),
-    )
-    assert second is not None and first.id != second.id
+def test_each_time_that_hosts_become_unreachable_is_a_matter_of_its_own() -> None:
+    lost = event("unreachable")
+    assert make(lost, number=9).id != make(lost, number=10).id
 
 
 @pytest.mark.parametrize(
@@ -96,13 +105,13 @@ def test_each_time_that_hosts_fall_silent_is_a_matter_of_its_own() -> None:
         (("ended",), {"succeeded", "stopped", "failed"}),
         (("failed",), {"failed"}),
         (("started",), {"started"}),
-        (("unreachable", "straggler"), {"unreachable", "answers", "straggler"}),
+        (("unreachable", "straggler"), {"unreachable", "reachable", "straggler"}),
         (("ended", "failed"), {"succeeded", "stopped", "failed"}),
     ],
 )
 def test_a_target_gets_what_it_asked_for(on: tuple[str, ...], kinds: set[str]) -> None:
     target = Target(name="t", kind="slack", on=on)
-    everything = [replace(make(), kind=kind) for kind in _TITLES["en"] if kind != "test"]
+    everything = [replace(make(), kind=kind) for kind in _TITLES if kind != "test"]
     assert {notice.kind for notice in everything if target.wants(notice)} == kinds
     assert target.wants(make_test_notice(head="h", at_s=1.0))
 
@@ -123,11 +132,11 @@ def test_jobs_are_chosen_by_name_or_id(globs: tuple[str, ...], is_wanted: bool) 
 
 def test_a_dead_mans_switch_is_pressed_for_the_kinds_it_has_paths_for() -> None:
     target = Target(name="deadman", kind="deadman", suffixes={"failed": "/fail"})
-    assert target.wants(make()) and not target.wants(make(text="SUCCEEDED: fine"))
+    assert target.wants(make()) and not target.wants(make(event(state="SUCCEEDED")))
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
-@pytest.mark.parametrize("kind", sorted(_TITLES["en"]))
+@pytest.mark.parametrize("kind", sorted(_TITLES))
 def test_every_kind_has_words_in_every_language_and_the_keyword_in_front(lang: str, kind: str) -> None:
     words = describe(replace(make(), kind=kind), lang)
     assert words.title.startswith("ascendrun: ") and "{" not in words.as_text()
@@ -135,8 +144,8 @@ def test_every_kind_has_words_in_every_language_and_the_keyword_in_front(lang: s
 
 
 def test_credentials_in_a_reason_stay_at_home_and_its_lines_become_one() -> None:
-    words = describe(make(text="FAILED: could not log in:\nPASSWORD=hunter22x\nhttps://me:hunter22x@host/"), "en")
-    why = dict(words.facts)["why"]
+    words = describe(make(event(reason="could not log in:\nPASSWORD=hunter22x\nhttps://me:hunter22x@host/")), "en")
+    why = dict(words.facts)["reason"]
     assert "hunter22x" not in why and "\n" not in why and "could not log in" in why
 
 
@@ -192,5 +201,5 @@ def test_targets_without_a_name_are_called_by_their_kind() -> None:
 
 
 def test_every_terminal_state_is_told() -> None:
-    kinds = {make("state", f"{state.value}: x").kind for state in (State.SUCCEEDED, State.STOPPED, State.FAILED)}
+    kinds = {make(event(state=state.value)).kind for state in (State.SUCCEEDED, State.STOPPED, State.FAILED)}
     assert kinds == {"succeeded", "stopped", "failed"}

@@ -10,6 +10,7 @@ import pytest
 from ascendrun.core.jobs.job import Cause, DependencyFailed, Job, State, WaitingForNodes
 from ascendrun.core.jobs.lifecycle import advance
 from ascendrun.core.jobs.pipelines import pipeline_status
+from ascendrun.core.jobs.reasons import dependency_failed, dependency_unknown, legacy, stage_progress, waiting_for_job
 from ascendrun.core.jobs.schedule import check_dependency
 
 
@@ -26,7 +27,7 @@ def job(stage: str, state: State = State.QUEUED, *, cause: Cause | None = None, 
         stage=stage,
         pipeline="j-0001",
         cause=cause,
-        reason="why",
+        reason=legacy("why"),
     )
 
 
@@ -57,7 +58,7 @@ def test_the_stage_that_tells_most_speaks_for_the_pipeline(
 ) -> None:
     status = pipeline_status(jobs(*states, causes=[None, None, Cause.NEED]))
     assert (status.representative, status.state) == (representative, state)
-    assert status.reason == f"stage {representative + 1}/3 {'abc'[representative]}: why"
+    assert status.reason == stage_progress(representative + 1, 3, "abc"[representative], legacy("why"))
 
 
 def test_of_a_stage_that_was_repeated_the_newest_job_counts() -> None:
@@ -78,15 +79,15 @@ def test_of_a_stage_that_was_repeated_the_newest_job_counts() -> None:
 def test_a_stage_starts_after_success_waits_for_life_and_is_called_off_after_anything_else() -> None:
     waiting = job("b", number=2)
     assert check_dependency(waiting, job("a", DONE)) is None
-    assert check_dependency(waiting, job("a", RUNS)) == WaitingForNodes("waits for stage a (j-0001-1)")
+    assert check_dependency(waiting, job("a", RUNS)) == WaitingForNodes(waiting_for_job("j-0001-1", "a"))
     failed = check_dependency(waiting, job("a", FAILED))
-    assert failed == DependencyFailed("not started: stage a (j-0001-1) ended FAILED")
+    assert failed == DependencyFailed(dependency_failed("j-0001-1", "a", "FAILED"))
     step = advance(waiting, failed, now_s=5.0)
     assert [move.target for move in step.transitions] == [State.STOPPING, STOPPED] and not step.actions
-    assert step.job.reason == "not started: stage a (j-0001-1) ended FAILED"
+    assert step.job.reason == dependency_failed("j-0001-1", "a", "FAILED")
     called_off = replace(job("b", STOPPED, number=2), cause=Cause.NEED, reason=step.job.reason)
     assert check_dependency(job("c", number=3), called_off) == failed  # it leads to the stage that ended by itself
     unknown = check_dependency(replace(waiting, needs="j-0001-1"), None)
-    assert unknown == DependencyFailed("not started: j-0001-1, which it needs, is not known any more")
+    assert unknown == DependencyFailed(dependency_unknown("j-0001-1"))
     checking = replace(waiting, state=State.CHECKING)
     assert advance(checking, failed, now_s=5.0).job == checking

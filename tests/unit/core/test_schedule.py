@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.job import DependencyFailed, Job, NodesAvailable, State, WaitingForNodes
 from ascendrun.core.jobs.schedule import Claim, schedule_all, schedule_queue
 
@@ -37,7 +38,7 @@ def ids(host: str, *devices: int, capacity: int | None = None) -> tuple[Claim, .
 
 def test_a_job_waits_for_the_node_that_another_holds_and_says_whose() -> None:
     decision = schedule_queue([(job(1, State.RUNNING), whole("a", "b")), (job(2, State.QUEUED), whole("b", "c"))])
-    assert decision == {"j-0002": WaitingForNodes("waits for b, held by j-0001 (job1)")}
+    assert decision == {"j-0002": WaitingForNodes(reasons.nodes_in_use("j-0001", "job1", ["b"]))}
 
 
 def test_a_younger_job_does_not_pass_an_older_one_that_waits() -> None:
@@ -48,7 +49,7 @@ def test_a_younger_job_does_not_pass_an_older_one_that_waits() -> None:
             (job(3, State.QUEUED), whole("b")),
         ]
     )
-    assert decision["j-0003"] == WaitingForNodes("waits behind j-0002 (job2), which wants b too")
+    assert decision["j-0003"] == WaitingForNodes(reasons.queued_behind("j-0002", "job2", ["b"]))
 
 
 def test_jobs_on_other_nodes_do_not_wait() -> None:
@@ -78,7 +79,7 @@ def test_a_node_not_confirmed_empty_is_still_held_after_the_job_ended() -> None:
     decision = schedule_queue(
         [(over, whole("a", "b")), (job(2, State.QUEUED), whole("b")), (job(3, State.QUEUED), whole("a"))]
     )
-    assert decision["j-0002"] == WaitingForNodes("waits for b: not confirmed that j-0001 is gone there")
+    assert decision["j-0002"] == WaitingForNodes(reasons.nodes_unconfirmed("j-0001", ["b"]))
     assert decision["j-0003"] == NodesAvailable()
 
 
@@ -93,9 +94,9 @@ def test_a_stage_that_waits_for_another_keeps_no_place_and_one_whose_need_is_gon
     ]
     known = {**{one.id: one for one, _ in jobs}, "j-0008": job(8, State.SUCCEEDED)}
     decisions = schedule_all(jobs, known.get)
-    assert decisions["j-0002"] == WaitingForNodes("waits for stage a (j-0001)")
+    assert decisions["j-0002"] == WaitingForNodes(reasons.waiting_for_job("j-0001", "a"))
     assert isinstance(decisions["j-0003"], DependencyFailed)
     assert decisions["j-0004"] == NodesAvailable()
     # Two that need the same one start together where there is room, one after the other where there is not.
     assert decisions["j-0005"] == NodesAvailable()
-    assert decisions["j-0006"] == WaitingForNodes("waits behind j-0005 (job5), which wants c too")
+    assert decisions["j-0006"] == WaitingForNodes(reasons.queued_behind("j-0005", "job5", ["c"]))

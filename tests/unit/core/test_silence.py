@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ascendrun.core.events import Event
 from ascendrun.core.reachability import GATHER_S, ReachabilityWatch, unreachable_hosts
 
 
@@ -11,37 +12,33 @@ def words(**liveness: str) -> dict[str, str]:
 
 def test_hosts_behind_one_switch_are_one_line_and_only_one() -> None:
     watch = ReachabilityWatch()
-    assert watch.look(words(a1="UNREACHABLE", a2="ALIVE"), now_s=0.0) == ()
-    assert watch.look(words(a1="UNREACHABLE", a2="UNREACHABLE"), now_s=1.0) == ()
-    lines = watch.look(words(a1="UNREACHABLE", a2="UNREACHABLE"), now_s=GATHER_S)
-    assert [(kind, text.split(":")[0]) for kind, text in lines] == [("unreachable", "a[1-2]")]
-    assert watch.look(words(a1="UNREACHABLE", a2="UNREACHABLE"), now_s=GATHER_S * 9) == ()
+    assert watch.update(words(a1="UNREACHABLE", a2="ALIVE"), now_s=0.0) == ()
+    assert watch.update(words(a1="UNREACHABLE", a2="UNREACHABLE"), now_s=1.0) == ()
+    lines = watch.update(words(a1="UNREACHABLE", a2="UNREACHABLE"), now_s=GATHER_S)
+    assert lines == (("unreachable", ("a1", "a2")),)
+    assert watch.update(words(a1="UNREACHABLE", a2="UNREACHABLE"), now_s=GATHER_S * 9) == ()
 
 
 def test_a_connection_made_anew_within_moments_is_not_worth_a_word() -> None:
     watch = ReachabilityWatch()
-    watch.look(words(a="UNREACHABLE"), now_s=0.0)
-    watch.look(words(a="ALIVE"), now_s=GATHER_S / 2)
-    assert watch.look(words(a="UNREACHABLE"), now_s=GATHER_S) == ()
-    assert watch.look(words(a="UNREACHABLE"), now_s=GATHER_S * 1.9) == ()
+    watch.update(words(a="UNREACHABLE"), now_s=0.0)
+    watch.update(words(a="ALIVE"), now_s=GATHER_S / 2)
+    assert watch.update(words(a="UNREACHABLE"), now_s=GATHER_S) == ()
+    assert watch.update(words(a="UNREACHABLE"), now_s=GATHER_S * 1.9) == ()
 
 
 def test_who_answers_again_is_told_and_may_fall_silent_again() -> None:
     watch = ReachabilityWatch()
     story = []
     for step, word in enumerate(["UNREACHABLE", "UNREACHABLE", "ALIVE", "ALIVE", "UNREACHABLE", "UNREACHABLE"]):
-        story += watch.look(words(a=word), now_s=step * GATHER_S)
-    assert [kind for kind, _ in story] == ["unreachable", "answers", "unreachable"]
-    assert unreachable_hosts(story) == {"a"}
+        story += watch.update(words(a=word), now_s=step * GATHER_S)
+    assert [kind for kind, _ in story] == ["unreachable", "reachable", "unreachable"]
+    assert unreachable_hosts([Event(code, hosts=hosts) for code, hosts in story]) == {"a"}
 
 
 def test_a_new_controller_says_nothing_twice() -> None:
-    story = [("unreachable", "a[1-2],b: no answer; …"), ("state", "x"), ("answers", "a2: answers again")]
+    story = [Event("unreachable", hosts=("a1", "a2", "b")), Event("waiting"), Event("reachable", hosts=("a2",))]
     assert unreachable_hosts(story) == {"a1", "b"}
     watch = ReachabilityWatch(unreachable_hosts(story))
     for step in range(5):
-        assert watch.look(words(a1="UNREACHABLE", b="SUSPECT"), now_s=step * GATHER_S) == ()
-
-
-def test_a_line_of_a_later_version_breaks_nothing() -> None:
-    assert unreachable_hosts([("unreachable", "what[ever: this is")]) == set()
+        assert watch.update(words(a1="UNREACHABLE", b="SUSPECT"), now_s=step * GATHER_S) == ()

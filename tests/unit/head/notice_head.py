@@ -12,7 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from web_service import Say, Service, await_that
 
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.reasons import legacy
 from ascendrun.head.notify.notifier import Notifier
 from ascendrun.head.state.settings import load_settings
 from ascendrun.head.state.store import Store
@@ -53,7 +55,8 @@ class Head:
         return job
 
     def move(self, job: Job, state: str, why: str = "because") -> None:
-        self.store.save(replace(job, state=State(state)), [("state", f"{state}: {why}")], now_s=time.time())
+        event = Event("state-changed", {"state": state, "reason": legacy(why)}, attempt=job.attempt, at_s=time.time())
+        self.store.save(replace(job, state=State(state)), [event], now_s=time.time())
         self.beat()
 
     def beat(self) -> None:
@@ -72,7 +75,7 @@ class Head:
             db.execute("UPDATE notices SET due_at_s = 0")
 
     def story(self, job: Job) -> list[str]:
-        return [f"{event.kind}: {event.text}" for event in self.store.events(job.id)]
+        return [f"{event.code}: {event.message()}" for event in self.store.events(job.id)]
 
     def close(self) -> None:
         self.notifier.close(bound_s=0.2)

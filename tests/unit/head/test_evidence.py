@@ -9,24 +9,33 @@ from typing import Any
 
 import pytest
 
+from ascendrun.core.events import Event
+from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.job import Cause, DependencyFailed, Job, State
 from ascendrun.core.jobs.lifecycle import advance
+from ascendrun.core.jobs.reasons import FirstFailure
 from ascendrun.core.jobs.schedule import check_dependency
-from ascendrun.head.state.store import StoredEvent, StoredJob
+from ascendrun.head.state.store import StoredJob
 from ascendrun.health.diagnosis import diagnose, render
-from ascendrun.query.evidence import attempt_to_explain, read_evidence, story_of
+from ascendrun.query.evidence import attempt_to_explain, events_of_attempt, read_evidence
+from ascendrun.text import Text
 
-STORY = [
-    ("submitted", "demo submitted for n1"),
-    ("state", "RUNNING: all 2 ranks are alive"),
-    ("state", "STOPPING: rank 1 on n1 exited with code 1"),
-    ("state", "BACKOFF: rank 1 on n1 exited with code 1"),
-    ("state", "QUEUED: attempt 2 waits for its nodes"),
-    ("state", "CHECKING: its nodes are free"),
-    ("state", "STOPPING: stop was asked for"),
-    ("state", "STOPPED: stop was asked for"),
+
+def changed(seq: int, state: str, attempt: int, reason: Text, cause: str | None = None) -> Event:
+    return Event("state-changed", {"state": state, "reason": reason, "cause": cause}, (), (), attempt, 100.0 + seq)
+
+
+EXITED = FirstFailure("rank-exited", "n1", 1, code=1).reason()
+EVENTS = [
+    Event("submitted", {"name": "demo"}, ("n1",), (), 1, 100.0),
+    changed(1, "RUNNING", 1, reasons.running(2)),
+    changed(2, "STOPPING", 1, EXITED, "failure"),
+    changed(3, "BACKOFF", 1, EXITED, "failure"),
+    changed(4, "QUEUED", 2, reasons.next_attempt(2)),
+    changed(5, "CHECKING", 2, reasons.nodes_available(1)),
+    changed(6, "STOPPING", 2, reasons.stopped_by_user(), "user"),
+    changed(7, "STOPPED", 2, reasons.stopped_by_user(), "user"),
 ]
-EVENTS = [StoredEvent(seq, 100.0 + seq, kind, text) for seq, (kind, text) in enumerate(STORY)]
 
 
 def make_job(**changes: Any) -> Job:
@@ -57,9 +66,9 @@ def stored(job: Job) -> StoredJob:
 
 
 def test_each_attempt_has_its_own_part_of_the_story_and_the_decision_that_followed() -> None:
-    first, second = story_of(EVENTS, 1), story_of(EVENTS, 2)
-    assert first[-1].text.startswith("QUEUED: attempt 2") and first[0].text.startswith("RUNNING")
-    assert [event.text.split(":")[0] for event in second] == ["CHECKING", "STOPPING", "STOPPED"]
+    first, second = events_of_attempt(EVENTS, 1), events_of_attempt(EVENTS, 2)
+    assert [event.values["state"] for event in first] == ["RUNNING", "STOPPING", "BACKOFF", "QUEUED"]
+    assert [event.values["state"] for event in second] == ["QUEUED", "CHECKING", "STOPPING", "STOPPED"]
 
 
 @pytest.mark.parametrize(
@@ -88,10 +97,7 @@ def test_a_stage_that_was_called_off_leads_to_the_one_that_failed(tmp_path: Path
     verdict = check_dependency(queued, failed)
     assert isinstance(verdict, DependencyFailed)
     called_off = advance(queued, verdict, now_s=50.0)
-    story = [
-        StoredEvent(seq, 50.0, "state", f"{move.target.value}: {move.reason}")
-        for seq, move in enumerate(called_off.transitions)
-    ]
+    story = called_off.events
     told = render(diagnose(read_evidence(tmp_path, stored(called_off.job), story, now_s=60.0)))
     assert (told.code, told.confidence.value, told.retry) == ("stage-skipped", "certain", "unknown")
     assert "j-0001-2" in told.message

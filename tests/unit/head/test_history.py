@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.head.state.store import Store
 from ascendrun.health.forecast import History
@@ -36,18 +37,13 @@ def test_running_time_and_lost_nodes_are_read_from_the_story(tmp_path: Path) -> 
         )
 
     lost, live = add("lost"), add("live")
-    story = [
-        ("STARTING: all ready", 10.0),
-        ("RUNNING: every rank lives", 20.0),
-        ("STOPPING: b rebooted", DAY_S + 20),
-        ("FAILED: b rebooted", DAY_S + 30),
-    ]
-    for text, at_s in story:
-        store.save(
-            lost, [("state", text), ("note", "RUNNING: no move"), ("state", "MOVED: of a later release")], now_s=at_s
-        )
+    for state, at_s in [("STARTING", 10.0), ("RUNNING", 20.0), ("STOPPING", DAY_S + 20), ("FAILED", DAY_S + 30)]:
+        later = Event("state-changed", {"state": "MOVED"}, at_s=at_s)
+        store.save(lost, [Event("state-changed", {"state": state}, at_s=at_s), later], now_s=at_s)
     store.save(replace(lost, state=State.FAILED, cause=Cause.NODE_LOST), [], now_s=DAY_S + 30)
-    store.save(replace(live, state=State.RUNNING), [("state", "RUNNING: every rank lives")], now_s=DAY_S)
+    store.save(
+        replace(live, state=State.RUNNING), [Event("state-changed", {"state": "RUNNING"}, at_s=DAY_S)], now_s=DAY_S
+    )
     store.close()
     history = read_history(tmp_path, now_s=2 * DAY_S)
     assert history.node_days == pytest.approx(2 + 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.head.loop.liveness import LOOK_S, Listening
 
@@ -45,20 +46,20 @@ class FakeRunner:
 
 
 def test_hosts_are_looked_at_once_a_second_and_silence_is_still_told() -> None:
-    told: list[tuple[str, str]] = []
+    told: list[Event] = []
     runner = FakeRunner(JOB)
 
-    def tell(_job: str, lines: Sequence[tuple[str, str]]) -> None:
-        told.extend(lines)
+    def record(_job: str, events: Sequence[Event]) -> None:
+        told.extend(events)
 
-    listening = Listening(story=lambda _job: (), tell=tell)
+    listening = Listening(events_of=lambda _job: (), record=record)
     for turn in range(41):
         listening.tick([runner], now_s=100.0 + turn * TURN_S)  # type: ignore[list-item]
     assert runner.hosts["n1"].looks <= 41 * TURN_S / LOOK_S + 1
     runner.hosts["n2"].word, runner.hosts["n2"].is_up = "UNREACHABLE", False
     for turn in range(80):
         listening.tick([runner], now_s=120.0 + turn * TURN_S)  # type: ignore[list-item]
-    assert [(kind, text.partition(":")[0]) for kind, text in told] == [("unreachable", "n2")]
+    assert [(event.code, event.hosts) for event in told] == [("unreachable", ("n2",))]
     runner.job = replace(JOB, state=State.FAILED, ended_at_s=9.0)
     listening.tick([runner], now_s=200.0)  # type: ignore[list-item]
     assert len(told) == 1

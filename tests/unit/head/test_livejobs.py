@@ -100,26 +100,17 @@ def test_a_job_for_which_an_action_cannot_be_done_ends_with_the_fault_and_the_pl
     live.jobs.work_off_events()
     live.jobs.work_off_events()
     job = live.store.find(runner.job.id).job
-    assert job.is_terminal and "nothing was started: a fault of ascendrun itself: AssertionError" in job.reason
-    assert "controller.log" in job.reason and "Traceback" in capfd.readouterr().err
+    why = job.reason.values["why"]
+    assert job.is_terminal and (job.reason.key, why.key) == ("reason.preflight-failed", "reason.internal-error")
+    assert "controller.log" in why.values["log"] and "Traceback" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("header", "words"),
-    [
-        (CUT, "n1: rank-0.out.0 was cut there to 10 bytes; what came before it was cut is kept here"),
-        (
-            HELD,
-            "n1: rank-0.out.1 cannot be opened there (Too many open files); its bytes, and those of the files after it,"
-            " "
-            "come when it can",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("header", "code", "generation"), [(CUT, "file-truncated", 0), (HELD, "file-unreadable", 1)])
 def test_the_trouble_of_a_node_with_a_file_stands_in_the_story_of_the_job_whose_it_is(
-    live: Live, header: dict[str, Any], words: str
+    live: Live, header: dict[str, Any], code: str, generation: int
 ) -> None:
     mine, other = live.add("mine"), live.add("other")
     live.jobs.hear(live.links.get(Host("n1")), {**header, "tag": mine.job.run_id}, b"")
-    assert live.jobs.story(mine.job.id)[-1] == ("note", words)
-    assert words not in str(live.jobs.story(other.job.id))
+    event = live.jobs.events_of(mine.job.id)[-1]
+    assert (event.code, event.hosts, event.values["generation"]) == (code, ("n1",), generation)
+    assert code not in [event.code for event in live.jobs.events_of(other.job.id)]

@@ -17,7 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from notice_head import Head, target
 from web_service import Say, await_that, settings_text
 
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import State
+from ascendrun.core.jobs.reasons import legacy
 from ascendrun.core.notices import QUEUE_LIMIT
 from ascendrun.head.state.notice_queue import NoticeQueue
 from ascendrun.head.state.store import Store
@@ -84,7 +86,7 @@ def test_who_is_killed_again_and_again_does_not_send_for_ever(serve: Any, tmp_pa
     store = Store.open_for_reading(tmp_path / "state")
     assert store is not None and len(service.asked) == 2
     assert [row["state"] for row in store.notices()] == ["unknown"]
-    assert any("interrupted" in event.text for event in store.events("j-0001"))
+    assert any("interrupted" in str(event.message()) for event in store.events("j-0001"))
     store.close()
 
 
@@ -94,7 +96,11 @@ def test_a_store_that_cannot_be_opened_for_a_while_delays_a_notice_and_loses_non
     service = serve()
     head = heads(settings_text([target(service)]))
     job = head.submit()
-    head.store.save(replace(job, state=State.FAILED), [("state", "FAILED: because")], now_s=time.time())
+    head.store.save(
+        replace(job, state=State.FAILED),
+        [Event("state-changed", {"state": "FAILED", "reason": legacy("because")}, attempt=1, at_s=time.time())],
+        now_s=time.time(),
+    )
     said: list[str] = []
     (tmp_path / "state").rename(tmp_path / "away")
     try:
@@ -119,7 +125,9 @@ def test_a_queue_that_grows_too_long_drops_its_oldest_and_says_so(heads: Any, tm
     assert queue.give_up_beyond("x", now_s=1.0) == 3
     given_up = {row["id"] for row in head.store.notices(limit=5000) if row["state"] == "given up"}
     queue.close()
-    assert given_up == {"0", "1", "2"} and any("3 oldest given up" in line for line in head.story(job))
+    assert given_up == {"0", "1", "2"} and [
+        event.values["count"] for event in head.store.events(job.id) if event.code == "notification-failed"
+    ] == [3]
 
 
 def test_what_was_delivered_long_ago_is_forgotten_while_the_controller_runs(heads: Any, serve: Any) -> None:

@@ -23,7 +23,7 @@ def test_the_end_of_a_job_is_told_once_to_everyone_who_asked(heads: Any, serve: 
     head.move(job, "RUNNING")
     head.move(job, "FAILED", "rank 3 ended with 1")
     assert one.await_asked(1)[0].json["job"]["state"] == "FAILED"
-    assert "qwen runs" in other.await_asked(1)[0].json["markdown"]["title"]
+    assert "qwen is running" in other.await_asked(1)[0].json["markdown"]["title"]
     head.await_state("generic", "delivered")
     head.await_state("dingtalk", "delivered")
     assert (len(one.asked), len(other.asked)) == (1, 1)
@@ -75,7 +75,7 @@ def test_a_refusal_stands_in_the_story_and_is_not_repeated(heads: Any, serve: An
     job = head.submit()
     head.move(job, "FAILED")
     head.await_state(kind, "refused")
-    lines = [line for line in head.story(job) if line.startswith("notice:")]
+    lines = [line for line in head.story(job) if line.startswith("notification-failed:")]
     assert len(lines) == 1 and answer.body.decode()[:20] in lines[0] and len(service.asked) == 1
 
 

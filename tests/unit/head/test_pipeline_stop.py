@@ -12,6 +12,7 @@ import pytest
 
 from ascendrun.cluster import Cluster
 from ascendrun.core.errors import ConflictError
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.head.protocol.control_socket import Answer, ControlServer, error_answer
 from ascendrun.head.state.settings import Settings
@@ -65,7 +66,11 @@ class Stages:
             store.close()
 
     def end(self, store: Store, job: Job, state: State) -> None:
-        store.save(replace(job, state=state, ended_at_s=time.time()), [("state", state.value)], now_s=time.time())
+        store.save(
+            replace(job, state=state, ended_at_s=time.time()),
+            [Event("state-changed", {"state": state.value})],
+            now_s=time.time(),
+        )
 
 
 @pytest.fixture

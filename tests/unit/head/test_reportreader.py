@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from ascendrun.core.errors import NotFoundError
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, NodeProgress, State
+from ascendrun.core.jobs.reasons import legacy
 from ascendrun.core.samples import DeviceSample, RankSample
 from ascendrun.head.spool.metrics_reader import find_metrics
 from ascendrun.head.state.sample_store import SampleStore
@@ -52,7 +54,9 @@ def make_state(state_dir: Path) -> None:
         now_s=BEGAN_S,
     )
     for after_s, text in STORY:
-        store.save(job, [("state", text)], now_s=BEGAN_S + after_s)
+        state, _, reason = text.partition(": ")
+        values = {"state": state, "reason": legacy(reason)}
+        store.save(job, [Event("state-changed", values, at_s=BEGAN_S + after_s)], now_s=BEGAN_S + after_s)
     nodes = tuple(NodeProgress(host=host, node_rank=k, ranks=(k,)) for k, host in enumerate("ab"))
     store.save(
         Job(

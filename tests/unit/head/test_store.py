@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from ascendrun.core.errors import ConflictError, NotFoundError
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, State
+from ascendrun.core.jobs.reasons import legacy
 from ascendrun.head.state.state_dir import StoreUnusableError, filesystem_of
 from ascendrun.head.state.store import LostLeaseError, Store
 
@@ -101,11 +103,13 @@ def test_a_record_survives_the_trip_to_disk_unchanged(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_neither_record_nor_story_behind(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
     job = add(store, "k")
-    with pytest.raises(sqlite3.Error):
+    with pytest.raises(AttributeError):
         nothing: Any = None
-        store.save(replace(job, state=State.RUNNING), [("state", "fine"), ("state", nothing)], now_s=2.0)
+        store.save(
+            replace(job, state=State.RUNNING), [Event("waiting", {"reason": legacy("fine")}), nothing], now_s=2.0
+        )
     assert store.find("j-0001").job.state is State.QUEUED
-    assert [event.kind for event in store.events("j-0001")] == ["submitted"]
+    assert [event.code for event in store.events("j-0001")] == ["submitted"]
 
 
 def test_readers_work_before_anything_was_ever_submitted(tmp_path: Path) -> None:
@@ -168,9 +172,10 @@ def test_a_name_of_a_job_and_of_a_pipeline_means_the_newer_of_them_everywhere(tm
 
 def test_everything_of_the_state_dir_is_private(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    Store.open(folder)
+    store = Store.open(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+    store.close()
 
 
 @pytest.mark.parametrize("path, kind", [("/home/me/x", "nfs4"), ("/var/x", "ext4"), ("/with space/x", "lustre")])
@@ -198,5 +203,5 @@ def test_a_store_of_the_first_version_is_brought_along_with_its_stories(tmp_path
     before = reader.stream()
     reader.close()
     store = Store.open(tmp_path / "state")
-    assert [line.text for line in before] == ["a", "b", "c"] and store.stream() == before
+    assert [item.event.values["text"] for item in before] == ["a", "b", "c"] and store.stream() == before
     store.close()

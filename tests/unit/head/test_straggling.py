@@ -11,8 +11,9 @@ from typing import Callable
 
 import pytest
 
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, NodeProgress, State
-from ascendrun.head.loop.stragglers import APPEARED, GONE, Known, Straggling, known_from_story, take_look
+from ascendrun.head.loop.stragglers import APPEARED, GONE, Known, Straggling, known_from_events, take_look
 from ascendrun.health.stragglers.causes import Sign
 from ascendrun.health.stragglers.detect import Straggler
 
@@ -21,52 +22,53 @@ def slow(rank: int | None, host: str = "a") -> Straggler:
     return Straggler(rank, host, (rank or 0,), 100.0, 1.3, 0.2, None, ())
 
 
-def looks(*turns: Sequence[Straggler]) -> list[tuple[str, str]]:
-    known, story = Known(1), []
+def event(code: str, rank: int | None, host: str, attempt: int = 1) -> Event:
+    return Event(code, {"is_node": rank is None}, (host,), () if rank is None else (rank,), attempt)
+
+
+def who(event: Event) -> tuple[str, str, int | None]:
+    return event.code, event.hosts[0], None if event.values["is_node"] else event.ranks[0]
+
+
+def looks(*turns: Sequence[Straggler]) -> list[tuple[str, str, int | None]]:
+    known, events = Known(1), []
     for found in turns:
-        known, lines = take_look(known, found)
-        story += [(kind, text.split(" is slow")[0]) for kind, text in lines]
-    return story
+        known, new = take_look(known, found)
+        events += [who(event) for event in new]
+    return events
 
 
-def test_a_straggler_is_told_once_however_long_it_stays() -> None:
-    assert looks([slow(5)], [slow(5)], [slow(5)]) == [(APPEARED, "rank 5 on a")]
+def test_a_straggler_is_recorded_once_however_long_it_stays() -> None:
+    assert looks([slow(5)], [slow(5)], [slow(5)]) == [(APPEARED, "a", 5)]
 
 
-def test_it_is_told_to_keep_up_again_once_it_was_missing_twice() -> None:
-    assert looks([slow(5)], [], [slow(5)], [], []) == [(APPEARED, "rank 5 on a"), (GONE, "rank 5 on a keeps up again")]
+def test_it_is_resolved_once_it_was_missing_twice() -> None:
+    assert looks([slow(5)], [], [slow(5)], [], []) == [(APPEARED, "a", 5), (GONE, "a", 5)]
 
 
 def test_a_rank_whose_whole_node_becomes_slow_has_not_become_faster() -> None:
     assert looks([slow(5)], [slow(None)], [slow(None)], [], []) == [
-        (APPEARED, "rank 5 on a"),
-        (APPEARED, "a (ranks 0)"),
-        (GONE, "a keeps up again"),
+        (APPEARED, "a", 5),
+        (APPEARED, "a", None),
+        (GONE, "a", None),
     ]
 
 
-def test_what_an_earlier_controller_told_is_not_told_again() -> None:
-    story = [
-        ("state", "STARTING: x"),
-        (APPEARED, "rank 1 on b is slow: 30 % more"),
-        (APPEARED, "c (ranks 0-7) is slow"),
-        (APPEARED, "rank 5 on a is slow"),
-        (GONE, "rank 1 on b keeps up again"),
-        ("note", "rank 9 on z: odd"),
+def test_what_an_earlier_controller_recorded_is_not_recorded_again() -> None:
+    events = [
+        event(APPEARED, 1, "b"),
+        event(APPEARED, None, "c"),
+        event(APPEARED, 5, "a"),
+        event(GONE, 1, "b"),
+        Event("legacy", {"text": "rank 9 on z: odd"}, attempt=1),
     ]
-    known = known_from_story(1, story)
+    known = known_from_events(1, events)
     assert dict(known.missing) == {("c", None): 0, ("a", 5): 0}
     assert take_look(known, [slow(5), slow(None, "c")])[1] == ()
 
 
 def test_another_attempt_begins_with_no_stragglers() -> None:
-    story = [
-        ("state", "STARTING: x"),
-        (APPEARED, "rank 5 on a is slow"),
-        ("state", "BACKOFF: y"),
-        ("state", "STARTING: z"),
-    ]
-    assert dict(known_from_story(2, story).missing) == {}
+    assert dict(known_from_events(2, [event(APPEARED, 5, "a")]).missing) == {}
 
 
 class Desk:
@@ -74,19 +76,16 @@ class Desk:
 
     def __init__(self, state_dir: Path) -> None:
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
-        self.told: list[tuple[str, str, str]] = []
+        self.told: list[Event] = []
         self.disk_is_full = False
         self.straggling = Straggling(
-            state_dir,
-            post=self.calls.put,
-            tell=self._tell,
-            story=lambda job_id: [(kind, text) for _, kind, text in self.told],
+            state_dir, post=self.calls.put, record=self._record, events_of=lambda job_id: self.told
         )
 
-    def _tell(self, job_id: str, lines: Sequence[tuple[str, str]]) -> None:
+    def _record(self, job_id: str, events: Sequence[Event]) -> None:
         if self.disk_is_full:
             raise OSError("no space left")
-        self.told += [(job_id, kind, text) for kind, text in lines]
+        self.told += events
 
     def look(self, job: Job) -> None:
         self.straggling.look([job])
@@ -127,13 +126,13 @@ def test_the_ranks_own_files_lead_to_a_line_in_the_story(tmp_path: Path) -> None
     write_steps(tmp_path, slow_rank=2, first=1)
     desk.look(make_job())
     desk.look(make_job())
-    [(job, kind, text)] = desk.told
-    assert (job, kind) == ("j-0001", APPEARED)
-    assert text.startswith("rank 2 on b is slow: ") and "50%" in text and "30%" in text
+    [found] = desk.told
+    assert who(found) == (APPEARED, "b", 2)
+    assert (found.values["slower_by"], found.values["step_fraction"]) == (0.5, 0.3)
     write_steps(tmp_path, slow_rank=None, first=41)
     desk.look(make_job())
     desk.look(make_job())
-    assert [kind for _, kind, _ in desk.told] == [APPEARED, GONE]
+    assert [event.code for event in desk.told] == [APPEARED, GONE]
 
 
 def test_a_new_controller_does_not_tell_what_stands_in_the_story(tmp_path: Path) -> None:
@@ -160,7 +159,7 @@ def test_a_story_that_cannot_be_written_now_is_told_later(tmp_path: Path) -> Non
         desk.look(make_job())
     desk.disk_is_full = False
     desk.look(make_job())
-    assert [kind for _, kind, _ in desk.told] == [APPEARED]
+    assert [event.code for event in desk.told] == [APPEARED]
 
 
 def test_the_sign_of_a_straggler_stands_in_its_line(tmp_path: Path) -> None:
@@ -169,5 +168,7 @@ def test_the_sign_of_a_straggler_stands_in_its_line(tmp_path: Path) -> None:
     from ascendrun.health.stragglers.causes import Mark
 
     one = replace(slow(5), sign=Sign.FREQUENCY, evidence=(Mark(Sign.FREQUENCY, "frequency_mhz", 900.0, 1800.0),))
-    [(_, text)] = take_look(Known(1), [one])[1]
-    assert "900 MHz" in text and "1800 MHz" in text
+    [found] = take_look(Known(1), [one])[1]
+    assert found.values["cause"] == "frequency"
+    [metric] = found.values["likely_cause"].values["metrics"]
+    assert metric.values == {"here": 900.0, "others": 1800.0}

@@ -7,10 +7,12 @@ import random
 from dataclasses import replace
 from functools import lru_cache
 
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.reasons import legacy
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample
-from ascendrun.health.report.data import EventRow, Material
+from ascendrun.health.report.data import Material
 
 BEGAN_S = 1_790_000_000.0
 DAY_S = 86400.0
@@ -28,7 +30,7 @@ def make_job(name: str, state: State, *, ended_s: float, attempt: int = 1) -> Jo
         start_s=600,
         created_at_s=BEGAN_S,
         state=state,
-        reason="all 32 ranks exited 0",
+        reason=legacy("all 32 ranks exited 0"),
         attempt=attempt,
         world_size=32,
         ended_at_s=ended_s,
@@ -40,7 +42,7 @@ class Story:
 
     def __init__(self, seed: int = 1) -> None:
         self.now_s = BEGAN_S
-        self.events = [EventRow(BEGAN_S, "submitted", "qwen32b submitted for npu01, npu02, npu03, npu04")]
+        self.events = [Event("submitted", {"name": "qwen32b"}, ("npu01", "npu02", "npu03", "npu04"), at_s=BEGAN_S)]
         self.lines: dict[int, list[MetricsLine]] = {}
         self.devices: list[DeviceSample] = []
         self.hosts: list[HostSample] = []
@@ -49,10 +51,14 @@ class Story:
 
     def move(self, state: State, reason: str, *, after_s: float) -> None:
         self.now_s += after_s
-        self.events.append(EventRow(self.now_s, "state", f"{state.value}: {reason}"))
+        self.events.append(
+            Event(
+                "state-changed", {"state": state.value, "reason": legacy(reason)}, attempt=self.attempt, at_s=self.now_s
+            )
+        )
 
-    def note(self, text: str, kind: str = "note") -> None:
-        self.events.append(EventRow(self.now_s, kind, text))
+    def note(self, text: str, kind: str = "legacy") -> None:
+        self.events.append(Event(kind, {"text": text}, attempt=self.attempt, at_s=self.now_s))
 
     def start(self, *, queue_s: float) -> None:
         self.move(State.CHECKING, "its nodes are free", after_s=queue_s)
@@ -103,7 +109,9 @@ class Story:
     def sample(self, *, every_s: float, unmeasured: tuple[float, float] = (0.0, 0.0)) -> None:
         """Figures of all devices from the submission to now, but for one stretch (begin, end) of the time."""
         count = int((self.now_s - BEGAN_S) / every_s)
-        running = [(event.at_s, "RUNNING" in event.text) for event in self.events if event.kind == "state"]
+        running = [
+            (event.at_s, event.values["state"] == "RUNNING") for event in self.events if event.code == "state-changed"
+        ]
         for turn in range(count):
             at_s = BEGAN_S + turn * every_s
             if unmeasured[0] <= (at_s - BEGAN_S) / (self.now_s - BEGAN_S) < unmeasured[1]:
