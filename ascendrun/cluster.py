@@ -333,7 +333,7 @@ class Cluster:
         jobs = StoreJobs(
             self.settings.state_dir, lambda op, fields: self._ask(op, fields, repeat=True), self.ensure_controller
         )
-        options = options or default_options(base.devices.family)
+        options = options or default_options(base.devices.type)
         report = run_deep_check(
             jobs, base, hosts, options, state_dir=self.settings.state_dir, busy=holders, unfit=unfit, say=say
         )

@@ -72,7 +72,7 @@ def find_subject(state_dir: Path, ref: str) -> Subject:
 def make_redactor(
     subject: Subject, environ: Mapping[str, str], notices: NoticeSettings | None, left_out: LeftOut
 ) -> Redactor:
-    """One that knows the secrets of the job's env_from files as they are now, of its env, of this process's own
+    """One that knows the secrets of the job's env_file files as they are now, of its env, of this process's own
     variables, and of the settings for notices."""
     known: dict[str, str] = {}
     for name, value in environ.items():
@@ -88,10 +88,9 @@ def make_redactor(
             known[url] = "notice"
             if secret:
                 known[secret] = "notice"
-    for source in subject.stored.spec.get("env_from") or ():
-        path = str(source.get("file") if isinstance(source, Mapping) else source)
-        for value in _values_of(path, left_out):
-            known[value] = "env-from"
+    for source in subject.stored.spec.get("env_file") or ():
+        for value in _values_of(str(source), left_out):
+            known[value] = "env-file"
     return Redactor(known)
 
 
@@ -103,7 +102,7 @@ def _values_of(path: str, left_out: LeftOut) -> list[str]:
     except OSError as error:
         left_out.append(
             (
-                "values of env_from",
+                "values of env_file",
                 f"{path} cannot be read ({error.strerror}): its secrets are found by "
                 "their names and forms only; look through the archive",
             )

@@ -87,7 +87,7 @@ def read_evidence(
         attempt=number,
         reason=job.reason if is_newest else _reason(story),
         cause=_cause(job, story, is_newest=is_newest),
-        family=str((stored.spec.get("devices") or {}).get("family") or "cpu"),
+        family=str((stored.spec.get("devices") or {}).get("type") or "cpu"),
         launcher=str(stored.spec.get("launcher") or "spawn"),
         world_size=job.world_size if is_newest and job.world_size else len(ranks),
         now_s=now_s,
@@ -265,7 +265,7 @@ class _Reading:
 
     def _device(self, host: str, local_rank: int | None) -> int | None:
         devices = self._stored.spec.get("devices") or {}
-        if local_rank is None or devices.get("family") not in ("npu", "cuda"):
+        if local_rank is None or devices.get("type") not in ("npu", "cuda"):
             return None
         ids = devices.get("ids") or self._rows.get(host, {}).get("devices")
         if not ids:

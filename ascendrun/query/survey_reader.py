@@ -40,7 +40,7 @@ def read_world(
         job=spec,
         plan=_plan(submission, reports, now_s),
         now_s=now_s,
-        family=spec.devices.family if spec is not None else family,
+        family=spec.devices.type if spec is not None else family,
     )
 
 

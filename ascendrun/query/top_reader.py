@@ -249,7 +249,7 @@ def _places(stored: StoredJob, node: NodeProgress) -> list[RankPlace]:
 def devices_given(spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], name: str) -> tuple[int, ...] | None:
     """The devices that the plan gave the job on a host, in order of its ranks there; None: it has none (family cpu)."""
     wanted = spec.get("devices") or {}
-    if wanted.get("family", "cpu") == "cpu":
+    if wanted.get("type", "cpu") == "cpu":
         return None
     if wanted.get("ids"):
         return tuple(wanted["ids"])

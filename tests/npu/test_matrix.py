@@ -78,7 +78,7 @@ CASES = {
     "script-ddp": {
         "name": "script",
         "command": ["python", "train.py", "--epochs", "6"],
-        "stage": {"dir": str(REPO / "templates" / "script")},
+        "workdir": {"path": str(REPO / "templates" / "script")},
     },
 }
 

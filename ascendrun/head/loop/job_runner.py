@@ -319,7 +319,7 @@ class JobRunner:
             self._context.post(lambda: self.follow_later(host))
 
     def _source(self, host: str) -> Source:
-        return Source(self.job.run_id, host, self.job.id, self.job.attempt, self.spec.sampling.every_s)
+        return Source(self.job.run_id, host, self.job.id, self.job.attempt, self.spec.sampling.interval_s)
 
     def take_events(self, host: str) -> None:
         for line in self.spool(host).new_events():

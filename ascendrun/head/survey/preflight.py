@@ -63,7 +63,7 @@ def judge_answers(
             else:
                 why: Failure = answer.get("refused") or Failure("internal", "")
                 unreached[host] = Unreached(why.code, str(why.message), str(why.hint) if why.hint else None)
-    world = World(facts=facts, unreached=unreached, job=spec, plan=plan, family=spec.devices.family, now_s=now_s)
+    world = World(facts=facts, unreached=unreached, job=spec, plan=plan, family=spec.devices.type, now_s=now_s)
     findings = run_checks(world, is_full=False, skip=spec.checks.skip, require=spec.checks.require)
     failed = tuple(finding for finding in findings if finding.severity is Severity.FAIL)
     warned: tuple[Finding, ...] = tuple(one for one in findings if one.severity is Severity.WARN)[:MOST_WARNINGS]

@@ -94,16 +94,16 @@ class TreePush:
 
 
 def read_secret_env(spec: JobSpec) -> dict[str, str]:
-    """The variables of the job's `env_from` files, read at this moment and never stored. Raises InvalidInputError."""
+    """The variables of the job's `env_file` files, read at this moment and never stored. Raises InvalidInputError."""
     values: dict[str, str] = {}
     problems = []
-    for source in spec.env_from:
+    for file in spec.env_file:
         try:
-            text = Path(source.file).read_text(encoding="utf-8")
+            text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             problems.append(
                 Problem(
-                    str(source.file),
+                    str(file),
                     None,
                     None,
                     Text("staging.env-unreadable", "cannot read the file: {error}", error=str(error)),
@@ -115,12 +115,12 @@ def read_secret_env(spec: JobSpec) -> dict[str, str]:
                 continue
             name, equals, value = line.partition("=")
             if not equals or not name.strip().isidentifier():
-                problems.append(Problem(str(source.file), number, 1, Text("staging.env-line", "expected NAME=value")))
+                problems.append(Problem(str(file), number, 1, Text("staging.env-line", "expected NAME=value")))
                 continue
             if is_own_variable(name.strip()):
                 problems.append(
                     Problem(
-                        str(source.file),
+                        str(file),
                         number,
                         1,
                         Text("staging.env-reserved", "{name} is set by ascendrun", name=name.strip()),

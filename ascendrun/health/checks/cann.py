@@ -112,7 +112,7 @@ def check_cann_mixed(world: World) -> Iterator[Finding]:
 
 def check_set_env(world: World) -> Iterator[Finding]:
     """In the shell of the job. A command other than Python may source set_env.sh itself: then it is a note."""
-    if world.job is None or world.family != "npu" or world.job.container is not None:
+    if world.job is None or world.family != "npu":
         return
     for host, facts in world.facts.items():
         shell, files = facts.npu.shell_cann, facts.npu.files

@@ -84,11 +84,7 @@ def _some(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_device_files(world: World) -> Iterator[Finding]:
-    """Device files of the driver. Without access to one of them every rank fails with drvRet=87 or -8005.
-
-    A container has its own user: there it is only a warning.
-    """
-    closed_is = Severity.WARN if world.job is not None and world.job.container is not None else Severity.FAIL
+    """Device files of the driver. Without access to one of them every rank fails with drvRet=87 or -8005."""
     for host, facts in npu_nodes(world):
         devices = facts.npu.devices
         if devices is None or not facts.npu.has_any:
@@ -103,7 +99,7 @@ def check_device_files(world: World) -> Iterator[Finding]:
             node = devices[closed[0]]
             yield Finding(
                 "device-file-closed",
-                closed_is,
+                Severity.FAIL,
                 (host,),
                 {"files": tuple(closed), "user": facts.user or "USER"},
                 (f"/dev/{closed[0]}: mode {node.mode:04o}, uid {node.uid}, gid {node.gid}",),

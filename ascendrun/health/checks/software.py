@@ -144,7 +144,7 @@ def expected_devices(world: World, host: str) -> int:
 def check_container(world: World) -> Iterator[Finding]:
     for host, facts in world.facts.items():
         if facts.runtime is not None and facts.runtime[0] is None:
-            runtime = world.job.container.runtime if world.job is not None and world.job.container else "docker"
+            runtime = "docker"
             yield Finding(
                 "container-runtime", Severity.FAIL, (host,), {"runtime": runtime, "why": facts.runtime[1] or "?"}
             )

@@ -11,6 +11,7 @@ from typing import Any
 from ascendrun import options
 from ascendrun.options import COMMAND_LINE, OptionProblem, ProgramOptions
 from ascendrun.text import Text
+from ascendrun.text.suggest import write
 
 
 class InvalidOptionsError(Exception):
@@ -90,7 +91,7 @@ def parse_or_exit(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
 
 def _no_value(name: str) -> OptionProblem:
     message = Text("options.no-value", "{option}: value missing", option=COMMAND_LINE.name(name))
-    return OptionProblem(name, message, Text("options.write", "write {piece}", piece=f"--{name}=VALUE"))
+    return OptionProblem(name, message, write(f"--{name}=VALUE"))
 
 
 def _as_list(value: Any) -> Any:

@@ -275,7 +275,7 @@ def test_init_lists_and_copies(desk: Desk) -> None:
         (["submit"], 2, "error: missing FILE"),
         (["submit", "job.yaml", "--detatch"], 2, "--detach"),
         (["submit", "job.yaml", "--wait", "--detach"], 2, "--detach cannot be combined with --wait"),
-        (["submit", "missing.yaml"], 2, "missing.yaml: cannot be read"),
+        (["submit", "missing.yaml"], 2, "missing.yaml: cannot read the file"),
         (["ps", "-o", "xml"], 2, "'xml'"),
         (["show", "nothing"], 4, "hint: ascendrun ps -a"),
         (["wait", "demo", "--timeout", "soon"], 2, "is no duration"),

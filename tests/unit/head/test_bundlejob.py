@@ -45,7 +45,7 @@ class World:
         self.spec = {
             "name": "qwen",
             "env": {"WANDB_API_KEY": PLANTED["spec"], "LR": "1e-5"},
-            "env_from": [{"file": str(folder / "secrets.env")}],
+            "env_file": [str(folder / "secrets.env")],
             "command": ["x", "--token", PLANTED["spec"]],
         }
         store = Store.open(self.state_dir)

@@ -161,7 +161,7 @@ def node(host, scenario=None, *faults, raw=None, number=None, **more):
 
 def world(*nodes, family="npu", job="", per_node=None):
     facts = {one.host: one for one in nodes}
-    text = f"name: j\ncommand: [python3, train.py]\ndevices: {{family: npu{per_node_text(per_node)}}}\n{job}"
+    text = f"name: j\ncommand: [python3, train.py]\ndevices: {{type: npu{per_node_text(per_node)}}}\n{job}"
     spec = parse_job(text, "job.yaml", programs={}) if per_node is not None else None
     return World(facts=facts, family=family, job=spec, plan=plan_of(spec, facts) if spec is not None else None)
 

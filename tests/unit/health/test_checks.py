@@ -133,7 +133,7 @@ def found(one: World, code: str, *, is_full: bool = True) -> list[Finding]:
     return [finding for finding in run_checks(one, is_full=is_full) if finding.code == code]
 
 
-JOB = "command: [python3, train.py]\ndevices: {family: %s}\n"
+JOB = "command: [python3, train.py]\ndevices: {type: %s}\n"
 
 # What is planted on n2 (or in the job), the code that must name it, its severity; optionally family and job.
 PLANTED = {
@@ -341,7 +341,7 @@ def test_torch_that_cannot_be_imported_stops_a_job_but_is_a_note_in_a_plain_logi
 
 
 def test_fewer_devices_than_the_job_takes_are_told():
-    job = "command: [python3, train.py]\ndevices: {family: npu, per_node: 8}\n"
+    job = "command: [python3, train.py]\ndevices: {type: npu, per_node: 8}\n"
     (one,) = found(world(sound("n2", torch=TorchFacts(devices=7)), family="npu", job=job), "devices-missing")
     assert one.severity is Severity.FAIL and (one.values["found"], one.values["expected"]) == (7, 8)
 

@@ -133,7 +133,7 @@ def test_devices_that_hccl_does_not_take_together_are_told():
 def test_bf16_on_a_chip_without_it_is_told_where_the_job_asks_for_it(command, asks):
     from ascendrun.core.jobfile.spec import parse_job
 
-    spec = parse_job(f"name: j\ncommand: {command}\ndevices: {{family: npu}}\n", "job.yaml", programs={})
+    spec = parse_job(f"name: j\ncommand: {command}\ndevices: {{type: npu}}\n", "job.yaml", programs={})
     old, new = (
         World(facts={"n1": node("n1", Scenario(chip=chip), **RESERVED)}, family="npu", job=spec)
         for chip in ("910A", "910B3")

@@ -155,7 +155,7 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
         except ImportError as error:
             raise NoDeviceError(
                 f"device family npu needs torch_npu, which cannot be imported ({error}); install the "
-                "torch_npu that belongs to this torch, or use devices.family: cpu"
+                "torch_npu that belongs to this torch, or use devices.type: cpu"
             ) from error
         module: Any = torch_npu.npu
         # Operators built at run time for every new shape: minutes a shape, and never what training wants.
