@@ -269,4 +269,4 @@ def file_event(host: str, header: Mapping[str, Any], *, attempt: int, now_s: flo
     values = {"file": str(header.get("file")), "generation": header.get("generation")}
     if header.get("event") == "truncated":
         return Event("file-truncated", {**values, "size": header.get("size")}, (host,), (), attempt, now_s)
-    return Event("file-unreadable", {**values, "error": str(header.get("message"))}, (host,), (), attempt, now_s)
+    return Event("file-unreadable", {**values, "error": str(header.get("error"))}, (host,), (), attempt, now_s)

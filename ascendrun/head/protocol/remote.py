@@ -315,6 +315,9 @@ class Link:
             self._listener.on_event(self, header, body)
 
     def _greet(self, epoch: int, hello: Mapping[str, Any]) -> None:
+        if hello.get("protocol") != wire.PROTOCOL:
+            self._drop(epoch, _other_version(self.host.name, hello.get("protocol")))
+            return
         with self._lock:
             if epoch != self._epoch or self._is_closed:
                 return
@@ -381,6 +384,19 @@ def _failed(code: str, message: Text, cause: AscendrunError | None) -> Reply:
 
 def _closed(host: str) -> Text:
     return Text("agent.closed", "{host}: the connection was closed", host=host)
+
+
+def _other_version(host: str, agent: object) -> UnreachableError:
+    return UnreachableError(
+        Text(
+            "agent.other-version",
+            "{host}: the agent is of another version (protocol {agent}, the controller uses {controller})",
+            host=host,
+            agent=agent,
+            controller=wire.PROTOCOL,
+        ),
+        hint=Text("agent.other-version.hint", "remove ~/.ascendrun/agent-*.pyz on {host}, then repeat", host=host),
+    )
 
 
 def on_host(host: str, reason: Text | str) -> Text:

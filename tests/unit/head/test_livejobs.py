@@ -23,7 +23,7 @@ from ascendrun.head.survey.submission import Submission, make_job
 from tests.unit.head.test_links import Deaf, Nowhere
 
 CUT = {"event": "truncated", "file": "rank-0.out", "generation": 0, "size": 10, "sent": 100}
-HELD = {"event": "follow_held", "file": "rank-0.out", "generation": 1, "message": "Too many open files"}
+HELD = {"event": "follow_held", "file": "rank-0.out", "generation": 1, "error": "Too many open files"}
 
 
 class FullDisk(Store):
