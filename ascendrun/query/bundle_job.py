@@ -83,8 +83,7 @@ def bundle_job(
         return _parse(done, job.hosts) if wish.layout == "ascend-fd" else done
     except OSError as error:
         raise CannotWriteError(
-            f"{error.filename or path} cannot be written: {error.strerror or error}",
-            hint="-o FILE.tar.gz names another place",
+            f"{error.filename or path} cannot be written: {error.strerror or error}", hint="-O FILE.tar.gz"
         ) from error
 
 

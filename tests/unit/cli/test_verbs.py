@@ -278,11 +278,11 @@ def test_init_lists_and_copies(desk: Desk) -> None:
         (["submit", "missing.yaml"], 2, "missing.yaml: cannot read the file"),
         (["ps", "-o", "xml"], 2, "'xml'"),
         (["show", "nothing"], 4, "hint: ascendrun ps -a"),
-        (["wait", "demo", "--timeout", "soon"], 2, "is no duration"),
+        (["wait", "demo", "--timeout", "soon"], 2, "got 'soon'"),
         (["nodes", "-H", "missing.hosts"], 2, "missing.hosts: cannot be read"),
         (["exec", "-H", "all.hosts", "--hosts", "n7", "--", "x"], 4, "n7"),
         (["trust", "n[1-"], 2, "HOSTS"),
-        (["trust", "all.hosts"], 2, "all.hosts is a file, not a host: --hostfile all.hosts"),
+        (["trust", "all.hosts"], 2, "hint: --hostfile all.hosts"),
     ],
 )
 def test_a_wrong_command_line_says_what_and_how(desk: Desk, argv: list[str], code: int, words: str) -> None:
