@@ -17,10 +17,10 @@ from ascendrun.text import Text
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 PER_NODE = re.compile(
     r"SSH_\w+|HOSTNAME|HOST|PWD|OLDPWD|SHLVL|_|XDG_\w+|TERM|(?:LOCAL_|GROUP_|ROLE_|NODE_)?RANK|"
-    r"TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|NODE_ROOT)"
+    r"TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS_FILE|NODE_ROOT)"
 )
 """Variables that differ between nodes by nature, or do not matter to a job: not part of a diff."""
-PER_RANK = re.compile(r"(?:LOCAL_|ROLE_)?RANK|TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|TAG|JOB|ATTEMPT)")
+PER_RANK = re.compile(r"(?:LOCAL_|ROLE_)?RANK|TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS_FILE|RUN_ID|JOB_ID|ATTEMPT)")
 """Not for an interactive shell: of one rank only, or a mark of the processes of an attempt."""
 
 AGENT_DIRECTORY = "<ascendrun>"

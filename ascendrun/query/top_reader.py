@@ -159,7 +159,7 @@ def _find_slow(state_dir: Path, job: Job, now_s: float) -> Mapping[int, Slow]:
     from ascendrun.head.loop.stragglers import look_for_stragglers
 
     return {
-        rank: Slow(one.slower_by, one.sign.value if one.sign is not None else None, one.since_s)
+        rank: Slow(one.slower_by, one.cause.value if one.cause is not None else None, one.since_s)
         for one in look_for_stragglers(state_dir, job, now_s=now_s)
         for rank in one.ranks
     }

@@ -118,8 +118,8 @@ def take_look(known: Known, found: Iterable[Straggler], *, now_s: float = 0.0) -
         if key not in missing:
             values = {
                 "slower_by": None if one.slower_by is None else round(one.slower_by - 1, 4),
-                "step_fraction": None if one.costs is None else round(one.costs, 4),
-                "cause": None if one.sign is None else one.sign.value,
+                "step_fraction": None if one.step_fraction is None else round(one.step_fraction, 4),
+                "cause": None if one.cause is None else one.cause.value,
                 "is_node": one.rank is None,
                 "finding": describe_slowness(one),
                 "likely_cause": describe_cause(one),
