@@ -201,9 +201,9 @@ def _migrated(old: Mapping[str, Any], path: Tuple[str, ...], model: type[BaseMod
         section = SECTIONS.get(key)
         if section is not None and isinstance(value, Mapping):
             value = _migrated(value, (*path, key), section)
-        elif key == "stages" and not path:
+        elif key == "stages" and not path and isinstance(value, (list, tuple)):
             value = [_migrated(stage, (), PipelineStage) for stage in value]
-        elif key == "env_file":
+        elif key == "env_file" and isinstance(value, (list, tuple)):
             value = [file.get("file") if isinstance(file, Mapping) else file for file in value]
         elif key == "nodes" and isinstance(value, Mapping):
             value = value.get("max")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
@@ -250,7 +252,13 @@ def flow(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(flow, value)) + "]"
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=False)
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./$-][^,\[\]{}#:*&!|>'\"%@`\n]*")
+"""Strings that need no quotes inside a list of YAML."""
 
 
 def _key_hint(path: Path) -> Optional[Text]:
