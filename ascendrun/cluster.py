@@ -637,12 +637,12 @@ class Cluster:
 
     def _status_of(self, jobs: Sequence[Job]) -> Mapping[str, Any] | None:
         """The controller's status where a job runs, whose state may be older than what the controller knows."""
-        return self._status_now() if any(job.state.value == "RUNNING" for job in jobs) else None
+        return self._status_now() if any(job.state.value in ("RUNNING", "STAGING") for job in jobs) else None
 
     def _view(self, stored: StoredJob, status: Mapping[str, Any] | None) -> JobView:
         now = None
         if status is not None:
-            of_job = [status.get(name, {}).get(stored.job.id, {}) for name in ("liveness", "silence_s")]
+            of_job = [status.get(name, {}).get(stored.job.id, {}) for name in ("liveness", "silence_s", "staged")]
             now = Reachability(*of_job)
         return make_job_view(stored, self._progress(stored.job), now)
 

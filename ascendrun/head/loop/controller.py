@@ -280,8 +280,9 @@ class Controller:
             for runner in self._jobs
             if runner.job.state.value == "RUNNING"
         }
+        staged = {runner.job.id: runner.staged_bytes() for runner in self._jobs if runner.job.state.value == "STAGING"}
         status = {"ok": True, "pid": os.getpid(), "jobs": live, "liveness": hosts, "silence_s": silence_s}
-        answer(status, b"", True)
+        answer({**status, "staged": staged}, b"", True)
 
     def _shutdown(self, header: Mapping[str, Any], answer: Answer) -> None:
         answer({"ok": True}, b"", True)

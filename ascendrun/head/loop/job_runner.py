@@ -74,6 +74,7 @@ class JobRunner:
         self._spools: dict[str, NodeSpool] = {}
         self._drained: set[str] = set()
         self._asked_sizes: set[str] = set()
+        self._pushes: dict[str, TreePush] = {}
         self._follow_due: dict[str, float] = {}
         self._stop_due: dict[str, float] = {}
         self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
@@ -167,13 +168,18 @@ class JobRunner:
     # Staging, readiness, GO
 
     def _stage(self, host: str) -> None:
-        TreePush(
+        push = self._pushes[host] = TreePush(
             self._context.state_dir,
             self.trees,
             ask=lambda op, fields, body, then: self._call(host, op, fields, body, deadline_s=STAGE_S, then=then),
             refused=lambda failure: self._refuse(host, failure),
             finished=lambda: self._feed(w.NodeStaged(host)),
-        ).go_on()
+        )
+        push.go_on()
+
+    def staged_bytes(self) -> dict[str, tuple[int, int]]:
+        """By host: bytes of the job's directories that are there, and all of them."""
+        return {host: (push.done_bytes, push.total_bytes) for host, push in self._pushes.items()}
 
     def _prepare(self, host: str) -> None:
         from ascendrun.core.jobs.plan import prepare_request

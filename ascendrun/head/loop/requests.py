@@ -23,8 +23,8 @@ def serve_wish(table: Mapping[str, Serve], op: str, header: Mapping[str, Any], a
     serve = table.get(op)
     if serve is None:
         error = ConflictError(
-            Text("controller.unknown-request", "the controller does not support {op}", op=op),
-            hint=Text("controller.unknown-request.hint", "run `ascendrun controller stop`"),
+            Text("control.unknown-request", "the controller does not support {op}", op=op),
+            hint=Text("control.unknown-request.hint", "run `ascendrun controller stop`"),
         )
         answer(error_answer(error), b"", True)
         return
@@ -38,10 +38,10 @@ def serve_wish(table: Mapping[str, Serve], op: str, header: Mapping[str, Any], a
         traceback.print_exc()
         failure = AscendrunError(
             Text(
-                "controller.internal",
+                "control.internal",
                 "internal error of the controller: {error}",
                 error=f"{type(error).__name__}: {error}",
             ),
-            hint=Text("controller.internal.hint", "report this with the traceback in {log}", log=str(log)),
+            hint=Text("control.internal.hint", "report this with the traceback in {log}", log=str(log)),
         )
         answer(error_answer(failure), b"", True)

@@ -144,13 +144,13 @@ def other_version(controller: object, command: object) -> ConflictError:
     """The controller and the command that uses it are of different versions; None: one from before there were any."""
     return ConflictError(
         Text(
-            "controller.other-version",
+            "control.other-version",
             "the controller is of another version (protocol {controller}, this command uses {command})",
             controller=controller,
             command=command,
         ),
         hint=Text(
-            "controller.other-version.hint",
+            "control.other-version.hint",
             "run `ascendrun controller stop`, then repeat the command; running jobs are not affected",
         ),
     )
@@ -174,12 +174,12 @@ class ControlClient:
             self._socket.close()
             raise UnreachableError(
                 Text(
-                    "controller.not-running",
+                    "control.not-running",
                     "no controller is running for {path}: {error}",
                     path=str(state_dir),
                     error=error.strerror,
                 ),
-                hint=Text("controller.not-running.hint", "run it in the foreground: ascendrun controller run"),
+                hint=Text("control.not-running.hint", "run it in the foreground: ascendrun controller run"),
             ) from error
         self._next_id = 0
         self._reader = wire.FrameReader()
@@ -200,7 +200,7 @@ class ControlClient:
         DeadlineExceededError."""
         for header, _ in self.stream(op, fields, body, timeout_s=timeout_s):
             return header
-        raise UnreachableError(Text("controller.no-reply", "the controller did not reply to {op}", op=op))
+        raise UnreachableError(Text("control.no-reply", "the controller did not reply to {op}", op=op))
 
     def post(self, op: str, fields: Mapping[str, Any]) -> None:
         """One request whose answers nobody will read. Raises UnreachableError."""
@@ -209,8 +209,8 @@ class ControlClient:
             self._socket.sendall(wire.pack({"id": self._next_id, "op": op, "protocol": PROTOCOL, **fields}, b""))
         except OSError as error:
             raise UnreachableError(
-                Text("controller.ended", "the controller ended during {op}", op=op),
-                hint=Text("controller.ended.hint", "repeat the command; it starts a new controller"),
+                Text("control.ended", "the controller ended during {op}", op=op),
+                hint=Text("control.ended.hint", "repeat the command; it starts a new controller"),
             ) from error
 
     def stream(
@@ -227,8 +227,8 @@ class ControlClient:
                 data = self._socket.recv(262144)
                 if not data:
                     raise UnreachableError(
-                        Text("controller.ended", "the controller ended during {op}", op=op),
-                        hint=Text("controller.ended.hint", "repeat the command; it starts a new controller"),
+                        Text("control.ended", "the controller ended during {op}", op=op),
+                        hint=Text("control.ended.hint", "repeat the command; it starts a new controller"),
                     )
                 for header, answer_body in self._reader.feed(data):
                     if op not in ANY_PROTOCOL and header.get("protocol") != PROTOCOL:
@@ -242,7 +242,7 @@ class ControlClient:
         except socket.timeout as error:
             raise DeadlineExceededError(
                 Text(
-                    "controller.timeout",
+                    "control.timeout",
                     "the controller did not reply to {op} within {limit_s:g} s",
                     op=op,
                     limit_s=timeout_s,
@@ -250,6 +250,6 @@ class ControlClient:
             ) from error
         except ConnectionError as error:
             raise UnreachableError(
-                Text("controller.ended", "the controller ended during {op}", op=op),
-                hint=Text("controller.ended.hint", "repeat the command; it starts a new controller"),
+                Text("control.ended", "the controller ended during {op}", op=op),
+                hint=Text("control.ended.hint", "repeat the command; it starts a new controller"),
             ) from error

@@ -39,7 +39,7 @@ def test_a_command_of_another_version_is_reported(state_dir: Path, fields: Mappi
     with ControlClient(state_dir) as client, pytest.raises(ConflictError) as caught:
         client.call("nodes", fields)
     assert isinstance(caught.value.message, Text)
-    assert caught.value.message.key == "controller.other-version"
+    assert caught.value.message.key == "control.other-version"
     assert caught.value.message.values == {"controller": control_socket.PROTOCOL, "command": fields["protocol"]}
     assert "ascendrun controller stop" in str(caught.value.hint)
 
