@@ -182,7 +182,7 @@ class _Reading:
 
     def records(self, host: str) -> HostRecords:
         if host not in self._records:
-            self._records[host] = read_records(self._folder / host / "events.0")
+            self._records[host] = read_records(self._folder / host / "events.0", host)
         return self._records[host]
 
     def gathered(self, host: str) -> Gathered:
@@ -239,8 +239,8 @@ class _Reading:
         return [self._rank(host, rank, records) for rank in sorted(planned | numbers | set(records.failed))]
 
     def _rank(self, host: str, rank: int, records: HostRecords) -> RankEvidence:
-        end = records.exits.get(rank, {})
-        exited_ns = end.get("exited_ns") or end.get("at_ns")
+        end = records.exits.get(rank)
+        exited_ns = None if end is None else end.exited_ns or end.at_ns
         streams = self._streams.get((host, rank), [])
         heard = [at for at in map(last_arrival_s, streams) if at is not None]
         return RankEvidence(
@@ -248,19 +248,19 @@ class _Reading:
             host=host,
             pid=records.pids.get(rank),
             device=self._device(host, records.local.get(rank)),
-            code=end.get("code"),
-            signal=end.get("signal"),
+            code=None if end is None else end.code,
+            signal=None if end is None else end.signal,
             exited_at_s=exited_ns / 1e9 if isinstance(exited_ns, int) else None,
-            stopped=bool(end.get("stopped")),
-            lingers=records.lingers.get(rank),
-            note=end.get("note"),
+            stopped=end is not None and end.stopped,
+            lingers=records.hung_at_exit.get(rank),
+            note=None if end is None else end.note,
             start_failed=records.failed.get(rank),
             lines=tuple(line for files in streams for line in read_tail(files, self._folder, self._budget)),
             error=self._error(host, rank),
             plog=self.plogs(host).get(rank) if self.gathered(host).of("plog") else None,
             last_output_s=max(heard, default=None),
             last_step=self._step(host, rank),
-            max_rss_bytes=end.get("max_rss_bytes"),
+            max_rss_bytes=None if end is None else end.max_rss_bytes,
         )
 
     def _device(self, host: str, local_rank: int | None) -> int | None:

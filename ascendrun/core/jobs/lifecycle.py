@@ -385,8 +385,9 @@ def _supervisor_lost(draft: _Draft, event: w.SupervisorLost) -> None:
         draft.stop(Cause.NODE_LOST, reasons.supervisor_lost(event.host))
 
 
-def _limit_reached(draft: _Draft, event: w.LimitReached) -> None:
-    draft.stop(Cause.LIMIT, reasons.time_limit(event.host, event.why))
+def _stop_started(draft: _Draft, event: w.StopStarted) -> None:
+    if event.by == "limit":
+        draft.stop(Cause.LIMIT, reasons.time_limit(event.host, event.why))
 
 
 def _stop_requested(draft: _Draft, event: w.StopRequested) -> None:
@@ -456,7 +457,7 @@ _HANDLERS: Mapping[type[object], Callable[..., None]] = {
     w.NodeEnded: _node_ended,
     w.NodeRebooted: _node_rebooted,
     w.SupervisorLost: _supervisor_lost,
-    w.LimitReached: _limit_reached,
+    w.StopStarted: _stop_started,
     w.StopRequested: _stop_requested,
     w.HeadRestarted: _head_restarted,
     w.Tick: _tick,

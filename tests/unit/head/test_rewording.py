@@ -149,7 +149,7 @@ def need_failed(store: Store) -> None:
 def time_limit(store: Store) -> None:
     life = Life(store, "time-limit")
     life.run()
-    life.feed(w.LimitReached("npu01", "60 s"))
+    life.feed(w.StopStarted("npu01", "limit", "60 s", 1.0))
     life.end(-15)
 
 
