@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ascendrun.head.state.store import Store, StoredJob
     from ascendrun.health.forecast import Forecast
     from ascendrun.health.report.data import Report
-    from ascendrun.health.survey.check_context import World
+    from ascendrun.health.survey.check_context import CheckContext
     from ascendrun.health.survey.comparison import DoctorReport
     from ascendrun.query.bundle_job import Bundle
     from ascendrun.query.deep_check import DeepCheck, DeepOptions
@@ -242,7 +242,7 @@ class Cluster:
         names: Sequence[str] | None = None,
         is_full: bool = True,
         every_pair: bool = False,
-    ) -> World:
+    ) -> CheckContext:
         """What every host says of itself, in the shell that a job would get there; one answer for every host.
 
         `job_file`: ask as this job would (its hosts then are those that it takes). `names`: these probes only.
@@ -292,7 +292,7 @@ class Cluster:
         from ascendrun.health.survey.comparison import make_report
 
         began = time.monotonic()
-        world = self.survey(
+        context = self.survey(
             hosts,
             job_file=job_file,
             overrides=overrides,
@@ -301,11 +301,11 @@ class Cluster:
             is_full=is_full,
             every_pair=every_pair,
         )
-        wanted = world.job.checks if world.job is not None else None
+        wanted = context.job.checks if context.job is not None else None
         skip, require = (wanted.skip, wanted.require) if wanted is not None else ((), ())
-        findings = run_checks(world, is_full=is_full, skip=skip, require=require)
+        findings = run_checks(context, is_full=is_full, skip=skip, require=require)
         count = len(choose_checks(is_full=is_full, skip=skip, require=require))
-        report = make_report(world, findings, checks=count, wall_s=time.monotonic() - began)
+        report = make_report(context, findings, checks=count, wall_s=time.monotonic() - began)
         return replace(report, forecast=self.forecast(len(hosts))) if hosts else report
 
     def forecast(self, nodes: int) -> Forecast:
