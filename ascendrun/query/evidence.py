@@ -97,7 +97,7 @@ def read_evidence(
         ended_at_s=job.ended_at_s if is_newest else None,
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
         hosts=tuple(_with_left(host, left.get(name)) for name, host in hosts.items()),
-        story=story,
+        events=story,
         slow=tuple(slow),
         missing=reading.missing(folder),
     )

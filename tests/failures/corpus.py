@@ -231,7 +231,7 @@ class Builder:
             hosts=hosts,
             connect_timeout_s=float(row.get("connect_timeout", 120)),
             exec_timeout_s=float(row.get("exec_timeout", 1836)),
-            story=tuple(_changed(*change) for change in row.get("story", ())),
+            events=tuple(_changed(*change) for change in row.get("story", ())),
         )
 
     def _stop_times(self) -> dict[str, float]:

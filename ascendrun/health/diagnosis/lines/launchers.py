@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
-from ascendrun.health.diagnosis.indicators import same_words
+from ascendrun.health.diagnosis.indicators import normalised
 from ascendrun.health.diagnosis.lines.tracebacks import find_chains, rank_of_prefix, split_prefix
 from ascendrun.health.diagnosis.times import stamp_of
 
@@ -22,7 +22,7 @@ _SPAWNED = re.compile(r"process (\d+) spawned with command: (.*)")
 _LOCAL_RANK = re.compile(r"--local_rank[=' ,]+(\d+)")
 _RETURNED = re.compile(r"sigkill_handler\] (.*) exits with return code = (-?\d+)")
 _MAPPING = re.compile(r"'([^']+)': \[([\d, ]*)\]")
-_OWN_WORDS = re.compile(
+_OWN_LINES = re.compile(
     r"torch/distributed/(?:run|launcher|elastic)|torch\.distributed\.elastic|"
     r"deepspeed/launcher|bin/torchrun|multiprocessing/errors"
 )
@@ -88,8 +88,8 @@ def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, .
     many equal tracebacks stand there."""
     root = next(end for end in ends.values() if end.is_root)
     alike = tuple(end.rank for end in ends.values() if end.code == root.code)
-    chains = find_chains([line for line in loose if not _OWN_WORDS.search(line.text)])
-    counted = Counter((chain.root.type, same_words(chain.root.message), chain.root.origin) for chain in chains)
+    chains = find_chains([line for line in loose if not _OWN_LINES.search(line.text)])
+    counted = Counter((chain.root.type, normalised(chain.root.message), chain.root.origin) for chain in chains)
     return alike if counted and max(counted.values()) >= len(alike) else (root.rank,)
 
 
@@ -97,7 +97,7 @@ def _inner(
     process: RankEvidence, number: int, end: InnerEnd | None, lines: Sequence[Line], loose: Sequence[Line]
 ) -> RankEvidence:
     """The launcher kills its other ranks with TERM: that is a stop like ours."""
-    own = [line for line in loose if not _OWN_WORDS.search(line.text)] if _has_no_words(lines) else []
+    own = [line for line in loose if not _OWN_LINES.search(line.text)] if _has_no_words(lines) else []
     code = None if end is None else end.code
     died = code is not None and code < 0
     exited_s = process.exited_at_s
