@@ -505,9 +505,9 @@ class Cluster:
         `layout`: ascendrun or ascend-fd; `is_dry`: list the contents, write nothing. `environ`: variables whose values
         are masked when their names say that they are secret; None: those of this process.
         """
-        from ascendrun.query.bundle_job import Wish, bundle_job
+        from ascendrun.query.bundle_job import BundleRequest, bundle_job
 
-        wish = Wish(
+        wish = BundleRequest(
             path=None if path is None else Path(path),
             layout=layout,
             with_logs=with_logs,
