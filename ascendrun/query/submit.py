@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,10 +53,10 @@ def read_stages(job_file: Path, *, overrides: Sequence[str] = ()) -> tuple[Stage
     return tuple(replace(stage, spec=resolve_paths(stage.spec, str(directory), programs)) for stage in stages)
 
 
-def _check_names() -> Sequence[str]:
-    from ascendrun.health.checks import NAMES
+def _check_names() -> Mapping[str, str]:
+    from ascendrun.health.checks import NAMES, RENAMED
 
-    return NAMES
+    return {**{name: name for name in NAMES}, **RENAMED}
 
 
 def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -> tuple[Host, ...]:

@@ -43,13 +43,14 @@ class LocalFiles:
 @dataclass(frozen=True)
 class Draft:
     """A job file on its way to a JobSpec. `data` is what the model reads, unchecked; `args` go through `typed_args`.
-    `check_names` returns the names that `checks` may hold; `files`: the disk. None: not checked."""
+    `check_names` returns the current name of every check by its names, old ones included; `files`: the disk. None: not
+    checked."""
 
     root: MappingNode
     data: dict[str, Any]
     source: Source
     programs: Mapping[str, ProgramOptions]
-    check_names: Callable[[], Sequence[str]] | None = None
+    check_names: Callable[[], Mapping[str, str]] | None = None
     files: LocalFiles | None = None
 
     def has(self, name: str) -> bool:
@@ -314,10 +315,24 @@ def _checks(draft: Draft) -> Iterator[Problem]:
     for key in ("skip", "require"):
         names = draft.section("checks").get(key)
         for index, name in enumerate(names if isinstance(names, tuple) else ()):
-            if known is not None and isinstance(name, str) and name.replace("_", "-").lower() not in known:
+            if known is None or not isinstance(name, str):
+                continue
+            plain = name.replace("_", "-").lower()
+            if plain not in known:
                 yield draft.value("checks", key, index).problem(
                     Text("jobfile.unknown-check", "checks.{key}: unknown check {name:quote}", key=key, name=name),
-                    suggestion(name, list(known)),
+                    suggestion(name, sorted(set(known.values()))),
+                )
+            elif known[plain] != plain:
+                yield draft.value("checks", key, index).problem(
+                    Text(
+                        "jobfile.renamed-check",
+                        "checks.{key}: check {old} was renamed to {new}",
+                        key=key,
+                        old=name,
+                        new=known[plain],
+                    ),
+                    Text("jobfile.renamed-check.hint", "write {new}", new=known[plain]),
                 )
 
 

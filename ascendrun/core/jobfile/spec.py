@@ -65,14 +65,14 @@ def parse_job(
     *,
     overrides: Sequence[str] = (),
     programs: Mapping[str, ProgramOptions],
-    check_names: Optional[Callable[[], Sequence[str]]] = None,
+    check_names: Optional[Callable[[], Mapping[str, str]]] = None,
     files: Optional[LocalFiles] = None,
 ) -> JobSpec:
     """The job that the file and the overrides ("nodes=2") describe; paths stay as written (see `resolve_paths`).
     Of a pipeline its first stage.
 
     Raises InvalidInputError with every problem; one of an override has "--set …" as its file and no line. Of a file
-    with invalid YAML only the problems up to there are found. `check_names` returns the names of all checks, `files`
+    with invalid YAML only the problems up to there are found. `check_names` returns current names by names, `files`
     reads the disk; None: not checked.
     """
     stages = parse_stages(text, file, overrides=overrides, programs=programs, check_names=check_names, files=files)
@@ -85,7 +85,7 @@ def parse_stages(
     *,
     overrides: Sequence[str] = (),
     programs: Mapping[str, ProgramOptions],
-    check_names: Optional[Callable[[], Sequence[str]]] = None,
+    check_names: Optional[Callable[[], Mapping[str, str]]] = None,
     files: Optional[LocalFiles] = None,
 ) -> tuple[StageJob, ...]:
     """As `parse_job`, one job for each stage of a pipeline, in order, each with the keys of the file and its own;

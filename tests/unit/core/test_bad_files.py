@@ -40,15 +40,14 @@ PROGRAMS = {
         ),
     ),
 }
+CHECKS = {"clock": "clock", "disk-space": "disk-space", "hccl-ping": "hccl-ping", "space": "disk-space"}
 JOBS = sorted((HERE / "bad_jobs").glob("*.yaml"))
 HOSTFILES = sorted((HERE / "bad_hostfiles").glob("*.hosts"))
 
 
 def problems_of_job(data, file="job.yaml", overrides=()):
     with pytest.raises(InvalidInputError) as caught:
-        parse_job(
-            data, file, overrides=overrides, programs=PROGRAMS, check_names=lambda: ("clock", "space", "hccl-ping")
-        )
+        parse_job(data, file, overrides=overrides, programs=PROGRAMS, check_names=lambda: CHECKS)
     return caught.value.problems
 
 
