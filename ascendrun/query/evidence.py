@@ -32,7 +32,7 @@ from ascendrun.health.diagnosis.lines.devices import (
     facts_from_table,
     one_per_device,
 )
-from ascendrun.health.diagnosis.lines.elastic import error_lines
+from ascendrun.health.diagnosis.lines.launchers import error_lines
 from ascendrun.query.attempt_records import HostRecords, read_records
 from ascendrun.query.headroom import Left, read_left
 from ascendrun.query.stream_tail import Budget, budget_for, last_arrival_s, read_tail, read_text_lines

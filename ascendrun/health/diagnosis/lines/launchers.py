@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.indicators import normalised
@@ -195,3 +197,30 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _counted(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     """The global ranks of nodes of these sizes, in their order."""
     return [tuple(range(sum(sizes[:place]), sum(sizes[: place + 1]))) for place in range(len(sizes))]
+
+
+def error_lines(text: str, file: str) -> tuple[Line, ...]:
+    """Torch elastic's error file ($TORCHELASTIC_ERROR_FILE) as the lines of a traceback, the exception last.
+
+    () when the file is truncated or empty.
+    """
+    try:
+        whole = json.loads(text, strict=False)
+        content = whole["message"]
+    except (ValueError, TypeError, KeyError):
+        return ()
+    extra = content.get("extraInfo", {}) if isinstance(content, dict) else whole.get("extraInfo", {})
+    message = str(content.get("message", "")) if isinstance(content, dict) else str(content)
+    stack = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+    at_s = _seconds(extra.get("timestamp")) if isinstance(extra, dict) else None
+    lines = [line for line in stack.split("\n") if line.strip()]
+    if message and not any(line.strip().startswith(message.split("\n")[0][:80]) for line in lines[-20:]):
+        lines = [*(lines or ["Traceback (most recent call last):"]), *message.split("\n")]
+    return tuple(Line(line, file, 0, at_s, "error") for line in lines)
+
+
+def _seconds(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
