@@ -31,7 +31,7 @@ MESSAGES: Mapping[str, str] = {
     "command-failed": "{command}: exit code {status}: {output}",
     "command-missing": "{path} not found on this node",
     "command-not-executable": "{path} is not executable",
-    "command-not-in-path": "command {command} not found in PATH ({search})",
+    "command-not-in-path": "command {command} not found in PATH",
     "command-timed-out": "{command}: timed out, killed",
     "command-wrong-format": "{path} is not a program for this machine",
     "connection-refused": "connection refused",

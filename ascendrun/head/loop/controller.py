@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError
 from ascendrun.core.events import Event
-from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.liveness import Listening
-from ascendrun.head.loop.operations import Errands
-from ascendrun.head.loop.requests import serve_wish
+from ascendrun.head.loop.operations import Operations
+from ascendrun.head.loop.requests import handle_request
 from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.notify.notifier import Notifier, NotifierMaker
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
@@ -69,8 +69,8 @@ class Controller:
             on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),
             on_event=self._on_link_event,
         )
-        self._links = Links(backend, image, listener)
-        self._errands = Errands(self._links, self.post)
+        self._links = Connections(backend, image, listener)
+        self._operations = Operations(self._links, self.post)
         self._gatherer: Gatherer | None = None
         self._straggling: Straggling | None = None
         self._samples: SampleKeeper | None = None
@@ -180,7 +180,7 @@ class Controller:
 
     def _is_busy(self) -> bool:
         """Something is under way."""
-        return self._errands.is_busy or self._notifier.is_waiting or self._jobs.is_busy(now_s=time.time())
+        return self._operations.is_busy or self._notifier.is_waiting or self._jobs.is_busy(now_s=time.time())
 
     def _gathering(self) -> Gatherer:
         if self._gatherer is None:
@@ -202,26 +202,26 @@ class Controller:
 
     def _on_up(self, link: Link) -> None:
         self._jobs.on_up(link)
-        self._errands.on_up()
+        self._operations.on_up()
         if self._gatherer is not None:
             self._gatherer.on_up(link)
 
     def _on_down(self, link: Link, error: AscendrunError) -> None:
         self._jobs.on_down(link, error)
-        self._errands.on_down(link, error)
+        self._operations.on_down(link, error)
 
     # Wishes
 
     def _serve(self, op: str, header: Mapping[str, Any], answer: Answer) -> None:
         self._busy_mono = time.monotonic()
-        serve_wish(
+        handle_request(
             {
                 "submit": self._submit,
                 "stop": self._stop,
-                "plan": self._errands.plan,
-                "exec": self._errands.execute,
-                "nodes": self._errands.ask_nodes,
-                "survey": self._errands.survey,
+                "plan": self._operations.plan,
+                "exec": self._operations.execute,
+                "nodes": self._operations.query_nodes,
+                "survey": self._operations.survey,
                 "sample": self._sample,
                 "grep": self._grep,
                 "status": self._status,
@@ -266,7 +266,7 @@ class Controller:
         relay(self._links, load_subject(self._store.find(str(header["job"]))), header, answer, self.post)
 
     def _sample(self, header: Mapping[str, Any], answer: Answer) -> None:
-        self._errands.sample(header, answer, self._keep_samples())
+        self._operations.sample(header, answer, self._keep_samples())
 
     def _status(self, header: Mapping[str, Any], answer: Answer) -> None:
         live = [runner.job.id for runner in self._jobs if not runner.job.is_terminal]

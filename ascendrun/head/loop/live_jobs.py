@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.core.events import Event
-from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.protocol.remote import Link
 from ascendrun.head.state.state_dir import StoreUnusableError
@@ -46,7 +46,7 @@ class LiveJobs:
         self,
         state_dir: Path,
         store: Store,
-        links: Links,
+        links: Connections,
         *,
         post: Callable[[Callable[[], None]], None],
         guard: Guard,

@@ -15,7 +15,9 @@ from ascendrun.text import Text
 Serve = Callable[[Mapping[str, Any], Answer], None]
 
 
-def serve_wish(table: Mapping[str, Serve], op: str, header: Mapping[str, Any], answer: Answer, *, log: Path) -> None:
+def handle_request(
+    table: Mapping[str, Serve], op: str, header: Mapping[str, Any], answer: Answer, *, log: Path
+) -> None:
     """Call the handler of a request, and reply with its error if it fails: the controller must go on.
 
     Raises LostLeaseError only. `log`: the file with the traceback of an internal error.

@@ -12,7 +12,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.network import candidate_ports
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
-from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.text import Text
 
@@ -72,7 +72,7 @@ class Examination:
         question: Question,
         plan: LaunchPlan | None,
         *,
-        links: Links,
+        links: Connections,
         post: Callable[[Callable[[], None]], None],
         done: Callable[[Answers], None],
     ) -> None:

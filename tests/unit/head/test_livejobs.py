@@ -13,7 +13,7 @@ import pytest
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.spec import JobSpec
 from ascendrun.core.jobs.job import NodeProgress, NodeStaged, Phase, RankStarted, State, Tick
-from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
@@ -42,7 +42,7 @@ class Live:
 
     def __init__(self, folder: Path) -> None:
         self.store = FullDisk.open(folder)
-        self.links = Links(Nowhere(), AgentImage(b"", "", ""), Deaf())  # type: ignore[arg-type]
+        self.links = Connections(Nowhere(), AgentImage(b"", "", ""), Deaf())  # type: ignore[arg-type]
         nobody: Any = Deaf
         self.jobs = LiveJobs(
             folder, self.store, self.links, post=lambda call: call(), guard=Guard(), gathering=nobody, samples=nobody
