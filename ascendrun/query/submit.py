@@ -12,10 +12,12 @@ from pathlib import Path
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.core.hosts import Host, parse_hostfile
 from ascendrun.core.jobfile.pipeline import StageJob
+from ascendrun.core.jobfile.source_text import in_order
 from ascendrun.core.jobfile.spec import INIT_HINT, JobSpec, LocalFiles, parse_stages, require_hostfile, resolve_paths
+from ascendrun.core.jobfile.tree import place_of
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.pipelines import newest_stages
-from ascendrun.core.jobs.plan import Tree, choose_hosts
+from ascendrun.core.jobs.plan import Tree, choose_hosts, placement_faults
 from ascendrun.head.state.state_dir import make_state_dir
 from ascendrun.head.survey.programs import load_programs
 from ascendrun.head.survey.staging import tree_file
@@ -65,6 +67,26 @@ def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -
     return choose_hosts(spec, parse_hostfile(_read(path), str(path)))
 
 
+def stage_hosts(
+    stages: Sequence[StageJob], job_file: Path, *, hostfile: Path | None = None
+) -> tuple[tuple[Host, ...], ...]:
+    """As `read_hosts`, for every stage. Raises InvalidInputError with every place where hosts or slots are missing."""
+    found, problems = [], []
+    for stage in stages:
+        path = hostfile or Path(require_hostfile(stage.spec, str(job_file)))
+        hosts = parse_hostfile(_read(path), str(path))
+        faults = list(placement_faults(stage.spec, hosts))
+        for key, message, hint in faults:
+            place = None if stage.root is None else place_of(stage.root, key)
+            problems.append(
+                Problem(str(job_file), None, None, message, hint) if place is None else place.problem(message, hint)
+            )
+        found.append(() if faults else choose_hosts(stage.spec, hosts))
+    if problems:
+        raise InvalidInputError(in_order(problems))
+    return tuple(found)
+
+
 def make_submission(
     job_file: Path,
     *,
@@ -93,7 +115,7 @@ def make_submissions(
     A file that is no pipeline gives the one submission of its job, without a stage.
     """
     stages = read_stages(job_file, overrides=overrides)
-    hosts = [read_hosts(one.spec, job_file, hostfile=hostfile) for one in stages]
+    hosts = stage_hosts(stages, job_file, hostfile=hostfile)
     make_state_dir(state_dir)
     return tuple(
         Submission(

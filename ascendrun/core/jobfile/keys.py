@@ -130,6 +130,8 @@ def _keys_of(
 def _example(prefix: str, name: str, value: Any) -> str:
     if prefix == "stages[].":
         return f"stages: [{{{'' if name == 'name' else 'name: train, '}{name}: {flow(value)}}}]"
+    if prefix == "workdir." and name != "path":
+        return f"workdir: {{path: ., {name}: {flow(value)}}}"
     return f"{name}: {flow(value)}" if not prefix else f"{prefix[:-1]}: {{{name}: {flow(value)}}}"
 
 

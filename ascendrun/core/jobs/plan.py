@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from ascendrun.core.names import fold_names
 from ascendrun.core.network import Network, candidate_ports, choose_network
 from ascendrun.core.reports import NodeReport
 from ascendrun.options import make_arguments
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
@@ -147,12 +148,49 @@ def choose_hosts(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
     """
     wanted = spec.nodes or max(1, len(hosts))
     if len(hosts) < wanted:
-        way_out = f"nodes: {len(hosts)}, or add hosts to the hostfile" if hosts else "add hosts to the hostfile"
-        raise PreflightError(
-            f"{spec.name} wants {wanted} node{'s' if wanted > 1 else ''}, but the hostfile names {len(hosts)}",
-            hint=way_out,
-        )
+        message, hint = _too_few_hosts(spec.name, wanted, len(hosts))
+        raise PreflightError(message, hint=hint)
     return tuple(hosts[:wanted])
+
+
+def placement_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tuple[str, ...], Text, Text]]:
+    """What the hostfile lacks for the job: (key of the job file, message, hint). `hosts`: all of the hostfile."""
+    wanted = spec.nodes or max(1, len(hosts))
+    if len(hosts) < wanted:
+        yield (("nodes",), *_too_few_hosts(spec.name, wanted, len(hosts)))
+    count = spec.devices.per_node or len(spec.devices.ids or ())
+    small: dict[int, list[str]] = {}
+    for host in hosts[:wanted]:
+        if host.slots is not None and count > host.slots:
+            small.setdefault(host.slots, []).append(host.name)
+    for slots, names in small.items():
+        key = "per_node" if spec.devices.per_node else "ids"
+        message = Text(
+            "plan.too-few-slots",
+            "devices.{key} requires {count:plural rank ranks} on each node; {hosts:hosts} has slots={slots}",
+            key=key,
+            count=count,
+            hosts=names,
+            slots=slots,
+        )
+        yield (
+            ("devices", key),
+            message,
+            Text("plan.too-few-slots-hint", "use at most {slots}, or raise slots=", slots=slots),
+        )
+
+
+def _too_few_hosts(name: str, wanted: int, listed: int) -> tuple[Text, Text]:
+    message = Text(
+        "plan.too-few-hosts",
+        "job {name} requires {wanted:plural node nodes}; the hostfile lists {listed}",
+        name=name,
+        wanted=wanted,
+        listed=listed,
+    )
+    if not listed:
+        return message, Text("plan.add-hosts", "add hosts to the hostfile")
+    return message, Text("plan.too-few-hosts-hint", "--set nodes={listed}, or add hosts to the hostfile", listed=listed)
 
 
 def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:

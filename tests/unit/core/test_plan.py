@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.model import JobSpec
-from ascendrun.core.jobs.plan import PORT_TOKEN, Folders, Tree, choose_hosts, make_plan, prepare_request, render_plan
+from ascendrun.core.jobs.plan import (
+    PORT_TOKEN,
+    Folders,
+    Tree,
+    choose_hosts,
+    make_plan,
+    placement_faults,
+    prepare_request,
+    render_plan,
+)
 from ascendrun.core.jobs.plan_view import render_text
 from ascendrun.core.jobs.rank_env import OWN_VARIABLES
 from ascendrun.core.network import candidate_ports
@@ -96,13 +105,15 @@ def test_the_plan_and_the_node_agree_on_the_words_between_them():
 
 
 def test_fewer_hosts_than_nodes_do_not_fit():
-    assert refusal(job(nodes=3), "a\nb\n") == "j wants 3 nodes, but the hostfile names 2"
+    with pytest.raises(PreflightError) as caught:
+        choose_hosts(job(nodes=3), parse_hostfile("a\nb\n", "h"))
+    assert caught.value.message.values == {"name": "j", "wanted": 3, "listed": 2}
 
 
 def test_a_job_without_hosts_does_not_fit_and_never_runs_here():
     with pytest.raises(PreflightError) as caught:
         choose_hosts(job(), ())
-    assert caught.value.hint == "add hosts to the hostfile"
+    assert caught.value.hint.key == "plan.add-hosts"
 
 
 def test_every_reason_is_told_together():
@@ -429,3 +440,14 @@ def test_a_thousand_nodes_are_planned_in_one_pass():
         },
     )
     assert planned.world_size == 8000 and ranks_of(planned)[-1].env["RANK"] == "7999"
+
+
+def test_missing_hosts_and_slots_are_found_with_the_key_that_asks_for_them():
+    hosts = parse_hostfile("a[1-2] slots=2\nb slots=8\n", "h")
+    found = list(placement_faults(job(nodes=4, devices={"type": "npu", "per_node": 8}), hosts))
+    assert [(key, message.key) for key, message, _ in found] == [
+        (("nodes",), "plan.too-few-hosts"),
+        (("devices", "per_node"), "plan.too-few-slots"),
+    ]
+    assert found[1][1].values["hosts"] == ["a1", "a2"]
+    assert not list(placement_faults(job(nodes=2, devices={"per_node": 2}), hosts))
