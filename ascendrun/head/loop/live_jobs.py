@@ -38,8 +38,8 @@ FILE_TROUBLES = ("truncated", "follow_held")
 class LiveJobs:
     """The jobs that have a runner: those that live, and those whose last bytes are awaited.
 
-    Use from the controller's thread, `hear` alone from any. `gathering` and `samples` make what they give when they are
-    first called.
+    Use from the controller's thread, except `handle_message`. `gathering` and `samples` create their object at the
+    first call.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LiveJobs:
 
     # From any thread
 
-    def hear(self, link: Link, header: Mapping[str, Any], body: bytes) -> None:
+    def handle_message(self, link: Link, header: Mapping[str, Any], body: bytes) -> None:
         """An event of a node: bytes of an attempt's files, or that they cannot be followed."""
         if header.get("event") not in ("data", "follow_failed", *FILE_TROUBLES):
             return
@@ -217,13 +217,13 @@ class LiveJobs:
     def _advance(self, job: Job, event: JobInput) -> Step:
         from ascendrun.core.jobs.lifecycle import InvalidTransitionError, Step, advance
 
-        def story() -> list[str]:
-            return [f"{past.code} {past.values}" for past in self._store.events(job.id)[-20:]]
+        def recent() -> list[str]:
+            return [f"{event.code} {event.values}" for event in self._store.events(job.id)[-20:]]
 
         try:
-            return advance(job, event, now_s=time.time(), story=story)
+            return advance(job, event, now_s=time.time(), recent=recent)
         except InvalidTransitionError:
-            self._guard.tell()  # the job stays as it was; the others must not suffer
+            self._guard.log_exception()  # the job stays as it was; the others must not suffer
             return Step(job)
 
     def _settle(self, job_id: str, step: Step) -> None:
@@ -234,7 +234,7 @@ class LiveJobs:
             self._take(self._runners[job_id], step)
         except StoreUnusableError:
             self._unsaved[job_id] = step
-            self._guard.tell()
+            self._guard.log_exception()
 
     def _take(self, runner: JobRunner, step: Step) -> None:
         """Stores what was decided, then does it: after a crash between the two the new controller does it again."""

@@ -144,7 +144,7 @@ def known_from_events(attempt: int, events: Iterable[Event]) -> Known:
     return Known(attempt, missing)
 
 
-class Straggling:
+class StragglerMonitor:
     """Belongs to the controller's thread; a look itself runs in a thread of its own, one at a time.
 
     `post`: runs a call in the controller's thread. `record`: stores events of a job, may raise.

@@ -110,7 +110,7 @@ def test_the_trouble_of_a_node_with_a_file_stands_in_the_story_of_the_job_whose_
     live: Live, header: dict[str, Any], code: str, generation: int
 ) -> None:
     mine, other = live.add("mine"), live.add("other")
-    live.jobs.hear(live.links.get(Host("n1")), {**header, "tag": mine.job.run_id}, b"")
+    live.jobs.handle_message(live.links.get(Host("n1")), {**header, "tag": mine.job.run_id}, b"")
     event = live.jobs.events_of(mine.job.id)[-1]
     assert (event.code, event.hosts, event.values["generation"]) == (code, ("n1",), generation)
     assert code not in [event.code for event in live.jobs.events_of(other.job.id)]

@@ -174,7 +174,7 @@ def facts(state_dir: Path, stored: StoredJob, store: Store) -> dict[str, Any]:
             evidence.cause,
             evidence.reason.key if evidence.reason is not None else None,
             [(host.host, host.rebooted, host.reachable) for host in evidence.hosts],
-            [event.code for event in evidence.story],
+            [event.code for event in evidence.events],
             (diagnosis.code, diagnosis.confidence, diagnosis.hosts, diagnosis.ranks, diagnosis.retry),
         )
     report = read_report(store, state_dir, job.id, now_s=9000.0)

@@ -13,7 +13,7 @@ import pytest
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, NodeProgress, State
-from ascendrun.head.loop.stragglers import APPEARED, GONE, Known, Straggling, known_from_events, take_look
+from ascendrun.head.loop.stragglers import APPEARED, GONE, Known, StragglerMonitor, known_from_events, take_look
 from ascendrun.health.stragglers.causes import StragglerCause
 from ascendrun.health.stragglers.detect import Straggler
 
@@ -78,7 +78,7 @@ class Desk:
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
         self.told: list[Event] = []
         self.disk_is_full = False
-        self.straggling = Straggling(
+        self.straggling = StragglerMonitor(
             state_dir, post=self.calls.put, record=self._record, events_of=lambda job_id: self.told
         )
 
