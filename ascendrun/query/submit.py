@@ -18,6 +18,7 @@ from ascendrun.core.jobfile.tree import place_of
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.pipelines import newest_stages
 from ascendrun.core.jobs.plan import Tree, choose_hosts, placement_faults
+from ascendrun.core.node_messages import node_hint, node_text
 from ascendrun.head.state.state_dir import make_state_dir
 from ascendrun.head.survey.programs import load_programs
 from ascendrun.head.survey.staging import tree_file
@@ -201,12 +202,15 @@ def _pack(name: str, folder: str, exclude: Sequence[str], state_dir: Path) -> Tr
     exclude = (*exclude, f"{_CACHE}/")
     try:
         entries = tree_hash.list_tree(folder, exclude)
+        sha256 = tree_hash.hash_listing(entries)
+        path = tree_file(state_dir, sha256)
+        if not path.exists():
+            _write_tar(folder, entries, path)
     except (OSError, tree_hash.InvalidTreeError) as error:
-        raise InvalidInputError([Problem(folder, None, None, f"cannot be staged: {error}")]) from error
-    sha256 = tree_hash.hash_listing(entries)
-    path = tree_file(state_dir, sha256)
-    if not path.exists():
-        _write_tar(folder, entries, path)
+        reason = node_text(error.message) if isinstance(error, tree_hash.InvalidTreeError) else str(error)
+        hint = node_hint(error.message) if isinstance(error, tree_hash.InvalidTreeError) else None
+        message = Text("staging.not-possible", "cannot stage the directory: {reason}", reason=reason)
+        raise InvalidInputError([Problem(folder, None, None, message, hint)]) from error
     return Tree(name=name, sha256=sha256, size_bytes=path.stat().st_size, files=len(entries))
 
 
