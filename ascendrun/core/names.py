@@ -6,10 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Union
 
-from ascendrun.text import Text
-
 MAX_NAMES = 4096
-"""The most hosts of one job; a longer range is a mistake."""
+"""Nobody runs one job on more hosts; a longer range is a slip of the hand."""
 
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
 _RANGE_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -21,11 +19,7 @@ _Piece = Union[str, _Ranges]
 
 
 class InvalidNamesError(ValueError):
-    """The text is not a set of names; `message` is the reason."""
-
-    def __init__(self, message: Text) -> None:
-        super().__init__(str(message))
-        self.message = message
+    """The text is no set of names; the message says why."""
 
 
 def is_name(text: str) -> bool:
@@ -44,18 +38,16 @@ def expand_names(text: str) -> tuple[str, ...]:
         if isinstance(piece, list):
             total *= sum(high - low + 1 for low, high, _ in piece)
         if total > MAX_NAMES:
-            raise InvalidNamesError(Text("names.too-many", "more than {limit} names", limit=MAX_NAMES))
+            raise InvalidNamesError(f"more than {MAX_NAMES} names")
     names = [""]
     for piece in pieces:
         ends = [piece] if isinstance(piece, str) else _numbers(piece)
         names = [start + end for start in names for end in ends]
     for name in names:
         if not is_name(name):
-            raise InvalidNamesError(
-                Text("names.characters", "use letters, digits, '.', '_' and '-'; start with a letter or digit")
-            )
+            raise InvalidNamesError("a host name has letters, digits, '.', '_', '-', and starts with a letter or digit")
     if len(set(names)) != len(names):
-        raise InvalidNamesError(Text("names.duplicate", "duplicate name in the range"))
+        raise InvalidNamesError("the range names a host twice")
     return tuple(names)
 
 
@@ -94,7 +86,7 @@ def _split_pieces(text: str) -> list[_Piece]:
         end = match.end()
         pieces.append(match.group(2) if match.group(1) is None else _parse_ranges(match.group(1)))
     if end != len(text):
-        raise InvalidNamesError(Text("names.bracket", "unmatched bracket"))
+        raise InvalidNamesError("unmatched bracket")
     return pieces
 
 
@@ -107,14 +99,12 @@ def _parse_ranges(inside: str) -> _Ranges:
     for part in inside.split(","):
         match = _RANGE_PART.fullmatch(part)
         if not match:
-            raise InvalidNamesError(Text("names.range", "expected a range such as [01-16] or [1,3,7-9]"))
+            raise InvalidNamesError("a range is written [01-16] or [1,3,7-9]")
         low, high = match.group(1), match.group(2) or match.group(1)
         padded = low.startswith("0") and len(low) > 1
         if len(high) < len(low) or (padded and len(high) != len(low)):
-            raise InvalidNamesError(
-                Text("names.digits", "{range}: both ends must have the same number of digits", range=f"{low}-{high}")
-            )
+            raise InvalidNamesError(f"{low}-{high}: both ends need the same number of digits")
         if int(high) < int(low):
-            raise InvalidNamesError(Text("names.descending", "{range}: must be ascending", range=f"{low}-{high}"))
+            raise InvalidNamesError(f"{low}-{high} counts down")
         ranges.append((int(low), int(high), len(low) if padded else 1))
     return ranges

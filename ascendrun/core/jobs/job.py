@@ -61,16 +61,13 @@ class Cause(str, Enum):
 @dataclass(frozen=True)
 class Exit:
     """How one rank ended. `at_ns`: the node's UTC clock; compare over nodes only after removing clock offsets.
-    `stopped`: it ended after a stop request. `note`: what else the supervisor recorded. `exited_ns`: when the kernel
-    reported it, as `at_ns`."""
+    `stopped`: it ended after ascendrun told it to. `note`: what else the supervisor had to say."""
 
     code: int | None
     signal: int | None
     at_ns: int
     stopped: bool
     note: str | None = None
-    exited_ns: int | None = None
-    max_rss_bytes: int | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -218,7 +215,6 @@ class RankStarted:
     host: str
     rank: int
     pid: int
-    local_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -263,13 +259,9 @@ class SupervisorLost:
 
 
 @dataclass(frozen=True)
-class StopStarted:
-    """The supervisor of a host began to end its ranks. `by`: limit, failure, user …; `at_s`: the host's clock."""
-
+class LimitReached:
     host: str
-    by: str
     why: Detail
-    at_s: float
 
 
 @dataclass(frozen=True)
@@ -306,7 +298,7 @@ JobInput = Union[
     NodeEnded,
     NodeRebooted,
     SupervisorLost,
-    StopStarted,
+    LimitReached,
     StopRequested,
     HeadRestarted,
     Tick,
