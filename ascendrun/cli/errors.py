@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -191,6 +189,8 @@ def _describe_crash(error: Exception, ctx: CliContext) -> list[str]:
 
 def _write_crash(error: Exception, ctx: CliContext) -> Path | None:
     """The traceback in a file that only the user can read; None when no folder took it."""
+    import traceback
+
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"
     for folder in _crash_folders(ctx):
@@ -206,6 +206,8 @@ def _write_crash(error: Exception, ctx: CliContext) -> Path | None:
 
 
 def _crash_folders(ctx: CliContext) -> list[Path]:
+    import tempfile
+
     from ascendrun.core.errors import InvalidInputError
 
     temporary = Path(tempfile.gettempdir()) / f"ascendrun-crashes-{os.getuid()}"
