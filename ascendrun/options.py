@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from ascendrun.text import Text
-from ascendrun.text.suggest import closest, did_you_mean, suggestion
+from ascendrun.text.suggest import closest, did_you_mean, suggestion, write
 
 TYPES = ("int", "float", "str", "bool", "path", "list")
 ROW_KEYS = (
@@ -193,7 +193,7 @@ def check_value(option: Option, value: Any, text: str | None = None, notation: N
         new = option.renamed_values[written]
         raise InvalidValueError(
             Text("options.renamed-value", "{old:quote} was renamed to {new:quote}", old=written, new=new),
-            _write(notation.write(option.name, new)),
+            write(notation.write(option.name, new)),
         )
     if written is not None and written in option.value_aliases:
         value = option.value_aliases[written]
@@ -245,10 +245,6 @@ def make_arguments(args: Mapping[str, Argument]) -> tuple[str, ...]:
     return tuple(COMMAND_LINE.write(name, value) for name, value in args.items() if value is not None)
 
 
-def _write(piece: str) -> Text:
-    return Text("options.write", "write {piece}", piece=piece)
-
-
 def _unknown_name(table: ProgramOptions, name: str, value: Any, notation: Notation) -> OptionProblem:
     """Renamed names come before names that are close: the closest one may be another option."""
     new = table.options.get(table.renamed.get(name, ""))
@@ -259,7 +255,7 @@ def _unknown_name(table: ProgramOptions, name: str, value: Any, notation: Notati
             "options.renamed", "{old} was renamed to {new}", old=notation.name(name), new=notation.name(new.name)
         )
         is_shown = not isinstance(value, Mapping) and value is not None
-        return OptionProblem(name, message, _write(notation.write(new.name, value if is_shown else "…")), is_name=True)
+        return OptionProblem(name, message, write(notation.write(new.name, value if is_shown else "…")), is_name=True)
     if name in table.refused:
         message = Text(
             "options.refused",
@@ -338,8 +334,7 @@ def _check_scalar(option: Option, value: Argument, text: str | None) -> Scalar:
 def _check_list(option: Option, value: Argument) -> tuple[Scalar, ...]:
     if not isinstance(value, tuple):
         raise InvalidValueError(
-            _expected(option, repr(value) if isinstance(value, str) else _render(value)),
-            Text("options.write-list", "write [a, b]"),
+            _expected(option, repr(value) if isinstance(value, str) else _render(value)), write("[a, b]")
         )
     bad = [repr(str(item)) for item in value if not _is_item(item)]
     if bad:

@@ -115,7 +115,7 @@ def our_launchers(bed: Bed, ours: Ours, hosts: Sequence[str]) -> list[Launcher]:
         "name": JOB,
         "command": [sys.executable, str(RANK)],
         "nodes": len(hosts),
-        "devices": {"family": "cpu", "per_node": RANKS_PER_HOST},
+        "devices": {"type": "cpu", "per_node": RANKS_PER_HOST},
         "hostfile": str(ours.hostfile(hosts)),
     }
     file = bed.folder / "job.yaml"

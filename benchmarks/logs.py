@@ -227,7 +227,7 @@ def write_job(
     path.write_text(
         f"name: {name}\ncommand: {json.dumps(['python3', 'main.py', *words])}\n"
         f"hostfile: {ours.hostfile(hosts).name}\nstage: {{dir: {code.name}}}\n"
-        f"devices: {{family: cpu, per_node: {per_node}}}\n"
+        f"devices: {{type: cpu, per_node: {per_node}}}\n"
     )
     return path
 

@@ -24,32 +24,32 @@ class CommandEntry:
 
 
 COMMANDS = (
-    CommandEntry("submit", "submit", "Check a job file, start it on all its nodes, follow its output."),
+    CommandEntry("submit", "submit", "Validate a job file, start the job, follow its output."),
     CommandEntry("ps", "ps", "List jobs."),
-    CommandEntry("show", "show", "Show one job: nodes, ranks, story."),
-    CommandEntry("top", "top", "Show every NPU live: load, health, whose rank, what is slow."),
+    CommandEntry("show", "show", "Show one job: nodes, ranks, events."),
+    CommandEntry("top", "top", "Show every NPU live: load, health, rank, stragglers."),
     CommandEntry("logs", "logs", "Print or follow the output of a job's ranks."),
-    CommandEntry("events", "events", "Print what happened to jobs, in time; or follow it."),
-    CommandEntry("report", "report", "Write what a job did, where its time went, what it cost, as a page."),
-    CommandEntry("explain", "explain", "Name the rank that failed first, why, and what helps."),
-    CommandEntry("bundle", "bundle", "Pack a job's records and logs to hand on, without credentials."),
-    CommandEntry("stop", "stop", "Stop jobs, giving them time to save."),
-    CommandEntry("wait", "wait", "Wait until a job has ended; exit as it did."),
-    CommandEntry("validate", "validate", "Report every problem of job files."),
-    CommandEntry("schema", "schema", "Print the JSON Schema of job files, for editors."),
-    CommandEntry("init", "init", "Copy a job skeleton to begin with."),
-    CommandEntry("demo", "demo", "Show it all on two simulated nodes; needs no NPU."),
-    CommandEntry("sim", "sim", "Run a command on simulated NPUs: the real torch_npu, no NPU, no CANN."),
-    CommandEntry("doctor", "doctor", "Examine hosts: what differs, what is wrong, what helps."),
-    CommandEntry("env", "env", "Show what a rank would see on each host; secrets masked."),
-    CommandEntry("nodes", "nodes", "Ask hosts how they are."),
-    CommandEntry("exec", "exec", "Run a command on hosts; identical output is shown once."),
+    CommandEntry("events", "events", "Print or follow the events of jobs."),
+    CommandEntry("report", "report", "Write an HTML report of a job: training, time, cost."),
+    CommandEntry("explain", "explain", "Find the first failing rank, the cause, the confidence and a fix."),
+    CommandEntry("bundle", "bundle", "Pack the records and logs of a job without credentials."),
+    CommandEntry("stop", "stop", "Stop jobs after they have saved a checkpoint."),
+    CommandEntry("wait", "wait", "Wait until a job has ended; exit with its exit code."),
+    CommandEntry("validate", "validate", "Report every problem of job files and hostfiles."),
+    CommandEntry("schema", "schema", "Print the JSON Schema of job files, or one key of it."),
+    CommandEntry("init", "init", "Write a job file or hostfile from a template."),
+    CommandEntry("demo", "demo", "Show the main features on two simulated nodes."),
+    CommandEntry("sim", "sim", "Run a command on simulated NPUs with the real torch_npu."),
+    CommandEntry("doctor", "doctor", "Check hosts: find differences, faults and fixes."),
+    CommandEntry("env", "env", "Show the environment of a rank on each host."),
+    CommandEntry("nodes", "nodes", "Show whether hosts are reachable, and their resources."),
+    CommandEntry("exec", "exec", "Run a command on hosts; identical output is printed once."),
     CommandEntry("trust", "trust", "Show and record the SSH host keys of hosts."),
-    CommandEntry("notify", "notify", "Show where notices go, and test it."),
-    CommandEntry("metrics", "metrics", "Serve what top shows to Prometheus, on this machine."),
-    CommandEntry("config", "config", "Show settings and where they come from."),
+    CommandEntry("notify", "notify", "Show the targets of notifications and test them."),
+    CommandEntry("metrics", "metrics", "Export the data of top to Prometheus."),
+    CommandEntry("config", "config", "Show settings and their origin."),
     CommandEntry("completion", "completion", "Print shell completion for bash, zsh or fish."),
-    CommandEntry("controller", "controller", "The background loop that watches jobs.", hidden=True),
+    CommandEntry("controller", "controller", "Run, query or stop the controller.", hidden=True),
 )
 ALIASES = {"run": "submit", "ls": "ps", "kill": "stop", "cancel": "stop", "describe": "show", "status": "show"}
 BY_NAME = {entry.name: entry for entry in COMMANDS}
@@ -67,6 +67,10 @@ class LazyGroup(CliCommand, click.Group):
             return None
         command = importlib.import_module(f"ascendrun.cli.commands.{entry.module}").command
         assert isinstance(command, click.Command)
+        if ctx.resilient_parsing:
+            from ascendrun.cli.complete import add_completers
+
+            add_completers(command)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

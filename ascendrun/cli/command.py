@@ -99,8 +99,8 @@ def option_help(command: str, option: click.Option) -> str | None:
     if option.help is None:
         return None
     flag = max(option.opts, key=len)
-    shared = translated_help(f"help.{flag}", option.help)
-    return translated_help(f"help.{command}.{flag}", option.help) if shared == option.help else shared
+    own = translated_help(f"help.{command}.{flag}", option.help)
+    return own if own != option.help else translated_help(f"help.{flag}", option.help)
 
 
 def cli_command(
@@ -110,7 +110,8 @@ def cli_command(
 
     def make(function: Callable[..., Any]) -> click.Command:
         params: list[click.Parameter] = getattr(function, "__click_params__", [])
-        if not any(param.name == "lang" for param in params):
+        has_lang = any(param.name == "lang" for param in params)
+        if not has_lang:
             function = lang_option(function)
         made = click.command(
             name,
@@ -121,6 +122,8 @@ def cli_command(
                 "allow_interspersed_args": not takes_command,
             },
         )(function)
+        if not has_lang:
+            made.params.append(made.params.pop(0))  # what all commands have comes last in their help
         made.examples = inspect.cleandoc(examples)
         return made
 

@@ -12,7 +12,7 @@ from ascendrun.core.logs.log_lines import fold_ranks
 from ascendrun.core.names import fold_names
 from ascendrun.health.diagnosis.render import CONFIDENCE, who
 from ascendrun.health.diagnosis.result import Role
-from ascendrun.text import Text
+from ascendrun.text import Text, language
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,16 +96,20 @@ def _fields(found: Diagnosis, cells: int | None) -> list[str]:
     if found.cause:
         rows.append(("cause", found.cause))
     if found.caveats:
-        rows.append(("caveats", "; ".join(found.caveats)))
+        rows.append(("caveats", _joined(found.caveats)))
     if found.alternatives:
         texts = [f"{who(other.ranks, other.hosts)}: {other.message}" for other in found.alternatives]
-        rows.append(("alternatives", "; ".join(texts[:MOST_ALTERNATIVES])))
+        rows.append(("alternatives", _joined(texts[:MOST_ALTERNATIVES])))
     names = {name: str(LABELS[name]) for name, _ in rows}
     widest = max((width_of(name) for name in names.values()), default=0)
     lines: list[str] = []
     for name, value in rows:
         lines += _wrapped(f"  {_pad(names[name], widest)}  {value}", cells, indent=widest + 4)
     return lines
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return ("；" if language() == "zh" else "; ").join(texts)
 
 
 def _when(found: Diagnosis) -> str:

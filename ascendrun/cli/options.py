@@ -1,4 +1,4 @@
-"""Options that several verbs share, and how their texts are read."""
+"""Options that several commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import click
 
+from ascendrun.cli.command import UsageError
 from ascendrun.cli.command import cli_command as cli_command
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -23,12 +25,12 @@ SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
 def output_option(command: Command) -> Command:
     return click.option(
-        "-o", "--output", type=click.Choice(FORMATS), help="Format of what is printed.  [default: table]"
+        "-o", "--output", type=click.Choice(FORMATS), help="Choose the output format.  [default: table]"
     )(command)
 
 
 def hostfile_option(command: Command) -> Command:
-    return click.option("--hostfile", "-H", metavar="FILE", help="Hosts, one a line: name [slots=8] [addr=…]")(command)
+    return click.option("--hostfile", "-H", metavar="FILE", help="Read hosts from this file.")(command)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer click only
@@ -41,7 +43,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gen
             return value
         seconds = parse_duration(str(value))
         if seconds is None:
-            self.fail(f"{value!r} is no duration; write 90s, 10m, 2h or 1d", param, ctx)
+            text = Text(
+                "cli.bad-duration", "expected a duration such as 90s, 10m, 2h or 1d, got {value:quote}", value=value
+            )
+            self.fail(str(text), param, ctx)
         return seconds
 
 
@@ -69,7 +74,8 @@ def parse_since(text: str, *, now_s: float) -> float:
             return today.replace(hour=hour, minute=minute, second=second, microsecond=0).timestamp()
         return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).timestamp()
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is neither a duration (10m) nor a time (10:30, 2026-11-20T10:30)") from None
+        wrong = Text("cli.bad-time", "expected 10m, 10:30 or 2026-11-20T10:30, got {value:quote}", value=text)
+        raise ValueError(str(wrong)) from None
 
 
 def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None) -> tuple[Host, ...]:
@@ -83,7 +89,10 @@ def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None)
     path = Path(hostfile) if hostfile else ctx.settings.hostfile
     if path is None:
         if names is None:
-            raise click.UsageError("no hosts: give --hostfile FILE, or name some (--hosts HOSTS)")
+            raise UsageError(
+                Text("cli.no-hosts", "no hosts given"),
+                hint=Text("cli.give-hosts", "add --hostfile FILE or the names of hosts"),
+            )
         return parse_host_words([names])
     hosts = read_hostfile(path)
     return hosts if names is None else select_hosts(hosts, names)
@@ -108,6 +117,7 @@ def parse_host_words(words: list[str]) -> tuple[Host, ...]:
 
     for word in words:
         if ("/" in word or word.endswith(".hosts")) and Path(word).is_file():
-            raise click.UsageError(f"{word} is a file, not a host: --hostfile {word}")
+            message = Text("cli.file-not-host", "{word} is a file, not a host", word=word)
+            raise UsageError(message, hint=Text("cli.use-hostfile", "--hostfile {word}", word=word))
     pieces = [piece.strip() for word in words for piece in split_list(word)]
     return parse_hostfile("\n".join(piece for piece in pieces if piece), "HOSTS")

@@ -95,5 +95,6 @@ def _hostfile_of(job_file: Path) -> Path | None:
 def _first_sentence(path: Path) -> str:
     """Of the comment at the file's head; "" without one."""
     head = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
-    sentence, stop, _ = " ".join(line.lstrip("# ") for line in head).partition(". ")
+    text = " ".join(line.lstrip("# ") for line in head if not line.startswith("# yaml-language-server:"))
+    sentence, stop, _ = text.partition(". ")
     return sentence + stop.rstrip()

@@ -9,16 +9,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, NamedTuple
 
 from ascendrun.core.errors import InvalidInputError, NotFoundError, Problem
-from ascendrun.core.jobfile.source_text import decode_text
-from ascendrun.core.message_format import MAX_PROBLEMS, closest, in_order, is_hidden, shown, suggestion
-from ascendrun.core.names import MAX_NAMES, InvalidNamesError, expand_names, fold_names, is_name, split_list
+from ascendrun.core.jobfile.source_text import MAX_PROBLEMS, REMOVE, decode_text, in_order
+from ascendrun.core.names import MAX_NAMES, InvalidNamesError, expand_names, is_name, split_list
+from ascendrun.text import Text
+from ascendrun.text.format import is_hidden
+from ascendrun.text.suggest import closest, did_you_mean, suggestion, write
 
 LOCAL_ADDRESS = "local"
-"""`addr=local` in a hostfile: this very machine, reached without SSH, with a node root of its own."""
+"""`addr=local` in a hostfile: this machine, reached without SSH, with a separate node directory."""
 
 MAX_BYTES = 1_000_000
 MAX_LINE = 10_000
 MAX_SLOTS = 1024
+ONE_HOST = Text("hostfile.one-host", "write one host on each line: npu01 slots=8")
 KEYS = ("slots", "addr", "user", "port", "devices", "groups", "max_slots")
 
 # Open MPI writes `slots = 4` as well as `slots=4`; everything else is one word.
@@ -29,12 +32,12 @@ _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class Host:
-    """One machine as the hostfile names it.
+    """One host of the hostfile.
 
-    `slots`: how many ranks it takes, None: not said (the job's `devices.per_node` decides).
-    `addr`: what to dial, None: the name (through `~/.ssh/config`); "local": this machine, no SSH.
+    `slots`: the number of ranks it accepts, None: not set (the job's `devices.per_node` decides).
+    `addr`: the address to connect to, None: the name (through `~/.ssh/config`); "local": this machine, no SSH.
     `devices`: the device ids that ascendrun may use there, None: all.
-    `line`: its line in the hostfile, from 1; 0 when it came from elsewhere.
+    `line`: its line in the hostfile, from 1; 0: not from a hostfile.
     """
 
     name: str
@@ -57,10 +60,10 @@ class _Word(NamedTuple):
 
 
 class _InvalidHostError(ValueError):
-    """A value does not parse: what is wrong, and the way out."""
+    """A value does not parse."""
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: Text, hint: Text | None = None) -> None:
+        super().__init__(str(message))
         self.message = message
         self.hint = hint
 
@@ -82,29 +85,22 @@ def parse_hostfile(text: str | bytes, file: str) -> tuple[Host, ...]:
         found = _parse_line(line, number, file, problems)
         if len(hosts) + len(found) > MAX_NAMES:
             problems.append(
-                Problem(
-                    file,
-                    number,
-                    1,
-                    f"more than {MAX_NAMES} hosts up to this line",
-                    "split the file; one job never needs that many",
-                )
+                Problem(file, number, 1, Text("hostfile.too-many", "more than {limit} hosts", limit=MAX_NAMES))
             )
             break
         hosts.extend(found)
     problems.extend(_duplicates(hosts, file))
     if not hosts and not problems:
-        problems.append(Problem(file, 1, 1, "names no host", "one host a line: npu01 slots=8"))
+        problems.append(Problem(file, 1, 1, Text("hostfile.empty", "no host found"), ONE_HOST))
     if problems:
         raise InvalidInputError(in_order(problems))
     return tuple(hosts)
 
 
 def select_hosts(hosts: Sequence[Host], wanted: str) -> tuple[Host, ...]:
-    """Those of `hosts` that `wanted` names, in the order of the file: `npu[01-03],gpu7`, or `@group`.
+    """The hosts named by `wanted`, such as `npu[01-03],gpu7` or `@group`, in the order of the file.
 
-    Raises NotFoundError for a name or group that the file does not have, InvalidInputError for a text that is no
-    set of names.
+    Raises NotFoundError for an unknown name or group, InvalidInputError for a text that is not a set of names.
     """
     names: dict[str, None] = {}
     for piece in split_list(wanted):
@@ -114,8 +110,10 @@ def select_hosts(hosts: Sequence[Host], wanted: str) -> tuple[Host, ...]:
     if missing:
         near = closest(missing[0], known)
         raise NotFoundError(
-            f"the hostfile has no {fold_names(missing)}",
-            hint=f"did you mean {near}?" if near else f"it has {fold_names(known)}",
+            Text("hosts.not-listed", "{hosts:hosts} not found in the hostfile", hosts=missing),
+            hint=did_you_mean(near)
+            if near
+            else Text("hosts.listed", "the hostfile lists {hosts:hosts}", hosts=sorted(known)),
         )
     return tuple(host for host in hosts if host.name in names)
 
@@ -126,29 +124,25 @@ def _names_of(piece: str, hosts: Sequence[Host], wanted: str) -> Sequence[str]:
         if not members:
             groups = sorted({group for host in hosts for group in host.groups})
             raise NotFoundError(
-                f"no host of the hostfile is in the group {shown(piece[1:])}", hint=suggestion(piece[1:], groups)
+                Text("hosts.unknown-group", "unknown group {group:quote} in the hostfile", group=piece[1:]),
+                hint=suggestion(piece[1:], groups),
             )
         return members
     try:
         return expand_names(piece)
     except InvalidNamesError as error:
-        raise InvalidInputError(
-            [Problem(wanted, None, None, f"{shown(piece)}: {error}", "npu[01-03],npu07 or @group")]
-        ) from error
+        message = Text("hosts.invalid-set", "invalid hosts {text:quote}: {reason}", text=piece, reason=error.message)
+        hint = Text("hosts.set-hint", "write npu[01-03],npu07 or @group")
+        raise InvalidInputError([Problem(wanted, None, None, message, hint)]) from error
 
 
 def _parse_line(line: str, number: int, file: str, problems: list[Problem]) -> Sequence[Host]:
-    """The hosts of one line; what is wrong goes to `problems`. Empty for a comment, a blank and a bad name."""
+    """The hosts of one line; its problems go to `problems`. Empty for a comment, a blank line and an invalid name."""
     if len(line) > MAX_LINE:
-        problems.append(
-            Problem(
-                file,
-                number,
-                1,
-                f"line of {len(line)} characters; at most {MAX_LINE} are read",
-                "one host a line: npu01 slots=8",
-            )
+        text = Text(
+            "hostfile.long-line", "line too long ({size} characters; at most {limit})", size=len(line), limit=MAX_LINE
         )
+        problems.append(Problem(file, number, 1, text, ONE_HOST))
         return ()
     words = [_Word(match.group(), match.start() + 1) for match in _WORD.finditer(line)]
     for index, word in enumerate(words):
@@ -159,7 +153,8 @@ def _parse_line(line: str, number: int, file: str, problems: list[Problem]) -> S
         return ()
     hidden = next((at for at, character in enumerate(line) if is_hidden(character) and character != "\t"), None)
     if hidden is not None and hidden < words[-1].column + len(words[-1].text):
-        problems.append(Problem(file, number, hidden + 1, f"hidden character U+{ord(line[hidden]):04X}", "delete it"))
+        text = Text("hostfile.hidden", "hidden character {code}", code=f"U+{ord(line[hidden]):04X}")
+        problems.append(Problem(file, number, hidden + 1, text, REMOVE))
         return ()
     values = _parse_values(words[1:], number, file, problems)
     try:
@@ -169,42 +164,53 @@ def _parse_line(line: str, number: int, file: str, problems: list[Problem]) -> S
         return ()
     if user is not None:
         if "user" in values:
-            problems.append(Problem(file, number, words[0].column, "the user is named twice", "leave one of the two"))
+            text = Text("hostfile.user-twice", "user is set twice")
+            hint = Text("hostfile.user-twice-hint", "write user@host or user=, not both")
+            problems.append(Problem(file, number, words[0].column, text, hint))
         values.setdefault("user", user)
     limit = values.pop("max_slots", None)
     if limit is not None:
         values.setdefault("slots", limit)
         if values["slots"] > limit:
-            problems.append(
-                Problem(
-                    file, number, words[0].column, f"slots={values['slots']} is above max_slots={limit}", "lower slots"
-                )
+            text = Text(
+                "hostfile.max-slots", "slots={slots} exceeds max_slots={limit}", slots=values["slots"], limit=limit
             )
+            problems.append(Problem(file, number, words[0].column, text))
     return [replace(Host(name=name, line=number), **values) for name in names]
 
 
 def _parse_names(word: str) -> tuple[Sequence[str], str | None]:
     user, at, name = word.rpartition("@")
     if at and not _USER.fullmatch(user):
-        raise _InvalidHostError(f"{shown(user)} is no user name", "write user=NAME")
+        raise _InvalidHostError(Text("hostfile.user", "invalid user name {name:quote}", name=user), write("user=NAME"))
     if name.startswith("-"):
-        raise _InvalidHostError(f"{shown(name)} starts with a dash", "ssh would read it as an option")
+        raise _InvalidHostError(
+            Text("hostfile.dash", "invalid host name {name:quote}: must not start with a dash", name=name)
+        )
     if "=" in name:
         raise _InvalidHostError(
-            f"{shown(name)} stands where the host's name belongs", "the name comes first: npu01 slots=8"
+            Text("hostfile.name-first", "expected a host name, got {word:quote}", word=name), ONE_HOST
         )
     head, colon, tail = name.rpartition(":")
     if colon and tail.isdigit() and is_name(head):
         raise _InvalidHostError(
-            f"{shown(name)}: is the number slots or a port?", f"write {head} slots={tail} or {head} port={tail}"
+            Text("hostfile.ambiguous-number", "{word:quote}: ambiguous number", word=name),
+            Text(
+                "hostfile.ambiguous-number-hint",
+                "write {host} slots={number} or {host} port={number}",
+                host=head,
+                number=tail,
+            ),
         )
     if colon:
-        hint = "give an IPv6 address a name: npu01 addr=fe80::1" if ":" in head else "one host a line: npu01 slots=8"
-        raise _InvalidHostError(f"{shown(name)} is no host name", hint)
+        ipv6 = Text("hostfile.ipv6", "write an IPv6 address as addr=: npu01 addr=fe80::1")
+        raise _InvalidHostError(_invalid_name(name), ipv6 if ":" in head else ONE_HOST)
     try:
         names = expand_names(name)
     except InvalidNamesError as error:
-        raise _InvalidHostError(f"{shown(name)}: {error}", "npu01, or npu[01-16] for many") from error
+        message = Text("hostfile.names", "invalid host name {name:quote}: {reason}", name=name, reason=error.message)
+        hint = Text("hostfile.names-hint", "write npu01, or npu[01-16] for many hosts")
+        raise _InvalidHostError(message, hint) from error
     for each in names:
         if re.fullmatch(r"[0-9.]+", each):
             _check_address(each)
@@ -217,7 +223,7 @@ def _parse_values(words: Sequence[_Word], number: int, file: str, problems: list
         try:
             key, value = _parse_pair(word.text)
             if key in values:
-                raise _InvalidHostError(f"{key} is given twice on this line", "leave one")
+                raise _InvalidHostError(Text("hostfile.duplicate-key", "duplicate key {key} on this line", key=key))
             values[key] = value
         except _InvalidHostError as error:
             problems.append(Problem(file, number, word.column, error.message, error.hint))
@@ -228,35 +234,55 @@ def _parse_pair(word: str) -> tuple[str, Any]:
     key, equals, value = (part.strip(" \t") for part in word.partition("="))
     key = "max_slots" if key == "max-slots" else key
     if not equals:
-        raise _InvalidHostError(f"{shown(word)} is not key=value", "one host a line; keys: " + ", ".join(KEYS))
+        raise _InvalidHostError(
+            Text("hostfile.pair", "expected KEY=VALUE, got {word:quote}", word=word),
+            Text("hostfile.pair-hint", "write one host on each line, with the keys {keys}", keys=list(KEYS)),
+        )
     if not key:
-        raise _InvalidHostError(f"{shown(word)} has no key before '='", "write it without spaces: slots=8")
+        raise _InvalidHostError(
+            Text("hostfile.no-key", "{word:quote}: key missing before =", word=word),
+            Text("hostfile.no-spaces", "write {example} without spaces", example="slots=8"),
+        )
     if key not in KEYS:
-        raise _InvalidHostError(f"unknown key {shown(key)}", suggestion(key, KEYS))
+        raise _InvalidHostError(Text("jobfile.unknown-key", "unknown key {key:quote}", key=key), suggestion(key, KEYS))
     if not value:
-        raise _InvalidHostError(f"{key}= has no value", f"write {_EXAMPLES[key]} without spaces, or leave it out")
+        raise _InvalidHostError(
+            Text("hostfile.no-value", "{key}: value missing", key=key),
+            Text("hostfile.no-spaces", "write {example} without spaces", example=_EXAMPLES[key]),
+        )
     return key, _READERS[key](value)
 
 
 def _parse_slots(value: str) -> int:
-    return _whole(value, "slots", 1, MAX_SLOTS, "the number of ranks: slots=8")
+    return _integer(value, "slots", 1, MAX_SLOTS)
 
 
 def _parse_port(value: str) -> int:
-    return _whole(value, "port", 1, 65535, "the port of sshd: port=22")
+    return _integer(value, "port", 1, 65535)
 
 
-def _whole(value: str, key: str, low: int, high: int, hint: str) -> int:
+def _integer(value: str, key: str, low: int, high: int) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", value) or not low <= int(value) <= high:
         raise _InvalidHostError(
-            f"{key}={value if is_name(value) else shown(value)} is no whole number from {low} to {high}", hint
+            Text(
+                "hostfile.number",
+                "{key}: expected an integer from {low} to {high}, got {value:quote}",
+                key=key,
+                low=low,
+                high=high,
+                value=value,
+            ),
+            write(_EXAMPLES[key]),
         )
     return int(value)
 
 
 def _parse_user(value: str) -> str:
     if not _USER.fullmatch(value):
-        raise _InvalidHostError(f"{shown(value)} is no user name", "letters, digits, '.', '_', '-'")
+        raise _InvalidHostError(
+            Text("hostfile.user", "invalid user name {name:quote}", name=value),
+            Text("hostfile.user-hint", "use letters, digits, '.', '_' and '-'"),
+        )
     return value
 
 
@@ -264,7 +290,7 @@ def _parse_address(value: str) -> str:
     if value == LOCAL_ADDRESS:
         return value
     if value.lower() == LOCAL_ADDRESS:
-        raise _InvalidHostError(f"{shown(value)} is no address", "this machine is addr=local, in small letters")
+        raise _InvalidHostError(_invalid_address(value), Text("hostfile.local", "write addr=local in lower case"))
     bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     _check_address(bare)
     return bare
@@ -276,30 +302,35 @@ def _check_address(value: str) -> None:
             ipaddress.ip_address(value.partition("%")[0])
         except ValueError:
             head, _, tail = value.rpartition(":")
-            hint = f"write addr={head} port={tail}" if tail.isdigit() and is_name(head) else "addr=10.0.0.3"
-            raise _InvalidHostError(f"{shown(value)} is no address", hint) from None
+            example = f"addr={head} port={tail}" if tail.isdigit() and is_name(head) else "addr=10.0.0.3"
+            hint = write(example)
+            raise _InvalidHostError(_invalid_address(value), hint) from None
         zone = value.partition("%")[2]
         if "%" in value and not is_name(zone):
-            raise _InvalidHostError(f"{shown(value)}: {shown(zone)} is no interface", "addr=fe80::1%eth0")
+            raise _InvalidHostError(
+                Text("hostfile.interface", "{address:quote}: invalid interface {name:quote}", address=value, name=zone),
+                write("addr=fe80::1%eth0"),
+            )
     elif not is_name(value):
-        hint = "one line for each host that has an addr" if "[" in value else "an IP address, a name, or local"
-        raise _InvalidHostError(f"{shown(value)} is no address", hint)
+        one_each = Text("hostfile.addr-range", "write a separate line for each host with addr=")
+        forms = Text("hostfile.addr-forms", "write an IP address, a name, or local")
+        raise _InvalidHostError(_invalid_address(value), one_each if "[" in value else forms)
 
 
 def _parse_devices(value: str) -> tuple[int, ...]:
     parts = value.split(",")
     if not all(re.fullmatch(r"0|[1-9][0-9]{0,3}", part) for part in parts):
-        raise _InvalidHostError(f"devices={shown(value)} is no list of device ids", "write them out: devices=0,1,2,3")
+        raise _InvalidHostError(
+            Text("hostfile.devices", "devices: expected a list of device ids, got {value:quote}", value=value),
+            write("devices=0,1,2,3"),
+        )
     ids = tuple(int(part) for part in parts)
+    right = write("devices=" + ",".join(map(str, sorted(set(ids)))))
     if len(set(ids)) != len(ids):
-        raise _InvalidHostError(
-            "devices names an id twice", "devices=" + ",".join(str(one) for one in sorted(set(ids)))
-        )
+        raise _InvalidHostError(Text("hostfile.duplicate-device", "devices: duplicate device id"), right)
     if list(ids) != sorted(ids):
-        raise _InvalidHostError(
-            "devices must ascend (CANN ignores ids out of order)",
-            "devices=" + ",".join(str(one) for one in sorted(ids)),
-        )
+        # CANN ignores ids that are out of order.
+        raise _InvalidHostError(Text("hostfile.device-order", "devices must be ascending"), right)
     return ids
 
 
@@ -307,9 +338,12 @@ def _parse_groups(value: str) -> tuple[str, ...]:
     groups = tuple(value.split(","))
     for group in groups:
         if not _GROUP.fullmatch(group):
-            raise _InvalidHostError(f"{shown(group)} is no group name", "letters, digits, '.', '_', '-': groups=a,b")
+            raise _InvalidHostError(
+                Text("hostfile.group", "invalid group name {name:quote}", name=group),
+                Text("hostfile.user-hint", "use letters, digits, '.', '_' and '-'"),
+            )
     if len(set(groups)) != len(groups):
-        raise _InvalidHostError("groups names a group twice", "leave one")
+        raise _InvalidHostError(Text("hostfile.duplicate-group", "groups: duplicate group"))
     return groups
 
 
@@ -334,11 +368,12 @@ _EXAMPLES = {
 
 
 def _duplicates(hosts: Sequence[Host], file: str) -> list[Problem]:
-    """Names that stand twice, and machines that have two names; many of one pair of lines make one problem."""
+    """Duplicate names, and machines with two names; many of one pair of lines make one problem."""
     by_name: dict[str, Host] = {}
     by_machine: dict[tuple[str, int], Host] = {}
     twice: dict[tuple[int, int], list[str]] = {}
     problems = []
+    hint = Text("hostfile.duplicate-hint", "list each host once; slots= sets its number of ranks")
     for host in hosts:
         first = by_name.setdefault(host.name.lower(), host)
         if first is not host:
@@ -349,26 +384,30 @@ def _duplicates(hosts: Sequence[Host], file: str) -> list[Problem]:
         address, port = (host.addr or host.name).lower(), host.port or 22
         other = by_machine.setdefault((address, port), host)
         if other is not host:
-            problems.append(
-                Problem(
-                    file,
-                    host.line,
-                    1,
-                    f"{host.name} and {other.name} (line {other.line}) are one machine: {address} port {port}",
-                    "each host once; slots= says how many ranks it takes",
-                )
+            text = Text(
+                "hostfile.same-machine",
+                "{host} and {other} (line {line}) have the same address {address}:{port}",
+                host=host.name,
+                other=other.name,
+                line=other.line,
+                address=address,
+                port=port,
             )
+            problems.append(Problem(file, host.line, 1, text, hint))
     for (first_line, line), names in twice.items():
-        problems.append(
-            Problem(
-                file,
-                line,
-                1,
-                f"{fold_names(names)} is listed twice: first on line {first_line}",
-                "each host once; slots= says how many ranks it takes",
-            )
+        text = Text(
+            "hostfile.duplicate", "duplicate host {hosts:hosts} (first at line {line})", hosts=names, line=first_line
         )
+        problems.append(Problem(file, line, 1, text, hint))
     return problems
+
+
+def _invalid_name(name: str) -> Text:
+    return Text("hostfile.name", "invalid host name {name:quote}", name=name)
+
+
+def _invalid_address(address: str) -> Text:
+    return Text("hostfile.address", "invalid address {address:quote}", address=address)
 
 
 def load_hosts(values: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:

@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Union
 
+from ascendrun.text import Text
+
 MAX_NAMES = 4096
-"""Nobody runs one job on more hosts; a longer range is a slip of the hand."""
+"""The most hosts of one job; a longer range is a mistake."""
 
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
 _RANGE_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -19,7 +21,11 @@ _Piece = Union[str, _Ranges]
 
 
 class InvalidNamesError(ValueError):
-    """The text is no set of names; the message says why."""
+    """The text is not a set of names; `message` is the reason."""
+
+    def __init__(self, message: Text) -> None:
+        super().__init__(str(message))
+        self.message = message
 
 
 def is_name(text: str) -> bool:
@@ -38,16 +44,18 @@ def expand_names(text: str) -> tuple[str, ...]:
         if isinstance(piece, list):
             total *= sum(high - low + 1 for low, high, _ in piece)
         if total > MAX_NAMES:
-            raise InvalidNamesError(f"more than {MAX_NAMES} names")
+            raise InvalidNamesError(Text("names.too-many", "more than {limit} names", limit=MAX_NAMES))
     names = [""]
     for piece in pieces:
         ends = [piece] if isinstance(piece, str) else _numbers(piece)
         names = [start + end for start in names for end in ends]
     for name in names:
         if not is_name(name):
-            raise InvalidNamesError("a host name has letters, digits, '.', '_', '-', and starts with a letter or digit")
+            raise InvalidNamesError(
+                Text("names.characters", "use letters, digits, '.', '_' and '-'; start with a letter or digit")
+            )
     if len(set(names)) != len(names):
-        raise InvalidNamesError("the range names a host twice")
+        raise InvalidNamesError(Text("names.duplicate", "duplicate name in the range"))
     return tuple(names)
 
 
@@ -86,7 +94,7 @@ def _split_pieces(text: str) -> list[_Piece]:
         end = match.end()
         pieces.append(match.group(2) if match.group(1) is None else _parse_ranges(match.group(1)))
     if end != len(text):
-        raise InvalidNamesError("unmatched bracket")
+        raise InvalidNamesError(Text("names.bracket", "unmatched bracket"))
     return pieces
 
 
@@ -99,12 +107,14 @@ def _parse_ranges(inside: str) -> _Ranges:
     for part in inside.split(","):
         match = _RANGE_PART.fullmatch(part)
         if not match:
-            raise InvalidNamesError("a range is written [01-16] or [1,3,7-9]")
+            raise InvalidNamesError(Text("names.range", "expected a range such as [01-16] or [1,3,7-9]"))
         low, high = match.group(1), match.group(2) or match.group(1)
         padded = low.startswith("0") and len(low) > 1
         if len(high) < len(low) or (padded and len(high) != len(low)):
-            raise InvalidNamesError(f"{low}-{high}: both ends need the same number of digits")
+            raise InvalidNamesError(
+                Text("names.digits", "{range}: both ends must have the same number of digits", range=f"{low}-{high}")
+            )
         if int(high) < int(low):
-            raise InvalidNamesError(f"{low}-{high} counts down")
+            raise InvalidNamesError(Text("names.descending", "{range}: must be ascending", range=f"{low}-{high}"))
         ranges.append((int(low), int(high), len(low) if padded else 1))
     return ranges

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from ascendrun.core.logs.redaction import SECRET_NAME
-from ascendrun.health.survey.check_context import World, compare
+from ascendrun.health.survey.check_context import CheckContext, compare
 from ascendrun.health.survey.facts import NodeFacts, Unreached
 from ascendrun.text import Text
 
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 PER_NODE = re.compile(
     r"SSH_\w+|HOSTNAME|HOST|PWD|OLDPWD|SHLVL|_|XDG_\w+|TERM|(?:LOCAL_|GROUP_|ROLE_|NODE_)?RANK|"
-    r"TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|NODE_ROOT)"
+    r"TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS_FILE|NODE_ROOT)"
 )
 """Variables that differ between nodes by nature, or do not matter to a job: not part of a diff."""
-PER_RANK = re.compile(r"(?:LOCAL_|ROLE_)?RANK|TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|TAG|JOB|ATTEMPT)")
+PER_RANK = re.compile(r"(?:LOCAL_|ROLE_)?RANK|TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS_FILE|RUN_ID|JOB_ID|ATTEMPT)")
 """Not for an interactive shell: of one rank only, or a mark of the processes of an attempt."""
 
 AGENT_DIRECTORY = "<ascendrun>"
@@ -56,10 +56,10 @@ class EnvReport:
     rows: tuple[EnvRow, ...]
 
 
-def make_env_report(world: World, *, salt: str, only_differing: bool = False) -> EnvReport:
+def make_env_report(context: CheckContext, *, salt: str, only_differing: bool = False) -> EnvReport:
     """`salt`: new for each report; equal secrets get equal marks, and the marks reveal nothing."""
-    rows = tuple(row for row in _rows(world, salt) if not only_differing or _is_relevant(row))
-    return EnvReport(hosts=(*world.facts, *world.unreached), unreached=world.unreached, rows=rows)
+    rows = tuple(row for row in _rows(context, salt) if not only_differing or _is_relevant(row))
+    return EnvReport(hosts=(*context.facts, *context.unreached), unreached=context.unreached, rows=rows)
 
 
 def _is_relevant(row: EnvRow) -> bool:
@@ -82,17 +82,17 @@ def _mark(value: str, salt: str) -> str:
     return hashlib.sha256(f"{salt}\0{value}".encode("utf-8", "replace")).hexdigest()[:6]
 
 
-def write_env_file(world: World, host: str) -> str:
+def write_env_file(context: CheckContext, host: str) -> str:
     """Return shell text that sets the variables of the job's ranks on `host` and runs its setup.
 
     Raises LookupError when there is no plan for the host. MASTER_PORT and variables of single ranks are omitted.
     """
-    nodes = world.plan.nodes if world.plan is not None else ()
+    nodes = context.plan.nodes if context.plan is not None else ()
     node = next((node for node in nodes if node.host == host), None)
     if node is None:
         raise LookupError(host)
     lines = [
-        f"# Environment of the ranks of {world.job.name if world.job else 'the job'} on {host}; source it in bash.",
+        f"# Environment of the ranks of {context.job.name if context.job else 'the job'} on {host}; source it in bash.",
         "# Omitted: MASTER_PORT, RANK, LOCAL_RANK, and secrets of env_file.",
         "",
     ]
@@ -106,18 +106,18 @@ def write_env_file(world: World, host: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rows(world: World, salt: str) -> Iterator[EnvRow]:
-    yield from _table(world, "python", lambda facts: _python(facts))
-    yield from _table(world, "package", lambda facts: facts.python.modules if facts.python else None)
-    yield from _table(world, "limit", lambda facts: _limits(facts))
-    roots = {facts.root for facts in world.facts.values() if facts.root}
+def _rows(context: CheckContext, salt: str) -> Iterator[EnvRow]:
+    yield from _table(context, "python", lambda facts: _python(facts))
+    yield from _table(context, "package", lambda facts: facts.python.modules if facts.python else None)
+    yield from _table(context, "limit", lambda facts: _limits(facts))
+    roots = {facts.root for facts in context.facts.values() if facts.root}
 
     def masked(facts: NodeFacts, name: str, value: str) -> str:
         value = mask(name, value, salt=salt)
         return value.replace(facts.root, AGENT_DIRECTORY) if len(roots) > 1 and facts.root else value
 
     yield from _table(
-        world,
+        context,
         "variable",
         lambda facts: (
             None
@@ -127,10 +127,12 @@ def _rows(world: World, salt: str) -> Iterator[EnvRow]:
     )
 
 
-def _table(world: World, kind: str, values_of: Callable[[NodeFacts], Mapping[str, Any] | None]) -> Iterator[EnvRow]:
+def _table(
+    context: CheckContext, kind: str, values_of: Callable[[NodeFacts], Mapping[str, Any] | None]
+) -> Iterator[EnvRow]:
     """Yield the rows of one kind, without hosts whose whole table is unknown."""
     tables: dict[str, Mapping[str, Any]] = {}
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         values = values_of(facts)
         if values is not None:
             tables[host] = values

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     Bytes = Union[bytes, bytearray, memoryview]
 
-PROTOCOL = 1
+PROTOCOL = 2
+"""Of the requests, replies and events between head and agent; the agent sends it first (`hello`)."""
 MAGIC = b"\nASCENDRUN-AGENT 1\n"
 """Printed once by the agent before its first frame: whatever stands before it is noise of a login shell."""
 

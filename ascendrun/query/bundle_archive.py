@@ -1,4 +1,4 @@
-"""Makes a support archive of pieces: bounded, without credentials, and the same bytes for the same input."""
+"""Make a support archive of pieces: bounded, without credentials, reproducible."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from typing import IO, Any, Callable
 
 from ascendrun.core.logs.redaction import Redactor
 from ascendrun.core.output_file import write_output
+from ascendrun.text import Text
 
 SCHEMA_VERSION = 1
 MANIFEST = "MANIFEST.json"
 LEAST_BYTES = 16 * 1024
-"""Of every piece at least so much is kept, however small the whole must be."""
+"""At least so much of every piece is kept."""
 MOST_BYTES = 16 * 1024 * 1024
-"""Of one piece at most."""
+"""The most of one piece."""
 MARGIN_BYTES, GUARD_BYTES = 64 * 1024, 32 * 1024
 """A secret that lies across a cut must not leave half of itself: beyond each cut so much more is read and searched, and
 what may be a torn secret at the rim, so long at most, is thrown away."""
 HEAD_SHARE = 0.25
 """Of what is kept of a long piece: its beginning; the rest is its end, where failures are."""
-_CUT_MARK = b"\n[... %d bytes left out ...]\n"
+_CUT_MARK = b"\n[... %d bytes omitted ...]\n"
 
 Read = Callable[[int, int], bytes]
 """(offset, count) -> bytes"""
@@ -46,7 +47,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Packed:
-    """What became of one piece. `bytes`, `sha256`: as it is in the archive. `of_bytes`: how long it was.
+    """One piece as packed. `bytes`, `sha256`: as it is in the archive. `of_bytes`: how long it was.
     `redactions`: how many marks stand in it now."""
 
     name: str
@@ -59,10 +60,10 @@ class Packed:
 
 @dataclass(frozen=True)
 class Contents:
-    """What an archive holds, or would hold. `left_out`: (what, why)."""
+    """What an archive contains, or would contain. `left_out`: (what, why)."""
 
     packed: tuple[Packed, ...]
-    left_out: tuple[tuple[str, str], ...]
+    left_out: tuple[tuple[str, str | Text], ...]
     secrets: int
 
 
@@ -119,7 +120,7 @@ def make_archive(
     root: str,
     facts: Mapping[str, object],
     max_bytes: int,
-    left_out: Sequence[tuple[str, str]] = (),
+    left_out: Sequence[tuple[str, str | Text]] = (),
     out: IO[bytes] | None = None,
     mtime_s: int = 0,
 ) -> Contents:
@@ -243,7 +244,7 @@ def _manifest(contents: Contents, facts: Mapping[str, object], redactor: Redacto
         "schema_version": SCHEMA_VERSION,
         **facts,
         "files": [asdict(one) for one in contents.packed],
-        "left_out": [{"what": what, "why": why} for what, why in contents.left_out],
+        "left_out": [{"what": what, "why": str(why)} for what, why in contents.left_out],
         "secrets": contents.secrets,
     }
     text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"

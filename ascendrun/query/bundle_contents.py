@@ -1,4 +1,4 @@
-"""What goes into the support archive of a job: which records and which files, under which names."""
+"""Contents of the support archive of a job: its records and files, and their names in the archive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 from ascendrun import __version__
 from ascendrun.core.errors import AscendrunError
@@ -23,20 +23,22 @@ from ascendrun.head.state.notice_settings import NoticeSettings, UnreadableCrede
 from ascendrun.head.state.settings import spool_dir
 from ascendrun.head.state.store import Store, StoredJob
 from ascendrun.query.bundle_archive import Piece, file_piece, json_piece, text_piece
+from ascendrun.text import Text
 
 SAMPLE_ROWS = 20_000
-"""Of each kind of sample; longer series are thinned out."""
+"""The most samples of each kind; longer series are thinned."""
 CRASHES = 3
 SHORTEST_ENV_SECRET = 8
-"""Values of this process's own variables are looked for only when they are long enough to mean something."""
+"""Shorter values of environment variables are not treated as secrets."""
 _GENERATION = re.compile(r"^(.+)\.(\d+)$")
 
-LeftOut = list[tuple[str, str]]
+LeftOut = list[tuple[str, Union[str, Text]]]
+"""(what, why)"""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The job of an archive, as the store has it."""
+    """The job of an archive, from the store."""
 
     stored: StoredJob
     events: tuple[Event, ...]
@@ -44,7 +46,7 @@ class Subject:
 
     @property
     def attempts(self) -> Iterator[tuple[int, Path]]:
-        """Every attempt that left something here."""
+        """The attempts with files on the head node."""
         for attempt in range(1, self.stored.job.attempt + 1):
             folder = spool_dir(self.state_dir, self.stored.job.id, attempt)
             if folder.is_dir():
@@ -72,7 +74,7 @@ def find_subject(state_dir: Path, ref: str) -> Subject:
 def make_redactor(
     subject: Subject, environ: Mapping[str, str], notices: NoticeSettings | None, left_out: LeftOut
 ) -> Redactor:
-    """One that knows the secrets of the job's env_from files as they are now, of its env, of this process's own
+    """One that knows the secrets of the job's env_file files as they are now, of its env, of this process's own
     variables, and of the settings for notices."""
     known: dict[str, str] = {}
     for name, value in environ.items():
@@ -88,10 +90,9 @@ def make_redactor(
             known[url] = "notice"
             if secret:
                 known[secret] = "notice"
-    for source in subject.stored.spec.get("env_from") or ():
-        path = str(source.get("file") if isinstance(source, Mapping) else source)
-        for value in _values_of(path, left_out):
-            known[value] = "env-from"
+    for source in subject.stored.spec.get("env_file") or ():
+        for value in _values_of(str(source), left_out):
+            known[value] = "env-file"
     return Redactor(known)
 
 
@@ -103,9 +104,13 @@ def _values_of(path: str, left_out: LeftOut) -> list[str]:
     except OSError as error:
         left_out.append(
             (
-                "values of env_from",
-                f"{path} cannot be read ({error.strerror}): its secrets are found by "
-                "their names and forms only; look through the archive",
+                "values of env_file",
+                Text(
+                    "bundle.env-file-unreadable",
+                    "cannot read {path}: {error}; its secrets are found by name and pattern only, review the archive",
+                    path=path,
+                    error=error.strerror,
+                ),
             )
         )
         return []
@@ -116,7 +121,7 @@ def _values_of(path: str, left_out: LeftOut) -> list[str]:
 def collect(
     subject: Subject, *, extras: Mapping[str, str], with_logs: bool, left_out: LeftOut, redactor: Redactor
 ) -> list[Piece]:
-    """The pieces of our own layout. `extras`: more texts by their names in the archive."""
+    """The files of layout ascendrun. `extras`: more texts by their names in the archive."""
     job = subject.stored.job
     pieces = [
         json_piece("job.json", redact_tree(dump_job(job), redactor)),
@@ -172,11 +177,13 @@ def _attempt_pieces(folder: Path, name: str, *, with_logs: bool, left_out: LeftO
         try:
             yield file_piece(f"{name}/{base}", paths, is_log=base.endswith((".out", ".err")))
         except OSError as error:
-            left_out.append((f"{name}/{base}", f"cannot be read: {error.strerror or error}"))
+            left_out.append((f"{name}/{base}", Text("bundle.unreadable", "cannot read: {error}", error=str(error))))
     if arrival_times:
-        left_out.append((f"{name}: {arrival_times} files of arrival times", "they are of use with whole logs only"))
+        left_out.append(
+            (f"{name}/*.times ({arrival_times})", Text("bundle.times", "arrival times require complete logs"))
+        )
     if logs:
-        left_out.append((f"{name}: {logs} outputs of ranks", "--no-logs"))
+        left_out.append((f"{name}/*.out, *.err ({logs})", "--no-logs"))
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -225,7 +232,7 @@ def read_samples(subject: Subject, left_out: LeftOut) -> Mapping[str, Sequence[A
         finally:
             store.close()
     except AscendrunError as error:
-        left_out.append(("samples", str(error.message)))
+        left_out.append(("samples", error.message))
         return {}
 
 

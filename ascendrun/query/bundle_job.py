@@ -1,4 +1,4 @@
-"""One support archive: from the job's name to a file, and to Huawei's tool where that is installed."""
+"""Make one support archive of a job, and pass it to Huawei's tool where that is installed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from ascendrun.head.state.notice_settings import NoticeSettings
 from ascendrun.query.bundle_archive import Contents, make_archive, write_archive
 from ascendrun.query.bundle_contents import LeftOut, Subject, collect, find_subject, make_redactor
 from ascendrun.query.faultdiag import Parsed, collect_for_faultdiag, find_tool, run_parse
+from ascendrun.text import Text
 
 
 class CannotWriteError(AscendrunError):
-    """The archive cannot be written where it was wanted."""
+    """The archive cannot be written."""
 
     code = "cannot-write"
     exit_code = 2
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What kind of archive. `path` None: <layout>-<job>.tar.gz in this folder. `layout`: ascendrun or ascend-fd."""
+class BundleRequest:
+    """`path` None: <layout>-<job>.tar.gz in the current directory. `layout`: ascendrun or ascend-fd."""
 
     path: Path | None
     layout: str
@@ -47,20 +48,26 @@ class Bundle:
 
 
 def bundle_job(
-    state_dir: Path, ref: str, wish: Wish, *, notices: NoticeSettings | None, environ: Mapping[str, str]
+    state_dir: Path, ref: str, request: BundleRequest, *, notices: NoticeSettings | None, environ: Mapping[str, str]
 ) -> Bundle:
     """Raises NotFoundError, ConflictError, StoreUnusableError, CannotWriteError."""
     subject = find_subject(state_dir, ref)
     job = subject.stored.job
     left_out: LeftOut = []
     redactor = make_redactor(subject, environ, notices, left_out)
-    if wish.layout == "ascend-fd":
+    if request.layout == "ascend-fd":
         pieces = collect_for_faultdiag(subject, left_out)
     else:
         pieces = collect(
-            subject, extras=_views(subject, left_out), with_logs=wish.with_logs, left_out=left_out, redactor=redactor
+            subject, extras=_views(subject, left_out), with_logs=request.with_logs, left_out=left_out, redactor=redactor
         )
-    facts = {"job": job.id, "name": job.name, "state": job.state.value, "attempt": job.attempt, "layout": wish.layout}
+    facts = {
+        "job": job.id,
+        "name": job.name,
+        "state": job.state.value,
+        "attempt": job.attempt,
+        "layout": request.layout,
+    }
 
     def write(out: IO[bytes] | None) -> Contents:
         return make_archive(
@@ -68,23 +75,28 @@ def bundle_job(
             redactor,
             root=f"ascendrun-{job.id}",
             facts=facts,
-            max_bytes=wish.max_bytes,
+            max_bytes=request.max_bytes,
             left_out=left_out,
             out=out,
             mtime_s=int(job.created_at_s),
         )
 
-    if wish.is_dry:
+    if request.is_dry:
         return Bundle(write(None))
-    path = wish.path or Path(f"{wish.layout}-{job.id}.tar.gz")
+    path = request.path or Path(f"{request.layout}-{job.id}.tar.gz")
     try:
         contents, sha256 = write_archive(path, write)
         done = Bundle(contents, path, path.stat().st_size, sha256)
-        return _parse(done, job.hosts) if wish.layout == "ascend-fd" else done
+        return _parse(done, job.hosts) if request.layout == "ascend-fd" else done
     except OSError as error:
         raise CannotWriteError(
-            f"{error.filename or path} cannot be written: {error.strerror or error}",
-            hint="-o FILE.tar.gz names another place",
+            Text(
+                "bundle.cannot-write",
+                "cannot write {path}: {error}",
+                path=str(error.filename or path),
+                error=error.strerror or str(error),
+            ),
+            hint=Text("bundle.cannot-write-hint", "set another file with -O FILE.tar.gz"),
         ) from error
 
 
@@ -97,7 +109,7 @@ def _parse(done: Bundle, nodes: tuple[str, ...]) -> Bundle:
 
 
 def _views(subject: Subject, left_out: LeftOut) -> Mapping[str, str]:
-    """What `explain` and `report` say of the job as of its last event, so that they say the same tomorrow."""
+    """The output of `explain` and `report` as of the last event of the job, so that it is reproducible."""
     from ascendrun.query.explain import explain_job
     from ascendrun.query.report_reader import find_report
 
@@ -112,14 +124,15 @@ def _views(subject: Subject, left_out: LeftOut) -> Mapping[str, str]:
         try:
             texts[name] = json.dumps(_plain(asdict(make())), indent=1, default=str, ensure_ascii=False) + "\n"
         except AscendrunError as error:
-            left_out.append((name, str(error.message)))
-        except Exception as error:  # a fault in a view must not keep the facts at home; the archive names it
-            left_out.append((name, f"could not be made: {type(error).__name__}: {error}"))
+            left_out.append((name, error.message))
+        except Exception as error:  # a broken view must not prevent the archive, which names it
+            why = f"{type(error).__name__}: {error}"
+            left_out.append((name, Text("bundle.view-failed", "internal error: {error}", error=why)))
     return texts
 
 
 def _plain(value: Any) -> Any:
-    """Keys as texts, sets in order: JSON that is the same every time."""
+    """Keys as strings, sets sorted: reproducible JSON."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (set, frozenset)):

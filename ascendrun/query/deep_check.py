@@ -14,7 +14,7 @@ from typing import Any, Callable, Protocol
 
 from ascendrun.core.findings import Finding
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobfile.model import Checkpoint, Checks, Devices, JobSpec, Restart, Timeouts
+from ascendrun.core.jobfile.model import Checkpoint, Checks, Devices, JobSpec, Timeouts
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.head.state.settings import SPOOL_COMPLETE, spool_dir
 from ascendrun.head.state.state_dir import make_state_dir
@@ -122,7 +122,7 @@ def run_deep_check(
     bench = _Bench(jobs, base, {host.name: host for host in hosts}, options, state_dir, say)
     report = DeepReport(
         at_s=time.time(),
-        device_type=base.devices.family,
+        device_type=base.devices.type,
         sizes=options.sizes,
         busy={host.name: busy[host.name] for host in hosts if host.name in busy},
         not_ready=tuple(unfit),
@@ -163,9 +163,9 @@ def make_base(
     """What the small jobs have in common, from the user's job; or, without one, from what is given here."""
     if spec is None:
         # CPU ranks of one host would only measure each other.
-        devices = Devices.model_validate({"family": family, "per_node": 1 if family == "cpu" else None})
+        devices = Devices.model_validate({"type": family, "per_node": 1 if family == "cpu" else None})
         spec = JobSpec(name="deep", program="meshtest", devices=devices, python=python, setup=setup)
-    env = {**spec.env, **(HCCL_LIMITS if spec.devices.family == "npu" else {})}
+    env = {**spec.env, **(HCCL_LIMITS if spec.devices.type == "npu" else {})}
     env.pop("MASTER_PORT", None)  # several jobs may meet on one host, if only for a moment
     return spec.model_copy(
         update={
@@ -173,13 +173,11 @@ def make_base(
             "command": None,
             "launcher": "spawn",
             "nodes": None,
-            "spares": 0,
             "hostfile": None,
             "stages": (),
             "env": env,
             "checks": Checks(skip=spec.checks.skip),
-            "restart": Restart(),
-            "checkpoint": Checkpoint(grace_s=5.0),
+            "checkpoint": Checkpoint(grace_period_s=5.0),
         }
     )
 
@@ -199,7 +197,7 @@ class _Bench:
         self._jobs, self._hosts, self._options, self._state_dir, self._say = jobs, hosts, options, state_dir, say
         self._key = secrets.token_hex(8)
         self._count = 0
-        limits = Timeouts(start_s=options.start_s, max_s=options.job_s + options.burn_s)
+        limits = Timeouts(start_s=options.start_s, run_s=options.job_s + options.burn_s)
         self._base = base.model_copy(update={"timeouts": limits})
         make_state_dir(state_dir)
         self._trees: tuple[Tree, ...] = pack_trees(self._base, state_dir)

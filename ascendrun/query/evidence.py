@@ -32,7 +32,7 @@ from ascendrun.health.diagnosis.lines.devices import (
     facts_from_table,
     one_per_device,
 )
-from ascendrun.health.diagnosis.lines.elastic import error_lines
+from ascendrun.health.diagnosis.lines.launchers import error_lines
 from ascendrun.query.attempt_records import HostRecords, read_records
 from ascendrun.query.headroom import Left, read_left
 from ascendrun.query.stream_tail import Budget, budget_for, last_arrival_s, read_tail, read_text_lines
@@ -87,7 +87,7 @@ def read_evidence(
         attempt=number,
         reason=job.reason if is_newest else _reason(story),
         cause=_cause(job, story, is_newest=is_newest),
-        family=str((stored.spec.get("devices") or {}).get("family") or "cpu"),
+        family=str((stored.spec.get("devices") or {}).get("type") or "cpu"),
         launcher=str(stored.spec.get("launcher") or "spawn"),
         world_size=job.world_size if is_newest and job.world_size else len(ranks),
         now_s=now_s,
@@ -97,7 +97,7 @@ def read_evidence(
         ended_at_s=job.ended_at_s if is_newest else None,
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
         hosts=tuple(_with_left(host, left.get(name)) for name, host in hosts.items()),
-        story=story,
+        events=story,
         slow=tuple(slow),
         missing=reading.missing(folder),
     )
@@ -182,7 +182,7 @@ class _Reading:
 
     def records(self, host: str) -> HostRecords:
         if host not in self._records:
-            self._records[host] = read_records(self._folder / host / "events.0")
+            self._records[host] = read_records(self._folder / host / "events.0", host)
         return self._records[host]
 
     def gathered(self, host: str) -> Gathered:
@@ -239,8 +239,8 @@ class _Reading:
         return [self._rank(host, rank, records) for rank in sorted(planned | numbers | set(records.failed))]
 
     def _rank(self, host: str, rank: int, records: HostRecords) -> RankEvidence:
-        end = records.exits.get(rank, {})
-        exited_ns = end.get("exited_ns") or end.get("at_ns")
+        end = records.exits.get(rank)
+        exited_ns = None if end is None else end.exited_ns or end.at_ns
         streams = self._streams.get((host, rank), [])
         heard = [at for at in map(last_arrival_s, streams) if at is not None]
         return RankEvidence(
@@ -248,24 +248,24 @@ class _Reading:
             host=host,
             pid=records.pids.get(rank),
             device=self._device(host, records.local.get(rank)),
-            code=end.get("code"),
-            signal=end.get("signal"),
+            code=None if end is None else end.code,
+            signal=None if end is None else end.signal,
             exited_at_s=exited_ns / 1e9 if isinstance(exited_ns, int) else None,
-            stopped=bool(end.get("stopped")),
-            lingers=records.lingers.get(rank),
-            note=end.get("note"),
+            stopped=end is not None and end.stopped,
+            lingers=records.hung_at_exit.get(rank),
+            note=None if end is None else end.note,
             start_failed=records.failed.get(rank),
             lines=tuple(line for files in streams for line in read_tail(files, self._folder, self._budget)),
             error=self._error(host, rank),
             plog=self.plogs(host).get(rank) if self.gathered(host).of("plog") else None,
             last_output_s=max(heard, default=None),
             last_step=self._step(host, rank),
-            max_rss_bytes=end.get("max_rss_bytes"),
+            max_rss_bytes=None if end is None else end.max_rss_bytes,
         )
 
     def _device(self, host: str, local_rank: int | None) -> int | None:
         devices = self._stored.spec.get("devices") or {}
-        if local_rank is None or devices.get("family") not in ("npu", "cuda"):
+        if local_rank is None or devices.get("type") not in ("npu", "cuda"):
             return None
         ids = devices.get("ids") or self._rows.get(host, {}).get("devices")
         if not ids:

@@ -1,4 +1,4 @@
-"""What `top` knows, in Prometheus' words: npu-exporter's names for NPUs, ascendrun_* for jobs, ranks, hosts, devices.
+"""The data of `top` as Prometheus metrics: names of npu-exporter for NPUs, ascendrun_* for everything else.
 
 What is not known, or was not measured lately, is absent, never 0. One endpoint tells of all hosts, so every series of
 a device has `host` beside npu-exporter's own labels; those that only Kubernetes or the card's maker knows stay empty.
@@ -32,7 +32,7 @@ JOB_LABELS = ("job_id", "job_name")
 RANK_LABELS = (*JOB_LABELS, "rank", "host")
 LIVENESS = ("ALIVE", "SUSPECT", "UNREACHABLE")
 
-Look = Callable[[], tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]]
+Read = Callable[[], tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]]
 """Gives the view, how many jobs are in each state, and the details of devices."""
 Row = tuple[str, str, Callable[[Any], Optional[float]]]
 
@@ -70,7 +70,7 @@ def _processes(row: TopRow) -> float | None:
 NPU_ROWS: tuple[Row, ...] = (
     ("npu_chip_info_utilization", "AI core utilisation in percent", _plain("metrics.utilisation")),
     ("npu_chip_info_hbm_used_memory", "HBM in use, MB", _scaled("metrics.memory_used_bytes", MIB)),
-    ("npu_chip_info_hbm_total_memory", "HBM altogether, MB", _scaled("metrics.memory_total_bytes", MIB)),
+    ("npu_chip_info_hbm_total_memory", "Total HBM, MB", _scaled("metrics.memory_total_bytes", MIB)),
     ("npu_chip_info_power", "Power in W", _plain("metrics.power_w")),
     ("npu_chip_info_temperature", "Temperature in degrees Celsius", _plain("metrics.temperature_c")),
     ("npu_chip_info_aicore_current_freq", "AI core clock in MHz", _plain("metrics.frequency_mhz")),
@@ -94,60 +94,70 @@ NPU_ROWS: tuple[Row, ...] = (
 DEVICE_ROWS: tuple[Row, ...] = (
     ("ascendrun_device_utilization_percent", "Use of a device's compute cores", _plain("metrics.utilisation")),
     ("ascendrun_device_memory_used_bytes", "A device's memory in use", _plain("metrics.memory_used_bytes")),
-    ("ascendrun_device_memory_total_bytes", "A device's memory altogether", _plain("metrics.memory_total_bytes")),
+    ("ascendrun_device_memory_total_bytes", "Total memory of a device", _plain("metrics.memory_total_bytes")),
     ("ascendrun_device_power_watts", "A device's power", _plain("metrics.power_w")),
     ("ascendrun_device_temperature_celsius", "A device's temperature", _plain("metrics.temperature_c")),
     ("ascendrun_device_frequency_megahertz", "A device's clock", _plain("metrics.frequency_mhz")),
-    ("ascendrun_device_healthy", "1: the device says OK, 0: it says something else", _health),
+    ("ascendrun_device_healthy", "1: the health of the device is OK, 0: it is not", _health),
     ("ascendrun_device_link_up", "1: the device's own network port is up", _link),
     (
         "ascendrun_device_link_downs",
         "How often that port went down since the driver started",
         _plain("metrics.link_downs"),
     ),
-    ("ascendrun_device_ecc_errors", "Memory errors that the device counted", _plain("metrics.ecc_errors")),
+    ("ascendrun_device_ecc_errors", "Uncorrectable memory errors", _plain("metrics.ecc_errors")),
     (
         "ascendrun_device_external_processes",
-        "Processes on the device that are no rank of ours",
+        "Processes on the device that belong to no rank",
         lambda row: None if row.external_pids is None else float(len(row.external_pids)),
     ),
 )
 DEVICE_AGE: tuple[Row, ...] = (
-    ("ascendrun_device_sample_age_seconds", "How old the device's newest figures are", _plain("age_s")),
+    ("ascendrun_device_sample_age_seconds", "Age of the latest device sample", _plain("age_s")),
 )
 RANK_ROWS: tuple[Row, ...] = (
-    ("ascendrun_rank_step", "The newest step that the rank told", _plain("progress.step")),
-    ("ascendrun_rank_step_seconds", "Median of the rank's newest steps", _plain("progress.step_s")),
-    ("ascendrun_rank_slowdown_ratio", "Its own time a step by the median of the other ranks'", _plain("slower_by")),
+    ("ascendrun_rank_step", "Latest step that the rank reported", _plain("progress.step")),
+    ("ascendrun_rank_step_seconds", "Median time of the latest steps of the rank", _plain("progress.step_s")),
+    (
+        "ascendrun_rank_slowdown_ratio",
+        "Step time of the rank without waiting, divided by the median of the other ranks",
+        _plain("slower_by"),
+    ),
     ("ascendrun_rank_cpu_percent", "CPU of the rank's processes; 100: one core", _plain("cpu")),
     ("ascendrun_rank_resident_bytes", "Host memory of the rank's processes", _plain("rss_bytes")),
-    ("ascendrun_rank_straggles", "1: the rank keeps the others waiting", lambda row: float("slow" in row.problems)),
+    ("ascendrun_rank_straggles", "1: the rank is a straggler", lambda row: float("slow" in row.problems)),
 )
 JOB_ROWS: tuple[Row, ...] = (
     ("ascendrun_job_ranks", "Ranks of the job", lambda row: float(row.job.world_size) if row.job.world_size else None),
-    ("ascendrun_job_step", "The newest step that was told", _plain("progress.step")),
-    ("ascendrun_job_total_steps", "Steps that the program means to make", _plain("progress.total_steps")),
+    ("ascendrun_job_step", "Latest step that was reported", _plain("progress.step")),
+    ("ascendrun_job_total_steps", "Steps that the program will run", _plain("progress.total_steps")),
     ("ascendrun_job_epoch", "Epochs done", _plain("progress.epoch")),
-    ("ascendrun_job_loss", "The newest loss; NaN where the program says so", _plain("progress.loss")),
-    ("ascendrun_job_tokens_per_second", "Tokens a second, as the program tells them", _plain("progress.tokens_per_s")),
+    ("ascendrun_job_loss", "Latest loss; NaN where the program reports it", _plain("progress.loss")),
+    (
+        "ascendrun_job_tokens_per_second",
+        "Tokens per second, as reported by the program",
+        _plain("progress.tokens_per_s"),
+    ),
     ("ascendrun_job_mfu_ratio", "Model FLOPS utilisation from 0 to 1", _plain("progress.mfu")),
     ("ascendrun_job_step_seconds", "Median time of a step over all ranks", _plain("progress.step_s")),
-    ("ascendrun_job_slowest_ratio", "The slowest rank's own time a step by the others' median", _plain("slower_by")),
-    ("ascendrun_job_stragglers", "Ranks that keep the others waiting", lambda row: float(len(row.stragglers))),
-    ("ascendrun_job_started_timestamp_seconds", "When the job began to run", _plain("job.started_at_s")),
+    (
+        "ascendrun_job_slowest_ratio",
+        "Step time of the slowest rank divided by the median of the others",
+        _plain("slower_by"),
+    ),
+    ("ascendrun_job_stragglers", "Stragglers", lambda row: float(len(row.stragglers))),
+    ("ascendrun_job_started_timestamp_seconds", "Time at which the job started running", _plain("job.started_at_s")),
 )
 HOST_ROWS: tuple[Row, ...] = (
     ("ascendrun_host_cpu_percent", "Use of all cores of a host", _plain("metrics.cpu")),
     ("ascendrun_host_load1", "Load of a host over a minute", _plain("metrics.load1")),
     ("ascendrun_host_memory_used_bytes", "A host's memory in use", _plain("metrics.memory_used_bytes")),
-    ("ascendrun_host_memory_total_bytes", "A host's memory altogether", _plain("metrics.memory_total_bytes")),
-    ("ascendrun_host_disk_free_bytes", "Free where ascendrun's folder lies", _plain("metrics.disk_free_bytes")),
+    ("ascendrun_host_memory_total_bytes", "Total memory of a host", _plain("metrics.memory_total_bytes")),
+    ("ascendrun_host_disk_free_bytes", "Free space on the file system of ascendrun", _plain("metrics.disk_free_bytes")),
     ("ascendrun_host_network_receive_bytes_per_second", "Received by a host", _plain("metrics.net_rx_bytes_s")),
     ("ascendrun_host_network_transmit_bytes_per_second", "Sent by a host", _plain("metrics.net_tx_bytes_s")),
 )
-HOST_AGE: tuple[Row, ...] = (
-    ("ascendrun_host_sample_age_seconds", "How old the host's newest figures are", _plain("age_s")),
-)
+HOST_AGE: tuple[Row, ...] = (("ascendrun_host_sample_age_seconds", "Age of the latest host sample", _plain("age_s")),)
 
 
 def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence[DeviceDetail] = ()) -> list[Metric]:
@@ -157,12 +167,12 @@ def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence
     npus = [row for row in measured if row.family == "npu"]
     ranks = [row for row in view.rows if row.rank is not None]
     detail_of = {(one.host, one.device): one for one in details if view.at_s - one.at_s <= STALE_S}
-    told = [(_npu_labels(row, detail_of), row) for row in npus]
+    known = [(_npu_labels(row, detail_of), row) for row in npus]
     families = [
-        *_families(NPU_ROWS, NPU_LABELS, told),
+        *_families(NPU_ROWS, NPU_LABELS, known),
         *detail_families(
             NPU_LABELS,
-            [(given, detail_of[key]) for given, row in told if (key := (row.host, row.device or 0)) in detail_of],
+            [(given, detail_of[key]) for given, row in known if (key := (row.host, row.device or 0)) in detail_of],
         ),
         *_machines(npus),
         *_families(DEVICE_ROWS, DEVICE_LABELS, [(_device_labels(row), row) for row in measured]),
@@ -175,7 +185,7 @@ def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence
         _liveness(view.hosts),
         _gauge(
             "ascendrun_jobs",
-            "Jobs in each state, ended ones too",
+            "Number of jobs by state, including ended jobs",
             ("state",),
             [((state.value,), float(states.get(state.value, 0))) for state in State],
         ),
@@ -188,8 +198,8 @@ def _hosts(hosts: Sequence[HostRow]) -> Iterator[Metric]:
     yield from _families(HOST_ROWS, ("host",), [((host.host,), host) for host in hosts if _is_fresh(host)])
     yield from _families(HOST_AGE, ("host",), [((host.host,), host) for host in hosts])
     yield _gauge(
-        "ascendrun_host_has_figures",
-        "1: there are figures of the host now, 0: there are none",
+        "ascendrun_host_has_data",
+        "1: there is recent data of the host, 0: there is none",
         ("host",),
         [((host.host,), float(_is_fresh(host))) for host in hosts],
     )
@@ -213,19 +223,19 @@ def _rank_labels(row: TopRow) -> tuple[str, ...]:
     return (row.job or "", row.job_name or "", str(row.rank), row.host)
 
 
-def _gauge(name: str, says: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    family = GaugeMetricFamily(name, says, labels=labels)
+def _gauge(name: str, description: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    family = GaugeMetricFamily(name, description, labels=labels)
     for given, value in values:
         family.add_metric(given, value)
     return family
 
 
 def _families(
-    rows: Sequence[Row], labels: Sequence[str], things: Sequence[tuple[Sequence[str], Any]]
+    rows: Sequence[Row], labels: Sequence[str], items: Sequence[tuple[Sequence[str], Any]]
 ) -> Iterator[Metric]:
-    for name, says, read in rows:
-        told = ((given, read(thing)) for given, thing in things)
-        yield _gauge(name, says, labels, ((given, value) for given, value in told if value is not None))
+    for name, description, read in rows:
+        known = ((given, read(item)) for given, item in items)
+        yield _gauge(name, description, labels, ((given, value) for given, value in known if value is not None))
 
 
 def _machines(npus: Sequence[TopRow]) -> Iterator[Metric]:
@@ -239,15 +249,17 @@ def _machines(npus: Sequence[TopRow]) -> Iterator[Metric]:
         ("machine_unhealthy_npu_nums", "NPUs of the host that are not OK", lambda row: _health(row) == 0.0),
         ("machine_unknown_npu_nums", "NPUs of the host whose health is not known", lambda row: _health(row) is None),
     )
-    for name, says, is_one in counts:
-        yield _gauge(name, says, ("host",), [((host,), float(sum(map(is_one, rows)))) for host, rows in here.items()])
+    for name, description, is_one in counts:
+        yield _gauge(
+            name, description, ("host",), [((host,), float(sum(map(is_one, rows)))) for host, rows in here.items()]
+        )
 
 
 def _rank_devices(ranks: Sequence[TopRow]) -> Metric:
     """For joining a rank's series with those of its device."""
     return _gauge(
         "ascendrun_rank_device_info",
-        "Which device a rank has; always 1",
+        "Device of a rank; always 1",
         (*RANK_LABELS, "id"),
         [((*_rank_labels(row), str(row.device)), 1.0) for row in ranks if row.device is not None],
     )
@@ -257,11 +269,11 @@ def _job_states(rows: Sequence[JobRow]) -> Iterator[Metric]:
     jobs = [row.job for row in rows]
     yield _gauge(
         "ascendrun_job_state",
-        "1 for the state in which a live job is",
+        "1 for the state of a live job",
         (*JOB_LABELS, "state"),
         [((job.id, job.name, state.value), float(job.state == state.value)) for job in jobs for state in State],
     )
-    restarts = CounterMetricFamily("ascendrun_job_restarts", "How often the job was started again", labels=JOB_LABELS)
+    restarts = CounterMetricFamily("ascendrun_job_restarts", "Number of restarts of the job", labels=JOB_LABELS)
     for job in jobs:
         restarts.add_metric((job.id, job.name), float(max(0, job.attempt - 1)))
     yield restarts
@@ -270,7 +282,7 @@ def _job_states(rows: Sequence[JobRow]) -> Iterator[Metric]:
 def _liveness(hosts: Sequence[HostRow]) -> Metric:
     return _gauge(
         "ascendrun_node_liveness",
-        "1 for what the controller knows of a node of a live job",
+        "1 for the liveness of a node of a live job",
         ("host", "liveness"),
         [
             ((host.host, word), float(host.liveness == word))
@@ -282,10 +294,10 @@ def _liveness(hosts: Sequence[HostRow]) -> Metric:
 
 
 class TopCollector:
-    """Looks anew for each scrape. `look` may raise AscendrunError."""
+    """Reads again for each scrape. `read` may raise AscendrunError."""
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
+    def __init__(self, read: Read) -> None:
+        self._read = read
         self._one_at_a_time = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
@@ -294,23 +306,23 @@ class TopCollector:
         return iter(families)
 
     def _collect(self) -> Iterator[Metric]:
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         why: str | None = None
         try:
-            view, states, details = self._look()
+            view, states, details = self._read()
             why = None if view.samples_error is None else str(view.samples_error)
             yield from make_families(view, states=states, details=details)
         except AscendrunError as error:
             why = str(error)
         if why is not None:
             yield _gauge(
-                "ascendrun_scrape_failed_info", "Why the last look failed; always 1", ("why",), [((why[:200],), 1.0)]
+                "ascendrun_scrape_failed_info", "Why the last scrape failed; always 1", ("why",), [((why[:200],), 1.0)]
             )
-        yield _gauge("ascendrun_scrape_ok", "1: what was asked for could be read", (), [((), float(why is None))])
-        yield _gauge("ascendrun_scrape_seconds", "How long the look took", (), [((), time.monotonic() - began_s)])
+        yield _gauge("ascendrun_scrape_ok", "1: everything could be read", (), [((), float(why is None))])
+        yield _gauge("ascendrun_scrape_seconds", "Duration of the scrape", (), [((), time.monotonic() - started_s)])
 
 
-def make_registry(look: Look) -> CollectorRegistry:
+def make_registry(read: Read) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(TopCollector(look))
+    registry.register(TopCollector(read))
     return registry

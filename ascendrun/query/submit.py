@@ -5,23 +5,27 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.core.hosts import Host, parse_hostfile
 from ascendrun.core.jobfile.pipeline import StageJob
-from ascendrun.core.jobfile.spec import JobSpec, parse_stages, require_hostfile, resolve_paths
+from ascendrun.core.jobfile.source_text import in_order
+from ascendrun.core.jobfile.spec import INIT_HINT, JobSpec, LocalFiles, parse_stages, require_hostfile, resolve_paths
+from ascendrun.core.jobfile.tree import place_of
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.pipelines import newest_stages
-from ascendrun.core.jobs.plan import Tree, choose_hosts
-from ascendrun.core.message_format import suggestion
+from ascendrun.core.jobs.plan import Tree, choose_hosts, placement_faults
+from ascendrun.core.node_messages import node_hint, node_text
 from ascendrun.head.state.state_dir import make_state_dir
 from ascendrun.head.survey.programs import load_programs
 from ascendrun.head.survey.staging import tree_file
 from ascendrun.head.survey.submission import Submission
 from ascendrun.node import tree_hash
+from ascendrun.text import Text
+from ascendrun.text.suggest import suggestion
 
 _CACHE = "__pycache__"
 
@@ -37,23 +41,51 @@ def read_job(job_file: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
 def read_stages(job_file: Path, *, overrides: Sequence[str] = ()) -> tuple[StageJob, ...]:
     """As `read_job`, every stage of a pipeline; of any other file its one job."""
     programs = load_programs()
+    directory = job_file.absolute().parent
     stages = parse_stages(
-        _read(job_file), str(job_file), overrides=overrides, programs=programs, check_names=_check_names
+        _read(job_file),
+        str(job_file),
+        overrides=overrides,
+        programs=programs,
+        check_names=_check_names,
+        files=LocalFiles(
+            is_directory=lambda path: (directory / path).is_dir(),
+            is_readable=lambda path: os.access(directory / path, os.R_OK),
+        ),
     )
-    folder = str(job_file.absolute().parent)
-    return tuple(replace(one, spec=resolve_paths(one.spec, folder, programs)) for one in stages)
+    return tuple(replace(stage, spec=resolve_paths(stage.spec, str(directory), programs)) for stage in stages)
 
 
-def _check_names() -> Sequence[str]:
-    from ascendrun.health.checks import NAMES
+def _check_names() -> Mapping[str, str]:
+    from ascendrun.health.checks import NAMES, RENAMED
 
-    return NAMES
+    return {**{name: name for name in NAMES}, **RENAMED}
 
 
 def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -> tuple[Host, ...]:
     """The hosts that the job will use, in rank order; `hostfile` wins over the job's own. Raises InvalidInputError."""
     path = hostfile or Path(require_hostfile(spec, str(job_file)))
     return choose_hosts(spec, parse_hostfile(_read(path), str(path)))
+
+
+def stage_hosts(
+    stages: Sequence[StageJob], job_file: Path, *, hostfile: Path | None = None
+) -> tuple[tuple[Host, ...], ...]:
+    """As `read_hosts`, for every stage. Raises InvalidInputError with every place where hosts or slots are missing."""
+    found, problems = [], []
+    for stage in stages:
+        path = hostfile or Path(require_hostfile(stage.spec, str(job_file)))
+        hosts = parse_hostfile(_read(path), str(path))
+        faults = list(placement_faults(stage.spec, hosts))
+        for key, message, hint in faults:
+            place = None if stage.root is None else place_of(stage.root, key)
+            problems.append(
+                Problem(str(job_file), None, None, message, hint) if place is None else place.problem(message, hint)
+            )
+        found.append(() if faults else choose_hosts(stage.spec, hosts))
+    if problems:
+        raise InvalidInputError(in_order(problems))
+    return tuple(found)
 
 
 def make_submission(
@@ -72,7 +104,6 @@ def make_submission(
     """
     spec = read_job(job_file, overrides=overrides)
     hosts = choose_hosts(spec, hosts) if hosts else read_hosts(spec, job_file, hostfile=hostfile)
-    _check_local([spec], job_file)
     make_state_dir(state_dir)
     return Submission(key=key, spec=spec, hosts=hosts, trees=pack_trees(spec, state_dir), file=str(job_file.absolute()))
 
@@ -85,8 +116,7 @@ def make_submissions(
     A file that is no pipeline gives the one submission of its job, without a stage.
     """
     stages = read_stages(job_file, overrides=overrides)
-    hosts = [read_hosts(one.spec, job_file, hostfile=hostfile) for one in stages]
-    _check_local([one.spec for one in stages], job_file)
+    hosts = stage_hosts(stages, job_file, hostfile=hostfile)
     make_state_dir(state_dir)
     return tuple(
         Submission(
@@ -141,9 +171,9 @@ def stages_to_repeat(
 def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:
     """Packs the user's folder and, for a bundled program, the programs, each into one file named by its content."""
     trees: list[Tree] = []
-    if spec.stage is not None:
-        exclude = (*spec.stage.exclude, *_inside(state_dir, spec.stage.dir))
-        trees.append(_pack("code", spec.stage.dir, exclude, state_dir))
+    if spec.workdir is not None:
+        exclude = (*spec.workdir.exclude, *_inside(state_dir, spec.workdir.path))
+        trees.append(_pack("code", spec.workdir.path, exclude, state_dir))
     if spec.program is not None:
         with tempfile.TemporaryDirectory() as folder:
             _copy_programs(Path(folder))
@@ -172,12 +202,15 @@ def _pack(name: str, folder: str, exclude: Sequence[str], state_dir: Path) -> Tr
     exclude = (*exclude, f"{_CACHE}/")
     try:
         entries = tree_hash.list_tree(folder, exclude)
+        sha256 = tree_hash.hash_listing(entries)
+        path = tree_file(state_dir, sha256)
+        if not path.exists():
+            _write_tar(folder, entries, path)
     except (OSError, tree_hash.InvalidTreeError) as error:
-        raise InvalidInputError([Problem(folder, None, None, f"cannot be staged: {error}")]) from error
-    sha256 = tree_hash.hash_listing(entries)
-    path = tree_file(state_dir, sha256)
-    if not path.exists():
-        _write_tar(folder, entries, path)
+        reason = node_text(error.message) if isinstance(error, tree_hash.InvalidTreeError) else str(error)
+        hint = node_hint(error.message) if isinstance(error, tree_hash.InvalidTreeError) else None
+        message = Text("staging.not-possible", "cannot stage the directory: {reason}", reason=reason)
+        raise InvalidInputError([Problem(folder, None, None, message, hint)]) from error
     return Tree(name=name, sha256=sha256, size_bytes=path.stat().st_size, files=len(entries))
 
 
@@ -195,24 +228,12 @@ def _write_tar(folder: str, entries: Sequence[tree_hash.Entry], path: Path) -> N
         raise
 
 
-def _check_local(specs: Sequence[JobSpec], job_file: Path) -> None:
-    """What only the head's own disk can tell: folders and files that the jobs name there."""
-    problems = []
-    for spec in specs:
-        if spec.stage is not None and not os.path.isdir(spec.stage.dir):
-            problems.append(Problem(str(job_file), None, None, f"stage.dir: {spec.stage.dir} is no folder"))
-        for source in spec.env_from:
-            if not os.access(source.file, os.R_OK):
-                problems.append(Problem(str(job_file), None, None, f"env_from: {source.file} cannot be read"))
-    if problems:
-        raise InvalidInputError(list(dict.fromkeys(problems)))
-
-
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
+        why = (error.strerror or type(error).__name__).lower()
         raise InvalidInputError(
-            [Problem(str(path), None, None, f"cannot be read: {(error.strerror or '').lower()}")],
-            hint="`ascendrun init NAME` writes a job to start from",
+            [Problem(str(path), None, None, Text("submit.unreadable", "cannot read the file: {why}", why=why))],
+            hint=INIT_HINT,
         ) from error

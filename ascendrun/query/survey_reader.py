@@ -1,4 +1,4 @@
-"""From the controller's answers to a survey to the world that health judges."""
+"""From the controller's answers to a survey to the context of the checks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.protocol.agent_events import load_report
 from ascendrun.head.survey.submission import Submission, make_job
-from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import NodeFacts, Unreached
 from ascendrun.health.survey.probes import read_facts
 
 
 def read_world(
     answers: Sequence[Mapping[str, Any]], submission: Submission | None, *, family: str | None, now_s: float
-) -> World:
+) -> CheckContext:
     """One host an answer. The plan is made again from the same reports: what is judged is what would be started."""
     facts: dict[str, NodeFacts] = {}
     reports: dict[str, NodeReport] = {}
@@ -34,13 +34,13 @@ def read_world(
                 reports[host] = load_report(answer["report"], everyone)
                 facts[host] = read_facts(reports[host], answer["hello"], answer["results"])
     spec = submission.spec if submission is not None else None
-    return World(
+    return CheckContext(
         facts=facts,
         unreached=unreached,
         job=spec,
         plan=_plan(submission, reports, now_s),
         now_s=now_s,
-        family=spec.devices.family if spec is not None else family,
+        family=spec.devices.type if spec is not None else family,
     )
 
 

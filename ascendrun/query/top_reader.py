@@ -159,7 +159,7 @@ def _find_slow(state_dir: Path, job: Job, now_s: float) -> Mapping[int, Slow]:
     from ascendrun.head.loop.stragglers import look_for_stragglers
 
     return {
-        rank: Slow(one.slower_by, one.sign.value if one.sign is not None else None, one.since_s)
+        rank: Slow(one.slower_by, one.cause.value if one.cause is not None else None, one.since_s)
         for one in look_for_stragglers(state_dir, job, now_s=now_s)
         for rank in one.ranks
     }
@@ -249,7 +249,7 @@ def _places(stored: StoredJob, node: NodeProgress) -> list[RankPlace]:
 def devices_given(spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], name: str) -> tuple[int, ...] | None:
     """The devices that the plan gave the job on a host, in order of its ranks there; None: it has none (family cpu)."""
     wanted = spec.get("devices") or {}
-    if wanted.get("family", "cpu") == "cpu":
+    if wanted.get("type", "cpu") == "cpu":
         return None
     if wanted.get("ids"):
         return tuple(wanted["ids"])

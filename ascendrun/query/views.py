@@ -113,12 +113,18 @@ class HostStatus:
     job: str | None
 
 
+SLOW_HOSTS = 4
+"""So many hosts are named as the slowest while a job's directories are sent."""
+
+
 @dataclass(frozen=True)
 class Reachability:
-    """What the controller knows of a job's hosts now: `liveness` and seconds of silence, by host."""
+    """What the controller knows of a job's hosts now, by host: `liveness`, seconds of silence, and while the job is
+    STAGING the bytes of its directories that are on the host, and all of them."""
 
     liveness: Mapping[str, str] = field(default_factory=dict)
     silence_s: Mapping[str, float] = field(default_factory=dict)
+    staged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def unreachable_hosts(job: Job, now: Reachability | None) -> tuple[str, ...]:
@@ -153,6 +159,35 @@ def running_reason(job: Job, now: Reachability | None) -> Text:
     )
 
 
+def staging_reason(job: Job, now: Reachability | None) -> Text | str:
+    """How far the directories of a STAGING job are on their way to its nodes."""
+    shares = {host: done / total for host, (done, total) in (now.staged if now else {}).items() if total}
+    if not shares or now is None:
+        return job.reason
+    done, total = (sum(pair[which] for pair in now.staged.values()) for which in (0, 1))
+    values = {"done": done, "total": total, "share": done / total, "nodes": len(now.staged)}
+    slow = sorted((host for host, share in shares.items() if share < 1), key=lambda host: shares[host])[:SLOW_HOSTS]
+    if done == 0 or len(slow) in (0, len(shares)):
+        return Text(
+            "state.staging",
+            "sent {done:bytes} of {total:bytes} ({share:percent}) to {nodes:plural node nodes}",
+            **values,
+        )
+    return Text(
+        "state.staging-slow",
+        "sent {done:bytes} of {total:bytes} ({share:percent}) to {nodes:plural node nodes}; slowest: {hosts:hosts}",
+        **values,
+        hosts=slow,
+    )
+
+
+def reason_now(job: Job, now: Reachability | None) -> Text | str:
+    """The reason of a job's state, from what the controller knows at this moment where that changes it."""
+    if job.state.value == "RUNNING":
+        return running_reason(job, now)
+    return staging_reason(job, now) if job.state.value == "STAGING" else job.reason
+
+
 def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, now: Reachability | None = None) -> JobView:
     """A stored job as it is shown. `now`: of its hosts, None: unknown."""
     job = stored.job
@@ -161,7 +196,7 @@ def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, now: Re
         id=job.id,
         name=job.name,
         state=job.state.value,
-        reason=str(running_reason(job, now)) if job.state.value == "RUNNING" else str(job.reason),
+        reason=str(reason_now(job, now)),
         attempt=job.attempt,
         hosts=job.hosts,
         world_size=job.world_size,

@@ -21,6 +21,11 @@ def did_you_mean(name: str) -> Text:
     return Text("suggest.did-you-mean", "did you mean {name}?", name=name)
 
 
+def write(piece: str) -> Text:
+    """The hint to write a piece of a file or a command line as it stands."""
+    return Text("suggest.write", "write {piece}", piece=piece)
+
+
 def suggestion(word: str, choices: Sequence[str]) -> Text | None:
     """The hint for an unknown name: the nearest choice, else all of them when they are few; None without choices."""
     near = closest(word, choices)

@@ -45,7 +45,7 @@ class Scene:
         path = self.folder / f"{name}.yaml"
         path.write_text(
             f"name: {name}\ncommand: {json.dumps(argv)}\nhostfile: {hostfile.name}\n"
-            f"stage: {{dir: code}}\ndevices: {{family: cpu, per_node: {per_node}}}\n{more}"
+            f"workdir: {{path: code}}\ndevices: {{type: cpu, per_node: {per_node}}}\n{more}"
         )
         return path
 
@@ -143,8 +143,8 @@ class NpuScene(Scene):
         path = self.folder / "npu.yaml"
         path.write_text(
             f"name: npu\ncommand: {json.dumps(command)}\nhostfile: {self.hostfile.name}\n"
-            "setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh\nsampling: {every_s: 0.5}\n"
-            "stage: {dir: code}\ndevices: {family: npu, per_node: 2}\nenv: {PYTHONUNBUFFERED: '1'}\n"
+            "setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh\nsampling: {interval_s: 0.5}\n"
+            "workdir: {path: code}\ndevices: {type: npu, per_node: 2}\nenv: {PYTHONUNBUFFERED: '1'}\n"
         )
         return path
 

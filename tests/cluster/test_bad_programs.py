@@ -113,7 +113,12 @@ def test_a_rank_that_kills_its_supervisor_and_the_agent_leaves_nothing_running(s
 def test_a_job_that_reaches_its_time_limit_is_ended_everywhere_with_that_reason(scene: Scene) -> None:
     job = scene.start(
         scene.job(
-            "limited", "family", "print", "ready", "hang", more="timeouts: {max_s: 2}\ncheckpoint: {grace_s: 1}\n"
+            "limited",
+            "family",
+            "print",
+            "ready",
+            "hang",
+            more="timeouts: {run_s: 2}\ncheckpoint: {grace_period_s: 1}\n",
         )
     )
     scene.await_state(job, "FAILED")
@@ -127,7 +132,7 @@ SECRET = "canary-4711-do-not-show"
 def test_a_secret_is_seen_by_the_ranks_and_nowhere_else(scene: Scene) -> None:
     secrets = scene.folder / "secret.env"
     secrets.write_text(f"TOKEN={SECRET}\n")
-    job = scene.start(scene.job("secret", "print", "ready", "hang", more="env_from: [{file: secret.env}]\n"))
+    job = scene.start(scene.job("secret", "print", "ready", "hang", more="env_file: [secret.env]\n"))
     scene.await_line(job, "ready", count=4)
     ranks = [
         one

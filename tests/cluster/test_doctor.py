@@ -224,7 +224,7 @@ def test_hosts_that_do_not_reach_each_other_start_nothing_instead_of_waiting_for
 
 def test_the_gates_shell_has_the_jobs_secrets_and_no_word_of_them_is_kept(scene: Scene) -> None:
     (scene.folder / "secrets.env").write_text("HF_TOKEN=hunter2hunter2\n")
-    more = "env_from: [{file: secrets.env}]\nsetup: %s\n"
+    more = "env_file: [secrets.env]\nsetup: %s\n"
     fine = scene.ascendrun("submit", scene.job("secret", "print", "x", more=more % 'test -n "$HF_TOKEN"'))
     assert fine.returncode == 0, run_text(fine)
     leaky = scene.ascendrun("submit", scene.job("leaky", "print", "x", more=more % "echo $HF_TOKEN >&2; false"))

@@ -68,7 +68,7 @@ def test_a_sound_pair_is_fit_alone_and_for_a_job(nodes, doctor, ascendrun):
     job = ascendrun.folder / "npu.yaml"
     job.write_text(
         f"name: npu\ncommand: [python3, -c, pass]\nhostfile: npu.hosts\nsetup: {SETUP}\n"
-        f"devices: {{family: npu, per_node: {CARDS}}}\n"
+        f"devices: {{type: npu, per_node: {CARDS}}}\n"
     )
     quick = doctor("--quick", target=(job,))
     assert quick.code == 0 and not quick.failed(), quick.by_code
@@ -153,7 +153,7 @@ def test_a_job_is_refused_for_its_npus_and_starts_where_those_checks_are_left_ou
         job = ascendrun.folder / "gate.yaml"
         job.write_text(
             f"name: gate\ncommand: [python3, -c, pass]\nhostfile: npu.hosts\nsetup: {SETUP}\n"
-            f"devices: {{family: npu, per_node: {CARDS}}}\nchecks: {checks}\n"
+            f"devices: {{type: npu, per_node: {CARDS}}}\nchecks: {checks}\n"
         )
         done = ascendrun("submit", job, timeout=DEADLINE_S)
         return done.returncode, done.stdout + done.stderr

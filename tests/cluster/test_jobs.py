@@ -135,7 +135,7 @@ def test_a_rebooted_node_fails_the_job_with_that_reason(scene: Scene) -> None:
 
 def test_stop_leaves_nothing_and_a_job_with_the_same_command_line_lives_on(scene: Scene) -> None:
     words = ("meet", "family", "print", "met", "deaf", "hang")
-    victim = scene.start(scene.job("victim", *words, slots=4, more="checkpoint: {grace_s: 2}\n"))
+    victim = scene.start(scene.job("victim", *words, slots=4, more="checkpoint: {grace_period_s: 2}\n"))
     bystander = scene.start(scene.job("bystander", *words, slots=4))
     for job in (victim, bystander):
         scene.await_line(job, "met", count=4)
@@ -159,7 +159,7 @@ def test_a_stopped_rank_gets_its_grace_to_save(scene: Scene) -> None:
 
 
 def test_a_stop_that_a_cut_node_could_not_hear_reaches_it_when_it_answers(scene: Scene) -> None:
-    job = scene.start(scene.job("cut-off", "print", "ready", "hang", more="checkpoint: {grace_s: 1}\n"))
+    job = scene.start(scene.job("cut-off", "print", "ready", "hang", more="checkpoint: {grace_period_s: 1}\n"))
     scene.await_line(job, "ready", count=4)
     scene.cluster.cut("node2")
     done = scene.ascendrun("stop", "--now", job, timeout=120)

@@ -50,7 +50,7 @@ def test_a_failure_brings_plogs_and_npu_states_and_lines_of_shifted_hosts_are_in
     (scene.folder / "code" / "failing.py").write_text(FAILING)
     more = "checks: {skip: [clock]}\nsetup: source /usr/local/Ascend/ascend-toolkit/set_env.sh\n"
     job_file = scene.job("failing", command=["python3", "failing.py"], more=more)
-    job_file.write_text(job_file.read_text().replace("family: cpu", "family: npu"))
+    job_file.write_text(job_file.read_text().replace("type: cpu", "type: npu"))
     done = scene.ascendrun("submit", job_file)
     assert done.returncode == 1 and "rank 3 on node2" in done.stderr, run_text(done)
     attempt: Path = scene.ascendrun.state_dir / "jobs" / "j-0001" / "attempt-1"

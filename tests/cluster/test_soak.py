@@ -73,7 +73,7 @@ def test_random_bad_luck_breaks_no_promise(scene: Scene, request: pytest.Fixture
                 "ready",
                 "beat",
                 5,
-                more="checkpoint: {grace_s: 1}\ntimeouts: {start_s: 20}\n",
+                more="checkpoint: {grace_period_s: 1}\ntimeouts: {start_s: 20}\n",
             )
         )
         await_true(lambda job=job: scene.state(job) in ENDS, deadline_s=before_s)

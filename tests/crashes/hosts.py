@@ -51,11 +51,11 @@ class Hosts:
             "nodes": 2,
             "hostfile": "two.hosts",
             "python": sys.executable,
-            "devices": {"family": "cpu", "per_node": RANKS // 2},
+            "devices": {"type": "cpu", "per_node": RANKS // 2},
             "args": {**training.arguments, "output": f"{home}/out"},
             "restart": {"max": 0},
             "env": QUIET,
-            "checkpoint": {"dir": f"{home}/checkpoints", "grace_s": 120},
+            "checkpoint": {"dir": f"{home}/checkpoints", "grace_period_s": 120},
         }
         path = self.folder / f"{training.name}.yaml"
         path.write_text(json.dumps(job))

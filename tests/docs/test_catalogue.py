@@ -11,6 +11,12 @@ from tests.docs.catalogue import CHINESE, PACKAGE, chinese, fields, inline
 
 SAME_IN_CHINESE = frozenset(
     {
+        "jobfile.value",
+        "options.row",
+        "options.value",
+        "diagnosis.who-rank",
+        "diagnosis.who-ranks",
+        "explain.ranks",
         "node.command-not-executable.hint",
         "node.unknown-op.hint",
         "signature.inotify-exhausted.hint",

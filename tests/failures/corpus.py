@@ -16,7 +16,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.logs.log_lines import parse_ranks
 from ascendrun.head.state.old_stores import read_reason
 from ascendrun.health.diagnosis import DeviceFact, Evidence, FixedClock, HostEvidence, Line, RankEvidence
-from ascendrun.health.diagnosis.lines.elastic import error_lines
+from ascendrun.health.diagnosis.lines.launchers import error_lines
 
 FOLDER = Path(__file__).parent / "cases"
 BEGAN_S = 1_790_000_000.0
@@ -231,7 +231,7 @@ class Builder:
             hosts=hosts,
             connect_timeout_s=float(row.get("connect_timeout", 120)),
             exec_timeout_s=float(row.get("exec_timeout", 1836)),
-            story=tuple(_changed(*change) for change in row.get("story", ())),
+            events=tuple(_changed(*change) for change in row.get("story", ())),
         )
 
     def _stop_times(self) -> dict[str, float]:

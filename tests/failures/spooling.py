@@ -32,7 +32,7 @@ def spool_case(case: Case, state_dir: Path) -> str:
             file=None,
             now_s=BEGAN_S,
         )
-        store.save(job, evidence.story, now_s=BEGAN_S + 300)
+        store.save(job, evidence.events, now_s=BEGAN_S + 300)
     finally:
         store.close()
     folder = spool_dir(state_dir, job.id, 1)

@@ -41,13 +41,13 @@ CASES = {
 name: qwen
 command: [python, train.py, --lr, 2e-5, "a b", "$(x)", 'it''s']
 nodes: 2
-devices: {family: npu, per_node: 2}
+devices: {type: npu, per_node: 2}
 env: {HCCL_BUFFSIZE: 400, PYTHONPATH: /opt/lib}
 setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh
 python: /opt/conda/bin/python
-stage: {dir: .}
-checkpoint: {dir: /ckpt/qwen, grace_s: 300, signal: USR1}
-timeouts: {start_s: 60, max_s: 3600}
+workdir: {path: .}
+checkpoint: {dir: /ckpt/qwen, grace_period_s: 300, signal: USR1}
+timeouts: {start_s: 60, run_s: 3600}
 """,
     ),
     "spawn-npu-users-own-network": (
@@ -55,7 +55,7 @@ timeouts: {start_s: 60, max_s: 3600}
         """
 name: tuned
 command: [./train.sh]
-devices: {family: npu, ids: [1, 3]}
+devices: {type: npu, ids: [1, 3]}
 env: {HCCL_SOCKET_IFNAME: enp1, HCCL_CONNECT_TIMEOUT: 7200, OMP_NUM_THREADS: 3, MASTER_PORT: 12345}
 """,
     ),
@@ -64,7 +64,7 @@ env: {HCCL_SOCKET_IFNAME: enp1, HCCL_CONNECT_TIMEOUT: 7200, OMP_NUM_THREADS: 3, 
         """
 name: one
 command: [python3, -m, pkg.train]
-devices: {family: cuda, per_node: 2}
+devices: {type: cuda, per_node: 2}
 """,
     ),
     "program-cpu-two-local-hosts": (
@@ -82,7 +82,7 @@ env: {PYTHONPATH: /mine}
 name: tr
 command: [python, -u, train.py, --epochs, 3]
 launcher: torchrun
-devices: {family: npu}
+devices: {type: npu}
 """,
     ),
     "deepspeed-npu": (
@@ -92,7 +92,7 @@ name: ds
 command: [python, train.py]
 launcher: deepspeed
 nodes: 3
-devices: {family: npu, ids: [0, 4]}
+devices: {type: npu, ids: [0, 4]}
 """,
     ),
     "python-one-process-a-node": (
@@ -100,8 +100,8 @@ devices: {family: npu, ids: [0, 4]}
         """
 name: py
 command: [python, -c, "print('x')"]
-launcher: python
-devices: {family: npu, per_node: 8}
+launcher: none
+devices: {type: npu, per_node: 8}
 """,
     ),
 }
@@ -148,7 +148,7 @@ def plan_of(hostfile, job):
     hosts = parse_hostfile(hostfile, "hosts")
     spec = resolve_paths(parse_job(job, "job.yaml", programs=PROGRAMS), "/home/me/jobs", PROGRAMS)
     reports = {host.name: report(host, hosts) for host in hosts}
-    trees = ([CODE] if spec.stage else []) + ([OURS] if spec.program else [])
+    trees = ([CODE] if spec.workdir else []) + ([OURS] if spec.program else [])
     return make_plan(
         spec,
         hosts,

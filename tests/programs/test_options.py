@@ -112,8 +112,8 @@ def test_a_broken_table_is_reported_in_full():
 
 def test_an_option_without_its_value_is_an_error(capsys):
     assert problems("--epochs", "--lr") == [
-        ("epochs", "options.no-value", "options.write"),
-        ("lr", "options.no-value", "options.write"),
+        ("epochs", "options.no-value", "suggest.write"),
+        ("lr", "options.no-value", "suggest.write"),
     ]
     with pytest.raises(SystemExit) as ended:
         parse_or_exit(["--epochs=3", "--mode"], TABLE)

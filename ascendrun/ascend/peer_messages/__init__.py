@@ -1,6 +1,6 @@
 """What a line says of other ranks, in the words of HCCL, NCCL, gloo and torch: whom it accuses, waited for or lost.
 
-read_words("... Connection closed by peer [10.0.0.3]:41022")    a word of the kind "lost", of 10.0.0.3
+read_messages("... Connection closed by peer [10.0.0.3]:41022")    a word of the kind "lost", of 10.0.0.3
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ascendrun.ascend.peer_messages import hccl, torch_groups
-from ascendrun.ascend.peer_messages.message import CONNECT, EXEC, LOST, Addresses, PeerWord
+from ascendrun.ascend.peer_messages.message import CONNECT, EXEC, LOST, Addresses, PeerMessage
 
-__all__ = ["CONNECT", "EXEC", "LOST", "Addresses", "PeerWord", "read_words"]
+__all__ = ["CONNECT", "EXEC", "LOST", "Addresses", "PeerMessage", "read_messages"]
 
 
-def read_words(text: str) -> Iterator[PeerWord]:
+def read_messages(text: str) -> Iterator[PeerMessage]:
     """HCCL's first; a line mostly says nothing, or one thing."""
     yield from hccl.TABLE.read(text)
     yield from torch_groups.TABLE.read(text)

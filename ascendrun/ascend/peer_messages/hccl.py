@@ -5,10 +5,10 @@ from __future__ import annotations
 from re import Match
 
 from ascendrun.ascend.peer_messages.addresses import IP
-from ascendrun.ascend.peer_messages.message import CONNECT, EXEC, PeerWord, WordTable, numbers_in
+from ascendrun.ascend.peer_messages.message import CONNECT, EXEC, MessageTable, PeerMessage, numbers_in
 
-TABLE = WordTable()
-_says = TABLE.row
+TABLE = MessageTable()
+_message = TABLE.row
 
 
 def _server(text: str) -> str:
@@ -19,47 +19,47 @@ def _device(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdigit() else None
 
 
-@_says(
+@_message(
     ["Exception Location"],
     r"Cluster Exception Location\[IP/ID\]:\s*\[(?P<ip>[^/\]]+)/(?P<dev>\d+)\]"
     r".*?ExceptionType:\[(?P<type>[^\]]+)\]",
 )
-def _location(found: Match[str]) -> PeerWord:
-    return PeerWord(
+def _location(found: Match[str]) -> PeerMessage:
+    return PeerMessage(
         "location", addresses=((_server(found["ip"]), _device(found["dev"])),), values={"type": found["type"]}
     )
 
 
-@_says(["crimer rank"], r"crimer rank \[(?P<ip>[^/\]]+)/(?P<dev>\d+)\] status\[(?P<type>\w+)\]")
-def _crimer(found: Match[str]) -> PeerWord:
-    return PeerWord(
+@_message(["crimer rank"], r"crimer rank \[(?P<ip>[^/\]]+)/(?P<dev>\d+)\] status\[(?P<type>\w+)\]")
+def _crimer(found: Match[str]) -> PeerMessage:
+    return PeerMessage(
         "location", addresses=((_server(found["ip"]), _device(found["dev"])),), values={"type": found["type"]}
     )
 
 
-@_says(["Failed to connect agent["], r"Failed to connect agent\[(?P<ranks>[\d, ]+)\]")
-def _missing_agents(found: Match[str]) -> PeerWord:
-    return PeerWord("missing", wait=CONNECT, ranks=numbers_in(found["ranks"]))
+@_message(["Failed to connect agent["], r"Failed to connect agent\[(?P<ranks>[\d, ]+)\]")
+def _missing_agents(found: Match[str]) -> PeerMessage:
+    return PeerMessage("missing", wait=CONNECT, ranks=numbers_in(found["ranks"]))
 
 
-@_says(["connected rankinfo"], r"connected rankinfo\[LINE \d+\]:(?P<ranks>[\s\[\]\d,]+)")
-def _connected(found: Match[str]) -> PeerWord:
-    return PeerWord("connected", ranks=numbers_in(found["ranks"]))
+@_message(["connected rankinfo"], r"connected rankinfo\[LINE \d+\]:(?P<ranks>[\s\[\]\d,]+)")
+def _connected(found: Match[str]) -> PeerMessage:
+    return PeerMessage("connected", ranks=numbers_in(found["ranks"]))
 
 
-@_says(["need connect rankNum"], r"need connect rankNum is \[(?P<count>\d+)\]")
-def _needed(found: Match[str]) -> PeerWord:
-    return PeerWord("needed", values={"count": found["count"]})
+@_message(["need connect rankNum"], r"need connect rankNum is \[(?P<count>\d+)\]")
+def _needed(found: Match[str]) -> PeerMessage:
+    return PeerMessage("needed", values={"count": found["count"]})
 
 
-@_says(
+@_message(
     ["client", "server"],
     r"\|\s*(?P<dst>" + IP + r")\((?P<drank>\d+)\)\s*\|(?:\s*\d+\s*\|)?"
     r"\s*(?P<src>" + IP + r")\((?P<srank>\d+)\)\s*\|(?:\s*\d+\s*\|)?\s*(?P<role>client|server)"
     r"\s*\|\s*(?P<status>[^|]+?)\s*(?:\||$)(?:\s*(?P<tls>\w+)\s*\|)?",
 )
-def _link_row(found: Match[str]) -> PeerWord:
-    return PeerWord(
+def _link_row(found: Match[str]) -> PeerMessage:
+    return PeerMessage(
         "link",
         wait=CONNECT,
         ranks=(int(found["drank"]),),
@@ -68,16 +68,16 @@ def _link_row(found: Match[str]) -> PeerWord:
     )
 
 
-@_says(
+@_message(
     ["createLink para"],
     r"createLink para:rank\[\d+\]-localUserrank\[(?P<l>\d+)\]-localIpAddr\[(?P<lip>[^\]]*)\], "
     r"(?:remoteRank|dst_rank)\[\d+\]-remoteUserrank\[(?P<r>\d+)\]-"
     r"remote(?:IpAddr|_ip_addr)\[(?P<rip>[^\]]*)\]",
 )
-def _transport(found: Match[str]) -> PeerWord:
+def _transport(found: Match[str]) -> PeerMessage:
     address, _, device = found["rip"].partition("/")
     wait = None if "Create Dest error" in found.string else CONNECT
-    return PeerWord(
+    return PeerMessage(
         "link",
         wait=wait,
         ranks=(int(found["r"]),),
@@ -86,9 +86,11 @@ def _transport(found: Match[str]) -> PeerWord:
     )
 
 
-@_says(["fails to connect to dstRank"], r"fails to connect to dstRank \(server (?P<d>[^,]+), device ID (?P<dd>\d+)\)")
-def _detected(found: Match[str]) -> PeerWord:
-    return PeerWord(
+@_message(
+    ["fails to connect to dstRank"], r"fails to connect to dstRank \(server (?P<d>[^,]+), device ID (?P<dd>\d+)\)"
+)
+def _detected(found: Match[str]) -> PeerMessage:
+    return PeerMessage(
         "link",
         wait=CONNECT,
         addresses=((_server(found["d"]), _device(found["dd"])),),
@@ -96,91 +98,91 @@ def _detected(found: Match[str]) -> PeerWord:
     )
 
 
-@_says(
+@_message(
     ["rankList for enabled tls"],
     r"rankList for enabled tls:(?P<on>.*?)rankList for disabled tls:"
     r"(?P<off>.*?)(?:rankList for query|$)",
 )
-def _tls(found: Match[str]) -> PeerWord:
-    return PeerWord("tls", wait=None, values={"on": found["on"], "off": found["off"]})
+def _tls(found: Match[str]) -> PeerMessage:
+    return PeerMessage("tls", wait=None, values={"on": found["on"], "off": found["off"]})
 
 
-@_says(["EI0016", "tlsStatus are inconsistent"], r"EI0016|tlsStatus are inconsistent")
-def _tls_plain(found: Match[str]) -> PeerWord:
-    return PeerWord("tls", values={"on": "", "off": ""})
+@_message(["EI0016", "tlsStatus are inconsistent"], r"EI0016|tlsStatus are inconsistent")
+def _tls_plain(found: Match[str]) -> PeerMessage:
+    return PeerMessage("tls", values={"on": "", "off": ""})
 
 
-@_says(
+@_message(
     ["cqe err", "cqe error"],
     r"cqe err(?:or)? status\[(?P<status>\d+)\].*?(?:remoteIP\{server\[(?P<rs>[^\]]+)\],"
     r"deviceId\[(?P<rd>[^\]]*)\](?:,deviceIp\[(?P<rip>[^\]]+)\])?|ip:\[(?P<ip>[^\]]+)\])",
 )
-def _cqe(found: Match[str]) -> PeerWord:
+def _cqe(found: Match[str]) -> PeerMessage:
     named = ((found["rip"], None), (found["rs"], _device(found["rd"])), (found["ip"], None))
     addresses = [(_server(address), device) for address, device in named if address]
-    return PeerWord("cqe", addresses=tuple(addresses), values={"status": found["status"]})
+    return PeerMessage("cqe", addresses=tuple(addresses), values={"status": found["status"]})
 
 
-@_says(["CQE"], r"EI0013.*?Peer information: server (?P<s>[^,]+), device ID (?P<d>\d+)")
-def _cqe_words(found: Match[str]) -> PeerWord:
-    return PeerWord("cqe", addresses=((_server(found["s"]), int(found["d"])),), values={"status": "12"})
+@_message(["CQE"], r"EI0013.*?Peer information: server (?P<s>[^,]+), device ID (?P<d>\d+)")
+def _cqe_words(found: Match[str]) -> PeerMessage:
+    return PeerMessage("cqe", addresses=((_server(found["s"]), int(found["d"])),), values={"status": "12"})
 
 
-@_says(
+@_message(
     ["EI0005", "check fail. local[", "inconsistent between ranks"],
     r"(?:EI0005|CMD information (?P<field>\w+) check fail|inconsistent between ranks)"
     r"(?:.*?parameter (?P<parameter>\w+))?(?:.*?\blocal(?: end )?\[?(?P<own>[^\],]+))?",
 )
-def _differs(found: Match[str]) -> PeerWord:
+def _differs(found: Match[str]) -> PeerMessage:
     """`values`: what the rank itself gave for the parameter that differs."""
     parameter, own = found["field"] or found["parameter"], found["own"]
-    return PeerWord("differs", values={parameter or "value": own.strip()} if own else {})
+    return PeerMessage("differs", values={parameter or "value": own.strip()} if own else {})
 
 
-@_says(
+@_message(
     ["Task run failed, base information", "base information: "],
     r"(?:Task run failed, base information|base information: ).*?tag\[(?P<tag>[A-Za-z]+)_?(?P<group>[^\]]*)\]",
 )
-def _task_tag(found: Match[str]) -> PeerWord:
-    return PeerWord("tag", values={"tag": found["tag"], "group": found["group"]})
+def _task_tag(found: Match[str]) -> PeerMessage:
+    return PeerMessage("tag", values={"tag": found["tag"], "group": found["group"]})
 
 
-@_says(["opData information"], r"opData information is .*?index\[(?P<index>\d+)\]")
-def _op_index(found: Match[str]) -> PeerWord:
-    return PeerWord("index", values={"index": found["index"]})
+@_message(["opData information"], r"opData information is .*?index\[(?P<index>\d+)\]")
+def _op_index(found: Match[str]) -> PeerMessage:
+    return PeerMessage("index", values={"index": found["index"]})
 
 
-@_says(["remote rank:["], r"remote rank:\[(?P<r>\d+)\].*?(?:rankSize\[(?P<size>\d+)\])?")
-def _remote(found: Match[str]) -> PeerWord:
-    return PeerWord("remote", ranks=(int(found["r"]),))
+@_message(["remote rank:["], r"remote rank:\[(?P<r>\d+)\].*?(?:rankSize\[(?P<size>\d+)\])?")
+def _remote(found: Match[str]) -> PeerMessage:
+    return PeerMessage("remote", ranks=(int(found["r"]),))
 
 
-@_says(["from remote rank"], r"from remote rank:? ?\[(?P<r>\d+)\]")
-def _remote_wait(found: Match[str]) -> PeerWord:
-    return PeerWord("remote", wait=EXEC, ranks=(int(found["r"]),))
+@_message(["from remote rank"], r"from remote rank:? ?\[(?P<r>\d+)\]")
+def _remote_wait(found: Match[str]) -> PeerMessage:
+    return PeerMessage("remote", wait=EXEC, ranks=(int(found["r"]),))
 
 
-@_says(
+@_message(
     ["EI0002", "Notify register", "notify wait timeout", "Notify Wait", "[TaskExecStage][Timeout]"],
     r"EI0002|wait execution of the Notify register times out|notify wait timeout|taskType\[Notify Wait\]|"
     r"\[TaskExecStage\]\[Timeout\]",
 )
-def _exec_timeout(found: Match[str]) -> PeerWord:
-    return PeerWord("timeout", wait=EXEC)
+def _exec_timeout(found: Match[str]) -> PeerMessage:
+    return PeerMessage("timeout", wait=EXEC)
 
 
-@_says(
+@_message(
     ["EI0006", "socket time", "socket establish timeout", "link establish"],
     r"EI0006|[Gg]et(?:ting)? socket time(?:s )?out|wait socket establish timeout",
 )
-def _connect_timeout(found: Match[str]) -> PeerWord:
-    return PeerWord("timeout", wait=CONNECT)
+def _connect_timeout(found: Match[str]) -> PeerMessage:
+    return PeerMessage("timeout", wait=CONNECT)
 
 
-@_says(
+@_message(
     ["EI0015", "topo exchange", "TopoExchangeAgent"],
     r"EI0015|topo exchange (?:server|agent) get socket timeout|TopoExchangeAgent: connect server\[[^\]]+\] failed",
 )
-def _meeting_timeout(found: Match[str]) -> PeerWord:
+def _meeting_timeout(found: Match[str]) -> PeerMessage:
     is_server = "exchange server" in found.group()  # it heard of some: its door was open
-    return PeerWord("clients" if is_server else "timeout", wait=CONNECT)
+    return PeerMessage("clients" if is_server else "timeout", wait=CONNECT)

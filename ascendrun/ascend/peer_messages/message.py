@@ -10,13 +10,13 @@ from re import Match, Pattern
 from typing import Callable, Optional
 
 LOST, CONNECT, EXEC = "lost", "connect", "exec"
-"""Of `PeerWord.wait`: a peer's connection broke; a link was never made; a collective did not come to its end."""
+"""Of `PeerMessage.wait`: a peer's connection broke; a link was never made; a collective did not come to its end."""
 
 Addresses = tuple[tuple[str, Optional[int]], ...]
 
 
 @dataclass(frozen=True)
-class PeerWord:
+class PeerMessage:
     """What one line says. `wait`: what its rank suffered by others, None: it only tells of them.
 
     `ranks`: named by number; `addresses`: named by (address, device or None); `kind`: what the line is.
@@ -29,10 +29,10 @@ class PeerWord:
     values: Mapping[str, str] = field(default_factory=dict)
 
 
-Maker = Callable[[Match[str]], PeerWord]
+Maker = Callable[[Match[str]], PeerMessage]
 
 
-class WordTable:
+class MessageTable:
     """Rows of needles, a pattern and what a match of it means."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class WordTable:
 
         return register
 
-    def read(self, text: str) -> Iterator[PeerWord]:
+    def read(self, text: str) -> Iterator[PeerMessage]:
         """One line may say several things."""
         if self._any_needle.search(text) is None:
             return

@@ -6,30 +6,30 @@ import re
 from re import Match
 
 from ascendrun.ascend.peer_messages.addresses import addresses_in
-from ascendrun.ascend.peer_messages.message import CONNECT, EXEC, LOST, PeerWord, WordTable, numbers_in
+from ascendrun.ascend.peer_messages.message import CONNECT, EXEC, LOST, MessageTable, PeerMessage, numbers_in
 
-TABLE = WordTable()
-_says = TABLE.row
-
-
-@_says(["Got completion from peer"], r"Got completion from peer (?P<ip>[^<\s]+)<\d+> with status=(?P<status>\d+)")
-def _completion(found: Match[str]) -> PeerWord:
-    return PeerWord("completion", wait=LOST, addresses=((found["ip"], None),), values={"status": found["status"]})
+TABLE = MessageTable()
+_message = TABLE.row
 
 
-@_says(
+@_message(["Got completion from peer"], r"Got completion from peer (?P<ip>[^<\s]+)<\d+> with status=(?P<status>\d+)")
+def _completion(found: Match[str]) -> PeerMessage:
+    return PeerMessage("completion", wait=LOST, addresses=((found["ip"], None),), values={"status": found["status"]})
+
+
+@_message(
     ["Watchdog caught collective operation timeout"],
     r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: \w+\("
     r"(?:.*?SeqNum=(?P<seq>\d+))?(?:.*?OpType=(?P<op>\w+))?",
 )
-def _watchdog(found: Match[str]) -> PeerWord:
+def _watchdog(found: Match[str]) -> PeerMessage:
     values = {name: found[name] for name in ("seq", "op") if found[name]}
-    return PeerWord("sequence" if "seq" in values else "timeout", wait=EXEC, values=values)
+    return PeerMessage("sequence" if "seq" in values else "timeout", wait=EXEC, values=values)
 
 
-@_says(["watchdog got stuck"], r"ProcessGroup\w+'s watchdog got stuck for \d+ seconds")
-def _watchdog_stuck(found: Match[str]) -> PeerWord:
-    return PeerWord("stuck", wait=EXEC)
+@_message(["watchdog got stuck"], r"ProcessGroup\w+'s watchdog got stuck for \d+ seconds")
+def _watchdog_stuck(found: Match[str]) -> PeerMessage:
+    return PeerMessage("stuck", wait=EXEC)
 
 
 _PRINT = (
@@ -48,76 +48,76 @@ def _aspects(found: Match[str], of: int) -> dict[str, str]:
     return {name: found[f"{name}{of}"] for name in names if found[f"{name}{of}"] is not None}
 
 
-@_says(["Detected mismatch between collectives"], _MISMATCH)
-def _mismatch(found: Match[str]) -> PeerWord:
+@_message(["Detected mismatch between collectives"], _MISMATCH)
+def _mismatch(found: Match[str]) -> PeerMessage:
     """`ranks`: its own number in the group; `values`: what it calls itself."""
-    return PeerWord("mismatch", ranks=(int(found["rank"]),), values=_aspects(found, 1))
+    return PeerMessage("mismatch", ranks=(int(found["rank"]),), values=_aspects(found, 1))
 
 
-@_says(
+@_message(
     ["Detected mismatch between collectives"],
     _MISMATCH + r".*?but Rank (?P<other>\d+) is running collective: " + _PRINT % (2, 2, 2, 2),
 )
-def _mismatch_elsewhere(found: Match[str]) -> PeerWord:
+def _mismatch_elsewhere(found: Match[str]) -> PeerMessage:
     """`ranks`: its own number and the other's; `values`: what the other one calls."""
-    return PeerWord("mismatch-elsewhere", ranks=(int(found["rank"]), int(found["other"])), values=_aspects(found, 2))
+    return PeerMessage("mismatch-elsewhere", ranks=(int(found["rank"]), int(found["other"])), values=_aspects(found, 2))
 
 
-@_says(
+@_message(
     ["op.preamble.length <= op.nbytes", "essage truncated : rece"],
     r"op\.preamble\.length <= op\.nbytes|[Mm]essage truncated : rece(?:iving|ived) \d+ bytes instead of \d+",
 )
-def _mismatch_in_size(found: Match[str]) -> PeerWord:
+def _mismatch_in_size(found: Match[str]) -> PeerMessage:
     """It got more than it had asked for: one of the two calls another collective, or with another size."""
-    return PeerWord("mismatch")
+    return PeerMessage("mismatch")
 
 
-@_says(
+@_message(
     ["DDP expects same model across all ranks"],
     r"but Rank (?P<rank>\d+) has (?P<own>\d+) params, while rank (?P<other>\d+) has inconsistent (?P<theirs>\d+)",
 )
-def _models_differ(found: Match[str]) -> PeerWord:
+def _models_differ(found: Match[str]) -> PeerMessage:
     """`ranks`: the first that differs from rank 0, which the ranks before it do not."""
-    return PeerWord("models", ranks=(int(found["rank"]),), values={"own": found["own"], "theirs": found["theirs"]})
+    return PeerMessage("models", ranks=(int(found["rank"]),), values={"own": found["own"], "theirs": found["theirs"]})
 
 
-@_says(
+@_message(
     ["t join collective #"],
     r"\[(?P<ranks>[\d, ]+)\] finished collective #(?P<index>\d+), but didn't join collective #(?P<others>\d+)",
 )
-def _desync(found: Match[str]) -> PeerWord:
+def _desync(found: Match[str]) -> PeerMessage:
     values = {name: found[name] for name in ("index", "others")}
-    return PeerWord("lagging", ranks=numbers_in(found["ranks"]), values=values)
+    return PeerMessage("lagging", ranks=numbers_in(found["ranks"]), values=values)
 
 
-@_says(["They never joined any collectives"], r"ranks \[(?P<ranks>[\d, ]+)\] are the lagging ranks")
-def _never_joined(found: Match[str]) -> PeerWord:
-    return PeerWord("missing", wait=EXEC, ranks=numbers_in(found["ranks"]))
+@_message(["They never joined any collectives"], r"ranks \[(?P<ranks>[\d, ]+)\] are the lagging ranks")
+def _never_joined(found: Match[str]) -> PeerMessage:
+    return PeerMessage("missing", wait=EXEC, ranks=numbers_in(found["ranks"]))
 
 
-@_says(["failed to pass monitoredBarrier"], r"[Rr]anks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier")
-def _barrier(found: Match[str]) -> PeerWord:
-    return PeerWord("missing", wait=EXEC, ranks=numbers_in(found["ranks"]))
+@_message(["failed to pass monitoredBarrier"], r"[Rr]anks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier")
+def _barrier(found: Match[str]) -> PeerMessage:
+    return PeerMessage("missing", wait=EXEC, ranks=numbers_in(found["ranks"]))
 
 
-@_says(
+@_message(
     ["joined", "worker_count"],
     r"(?P<joined>\d+)/(?P<all>\d+) clients joined|"
     r"world_size=(?P<size>\d+), worker_count=(?P<count>\d+)",
 )
-def _store_missing(found: Match[str]) -> PeerWord:
+def _store_missing(found: Match[str]) -> PeerMessage:
     values = {"joined": found["joined"] or found["count"], "expected": found["all"] or found["size"]}
-    return PeerWord("clients", wait=CONNECT, values=values)
+    return PeerMessage("clients", wait=CONNECT, values=values)
 
 
-@_says(
+@_message(
     ["o route to host", "Host is down", "etwork is unreachable", "onnection timed out", "(gai error: "],
     r"(?P<no_route>[Nn]o route to host|Host is down)|(?P<no_network>[Nn]etwork is unreachable)|"
     r"(?P<no_answer>[Cc]onnection timed out)|\(gai error: -?\d+ - (?P<no_name>[\w ]+)",
 )
-def _unreached(found: Match[str]) -> PeerWord:
+def _unreached(found: Match[str]) -> PeerMessage:
     why = str(found.lastgroup)
-    return PeerWord(
+    return PeerMessage(
         "unreached",
         wait=None if why == "no_name" else CONNECT,
         addresses=addresses_in(found.string),
@@ -125,20 +125,20 @@ def _unreached(found: Match[str]) -> PeerWord:
     )
 
 
-@_says(
+@_message(
     ["client socket has failed to connect to ["],
     r"client socket has failed to connect to \[(?P<address>[^\]]+)\]:\d+ \(errno: ?111\b",
 )
-def _tried(found: Match[str]) -> PeerWord:
-    return PeerWord("tried", addresses=((found["address"], None),))
+def _tried(found: Match[str]) -> PeerMessage:
+    return PeerMessage("tried", addresses=((found["address"], None),))
 
 
-@_says(
+@_message(
     ["while trying to connect to (", "TopoExchangeAgent: connect server["],
     r"timed out after \d+ms while trying to connect to \(|TopoExchangeAgent: connect server\[[^\]]+\] failed",
 )
-def _unreached_in_time(found: Match[str]) -> PeerWord:
-    return PeerWord(
+def _unreached_in_time(found: Match[str]) -> PeerMessage:
+    return PeerMessage(
         "unreached",
         wait=CONNECT,
         addresses=addresses_in(found.string),
@@ -150,7 +150,7 @@ _MEETING = re.compile(r"c10d|gloo|TCPStore|socket\.cpp|hccl|HCCL|NCCL")
 """Such a line speaks of the job's own ranks, by whatever name or address."""
 
 
-@_says(
+@_message(
     [
         "Connection closed by peer",
         "Connection reset by peer",
@@ -164,24 +164,24 @@ _MEETING = re.compile(r"c10d|gloo|TCPStore|socket\.cpp|hccl|HCCL|NCCL")
     r"connection abort)"
     r"(?:(?:, remote=|[ :]*)\[(?P<ip>[^\]]+)\](?::\d+)?)?|(?:Read|Write) error \[(?P<ip2>[^\]]+)\]:\d+",
 )
-def _lost(found: Match[str]) -> PeerWord:
+def _lost(found: Match[str]) -> PeerMessage:
     address = found["ip0"] or found["ip"] or found["ip2"]
-    return PeerWord("lost", wait=LOST, addresses=((address, None),) if address else ())
+    return PeerMessage("lost", wait=LOST, addresses=((address, None),) if address else ())
 
 
-@_says([", remote=["], r"gloo/transport/tcp/pair\.cc:\d+\] no error.*?, remote=\[(?P<ip>[^\]]+)\]:\d+")
-def _not_connected(found: Match[str]) -> PeerWord:
-    return PeerWord("lost", wait=CONNECT, addresses=((found["ip"], None),))
+@_message([", remote=["], r"gloo/transport/tcp/pair\.cc:\d+\] no error.*?, remote=\[(?P<ip>[^\]]+)\]:\d+")
+def _not_connected(found: Match[str]) -> PeerMessage:
+    return PeerMessage("lost", wait=CONNECT, addresses=((found["ip"], None),))
 
 
-@_says(
+@_message(
     ["Connection closed by peer", "Connection reset by peer"], r"Connection (?:closed|reset) by peer \[(?P<ip>[^\]]+)\]"
 )
-def _lost_named(found: Match[str]) -> PeerWord:
-    return PeerWord("lost", wait=LOST, addresses=((found["ip"], None),))
+def _lost_named(found: Match[str]) -> PeerMessage:
+    return PeerMessage("lost", wait=LOST, addresses=((found["ip"], None),))
 
 
-@_says(
+@_message(
     [
         "ncclRemoteError",
         "remote process exited",
@@ -205,14 +205,14 @@ def _lost_named(found: Match[str]) -> PeerWord:
     r"wait timeout after \d+|Connection was likely closed\. Did the remote server|"
     r"client socket has (?:timed out|failed to connect)",
 )
-def _lost_quietly(found: Match[str]) -> PeerWord:
+def _lost_quietly(found: Match[str]) -> PeerMessage:
     is_wait = any(word in found.group() for word in ("imed out", "imeout", "failed to connect"))
-    return PeerWord("timeout" if is_wait else "lost", wait=EXEC if is_wait else LOST)
+    return PeerMessage("timeout" if is_wait else "lost", wait=EXEC if is_wait else LOST)
 
 
-@_says(
+@_message(
     ["terminate called"],
     r"terminate called after throwing an instance of '(?:gloo::|c10::Dist|c10d::|torch::distributed)",
 )
-def _terminated_by_transport(found: Match[str]) -> PeerWord:
-    return PeerWord("lost", wait=LOST)
+def _terminated_by_transport(found: Match[str]) -> PeerMessage:
+    return PeerMessage("lost", wait=LOST)

@@ -1,4 +1,4 @@
-"""bundle: a support archive of a job, without credentials."""
+"""bundle: a support archive of a job without credentials."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ascendrun.cli.command import UsageError, exclusive
 from ascendrun.cli.options import cli_command
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -28,7 +30,8 @@ class Size(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic
             return value
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", str(value).strip(), re.I)
         if not found:
-            self.fail(f"{value!r} is no size; write 500K, 100M or 2G", param, ctx)
+            text = Text("cli.bad-size", "expected a size such as 500K, 100M or 2G, got {value:quote}", value=value)
+            self.fail(str(text), param, ctx)
         return int(float(found.group(1)) * 1024 ** " KMG".index(found.group(2).upper() or " "))
 
 
@@ -36,42 +39,44 @@ class Size(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic
     "bundle",
     examples="""
     ascendrun bundle j-0007                        # ascendrun-j-0007.tar.gz
-    ascendrun bundle j-0007 --dry-run              # lists what would be in it; writes nothing
-    ascendrun bundle j-0007 -o /tmp/for-support.tar.gz --max-size 20M --no-logs
-    ascendrun bundle j-0007 --layout ascend-fd     # ascend-fd-j-0007.tar.gz: what Huawei's `ascend-fd parse` reads
+    ascendrun bundle j-0007 --dry-run              # list the contents; write nothing
+    ascendrun bundle j-0007 -O /tmp/for-support.tar.gz --max-size 20M --no-logs
+    ascendrun bundle j-0007 --layout ascend-fd     # input of Huawei's `ascend-fd parse`
 """,
 )
 @click.argument("job")
-@click.option("--output", "-o", "path", metavar="FILE.tar.gz", help="Where to.  [default: LAYOUT-JOB.tar.gz here]")
+@click.option(
+    "-O", "--output-file", "path", metavar="FILE.tar.gz", help="Write this file.  [default: LAYOUT-JOB.tar.gz]"
+)
 @click.option(
     "--layout",
     type=click.Choice(["ascendrun", "ascend-fd"]),
     default="ascendrun",
     show_default=True,
-    help="Which folders.",
+    help="Choose the layout of the archive.",
 )
-@click.option("--no-logs", is_flag=True, help="Without what the ranks printed.")
+@click.option("--no-logs", is_flag=True, help="Omit the output of the ranks.")
 @click.option(
     "--max-size",
     type=Size(),
     default="100M",
     show_default=True,
     metavar="SIZE",
-    help="Of all texts before compression; long files lose their middle.",
+    help="Limit the size before compression; the middle of long files is removed.",
 )
-@click.option("--dry-run", is_flag=True, help="Only list what would be in it.")
+@click.option("--dry-run", is_flag=True, help="List the contents; write nothing.")
 @click.pass_obj
 def command(
     ctx: CliContext, job: str, path: str | None, layout: str, no_logs: bool, max_size: int, dry_run: bool
 ) -> int:
-    """Pack what is known of a job into one archive to hand on: records, story, logs, measurements, diagnosis.
+    """Pack the records of a job into one archive: state, events, logs, samples, diagnosis.
 
-    Credentials are taken out, by value and by form; MANIFEST.json in the archive and the list on the screen say of each
-    file how long it was, whether it was cut, and how many marks stand in it. Look at it before you send it.
+    Credentials are masked, by value and by form. MANIFEST.json in the archive lists the size of each file, whether it
+    was truncated, and how many values were masked. Check the archive before you send it.
     """
 
     if no_logs and layout == "ascend-fd":
-        raise click.UsageError("--layout ascend-fd is made of logs; leave --no-logs out")
+        raise UsageError(exclusive("--layout ascend-fd", "--no-logs"))
     bundle = ctx.cluster.bundle(
         job,
         path=Path(path) if path else None,
@@ -102,18 +107,41 @@ def _print(ctx: CliContext, bundle: Bundle) -> None:
     )
     sys.stdout.flush()
     for what, why in contents.left_out[:LISTED_LEFT_OUT]:
-        ctx.echo(f"not in it: {what}: {why}")
+        ctx.echo(Text("bundle.skipped", "skipped: {what}: {why}", what=what, why=why))
     if len(contents.left_out) > LISTED_LEFT_OUT:
-        ctx.echo(f"not in it: {len(contents.left_out) - LISTED_LEFT_OUT} more things; MANIFEST.json lists them")
-    total = describe_memory(sum(one.bytes for one in contents.packed))
-    marks = sum(one.redactions for one in contents.packed)
-    ctx.echo(f"{len(contents.packed)} files, {total}; {contents.secrets} secrets, hidden in {marks} places")
+        more = len(contents.left_out) - LISTED_LEFT_OUT
+        ctx.echo(Text("bundle.skipped-more", "skipped: {count} more, listed in MANIFEST.json", count=more))
+    ctx.echo(
+        Text(
+            "bundle.summary",
+            "{files:plural file files}, {size:bytes}; {secrets:plural secret secrets} masked in"
+            " {places:plural place places}",
+            files=len(contents.packed),
+            size=sum(packed.bytes for packed in contents.packed),
+            secrets=contents.secrets,
+            places=sum(packed.redactions for packed in contents.packed),
+        )
+    )
     if bundle.path is None:
-        ctx.echo("nothing was written: --dry-run")
+        ctx.echo(Text("bundle.dry-run", "dry run: no file was written"))
         return
-    ctx.echo(f"wrote {bundle.path} ({describe_memory(bundle.archive_bytes)}, sha256 {bundle.sha256})")
-    ctx.echo("hint: look through it before you hand it on; no search finds every secret")
+    ctx.echo(
+        Text(
+            "bundle.written",
+            "wrote {path} ({size:bytes}, sha256 {sha256})",
+            path=str(bundle.path),
+            size=bundle.archive_bytes,
+            sha256=bundle.sha256,
+        )
+    )
+    ctx.hint(Text("bundle.check", "check the archive before you send it; some secrets may not be recognised"))
     for result in bundle.parsed:
-        ctx.echo(f"ascend-fd parse, {result.node}: " + ("done" if result.code == 0 else f"failed: {result.says}"))
+        if result.code == 0:
+            ctx.echo(Text("bundle.parsed", "ascend-fd parse succeeded on the logs of {node}", node=result.node))
+        else:
+            failed = Text(
+                "bundle.parse-failed", "ascend-fd parse of the logs of {node}: {why}", node=result.node, why=result.says
+            )
+            ctx.error(failed)
     if bundle.parsed_dir is not None:
-        ctx.echo(f"hint: ascend-fd diag -i {bundle.parsed_dir} -o REPORT_DIR")
+        ctx.hint(f"ascend-fd diag -i {bundle.parsed_dir} -o REPORT_DIR")

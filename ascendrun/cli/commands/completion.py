@@ -1,4 +1,4 @@
-"""completion: the text that teaches a shell our verbs and options."""
+"""completion: print the completion script of a shell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ascendrun.cli.options import cli_command
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> int:
-    """Print shell completion."""
+    """Print the completion script of a shell: commands, options, jobs, hosts, templates."""
     from click.shell_completion import get_completion_class
 
     from ascendrun.cli import COMPLETE_VARIABLE, PROGRAM

@@ -1,4 +1,4 @@
-"""controller: the background loop by hand: run it in the foreground, look at it, end it."""
+"""controller: run the controller in the foreground, show its status, stop it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -16,14 +17,17 @@ if TYPE_CHECKING:
     "controller",
     examples="""
     ascendrun controller status
-    ascendrun controller run        # in the foreground; shows why it ends
-    ascendrun controller stop       # jobs go on; the next command starts it again
+    ascendrun controller run        # in the foreground
+    ascendrun controller stop       # jobs keep running; the next command starts it again
 """,
 )
 @click.argument("action", type=click.Choice(["run", "status", "stop"]))
 @click.pass_obj
 def command(ctx: CliContext, action: str) -> int:
-    """The background loop that watches jobs. Other verbs start it when they need it; jobs do not depend on it."""
+    """Run, query or stop the controller, the background process that monitors jobs.
+
+    Other commands start it when they need it. Running jobs do not depend on it.
+    """
     return {"run": _run, "status": _status, "stop": _stop}[action](ctx)
 
 
@@ -34,16 +38,18 @@ def _run(ctx: CliContext) -> int:
 
 
 def _status(ctx: CliContext) -> int:
-    """0 when one runs, 4 when none does."""
+    """0 when a controller runs, 4 when none does."""
     status = ctx.cluster.controller_status()
     if status is None:
-        print("not running")
+        print(Text("controller.not-running", "not running"))
         return 4
-    print(f"running, pid {status['pid']}: {', '.join(status['jobs']) or 'no live jobs'}")
+    print(Text("controller.running", "running (pid {pid})", pid=status["pid"]))
+    if status["jobs"]:
+        print(Text("controller.jobs", "live jobs: {jobs}", jobs=status["jobs"]))
     return 0
 
 
 def _stop(ctx: CliContext) -> int:
     ctx.cluster.stop_controller()
-    ctx.echo("no controller runs; jobs go on, the next command that needs one starts it")
+    ctx.echo(Text("controller.stopped", "controller stopped; jobs keep running"))
     return 0

@@ -125,7 +125,7 @@ def measure(
         from ascendrun.cli.train_env import ensure_training_stack
 
         ensure_training_stack(None, ctx.echo)
-    if job is None and base.devices.family != "cpu" and any(not (host.slots or host.devices) for host in reached):
+    if job is None and base.devices.type != "cpu" and any(not (host.slots or host.devices) for host in reached):
         ctx.echo(
             str(
                 Text(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ascendrun.cli.context import CliContext
     from ascendrun.health.env_view import EnvReport, EnvRow
-    from ascendrun.health.survey.check_context import World
+    from ascendrun.health.survey.check_context import CheckContext
 
 PROBES = ("environ", "limits", "python")
 TITLES = {
@@ -70,10 +70,10 @@ def command(
             Text("env.write-requires-file", "--write requires a job FILE"), hint="ascendrun env job.yaml --write env.sh"
         )
     hosts = choose_hosts(ctx, file, hostfile, names, overrides)
-    world = ctx.cluster.survey(hosts, job_file=file, overrides=overrides, names=PROBES, is_full=False)
+    context = ctx.cluster.survey(hosts, job_file=file, overrides=overrides, names=PROBES, is_full=False)
     if target is not None:
-        return _write(ctx, world, target)
-    report = make_env_report(world, salt=secrets.token_hex(8), only_differing=diff)
+        return _write(ctx, context, target)
+    report = make_env_report(context, salt=secrets.token_hex(8), only_differing=diff)
     if output in (None, "table", "wide"):
         _print(report, diff=diff)
     else:
@@ -84,21 +84,23 @@ def command(
     return _print_unreached(report)
 
 
-def _write(ctx: CliContext, world: World, target: str) -> int:
+def _write(ctx: CliContext, context: CheckContext, target: str) -> int:
     from ascendrun.core.errors import PreflightError, UnreachableError
     from ascendrun.core.names import fold_names
     from ascendrun.health.env_view import write_env_file
 
-    if world.unreached:
+    if context.unreached:
         raise UnreachableError(
             Text(
-                "env.unreachable", "{hosts:hosts} unreachable; --write requires all hosts", hosts=tuple(world.unreached)
+                "env.unreachable",
+                "{hosts:hosts} unreachable; --write requires all hosts",
+                hosts=tuple(context.unreached),
             ),
-            hint=f"ascendrun nodes --hosts {fold_names(world.unreached)}",
+            hint=f"ascendrun nodes --hosts {fold_names(context.unreached)}",
         )
-    host = next(iter(world.facts))
+    host = next(iter(context.facts))
     try:
-        text = write_env_file(world, host)
+        text = write_env_file(context, host)
     except LookupError:
         raise PreflightError(
             Text("env.no-plan", "the job cannot start on these hosts, so its ranks have no environment"),

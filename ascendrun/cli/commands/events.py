@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ascendrun.cli.command import UsageError, exclusive
 from ascendrun.cli.options import cli_command, parse_since
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -34,25 +36,29 @@ RENAMED = {
 @cli_command(
     "events",
     examples="""
-    ascendrun events                          # of the last day, all jobs
-    ascendrun events -f                       # and what comes; ends with ^C
+    ascendrun events                          # all jobs, the last day
+    ascendrun events -f                       # follow new events; ^C ends
     ascendrun events qwen32b --kind state-changed
     ascendrun events --since 2h --kind straggler,unreachable -o jsonl
-    ascendrun events -f j-0007                # ends when the job does, with its exit code
+    ascendrun events -f j-0007                # follow until the job ends; exit with its exit code
 """,
 )
 @click.argument("job", required=False)
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes. With JOB: until it has ended.")
-@click.option("--since", metavar="TIME", help="Since 10m (ago), 10:30, 2026-11-20T10:30.  [default: 1d; of a JOB: all]")
-@click.option("--kind", "kinds", metavar="KINDS", multiple=True, help="Only these codes: state-changed,straggler,…")
-@click.option("-o", "--output", type=click.Choice(["table", "json", "jsonl"]), help="Format.  [default: table]")
+@click.option("--follow", "-f", is_flag=True, help="Print new events as they come; with JOB, until it has ended.")
+@click.option("--since", metavar="TIME", help="Skip events before: 10m (ago), 10:30, 2026-11-20T10:30.  [default: 1d]")
+@click.option(
+    "--kind", "kinds", metavar="KINDS", multiple=True, help="Print these codes only: state-changed,straggler,…"
+)
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json", "jsonl"]), help="Choose the format.  [default: table]"
+)
 @click.pass_obj
 def command(
     ctx: CliContext, job: str | None, follow: bool, since: str | None, kinds: tuple[str, ...], output: str | None
 ) -> int:
-    """Print the events of jobs in the order of time."""
+    """Print the events of jobs in order of time. Events of several hosts are merged into one."""
     if follow and output == "json":
-        raise click.UsageError("one JSON document has an end; with --follow use -o jsonl")
+        raise UsageError(exclusive("--follow", "-o json"), hint=Text("events.use-jsonl", "use -o jsonl"))
     since_s = _since(since, has_job=job is not None)
     stream = _Stream(ctx, job, since_s, _parse_kinds(ctx, kinds), output)
     stream.show(until_now=True)
@@ -69,7 +75,7 @@ def _since(text: str | None, *, has_job: bool) -> float | None:
 
 
 def _parse_kinds(ctx: CliContext, texts: Sequence[str]) -> frozenset[str] | None:
-    from ascendrun.cli.app import did_you_mean
+    from ascendrun.cli.app import nearest
     from ascendrun.core.events import EVENTS
 
     words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
@@ -78,10 +84,15 @@ def _parse_kinds(ctx: CliContext, texts: Sequence[str]) -> frozenset[str] | None
     known = {*EVENTS, *ctx.cluster.event_codes()}
     for word in words:
         if word in RENAMED:
-            raise click.BadParameter(f"{word} was renamed to {RENAMED[word]}", param_hint="--kind")
+            renamed = Text("cli.renamed-flag", "{old} was renamed to {new}", old=word, new=RENAMED[word])
+            raise UsageError(renamed, hint=f"--kind {RENAMED[word]}")
         if word not in known:
-            hint = did_you_mean(word, sorted(known)) or f"; known: {', '.join(sorted(known))}"
-            raise click.BadParameter(f"unknown code {word!r}{hint}", param_hint="--kind")
+            message = Text("events.unknown-kind", "--kind: unknown kind {kind:quote}", kind=word)
+            near = nearest(word, sorted(known))
+            meant = Text("cli.did-you-mean", "did you mean {flags}?", flags=near)
+            raise UsageError(
+                message, hint=meant if near else Text("events.kinds", "known: {kinds}", kinds=sorted(known))
+            )
     return frozenset(words)
 
 
@@ -100,7 +111,7 @@ class _Stream:
         self._events = ctx.cluster.events(ref, since_s=since_s, codes=kinds)
         self._screen = ctx.screen()
         self._watched_mono = time.monotonic()
-        self._has_complained = False
+        self._has_warned = False
 
     def show(self, *, until_now: bool = False) -> None:
         events = self._events.new_events()
@@ -112,8 +123,9 @@ class _Stream:
             return
         self._print(events)
         if until_now and not events:
-            what = "no events" if self._kinds is None else "no events of this kind"
-            self._ctx.echo(what if self._since_s is None else f"{what} in this time range (earlier: --since 30d)")
+            self._ctx.echo(Text("events.none", "no events"))
+            if self._since_s is not None:
+                self._ctx.hint(Text("events.earlier", "earlier events: --since 30d"))
 
     def follow(self) -> int:
         """Until the job has ended; without one until somebody presses ^C."""
@@ -143,9 +155,9 @@ class _Stream:
             job = self._ctx.cluster.job(chosen).job
             whole = self._ctx.cluster.pipeline(chosen) if self._pipeline else None
         except (UnreachableError, DeadlineExceededError) as error:
-            if not self._has_complained:
-                self._ctx.echo(f"{error.message}; jobs go on, still trying")
-            self._has_complained = True
+            if not self._has_warned:
+                self._ctx.warn(Text("events.retrying", "{problem}; jobs keep running; retrying", problem=error.message))
+            self._has_warned = True
             return None
         return exit_code_of(whole or job) if has_ended(whole or job) else None
 

@@ -1,4 +1,4 @@
-"""metrics: what top shows, for Prometheus: served on this machine, written to a file, or printed."""
+"""metrics: the data of top for Prometheus: served on this machine, written to a file, or printed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import Duration, cli_command, hostfile_option
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,52 +24,55 @@ if TYPE_CHECKING:
     from ascendrun.health.top.view import TopView
 
 LISTEN = "127.0.0.1:9478"
-EVERY_S = 15.0
+INTERVAL_S = 15.0
 
 
 @cli_command(
     "metrics",
     examples="""
     ascendrun metrics                                           # http://127.0.0.1:9478/metrics until ^C
-    ascendrun metrics --textfile /var/lib/node_exporter/ascendrun.prom --every 30s
+    ascendrun metrics --textfile /var/lib/node_exporter/ascendrun.prom --interval 30s
     ascendrun metrics --once | grep ascendrun_job_step
     ascendrun metrics --grafana > ascendrun.json                # a dashboard to import
 """,
 )
 @hostfile_option
-@click.option("--listen", metavar="HOST:PORT", help=f"Serve there; there is no password.  [default: {LISTEN}]")
+@click.option("--listen", metavar="HOST:PORT", help=f"Address to serve on, without a password.  [default: {LISTEN}]")
 @click.option(
     "--textfile",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PATH",
-    help="Write this file again and again instead, for node_exporter's textfile collector.",
+    help="Write this file repeatedly instead, for the textfile collector of node_exporter.",
 )
-@click.option("--every", type=Duration(), metavar="TIME", help="How often the file is written.  [default: 15s]")
-@click.option("--once", is_flag=True, help="Print the text, or write the file, once and end.")
-@click.option("--grafana", is_flag=True, help="Print a Grafana dashboard of these metrics and end.")
+@click.option(
+    "--interval", type=Duration(), metavar="TIME", help="Interval at which the file is written.  [default: 15s]"
+)
+@click.option("--once", is_flag=True, help="Print the metrics, or write the file, once and exit.")
+@click.option("--grafana", is_flag=True, help="Print a Grafana dashboard of these metrics and exit.")
 @click.pass_obj
 def command(
     ctx: CliContext,
     hostfile: str | None,
     listen: str | None,
     textfile: Path | None,
-    every: float | None,
+    interval: float | None,
     once: bool,
     grafana: bool,
 ) -> int:
-    """Give Prometheus what top shows: npu-exporter's names for NPUs, ascendrun_* for jobs, ranks, hosts, devices.
+    """Export the data of top to Prometheus: names of npu-exporter for NPUs, ascendrun_* for everything else.
 
-    What is not known is absent.
+    Unknown values are absent.
     """
     if grafana:
         sys.stdout.write(dashboard_file().read_text(encoding="utf-8"))
         return 0
     if listen is not None and (textfile is not None or once):
-        raise click.UsageError("--listen serves; leave it out with --textfile and --once")
+        message = Text("metrics.listen-conflict", "--listen cannot be combined with --textfile or --once")
+        raise UsageError(message, hint=Text("metrics.listen-conflict-hint", "remove --listen"))
     address, port = parse_listen(listen or LISTEN)
     registry = make_registry(ctx, hostfile)
     if textfile is not None:
-        return write_file(registry, textfile, every_s=None if once else every or EVERY_S)
+        return write_file(registry, textfile, interval_s=None if once else interval or INTERVAL_S)
     if once:
         from prometheus_client import generate_latest
 
@@ -82,11 +87,12 @@ def dashboard_file() -> Path:
     return skeletons_root() / "templates" / "grafana" / "ascendrun.json"
 
 
-def parse_listen(text: str) -> tuple[str, int]:
+def parse_listen(address: str) -> tuple[str, int]:
     """127.0.0.1:9478, [::1]:9478, :9478 (this machine only) or 9478. Raises UsageError."""
-    host, colon, port = text.rpartition(":")
+    host, colon, port = address.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65535 or (host and not colon):
-        raise click.UsageError(f"--listen {text}: not HOST:PORT, such as {LISTEN}")
+        message = Text("metrics.invalid-address", "--listen: expected HOST:PORT, got {address:quote}", address=address)
+        raise UsageError(message, hint=Text("metrics.listen-hint", "use --listen {address}", address=LISTEN))
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
@@ -100,7 +106,7 @@ def make_registry(ctx: CliContext, hostfile: str | None) -> CollectorRegistry:
     hosts = hosts_of(ctx, hostfile=hostfile) if hostfile is not None else ()
     source = TopSource(ctx.cluster, hosts)
 
-    def look() -> tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]:
+    def read() -> tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]:
         view, state_dir = source.look(now_s=time.time()), ctx.settings.state_dir
         return (
             view,
@@ -108,11 +114,11 @@ def make_registry(ctx: CliContext, hostfile: str | None) -> CollectorRegistry:
             () if view.samples_error else read_details(state_dir, since_s=view.at_s - STALE_S),
         )
 
-    return make_registry(look)
+    return make_registry(read)
 
 
 def serve(ctx: CliContext, registry: CollectorRegistry, address: str, port: int) -> int:
-    """Until ^C. Raises CannotListen."""
+    """Serve until ^C. Raises ConflictError when the address is in use."""
     from prometheus_client import start_http_server
 
     from ascendrun.core.errors import ConflictError
@@ -121,17 +127,28 @@ def serve(ctx: CliContext, registry: CollectorRegistry, address: str, port: int)
         server, thread = start_http_server(port, addr=address, registry=registry)
     except OSError as error:
         raise ConflictError(
-            f"cannot listen on {address}:{port}: {error.strerror or error}",
-            hint="another exporter may run there; --listen 127.0.0.1:PORT takes another port",
+            Text(
+                "metrics.cannot-listen",
+                "cannot listen on {address}:{port}: {error}",
+                address=address,
+                port=port,
+                error=error.strerror or str(error),
+            ),
+            hint=Text("metrics.cannot-listen-hint", "set another port: --listen 127.0.0.1:PORT"),
         ) from error
     where = f"[{address}]" if ":" in address else address
-    ctx.echo(f"http://{where}:{server.server_port}/metrics  (^C ends)")
+    url = f"http://{where}:{server.server_port}/metrics"
+    ctx.echo(str(Text("metrics.serving", "{url}  (^C stops)", url=url)))
     if not is_loopback(address):
-        ctx.echo("this can be read from other machines, without a password: job and host names, figures")
+        warning = Text(
+            "metrics.not-loopback",
+            "warning: other machines can read job names, host names and metrics there without a password",
+        )
+        ctx.echo(str(warning))
     try:
         thread.join()
     except KeyboardInterrupt:
-        ctx.echo("ended")
+        ctx.echo(str(Text("metrics.stopped", "stopped")))
     finally:
         server.shutdown()
         server.server_close()
@@ -148,9 +165,9 @@ def is_loopback(address: str) -> bool:
 
 
 def write_file(
-    registry: CollectorRegistry, path: Path, *, every_s: float | None, wait: Callable[[float], object] | None = None
+    registry: CollectorRegistry, path: Path, *, interval_s: float | None, wait: Callable[[float], object] | None = None
 ) -> int:
-    """Written beside and renamed, so no reader sees half a file. `every_s` None: once. Raises InvalidInputError."""
+    """Replace the file as a whole at each interval, None: once. Raises InvalidInputError."""
     from prometheus_client import generate_latest
 
     from ascendrun.core.errors import InvalidInputError, Problem
@@ -162,19 +179,10 @@ def write_file(
             try:
                 write_bytes(path, generate_latest(registry))
             except OSError as error:
-                raise InvalidInputError(
-                    [
-                        Problem(
-                            str(path),
-                            None,
-                            None,
-                            f"cannot be written: {error.strerror}",
-                            "give a file in a folder that you may write to",
-                        )
-                    ]
-                ) from error
-            if every_s is None:
+                message = Text("cli.cannot-write", "cannot write: {reason}", reason=error.strerror or str(error))
+                raise InvalidInputError([Problem(str(path), None, None, message)]) from error
+            if interval_s is None:
                 return 0
-            wait(every_s)
+            wait(interval_s)
     except KeyboardInterrupt:
         return 0

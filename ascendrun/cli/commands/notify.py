@@ -1,4 +1,4 @@
-"""notify: who is told of what, how far notices got, and a test of it."""
+"""notify: the targets of notifications, their last results, and a test."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command, output_option
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -15,18 +16,18 @@ if TYPE_CHECKING:
 @cli_command(
     "notify",
     examples="""
-    ascendrun notify                          # targets of the settings file, and how their last notice fared
-    ascendrun notify --test                   # sends a test notice to every target now; shows what it answers
+    ascendrun notify                          # targets and the result of their last notification
+    ascendrun notify --test                   # send a test to every target and show the response
     ascendrun notify --test team-feishu
 """,
 )
 @click.option(
-    "--test", "test", metavar="[NAME]", is_flag=False, flag_value="", help="Send a test notice to one, or all."
+    "--test", "test", metavar="[NAME]", is_flag=False, flag_value="", help="Send a test to one target, or to all."
 )
 @output_option
 @click.pass_obj
 def command(ctx: CliContext, test: str | None, output: str | None) -> int:
-    """Show where notices go (`notify:`, `hook:`, `deadman:` in the settings file), or try it. See docs/notices.md."""
+    """Show the targets of notifications, or send a test. The settings file has them: notify, hook, deadman."""
     from ascendrun.cli.output import Column, describe_time, print_rows
     from ascendrun.query.notice_view import NoticeTargetView
 
@@ -38,13 +39,13 @@ def command(ctx: CliContext, test: str | None, output: str | None) -> int:
         [
             Column("NAME", lambda view: view.name),
             Column("KIND", lambda view: view.kind),
-            Column("WHERE", lambda view: view.where),
-            Column("ON", lambda view: ",".join(view.on)),
+            Column("TARGET", lambda view: view.where),
+            Column("EVENTS", lambda view: ",".join(view.on)),
             Column("JOBS", lambda view: ",".join(view.jobs)),
             Column("WAITING", lambda view: str(view.waiting)),
             Column("LAST", lambda view: describe_time(view.last_at_s)),
             Column("RESULT", lambda view: view.problem or view.last_state or "-"),
-            Column("ANSWER", lambda view: view.last_answer or "-", is_wide=True),
+            Column("RESPONSE", lambda view: view.last_answer or "-", is_wide=True),
             Column("FROM", lambda view: view.origin, is_wide=True),
         ],
         output,
@@ -52,15 +53,13 @@ def command(ctx: CliContext, test: str | None, output: str | None) -> int:
         kind=NoticeTargetView,
     )
     if not views and output in (None, "table", "wide"):
-        ctx.echo(
-            "nobody is told of anything: no `notify`, `hook` or `deadman` in the settings file\n"
-            "hint: docs/notices.md shows how"
-        )
+        ctx.echo(Text("notify.none", "no notification targets are configured"))
+        ctx.hint(Text("notify.configure", "add notify, hook or deadman to the settings file, see docs/notices.md"))
     return 0
 
 
 def _test(ctx: CliContext, name: str, output: str | None) -> int:
-    """Exits 0 when every target took the notice, 6 when some did not."""
+    """Exits 0 when every target accepted the notification, 6 when some did not."""
     from ascendrun.cli.output import Column, print_rows
     from ascendrun.query.notice_view import NoticeTestResult
 
@@ -71,7 +70,7 @@ def _test(ctx: CliContext, name: str, output: str | None) -> int:
             Column("NAME", lambda result: result.name),
             Column("KIND", lambda result: result.kind),
             Column("RESULT", lambda result: result.outcome),
-            Column("ANSWER", lambda result: result.answer or "-"),
+            Column("RESPONSE", lambda result: result.answer or "-"),
         ],
         output,
         name="results",

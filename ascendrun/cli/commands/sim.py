@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -23,7 +24,9 @@ LAUNCHERS = {
     "deepspeed": "deepspeed.launcher.runner",
     "accelerate": "accelerate.commands.accelerate_cli",
 }
-TELLS = "simulated NPUs: the real torch_npu computes on this machine's CPU. It shows control flow and API, never speed."
+NOTE = Text(
+    "sim.note", "simulated NPUs: torch_npu computes on the CPU of this machine; performance is not representative"
+)
 
 
 @cli_command(
@@ -37,19 +40,17 @@ TELLS = "simulated NPUs: the real torch_npu computes on this machine's CPU. It s
 )
 @click.argument("what", type=click.Choice(["npu"]))
 @click.option(
-    "--python",
-    metavar="PATH",
-    help="The Python that has torch_npu 2.13.  [default: the command's, else that of .venv-npu]",
+    "--python", metavar="PATH", help="Python with torch_npu 2.13.  [default: that of COMMAND, else of .venv-npu]"
 )
-@click.option("--devices", type=click.IntRange(0, 64), metavar="N", help="How many devices.  [default: 8]")
-@click.option("--chip", metavar="NAME", help="As torch_npu is told: Ascend910B3, Ascend910A, Ascend310P3.")
-@click.option("--memory", type=click.IntRange(1), metavar="MB", help="Of one device.  [default: 65536]")
+@click.option("--devices", type=click.IntRange(0, 64), metavar="N", help="Number of devices.  [default: 8]")
+@click.option("--chip", metavar="NAME", help="Chip model: Ascend910B3, Ascend910A, Ascend310P3.")
+@click.option("--memory", type=click.IntRange(1), metavar="MB", help="Memory of one device.  [default: 65536]")
 @click.option(
     "--fault",
     "faults",
     multiple=True,
     metavar="NAME[:RANK][@COLLECTIVE]",
-    help="device-lost, hbm-ecc, silent or absent.",
+    help="Inject a fault: device-lost, hbm-ecc, silent or absent.",
 )
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
@@ -65,7 +66,7 @@ def command(
 ) -> int:
     """Run a COMMAND on simulated NPUs: device npu:0, backend hccl, the real torch_npu, no NPU and no CANN.
 
-    It shows control flow and API, never speed. The simulation is compiled once, in about half a minute (needs g++).
+    The simulation shows control flow and API, not performance. It is compiled once in about 30 s (requires g++).
     """
     from ascendrun.core.errors import PreflightError
     from ascendrun.sim.npu.build import build, environment
@@ -80,9 +81,10 @@ def command(
     program = shutil.which(words[0], path=environ["PATH"])
     if program is None:
         raise PreflightError(
-            f"{argv[0]}: no such program", hint="give the command after --: ascendrun sim npu -- python train.py"
+            Text("sim.not-found", "{program}: program not found", program=argv[0]),
+            hint="ascendrun sim npu -- python train.py",
         )
-    print(f"ascendrun: {TELLS}", file=sys.stderr, flush=True)
+    print(f"ascendrun: {NOTE}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os.execve(program, words, environ)
 

@@ -10,7 +10,7 @@ import click
 
 from ascendrun.cli.options import Duration, cli_command, hostfile_option, output_option
 from ascendrun.health.top.rows import SORTS, Choice, Order, arrange, matches_host
-from ascendrun.text import Text, language_of, use_language
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -43,7 +43,6 @@ INTERVAL_S = 2.0
 @click.option("--sort", "by", type=click.Choice(list(SORTS)), default="host", help="Sort order.  [default: host]")
 @click.option("--by-host", is_flag=True, help="One line per host, with the utilisation of each device.")
 @click.option("--interval", type=Duration(), metavar="TIME", help="Refresh interval of the live view.  [default: 2s]")
-@click.option("--lang", type=click.Choice(["en", "zh"]), help="Language of the output.  [default: that of the locale]")
 @output_option
 @click.pass_obj
 def command(
@@ -56,7 +55,6 @@ def command(
     by: str,
     by_host: bool,
     interval: float | None,
-    lang: str | None,
     output: str | None,
 ) -> int:
     """Show every device of every host: utilisation, memory, power, health, and the rank on it with its step time.
@@ -66,7 +64,6 @@ def command(
     """
     from ascendrun.query.top_source import TopSource
 
-    use_language(lang or language_of(ctx.environ))
     hosts, globs = choose_hosts(ctx, hostfile, names)
     choice = Choice(job=_job_of(ctx, job) if job is not None else None, hosts=globs, only_problems=problems)
     order = Order(by, by_host=by_host)

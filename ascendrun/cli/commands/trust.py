@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import cli_command, hostfile_option, parse_host_words, read_hostfile
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,21 +40,21 @@ class Scan:
     examples="""
     ascendrun trust --hostfile hostfiles/cluster.hosts
     ascendrun trust 'npu[01-16]' --yes            # in a script, where the network is trusted
-    ascendrun trust --replace npu07               # it was installed anew
+    ascendrun trust --replace npu07               # after it was reinstalled
 """,
 )
 @click.argument("hosts", nargs=-1, metavar="[HOSTS]...")
 @hostfile_option
-@click.option("--yes", "-y", is_flag=True, help="Record without asking.")
-@click.option("--replace", is_flag=True, help="Let a new key take the place of a recorded one that differs.")
+@click.option("--yes", "-y", is_flag=True, help="Record the keys without confirmation.")
+@click.option("--replace", is_flag=True, help="Replace a recorded key that differs.")
 @click.option("--print", "prints", is_flag=True, help="Print the keys as known_hosts lines; record nothing.")
 @click.pass_obj
 def command(
     ctx: CliContext, hosts: tuple[str, ...], hostfile: str | None, yes: bool, replace: bool, prints: bool
 ) -> int:
-    """Show the SSH host keys (SHA256 fingerprints) of hosts and record them after a yes.
+    """Show the SSH host keys (SHA256 fingerprints) of hosts and record them after confirmation.
 
-    Compare with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the host's own console.
+    Compare with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the console of the host.
     """
     from ascendrun.backends import Backends
 
@@ -66,7 +68,7 @@ def command(
             _record(ctx, backend, scans, yes=yes, replace=replace)
     finally:
         backends.close()
-    return _tell_unreached(ctx, scans, replaced=replace or prints)
+    return _print_unreached(ctx, scans, replaced=replace or prints)
 
 
 def _choose(ctx: CliContext, words: tuple[str, ...], hostfile: str | None) -> tuple[Host, ...]:
@@ -87,7 +89,8 @@ def _scan_all(ctx: CliContext, backend: SshBackend, hosts: Sequence[Host]) -> li
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         futures = {pool.submit(_scan, backend, host): index for index, host in enumerate(hosts)}
         for done, _future in enumerate(as_completed(futures), start=1):
-            screen.progress(f"{done} of {len(hosts)} hosts answered")
+            progress = Text("trust.progress", "{done}/{count} hosts responded", done=done, count=len(hosts))
+            screen.progress(str(progress))
     screen.close()
     return [future.result() for future in futures]
 
@@ -130,33 +133,35 @@ def _show(backend: SshBackend, scans: Sequence[Scan], *, prints: bool) -> None:
 
 
 def _record(ctx: CliContext, backend: SshBackend, scans: Sequence[Scan], *, yes: bool, replace: bool) -> None:
-    """Records what is new, and with `replace` what has changed. Raises UsageError where nobody can be asked."""
+    """Records what is new, and with `replace` what has changed. Raises UsageError where stdin is no terminal."""
     wanted = [scan for scan in scans if scan.state == "new" or (replace and scan.state == "CHANGED")]
     if not wanted:
         return
-    count = f"{len(wanted)} key{'s' if len(wanted) != 1 else ''}"
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError(f"{count} not recorded: nobody to ask here; compare them, then add --yes")
-        if not click.confirm(f"Are these the right fingerprints? Record {count}?", err=True):
-            ctx.echo("nothing recorded")
+            message = Text("trust.confirm-needed", "{count:plural key keys} not recorded", count=len(wanted))
+            raise UsageError(message, hint=Text("trust.add-yes", "compare the fingerprints, then add --yes"))
+        question = Text("trust.confirm", "Record {count:plural key keys}?", count=len(wanted))
+        if not click.confirm(str(question), err=True):
+            ctx.echo(Text("trust.nothing", "no key was recorded"))
             return
     for scan in wanted:
         assert scan.key is not None
         backend.record_host_key(scan.host, scan.key, replace=replace)
-    ctx.echo(f"{count} recorded")
+    ctx.echo(Text("trust.recorded", "recorded {count:plural key keys}", count=len(wanted)))
 
 
-def _tell_unreached(ctx: CliContext, scans: Sequence[Scan], *, replaced: bool) -> int:
-    """0; 5 when no host could be shown or a key has changed; 6 when some hosts did not answer."""
+def _print_unreached(ctx: CliContext, scans: Sequence[Scan], *, replaced: bool) -> int:
+    """0; 5 when no host was reached or a key has changed; 6 when some hosts were not reached."""
     missed = [scan for scan in scans if scan.error is not None]
     for scan in missed:
         assert scan.error is not None
-        ctx.echo(f"error: {scan.error.message}")
+        ctx.error(scan.error.message, scan.error.hint)
     changed = [scan.host.name for scan in scans if scan.state == "CHANGED"]
     if changed and not replaced:
-        ctx.echo(f"error: {', '.join(changed)} shows another key than the recorded one; somebody may be in between")
-        ctx.echo(f"hint: when it was installed anew: ascendrun trust --replace {' '.join(changed)}")
+        message = Text("trust.changed", "{hosts:hosts}: the host key differs from the recorded one", hosts=changed)
+        command = f"ascendrun trust --replace {' '.join(changed)}"
+        ctx.error(message, Text("trust.replace", "if the host was reinstalled: {command}", command=command))
         return 5
     if not missed:
         return 0

@@ -45,15 +45,16 @@ def _check(file: Path, overrides: tuple[str, ...]) -> str:
         from ascendrun.cli.options import read_hostfile
 
         return f"fine: {_count(read_hostfile(file))}"
-    from ascendrun.query.submit import read_hosts, read_stages
+    from ascendrun.query.submit import read_stages, stage_hosts
 
     stages = read_stages(file, overrides=overrides)
-    taken = {host.name: host for one in stages if one.spec.hostfile for host in read_hosts(one.spec, file)}
-    hosts = f" on {_count(tuple(taken.values()))}" if taken else ""
+    placed = [stage for stage in stages if stage.spec.hostfile]
+    taken = {host.name: host for hosts in stage_hosts(placed, file) for host in hosts}
+    on_hosts = f" on {_count(tuple(taken.values()))}" if taken else ""
     if stages[0].stage is None:
-        return f"fine: job {stages[0].spec.name}{hosts}"
+        return f"fine: job {stages[0].spec.name}{on_hosts}"
     names = ", ".join(str(one.stage) for one in stages)
-    return f"fine: pipeline of {len(stages)} stages ({names}){hosts}"
+    return f"fine: pipeline of {len(stages)} stages ({names}){on_hosts}"
 
 
 def _count(hosts: tuple[object, ...]) -> str:

@@ -1,35 +1,32 @@
-"""The job file as types: every field of every release, strict and frozen; what may be said, not yet what fits."""
+"""The job file as types, strict and frozen: every key with its type, default, meaning and an example."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Dict, Literal, Mapping, Optional, Tuple, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from ascendrun.text import Text
+from ascendrun.text.suggest import write
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 PROGRAM_PATTERN = r"^[a-z][a-z0-9_]{0,62}$"
 
 
-def _whole(value: Any) -> Any:
-    """1e3 is a whole number to whoever writes it."""
+def _integer(value: Any) -> Any:
+    """1e3 is an integer to the person who writes it."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _nodes_tag(value: Any) -> str:
-    return "range" if isinstance(value, (dict, NodeRange)) else "count"
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
-NodeCount = Annotated[int, Field(ge=1, le=4096), BeforeValidator(_whole)]
+Integer = Annotated[int, BeforeValidator(_integer)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000, allow_inf_nan=False)]
 Signal = Literal["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
-Family = Literal["npu", "cuda", "cpu", "auto"]
-Launcher = Literal["spawn", "torchrun", "deepspeed", "python"]
-Cause = Literal["infra", "hccl", "hang"]
+DeviceType = Literal["npu", "cuda", "cpu"]
+Launcher = Literal["spawn", "torchrun", "deepspeed", "none"]
 Scalar = Union[None, bool, int, float, str]
 Argument = Union[Scalar, Tuple[Scalar, ...]]
-EnvText = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 Word = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+FileName = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
@@ -39,185 +36,206 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class NodeRange(Strict):
-    """An elastic number of nodes."""
-
-    min: Whole = Field(ge=1, le=4096)
-    """The fewest nodes to run on."""
-    max: Whole = Field(ge=1, le=4096)
-    """The most nodes to run on."""
-
-
-Nodes = Annotated[
-    Union[Annotated[NodeCount, Tag("count")], Annotated[NodeRange, Tag("range")]], Discriminator(_nodes_tag)
-]
-
-
 class Devices(Strict):
-    """Which devices each node gives to the job."""
+    """The devices that each node gives to the job."""
 
-    family: Family = "cpu"
-    """npu (torch_npu, HCCL), cuda (NCCL), cpu (gloo), or auto."""
-    per_node: Optional[Whole] = Field(None, ge=1, le=1024)
-    """Ranks on each node. Without it: the number of `ids`, else the host's slots, else 1."""
-    ids: Optional[Tuple[Annotated[Whole, Field(ge=0, le=9999)], ...]] = Field(None, min_length=1)
-    """The device ids to use on each node, ascending; instead of `per_node`."""
-
-
-class EnvFile(Strict):
-    """Secrets stay in a file of the head: read at the start, sent to the ranks, stored nowhere."""
-
-    file: str = Field(min_length=1)
-    """NAME=value lines; relative to the job file."""
+    type: DeviceType = Field("cpu", examples=["npu"])
+    """Device type: npu (torch_npu, HCCL), cuda (NCCL) or cpu (gloo)."""
+    per_node: Optional[Integer] = Field(None, ge=1, le=1024, examples=[8])
+    """Ranks on each node. Default: the number of `ids`, else the `slots` of the host, else 1."""
+    ids: Optional[Tuple[Annotated[Integer, Field(ge=0, le=9999)], ...]] = Field(
+        None, min_length=1, examples=[[0, 1, 2, 3]]
+    )
+    """Device ids to use on each node, in ascending order. Replaces `per_node`."""
 
 
-class Stage(Strict):
-    """The user's code, frozen: the same bytes on every node, or no start."""
+class Workdir(Strict):
+    """The code directory. Every node gets the same files, or the job does not start."""
 
-    dir: str = Field(min_length=1)
-    """The folder to send; relative to the job file."""
-    exclude: Tuple[str, ...] = ()
-    """What to leave out: names or patterns; a trailing / means folders only."""
-
-
-class Container(Strict):
-    """Run the command inside a container."""
-
-    image: str = Field(min_length=1)
-    """The image's name."""
-    runtime: Literal["docker", "podman"] = "docker"
-    """The container runtime of the nodes."""
+    path: FileName = Field(examples=["."])
+    """Directory to send to every node, relative to the job file. Ranks run in a copy of it."""
+    exclude: Tuple[str, ...] = Field((), examples=[["data/", ".git/", "*.ckpt"]])
+    """Names or patterns to omit. A trailing `/` matches directories only."""
 
 
 class Checkpoint(Strict):
     """How the job saves its state."""
 
-    dir: Optional[str] = Field(None, min_length=1)
-    """An absolute path on the nodes; without it a folder of the run's own."""
-    grace_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30.0
-    """Seconds between the signal and the kill, for saving."""
-    signal: Signal = "TERM"
-    """What tells the ranks to save and exit."""
-
-
-class Restart(Strict):
-    """When a failed job is started again."""
-
-    max: Whole = Field(0, ge=0, le=1000)
-    """How many restarts, at most."""
-    window_s: Optional[Seconds] = None
-    """Count only the restarts of the last seconds."""
-    backoff_s: Optional[Tuple[Seconds, Seconds]] = None
-    """The first and the longest pause between attempts."""
-    on: Optional[Tuple[Cause, ...]] = None
-    """The causes that are worth a restart."""
-    stop_after_no_progress: Optional[Whole] = Field(None, ge=1, le=1000)
-    """Give up after this many attempts that made no progress."""
-    exclude_node_on: Optional[Tuple[str, ...]] = None
-    """The findings after which a node is left out."""
+    dir: Optional[str] = Field(None, min_length=1, examples=["/data/ckpt/my-job"])
+    """Absolute path on the nodes for checkpoints. Default: a directory of the run."""
+    grace_period_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = Field(30.0, examples=[300])
+    """Seconds between the stop signal and SIGKILL, for saving a checkpoint."""
+    signal: Signal = Field("TERM", examples=["USR1"])
+    """Signal that requests the ranks to save a checkpoint and exit."""
 
 
 class Timeouts(Strict):
     """Limits in seconds."""
 
-    start_s: Seconds = 600.0
-    """From the order to start until every rank lives."""
-    hang_s: Optional[Seconds] = None
-    """Silence after which the job counts as hung; null: never."""
-    max_s: Optional[Seconds] = None
-    """The longest the job may run; null: no limit."""
+    start_s: Seconds = Field(600.0, examples=[600])
+    """Seconds from the start command until every rank runs."""
+    run_s: Optional[Seconds] = Field(None, examples=[86400])
+    """Seconds that the job may run. Default: no limit."""
 
 
 class Checks(Strict):
-    """Which checks gate the start."""
+    """The preflight checks of the job. `ascendrun doctor` lists their names."""
 
-    skip: Tuple[Name, ...] = ()
-    """Checks to leave out."""
-    require: Tuple[Name, ...] = ()
-    """Checks to run on top of the usual ones."""
+    skip: Tuple[Name, ...] = Field((), examples=[["clock"]])
+    """Checks to omit."""
+    require: Tuple[Name, ...] = Field((), examples=[["torch"]])
+    """Checks to run in addition to the default ones."""
 
 
 class Sampling(Strict):
-    """How often devices, hosts and ranks are looked at while the job runs."""
+    """Monitoring of devices, hosts and ranks while the job runs."""
 
-    every_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 5.0
-    """Seconds between two looks; on more than 200 hosts it is rarer. 0: never."""
+    interval_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = Field(5.0, examples=[10])
+    """Seconds between two samples. Longer on more than 200 hosts. 0 turns sampling off."""
 
 
 class JobBody(Strict):
-    """What a job and a stage of a pipeline have in common."""
+    """The keys that a job and a stage of a pipeline have in common."""
 
-    program: Optional[Annotated[str, Field(pattern=PROGRAM_PATTERN)]] = None
-    """A bundled training program; or use `command`."""
-    command: Optional[Tuple[Word, ...]] = Field(None, min_length=1)
-    """The command as a list of words, run as it stands, never through a shell: [python, train.py, --lr, 2e-5]."""
-    launcher: Launcher = "spawn"
-    """spawn: each rank is started by the agent, with torchrun's environment. torchrun, deepspeed: one launcher a node.
-    python: one process a node."""
-    nodes: Optional[Nodes] = None
-    """How many hosts of the hostfile, from its top; without it all of them."""
-    spares: Whole = Field(0, ge=0, le=4096)
-    """Hosts kept ready to replace a failed one."""
-    devices: Devices = Devices()
-    """Which devices each node gives to the job."""
-    hostfile: Optional[str] = Field(None, min_length=1)
-    """The file that lists the hosts; relative to the job file."""
-    args: Mapping[str, Argument] = Field(default_factory=dict)
-    """The program's own options."""
-    env: Mapping[str, EnvText] = Field(default_factory=dict)
-    """Environment variables of every rank; never for secrets."""
-    env_from: Tuple[EnvFile, ...] = ()
-    """Files with secret variables; read at the start, never stored."""
-    setup: Optional[str] = Field(None, min_length=1)
-    """Text that bash runs before the command on every node, such as: source set_env.sh"""
-    python: Optional[str] = Field(None, min_length=1)
-    """The interpreter on the nodes: an absolute path, or a name found on PATH."""
-    stage: Optional[Stage] = None
-    """The folder of code to send to every node."""
-    container: Optional[Container] = None
-    """Run inside a container."""
-    checkpoint: Checkpoint = Checkpoint()
+    program: Optional[Annotated[str, Field(pattern=PROGRAM_PATTERN)]] = Field(None, examples=["trajectory"])
+    """Bundled training program to run. Cannot be combined with `command`."""
+    command: Optional[Tuple[Word, ...]] = Field(None, min_length=1, examples=[["python", "train.py", "--lr", "2e-5"]])
+    """Command to run on each rank, as a list of arguments. It is not passed to a shell."""
+    launcher: Launcher = Field("spawn", examples=["torchrun"])
+    """spawn: the agent starts each rank with the environment that torchrun sets. torchrun, deepspeed: the agent starts
+    this launcher once on each node. none: one process on each node."""
+    nodes: Optional[Integer] = Field(None, ge=1, le=4096, examples=[2])
+    """Number of hosts to use, from the top of the hostfile. Default: all of them."""
+    devices: Devices = Field(Devices(), examples=[{"type": "npu", "per_node": 8}])
+    """The devices that each node gives to the job."""
+    hostfile: Optional[FileName] = Field(None, examples=["cluster.hosts"])
+    """File that lists the hosts, relative to the job file."""
+    args: Mapping[str, Argument] = Field(default_factory=dict, examples=[{"learning_rate": 2e-5}])
+    """Options of the program. `ascendrun schema PROGRAM` lists them."""
+    env: Mapping[str, Word] = Field(default_factory=dict, examples=[{"OMP_NUM_THREADS": 8}])
+    """Environment variables of every rank. Put secrets into `env_file`."""
+    env_file: Tuple[FileName, ...] = Field((), examples=[["secrets.env"]])
+    """Files with NAME=value lines for secrets, relative to the job file. Read at each start and never stored."""
+    setup: Optional[str] = Field(None, min_length=1, examples=["source /usr/local/Ascend/ascend-toolkit/set_env.sh"])
+    """Bash script that runs on every node before the command, in the same shell."""
+    python: Optional[str] = Field(None, min_length=1, examples=["/opt/conda/bin/python"])
+    """Python interpreter on the nodes: an absolute path or a name on PATH."""
+    workdir: Optional[Workdir] = Field(None, examples=[{"path": ".", "exclude": ["data/", ".git/"]}])
+    """The code directory. Every node gets the same files, or the job does not start."""
+    checkpoint: Checkpoint = Field(Checkpoint(), examples=[{"dir": "/data/ckpt/my-job", "grace_period_s": 300}])
     """How the job saves its state."""
-    restart: Restart = Restart()
-    """When a failed job is started again."""
-    timeouts: Timeouts = Timeouts()
+    timeouts: Timeouts = Field(Timeouts(), examples=[{"start_s": 600, "run_s": 86400}])
     """Limits in seconds."""
-    checks: Checks = Checks()
-    """Which checks gate the start."""
-    sampling: Sampling = Sampling()
-    """How often devices, hosts and ranks are looked at while the job runs."""
+    checks: Checks = Field(Checks(), examples=[{"skip": ["clock"]}])
+    """The preflight checks of the job. `ascendrun doctor` lists their names."""
+    sampling: Sampling = Field(Sampling(), examples=[{"interval_s": 10}])
+    """Monitoring of devices, hosts and ranks while the job runs."""
 
 
 class PipelineStage(JobBody):
-    """One stage of a pipeline: a job with its own overrides."""
+    """One stage of a pipeline: a job with its own values for some keys."""
 
-    name: Name
-    """The stage's name."""
-    needs: Optional[Name] = None
-    """The stage that has to succeed before this one starts."""
+    name: Name = Field(examples=["train"])
+    """Name of the stage."""
+    needs: Optional[Name] = Field(None, examples=["prepare"])
+    """Stage that must succeed before this one starts. Default: the stage above."""
 
 
 class JobSpec(JobBody):
     """One job: what to run, where, and within which limits."""
 
-    name: Name
-    """The job's name: letters, digits, '.', '_', '-'."""
-    stages: Tuple[PipelineStage, ...] = ()
-    """A pipeline: stages that run one after the other."""
+    name: Name = Field(examples=["my-job"])
+    """Name of the job: letters, digits, `.`, `_` and `-`, at most 63 characters."""
+    stages: Tuple[PipelineStage, ...] = Field((), examples=[[{"name": "prepare"}, {"name": "train"}]])
+    """Stages of a pipeline, which run one after the other. A stage inherits the other keys of the file."""
+
+
+RENAMED: Mapping[str, str] = {
+    "stage": "workdir",
+    "stage.dir": "workdir.path",
+    "workdir.dir": "workdir.path",
+    "env_from": "env_file",
+    "devices.family": "devices.type",
+    "checkpoint.grace_s": "checkpoint.grace_period_s",
+    "timeouts.max_s": "timeouts.run_s",
+    "sampling.every_s": "sampling.interval_s",
+}
+"""Old keys of the job file and their new names. An old key is an error with the hint `write NEW: VALUE`."""
+
+RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {"launcher": {"python": "none"}}
+"""Old values by key, and their new names."""
+
+UNSUPPORTED: Mapping[str, Text] = {
+    "spare_nodes": Text("jobfile.later.spares", "replace a failed host in the hostfile and submit the job again"),
+    "spares": Text("jobfile.later.spares", "replace a failed host in the hostfile and submit the job again"),
+    "container": Text("jobfile.later.container", "start the container runtime in command"),
+    "restart": Text("jobfile.later.restart", "remove it and submit the job again after a failure"),
+    "timeouts.hang_s": Text("jobfile.later.hang", "remove it; timeouts.run_s limits the duration of the job"),
+    "timeouts.first_step_s": Text("jobfile.later.hang", "remove it; timeouts.run_s limits the duration of the job"),
+    "checkpoint.fenced": Text("jobfile.later.remove", "remove it"),
+    "checkpoint.pointer": Text("jobfile.later.remove", "remove it"),
+    "nodes.min": write("nodes: 2"),
+    "nodes.max": write("nodes: 2"),
+}
+"""Keys that other tools have and that are not implemented: refused with a hint, and absent from the JSON Schema."""
+
+
+def not_supported(key: str) -> Text:
+    return Text("jobfile.later", "{key} is not supported yet", key=key)
+
+
+def migrate_spec(old: Mapping[str, Any]) -> Dict[str, Any]:
+    """A job spec stored under earlier key names, with today's names; a current one comes back unchanged.
+
+    Keys that are no longer known are dropped.
+    """
+    return _migrated(old, (), JobSpec)
+
+
+def _migrated(old: Mapping[str, Any], path: Tuple[str, ...], model: type[BaseModel]) -> Dict[str, Any]:
+    new: Dict[str, Any] = {}
+    for key, value in old.items():
+        key = RENAMED.get(".".join((*path, key)), key).rpartition(".")[2]
+        if key not in model.model_fields:
+            continue
+        section = SECTIONS.get(key)
+        if section is not None and isinstance(value, Mapping):
+            value = _migrated(value, (*path, key), section)
+        elif key == "stages" and not path and isinstance(value, (list, tuple)):
+            value = [_migrated(stage, (), PipelineStage) for stage in value]
+        elif key == "env_file" and isinstance(value, (list, tuple)):
+            value = [file.get("file") if isinstance(file, Mapping) else file for file in value]
+        elif key == "nodes" and isinstance(value, Mapping):
+            value = value.get("max")
+        elif isinstance(value, str):
+            value = RENAMED_VALUES.get(".".join((*path, key)), {}).get(value, value)
+        new[key] = value
+    return new
+
+
+SECTIONS: Mapping[str, type[BaseModel]] = {
+    "devices": Devices,
+    "workdir": Workdir,
+    "checkpoint": Checkpoint,
+    "timeouts": Timeouts,
+    "checks": Checks,
+    "sampling": Sampling,
+}
+"""The sections of a job file by key."""
 
 
 def job_json_schema() -> Dict[str, Any]:
-    """The job file's JSON Schema, for editors (`# yaml-language-server: $schema=FILE`)."""
+    """The JSON Schema of job files, for editors."""
     schema = JobSpec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "ascendrun job file"
-    # pydantic leaves the description of a section out where it refers to the section's own definition.
-    for properties in (schema["properties"], schema["$defs"]["PipelineStage"]["properties"]):
+    # pydantic omits the description and examples of a section where it refers to the section's own definition.
+    for properties, model in (
+        (schema["properties"], JobSpec),
+        (schema["$defs"]["PipelineStage"]["properties"], PipelineStage),
+    ):
         for name, described in properties.items():
-            described.setdefault(
-                "description",
-                PipelineStage.model_fields[name].description
-                if name in PipelineStage.model_fields
-                else JobSpec.model_fields[name].description,
-            )
+            field = model.model_fields[name]
+            described.setdefault("description", field.description)
+            described.setdefault("examples", field.examples)
     return schema

@@ -1,42 +1,46 @@
-"""A pipeline's file as one tree for each of its stages: the common part, with the stage's own laid over it."""
+"""The file of a pipeline as one tree for each stage: the keys of the file, overridden by those of the stage."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobfile.model import NAME_PATTERN
 from ascendrun.core.jobfile.yaml_source import ListNode, MappingNode, Node, Place, ScalarNode, Source
-from ascendrun.core.message_format import shown, suggestion
+from ascendrun.text import Text
+from ascendrun.text.suggest import suggestion, write
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
 
-MERGED = ("args", "env", "devices", "checkpoint", "restart", "timeouts", "checks")
-"""Sections of which a stage may give some keys and inherit the others; of the rest it inherits all or nothing."""
+MERGED = ("args", "env", "devices", "checkpoint", "timeouts", "checks", "sampling")
+"""Sections of which a stage may set some keys and inherit the others; other keys are inherited or replaced."""
 
 INSTEAD = {"program": ("command",), "command": ("program", "args")}
-"""What a stage that says its own is not given of the common part."""
+"""Keys of the file that a stage with its own program or command does not inherit."""
 
 NAME_BYTES = 63
+NAME_HINT = Text("jobfile.name-hint", "use letters, digits, '.', '_' and '-'; start with a letter or digit; at most 63")
 
 
 @dataclass(frozen=True)
 class StageJob:
     """One job of a file. `stage`: its name within the pipeline, None: the file is a single job.
-    `needs`: the stage that has to succeed before, None: none."""
+    `needs`: the stage that must succeed before, None: none. `root`: its tree, for the locations of problems; None:
+    not from a file."""
 
     stage: str | None
     needs: str | None
     spec: JobSpec
+    root: MappingNode | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class StageRoot:
-    """One stage's tree, as if it were a job file of its own."""
+    """The tree of one stage, as a job file."""
 
     name: str
     needs: str | None
@@ -46,7 +50,7 @@ class StageRoot:
 def split_stages(root: MappingNode, source: Source) -> list[StageRoot] | None:
     """The trees of a pipeline's stages, in order; None when the file is a single job.
 
-    What is wrong with the list itself, its names and needs goes to the source.
+    Problems of the list, its names and needs go to the source.
     """
     stages = root.entries.get("stages")
     if stages is None or isinstance(stages, ScalarNode) and stages.plain and stages.text in ("", "~", "null"):
@@ -54,86 +58,108 @@ def split_stages(root: MappingNode, source: Source) -> list[StageRoot] | None:
     place = root.keys.get("stages", stages.place)
     if not isinstance(stages, ListNode) or not stages.items:
         source.problems.append(
-            place.problem("stages wants a list of stages", "stages: [{name: prepare, …}, {name: train, …}]")
+            place.problem(
+                Text("stages.no-list", "stages: expected a list of stages"),
+                write("stages: [{name: prepare, …}, {name: train, …}]"),
+            )
         )
         return []
     found: list[StageRoot] = []
     earlier: list[str] = []
     for index, item in enumerate(stages.items):
         if not isinstance(item, MappingNode):
-            source.problems.append(item.place.problem(f"stages[{index}] is no mapping", "{name: train, program: …}"))
+            source.problems.append(
+                item.place.problem(
+                    Text("stages.no-mapping", "stages[{index}]: expected a mapping", index=index),
+                    write("{name: train, program: …}"),
+                )
+            )
             continue
         name = _name(item, index, earlier, root, source)
-        needs = _needs(item, name or "this stage", earlier, source)
-        found.append(StageRoot(name or "", needs, _laid_over(root, item, name or f"stage-{index}")))
+        needs = _needs(item, name, earlier, source)
+        found.append(StageRoot(name or "", needs, _override(root, item, name or f"stage-{index}")))
         earlier += [name] if name is not None else []
     return found
 
 
-def side_by_side(jobs: Sequence[StageJob], roots: Sequence[StageRoot]) -> Iterator[Problem]:
-    """Stages that may run at the same time and stage different files: both are linked into the one working folder that
-    the stages share on a host, and each start would take the other's files away."""
+def parallel_conflicts(jobs: Sequence[StageJob], roots: Sequence[StageRoot]) -> Iterator[Problem]:
+    """Stages that may run at the same time and send different files: both are linked into the one working directory
+    that stages share on a host, and each start would remove the files of the other."""
     needed: dict[str | None, frozenset[str | None]] = {None: frozenset()}
     for at, job in enumerate(jobs):
         needed[job.stage] = needed.get(job.needs, frozenset()) | {job.needs}
         for other in jobs[:at]:
-            if other.stage in needed[job.stage] or None in (job.spec.stage, other.spec.stage):
+            if other.stage in needed[job.stage] or None in (job.spec.workdir, other.spec.workdir):
                 continue
-            if job.spec.stage != other.spec.stage:
+            if job.spec.workdir != other.spec.workdir:
                 root = next(root.root for root in roots if root.name == job.stage)
-                place = root.keys.get("stage", root.place)
+                place = root.keys.get("workdir", root.place)
                 yield place.problem(
-                    f"{other.stage} and {job.stage} may run side by side in one working folder and stage other files",
-                    f"needs: {other.stage} in {job.stage}, or the same stage.dir and stage.exclude in both",
+                    Text(
+                        "stages.parallel",
+                        "stages {first} and {second} may run in parallel and have different workdir values",
+                        first=other.stage,
+                        second=job.stage,
+                    ),
+                    Text(
+                        "stages.parallel-hint",
+                        "write needs: {first} in {second}, or the same workdir in both",
+                        first=other.stage,
+                        second=job.stage,
+                    ),
                 )
 
 
 def _name(item: MappingNode, index: int, earlier: list[str], root: MappingNode, source: Source) -> str | None:
-    node = item.entries.get("name")
+    key, node = f"stages[{index}].name", item.entries.get("name")
     if node is None:
-        source.problems.append(item.place.problem(f"stages[{index}].name is missing", "name: train"))
+        text = Text("jobfile.required", "{key} is required", key=key)
+        source.problems.append(item.place.problem(text, write("name: train")))
         return None
-    text = node.text if isinstance(node, ScalarNode) else ""
-    if not re.match(NAME_PATTERN, text):
-        source.problems.append(
-            node.place.problem(
-                f"stages[{index}].name {shown(text)} is no name",
-                "letters, digits, '.', '_', '-'; a letter or digit first",
-            )
-        )
-        return None
-    if text in earlier:
-        source.problems.append(node.place.problem(f"two stages are called {text}", "give each its own name"))
-        return None
+    name = node.text if isinstance(node, ScalarNode) else ""
+    message: Text | None = None
+    hint: Text | None = None
     own = root.entries.get("name")
-    if isinstance(own, ScalarNode) and len(own.text) + 1 + len(text) > NAME_BYTES:
-        source.problems.append(
-            node.place.problem(
-                f"{own.text}.{text} is too long for a job's name", f"at most {NAME_BYTES} characters together"
-            )
+    if not re.match(NAME_PATTERN, name):
+        message = Text("jobfile.name", "{key}: invalid name {value:quote}", key=key, value=name)
+        hint = NAME_HINT
+    elif name in earlier:
+        message = Text("stages.duplicate", "duplicate stage name {name}", name=name)
+    elif isinstance(own, ScalarNode) and len(own.text) + 1 + len(name) > NAME_BYTES:
+        message = Text(
+            "stages.long-name",
+            "job name {name} is too long (at most {limit} characters)",
+            name=f"{own.text}.{name}",
+            limit=NAME_BYTES,
         )
-        return None
-    return text
+    if message is None:
+        return name
+    source.problems.append(node.place.problem(message, hint))
+    return None
 
 
-def _needs(item: MappingNode, name: str, earlier: list[str], source: Source) -> str | None:
+def _needs(item: MappingNode, name: str | None, earlier: list[str], source: Source) -> str | None:
     """The stage above, unless another one is named: stages run one after the other."""
     node = item.entries.get("needs")
     if node is None:
         return earlier[-1] if earlier else None
-    text = node.text if isinstance(node, ScalarNode) else ""
-    if text in earlier:
-        return text
-    what = "itself" if text == name else f"{shown(text)}, which is no stage above it"
-    source.problems.append(node.place.problem(f"{name} needs {what}", suggestion(text, earlier)))
+    needed = node.text if isinstance(node, ScalarNode) else ""
+    if needed in earlier:
+        return needed
+    message = (
+        Text("stages.needs-itself", "stage {name} cannot need itself", name=name)
+        if needed == name
+        else Text("stages.needs", "needs: no stage {needed:quote} above this one", needed=needed)
+    )
+    source.problems.append(node.place.problem(message, suggestion(needed, earlier)))
     return None
 
 
-def _laid_over(root: MappingNode, item: MappingNode, name: str) -> MappingNode:
+def _override(root: MappingNode, item: MappingNode, name: str) -> MappingNode:
     merged = MappingNode(item.place)
     dropped = {other for key, others in INSTEAD.items() if key in item.entries for other in others}
     if _text(item.entries.get("program")) not in (None, _text(root.entries.get("program"))):
-        dropped.add("args")  # they were another program's
+        dropped.add("args")  # options of another program
     for key, node in root.entries.items():
         if key not in ("stages", *dropped):
             _put(merged, key, node, root.keys[key])
@@ -164,7 +190,7 @@ def _merge(common: MappingNode, own: MappingNode) -> MappingNode:
 
 
 def _is_override(place: Place) -> bool:
-    """A `--set` of the common part means every stage, whatever the file says."""
+    """A `--set` without a stage applies to every stage and overrides the file."""
     return place.line is None
 
 

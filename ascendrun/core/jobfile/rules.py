@@ -1,4 +1,4 @@
-"""What a job file must fulfil beyond the types of its fields: one function a rule, each finds all it can."""
+"""What a job file must fulfil beyond the types of its keys: one function for each rule, each reports all it finds."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from ascendrun.core.errors import Problem
+from ascendrun.core.jobfile.model import UNSUPPORTED, not_supported
+from ascendrun.core.jobfile.source_text import REMOVE
 from ascendrun.core.jobfile.tree import key_place, place_of
 from ascendrun.core.jobfile.yaml_source import MappingNode, Place, ScalarNode, Source, find
 from ascendrun.core.jobs.rank_env import OWN_VARIABLES, VISIBLE_DEVICES, is_own_variable
-from ascendrun.core.message_format import shown, suggestion
 from ascendrun.options import JOB_FILE, OptionProblem, ProgramOptions, check_arguments
+from ascendrun.text import Text
+from ascendrun.text.suggest import suggestion, write
 
-MAX_WORD_BYTES = 131_071
-"""Linux hands a process no single argument or variable above 128 KiB."""
+MAX_ARGUMENT_BYTES = 131_071
+"""Linux passes no single argument or variable above 128 KiB to a process."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BARE_WORD = re.compile(r"[A-Za-z0-9_./+-][A-Za-z0-9_./+=:@-]*")
@@ -26,18 +29,29 @@ _WRAPPERS = {
     "torch.distributed.launch": "torchrun",
     "deepspeed": "deepspeed",
 }
+_TO_FILE = Text("jobfile.put-into-file", "put the value into a file")
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """What the job file needs to know of the disk of this machine; paths are relative to the job file."""
+
+    is_directory: Callable[[str], bool]
+    is_readable: Callable[[str], bool]
 
 
 @dataclass(frozen=True)
 class Draft:
     """A job file on its way to a JobSpec. `data` is what the model reads, unchecked; `args` go through `typed_args`.
-    `check_names` tells the names that `checks` may hold; None: nobody knows them here."""
+    `check_names` returns the current name of every check by its names, old ones included; `files`: the disk. None: not
+    checked."""
 
     root: MappingNode
     data: dict[str, Any]
     source: Source
     programs: Mapping[str, ProgramOptions]
-    check_names: Callable[[], Sequence[str]] | None = None
+    check_names: Callable[[], Mapping[str, str]] | None = None
+    files: LocalFiles | None = None
 
     def has(self, name: str) -> bool:
         return name in self.data
@@ -52,8 +66,8 @@ class Draft:
     def value(self, *path: Any) -> Place:
         return place_of(self.root, path)
 
-    def is_spoilt(self, *path: Any) -> bool:
-        return self.source.is_spoilt(find(self.root, path))
+    def is_invalid(self, *path: Any) -> bool:
+        return self.source.is_invalid(find(self.root, path))
 
     @property
     def table(self) -> ProgramOptions | None:
@@ -75,12 +89,12 @@ def typed_args(draft: Draft) -> dict[str, Any]:
 def _checked_args(draft: Draft, table: ProgramOptions) -> tuple[dict[str, Any], list[OptionProblem]]:
     given = draft.section("args")
     texts = {name: text for name in given if (text := _source_text(draft, name)) is not None}
-    spoilt = [name for name in given if draft.is_spoilt("args", name)]
-    return check_arguments(table, given, JOB_FILE, texts=texts, unchecked=spoilt)
+    invalid = [name for name in given if draft.is_invalid("args", name)]
+    return check_arguments(table, given, JOB_FILE, texts=texts, unchecked=invalid)
 
 
 def list_form(command: str) -> str:
-    """A command line as the YAML list that means the same; words that YAML could misread stand in quotes."""
+    """A command line as the YAML list that means the same; quoted where YAML could read a word differently."""
     try:
         words = shlex.split(command)
     except ValueError:
@@ -90,22 +104,26 @@ def list_form(command: str) -> str:
 
 def _what_to_run(draft: Draft) -> Iterator[Problem]:
     if draft.has("stages"):
-        yield draft.key("stages").problem("a stage has no stages of its own")
+        yield draft.key("stages").problem(Text("stages.nested", "a stage cannot have stages"), REMOVE)
         return
     given = [name for name in ("program", "command") if draft.has(name)]
     if not given:
         yield draft.root.place.problem(
-            "says neither program nor command", "program: trajectory, or command: [python, train.py]"
+            Text("jobfile.nothing-to-run", "program or command is required"),
+            Text("jobfile.nothing-to-run-hint", "write program: trajectory, or command: [python, train.py]"),
         )
     for extra in given[1:]:
-        yield draft.key(extra).problem(f"{extra} stands beside {given[0]}", "leave one of the two")
+        yield draft.key(extra).problem(
+            Text("jobfile.program-and-command", "{key} cannot be combined with {other}", key=extra, other=given[0])
+        )
 
 
 def _program(draft: Draft) -> Iterator[Problem]:
     name = draft.data.get("program")
-    if isinstance(name, str) and name not in draft.programs and not draft.is_spoilt("program"):
+    if isinstance(name, str) and name not in draft.programs and not draft.is_invalid("program"):
         yield draft.value("program").problem(
-            f"no program is called {shown(name)}", suggestion(name, list(draft.programs))
+            Text("jobfile.unknown-program", "program: unknown program {name:quote}", name=name),
+            suggestion(name, list(draft.programs)),
         )
 
 
@@ -113,7 +131,8 @@ def _args(draft: Draft) -> Iterator[Problem]:
     args = draft.section("args")
     if draft.has("command") and not draft.has("program") and args:
         yield draft.key("args").problem(
-            "args belong to a program; a command has its own words", "put them into the command list"
+            Text("jobfile.args-of-command", "args requires program"),
+            Text("jobfile.args-of-command-hint", "with command, append the arguments to the command list"),
         )
         return
     if draft.table is None:
@@ -123,7 +142,7 @@ def _args(draft: Draft) -> Iterator[Problem]:
             place = draft.key("args") if draft.has("args") else draft.key("program")
         else:
             place = (draft.key if problem.is_name else draft.value)("args", problem.name)
-        yield place.problem(str(problem.message), str(problem.hint) if problem.hint else None)
+        yield place.problem(problem.message, problem.hint)
     for name, value in args.items():
         option = draft.table.find(name)
         if option is not None and option.type == "path" and isinstance(value, str) and value.startswith("~"):
@@ -137,23 +156,30 @@ def _source_text(draft: Draft, name: str) -> str | None:
 
 def _command(draft: Draft) -> Iterator[Problem]:
     command = draft.data.get("command")
-    if isinstance(command, str) and not draft.is_spoilt("command"):
+    if isinstance(command, str) and not draft.is_invalid("command"):
         yield draft.value("command").problem(
-            "command is a text; it never goes through a shell, so it is a list", f"command: {list_form(command)}"
+            Text("jobfile.command-string", "command: expected a list, got a string"),
+            write(f"command: {list_form(command)}"),
         )
     if not isinstance(command, tuple) or not command:
         return
     words = [word if isinstance(word, str) else "" for word in command]
     if not words[0]:
-        yield draft.value("command", 0).problem("the first word of command names nothing to run")
+        yield draft.value("command", 0).problem(Text("jobfile.empty-command", "command: the first item is empty"))
     for index, word in enumerate(words):
-        if len(word.encode("utf-8", "replace")) > MAX_WORD_BYTES:
-            yield draft.value("command", index).problem("Linux takes no argument above 128 KiB", "put it in a file")
+        if len(word.encode("utf-8", "replace")) > MAX_ARGUMENT_BYTES:
+            yield draft.value("command", index).problem(
+                Text("jobfile.long-argument", "argument exceeds 128 KiB, the limit of Linux"), _TO_FILE
+            )
     wrapper = _wrapper(words)
-    if wrapper and draft.data.get("launcher") != "python":
+    if wrapper and draft.data.get("launcher") != "none":
         yield draft.value("command", 0).problem(
-            f"the command starts {wrapper} itself, once for each rank",
-            f"launcher: {wrapper} with command: [python, your_script.py], or launcher: python for one process a node",
+            Text("jobfile.nested-launcher", "the command would start {launcher} once for each rank", launcher=wrapper),
+            Text(
+                "jobfile.nested-launcher-hint",
+                "write launcher: {launcher} and command: [python, your_script.py], or launcher: none",
+                launcher=wrapper,
+            ),
         )
 
 
@@ -168,22 +194,30 @@ def _wrapper(words: Sequence[str]) -> str | None:
 
 
 def _env(draft: Draft) -> Iterator[Problem]:
-    family = draft.section("devices").get("family", "cpu")
-    visible = VISIBLE_DEVICES.get(family) if isinstance(family, str) else None
+    device_type = draft.section("devices").get("type", "cpu")
+    visible = VISIBLE_DEVICES.get(device_type) if isinstance(device_type, str) else None
     for name, value in draft.section("env").items():
         place = draft.key("env", name)
         if not _VARIABLE.fullmatch(name):
-            yield place.problem(f"{shown(name)} is no name of a variable", "letters, digits, _; no digit first")
-        elif is_own_variable(name):
-            yield place.problem(f"{name} is set by ascendrun for each rank", OWN_VARIABLES.get(name, "delete it"))
-        elif name == visible:
-            yield place.problem(f"{name} is set by ascendrun", "devices: {ids: [0, 1]} chooses devices")
+            yield place.problem(
+                Text("jobfile.variable", "env: invalid variable name {name:quote}", name=name),
+                Text("jobfile.variable-hint", "use letters, digits and _; do not start with a digit"),
+            )
+        elif is_own_variable(name) or name == visible:
+            hint = Text("jobfile.devices-hint", "select devices with devices: {{ids: [0, 1]}}")
+            yield place.problem(
+                Text("jobfile.own-variable", "env.{name} is set by ascendrun for each rank", name=name),
+                hint if name == visible else OWN_VARIABLES.get(name, REMOVE),
+            )
         elif name == "MASTER_PORT" and not _is_port(value):
             yield draft.value("env", name).problem(
-                "MASTER_PORT wants a port from 1 to 65535", "delete it, and a free port is found"
+                Text("jobfile.master-port", "env.MASTER_PORT: expected a port from 1 to 65535"),
+                Text("jobfile.master-port-hint", "remove it to use a free port"),
             )
-        if isinstance(value, str) and len(name) + len(value.encode("utf-8", "replace")) >= MAX_WORD_BYTES:
-            yield place.problem("Linux takes no variable above 128 KiB", "put it in a file")
+        if isinstance(value, str) and len(name) + len(value.encode("utf-8", "replace")) >= MAX_ARGUMENT_BYTES:
+            yield place.problem(
+                Text("jobfile.long-variable", "env.{name} exceeds 128 KiB, the limit of Linux", name=name), _TO_FILE
+            )
 
 
 def _is_port(value: Any) -> bool:
@@ -192,108 +226,125 @@ def _is_port(value: Any) -> bool:
 
 def _devices(draft: Draft) -> Iterator[Problem]:
     devices = draft.section("devices")
-    ids, per_node, family = devices.get("ids"), devices.get("per_node"), devices.get("family", "cpu")
-    if family == "auto":
-        yield draft.value("devices", "family").problem(
-            "devices.family auto: not supported yet", "write npu, cuda or cpu"
-        )
-    if not isinstance(ids, tuple) or not all(type(one) is int for one in ids) or not ids:
+    ids, per_node, device_type = devices.get("ids"), devices.get("per_node"), devices.get("type", "cpu")
+    if not isinstance(ids, tuple) or not all(type(each) is int for each in ids) or not ids:
         return
     if len(set(ids)) != len(ids) or list(ids) != sorted(ids):
-        right = ", ".join(str(one) for one in sorted(set(ids)))
-        yield draft.value("devices", "ids").problem("devices.ids must ascend, each once", f"ids: [{right}]")
+        right = ", ".join(str(each) for each in sorted(set(ids)))
+        yield draft.value("devices", "ids").problem(
+            Text("jobfile.ids-order", "devices.ids must be ascending and unique"), write(f"ids: [{right}]")
+        )
     if type(per_node) is int and per_node != len(ids):
         yield draft.key("devices", "per_node").problem(
-            f"devices.per_node is {per_node}, but ids names {len(ids)}", "leave one of the two"
+            Text(
+                "jobfile.ids-count",
+                "devices.per_node is {per_node}, but devices.ids has {count:plural item items}",
+                per_node=per_node,
+                count=len(ids),
+            ),
+            Text("jobfile.ids-count-hint", "remove per_node or ids"),
         )
-    if family == "cpu":
+    if device_type == "cpu":
         yield draft.key("devices", "ids").problem(
-            "devices.ids means nothing for family cpu", f"per_node: {len(ids)}, or family: npu"
+            Text("jobfile.ids-of-cpu", "devices.ids is not supported with device type cpu"),
+            Text("jobfile.ids-of-cpu-hint", "write per_node: {count}, or type: npu", count=len(ids)),
         )
 
 
 def _paths(draft: Draft) -> Iterator[Problem]:
-    places: tuple[tuple[Any, ...], ...] = (("hostfile",), ("stage", "dir"), ("checkpoint", "dir"), ("python",))
-    files = draft.data.get("env_from")
+    places: tuple[tuple[Any, ...], ...] = (("hostfile",), ("workdir", "path"), ("checkpoint", "dir"), ("python",))
+    files = draft.data.get("env_file")
     if isinstance(files, tuple):
-        places += tuple(("env_from", index, "file") for index in range(len(files)))
+        places += tuple(("env_file", index) for index in range(len(files)))
     for path in places:
-        value: Any = draft.data
-        for step in path:
-            inside = isinstance(value, dict) and step in value or isinstance(value, tuple) and isinstance(step, int)
-            value = value[step] if inside else None
-        if isinstance(value, str) and value.startswith("~"):
+        value = _value_at(draft, path)
+        if not isinstance(value, str) or not value or draft.is_invalid(*path):
+            continue
+        if value.startswith("~"):
             yield _home_problem(draft, *path)
-        elif path == ("checkpoint", "dir") and isinstance(value, str) and not value.startswith("/"):
+        elif path == ("checkpoint", "dir") and not value.startswith("/"):
             yield draft.value(*path).problem(
-                "checkpoint.dir lies on the nodes, so it must be absolute",
-                "checkpoint: {dir: /data/ckpt}, or leave it out",
+                Text("jobfile.checkpoint-dir", "checkpoint.dir must be an absolute path on the nodes"),
+                Text("jobfile.checkpoint-dir-hint", "write checkpoint: {{dir: /data/ckpt}}, or remove it"),
             )
-        elif path == ("python",) and isinstance(value, str) and "/" in value and not value.startswith("/"):
+        elif path == ("python",) and "/" in value and not value.startswith("/"):
             yield draft.value(*path).problem(
-                "python is run on the nodes: an absolute path, or a name found on PATH", "python: /opt/conda/bin/python"
+                Text("jobfile.python", "python must be an absolute path on the nodes, or a name on PATH"),
+                write("python: /opt/conda/bin/python"),
             )
+        elif draft.files is not None and path == ("workdir", "path") and not draft.files.is_directory(value):
+            yield draft.value(*path).problem(
+                Text("jobfile.no-directory", "{key}: directory {path:quote} not found", key="workdir.path", path=value),
+                Text("jobfile.relative-hint", "the path is relative to the job file"),
+            )
+        elif draft.files is not None and path[0] == "env_file" and not draft.files.is_readable(value):
+            yield draft.value(*path).problem(
+                Text("jobfile.no-file", "{key}: cannot read file {path:quote}", key="env_file", path=value),
+                Text("jobfile.relative-hint", "the path is relative to the job file"),
+            )
+
+
+def _value_at(draft: Draft, path: Sequence[Any]) -> Any:
+    value: Any = draft.data
+    for step in path:
+        inside = isinstance(value, dict) and step in value or isinstance(value, tuple) and isinstance(step, int)
+        value = value[step] if inside else None
+    return value
 
 
 def _home_problem(draft: Draft, *path: Any) -> Problem:
-    name = ".".join(str(step) for step in path)
     return draft.value(*path).problem(
-        f"{name}: ~ is not understood; whose home on which machine?", "write the whole path"
+        Text("jobfile.home", "{key}: ~ is not supported", key=".".join(map(str, path))),
+        Text("jobfile.home-hint", "write the absolute path"),
     )
 
 
-def _stage(draft: Draft) -> Iterator[Problem]:
-    exclude = draft.section("stage").get("exclude")
+def _workdir(draft: Draft) -> Iterator[Problem]:
+    exclude = draft.section("workdir").get("exclude")
     for index, item in enumerate(exclude if isinstance(exclude, tuple) else ()):
         if isinstance(item, str) and (not item.strip("/") or item.startswith("/") or ".." in item.split("/")):
-            yield draft.value("stage", "exclude", index).problem(
-                f"stage.exclude {shown(item)} names nothing inside stage.dir", "exclude: [data/, .git/, '*.ckpt']"
+            yield draft.value("workdir", "exclude", index).problem(
+                Text("jobfile.exclude", "workdir.exclude: {pattern:quote} is outside workdir.path", pattern=item),
+                write("exclude: [data/, .git/, '*.ckpt']"),
             )
 
 
 def _checks(draft: Draft) -> Iterator[Problem]:
-    """Names of checks, written with - or _; whoever reads the file without knowing them lets them pass."""
+    """Names of checks, written with - or _; not checked where the names are not known."""
     known = draft.check_names() if draft.check_names is not None and draft.section("checks") else None
     for key in ("skip", "require"):
         names = draft.section("checks").get(key)
         for index, name in enumerate(names if isinstance(names, tuple) else ()):
-            if known is not None and isinstance(name, str) and name.replace("_", "-").lower() not in known:
+            if known is None or not isinstance(name, str):
+                continue
+            plain = name.replace("_", "-").lower()
+            if plain not in known:
                 yield draft.value("checks", key, index).problem(
-                    f"no check is called {shown(name)}", suggestion(name, list(known))
+                    Text("jobfile.unknown-check", "checks.{key}: unknown check {name:quote}", key=key, name=name),
+                    suggestion(name, sorted(set(known.values()))),
+                )
+            elif known[plain] != plain:
+                yield draft.value("checks", key, index).problem(
+                    Text(
+                        "jobfile.renamed-check",
+                        "checks.{key}: check {old} was renamed to {new}",
+                        key=key,
+                        old=name,
+                        new=known[plain],
+                    ),
+                    Text("jobfile.renamed-check.hint", "write {new}", new=known[plain]),
                 )
 
 
-def _order_of_pairs(draft: Draft) -> Iterator[Problem]:
-    nodes = draft.section("nodes")
-    low, high = nodes.get("min"), nodes.get("max")
-    if type(low) is int and type(high) is int and low > high:
-        yield draft.value("nodes", "min").problem(f"nodes.min {low} is above nodes.max {high}")
-    backoff = draft.section("restart").get("backoff_s")
-    if isinstance(backoff, tuple) and len(backoff) == 2 and all(type(one) in (int, float) for one in backoff):
-        if backoff[0] > backoff[1]:
-            yield draft.value("restart", "backoff_s").problem(
-                "restart.backoff_s: the first pause is above the longest",
-                f"backoff_s: [{backoff[1]:g}, {backoff[0]:g}]",
-            )
-
-
-def _not_yet(draft: Draft) -> Iterator[Problem]:
-    """Fields of a later release: refused, so that nobody waits for an effect that does not come."""
-    later = [
-        (("spares",), bool(draft.data.get("spares")), "delete it; name a healthy host in the hostfile when one fails"),
-        (("nodes",), isinstance(draft.data.get("nodes"), dict), "write one number: nodes: 2"),
-        (("container",), draft.has("container"), "start the container's runtime in `command`"),
-        (("timeouts", "hang_s"), draft.section("timeouts").get("hang_s") is not None, "delete it; max_s is a limit"),
-        (("restart", "max"), draft.section("restart").get("max", 0) != 0, "delete it and submit again after a failure"),
-    ]
-    later.extend(
-        (("restart", key), True, "delete it; without restarts it has no effect")
-        for key in draft.section("restart")
-        if key in ("window_s", "backoff_s", "on", "stop_after_no_progress", "exclude_node_on")
-    )
-    for path, is_used, way_out in later:
-        if is_used:
-            yield draft.key(*path).problem(f"{'.'.join(path)}: not supported yet", way_out)
+def _unsupported(draft: Draft) -> Iterator[Problem]:
+    """Keys and values that are not implemented, so that nothing is expected of them."""
+    for key, hint in UNSUPPORTED.items():
+        path = key.split(".")
+        if find(draft.root, tuple(path)) is not None:
+            yield draft.key(*path).problem(not_supported(key), hint)
+    if draft.section("devices").get("type") == "auto":
+        hint = Text("jobfile.later.auto", "write npu, cuda or cpu")
+        yield draft.value("devices", "type").problem(not_supported("devices.type: auto"), hint)
 
 
 def _is_safe_word(word: str) -> bool:
@@ -317,8 +368,7 @@ _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
     _env,
     _devices,
     _paths,
-    _stage,
+    _workdir,
     _checks,
-    _order_of_pairs,
-    _not_yet,
+    _unsupported,
 )

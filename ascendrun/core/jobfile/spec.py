@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
@@ -10,36 +12,40 @@ from pydantic import BaseModel, ValidationError
 
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.jobfile import model
-from ascendrun.core.jobfile.model import JobSpec, job_json_schema
-from ascendrun.core.jobfile.pipeline import StageJob, StageRoot, side_by_side, split_stages
-from ascendrun.core.jobfile.rules import Draft, broken_rules, typed_args
+from ascendrun.core.jobfile.model import JobSpec, job_json_schema, migrate_spec
+from ascendrun.core.jobfile.pipeline import NAME_HINT, StageJob, StageRoot, parallel_conflicts, split_stages
+from ascendrun.core.jobfile.rules import Draft, LocalFiles, broken_rules, typed_args
+from ascendrun.core.jobfile.source_text import in_order
 from ascendrun.core.jobfile.tree import apply_overrides, job_data, key_place, place_of
-from ascendrun.core.jobfile.yaml_source import ListNode, MappingNode, Node, Place, Source, find, read_yaml
-from ascendrun.core.message_format import closest, in_order, shown, suggestion
+from ascendrun.core.jobfile.yaml_source import (
+    KEY_VALUE,
+    ListNode,
+    MappingNode,
+    Node,
+    Place,
+    ScalarNode,
+    find,
+    read_yaml,
+    to_plain,
+)
 from ascendrun.options import InvalidTableError, ProgramOptions, read_table
+from ascendrun.text import Text
+from ascendrun.text.format import quote
+from ascendrun.text.suggest import closest, did_you_mean, suggestion, write
 
 __all__ = [
     "JobSpec",
+    "LocalFiles",
     "ProgramOptions",
+    "StageJob",
     "job_json_schema",
+    "migrate_spec",
     "parse_job",
     "parse_program_options",
     "parse_stages",
     "require_hostfile",
     "resolve_paths",
 ]
-
-_SECTIONS: Mapping[str, type[BaseModel]] = {
-    "nodes": model.NodeRange,
-    "devices": model.Devices,
-    "env_from": model.EnvFile,
-    "stage": model.Stage,
-    "container": model.Container,
-    "checkpoint": model.Checkpoint,
-    "restart": model.Restart,
-    "timeouts": model.Timeouts,
-    "checks": model.Checks,
-}
 
 Path = tuple[Union[str, int], ...]
 
@@ -50,9 +56,7 @@ def parse_program_options(name: str, json_text: str) -> ProgramOptions:
         return read_table(name, json_text)
     except InvalidTableError as error:
         file = f"{name}/options.json"
-        raise InvalidInputError(
-            [Problem(file, error.line, error.column, str(fault)) for fault in error.faults]
-        ) from error
+        raise InvalidInputError([Problem(file, error.line, error.column, fault) for fault in error.faults]) from error
 
 
 def parse_job(
@@ -61,15 +65,17 @@ def parse_job(
     *,
     overrides: Sequence[str] = (),
     programs: Mapping[str, ProgramOptions],
-    check_names: Optional[Callable[[], Sequence[str]]] = None,
+    check_names: Optional[Callable[[], Mapping[str, str]]] = None,
+    files: Optional[LocalFiles] = None,
 ) -> JobSpec:
-    """The job that the file and the overrides ("args.lr=1e-4") describe; paths stay as written (see `resolve_paths`).
+    """The job that the file and the overrides ("nodes=2") describe; paths stay as written (see `resolve_paths`).
     Of a pipeline its first stage.
 
-    Raises InvalidInputError with every problem; one of an override has "--set …" as its file and no line. A file that
-    is no YAML from some line on is told up to there. `check_names` tells the names of all checks, None: let any pass.
+    Raises InvalidInputError with every problem; one of an override has "--set …" as its file and no line. Of a file
+    with invalid YAML only the problems up to there are found. `check_names` returns current names by names, `files`
+    reads the disk; None: not checked.
     """
-    stages = parse_stages(text, file, overrides=overrides, programs=programs, check_names=check_names)
+    stages = parse_stages(text, file, overrides=overrides, programs=programs, check_names=check_names, files=files)
     return stages[0].spec
 
 
@@ -79,55 +85,54 @@ def parse_stages(
     *,
     overrides: Sequence[str] = (),
     programs: Mapping[str, ProgramOptions],
-    check_names: Optional[Callable[[], Sequence[str]]] = None,
+    check_names: Optional[Callable[[], Mapping[str, str]]] = None,
+    files: Optional[LocalFiles] = None,
 ) -> tuple[StageJob, ...]:
-    """As `parse_job`, for a file that may be a pipeline: one job for each of its stages, in order, each with the
-    common part of the file and its own; a single job for any other file."""
+    """As `parse_job`, one job for each stage of a pipeline, in order, each with the keys of the file and its own;
+    a single job for any other file."""
     source = read_yaml(text, file)
-    if not source.is_whole:
+    if not source.is_complete:
         raise InvalidInputError(in_order(source.problems))
     apply_overrides(source, overrides)
     root = source.root
     if root is None:
-        source.problems.append(Problem(file, 1, 1, "is empty", "`ascendrun init NAME` writes a job to start from"))
+        source.problems.append(Problem(file, 1, 1, Text("jobfile.empty", "empty file"), INIT_HINT))
     elif not isinstance(root, MappingNode):
-        source.problems.append(root.place.problem("is no mapping", "write key: value lines, such as name: my-job"))
+        source.problems.append(root.place.problem(Text("jobfile.no-mapping", "expected a mapping"), KEY_VALUE))
     if not isinstance(root, MappingNode):
         raise InvalidInputError(in_order(source.problems))
     roots = split_stages(root, source)
     problems: list[Problem] = []
     jobs: list[StageJob] = []
     for stage in [StageRoot("", None, root)] if roots is None else roots:
-        draft = Draft(stage.root, job_data(stage.root, source), source, programs, check_names)
-        spec = _judge(draft, problems)
+        draft = Draft(stage.root, job_data(stage.root, source), source, programs, check_names, files)
+        spec = _read_spec(draft, problems)
         if spec is not None:
-            jobs.append(StageJob(None if roots is None else stage.name, stage.needs, spec))
-    problems.extend(side_by_side(jobs, roots or ()))
+            jobs.append(StageJob(None if roots is None else stage.name, stage.needs, spec, stage.root))
+    problems.extend(parallel_conflicts(jobs, roots or ()))
     problems = list(dict.fromkeys(problems + source.problems))
     if problems or not jobs:
         raise InvalidInputError(in_order(problems))
     return tuple(jobs)
 
 
-def _judge(draft: Draft, problems: list[Problem]) -> Optional[JobSpec]:
-    """The job of a tree; None with the problems told."""
+def _read_spec(draft: Draft, problems: list[Problem]) -> Optional[JobSpec]:
+    """The job of a tree; None when it has problems."""
     problems.extend(broken_rules(draft))
     data = {**draft.data, "args": typed_args(draft)} if isinstance(draft.data.get("args"), dict) else draft.data
     return _validate(data, draft, problems)
 
 
 def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOptions]) -> JobSpec:
-    """The same job with hostfile, stage.dir, env_from and the program's path options made absolute.
+    """The same job with hostfile, workdir.path, env_file and the path options of the program made absolute.
 
-    `folder`: where the job file lies, absolute. `checkpoint.dir` and `python` belong to the nodes and stay.
+    `folder`: the absolute directory of the job file. `checkpoint.dir` and `python` are paths on the nodes and stay.
     """
-    changes: dict[str, Any] = {
-        "env_from": tuple(one.model_copy(update={"file": _absolute(one.file, folder)}) for one in spec.env_from)
-    }
+    changes: dict[str, Any] = {"env_file": tuple(_absolute(file, folder) for file in spec.env_file)}
     if spec.hostfile is not None:
         changes["hostfile"] = _absolute(spec.hostfile, folder)
-    if spec.stage is not None:
-        changes["stage"] = spec.stage.model_copy(update={"dir": _absolute(spec.stage.dir, folder)})
+    if spec.workdir is not None:
+        changes["workdir"] = spec.workdir.model_copy(update={"path": _absolute(spec.workdir.path, folder)})
     known = programs.get(spec.program or "")
     if known is not None:
         changes["args"] = {
@@ -138,19 +143,11 @@ def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOpti
 
 
 def require_hostfile(spec: JobSpec, file: str) -> str:
-    """The job's hostfile. Raises InvalidInputError when it names none: never a silent local run."""
+    """The hostfile of the job. Raises InvalidInputError when it has none: a job never runs locally by default."""
     if spec.hostfile is None:
-        raise InvalidInputError(
-            [
-                Problem(
-                    file,
-                    1,
-                    1,
-                    "names no hostfile",
-                    "hostfile: my.hosts; a line `here addr=local` in it is this machine",
-                )
-            ]
-        )
+        text = Text("jobfile.required", "{key} is required", key="hostfile")
+        hint = Text("jobfile.hostfile-hint", "write hostfile: cluster.hosts, or give -H FILE")
+        raise InvalidInputError([Problem(file, 1, 1, text, hint)])
     return spec.hostfile
 
 
@@ -164,55 +161,56 @@ def _absolute(path: str, folder: str) -> str:
 
 
 def _validate(data: Mapping[str, Any], draft: Draft, problems: list[Problem]) -> Optional[JobSpec]:
-    """The model's judgement; None with the problems told."""
+    """The job of the data; None when it has problems."""
     try:
         return JobSpec.model_validate(data)
     except ValidationError as error:
         for each in error.errors(include_url=False):
-            problem = _translate(each, draft.root, draft.source)
+            problem = _translate(each, draft)
             problems.extend([problem] if problem else [])
         if not problems and not draft.source.problems:
             raise
         return None
 
 
-def _translate(error: Mapping[str, Any], root: MappingNode, source: Source) -> Optional[Problem]:
-    """One finding of pydantic in our words at its place; None when it was told already."""
-    path = _path(error["loc"])
+def _translate(error: Mapping[str, Any], draft: Draft) -> Optional[Problem]:
+    """One finding of pydantic as a problem at its place; None when a rule has reported it."""
+    root, path = draft.root, tuple(error["loc"])
     kind, context = error["type"], error.get("ctx") or {}
     node = find(root, path)
-    if source.is_spoilt(node) or _told_by_a_rule(path, error, node):
+    if draft.source.is_invalid(node) or _reported_by_a_rule(path, error, node):
         return None
     name = _name(path)
     if kind == "missing":
-        return _around(root, path).problem(f"{name} is missing", _HINTS.get(name))
+        plain = tuple(step for step in path if isinstance(step, str))
+        old = [key.split(".") for key, new in model.RENAMED.items() if new == ".".join(plain)]
+        if any(find(root, tuple(each)) is not None for each in old):
+            return None
+        text = Text("jobfile.required", "{key} is required", key=name)
+        return _around(root, path).problem(text, _example(path))
     if kind == "extra_forbidden":
-        return key_place(root, path).problem(f"unknown key {shown(str(path[-1]))}", _key_hint(path))
-    message, hint = _explain(kind, context, error.get("input"))
-    return place_of(root, path).problem(f"{name} {message}", hint or _HINTS.get(name))
+        return _unknown_key(draft, path, node)
+    message, hint = _explain(path, kind, context, error.get("input"))
+    text = Text("jobfile.value", "{key}: {fault}", key=name, fault=message)
+    return place_of(root, path).problem(text, hint or _example(path))
 
 
-def _path(loc: Sequence[Union[str, int]]) -> Path:
-    """pydantic's location without the names of a union's branches."""
-    return tuple(
-        step
-        for index, step in enumerate(loc)
-        if not (index > 0 and loc[index - 1] == "nodes" and step in ("count", "range"))
-    )
-
-
-def _told_by_a_rule(path: Path, error: Mapping[str, Any], node: Optional[Node]) -> bool:
+def _reported_by_a_rule(path: Path, error: Mapping[str, Any], node: Optional[Node]) -> bool:
     if error["type"] == "missing" and node is not None:
         return True
     if error["type"] == "too_short" and isinstance(node, ListNode) and node.items:
         return True  # its items are wrong, and pydantic counts the right ones only
     if path[0] == "command" and len(path) == 1 and isinstance(error.get("input"), str):
         return True
+    if path == ("devices", "type") and error.get("input") == "auto":
+        return True
+    if path == ("nodes",) and isinstance(node, MappingNode) and {"min", "max"} & set(node.entries):
+        return True
     return path[0] == "args" and len(path) > 1
 
 
 def _around(root: MappingNode, path: Path) -> Place:
-    """A missing key is told where its section's key stands; at the top, where the file starts."""
+    """A missing key is reported at the key of its section; at the top, at the start of the file."""
     return key_place(root, path[:-1]) if len(path) > 1 else root.place
 
 
@@ -220,79 +218,148 @@ def _name(path: Path) -> str:
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
-    return text if text.isprintable() and len(text) <= 80 else shown(text)
+    return text if text.isprintable() and len(text) <= 80 else quote(text)
 
 
-def _key_hint(path: Path) -> Optional[str]:
+def _unknown_key(draft: Draft, path: Path, node: Optional[Node]) -> Optional[Problem]:
+    """A renamed key is answered with its new name; only then comes a key that is spelled alike."""
+    place, name = key_place(draft.root, path), _name(path)
+    plain = tuple(step for step in path if isinstance(step, str))
+    if ".".join(plain) in model.UNSUPPORTED or plain[0] in model.UNSUPPORTED:
+        return None
+    new = model.RENAMED.get(".".join(plain))
+    if new is not None:
+        text = Text("jobfile.renamed", "{old} was renamed to {new}", old=name, new=new)
+        return place.problem(text, write(_new_piece(plain, new, node)))
+    text = Text("jobfile.unknown-key", "unknown key {key:quote}", key=str(path[-1]))
+    return place.problem(text, _key_hint(path))
+
+
+def _new_piece(path: Sequence[str], new: str, node: Optional[Node]) -> str:
+    """`workdir: {path: code}` for what the file has under an old key."""
+    value: Any = to_plain(node) if node is not None else None
+    for step in reversed(path):
+        value = {step: value}
+    for step in new.split("."):
+        value = migrate_spec(value)[step] if step == new.partition(".")[0] else value[step]
+    written = node.text if isinstance(node, ScalarNode) else flow(value)
+    return f"{new.rpartition('.')[2]}: {written}"
+
+
+def flow(value: Any) -> str:
+    """A value as one line of YAML."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./$-][^,\[\]{}#:*&!|>'\"%@`\n]*")
+"""Strings that need no quotes inside a list of YAML."""
+
+
+def _key_hint(path: Path) -> Optional[Text]:
     key = str(path[-1])
     inside = [step for step in path[:-1] if isinstance(step, str)]
     if inside[:1] == ["stages"]:
         inside = inside[1:] or ["stages"]
-    sections: Mapping[str, type[BaseModel]] = {**_SECTIONS, "stages": model.PipelineStage}
+    sections: Mapping[str, type[BaseModel]] = {**model.SECTIONS, "stages": model.PipelineStage}
     chosen = sections.get(inside[0]) if inside else JobSpec
     own = list(chosen.model_fields) if chosen else []
     elsewhere = [
-        (section, closest(key, other.model_fields)) for section, other in _SECTIONS.items() if [section] != inside
+        (section, closest(key, other.model_fields)) for section, other in model.SECTIONS.items() if [section] != inside
     ]
     for section, near in elsewhere:
         if near is not None and (near == key or closest(key, own) is None):
-            return f"did you mean {section}.{near}?"
+            return did_you_mean(f"{section}.{near}")
     return suggestion(key, own)
 
 
-def _explain(kind: str, context: Mapping[str, Any], value: Any) -> tuple[str, Optional[str]]:
+def _explain(path: Path, kind: str, context: Mapping[str, Any], value: Any) -> tuple[Text, Optional[Text]]:
     if kind == "literal_error":
-        choices = str(context.get("expected", "")).replace(" or ", ", ").replace("'", "")
-        word = str(value).upper().replace("SIG", "") if choices.isupper() else str(value).lower()
-        near = _SLIPS.get(word) or closest(word, choices.split(", "))
-        return f"wants one of {choices}, not {_told(value)}", f"did you mean {near}?" if near else None
-    if kind in _WANTS:
-        hint = f'put it in quotes: "{value}"' if kind == "string_type" and type(value) in (int, float) else None
-        return f"wants {_WANTS[kind]}, not {_told(value)}", hint
-    for limit, words in _LIMITS.items():
+        return _explain_choice(path, str(context.get("expected", "")), value)
+    if kind in _EXPECTED:
+        is_number = kind == "string_type" and type(value) in (int, float)
+        hint = Text("jobfile.quote", 'write "{value}" for the string', value=value) if is_number else None
+        return expected(_EXPECTED[kind], value), hint
+    for limit, template in _LIMITS.items():
         if limit in context:
-            return f"wants {words} {context[limit]:g}, not {_told(value)}", None
+            return expected(Text(template.key, template.english, limit=f"{context[limit]:g}"), value), None
     if kind == "string_pattern_mismatch":
-        return f"{_told(value)} is no name", "letters, digits, '.', '_', '-'; a letter or digit first; at most 63"
-    return _OTHERS.get(kind, "is not right: " + kind.replace("_", " ")), None
+        return Text("jobfile.invalid-name", "invalid name {value}", value=_shown(value)), NAME_HINT
+    if kind in ("too_short", "string_too_short"):
+        return Text("jobfile.too-short", "must not be empty"), None
+    return Text("jobfile.other", "invalid value ({reason})", reason=kind.replace("_", " ")), None
 
 
-def _told(value: Any) -> str:
+def _explain_choice(path: Path, choices: str, value: Any) -> tuple[Text, Optional[Text]]:
+    names = choices.replace(" or ", ", ").replace("'", "").split(", ")
+    new = model.RENAMED_VALUES.get(str(path[-1]), {}).get(str(value))
+    if new is not None:
+        text = Text("options.renamed-value", "{old:quote} was renamed to {new:quote}", old=value, new=new)
+        return text, write(f"{path[-1]}: {new}")
+    word = str(value).upper().replace("SIG", "") if choices.isupper() else str(value).lower()
+    near = _SLIPS.get(word) if path[-1] == "type" else None
+    near = near or closest(word, names)
+    text = Text("jobfile.choice", "expected {choices}, got {value}", choices=one_of(names), value=_shown(value))
+    return text, did_you_mean(near) if near else None
+
+
+def one_of(names: Sequence[str]) -> Text | str:
+    """`a, b or c`."""
+    if len(names) < 2:
+        return "".join(names)
+    return Text("jobfile.or", "{names} or {last}", names=list(names[:-1]), last=names[-1])
+
+
+def expected(what: Text, value: Any) -> Text:
+    return Text("options.expected", "expected {expected}, got {found}", expected=what, found=_shown(value))
+
+
+def _shown(value: Any) -> Text | str:
     if isinstance(value, (dict, BaseModel)):
-        return "a mapping"
+        return Text("type.mapping", "a mapping")
     if isinstance(value, tuple):
-        return "a list"
+        return Text("type.list", "a list")
     if isinstance(value, bool):
         return str(value).lower()
-    return shown(value) if isinstance(value, str) else str(value)
+    return quote(value) if isinstance(value, str) else str(value)
 
 
-_WANTS = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "string_type": "a text",
-    "bool_type": "true or false",
-    "tuple_type": "a list",
-    "dict_type": "a mapping",
-    "mapping_type": "a mapping",
-    "model_type": "a mapping",
-    "finite_number": "a finite number",
+def _example(path: Path) -> Optional[Text]:
+    """The example of a key as a hint; None for a key without one."""
+    kind: Optional[type[BaseModel]] = JobSpec
+    plain = [step for step in path if isinstance(step, str)]
+    if plain[:1] == ["stages"]:
+        kind, plain = model.PipelineStage, plain[1:]
+    for step in plain[:-1]:
+        kind = model.SECTIONS.get(step) if kind is not None else None
+    field = kind.model_fields.get(plain[-1]) if kind is not None and plain else None
+    if field is None or not field.examples or (path and isinstance(path[-1], int)):
+        return None
+    return write(f"{plain[-1]}: {flow(field.examples[0])}")
+
+
+INIT_HINT = Text("jobfile.init-hint", "`ascendrun init NAME` writes a job file to start from")
+_EXPECTED = {
+    "int_type": Text("type.integer", "an integer"),
+    "int_from_float": Text("type.integer", "an integer"),
+    "float_type": Text("type.number", "a number"),
+    "string_type": Text("type.string", "a string"),
+    "bool_type": Text("type.boolean", "true or false"),
+    "tuple_type": Text("type.list", "a list"),
+    "dict_type": Text("type.mapping", "a mapping"),
+    "mapping_type": Text("type.mapping", "a mapping"),
+    "model_type": Text("type.mapping", "a mapping"),
+    "finite_number": Text("type.finite", "a finite number"),
 }
 _SLIPS = {"gpu": "cuda", "nvidia": "cuda", "ascend": "npu", "910b": "npu", "none": "cpu"}
-_LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-_OTHERS = {"too_short": "must not be empty", "string_too_short": "must not be empty", "too_long": "has too many items"}
-_HINTS = {
-    "name": "name: my-job",
-    "command": "command: [python, train.py]",
-    "args": "args: {lr: 1e-4}",
-    "env": "env: {NAME: value}",
-    "env_from": "env_from: [{file: secrets.env}]",
-    "stage": "stage: {dir: .}",
-    "devices": "devices: {family: npu, per_node: 8}",
-    "nodes": "nodes: 2",
-    "timeouts": "timeouts: {max_s: 3600}",
-    "checkpoint": "checkpoint: {dir: /data/ckpt, grace_s: 300}",
-    "stage.exclude": "exclude: [data/, .git/]",
-    "devices.ids": "ids: [0, 1, 2, 3]",
+_LIMITS = {
+    "ge": Text("limit.ge", "at least {limit}", limit=None),
+    "gt": Text("limit.gt", "more than {limit}", limit=None),
+    "le": Text("limit.le", "at most {limit}", limit=None),
+    "lt": Text("limit.lt", "less than {limit}", limit=None),
 }

@@ -1,4 +1,4 @@
-"""The job file's tree: `--set` laid over it, and the tree as the data that the model reads."""
+"""The tree of a job file: `--set` overrides applied to it, and the tree as the data that the model reads."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from ascendrun.core.jobfile.yaml_source import (
     scalar_value,
     to_plain,
 )
-from ascendrun.core.message_format import is_hidden
+from ascendrun.text import Text
+from ascendrun.text.format import is_hidden
+from ascendrun.text.suggest import write
 
 DATA_SECTIONS = ("args", "env")
-"""Their keys are the user's own, so a null in them is no "not given"."""
+"""Sections with free keys, in which a null is a value."""
 
 
 def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
-    """Lays `args.lr=1e-4` texts over the tree, the last one winning; what is wrong with them goes to the source."""
+    """Apply `args.lr=1e-4` texts to the tree, the last one wins; their problems go to the source."""
     for text in overrides:
         place = Place(_label(text))
         key, equals, value = text.partition("=")
         path = key.strip().split(".")
         if not equals or not all(path):
-            source.problems.append(place.problem("is no KEY=VALUE", "--set args.lr=1e-4"))
+            source.problems.append(place.problem(Text("override.form", "expected KEY=VALUE"), write("--set nodes=2")))
             continue
         read = read_value(value, place)
         source.problems.extend(read.problems)
-        source.spoilt.update(read.spoilt)
-        if read.root is not None and read.is_whole:
+        source.invalid.update(read.invalid)
+        if read.root is not None and read.is_complete:
             problem = _put(source, path, read.root, place)
             source.problems.extend([problem] if problem else [])
 
@@ -66,15 +68,21 @@ def _put(source: Source, path: Sequence[str], value: Node, place: Place) -> Prob
         if path[0] == "stages" and isinstance(node, ListNode):
             stage = _stage(node, step)
             if stage is None or depth == len(path) - 1:
-                message = f"the file has no stage {step}" if stage is None else f"replaces the whole stage {step}"
-                return place.problem(message, "--set stages.NAME.args.lr=1e-4")
+                message = (
+                    Text("override.stage", "unknown stage {stage}", stage=step)
+                    if stage is None
+                    else Text("override.whole-stage", "cannot replace a whole stage")
+                )
+                return place.problem(message, write("--set stages.NAME.nodes=2"))
             node = stage
             continue
         if not isinstance(node, MappingNode):
             above = ".".join(path[:depth])
             return place.problem(
-                f"{above or 'the file'} is {_kind(node)}, so it has no {step}",
-                f"set {above} as a whole" if above else None,
+                Text(
+                    "override.no-mapping", "{key}: expected a mapping, got {kind}", key=above or "-", kind=_kind(node)
+                ),
+                write(f"--set {above}=VALUE") if above else None,
             )
         if depth == len(path) - 1:
             node.entries[step] = value
@@ -97,14 +105,20 @@ def _stage(stages: ListNode, name: str) -> Node | None:
 
 
 def _text(node: Node, name: str, source: Source) -> Any:
-    """The value's text as written; true and false in small letters."""
+    """The text of a value as written; true and false in lower case."""
     if not isinstance(node, ScalarNode):
         return to_plain(node)
-    if source.is_spoilt(node):
+    if source.is_invalid(node):
         return node.text
     value = scalar_value(node)
     if value is None:
-        source.spoil(node, node.place.problem(f"{name} has no value", 'write "" for an empty text'))
+        source.mark_invalid(
+            node,
+            node.place.problem(
+                Text("jobfile.no-value", "{key}: value missing", key=name),
+                Text("jobfile.empty-string", 'write "" for an empty string'),
+            ),
+        )
         return ""
     return node.text.lower() if isinstance(value, bool) else node.text
 
@@ -121,8 +135,8 @@ def _is_null(node: Node) -> bool:
     return isinstance(node, ScalarNode) and scalar_value(node) is None
 
 
-def _kind(node: Node) -> str:
-    return "a list" if isinstance(node, ListNode) else "a single value"
+def _kind(node: Node) -> Text:
+    return Text("type.list", "a list") if isinstance(node, ListNode) else Text("type.scalar", "a single value")
 
 
 def _label(text: str) -> str:
@@ -131,7 +145,7 @@ def _label(text: str) -> str:
 
 
 def place_of(root: Node, path: Sequence[Any]) -> Place:
-    """Where the value at `path` stands; for a value that is missing, the nearest piece around it."""
+    """Location of the value at `path`; of a missing value, that of the nearest section around it."""
     steps: list[Any] = list(path)
     while steps:
         node = find(root, tuple(steps))
@@ -142,7 +156,7 @@ def place_of(root: Node, path: Sequence[Any]) -> Place:
 
 
 def key_place(root: Node, path: Sequence[Any]) -> Place:
-    """Where the key of `path` stands; where the value stands when it is an item of a list."""
+    """Location of the key at `path`; of an item of a list, that of its value."""
     parent = find(root, tuple(path[:-1]))
     if isinstance(parent, MappingNode) and path and path[-1] in parent.keys:
         return parent.keys[path[-1]]

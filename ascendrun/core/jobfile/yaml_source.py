@@ -1,7 +1,7 @@
-"""YAML as a tree whose every piece knows its place, read event by event so that no file can make us build a bomb.
+"""YAML as a tree in which every node has its place, read event by event to bound time and memory for any file.
 
-Only the plain part of YAML is read: mappings, lists and scalars. What YAML 1.1 and 1.2 understand differently is
-refused with the way to write it, since the file's readers would not agree on it either.
+Only mappings, lists and scalars are read. Values that YAML 1.1 and 1.2 read differently are refused with a hint:
+readers of the file would not agree on them either.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import Any, Union
 import yaml
 
 from ascendrun.core.errors import Problem
-from ascendrun.core.jobfile.source_text import decode_text
-from ascendrun.core.message_format import MAX_PROBLEMS, shown
+from ascendrun.core.jobfile.source_text import MAX_PROBLEMS, NUL, REMOVE, decode_text
 from ascendrun.text import Text
+from ascendrun.text.suggest import write
 
+WRITE_OUT = Text("yaml.write-out", "write the value out where it is used")
+KEY_VALUE = write("key: value")
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 MAX_NODES = 50_000
@@ -34,40 +36,33 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BIDI = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
-_TRAPS: tuple[tuple[re.Pattern[str], str, str], ...] = (
-    (re.compile(r"(?i:yes|on)"), "is true for YAML 1.1 and text for YAML 1.2", 'write true, or "{0}" for the text'),
-    (re.compile(r"(?i:no|off)"), "is false for YAML 1.1 and text for YAML 1.2", 'write false, or "{0}" for the text'),
+_TRAPS: tuple[tuple[re.Pattern[str], Text, str], ...] = (
+    (re.compile(r"(?i:yes|on)"), Text("yaml.trap-true", "true in YAML 1.1, a string in YAML 1.2"), "true"),
+    (re.compile(r"(?i:no|off)"), Text("yaml.trap-false", "false in YAML 1.1, a string in YAML 1.2"), "false"),
     (
         re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"),
-        "is a number to base 60 for YAML 1.1",
-        'write plain seconds, or "{0}" for the text',
+        Text("yaml.trap-base60", "a base-60 number in YAML 1.1"),
+        "",
     ),
-    (
-        re.compile(r"[-+]?0[0-9_]+"),
-        "is an octal number for YAML 1.1 and a decimal one for YAML 1.2",
-        'write it without the leading 0, or "{0}" for the text',
-    ),
+    (re.compile(r"[-+]?0[0-9_]+"), Text("yaml.trap-octal", "octal in YAML 1.1, decimal in YAML 1.2"), ""),
     (
         re.compile(r"[-+]?0(?:x[0-9a-fA-F_]+|o[0-7_]+|b[01_]+)"),
-        "is a number only for some YAML readers",
-        'write it in decimal, or "{0}" for the text',
+        Text("yaml.trap-base", "a number only in some YAML versions"),
+        "",
     ),
     (
         re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?"),
-        "is a number for YAML 1.1 and text for YAML 1.2",
-        'write it without _, or "{0}" for the text',
+        Text("yaml.trap-underscore", "a number in YAML 1.1, a string in YAML 1.2"),
+        "",
     ),
-    (
-        re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"),
-        "is no number that can be used",
-        'write a finite one, or "{0}" for the text',
-    ),
+    (re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"), Text("yaml.trap-infinite", "not a finite number"), ""),
 )
+"""What YAML versions read differently: the pattern, why, and what to write for the value (empty: a plain number)."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a piece stands; `line` and `column` count from 1, None: not in a file (a `--set`)."""
+    """Location of a node; `line` and `column` count from 1, None: not in a file (a `--set`)."""
 
     file: str
     line: int | None = None
@@ -107,29 +102,29 @@ Value = Union[None, bool, int, float, str]
 
 @dataclass
 class Source:
-    """A file read: its tree (None: it is empty), what is wrong with it, and which nodes are spoilt: a problem of them
-    was told, so that they need no second one. `is_whole`: reading reached the end of the file."""
+    """A file read: its tree (None: it is empty), its problems, and the invalid nodes, whose problem is already in
+    `problems`. `is_complete`: reading reached the end of the file."""
 
     root: Node | None
     problems: list[Problem]
-    spoilt: dict[int, Node]
-    is_whole: bool
+    invalid: dict[int, Node]
+    is_complete: bool
 
-    def spoil(self, node: Node, problem: Problem) -> None:
+    def mark_invalid(self, node: Node, problem: Problem) -> None:
         self.problems.append(problem)
-        self.spoilt[id(node)] = node
+        self.invalid[id(node)] = node
 
-    def is_spoilt(self, node: Node | None) -> bool:
-        return node is not None and id(node) in self.spoilt
+    def is_invalid(self, node: Node | None) -> bool:
+        return node is not None and id(node) in self.invalid
 
 
 def read_yaml(data: str | bytes, file: str) -> Source:
-    """Reads one document; never raises for what stands in it."""
+    """Read one document; never raises for its contents."""
     lines, problems = decode_text(data, file, max_bytes=MAX_BYTES)
-    source = Source(None, problems, {}, is_whole=False)
+    source = Source(None, problems, {}, is_complete=False)
     if problems and not lines:
         return source
-    problems.extend(_bad_characters(lines, file))
+    problems.extend(_invalid_characters(lines, file))
     if any("\r" in line for line in lines):
         return source
     lines = [_BIDI.sub("\ufffd", _UNPRINTABLE.sub("\ufffd", line)) for line in lines]
@@ -139,7 +134,7 @@ def read_yaml(data: str | bytes, file: str) -> Source:
     except yaml.MarkedYAMLError as error:
         problems.append(_syntax_problem(error, file, lines))
     except yaml.YAMLError as error:
-        problems.append(Problem(file, 1, 1, f"is not YAML: {shown(str(error))}"))
+        problems.append(Problem(file, 1, 1, _not_yaml(str(error))))
     return source
 
 
@@ -152,7 +147,7 @@ def read_value(text: str, place: Place) -> Source:
         source.problems[:] = [place.problem(problem.message, problem.hint) for problem in source.problems]
         return source
     node = ScalarNode(place, text, plain=text != "")
-    source = Source(node, [], {}, is_whole=True)
+    source = Source(node, [], {}, is_complete=True)
     _check_scalar(node, source)
     return source
 
@@ -213,7 +208,11 @@ class _Builder:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents == 2:
-                    self._tell(event, "a second document starts", "one job a file: delete from the line `---` on")
+                    self._report(
+                        event,
+                        Text("yaml.documents", "second document in the file"),
+                        Text("yaml.documents-hint", "remove the line --- and everything below it"),
+                    )
                     return
             elif isinstance(event, yaml.AliasEvent):
                 self._add(self._alias(event))
@@ -221,46 +220,49 @@ class _Builder:
                 self._scalar(event)
             elif isinstance(event, (yaml.SequenceStartEvent, yaml.MappingStartEvent)):
                 if len(self.open) == MAX_DEPTH:
-                    self._tell(event, f"is nested more than {MAX_DEPTH} levels deep", "is it the right file?")
+                    self._report(event, Text("yaml.depth", "nested more than {limit} levels deep", limit=MAX_DEPTH))
                     return
                 self._start(event)
             elif isinstance(event, (yaml.SequenceEndEvent, yaml.MappingEndEvent)):
                 self.open.pop()
                 self.key.pop()
             if self.nodes > MAX_NODES:
-                self._tell(event, f"holds more than {MAX_NODES} values", "is it the right file?")
+                self._report(event, Text("yaml.size", "more than {limit} values", limit=MAX_NODES))
                 return
             if len(self.source.problems) > MAX_PROBLEMS:
                 return
-        self.source.is_whole = True
+        self.source.is_complete = True
 
     def _place(self, event: Any) -> Place:
         return Place(self.file, event.start_mark.line + 1, event.start_mark.column + 1)
 
-    def _tell(self, event: Any, message: str, hint: str | None = None) -> None:
+    def _report(self, event: Any, message: Text, hint: Text | None = None) -> None:
         self.source.problems.append(self._place(event).problem(message, hint))
 
     def _alias(self, event: Any) -> ScalarNode:
         node = ScalarNode(self._place(event), "", plain=True)
-        self.source.spoil(node, node.place.problem(f"alias *{event.anchor}: aliases are not read", "write it out"))
+        text = Text("yaml.alias", "alias *{name}: aliases are not supported", name=event.anchor)
+        self.source.mark_invalid(node, node.place.problem(text, WRITE_OUT))
         return node
 
     def _check_properties(self, event: Any, node: Node) -> None:
         if event.anchor is not None:
-            self._tell(event, f"anchor &{event.anchor}: anchors are not read", "write it out where it is used")
-        if event.tag is not None:
-            self.source.spoil(
-                node, node.place.problem(f"tag {shown(event.tag)}: tags are not read", "delete it; quotes make a text")
+            self._report(
+                event, Text("yaml.anchor", "anchor &{name}: anchors are not supported", name=event.anchor), WRITE_OUT
             )
+        if event.tag is not None:
+            text = Text("yaml.tag", "tag {tag:quote}: tags are not supported", tag=event.tag)
+            hint = Text("yaml.tag-hint", "remove it; quote a value to make it a string")
+            self.source.mark_invalid(node, node.place.problem(text, hint))
 
     def _scalar(self, event: Any) -> None:
         node = ScalarNode(self._place(event), event.value, plain=not event.style)
         self._check_properties(event, node)
         is_key = bool(self.open) and isinstance(self.open[-1], MappingNode) and self.key[-1] is None
-        if not is_key and not self.source.is_spoilt(node):
+        if not is_key and not self.source.is_invalid(node):
             _check_scalar(node, self.source)
         elif "\0" in node.text:
-            self.source.spoil(node, node.place.problem("NUL character", "delete it"))
+            self.source.mark_invalid(node, node.place.problem(NUL, REMOVE))
         self._add(node)
 
     def _start(self, event: Any) -> None:
@@ -290,21 +292,24 @@ class _Builder:
     def _as_key(self, node: Node) -> ScalarNode:
         if isinstance(node, ScalarNode):
             return node
-        self.source.spoil(node, node.place.problem("a key must be a word", "write key: value"))
+        text = Text("yaml.key", "a key must be a plain string")
+        self.source.mark_invalid(node, node.place.problem(text, KEY_VALUE))
         stand_in = ScalarNode(node.place, "", plain=True)
-        self.source.spoilt[id(stand_in)] = stand_in
+        self.source.invalid[id(stand_in)] = stand_in
         return stand_in
 
     def _put(self, parent: MappingNode, key: ScalarNode, node: Node) -> None:
-        if self.source.is_spoilt(key):
+        if self.source.is_invalid(key):
             return
         if key.plain and key.text == "<<":
-            self.source.problems.append(key.place.problem("merge key <<: merging is not read", "write it out"))
+            text = Text("yaml.merge", "merge key <<: merging is not supported")
+            self.source.problems.append(key.place.problem(text, WRITE_OUT))
         elif key.text in parent.entries:
             first = parent.keys[key.text]
-            self.source.problems.append(
-                key.place.problem(f"{shown(key.text)} stands twice: first on line {first.line}", "leave one")
+            text = Text(
+                "yaml.duplicate", "duplicate key {key:quote} (first at line {line})", key=key.text, line=first.line
             )
+            self.source.problems.append(key.place.problem(text))
         else:
             parent.entries[key.text] = node
             parent.keys[key.text] = key.place
@@ -313,51 +318,57 @@ class _Builder:
 def _check_scalar(node: ScalarNode, source: Source) -> None:
     text = node.text
     if "\0" in text:
-        source.spoil(node, node.place.problem("NUL character: no argument or variable can hold it", "delete it"))
+        source.mark_invalid(node, node.place.problem(NUL, REMOVE))
     elif any("\ud800" <= character <= "\udfff" for character in text):
-        source.spoil(node, node.place.problem("half of a surrogate pair: no text", "write the character itself"))
+        source.mark_invalid(
+            node,
+            node.place.problem(
+                Text("yaml.surrogate", "incomplete surrogate pair"),
+                Text("yaml.surrogate-hint", "write the character itself"),
+            ),
+        )
     elif node.plain and len(text) <= 400:
         _check_plain(node, source)
 
 
 def _check_plain(node: ScalarNode, source: Source) -> None:
-    for pattern, why, hint in _TRAPS:
+    for pattern, why, value in _TRAPS:
         if pattern.fullmatch(node.text):
-            source.spoil(node, node.place.problem(f"{shown(node.text)} without quotes {why}", hint.format(node.text)))
+            text = Text("yaml.trap", "ambiguous value {value:quote} ({why})", value=node.text, why=why)
+            hint = Text(
+                "yaml.trap-hint",
+                'write {value}, or "{text}" for the string',
+                value=value or Text("yaml.plain-number", "a plain decimal number"),
+                text=node.text,
+            )
+            source.mark_invalid(node, node.place.problem(text, hint))
             return
-    value = scalar_value(node)
-    is_huge = isinstance(value, float) and not math.isfinite(value)
-    if is_huge or (type(value) is int and not -(2**63) <= value < 2**63):
-        source.spoil(
-            node, node.place.problem(f"{shown(node.text)} is too large a number", "put it in quotes if it is text")
-        )
+    number = scalar_value(node)
+    is_huge = isinstance(number, float) and not math.isfinite(number)
+    if is_huge or (type(number) is int and not -(2**63) <= number < 2**63):
+        text = Text("yaml.huge", "number {value:quote} is too large", value=node.text)
+        hint = Text("yaml.huge-hint", "quote it to make it a string")
+        source.mark_invalid(node, node.place.problem(text, hint))
 
 
-def _bad_characters(lines: list[str], file: str) -> Iterator[Problem]:
-    """Characters that YAML forbids, and those that make a line look other than it is; at most one a line each."""
+def _invalid_characters(lines: list[str], file: str) -> Iterator[Problem]:
+    """Characters that YAML forbids, and those that change how a line shows; at most one of each on a line."""
     for number, line in enumerate(lines, start=1):
-        bad = _UNPRINTABLE.search(line)
-        if bad:
-            yield Problem(
-                file,
-                number,
-                bad.start() + 1,
-                f"character U+{ord(bad.group()):04X} cannot stand here",
-                'inside "quotes" write it as an escape',
-            )
-        turned = _BIDI.search(line)
-        if turned:
-            yield Problem(
-                file,
-                number,
-                turned.start() + 1,
-                f"U+{ord(turned.group()):04X} turns the direction of writing: the line is not what it shows",
-                f'delete it; meant as data, write "\\u{ord(turned.group()):04x}"',
-            )
+        forbidden = _UNPRINTABLE.search(line)
+        if forbidden:
+            text = Text("yaml.character", "character {code} not allowed", code=f"U+{ord(forbidden.group()):04X}")
+            hint = Text("yaml.character-hint", "write it as an escape in double quotes")
+            yield Problem(file, number, forbidden.start() + 1, text, hint)
+        bidi = _BIDI.search(line)
+        if bidi:
+            code = ord(bidi.group())
+            text = Text("yaml.bidi", "{code} changes the writing direction of the line", code=f"U+{code:04X}")
+            hint = Text("yaml.bidi-hint", 'remove it, or write "{escape}"', escape=f"\\u{code:04x}")
+            yield Problem(file, number, bidi.start() + 1, text, hint)
         if "\r" in line:
-            yield Problem(
-                file, number, line.index("\r") + 1, "carriage return inside a line", "save the file with Unix line ends"
-            )
+            text = Text("yaml.carriage-return", "carriage return inside a line")
+            hint = Text("yaml.carriage-return-hint", "save the file with Unix line ends")
+            yield Problem(file, number, line.index("\r") + 1, text, hint)
 
 
 def _syntax_problem(error: yaml.MarkedYAMLError, file: str, lines: list[str]) -> Problem:
@@ -365,24 +376,30 @@ def _syntax_problem(error: yaml.MarkedYAMLError, file: str, lines: list[str]) ->
     line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
     text = lines[line - 1] if line <= len(lines) else ""
     if text[column - 1 : column] == "\t" or (text[:column].strip(" ") == "\t" and not text[:column].strip()):
-        return Problem(file, line, column, "a tab is no indentation in YAML", "use spaces")
-    message = f"is not YAML: {error.problem or error.context}"
-    return Problem(file, line, column, message, _syntax_hint(error))
+        message = Text("yaml.tab", "tab in the indentation")
+        return Problem(file, line, column, message, Text("yaml.tab-hint", "indent with spaces"))
+    return Problem(file, line, column, _not_yaml(error.problem or error.context or ""), _syntax_hint(error))
 
 
-def _syntax_hint(error: yaml.MarkedYAMLError) -> str | None:
+def _not_yaml(reason: str) -> Text:
+    return Text("yaml.syntax", "invalid YAML: {reason}", reason=reason)
+
+
+def _syntax_hint(error: yaml.MarkedYAMLError) -> Text | str | None:
     context, problem = error.context or "", error.problem or ""
-    start = f" of line {error.context_mark.line + 1}" if error.context_mark is not None else ""
+    line = error.context_mark.line + 1 if error.context_mark is not None else None
     if "flow" in context:
-        return f"the bracket{start} is not closed, or a comma is missing"
+        return Text("yaml.bracket", "close the bracket of line {line}, or add the missing comma", line=line)
+    if "quoted" in context and "end of stream" in problem:
+        return Text("yaml.quote", "close the quote of line {line}", line=line)
     if "quoted" in context:
-        return f"the quote{start} is not closed" if "end of stream" in problem else "write the text in 'single quotes'"
+        return Text("yaml.single-quotes", "write the value in 'single quotes'")
     if "block" in context:
-        return f"indent it like line {error.context_mark.line + 1}" if error.context_mark is not None else None
+        return Text("yaml.indent", "indent it like line {line}", line=line) if line is not None else None
     if "mapping values" in problem:
-        return 'a text with ": " in it stands in "quotes"'
+        return Text("yaml.colon", 'write a value that contains ": " in "quotes"')
     if "cannot start" in problem:
-        return 'a text that starts with this character stands in "quotes"'
+        return Text("yaml.start", 'write a value that starts with this character in "quotes"')
     return context or None
 
 

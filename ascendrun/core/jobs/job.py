@@ -61,13 +61,16 @@ class Cause(str, Enum):
 @dataclass(frozen=True)
 class Exit:
     """How one rank ended. `at_ns`: the node's UTC clock; compare over nodes only after removing clock offsets.
-    `stopped`: it ended after ascendrun told it to. `note`: what else the supervisor had to say."""
+    `stopped`: it ended after a stop request. `note`: what else the supervisor recorded. `exited_ns`: when the kernel
+    reported it, as `at_ns`."""
 
     code: int | None
     signal: int | None
     at_ns: int
     stopped: bool
     note: str | None = None
+    exited_ns: int | None = None
+    max_rss_bytes: int | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -215,6 +218,7 @@ class RankStarted:
     host: str
     rank: int
     pid: int
+    local_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -259,9 +263,13 @@ class SupervisorLost:
 
 
 @dataclass(frozen=True)
-class LimitReached:
+class StopStarted:
+    """The supervisor of a host began to end its ranks. `by`: limit, failure, user …; `at_s`: the host's clock."""
+
     host: str
+    by: str
     why: Detail
+    at_s: float
 
 
 @dataclass(frozen=True)
@@ -298,7 +306,7 @@ JobInput = Union[
     NodeEnded,
     NodeRebooted,
     SupervisorLost,
-    LimitReached,
+    StopStarted,
     StopRequested,
     HeadRestarted,
     Tick,

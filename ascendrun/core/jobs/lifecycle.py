@@ -63,12 +63,12 @@ class Step:
         )
 
 
-def advance(job: Job, event: JobInput, *, now_s: float, story: Callable[[], Sequence[str]] = tuple) -> Step:
+def advance(job: Job, event: JobInput, *, now_s: float, recent: Callable[[], Sequence[str]] = tuple) -> Step:
     """The next record of `job` after `event`, and what to do. Pure; an event that comes twice changes nothing.
 
-    `story` tells the job's past; asked only for the message of InvalidTransitionError.
+    `recent` returns the last events of the job; used only for the message of InvalidTransitionError.
     """
-    draft = _Draft(job, now_s, story)
+    draft = _Draft(job, now_s, recent)
     _HANDLERS[type(event)](draft, event)
     draft.settle()
     return Step(draft.job, tuple(draft.transitions), tuple(draft.events), tuple(draft.actions))
@@ -106,13 +106,13 @@ def state_changes(events: Iterable[Event]) -> tuple[tuple[float, State], ...]:
 class _Draft:
     """A job being advanced: the one place where a state is written."""
 
-    def __init__(self, job: Job, now_s: float, story: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, job: Job, now_s: float, recent: Callable[[], Sequence[str]]) -> None:
         self.job = job
         self.now_s = now_s
         self.transitions: list[Transition] = []
         self.events: list[Event] = []
         self.actions: list[Action] = []
-        self._story = story
+        self._recent = recent
 
     def record(
         self, code: str, hosts: Sequence[str] = (), ranks: Sequence[int] = (), values: Mapping[str, Any] | None = None
@@ -121,9 +121,9 @@ class _Draft:
 
     def transition(self, target: State, reason: Text) -> None:
         if target not in TRANSITIONS[self.job.state]:
-            past = "; ".join(self._story()) or "no past recorded"
+            past = "; ".join(self._recent()) or "no past recorded"
             raise InvalidTransitionError(
-                f"{self.job.id}: {self.job.state.value} -> {target.value} ({reason}). Story: {past}"
+                f"{self.job.id}: {self.job.state.value} -> {target.value} ({reason}). Events: {past}"
             )
         self.transitions.append(Transition(self.job.state, target, self.now_s, reason))
         cause = self.job.cause.value if self.job.cause is not None else None
@@ -385,8 +385,9 @@ def _supervisor_lost(draft: _Draft, event: w.SupervisorLost) -> None:
         draft.stop(Cause.NODE_LOST, reasons.supervisor_lost(event.host))
 
 
-def _limit_reached(draft: _Draft, event: w.LimitReached) -> None:
-    draft.stop(Cause.LIMIT, reasons.time_limit(event.host, event.why))
+def _stop_started(draft: _Draft, event: w.StopStarted) -> None:
+    if event.by == "limit":
+        draft.stop(Cause.LIMIT, reasons.time_limit(event.host, event.why))
 
 
 def _stop_requested(draft: _Draft, event: w.StopRequested) -> None:
@@ -456,7 +457,7 @@ _HANDLERS: Mapping[type[object], Callable[..., None]] = {
     w.NodeEnded: _node_ended,
     w.NodeRebooted: _node_rebooted,
     w.SupervisorLost: _supervisor_lost,
-    w.LimitReached: _limit_reached,
+    w.StopStarted: _stop_started,
     w.StopRequested: _stop_requested,
     w.HeadRestarted: _head_restarted,
     w.Tick: _tick,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.core.errors import InvalidInputError, PreflightError, Problem
+from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile import launchers
 from ascendrun.core.jobs.rank_env import JobShare, NodeShare, launcher_environment, rank_environment
@@ -14,6 +14,7 @@ from ascendrun.core.names import fold_names
 from ascendrun.core.network import Network, candidate_ports, choose_network
 from ascendrun.core.reports import NodeReport
 from ascendrun.options import make_arguments
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
@@ -44,7 +45,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One process. For the launchers torchrun, deepspeed and python it is the one process of its node, and `rank`
+    """One process. For the launchers torchrun, deepspeed and none it is the one process of its node, and `rank`
     is the node rank; for spawn it is the rank itself."""
 
     rank: int
@@ -120,16 +121,9 @@ def make_plan(
     network = Network("", {}) if faults else choose_network(chosen, reports, faults)
     if faults:
         raise PreflightError(_told_together(spec.name, faults))
-    counts = {name: 1 if spec.launcher == "python" else len(ids) for name, ids in devices.items()}
+    counts = {name: 1 if spec.launcher == "none" else len(ids) for name, ids in devices.items()}
     shape = _Shape(spec, chosen, reports, folders, trees, devices, network, counts)
-    shared = JobShare(
-        job=job,
-        attempt=attempt,
-        run_id=run_id,
-        max_restarts=spec.restart.max,
-        signal=spec.checkpoint.signal,
-        env=spec.env,
-    )
+    shared = JobShare(job=job, attempt=attempt, run_id=run_id, signal=spec.checkpoint.signal, env=spec.env)
     return LaunchPlan(
         job=job,
         attempt=attempt,
@@ -140,9 +134,9 @@ def make_plan(
         master_address=network.master_address,
         master_ports=candidate_ports(run_id, spec.env.get("MASTER_PORT")),
         stop_signal=spec.checkpoint.signal,
-        grace_s=spec.checkpoint.grace_s,
+        grace_s=spec.checkpoint.grace_period_s,
         start_s=spec.timeouts.start_s,
-        max_s=spec.timeouts.max_s,
+        max_s=spec.timeouts.run_s,
         home=home,
     )
 
@@ -150,22 +144,53 @@ def make_plan(
 def choose_hosts(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
     """The hosts that the job takes: the first `nodes` of the file, all of them when it does not say.
 
-    Raises PreflightError when the file has fewer, InvalidInputError for what this release cannot do.
+    Raises PreflightError when the file has fewer.
     """
-    if spec.nodes is not None and not isinstance(spec.nodes, int):
-        raise InvalidInputError([Problem(spec.name, None, None, "nodes as a range: not supported yet", "nodes: 2")])
-    if spec.devices.family == "auto":
-        raise InvalidInputError(
-            [Problem(spec.name, None, None, "devices.family auto: not supported yet", "write npu, cuda or cpu")]
-        )
     wanted = spec.nodes or max(1, len(hosts))
     if len(hosts) < wanted:
-        way_out = f"nodes: {len(hosts)}, or add hosts to the hostfile" if hosts else "add hosts to the hostfile"
-        raise PreflightError(
-            f"{spec.name} wants {wanted} node{'s' if wanted > 1 else ''}, but the hostfile names {len(hosts)}",
-            hint=way_out,
-        )
+        message, hint = _too_few_hosts(spec.name, wanted, len(hosts))
+        raise PreflightError(message, hint=hint)
     return tuple(hosts[:wanted])
+
+
+def placement_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tuple[str, ...], Text, Text]]:
+    """What the hostfile lacks for the job: (key of the job file, message, hint). `hosts`: all of the hostfile."""
+    wanted = spec.nodes or max(1, len(hosts))
+    if len(hosts) < wanted:
+        yield (("nodes",), *_too_few_hosts(spec.name, wanted, len(hosts)))
+    count = spec.devices.per_node or len(spec.devices.ids or ())
+    small: dict[int, list[str]] = {}
+    for host in hosts[:wanted]:
+        if host.slots is not None and count > host.slots:
+            small.setdefault(host.slots, []).append(host.name)
+    for slots, names in small.items():
+        key = "per_node" if spec.devices.per_node else "ids"
+        message = Text(
+            "plan.too-few-slots",
+            "devices.{key} requires {count:plural rank ranks} on each node; {hosts:hosts} has slots={slots}",
+            key=key,
+            count=count,
+            hosts=names,
+            slots=slots,
+        )
+        yield (
+            ("devices", key),
+            message,
+            Text("plan.too-few-slots-hint", "use at most {slots}, or raise slots=", slots=slots),
+        )
+
+
+def _too_few_hosts(name: str, wanted: int, listed: int) -> tuple[Text, Text]:
+    message = Text(
+        "plan.too-few-hosts",
+        "job {name} requires {wanted:plural node nodes}; the hostfile lists {listed}",
+        name=name,
+        wanted=wanted,
+        listed=listed,
+    )
+    if not listed:
+        return message, Text("plan.add-hosts", "add hosts to the hostfile")
+    return message, Text("plan.too-few-hosts-hint", "--set nodes={listed}, or add hosts to the hostfile", listed=listed)
 
 
 def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
@@ -234,8 +259,8 @@ def _check_reports(hosts: Sequence[Host], reports: Mapping[str, NodeReport], fau
 
 
 def _choose_devices(spec: JobSpec, host: Host, faults: list[str]) -> tuple[int, ...]:
-    """One id for each rank of the host; for the family cpu they only count."""
-    has_devices = spec.devices.family != "cpu"
+    """One id for each rank of the host; for the device type cpu they only count."""
+    has_devices = spec.devices.type != "cpu"
     offered = host.devices if has_devices else None
     wanted = spec.devices.ids
     count = spec.devices.per_node or len(wanted or ()) or host.slots or len(offered or ()) or 1
@@ -260,7 +285,7 @@ def _check_sharing(
     """Several local hosts are one machine: none of its devices may go to two of them."""
     owner: dict[int, str] = {}
     for host in hosts:
-        for one in devices[host.name] if host.is_local and spec.devices.family != "cpu" else ():
+        for one in devices[host.name] if host.is_local and spec.devices.type != "cpu" else ():
             if owner.setdefault(one, host.name) != host.name:
                 faults.append(
                     f"{owner[one]} and {host.name} are this one machine, and both would use device {one}: "
@@ -284,7 +309,7 @@ def _make_nodes(shape: _Shape, job: JobShare) -> tuple[NodePlan, ...]:
             ranks_before=ranks_before,
             interface=shape.network.interfaces[host.name],
             master_address=shape.network.master_address,
-            family=spec.devices.family,
+            device_type=spec.devices.type,
             device_ids=shape.devices[host.name],
             # Several local hosts share the CPUs of this one machine.
             threads=max(1, shape.reports[host.name].cpus // (local_ranks if host.is_local else count)),
@@ -299,7 +324,7 @@ def _make_nodes(shape: _Shape, job: JobShare) -> tuple[NodePlan, ...]:
                 cwd=folders.work,
                 setup=spec.setup,
                 folders=folders,
-                devices=None if spec.devices.family == "cpu" else shape.devices[host.name],
+                devices=None if spec.devices.type == "cpu" else shape.devices[host.name],
             )
         )
         ranks_before += count

@@ -1,16 +1,18 @@
-"""The environment of each process: torchrun's variables, the device family's, and ascendrun's own."""
+"""The environment of each process: torchrun's variables, the device type's, and ascendrun's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ascendrun.text import Text
+
 VISIBLE_DEVICES: Mapping[str, str] = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
 
 OWN_PREFIXES = ("TORCHELASTIC_", "ASCENDRUN_")
 
-_FROM_SHAPE = "delete it; it follows from nodes and devices.per_node"
-OWN_VARIABLES: Mapping[str, str] = {
+_FROM_SHAPE = Text("jobfile.variable-of-shape", "remove it; nodes and devices.per_node set it")
+OWN_VARIABLES: Mapping[str, Text] = {
     "RANK": _FROM_SHAPE,
     "LOCAL_RANK": _FROM_SHAPE,
     "GROUP_RANK": _FROM_SHAPE,
@@ -21,9 +23,9 @@ OWN_VARIABLES: Mapping[str, str] = {
     "LOCAL_WORLD_SIZE": _FROM_SHAPE,
     "GROUP_WORLD_SIZE": _FROM_SHAPE,
     "ROLE_WORLD_SIZE": _FROM_SHAPE,
-    "MASTER_ADDR": "delete it; it is the first host's address on the route to the others",
+    "MASTER_ADDR": Text("jobfile.master-addr", "remove it; it is the address of the first host"),
 }
-"""What the user may not set, and what to do instead. MASTER_PORT may be set: then it is the only candidate."""
+"""Variables that the user may not set, with a hint. MASTER_PORT may be set: then it is the only candidate."""
 
 HCCL_CONNECT_S = 1200
 """How long HCCL waits for its peers' links. Huawei advises it for training; its own default, 120, is shorter than the
@@ -41,7 +43,7 @@ class NodeShare:
     ranks_before: int
     interface: str
     master_address: str
-    family: str
+    device_type: str
     device_ids: tuple[int, ...]
     threads: int
     attempt_folder: str
@@ -55,13 +57,12 @@ class JobShare:
     job: str
     attempt: int
     run_id: str
-    max_restarts: int
     signal: str
     env: Mapping[str, str]
 
 
 def is_own_variable(name: str) -> bool:
-    """Whether ascendrun sets this variable itself, so that neither `env` nor `env_from` may."""
+    """Whether ascendrun sets this variable itself, so that neither `env` nor `env_file` may."""
     return name in OWN_VARIABLES or name.startswith(OWN_PREFIXES)
 
 
@@ -82,7 +83,7 @@ def rank_environment(job: JobShare, node: NodeShare, local_rank: int, *, python_
             "GROUP_WORLD_SIZE": str(node.nodes),
             "ROLE_WORLD_SIZE": str(node.world_size),
             "TORCHELASTIC_RESTART_COUNT": str(job.attempt - 1),
-            "TORCHELASTIC_MAX_RESTARTS": str(max(job.max_restarts, job.attempt - 1)),
+            "TORCHELASTIC_MAX_RESTARTS": str(job.attempt - 1),
             "TORCHELASTIC_RUN_ID": job.run_id,
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
@@ -111,14 +112,14 @@ def _defaults(node: NodeShare, user: Mapping[str, str]) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": node.interface,
         "TP_SOCKET_IFNAME": node.interface,
     }
-    if node.family == "npu":
+    if node.device_type == "npu":
         # "=": exactly this interface; without it "eth1" would also mean eth10.
         defaults["HCCL_SOCKET_IFNAME"] = f"={node.interface}"
         if "HCCL_EXEC_TIMEOUT" not in user:
             defaults["HCCL_CONNECT_TIMEOUT"] = str(HCCL_CONNECT_S)
         if ":" in node.master_address:
             defaults["HCCL_SOCKET_FAMILY"] = "AF_INET6"
-    if node.family == "cuda":
+    if node.device_type == "cuda":
         defaults["NCCL_SOCKET_IFNAME"] = f"={node.interface}"
     return defaults
 
@@ -134,10 +135,10 @@ def _own(job: JobShare, node: NodeShare, rank: int) -> dict[str, str]:
         "ASCENDRUN_RUN_ID": job.run_id,
         "ASCENDRUN_CHECKPOINT_DIR": node.checkpoint_folder,
         "ASCENDRUN_CHECKPOINT_SIGNAL": job.signal,
-        "ASCENDRUN_DEVICE_TYPE": node.family,
+        "ASCENDRUN_DEVICE_TYPE": node.device_type,
     }
-    if node.family in VISIBLE_DEVICES:
-        own[VISIBLE_DEVICES[node.family]] = ",".join(str(one) for one in node.device_ids)
+    if node.device_type in VISIBLE_DEVICES:
+        own[VISIBLE_DEVICES[node.device_type]] = ",".join(str(one) for one in node.device_ids)
     return own
 
 

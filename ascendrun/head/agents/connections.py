@@ -12,7 +12,7 @@ from typing import Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
-from ascendrun.head.agents.oneshot import Once
+from ascendrun.head.agents.oneshot import OneShotCommand
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
 from ascendrun.head.protocol.remote import Link, LinkListener, Reply
 from ascendrun.head.ssh.transport import Backend, Connection
@@ -22,7 +22,7 @@ CONNECTING_AT_ONCE = 32
 SENDING_AT_ONCE = 16
 
 
-class Links:
+class Connections:
     """Any thread may ask for a link and use it; `run_once`, `start_agents` and `tick` are one thread's."""
 
     def __init__(self, backend: Backend, image: AgentImage, listener: LinkListener) -> None:
@@ -58,7 +58,7 @@ class Links:
         def keep(connection: Connection) -> None:
             self._kept.append(lambda: link.adopt(turn, connection))
 
-        once = Once(
+        once = OneShotCommand(
             host, fields, backend=self._backend, done=done, keep=keep, failed=failed, lost=partial(link.fail, turn)
         )
         self._connecting.submit(once.run)

@@ -10,7 +10,7 @@ from ascendrun.core.errors import AscendrunError, AuthenticationError, HostKeyCh
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
-from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.agent_events import make_report
 from ascendrun.head.protocol.remote import Link, Reply
 
@@ -19,7 +19,7 @@ CONNECT_TRIES = 3
 """A host that cannot be reached so many times in a row has given its answer."""
 
 
-class Asking:
+class NodeQuery:
     """One round of questions. Every host ends with exactly one call of `reported` or `refused(host, failure)`.
 
     All hosts are probed only when all are up, since each is asked for its route to the addresses of the others.
@@ -29,7 +29,7 @@ class Asking:
     def __init__(
         self,
         hosts: Sequence[Host],
-        links: Links,
+        links: Connections,
         post: Callable[[Callable[[], None]], None],
         *,
         reported: Callable[[NodeReport], None],

@@ -49,7 +49,7 @@ def _encode_byte(byte: int) -> bytes:
     return bytes([byte]) if byte < 128 and chr(byte).isalnum() else b"\\0%03o" % byte
 
 
-class Once:
+class OneShotCommand:
     """Connects, then runs argv and tells `done` exactly once; `keep` gets the connection, still good for an agent.
 
     `fields`: those of the agent's `exec` (argv, timeout_s, max_bytes), so that callers need not know who ran it.

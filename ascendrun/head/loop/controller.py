@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError
 from ascendrun.core.events import Event
-from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.live_jobs import LiveJobs
-from ascendrun.head.loop.liveness import Listening
-from ascendrun.head.loop.operations import Errands
-from ascendrun.head.loop.requests import serve_wish
+from ascendrun.head.loop.liveness import ReachabilityMonitor
+from ascendrun.head.loop.operations import Operations
+from ascendrun.head.loop.requests import handle_request
 from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.notify.notifier import Notifier, NotifierMaker
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
@@ -27,9 +27,10 @@ from ascendrun.head.spool.artifact_store import wishes_dir
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.store import LostLeaseError, Store
 from ascendrun.node.failpoint import failpoint
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.head.loop.stragglers import Straggling
+    from ascendrun.head.loop.stragglers import StragglerMonitor
     from ascendrun.head.spool.artifact_fetch import Gatherer
     from ascendrun.head.spool.sample_ingest import SampleKeeper
 
@@ -69,10 +70,10 @@ class Controller:
             on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),
             on_event=self._on_link_event,
         )
-        self._links = Links(backend, image, listener)
-        self._errands = Errands(self._links, self.post)
+        self._links = Connections(backend, image, listener)
+        self._operations = Operations(self._links, self.post)
         self._gatherer: Gatherer | None = None
-        self._straggling: Straggling | None = None
+        self._stragglers: StragglerMonitor | None = None
         self._samples: SampleKeeper | None = None
         self._jobs = LiveJobs(
             state_dir,
@@ -83,7 +84,7 @@ class Controller:
             gathering=self._gathering,
             samples=self._keep_samples,
         )
-        self._listening = Listening(events_of=self._jobs.events_of, record=self._jobs.record)
+        self._reachability = ReachabilityMonitor(events_of=self._jobs.events_of, record=self._jobs.record)
         self._server = ControlServer(state_dir, self._on_request)
 
     # From any thread
@@ -98,7 +99,7 @@ class Controller:
     def _on_link_event(self, link: Link, header: Mapping[str, Any], body: bytes) -> None:
         if header.get("event") == "gathered" and self._gatherer is not None:
             self._gatherer.take(link, header, body)
-        self._jobs.hear(link, header, body)
+        self._jobs.handle_message(link, header, body)
 
     # The loop
 
@@ -161,17 +162,17 @@ class Controller:
 
     def _tick_jobs(self, *, was_away: bool) -> None:
         self._jobs.tick(was_away=was_away)
-        self._guard(lambda: self._listening.tick(self._jobs))
+        self._guard(lambda: self._reachability.tick(self._jobs))
         self._guard(self._watch_pace)
 
     def _watch_pace(self) -> None:
-        from ascendrun.head.loop.stragglers import Straggling
+        from ascendrun.head.loop.stragglers import StragglerMonitor
 
-        if self._straggling is None:
-            self._straggling = Straggling(
+        if self._stragglers is None:
+            self._stragglers = StragglerMonitor(
                 self._state_dir, post=self.post, record=self._jobs.record, events_of=self._jobs.events_of
             )
-        self._straggling.tick(runner.job for runner in self._jobs)
+        self._stragglers.tick(runner.job for runner in self._jobs)
 
     def _was_away(self) -> bool:
         """What was not heard meanwhile says nothing about the nodes."""
@@ -180,7 +181,7 @@ class Controller:
 
     def _is_busy(self) -> bool:
         """Something is under way."""
-        return self._errands.is_busy or self._notifier.is_waiting or self._jobs.is_busy(now_s=time.time())
+        return self._operations.is_busy or self._notifier.is_waiting or self._jobs.is_busy(now_s=time.time())
 
     def _gathering(self) -> Gatherer:
         if self._gatherer is None:
@@ -202,26 +203,26 @@ class Controller:
 
     def _on_up(self, link: Link) -> None:
         self._jobs.on_up(link)
-        self._errands.on_up()
+        self._operations.on_up()
         if self._gatherer is not None:
             self._gatherer.on_up(link)
 
     def _on_down(self, link: Link, error: AscendrunError) -> None:
         self._jobs.on_down(link, error)
-        self._errands.on_down(link, error)
+        self._operations.on_down(link, error)
 
     # Wishes
 
     def _serve(self, op: str, header: Mapping[str, Any], answer: Answer) -> None:
         self._busy_mono = time.monotonic()
-        serve_wish(
+        handle_request(
             {
                 "submit": self._submit,
                 "stop": self._stop,
-                "plan": self._errands.plan,
-                "exec": self._errands.execute,
-                "nodes": self._errands.ask_nodes,
-                "survey": self._errands.survey,
+                "plan": self._operations.plan,
+                "exec": self._operations.execute,
+                "nodes": self._operations.query_nodes,
+                "survey": self._operations.survey,
                 "sample": self._sample,
                 "grep": self._grep,
                 "status": self._status,
@@ -251,7 +252,14 @@ class Controller:
 
         stored = self._store.find(str(header["job"]))
         if stored.job.is_terminal:
-            raise ConflictError(f"{stored.job.id} has already ended: {stored.job.state.value}")
+            raise ConflictError(
+                Text(
+                    "job.already-ended",
+                    "{job} has already ended: {state}",
+                    job=stored.job.id,
+                    state=stored.job.state.value,
+                )
+            )
         job, now_s = stored.job, time.time()
         values = {"grace_s": 0.0 if header["now"] else job.grace_s}
         self._store.save(job, [Event("stop-requested", values, attempt=job.attempt, at_s=now_s)], now_s=now_s)
@@ -266,7 +274,7 @@ class Controller:
         relay(self._links, load_subject(self._store.find(str(header["job"]))), header, answer, self.post)
 
     def _sample(self, header: Mapping[str, Any], answer: Answer) -> None:
-        self._errands.sample(header, answer, self._keep_samples())
+        self._operations.sample(header, answer, self._keep_samples())
 
     def _status(self, header: Mapping[str, Any], answer: Answer) -> None:
         live = [runner.job.id for runner in self._jobs if not runner.job.is_terminal]
@@ -280,8 +288,9 @@ class Controller:
             for runner in self._jobs
             if runner.job.state.value == "RUNNING"
         }
+        staged = {runner.job.id: runner.staged_bytes() for runner in self._jobs if runner.job.state.value == "STAGING"}
         status = {"ok": True, "pid": os.getpid(), "jobs": live, "liveness": hosts, "silence_s": silence_s}
-        answer(status, b"", True)
+        answer({**status, "staged": staged}, b"", True)
 
     def _shutdown(self, header: Mapping[str, Any], answer: Answer) -> None:
         answer({"ok": True}, b"", True)

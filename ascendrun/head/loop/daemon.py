@@ -16,6 +16,7 @@ from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.settings import STATE_VARIABLE
 from ascendrun.head.state.state_dir import make_state_dir
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.head.notify.notifier import NotifierMaker
@@ -76,7 +77,14 @@ def wait_until_free(state_dir: Path, *, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while is_running(state_dir):
         if time.monotonic() > deadline:
-            raise DeadlineExceededError(f"the controller of {state_dir} did not end within {timeout_s:g} s")
+            raise DeadlineExceededError(
+                Text(
+                    "controller.not-ended",
+                    "the controller of {path} did not end within {timeout_s:g} s",
+                    path=str(state_dir),
+                    timeout_s=timeout_s,
+                )
+            )
         time.sleep(_POLL_S)
 
 
@@ -126,8 +134,8 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
         time.sleep(_POLL_S)
     tail = log_path.read_bytes()[-2000:].decode("utf-8", "replace").strip().splitlines()[-1:]
     raise UnreachableError(
-        f"the controller did not come up: {tail[0] if tail else error}",
-        hint=f"`ascendrun controller run` shows why; its log is {log_path}",
+        Text("controller.not-started", "the controller did not start: {why}", why=tail[0] if tail else str(error)),
+        hint=Text("controller.run", "run ascendrun controller run; the log is {path}", path=str(log_path)),
     ) from error
 
 

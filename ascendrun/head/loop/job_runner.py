@@ -18,8 +18,8 @@ from ascendrun.core.jobs.plan import LaunchPlan, Tree
 from ascendrun.core.jobs.reasons import internal_error
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
-from ascendrun.head.agents.connections import Links, dialled
-from ascendrun.head.agents.node_query import Asking
+from ascendrun.head.agents.connections import Connections, dialled
+from ascendrun.head.agents.node_query import NodeQuery
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.protocol.remote import Link, Reply
 from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockKeeper, Reading, node_time_of
@@ -50,7 +50,7 @@ class RunnerContext:
     event to the lifecycle, `drained` says that every byte of the job has come."""
 
     state_dir: Path
-    links: Links
+    links: Connections
     post: Callable[[Callable[[], None]], None]
     feed: Callable[[str, JobInput], None]
     drained: Callable[[str], None]
@@ -69,11 +69,12 @@ class JobRunner:
         self._names = {dialled(host): host.name for host in reversed(hosts)}  # asked for every packet of the logs
         self._context = context
         self._reports: dict[str, NodeReport] = {}
-        self._asking: Asking | None = None
+        self._asking: NodeQuery | None = None
         self._plan: LaunchPlan | None = None
         self._spools: dict[str, NodeSpool] = {}
         self._drained: set[str] = set()
         self._asked_sizes: set[str] = set()
+        self._pushes: dict[str, TreePush] = {}
         self._follow_due: dict[str, float] = {}
         self._stop_due: dict[str, float] = {}
         self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
@@ -113,11 +114,11 @@ class JobRunner:
             for host in action.hosts:
                 self._stop(host, now=action.now, grace_s=action.grace_s)
 
-    # Asking and planning
+    # Queries and planning
 
     def _ask(self) -> None:
         self._reports, self._plan = {}, None
-        self._asking = Asking(
+        self._asking = NodeQuery(
             self.hosts,
             self._context.links,
             self._post,
@@ -167,13 +168,18 @@ class JobRunner:
     # Staging, readiness, GO
 
     def _stage(self, host: str) -> None:
-        TreePush(
+        push = self._pushes[host] = TreePush(
             self._context.state_dir,
             self.trees,
             ask=lambda op, fields, body, then: self._call(host, op, fields, body, deadline_s=STAGE_S, then=then),
             refused=lambda failure: self._refuse(host, failure),
             finished=lambda: self._feed(w.NodeStaged(host)),
-        ).go_on()
+        )
+        push.go_on()
+
+    def staged_bytes(self) -> dict[str, tuple[int, int]]:
+        """By host: bytes of the job's directories that are there, and all of them."""
+        return {host: (push.done_bytes, push.total_bytes) for host, push in self._pushes.items()}
 
     def _prepare(self, host: str) -> None:
         from ascendrun.core.jobs.plan import prepare_request
@@ -220,9 +226,9 @@ class JobRunner:
         self._follow(host)
         self._stop_due[host] = time.monotonic() + grace_s + PROOF_S
         fields = {"tag": self.job.run_id, "now": now, "grace_s": grace_s}
-        self._call(host, "stop", fields, deadline_s=GO_S, then=lambda reply: self._stop_heard(host, reply))
+        self._call(host, "stop", fields, deadline_s=GO_S, then=lambda reply: self._stop_replied(host, reply))
 
-    def _stop_heard(self, host: str, reply: Reply) -> None:
+    def _stop_replied(self, host: str, reply: Reply) -> None:
         if not reply.ok:
             self._stop_due[host] = time.monotonic() + AGAIN_S
 
@@ -278,11 +284,11 @@ class JobRunner:
     def _follow(self, host: str) -> None:
         offsets = {**self.spool(host).offsets(), "samples": self._context.samples.offsets(self._source(host))}
         fields = {"tag": self.job.run_id, "offsets": offsets}
-        self._call(host, "follow", fields, deadline_s=GO_S, then=lambda reply: self._follow_heard(host, reply))
+        self._call(host, "follow", fields, deadline_s=GO_S, then=lambda reply: self._follow_replied(host, reply))
         self._clocks.measure(host)
         self.take_events(host)
 
-    def _follow_heard(self, host: str, reply: Reply) -> None:
+    def _follow_replied(self, host: str, reply: Reply) -> None:
         if reply.error is not None and reply.error.code != "link-lost":
             self.follow_later(host)
 
@@ -319,7 +325,7 @@ class JobRunner:
             self._context.post(lambda: self.follow_later(host))
 
     def _source(self, host: str) -> Source:
-        return Source(self.job.run_id, host, self.job.id, self.job.attempt, self.spec.sampling.every_s)
+        return Source(self.job.run_id, host, self.job.id, self.job.attempt, self.spec.sampling.interval_s)
 
     def take_events(self, host: str) -> None:
         for line in self.spool(host).new_events():

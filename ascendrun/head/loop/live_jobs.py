@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.core.events import Event
-from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.protocol.remote import Link
 from ascendrun.head.state.state_dir import StoreUnusableError
@@ -38,15 +38,15 @@ FILE_TROUBLES = ("truncated", "follow_held")
 class LiveJobs:
     """The jobs that have a runner: those that live, and those whose last bytes are awaited.
 
-    Use from the controller's thread, `hear` alone from any. `gathering` and `samples` make what they give when they are
-    first called.
+    Use from the controller's thread, except `handle_message`. `gathering` and `samples` create their object at the
+    first call.
     """
 
     def __init__(
         self,
         state_dir: Path,
         store: Store,
-        links: Links,
+        links: Connections,
         *,
         post: Callable[[Callable[[], None]], None],
         guard: Guard,
@@ -73,7 +73,7 @@ class LiveJobs:
 
     # From any thread
 
-    def hear(self, link: Link, header: Mapping[str, Any], body: bytes) -> None:
+    def handle_message(self, link: Link, header: Mapping[str, Any], body: bytes) -> None:
         """An event of a node: bytes of an attempt's files, or that they cannot be followed."""
         if header.get("event") not in ("data", "follow_failed", *FILE_TROUBLES):
             return
@@ -217,13 +217,13 @@ class LiveJobs:
     def _advance(self, job: Job, event: JobInput) -> Step:
         from ascendrun.core.jobs.lifecycle import InvalidTransitionError, Step, advance
 
-        def story() -> list[str]:
-            return [f"{past.code} {past.values}" for past in self._store.events(job.id)[-20:]]
+        def recent() -> list[str]:
+            return [f"{event.code} {event.values}" for event in self._store.events(job.id)[-20:]]
 
         try:
-            return advance(job, event, now_s=time.time(), story=story)
+            return advance(job, event, now_s=time.time(), recent=recent)
         except InvalidTransitionError:
-            self._guard.tell()  # the job stays as it was; the others must not suffer
+            self._guard.log_exception()  # the job stays as it was; the others must not suffer
             return Step(job)
 
     def _settle(self, job_id: str, step: Step) -> None:
@@ -234,7 +234,7 @@ class LiveJobs:
             self._take(self._runners[job_id], step)
         except StoreUnusableError:
             self._unsaved[job_id] = step
-            self._guard.tell()
+            self._guard.log_exception()
 
     def _take(self, runner: JobRunner, step: Step) -> None:
         """Stores what was decided, then does it: after a crash between the two the new controller does it again."""
@@ -269,4 +269,4 @@ def file_event(host: str, header: Mapping[str, Any], *, attempt: int, now_s: flo
     values = {"file": str(header.get("file")), "generation": header.get("generation")}
     if header.get("event") == "truncated":
         return Event("file-truncated", {**values, "size": header.get("size")}, (host,), (), attempt, now_s)
-    return Event("file-unreadable", {**values, "error": str(header.get("message"))}, (host,), (), attempt, now_s)
+    return Event("file-unreadable", {**values, "error": str(header.get("error"))}, (host,), (), attempt, now_s)

@@ -16,7 +16,7 @@ LOOK_S = 1.0
 """How often hosts are checked: a change is reported after many seconds, and a thousand hosts cost milliseconds."""
 
 
-class Listening:
+class ReachabilityMonitor:
     """Of one controller, in its thread. `events_of(job id)`: those so far; `record(job id, events)`: adds some."""
 
     def __init__(

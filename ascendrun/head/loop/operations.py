@@ -16,32 +16,32 @@ from ascendrun.core.errors import (
 )
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.control_socket import Answer, error_answer
 from ascendrun.head.protocol.remote import Link, Reply
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.reports import NodeReport
-    from ascendrun.head.agents.node_query import Asking
+    from ascendrun.head.agents.node_query import NodeQuery
     from ascendrun.head.spool.sample_ingest import SampleKeeper
-    from ascendrun.head.spool.sample_query import SampleErrand
-    from ascendrun.head.survey.surveys import SurveyErrand
+    from ascendrun.head.spool.sample_query import SampleOperation
+    from ascendrun.head.survey.surveys import SurveyOperation
 
 EXEC_BYTES = 1 << 20
 """How much output of one host is kept; more is cut and said to be cut."""
 EXEC_CONNECT_TRIES = 2
 
 
-class Errands:
+class Operations:
     """Use from the controller's thread."""
 
-    def __init__(self, links: Links, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, links: Connections, post: Callable[[Callable[[], None]], None]) -> None:
         self._links, self._post = links, post
-        self._askings: list[Asking] = []
+        self._askings: list[NodeQuery] = []
         self._execs: list[_Exec] = []
-        self._surveys: list[SurveyErrand] = []
-        self._samples: list[SampleErrand] = []
+        self._surveys: list[SurveyOperation] = []
+        self._samples: list[SampleOperation] = []
 
     @property
     def is_busy(self) -> bool:
@@ -74,9 +74,9 @@ class Errands:
         self._execs.append(errand)
         errand.start(self._post, self._sweep)
 
-    def ask_nodes(self, header: Mapping[str, Any], answer: Answer) -> None:
+    def query_nodes(self, header: Mapping[str, Any], answer: Answer) -> None:
         """A report or a refusal of every host, as it comes."""
-        from ascendrun.head.agents.node_query import Asking
+        from ascendrun.head.agents.node_query import NodeQuery
         from ascendrun.head.protocol.agent_events import report_values
 
         hosts = load_hosts(header["hosts"])
@@ -88,7 +88,7 @@ class Errands:
             self._post(self._sweep)
 
         for host in hosts:
-            asking = Asking(
+            asking = NodeQuery(
                 [host],
                 self._links,
                 self._post,
@@ -100,9 +100,9 @@ class Errands:
 
     def survey(self, header: Mapping[str, Any], answer: Answer) -> None:
         """What every host says of itself, raw, for health to judge; one answer a host, the last one with `last`."""
-        from ascendrun.head.survey.surveys import SurveyErrand
+        from ascendrun.head.survey.surveys import SurveyOperation
 
-        errand = SurveyErrand(header, self._links, self._post, answer, ended=lambda: self._post(self._sweep))
+        errand = SurveyOperation(header, self._links, self._post, answer, ended=lambda: self._post(self._sweep))
         self._surveys.append(errand)
         self._askings.append(errand.asking)
         errand.start()
@@ -112,7 +112,7 @@ class Errands:
 
         With `unless_asked`, hosts of which an answer is awaited already are left out.
         """
-        from ascendrun.head.spool.sample_query import SampleErrand
+        from ascendrun.head.spool.sample_query import SampleOperation
 
         if header.get("unless_asked"):
             awaited = {name for errand in self._samples for name in errand.waiting}
@@ -120,14 +120,14 @@ class Errands:
             if not header["hosts"]:
                 answer({"ok": True, "empty": True}, b"", True)
                 return
-        errand = SampleErrand(header, self._links, self._post, answer, keeper, ended=lambda: self._post(self._sweep))
+        errand = SampleOperation(header, self._links, self._post, answer, keeper, ended=lambda: self._post(self._sweep))
         self._samples.append(errand)
         errand.start()
 
     def plan(self, header: Mapping[str, Any], answer: Answer) -> None:
         """The plan that a submission would get, as `render_plan` shows it."""
         from ascendrun.core.jobs.plan import render_plan
-        from ascendrun.head.agents.node_query import Asking
+        from ascendrun.head.agents.node_query import NodeQuery
         from ascendrun.head.survey.planning import build_plan
         from ascendrun.head.survey.submission import Submission, make_job
 
@@ -164,7 +164,7 @@ class Errands:
             refusals.append(Problem(host, None, None, failure.message, failure.hint))
             say()
 
-        asking = Asking(submission.hosts, self._links, self._post, reported=reported, refused=refused)
+        asking = NodeQuery(submission.hosts, self._links, self._post, reported=reported, refused=refused)
         self._askings.append(asking)
         asking.start()
 
@@ -173,7 +173,7 @@ class _Exec:
     """One command on several hosts; `waiting` are the hosts without an answer yet."""
 
     def __init__(
-        self, hosts: Sequence[Host], argv: Sequence[str], timeout_s: float, links: Links, answer: Answer
+        self, hosts: Sequence[Host], argv: Sequence[str], timeout_s: float, links: Connections, answer: Answer
     ) -> None:
         self._hosts, self._argv, self._timeout_s = hosts, list(argv), timeout_s
         self._links, self._answer = links, answer

@@ -1,4 +1,4 @@
-"""A wish that came over the socket, done and answered whatever becomes of it."""
+"""Serve one request of the control socket; a failure is its reply."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
-from ascendrun.core.errors import AscendrunError
+from ascendrun.core.errors import AscendrunError, ConflictError
 from ascendrun.head.protocol.control_socket import Answer, error_answer
 from ascendrun.head.state.store import LostLeaseError
+from ascendrun.text import Text
 
 Serve = Callable[[Mapping[str, Any], Answer], None]
 
 
-def serve_wish(table: Mapping[str, Serve], op: str, header: Mapping[str, Any], answer: Answer, *, log: Path) -> None:
-    """Answers with what went wrong where something did; one bad wish must not end the keeper of all jobs.
+def handle_request(
+    table: Mapping[str, Serve], op: str, header: Mapping[str, Any], answer: Answer, *, log: Path
+) -> None:
+    """Call the handler of a request, and reply with its error if it fails: the controller must go on.
 
-    Raises LostLeaseError alone. `log`: where a trace of our own fault can be found.
+    Raises LostLeaseError only. `log`: the file with the traceback of an internal error.
     """
     serve = table.get(op)
     if serve is None:
-        _refuse(
-            answer,
-            "unknown-op",
-            f"the controller knows no {op!r}",
-            "it may be of another version: `ascendrun controller stop`",
+        error = ConflictError(
+            Text("control.unknown-request", "the controller does not support {op}", op=op),
+            hint=Text("control.unknown-request.hint", "run `ascendrun controller stop`"),
         )
+        answer(error_answer(error), b"", True)
         return
     try:
         serve(header, answer)
@@ -36,8 +38,12 @@ def serve_wish(table: Mapping[str, Serve], op: str, header: Mapping[str, Any], a
         answer(error_answer(error), b"", True)
     except Exception as error:  # a fault of ours: the log keeps the trace, who asked is told
         traceback.print_exc()
-        _refuse(answer, "internal", f"{type(error).__name__}: {error}", f"the trace is in {log}")
-
-
-def _refuse(answer: Answer, code: str, message: str, hint: str) -> None:
-    answer({"ok": False, "error": {"code": code, "message": message, "hint": hint}}, b"", True)
+        failure = AscendrunError(
+            Text(
+                "control.internal",
+                "internal error of the controller: {error}",
+                error=f"{type(error).__name__}: {error}",
+            ),
+            hint=Text("control.internal.hint", "report this with the traceback in {log}", log=str(log)),
+        )
+        answer(error_answer(failure), b"", True)

@@ -22,9 +22,9 @@ class Guard:
         except LostLeaseError:
             raise
         except Exception:  # a fault of ours in one matter: the log keeps the trace, all other jobs go on
-            self.tell()
+            self.log_exception()
 
-    def tell(self) -> None:
+    def log_exception(self) -> None:
         """The exception at hand; once while it comes again and again. The log's own disk may be full."""
         text = traceback.format_exc()
         if text != self._last:

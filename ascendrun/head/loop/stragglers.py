@@ -118,8 +118,8 @@ def take_look(known: Known, found: Iterable[Straggler], *, now_s: float = 0.0) -
         if key not in missing:
             values = {
                 "slower_by": None if one.slower_by is None else round(one.slower_by - 1, 4),
-                "step_fraction": None if one.costs is None else round(one.costs, 4),
-                "cause": None if one.sign is None else one.sign.value,
+                "step_fraction": None if one.step_fraction is None else round(one.step_fraction, 4),
+                "cause": None if one.cause is None else one.cause.value,
                 "is_node": one.rank is None,
                 "finding": describe_slowness(one),
                 "likely_cause": describe_cause(one),
@@ -144,7 +144,7 @@ def known_from_events(attempt: int, events: Iterable[Event]) -> Known:
     return Known(attempt, missing)
 
 
-class Straggling:
+class StragglerMonitor:
     """Belongs to the controller's thread; a look itself runs in a thread of its own, one at a time.
 
     `post`: runs a call in the controller's thread. `record`: stores events of a job, may raise.

@@ -29,7 +29,7 @@ class AgentImage:
         return cls(pyz, sha256, loader.login_command(sha256[:16]))
 
 
-class Booting:
+class AgentBootstrap:
     """One dialogue. `feed` is called by the connection's thread, the rest by others."""
 
     def __init__(self, host: str, image: AgentImage) -> None:

@@ -24,7 +24,7 @@ def make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
 def _make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
     kind = line.get("event")
     if kind == "rank_started":
-        return w.RankStarted(host, int(line["rank"]), int(line["pid"]))
+        return w.RankStarted(host, int(line["rank"]), int(line["pid"]), int(line.get("local_rank", 0)))
     if kind == "rank_exited":
         return w.RankExited(
             host,
@@ -35,6 +35,8 @@ def _make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
                 at_ns=int(line["at_ns"]),
                 stopped=bool(line.get("stopped")),
                 note=line.get("note"),
+                exited_ns=line.get("exited_ns"),
+                max_rss_bytes=line.get("max_rss_bytes"),
             ),
         )
     if kind == "rank_lingers":
@@ -45,8 +47,8 @@ def _make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
         return w.NodeEnded(host, tuple(int(pid) for pid in line.get("leftovers", ())))
     if kind == "supervisor_lost":
         return w.SupervisorLost(host)
-    if kind == "stopping" and line.get("by") == "limit":
-        return w.LimitReached(host, node_text(line.get("reason")))
+    if kind == "stopping":
+        return w.StopStarted(host, str(line.get("by")), node_text(line.get("reason")), int(line["at_ns"]) / 1e9)
     return None
 
 

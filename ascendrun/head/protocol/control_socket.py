@@ -12,11 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable
 
-from ascendrun.core.errors import AscendrunError, DeadlineExceededError, UnreachableError
+from ascendrun.core.errors import AscendrunError, ConflictError, DeadlineExceededError, UnreachableError
 from ascendrun.node import wire
 from ascendrun.text import Text
 
 SOCKET_NAME = "controller.sock"
+PROTOCOL = 2
+"""Of the messages between commands and the controller; raised with every change that the other side must know."""
+ANY_PROTOCOL = ("status", "shutdown")
+"""Requests that a controller of any version serves: with them another one is found and stopped."""
 _UCRED = struct.Struct("3i")
 
 Answer = Callable[[Mapping[str, Any], bytes, bool], None]
@@ -74,7 +78,11 @@ class ControlServer:
                     if not data:
                         return
                     for header, body in reader.feed(data):
-                        self._handle(str(header.get("op")), header, body, _answerer(outgoing, header.get("id")))
+                        op, answer = str(header.get("op")), _answerer(outgoing, header.get("id"))
+                        if op in ANY_PROTOCOL or header.get("protocol") == PROTOCOL:
+                            self._handle(op, header, body, answer)
+                        else:
+                            answer(error_answer(other_version(PROTOCOL, header.get("protocol"))), b"", True)
             except (OSError, wire.FrameError):
                 return  # the client went away, or never was one of ours
 
@@ -122,7 +130,7 @@ class _Outgoing:
 
 def _answerer(outgoing: _Outgoing, request_id: Any) -> Answer:
     def answer(header: Mapping[str, Any], body: bytes, is_last: bool) -> None:
-        outgoing.send(wire.pack({"re": request_id, "last": is_last, **header}, body))
+        outgoing.send(wire.pack({"re": request_id, "last": is_last, "protocol": PROTOCOL, **header}, body))
 
     return answer
 
@@ -130,6 +138,22 @@ def _answerer(outgoing: _Outgoing, request_id: Any) -> Answer:
 def _peer_uid(peer: socket.socket) -> int:
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return int(_UCRED.unpack(credentials)[1])
+
+
+def other_version(controller: object, command: object) -> ConflictError:
+    """The controller and the command that uses it are of different versions; None: one from before there were any."""
+    return ConflictError(
+        Text(
+            "control.other-version",
+            "the controller is of another version (protocol {controller}, this command uses {command})",
+            controller=controller,
+            command=command,
+        ),
+        hint=Text(
+            "control.other-version.hint",
+            "run `ascendrun controller stop`, then repeat the command; running jobs are not affected",
+        ),
+    )
 
 
 def error_answer(error: AscendrunError) -> Mapping[str, Any]:
@@ -150,12 +174,12 @@ class ControlClient:
             self._socket.close()
             raise UnreachableError(
                 Text(
-                    "controller.not-running",
+                    "control.not-running",
                     "no controller is running for {path}: {error}",
                     path=str(state_dir),
                     error=error.strerror,
                 ),
-                hint=Text("controller.not-running.hint", "run it in the foreground: ascendrun controller run"),
+                hint=Text("control.not-running.hint", "run it in the foreground: ascendrun controller run"),
             ) from error
         self._next_id = 0
         self._reader = wire.FrameReader()
@@ -176,17 +200,17 @@ class ControlClient:
         DeadlineExceededError."""
         for header, _ in self.stream(op, fields, body, timeout_s=timeout_s):
             return header
-        raise UnreachableError(Text("controller.no-reply", "the controller did not reply to {op}", op=op))
+        raise UnreachableError(Text("control.no-reply", "the controller did not reply to {op}", op=op))
 
     def post(self, op: str, fields: Mapping[str, Any]) -> None:
         """One request whose answers nobody will read. Raises UnreachableError."""
         self._next_id += 1
         try:
-            self._socket.sendall(wire.pack({"id": self._next_id, "op": op, **fields}, b""))
+            self._socket.sendall(wire.pack({"id": self._next_id, "op": op, "protocol": PROTOCOL, **fields}, b""))
         except OSError as error:
             raise UnreachableError(
-                Text("controller.ended", "the controller ended during {op}", op=op),
-                hint=Text("controller.ended.hint", "repeat the command; it starts a new controller"),
+                Text("control.ended", "the controller ended during {op}", op=op),
+                hint=Text("control.ended.hint", "repeat the command; it starts a new controller"),
             ) from error
 
     def stream(
@@ -196,15 +220,19 @@ class ControlClient:
         self._next_id += 1
         self._socket.settimeout(timeout_s)
         try:
-            self._socket.sendall(wire.pack({"id": self._next_id, "op": op, **(fields or {})}, body))
+            self._socket.sendall(
+                wire.pack({"id": self._next_id, "op": op, "protocol": PROTOCOL, **(fields or {})}, body)
+            )
             while True:
                 data = self._socket.recv(262144)
                 if not data:
                     raise UnreachableError(
-                        Text("controller.ended", "the controller ended during {op}", op=op),
-                        hint=Text("controller.ended.hint", "repeat the command; it starts a new controller"),
+                        Text("control.ended", "the controller ended during {op}", op=op),
+                        hint=Text("control.ended.hint", "repeat the command; it starts a new controller"),
                     )
                 for header, answer_body in self._reader.feed(data):
+                    if op not in ANY_PROTOCOL and header.get("protocol") != PROTOCOL:
+                        raise other_version(header.get("protocol"), PROTOCOL)
                     if not header.get("ok", True):
                         raise AscendrunError.from_json(header["error"])
                     if not header.get("empty"):
@@ -214,7 +242,7 @@ class ControlClient:
         except socket.timeout as error:
             raise DeadlineExceededError(
                 Text(
-                    "controller.timeout",
+                    "control.timeout",
                     "the controller did not reply to {op} within {limit_s:g} s",
                     op=op,
                     limit_s=timeout_s,
@@ -222,6 +250,6 @@ class ControlClient:
             ) from error
         except ConnectionError as error:
             raise UnreachableError(
-                Text("controller.ended", "the controller ended during {op}", op=op),
-                hint=Text("controller.ended.hint", "repeat the command; it starts a new controller"),
+                Text("control.ended", "the controller ended during {op}", op=op),
+                hint=Text("control.ended.hint", "repeat the command; it starts a new controller"),
             ) from error

@@ -21,7 +21,7 @@ from ascendrun.core.errors import (
 )
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.protocol.agent_bootstrap import AgentImage, Booting
+from ascendrun.head.protocol.agent_bootstrap import AgentBootstrap, AgentImage
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
 from ascendrun.node import wire
 from ascendrun.text import Text
@@ -252,7 +252,7 @@ class Link:
         if stale:
             connection.close()
             return
-        booting = Booting(self.host.name, self._image)
+        booting = AgentBootstrap(self.host.name, self._image)
         receiver = Receiver(
             on_data=lambda data: self._on_data(epoch, booting, data),
             on_error_data=booting.feed_error,
@@ -269,13 +269,13 @@ class Link:
         if booting.takes_agent():
             self._sending.submit(self._send_agent, epoch, booting, stream)
 
-    def _send_agent(self, epoch: int, booting: Booting, stream: Stream) -> None:
+    def _send_agent(self, epoch: int, booting: AgentBootstrap, stream: Stream) -> None:
         try:
             stream.send(booting.upload(), deadline_s=SEND_S)
         except (AscendrunError, StreamClosedError) as error:
             self._drop(epoch, error if isinstance(error, AscendrunError) else booting.why_closed(str(error), None))
 
-    def _on_data(self, epoch: int, booting: Booting, data: bytes) -> None:
+    def _on_data(self, epoch: int, booting: AgentBootstrap, data: bytes) -> None:
         if epoch != self._epoch:
             return  # a connection that was given up
         self._heard_mono = time.monotonic()
@@ -303,7 +303,7 @@ class Link:
                 ),
             )
 
-    def _on_frame(self, epoch: int, booting: Booting, header: Mapping[str, Any], body: bytes) -> None:
+    def _on_frame(self, epoch: int, booting: AgentBootstrap, header: Mapping[str, Any], body: bytes) -> None:
         if "re" in header:
             with self._lock:
                 call = self._pending.pop(header["re"], None)
@@ -315,6 +315,9 @@ class Link:
             self._listener.on_event(self, header, body)
 
     def _greet(self, epoch: int, hello: Mapping[str, Any]) -> None:
+        if hello.get("protocol") != wire.PROTOCOL:
+            self._drop(epoch, _other_version(self.host.name, hello.get("protocol")))
+            return
         with self._lock:
             if epoch != self._epoch or self._is_closed:
                 return
@@ -381,6 +384,19 @@ def _failed(code: str, message: Text, cause: AscendrunError | None) -> Reply:
 
 def _closed(host: str) -> Text:
     return Text("agent.closed", "{host}: the connection was closed", host=host)
+
+
+def _other_version(host: str, agent: object) -> UnreachableError:
+    return UnreachableError(
+        Text(
+            "agent.other-version",
+            "{host}: the agent is of another version (protocol {agent}, the controller uses {controller})",
+            host=host,
+            agent=agent,
+            controller=wire.PROTOCOL,
+        ),
+        hint=Text("agent.other-version.hint", "remove ~/.ascendrun/agent-*.pyz on {host}, then repeat", host=host),
+    )
 
 
 def on_host(host: str, reason: Text | str) -> Text:

@@ -22,7 +22,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.lifecycle import Transition
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.agents.connections import Links, dialled
+from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Link, Reply
 from ascendrun.head.spool.artifact_store import FOLDER, INDEX, hosts_gathered, read_wish, wishes_dir
@@ -196,7 +196,11 @@ class Gatherer:
     """Use from the controller's thread, except `take`. `find(job id)` gives the subject; raises NotFoundError."""
 
     def __init__(
-        self, state_dir: Path, links: Links, post: Callable[[Callable[[], None]], None], find: Callable[[str], Subject]
+        self,
+        state_dir: Path,
+        links: Connections,
+        post: Callable[[Callable[[], None]], None],
+        find: Callable[[str], Subject],
     ) -> None:
         self._state_dir, self._links, self._post, self._find = state_dir, links, post, find
         self._wishes: dict[tuple[str, int, str], _Wish] = {}

@@ -19,7 +19,7 @@ from ascendrun.node import layout, wire
 from ascendrun.text import Text, from_json, to_json
 
 if TYPE_CHECKING:
-    from ascendrun.head.agents.connections import Links
+    from ascendrun.head.agents.connections import Connections
     from ascendrun.head.spool.artifact_fetch import Subject
 
 GREP_S = 20.0
@@ -98,7 +98,7 @@ def read_hits(host: str, body: bytes, *, attempt: int, clock: HostClock, is_comp
 
 
 def relay(
-    links: Links,
+    links: Connections,
     subject: Subject,
     header: Mapping[str, Any],
     answer: Answer,

@@ -11,7 +11,7 @@ from ascendrun.core.errors import AscendrunError, AuthenticationError, HostKeyCh
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.samples import Newest
-from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Link, Reply
 from ascendrun.head.spool.sample_ingest import SampleKeeper
@@ -24,7 +24,7 @@ TOOL_S = 8.0
 MARGIN_S = 2.0
 
 
-class SampleErrand:
+class SampleOperation:
     """Use from the controller's thread. Header: {hosts, family | null, timeout_s}. `waiting`: hosts without an answer.
 
     Every host has its answer within timeout_s, `refused` with a sentence where there is none.
@@ -33,7 +33,7 @@ class SampleErrand:
     def __init__(
         self,
         header: Mapping[str, Any],
-        links: Links,
+        links: Connections,
         post: Callable[[Callable[[], None]], None],
         answer: Answer,
         keeper: SampleKeeper,

@@ -198,7 +198,7 @@ class ParamikoConnection:
         self.link.sinks[channel.chanid] = stream
         try:
             self._start(channel, command, until, deadline_s)
-        except Exception:
+        except Exception:  # of whatever kind: a receiver that was told of the end already needs no second report
             if stream.forget():
                 raise
         except BaseException:  # ^C, or a fault of ours: nobody will read what comes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Callable, Union
 
 from ascendrun.head.state.state_dir import StoreUnusableError
+from ascendrun.text import Text
 
 Migration = Union[str, Callable[[sqlite3.Connection], None]]
 """SQL statements, or a function that is called within the transaction."""
@@ -32,18 +33,24 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def refuse_newer(connection: sqlite3.Connection, path: Path, steps: Sequence[Migration], *, way_out: str) -> None:
-    """Raises StoreUnusableError for a file of a later release. `way_out`: what else to do than to use that release."""
+def refuse_newer(connection: sqlite3.Connection, path: Path, steps: Sequence[Migration], *, otherwise: Text) -> None:
+    """Raises StoreUnusableError for a file of a later release. `otherwise`: the other remedy."""
     if version_of(connection) > len(steps):
         raise StoreUnusableError(
-            f"{path} was written by a newer ascendrun (schema {version_of(connection)}, this one knows {len(steps)})",
-            hint=f"use that version, or {way_out}",
+            Text(
+                "store.newer",
+                "{path} was written by a newer ascendrun (schema {found}; this release supports {known})",
+                path=str(path),
+                found=version_of(connection),
+                known=len(steps),
+            ),
+            hint=Text("store.use-newer", "use that release, or {otherwise}", otherwise=otherwise),
         )
 
 
-def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[Migration], *, way_out: str) -> None:
+def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[Migration], *, otherwise: Text) -> None:
     """Takes the steps that the file lacks, each in one transaction. Raises as refuse_newer."""
-    refuse_newer(connection, path, steps, way_out=way_out)
+    refuse_newer(connection, path, steps, otherwise=otherwise)
     for version in range(version_of(connection), len(steps)):
         with immediate(connection):
             if version_of(connection) > version:

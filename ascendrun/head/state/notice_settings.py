@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Union
 from urllib.parse import urlsplit
 
 from ascendrun.core.notices import DEFAULT_JOBS, ON, SERVICES, Target, with_name
-from ascendrun.text import LANGUAGES
+from ascendrun.text import LANGUAGES, Text
 
 if TYPE_CHECKING:
     from ascendrun.core.errors import Problem
@@ -87,7 +87,7 @@ def _url_problem(url: str, kind: str) -> str | None:
 
 # ---------------------------------------------------------------- from YAML
 
-Refuse = Callable[[str, Any, Optional[str]], None]
+Refuse = Callable[[str, Any, Union[Text, str, None]], None]
 """(message, node, hint)"""
 
 
@@ -95,7 +95,7 @@ def parse_blocks(nodes: Mapping[str, Any], file: Path, problems: list[Problem]) 
     """Targets from the YAML nodes of the blocks; what is wrong goes to `problems`. Paths start at the file's folder."""
     from ascendrun.core.errors import Problem
 
-    def refuse(message: str, node: Any, hint: str | None = None) -> None:
+    def refuse(message: str, node: Any, hint: Text | str | None = None) -> None:
         problems.append(Problem(str(file), node.start_mark.line + 1, node.start_mark.column + 1, message, hint))
 
     before = len(problems)
@@ -230,7 +230,7 @@ def _fields(node: Any, block: str, known: Sequence[str], refuse: Refuse) -> dict
     fields: dict[str, Any] = {}
     for key, value in node.value:
         if key.value not in known:
-            from ascendrun.core.message_format import suggestion
+            from ascendrun.text.suggest import suggestion
 
             refuse(f"{block}: unknown name {str(key.value)[:40]!r}", key, suggestion(str(key.value), known))
         elif key.value in fields:

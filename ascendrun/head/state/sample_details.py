@@ -10,7 +10,7 @@ from typing import Callable
 
 from ascendrun.core.samples import DeviceDetail
 from ascendrun.head.state.migrations import version_of
-from ascendrun.head.state.sample_file import FILE_NAME, connect, telling
+from ascendrun.head.state.sample_file import FILE_NAME, connect, raising_unusable
 
 SINCE_VERSION = 2
 """A file that no controller of this release has opened yet has no such table."""
@@ -35,7 +35,7 @@ def read_details(state_dir: Path, *, since_s: float) -> tuple[DeviceDetail, ...]
     path = state_dir / FILE_NAME
     if not path.exists():
         return ()
-    with telling(path):
+    with raising_unusable(path):
         connection = connect(path)
         try:
             if version_of(connection) < SINCE_VERSION:

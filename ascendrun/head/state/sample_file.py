@@ -10,12 +10,13 @@ from pathlib import Path
 
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.node.sampler.sample import GENERATIONS
+from ascendrun.text import Text
 
 FILE_NAME = "samples.db"
 BUSY_S = 5.0
 KNOWN_GENERATIONS = 2 * GENERATIONS
 """Of a node's file the progress in so many is remembered: the node has no older ones, and a job may run for months."""
-WAY_OUT = "move the file aside"
+OTHERWISE = Text("store.move-file-aside", "move the file aside")
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,16 @@ MIGRATIONS: tuple[str, ...] = (
 
 
 @contextmanager
-def telling(path: Path) -> Iterator[None]:
+def raising_unusable(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
         raise StoreUnusableError(
-            f"{path}: {error}",
-            hint="free some space there, or move the file aside to start it afresh; "
-            "jobs go on, and what the nodes keep is read later",
+            Text("store.error", "{path}: {error}", path=str(path), error=str(error)),
+            hint=Text(
+                "samples.move-aside",
+                "free disk space, or move the file aside (jobs keep running; samples on the nodes are read later)",
+            ),
         ) from error
 
 

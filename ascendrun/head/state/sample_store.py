@@ -24,12 +24,12 @@ from ascendrun.head.state.sample_file import (
     LEVELS,
     MIGRATIONS,
     MINUTE,
+    OTHERWISE,
     RAW,
     TEN_MINUTES,
-    WAY_OUT,
     Level,
     connect,
-    telling,
+    raising_unusable,
 )
 from ascendrun.head.state.state_dir import make_private_file, make_state_dir
 
@@ -68,11 +68,11 @@ class SampleStore:
         """Opens or makes it for writing. Raises StoreUnusableError: no space, not ours, held, broken."""
         make_state_dir(state_dir)
         path = state_dir / FILE_NAME
-        with telling(path):
+        with raising_unusable(path):
             make_private_file(path)
             connection = connect(path)
             try:
-                migrate(connection, path, MIGRATIONS, way_out=WAY_OUT)
+                migrate(connection, path, MIGRATIONS, otherwise=OTHERWISE)
             except BaseException:
                 connection.close()
                 raise
@@ -87,10 +87,10 @@ class SampleStore:
         path = state_dir / FILE_NAME
         if not path.exists():
             return None
-        with telling(path):
+        with raising_unusable(path):
             connection = connect(path, busy_s=busy_s)
             try:
-                refuse_newer(connection, path, MIGRATIONS, way_out=WAY_OUT)
+                refuse_newer(connection, path, MIGRATIONS, otherwise=OTHERWISE)
                 is_empty = version_of(connection) == 0
                 connection.execute("PRAGMA query_only = ON")
             except BaseException:
@@ -122,7 +122,7 @@ class SampleStore:
         rows: dict[str, list[tuple[Any, ...]]] = {}
         newest: dict[int, float] = {}
         unsummed = set()
-        with telling(self.path), self._transaction() as db:
+        with raising_unusable(self.path), self._transaction() as db:
             for sample in samples:
                 kind = _NAMES[type(sample)]
                 thing = self._id_of(kind, sample)
@@ -148,21 +148,21 @@ class SampleStore:
 
     def progress(self, source: str) -> Mapping[int, int]:
         """{generation: offset} up to which a node's file has been read; {}: not begun. Raises StoreUnusableError."""
-        with telling(self.path):
+        with raising_unusable(self.path):
             rows = self._db.execute("SELECT generation, offset FROM progress WHERE source = ?", (source,)).fetchall()
         return {int(generation): int(offset) for generation, offset in rows}
 
     def all_progress(self) -> Mapping[str, Mapping[int, int]]:
         """The same of every source that is not forgotten."""
         found: dict[str, dict[int, int]] = {}
-        with telling(self.path):
+        with raising_unusable(self.path):
             for source, generation, offset in self._db.execute("SELECT source, generation, offset FROM progress"):
                 found.setdefault(source, {})[int(generation)] = int(offset)
         return found
 
     def forget_progress(self, source: str) -> None:
         """The source's file will not be read again. Raises StoreUnusableError."""
-        with telling(self.path):
+        with raising_unusable(self.path):
             self._db.execute("DELETE FROM progress WHERE source = ?", (source,))
 
     def tend(self, *, now_s: float) -> bool:
@@ -170,7 +170,7 @@ class SampleStore:
 
         True: there is more to do at once. Raises StoreUnusableError.
         """
-        with telling(self.path), self._transaction() as db:
+        with raising_unusable(self.path), self._transaction() as db:
             return self._sum_up(db, now_s) or self._sweep(db, now_s)
 
     def _id_of(self, kind: str, sample: Sample | DeviceDetail) -> int:
@@ -283,7 +283,7 @@ class SampleStore:
         """The newest sample of everything that was measured since then; None: of every host. Raises
         StoreUnusableError."""
         found: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
-        with telling(self.path), self._snapshot():
+        with raising_unusable(self.path), self._snapshot():
             for thing in self._things(since_s=since_s, hosts=hosts):
                 found[thing.kind].extend(self._rows(thing, RAW.name, since_s, None, newest_only=True))
         for samples in found.values():
@@ -329,7 +329,7 @@ class SampleStore:
 
     def raw(self, *, hosts: Collection[str] | None = None, tool: str | None = None) -> tuple[RawText, ...]:
         """The texts that nobody understood, oldest first. Raises StoreUnusableError."""
-        with telling(self.path):
+        with raising_unusable(self.path):
             rows = self._db.execute("SELECT at_s, host, tool, text, why FROM raw_texts ORDER BY id").fetchall()
         return tuple(
             text
@@ -341,7 +341,7 @@ class SampleStore:
         self, kind: str, since_s: float, until_s: float, wanted: Mapping[str, Any], every_s: float, peaks: bool
     ) -> tuple[Any, ...]:
         found: list[Any] = []
-        with telling(self.path), self._snapshot():
+        with raising_unusable(self.path), self._snapshot():
             spans = self._spans(since_s, until_s, every_s)
             for thing in self._things(since_s=since_s):
                 if thing.kind != kind or not _fits(thing, wanted):

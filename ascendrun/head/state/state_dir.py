@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ascendrun.core.errors import AscendrunError
+from ascendrun.text import Text
 
 _NETWORK_FILESYSTEMS = frozenset(
     {
@@ -42,14 +43,19 @@ def make_state_dir(state_dir: Path) -> None:
         os.chmod(state_dir, 0o700)
     except OSError as error:
         raise StoreUnusableError(
-            f"cannot make {state_dir}: {error.strerror}",
-            hint="set ASCENDRUN_STATE_DIR to a folder of yours on a local disk",
+            Text("store.cannot-create", "cannot create {path}: {error}", path=str(state_dir), error=error.strerror),
+            hint=Text("store.own-directory", "set ASCENDRUN_STATE_DIR to a directory of your user on a local disk"),
         ) from error
     kind = filesystem_of(state_dir, Path("/proc/self/mounts").read_text())
     if kind in _NETWORK_FILESYSTEMS:
         raise StoreUnusableError(
-            f"{state_dir} is on {kind}, where SQLite cannot keep its promises",
-            hint="set ASCENDRUN_STATE_DIR to a folder on a local disk, /var/tmp/$USER/ascendrun",
+            Text(
+                "store.network-file-system",
+                "{path} is on {kind}; SQLite requires a local file system",
+                path=str(state_dir),
+                kind=kind,
+            ),
+            hint=Text("store.local-directory", "export ASCENDRUN_STATE_DIR=/var/tmp/$USER/ascendrun"),
         )
 
 

@@ -18,6 +18,7 @@ from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.events import Event, JobEvent
 from ascendrun.head.state.migrations import Migration, immediate, migrate, refuse_newer, version_of
 from ascendrun.head.state.state_dir import StoreUnusableError, make_private_file, make_state_dir
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job, State
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 FILE_NAME = "state.db"
 _EVENT = 'code, "values", hosts, ranks, attempt, at_s'
 BUSY_S = 10.0
-WAY_OUT = "another ASCENDRUN_STATE_DIR"
+OTHERWISE = Text("store.other-directory", "set another ASCENDRUN_STATE_DIR")
 
 
 def _type_events(connection: sqlite3.Connection) -> None:
@@ -111,7 +112,7 @@ class Store:
         path = state_dir / FILE_NAME
         make_private_file(path)
         connection = _connect(path)
-        migrate(connection, path, _MIGRATIONS, way_out=WAY_OUT)
+        migrate(connection, path, _MIGRATIONS, otherwise=OTHERWISE)
         token = secrets.token_hex(16)
         with immediate(connection):
             connection.execute("INSERT OR REPLACE INTO lease VALUES (1, ?, ?, ?)", (token, os.getpid(), time.time()))
@@ -128,7 +129,7 @@ class Store:
         if version_of(connection) == 0:
             connection.close()
             return None
-        refuse_newer(connection, path, _MIGRATIONS, way_out=WAY_OUT)
+        refuse_newer(connection, path, _MIGRATIONS, otherwise=OTHERWISE)
         if version_of(connection) < len(_MIGRATIONS):
             store = cls(_migrated_copy(connection, path), None, path)
             store.is_copy = True
@@ -159,7 +160,10 @@ class Store:
             with immediate(self._db):
                 row = self._db.execute("SELECT token, pid FROM lease WHERE id = 1").fetchone()
                 if row is None or row[0] != self._token:
-                    raise LostLeaseError(f"controller {row[1] if row else '?'} took over this state folder")
+                    pid = row[1] if row else None
+                    raise LostLeaseError(
+                        Text("store.lease-lost", "controller {pid} took over this state directory", pid=pid)
+                    )
                 yield self._db
         except sqlite3.OperationalError as error:
             raise _unwritable(self._path, error) from error
@@ -312,9 +316,15 @@ class Store:
             return next((stored for stored in found if not stored.job.is_terminal), found[0])
         begins = [row[0] for row in self._db.execute("SELECT id FROM jobs") if row[0].startswith(ref)]
         if len(begins) > 1:
-            raise ConflictError(f"{ref} fits {len(begins)} jobs: {', '.join(begins[:5])}", hint="give more of the id")
+            raise ConflictError(
+                Text("job.ambiguous", "{job} matches several jobs: {found}", job=ref, found=begins[:5]),
+                hint=Text("job.longer-id", "give more characters of the id"),
+            )
         if not begins or not ref:
-            raise NotFoundError(f"no job {ref!r}", hint="`ascendrun ps -a` lists all jobs")
+            raise NotFoundError(
+                Text("job.not-found", "job {job:quote} not found", job=ref),
+                hint=Text("job.list-all", "list all jobs: ascendrun ps -a"),
+            )
         return self._jobs("WHERE id = ?", begins)[0]
 
     def events(self, job_id: str) -> tuple[Event, ...]:
@@ -421,7 +431,7 @@ def _migrated_copy(connection: sqlite3.Connection, path: Path) -> sqlite3.Connec
     copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.backup(copy)
     connection.close()
-    migrate(copy, path, _MIGRATIONS, way_out=WAY_OUT)
+    migrate(copy, path, _MIGRATIONS, otherwise=OTHERWISE)
     return copy
 
 
@@ -432,7 +442,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
     except sqlite3.Error as error:
         raise StoreUnusableError(
-            f"{path}: {error}", hint="move the file aside to start afresh; jobs on the nodes go on"
+            Text("store.error", "{path}: {error}", path=str(path), error=str(error)),
+            hint=Text("store.move-aside", "move the file aside to start with an empty store (jobs keep running)"),
         ) from error
     return connection
 
@@ -440,6 +451,12 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _unwritable(path: Path, error: sqlite3.OperationalError) -> StoreUnusableError:
     free = os.statvfs(path.parent)
     return StoreUnusableError(
-        f"{path} cannot be written: {error} ({free.f_bavail * free.f_frsize} bytes are free there)",
-        hint="free some space there, or end the program that holds the file; jobs on the nodes go on meanwhile",
+        Text(
+            "store.cannot-write",
+            "cannot write {path}: {error} ({free:bytes} free)",
+            path=str(path),
+            error=str(error),
+            free=free.f_bavail * free.f_frsize,
+        ),
+        hint=Text("store.free-space", "free disk space, or end the program that uses the file (jobs keep running)"),
     )

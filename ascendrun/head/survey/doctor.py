@@ -12,7 +12,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.network import candidate_ports
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
-from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.text import Text
 
@@ -52,7 +52,7 @@ class Question:
 
     @property
     def own_family(self) -> str | None:
-        return self.spec.devices.family if self.spec is not None else self.family
+        return self.spec.devices.type if self.spec is not None else self.family
 
 
 Answers = Mapping[str, Mapping[str, Any]]
@@ -72,7 +72,7 @@ class Examination:
         question: Question,
         plan: LaunchPlan | None,
         *,
-        links: Links,
+        links: Connections,
         post: Callable[[Callable[[], None]], None],
         done: Callable[[Answers], None],
     ) -> None:
@@ -194,7 +194,6 @@ def make_survey_request(host: Host, report: NodeReport, question: Question, plan
         folders=(spec.checkpoint.dir,) if spec is not None and spec.checkpoint.dir else (),
         paths=question.paths,
         env=rank_env(host.name, plan),
-        container=spec.container.runtime if spec is not None and spec.container is not None else None,
         is_full=question.is_full,
         names=question.names,
     )
@@ -208,8 +207,8 @@ def make_shell(host: str, spec: JobSpec | None, plan: LaunchPlan | None) -> Mapp
 
 
 def read_secrets(spec: JobSpec | None) -> Mapping[str, str]:
-    """The variables of env_from: a set-up may want them. {} when a file cannot be read: the start itself says so."""
-    if spec is None or not spec.env_from:
+    """The variables of env_file: a set-up may want them. {} when a file cannot be read: the start itself says so."""
+    if spec is None or not spec.env_file:
         return {}
     from ascendrun.head.survey.staging import read_secret_env
 

@@ -44,5 +44,5 @@ def build_plan(
         home=job.home,
     )
     return replace(
-        plan, sampling=sampling_wish(spec.devices.family, every_s=spec.sampling.every_s, hosts=len(plan.nodes))
+        plan, sampling=sampling_wish(spec.devices.type, every_s=spec.sampling.interval_s, hosts=len(plan.nodes))
     )

@@ -48,7 +48,7 @@ def judge_answers(
 ) -> PreflightResult:
     """FAIL findings refuse the start; a node that could not be examined does too: nobody knows whether it is fit."""
     from ascendrun.health.checks import run_checks
-    from ascendrun.health.survey.check_context import World
+    from ascendrun.health.survey.check_context import CheckContext
     from ascendrun.health.survey.comparison import failed_checks, finding_line
     from ascendrun.health.survey.facts import NodeFacts, Unreached
     from ascendrun.health.survey.probes import read_facts
@@ -62,9 +62,9 @@ def judge_answers(
                 facts[host] = read_facts(report, hellos[host], answer["results"])
             else:
                 why: Failure = answer.get("refused") or Failure("internal", "")
-                unreached[host] = Unreached(why.code, str(why.message), str(why.hint) if why.hint else None)
-    world = World(facts=facts, unreached=unreached, job=spec, plan=plan, family=spec.devices.family, now_s=now_s)
-    findings = run_checks(world, is_full=False, skip=spec.checks.skip, require=spec.checks.require)
+                unreached[host] = Unreached(why.code, why.message, why.hint)
+    context = CheckContext(facts=facts, unreached=unreached, job=spec, plan=plan, family=spec.devices.type, now_s=now_s)
+    findings = run_checks(context, is_full=False, skip=spec.checks.skip, require=spec.checks.require)
     failed = tuple(finding for finding in findings if finding.severity is Severity.FAIL)
     warned: tuple[Finding, ...] = tuple(one for one in findings if one.severity is Severity.WARN)[:MOST_WARNINGS]
     return PreflightResult(

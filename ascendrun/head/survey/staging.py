@@ -41,6 +41,9 @@ class TreePush:
     ) -> None:
         self._state_dir, self._rest = state_dir, list(trees)
         self._ask, self._refused, self._finished = ask, refused, finished
+        self.total_bytes = sum(tree.size_bytes for tree in trees)
+        self.done_bytes = 0
+        """What is on the node, sent now or found there."""
 
     def go_on(self) -> None:
         if not self._rest:
@@ -52,7 +55,7 @@ class TreePush:
         if reply.error is not None:
             self._refused(reply.error)
         elif reply.header["have"]:
-            self._rest.pop(0)
+            self.done_bytes += self._rest.pop(0).size_bytes
             self.go_on()
         else:
             self._send(0)
@@ -81,29 +84,31 @@ class TreePush:
             )
             return
         fields = {"sha256": tree.sha256, "offset": offset, "total": total}
-        self._ask("tree_put", fields, chunk, lambda reply: self._sent(reply, offset + len(chunk), total))
+        self._ask("tree_put", fields, chunk, lambda reply: self._sent(reply, offset, offset + len(chunk), total))
 
-    def _sent(self, reply: Reply, end: int, total: int) -> None:
+    def _sent(self, reply: Reply, offset: int, end: int, total: int) -> None:
         if reply.error is not None:
             self._refused(reply.error)
         elif end < total:
+            self.done_bytes += end - offset
             self._send(end)
         else:
+            self.done_bytes += end - offset
             self._rest.pop(0)
             self.go_on()
 
 
 def read_secret_env(spec: JobSpec) -> dict[str, str]:
-    """The variables of the job's `env_from` files, read at this moment and never stored. Raises InvalidInputError."""
+    """The variables of the job's `env_file` files, read at this moment and never stored. Raises InvalidInputError."""
     values: dict[str, str] = {}
     problems = []
-    for source in spec.env_from:
+    for file in spec.env_file:
         try:
-            text = Path(source.file).read_text(encoding="utf-8")
+            text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             problems.append(
                 Problem(
-                    str(source.file),
+                    str(file),
                     None,
                     None,
                     Text("staging.env-unreadable", "cannot read the file: {error}", error=str(error)),
@@ -115,12 +120,12 @@ def read_secret_env(spec: JobSpec) -> dict[str, str]:
                 continue
             name, equals, value = line.partition("=")
             if not equals or not name.strip().isidentifier():
-                problems.append(Problem(str(source.file), number, 1, Text("staging.env-line", "expected NAME=value")))
+                problems.append(Problem(str(file), number, 1, Text("staging.env-line", "expected NAME=value")))
                 continue
             if is_own_variable(name.strip()):
                 problems.append(
                     Problem(
-                        str(source.file),
+                        str(file),
                         number,
                         1,
                         Text("staging.env-reserved", "{name} is set by ascendrun", name=name.strip()),

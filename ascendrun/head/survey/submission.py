@@ -84,7 +84,7 @@ def load_subject(stored: StoredJob) -> Subject:
     from ascendrun.head.spool.artifact_fetch import Subject
 
     submission = Submission.from_stored(stored)
-    return Subject(stored.job.id, stored.job.run, submission.spec.devices.family, stored.job.attempt, submission.hosts)
+    return Subject(stored.job.id, stored.job.run, submission.spec.devices.type, stored.job.attempt, submission.hosts)
 
 
 def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) -> Job:
@@ -94,7 +94,7 @@ def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) ->
         id=job_id,
         name=spec.name,
         run=make_run(head_id, job_id),
-        grace_s=spec.checkpoint.grace_s,
+        grace_s=spec.checkpoint.grace_period_s,
         hosts=tuple(host.name for host in submission.hosts),
         start_s=spec.timeouts.start_s,
         created_at_s=now_s,
@@ -174,7 +174,7 @@ def _claim_of(spec: JobSpec, host: Host) -> Claim:
     count = devices.per_node or (len(ids) if ids else None) or host.slots or 1
     if ids is not None:
         return Claim(host.name, count, ids=ids)
-    return Claim(host.name, count, capacity=host.slots if devices.family == "cpu" else None)
+    return Claim(host.name, count, capacity=host.slots if devices.type == "cpu" else None)
 
 
 def _load_spec(values: Mapping[str, Any]) -> JobSpec:

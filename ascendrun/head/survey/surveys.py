@@ -11,8 +11,8 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
-from ascendrun.head.agents.connections import Links
-from ascendrun.head.agents.node_query import Asking
+from ascendrun.head.agents.connections import Connections
+from ascendrun.head.agents.node_query import NodeQuery
 from ascendrun.head.protocol.agent_events import report_values
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.survey.doctor import Answers, Examination, Question
@@ -26,13 +26,13 @@ CONNECT_S = 20.0
 """A host whose agent is not up by then has given its answer: the others are not kept waiting for it."""
 
 
-class SurveyErrand:
+class SurveyOperation:
     """Use from the controller's thread. Header: {hosts, submission | null, family, paths, names, full, every_pair}."""
 
     def __init__(
         self,
         header: Mapping[str, Any],
-        links: Links,
+        links: Connections,
         post: Callable[[Callable[[], None]], None],
         answer: Answer,
         *,
@@ -53,7 +53,7 @@ class SurveyErrand:
         self._reports: dict[str, NodeReport] = {}
         self._refused: dict[str, Failure] = {}
         self.is_done = False
-        self.asking = Asking(self._hosts, links, post, reported=self._take_report, refused=self._take_refusal)
+        self.asking = NodeQuery(self._hosts, links, post, reported=self._take_report, refused=self._take_failure)
 
     def start(self) -> None:
         late = threading.Timer(CONNECT_S, lambda: self._post(self._give_up))
@@ -74,7 +74,7 @@ class SurveyErrand:
         self._reports[report.host] = report
         self._go_on()
 
-    def _take_refusal(self, host: str, failure: Failure) -> None:
+    def _take_failure(self, host: str, failure: Failure) -> None:
         error = self._links.get(self._host(host)).last_error
         self._refused[host] = Failure.of(error) if error else failure
         self._go_on()

@@ -18,7 +18,7 @@ from ascendrun.health.checks import (
     software,
     storage,
 )
-from ascendrun.health.survey.check_context import Check, World
+from ascendrun.health.survey.check_context import Check, CheckContext
 
 NPU_CHECKS: tuple[Check, ...] = (*npu.CHECKS, *cann.CHECKS, *device_network.CHECKS, *npu_job.CHECKS)
 CHECKS: tuple[Check, ...] = (
@@ -66,18 +66,18 @@ def choose_checks(*, is_full: bool, skip: Iterable[str] = (), require: Iterable[
 
 
 def run_checks(
-    world: World, *, is_full: bool = True, skip: Iterable[str] = (), require: Iterable[str] = ()
+    context: CheckContext, *, is_full: bool = True, skip: Iterable[str] = (), require: Iterable[str] = ()
 ) -> tuple[Finding, ...]:
     """Return the findings of the chosen checks, merged over hosts, the most severe first."""
     with nothing_collected():
-        return fold_findings(_run(choose_checks(is_full=is_full, skip=skip, require=require), world))
+        return fold_findings(_run(choose_checks(is_full=is_full, skip=skip, require=require), context))
 
 
-def _run(checks: Iterable[Check], world: World) -> list[Finding]:
+def _run(checks: Iterable[Check], context: CheckContext) -> list[Finding]:
     found: list[Finding] = []
     for check in checks:
         try:
-            found += check.function(world)
+            found += check.function(context)
         except Exception as error:  # a bug, or invalid data from a node: the findings of the other checks count
             why = f"{type(error).__name__}: {error}"[:300]
             found.append(Finding("check-error", Severity.WARN, (), {"check": check.name, "why": why}))

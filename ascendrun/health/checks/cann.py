@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ascendrun.ascend.compatibility import HDK_HINT, INCOMPATIBLE, UNKNOWN, VersionFact, Versions, compare_versions
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.checks.devices import npu_nodes
-from ascendrun.health.survey.check_context import Check, World, differing
+from ascendrun.health.survey.check_context import Check, CheckContext, differing
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.text import Text
 
@@ -25,14 +25,14 @@ _UNPROVEN = ("torch_npu", "torch_npu/cann")
 _CANN_NAMES = ("libhccl", "libascendcl", "libascend_hal", "ASCEND_OPP_PATH", "set_env.sh", "cann package")
 
 
-def check_versions_consistency(world: World) -> Iterator[Finding]:
-    if world.family not in (None, "npu"):
+def check_versions_consistency(context: CheckContext) -> Iterator[Finding]:
+    if context.family not in (None, "npu"):
         return
-    yield from differing(world, "driver-differs", Severity.WARN, lambda facts: facts.npu.driver_version)
-    yield from differing(world, "firmware-differs", Severity.WARN, _firmware)
+    yield from differing(context, "driver-differs", Severity.WARN, lambda facts: facts.npu.driver_version)
+    yield from differing(context, "firmware-differs", Severity.WARN, _firmware)
     # HCCL of two CANN versions cannot communicate (EI0008).
-    severity = Severity.FAIL if world.job is not None else Severity.WARN
-    yield from differing(world, "cann-differs", severity, _cann)
+    severity = Severity.FAIL if context.job is not None else Severity.WARN
+    yield from differing(context, "cann-differs", severity, _cann)
 
 
 def _firmware(facts: NodeFacts) -> str | None:
@@ -44,8 +44,8 @@ def _cann(facts: NodeFacts) -> str | None:
     return facts.npu.cann.version if facts.npu.cann is not None else None
 
 
-def check_version_compatibility(world: World) -> Iterator[Finding]:
-    for host, facts in npu_nodes(world):
+def check_version_compatibility(context: CheckContext) -> Iterator[Finding]:
+    for host, facts in npu_nodes(context):
         facts_of_pairs = compare_versions(versions_of(facts))
         for fact in facts_of_pairs:
             if fact.outcome == INCOMPATIBLE and fact.pair in _INCOMPATIBLE:
@@ -98,9 +98,9 @@ def versions_of(facts: NodeFacts) -> Versions:
     )
 
 
-def check_cann_mixed(world: World) -> Iterator[Finding]:
+def check_cann_mixed(context: CheckContext) -> Iterator[Finding]:
     """Components of two CANN releases in one directory: an upgrade did not complete."""
-    for host, facts in npu_nodes(world):
+    for host, facts in npu_nodes(context):
         shell = facts.npu.shell_cann
         versions = shell.components.cann_versions if shell is not None and shell.components is not None else ()
         if len(versions) > 1 and shell is not None and shell.components is not None:
@@ -110,11 +110,11 @@ def check_cann_mixed(world: World) -> Iterator[Finding]:
             )
 
 
-def check_set_env(world: World) -> Iterator[Finding]:
+def check_set_env(context: CheckContext) -> Iterator[Finding]:
     """In the shell of the job. A command other than Python may source set_env.sh itself: then it is a note."""
-    if world.job is None or world.family != "npu" or world.job.container is not None:
+    if context.job is None or context.family != "npu":
         return
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         shell, files = facts.npu.shell_cann, facts.npu.files
         if shell is None or (facts.python is not None and facts.python.setup in ("failed", "no-command")):
             continue
@@ -135,14 +135,14 @@ def _leads_home(environ: Mapping[str, str], home: str) -> bool:
     return any(path.startswith(folder) for path in environ.get("LD_LIBRARY_PATH", "").split(":"))
 
 
-def check_torch_npu(world: World) -> Iterator[Finding]:
+def check_torch_npu(context: CheckContext) -> Iterator[Finding]:
     """torch without torch_npu, and an import that fails because CANN is missing.
 
     From torch 2.5 `import torch` loads torch_npu, so a missing CANN appears as an error of torch.
     """
-    if world.job is None or world.family != "npu":
+    if context.job is None or context.family != "npu":
         return
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         modules = (facts.python.modules if facts.python is not None else None) or {}
         if modules.get("torch") and "torch-npu" in modules and modules["torch-npu"] is None:
             yield Finding(

@@ -9,7 +9,7 @@ from ascendrun.ascend.hccn_counters import Optical
 from ascendrun.ascend.hccn_history import LinkHistory
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.checks.devices import is_many, npu_nodes, severity_at
-from ascendrun.health.survey.check_context import Check, World, compare
+from ascendrun.health.survey.check_context import Check, CheckContext, compare
 from ascendrun.health.survey.npu_facts import Port, PortPing, chip_of_node
 from ascendrun.text import Text
 
@@ -29,55 +29,57 @@ FLAPS, DAY_S = 3, 86400.0
 WITHOUT_PORTS = ("310", "310P")
 
 
-def port_nodes(world: World) -> Iterator[tuple[str, Mapping[int, Port]]]:
+def port_nodes(context: CheckContext) -> Iterator[tuple[str, Mapping[int, Port]]]:
     """Yield the nodes whose devices have network ports, with the ports."""
-    for host, facts in npu_nodes(world):
+    for host, facts in npu_nodes(context):
         chip = chip_of_node(facts.npu)
         if facts.npu.ports is not None and (chip is None or chip.family not in WITHOUT_PORTS):
             yield host, facts.npu.ports.ports
 
 
-def _severity(world: World, host: str, devices: Mapping[int, object]) -> Severity:
+def _severity(context: CheckContext, host: str, devices: Mapping[int, object]) -> Severity:
     """A single node trains over its internal links, without these ports."""
-    return severity_at(world, host, devices) if is_many(world) else Severity.NOTE
+    return severity_at(context, host, devices) if is_many(context) else Severity.NOTE
 
 
-def check_tool(world: World) -> Iterator[Finding]:
-    for host, facts in npu_nodes(world):
+def check_tool(context: CheckContext) -> Iterator[Finding]:
+    for host, facts in npu_nodes(context):
         ports, table = facts.npu.ports, facts.npu.table
         if ports is None or (table is not None and table.info is not None and table.info.errors):
             if "hccn" in facts.late and facts.npu.has_any:
-                yield Finding("hccn-hangs", Severity.FAIL if is_many(world) else Severity.NOTE, (host,))
+                yield Finding("hccn-hangs", Severity.FAIL if is_many(context) else Severity.NOTE, (host,))
             continue  # without the driver its other tool adds nothing
         if ports.hung or "hccn" in facts.late:
-            yield Finding("hccn-hangs", Severity.FAIL if is_many(world) else Severity.NOTE, (host,), {}, ports.hung[:3])
+            yield Finding(
+                "hccn-hangs", Severity.FAIL if is_many(context) else Severity.NOTE, (host,), {}, ports.hung[:3]
+            )
         refused = [error for error in ports.errors if error.kind == "permission"]
         if refused:
             yield Finding("hccn-refused", Severity.NOTE, (host,), {"user": facts.user or "?"}, (refused[0].text,))
 
 
-def check_links(world: World) -> Iterator[Finding]:
-    for host, ports in port_nodes(world):
+def check_links(context: CheckContext) -> Iterator[Finding]:
+    for host, ports in port_nodes(context):
         down = {device: port for device, port in ports.items() if port.link is not None and port.link.is_up is False}
         if down:
             yield Finding(
                 "device-link-down",
-                _severity(world, host, down),
+                _severity(context, host, down),
                 (host,),
                 _named(down),
                 tuple(f"hccn_tool -i {device} -link -g: link status: DOWN" for device in list(down)[:4]),
             )
 
 
-def check_flaps(world: World) -> Iterator[Finding]:
+def check_flaps(context: CheckContext) -> Iterator[Finding]:
     """A link that goes down repeatedly: collectives time out, although each check finds it up."""
-    for host, ports in port_nodes(world):
+    for host, ports in port_nodes(context):
         flaps = {device: _downs(port.history) for device, port in ports.items()}
         restless = {device: count for device, count in flaps.items() if count >= FLAPS}
         if restless:
             yield Finding(
                 "device-link-flaps",
-                Severity.WARN if is_many(world) else Severity.NOTE,
+                Severity.WARN if is_many(context) else Severity.NOTE,
                 (host,),
                 _named(restless),
                 tuple(
@@ -107,26 +109,26 @@ def _named(devices: Mapping[int, object]) -> dict[str, Any]:
     return {"devices": tuple(sorted(devices)), "first": min(devices)}
 
 
-def check_addresses(world: World) -> Iterator[Finding]:
+def check_addresses(context: CheckContext) -> Iterator[Finding]:
     holders: dict[str, list[str]] = {}
-    for host, ports in port_nodes(world):
+    for host, ports in port_nodes(context):
         unset = {device: port for device, port in ports.items() if port.has_no_address}
-        if unset and is_many(world):
+        if unset and is_many(context):
             yield Finding(
                 "device-ip-missing",
-                _severity(world, host, unset),
+                _severity(context, host, unset),
                 (host,),
                 _named(unset),
-                _conf_lines(world, host, unset),
+                _conf_lines(context, host, unset),
             )
-        yield from _conf_differs(world, host, ports)
+        yield from _conf_differs(context, host, ports)
         for device, port in ports.items():
             if port.address is not None:
                 holders.setdefault(port.address, []).append(f"{host} {device}")
     for address, places in holders.items():
         if len(places) > 1:
             hosts = tuple(dict.fromkeys(place.rpartition(" ")[0] for place in places))
-            severity = Severity.FAIL if world.job is not None or len(hosts) == 1 else Severity.WARN
+            severity = Severity.FAIL if context.job is not None or len(hosts) == 1 else Severity.WARN
             yield Finding(
                 "device-ip-twice",
                 severity,
@@ -136,21 +138,21 @@ def check_addresses(world: World) -> Iterator[Finding]:
             )
 
 
-def _conf_of(world: World, host: str) -> Mapping[int, str | None]:
-    files = world.facts[host].npu.files
+def _conf_of(context: CheckContext, host: str) -> Mapping[int, str | None]:
+    files = context.facts[host].npu.files
     conf = files.hccn_conf if files is not None else None
     return (
         {device: port.address or port.address_inet6 for device, port in conf.ports.items()} if conf is not None else {}
     )
 
 
-def _conf_lines(world: World, host: str, devices: Mapping[int, object]) -> tuple[str, ...]:
-    conf = _conf_of(world, host)
+def _conf_lines(context: CheckContext, host: str, devices: Mapping[int, object]) -> tuple[str, ...]:
+    conf = _conf_of(context, host)
     return tuple(f"/etc/hccn.conf: address_{device}={conf[device]}" for device in devices if conf.get(device))[:4]
 
 
-def _conf_differs(world: World, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
-    conf = _conf_of(world, host)
+def _conf_differs(context: CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
+    conf = _conf_of(context, host)
     stale = {
         device: Text(
             "doctor.port-address",
@@ -165,36 +167,36 @@ def _conf_differs(world: World, host: str, ports: Mapping[int, Port]) -> Iterato
     if stale:
         yield Finding(
             "hccn-conf-stale",
-            Severity.WARN if is_many(world) else Severity.NOTE,
+            Severity.WARN if is_many(context) else Severity.NOTE,
             (host,),
             _named(stale),
             tuple(stale.values())[:4],
         )
 
 
-def check_address_family(world: World) -> Iterator[Finding]:
+def check_address_family(context: CheckContext) -> Iterator[Finding]:
     """HCCL rejects device addresses of two families in one job."""
     families = {
         f"{host} {device}": "IPv6" if ":" in port.address else "IPv4"
-        for host, ports in port_nodes(world)
+        for host, ports in port_nodes(context)
         for device, port in ports.items()
         if port.address is not None
     }
-    yield from _outliers(world, families, "device-ip-family")
+    yield from _outliers(context, families, "device-ip-family")
 
 
-def check_tls(world: World) -> Iterator[Finding]:
+def check_tls(context: CheckContext) -> Iterator[Finding]:
     """All ranks of a job must agree (EI0016)."""
     switches = {
         f"{host} {device}": "on" if port.tls.is_enabled else "off"
-        for host, ports in port_nodes(world)
+        for host, ports in port_nodes(context)
         for device, port in ports.items()
         if port.tls is not None and port.tls.is_enabled is not None
     }
-    yield from _outliers(world, switches, "device-tls-differs")
+    yield from _outliers(context, switches, "device-tls-differs")
 
 
-def _outliers(world: World, values: Mapping[str, str], code: str) -> Iterator[Finding]:
+def _outliers(context: CheckContext, values: Mapping[str, str], code: str) -> Iterator[Finding]:
     """Yield a finding for each host and value of ports ("host device") that differ from the majority."""
     same = compare(values)
     for value, places in same.others if same else ():
@@ -206,7 +208,7 @@ def _outliers(world: World, values: Mapping[str, str], code: str) -> Iterator[Fi
             majority = same.majority if same else ""
             yield Finding(
                 code,
-                _severity(world, host, devices),
+                _severity(context, host, devices),
                 (host,),
                 {**_named(devices), "value": value, "majority": majority, "switch": 1 if majority == "on" else 0},
                 (
@@ -221,9 +223,9 @@ def _outliers(world: World, values: Mapping[str, str], code: str) -> Iterator[Fi
             )
 
 
-def check_net_health(world: World) -> Iterator[Finding]:
+def check_net_health(context: CheckContext) -> Iterator[Finding]:
     """The driver's own test of its gateway; a warning, since a wrong netdetect address gives the same result."""
-    for host, ports in port_nodes(world):
+    for host, ports in port_nodes(context):
         groups: dict[str, dict[int, Port]] = {}
         for device, port in ports.items():
             word = port.net_health.status if port.net_health is not None else None
@@ -232,14 +234,14 @@ def check_net_health(world: World) -> Iterator[Finding]:
         for word, devices in groups.items():
             yield Finding(
                 "device-net-health",
-                Severity.WARN if is_many(world) else Severity.NOTE,
+                Severity.WARN if is_many(context) else Severity.NOTE,
                 (host,),
                 {**_named(devices), "status": word},
             )
 
 
-def check_cables(world: World) -> Iterator[Finding]:
-    for host, ports in port_nodes(world):
+def check_cables(context: CheckContext) -> Iterator[Finding]:
+    for host, ports in port_nodes(context):
         bare = {
             device: port for device, port in ports.items() if port.fec is not None and port.fec.mode == "no FEC mode"
         }
@@ -274,15 +276,15 @@ def _optical_fault(device: int, optical: Optical | None) -> Text | None:
     )
 
 
-def check_ping(world: World) -> Iterator[Finding]:
+def check_ping(context: CheckContext) -> Iterator[Finding]:
     owners = {
         port.address: f"{host} device {device}"
-        for host, ports in port_nodes(world)
+        for host, ports in port_nodes(context)
         for device, port in ports.items()
         if port.address
     }
-    for host, _ in port_nodes(world):
-        failed = [one for one in world.facts[host].npu.pings or () if _is_lost(one)]
+    for host, _ in port_nodes(context):
+        failed = [one for one in context.facts[host].npu.pings or () if _is_lost(one)]
         lossy = [one for one in failed if one.ping is not None and one.ping.received]
         for code, pings in (
             ("device-ping-loss", lossy),
@@ -292,7 +294,7 @@ def check_ping(world: World) -> Iterator[Finding]:
                 devices = {one.device: one for one in pings}
                 yield Finding(
                     code,
-                    _severity(world, host, devices),
+                    _severity(context, host, devices),
                     (host,),
                     _named(devices),
                     tuple(_ping_line(one, owners) for one in pings[:4]),

@@ -10,7 +10,7 @@ from ascendrun.ascend.compatibility import minimum_for, too_old_for
 from ascendrun.ascend.variables import check_environment
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.env_view import AGENT_DIRECTORY, NOT_SET, is_secret
-from ascendrun.health.survey.check_context import Check, World, compare
+from ascendrun.health.survey.check_context import Check, CheckContext, compare
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.npu_facts import chip_of_node
 from ascendrun.text import Text
@@ -32,21 +32,21 @@ _SLOW: Mapping[str, tuple[str, ...]] = {
 """Debugging settings: each slows every step or floods the log."""
 
 
-def rank_variables(world: World, host: str) -> dict[str, str]:
+def rank_variables(context: CheckContext, host: str) -> dict[str, str]:
     """Return the variables of a rank on the host as far as known; {} if unknown."""
-    facts = world.facts[host]
+    facts = context.facts[host]
     found = dict(facts.environ or {})
-    if host in world.first_ranks:
-        for name, value in world.first_ranks[host].env.items():
+    if host in context.first_ranks:
+        for name, value in context.first_ranks[host].env.items():
             found.setdefault(name, value)  # setup may have changed it
     return found
 
 
-def check_ascend_variables(world: World) -> Iterator[Finding]:
-    if world.family != "npu":
+def check_ascend_variables(context: CheckContext) -> Iterator[Finding]:
+    if context.family != "npu":
         return
-    for host, facts in world.facts.items():
-        for one in check_environment(rank_variables(world, host), chip_of_node(facts.npu)):
+    for host, facts in context.facts.items():
+        for one in check_environment(rank_variables(context, host), chip_of_node(facts.npu)):
             code = "variable-conflict" if one.code == "conflict" else "variable-wrong"
             yield Finding(
                 code,
@@ -56,17 +56,17 @@ def check_ascend_variables(world: World) -> Iterator[Finding]:
             )
 
 
-def check_slow_settings(world: World) -> Iterator[Finding]:
-    for host in world.facts:
-        variables = rank_variables(world, host)
+def check_slow_settings(context: CheckContext) -> Iterator[Finding]:
+    for host in context.facts:
+        variables = rank_variables(context, host)
         for name, bad in _SLOW.items():
             if variables.get(name, "").upper() in bad and name in variables:
                 yield Finding("variable-slows", Severity.WARN, (host,), {"name": name, "value": variables[name][:80]})
 
 
-def check_threads(world: World) -> Iterator[Finding]:
-    for host, facts in world.facts.items():
-        text = rank_variables(world, host).get("OMP_NUM_THREADS")
+def check_threads(context: CheckContext) -> Iterator[Finding]:
+    for host, facts in context.facts.items():
+        text = rank_variables(context, host).get("OMP_NUM_THREADS")
         if text is None or facts.cpus is None:
             continue
         first = text.partition(",")[0]
@@ -76,12 +76,12 @@ def check_threads(world: World) -> Iterator[Finding]:
             yield Finding("threads-many", Severity.WARN, (host,), {"value": int(first), "cpus": facts.cpus})
 
 
-def check_interfaces(world: World) -> Iterator[Finding]:
+def check_interfaces(context: CheckContext) -> Iterator[Finding]:
     """A variable that names an interface which the node does not have."""
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         if not facts.addresses:
             continue
-        for name, value in rank_variables(world, host).items():
+        for name, value in rank_variables(context, host).items():
             if name.endswith("_SOCKET_IFNAME") and value and not _names_some(name, value, tuple(facts.addresses)):
                 yield Finding(
                     "interface-missing",
@@ -101,15 +101,15 @@ def _names_some(name: str, value: str, interfaces: tuple[str, ...]) -> bool:
     return any(interface.startswith(word) for word in words for interface in interfaces)
 
 
-def check_own_address(world: World) -> Iterator[Finding]:
+def check_own_address(context: CheckContext) -> Iterator[Finding]:
     """HCCL_IF_IP is an address of the very node, where the others find it: one value for all nodes cannot be right,
     and the first one that `hostname -I` prints may be a bridge's."""
-    for host, facts in world.facts.items():
-        value = rank_variables(world, host).get("HCCL_IF_IP")
+    for host, facts in context.facts.items():
+        value = rank_variables(context, host).get("HCCL_IF_IP")
         if not value or not facts.addresses:
             continue
         at = [interface for interface, addresses in facts.addresses.items() if value in addresses]
-        routes = {route.interface for peer, route in (facts.routes or {}).items() if peer in world.facts}
+        routes = {route.interface for peer, route in (facts.routes or {}).items() if peer in context.facts}
         if not at:
             yield Finding("if-ip-foreign", Severity.FAIL, (host,), {"value": value})
         elif routes and not routes & set(at):
@@ -122,11 +122,11 @@ def check_own_address(world: World) -> Iterator[Finding]:
             )
 
 
-def check_allocator(world: World) -> Iterator[Finding]:
+def check_allocator(context: CheckContext) -> Iterator[Finding]:
     """Settings of torch_npu's allocator that the driver or CANN of the node does not have yet."""
-    for host, facts in world.facts.items() if world.family == "npu" else ():
+    for host, facts in context.facts.items() if context.family == "npu" else ():
         cann = facts.npu.cann.version if facts.npu.cann is not None else None
-        variables = rank_variables(world, host)
+        variables = rank_variables(context, host)
         for name in ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             for setting in variables.get(name, "").replace(" ", "").split(","):
                 feature = f"PYTORCH_NPU_ALLOC_CONF={setting}"
@@ -150,9 +150,9 @@ def _releases(driver: str | None, cann: str | None) -> tuple[Text | str, ...]:
     return (*named, *(() if cann is None else (f"CANN {cann}",)))
 
 
-def check_variables_consistency(world: World) -> Iterator[Finding]:
+def check_variables_consistency(context: CheckContext) -> Iterator[Finding]:
     """Of what matters to a job, in the shell that it gets."""
-    shells = {host: facts for host, facts in world.facts.items() if facts.environ is not None}
+    shells = {host: facts for host, facts in context.facts.items() if facts.environ is not None}
     names = sorted({name for facts in shells.values() for name in facts.environ or {} if _ALIKE.match(name)})
     for name in names:
         if _OWN_PER_NODE.match(name) or is_secret(name):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Callable
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import Check, World, differing
+from ascendrun.health.survey.check_context import Check, CheckContext, differing
 from ascendrun.health.survey.facts import NodeFacts
 
 CLOCK_NOTE_S, CLOCK_WARN_S = 1.0, 10.0
@@ -21,27 +21,27 @@ STARTUPS_FEW = 5
 SESSIONS_FEW = 2
 
 
-def check_clock(world: World) -> Iterator[Finding]:
+def check_clock(context: CheckContext) -> Iterator[Finding]:
     """Relative to the median of the nodes: a wrong clock of the head node (a laptop) is not their fault."""
-    known = sorted(facts.clock_offset_s for facts in world.facts.values() if facts.clock_offset_s is not None)
+    known = sorted(facts.clock_offset_s for facts in context.facts.values() if facts.clock_offset_s is not None)
     if not known:
         return
     # Two nodes have no majority: the clock of the head node decides.
     middle = known[(len(known) - 1) // 2] if len(known) > 2 else 0.0
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         off_s = 0.0 if facts.clock_offset_s is None else facts.clock_offset_s - middle
         if abs(off_s) >= CLOCK_NOTE_S:
             severity = Severity.WARN if abs(off_s) >= CLOCK_WARN_S else Severity.NOTE
             yield Finding("clock-skew", severity, (host,), {"seconds": round(off_s, 1)})
 
 
-def check_identity(world: World) -> Iterator[Finding]:
+def check_identity(context: CheckContext) -> Iterator[Finding]:
     """Two names for one machine: its devices would count twice. Local hosts may share this machine."""
-    by_boot = _groups(world, _machine)
+    by_boot = _groups(context, _machine)
     for hosts in by_boot.values():
         yield Finding("same-machine", Severity.FAIL, hosts, {"names": hosts})
     joined = {host for hosts in by_boot.values() for host in hosts}
-    by_id = _groups(world, lambda facts: None if facts.is_local else facts.machine_id)
+    by_id = _groups(context, lambda facts: None if facts.is_local else facts.machine_id)
     for hosts in by_id.values():
         if not set(hosts) <= joined:
             yield Finding("machine-id-shared", Severity.NOTE, hosts, {})
@@ -54,25 +54,25 @@ def _machine(facts: NodeFacts) -> str | None:
     return f"{facts.boot_id} {facts.hostname} {facts.machine_id}"
 
 
-def _groups(world: World, value_of: Callable[[NodeFacts], str | None]) -> dict[str, tuple[str, ...]]:
+def _groups(context: CheckContext, value_of: Callable[[NodeFacts], str | None]) -> dict[str, tuple[str, ...]]:
     """Values that several hosts share, with those hosts."""
     groups: dict[str, list[str]] = {}
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         value = value_of(facts)
         if value:
             groups.setdefault(value, []).append(host)
     return {value: tuple(hosts) for value, hosts in groups.items() if len(hosts) > 1}
 
 
-def check_system(world: World) -> Iterator[Finding]:
-    yield from differing(world, "arch-differs", Severity.WARN, lambda facts: facts.arch)
-    yield from differing(world, "kernel-differs", Severity.NOTE, lambda facts: facts.kernel)
-    yield from differing(world, "os-differs", Severity.NOTE, lambda facts: facts.os_name)
+def check_system(context: CheckContext) -> Iterator[Finding]:
+    yield from differing(context, "arch-differs", Severity.WARN, lambda facts: facts.arch)
+    yield from differing(context, "kernel-differs", Severity.NOTE, lambda facts: facts.kernel)
+    yield from differing(context, "os-differs", Severity.NOTE, lambda facts: facts.os_name)
 
 
-def check_hardware(world: World) -> Iterator[Finding]:
-    yield from differing(world, "cpus-differ", Severity.NOTE, lambda facts: facts.cpus)
-    yield from differing(world, "memory-differs", Severity.WARN, _memory_class)
+def check_hardware(context: CheckContext) -> Iterator[Finding]:
+    yield from differing(context, "cpus-differ", Severity.NOTE, lambda facts: facts.cpus)
+    yield from differing(context, "memory-differs", Severity.WARN, _memory_class)
 
 
 def _memory_class(facts: NodeFacts) -> float | None:
@@ -82,16 +82,16 @@ def _memory_class(facts: NodeFacts) -> float | None:
     return float(f"{2 ** (round(math.log2(facts.memory_bytes) * 8) / 8) / (1 << 30):.3g}")
 
 
-def check_user(world: World) -> Iterator[Finding]:
-    yield from differing(world, "user-differs", Severity.NOTE, lambda facts: facts.user)
-    same_user = len({facts.user for facts in world.facts.values()}) == 1
+def check_user(context: CheckContext) -> Iterator[Finding]:
+    yield from differing(context, "user-differs", Severity.NOTE, lambda facts: facts.user)
+    same_user = len({facts.user for facts in context.facts.values()}) == 1
     if same_user:
-        yield from differing(world, "uid-differs", Severity.WARN, lambda facts: facts.uid)
+        yield from differing(context, "uid-differs", Severity.WARN, lambda facts: facts.uid)
 
 
-def check_limits(world: World) -> Iterator[Finding]:
+def check_limits(context: CheckContext) -> Iterator[Finding]:
     """In the non-interactive shell: /etc/security/limits.conf may apply to interactive logins only."""
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         files = _soft(facts, "NOFILE")
         if files is not None and files < FILES_GOOD:
             severity = Severity.WARN if files < FILES_FEW else Severity.NOTE
@@ -100,15 +100,15 @@ def check_limits(world: World) -> Iterator[Finding]:
         if processes is not None and processes < PROCESSES_FEW:
             yield Finding("limit-processes", Severity.WARN, (host,), {"limit": processes})
         locked = _soft(facts, "MEMLOCK")
-        if world.family == "cuda" and locked is not None and locked < LOCKED_BYTES_GOOD:
+        if context.family == "cuda" and locked is not None and locked < LOCKED_BYTES_GOOD:
             yield Finding("limit-locked", Severity.NOTE, (host,), {"limit": locked})
         space = _soft(facts, "AS")
         if space is not None:
             yield Finding("limit-address-space", Severity.WARN, (host,), {"limit": space})
 
 
-def check_limits_consistency(world: World) -> Iterator[Finding]:
-    yield from differing(world, "limits-differ", Severity.NOTE, _limits_text)
+def check_limits_consistency(context: CheckContext) -> Iterator[Finding]:
+    yield from differing(context, "limits-differ", Severity.NOTE, _limits_text)
 
 
 def _limits_text(facts: NodeFacts) -> str | None:
@@ -126,8 +126,8 @@ def _soft(facts: NodeFacts, name: str) -> int | None:
     return (facts.limits or {}).get(name, (None, None))[0]
 
 
-def check_sshd(world: World) -> Iterator[Finding]:
-    for host, facts in world.facts.items():
+def check_sshd(context: CheckContext) -> Iterator[Finding]:
+    for host, facts in context.facts.items():
         if facts.sshd is None:
             continue
         first = (facts.sshd.max_startups or "").partition(":")[0]
@@ -138,9 +138,9 @@ def check_sshd(world: World) -> Iterator[Finding]:
             yield Finding("sshd-sessions", Severity.WARN, (host,), {"limit": sessions})
 
 
-def check_logind(world: World) -> Iterator[Finding]:
+def check_logind(context: CheckContext) -> Iterator[Finding]:
     """logind spares root and users with lingering enabled."""
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         if not facts.kills_user_processes or not facts.user or facts.uid in (None, 0):
             continue
         if facts.user not in (facts.lingering_users or ()):

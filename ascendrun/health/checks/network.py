@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.names import fold_names
 from ascendrun.core.reports import Route
-from ascendrun.health.survey.check_context import Check, World
+from ascendrun.health.survey.check_context import Check, CheckContext
 from ascendrun.health.survey.facts import ConnectionTest, NodeFacts, PortHolder
 from ascendrun.text import Text
 
@@ -15,13 +15,13 @@ HCCL_BASE, HCCL_COUNT, HCCL_DEVICE_PORT = 60000, 32, 16666
 _MOVED = ("HCCL_IF_BASE_PORT", "HCCL_HOST_SOCKET_PORT_RANGE")
 
 
-def check_routes(world: World) -> Iterator[Finding]:
-    away = {host for host, facts in world.facts.items() if not facts.is_local}
-    for host, facts in world.facts.items():
+def check_routes(context: CheckContext) -> Iterator[Finding]:
+    away = {host for host, facts in context.facts.items() if not facts.is_local}
+    for host, facts in context.facts.items():
         if facts.routes is None or facts.is_local:
             continue
         if any(_is_loopback(route.source) for route in facts.route_kinds):
-            own = [peer for route, peers in _by_route(facts, world) if _is_loopback(route.source) for peer in peers]
+            own = [peer for route, peers in _by_route(facts, context) if _is_loopback(route.source) for peer in peers]
             if own:
                 yield Finding("peer-is-loopback", Severity.FAIL, (host,), {"peers": tuple(own)})
         lost = away.difference(facts.routes, (host,))
@@ -29,13 +29,13 @@ def check_routes(world: World) -> Iterator[Finding]:
             yield Finding("no-route", Severity.FAIL, (host,), {"peers": tuple(sorted(lost))})
 
 
-def check_one_interface(world: World) -> Iterator[Finding]:
+def check_one_interface(context: CheckContext) -> Iterator[Finding]:
     """Collectives bind one interface; it must reach all peers."""
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         if len(facts.route_kinds) < 2:
             continue
         used: dict[str, list[str]] = {}
-        for route, peers in _by_route(facts, world):
+        for route, peers in _by_route(facts, context):
             if route.interface and not _is_loopback(route.source):
                 used.setdefault(route.interface, []).extend(peers)
         if len(used) > 1:
@@ -48,11 +48,11 @@ def check_one_interface(world: World) -> Iterator[Finding]:
             )
 
 
-def _by_route(facts: NodeFacts, world: World) -> list[tuple[Route, list[str]]]:
+def _by_route(facts: NodeFacts, context: CheckContext) -> list[tuple[Route, list[str]]]:
     """Each route with the peers that it leads to."""
     groups: dict[Route, list[str]] = {}
     for peer, route in (facts.routes or {}).items():
-        if peer in world.facts:
+        if peer in context.facts:
             groups.setdefault(route, []).append(peer)
     return list(groups.items())
 
@@ -61,16 +61,16 @@ def _is_loopback(address: str | None) -> bool:
     return bool(address) and (str(address).startswith("127.") or address == "::1")
 
 
-def check_master_port(world: World) -> Iterator[Finding]:
+def check_master_port(context: CheckContext) -> Iterator[Finding]:
     """The node of rank 0 needs one free candidate; a port set by the user is the only one."""
-    if world.plan is None:
+    if context.plan is None:
         return
-    first = world.plan.nodes[0].host
-    facts = world.facts.get(first)
+    first = context.plan.nodes[0].host
+    facts = context.facts.get(first)
     if facts is None or facts.taken_ports is None:
         return
-    if len(world.plan.master_ports) == 1:
-        port = world.plan.master_ports[0]
+    if len(context.plan.master_ports) == 1:
+        port = context.plan.master_ports[0]
         if port in facts.taken_ports:
             yield _taken("port-taken", Severity.FAIL, first, port, facts.taken_ports[port])
         yield from _in_ephemeral_range(first, facts, port)
@@ -84,17 +84,17 @@ def _in_ephemeral_range(host: str, facts: NodeFacts, port: int) -> Iterator[Find
         yield Finding("port-ephemeral", Severity.NOTE, (host,), {"port": port, "low": low, "high": high})
 
 
-def check_hccl_ports(world: World) -> Iterator[Finding]:
+def check_hccl_ports(context: CheckContext) -> Iterator[Finding]:
     """HCCL's root binds the base port, the others follow. Where a variable moves them they are unknown."""
-    if world.family != "npu":
+    if context.family != "npu":
         return
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         if any(name in (facts.environ or {}) for name in _MOVED):
             continue
         for port, holder in sorted((facts.taken_ports or {}).items()):
             if HCCL_BASE <= port < HCCL_BASE + HCCL_COUNT:
                 severity = Severity.FAIL if port == HCCL_BASE else Severity.WARN
-                if holder.tag is not None and world.job is None:
+                if holder.tag is not None and context.job is None:
                     severity = Severity.NOTE  # an ascendrun job runs there, and no other is about to start
                 yield _taken("hccl-port-taken", severity, host, port, holder)
             elif port == HCCL_DEVICE_PORT:
@@ -125,12 +125,12 @@ def _taken(code: str, severity: Severity, host: str, port: int, holder: PortHold
     return Finding(code, severity, (host,), {"port": port, "holder": who})
 
 
-def check_peer_ports(world: World) -> Iterator[Finding]:
+def check_peer_ports(context: CheckContext) -> Iterator[Finding]:
     """Connection tests to the ports of a job. Peers that have findings of their own are reported there."""
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         failed: dict[tuple[str, int], list[ConnectionTest]] = {}
         for test in facts.connection_tests or ():
-            if test.error is not None and test.peer in world.facts:
+            if test.error is not None and test.peer in context.facts:
                 failed.setdefault((test.code or "failed", test.port), []).append(test)
         for (code, port), tests in sorted(failed.items()):
             values = {"peers": tuple(test.peer for test in tests), "port": port, "how": tests[0].error or ""}

@@ -12,7 +12,7 @@ from ascendrun.ascend.npu_smi_views import EccCounts
 from ascendrun.ascend.tool_errors import ToolError
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.checks.devices import npu_nodes, planned_devices, severity_at
-from ascendrun.health.survey.check_context import Check, World, compare
+from ascendrun.health.survey.check_context import Check, CheckContext, compare
 from ascendrun.health.survey.npu_facts import NpuFacts, Owner, chips_by_device
 from ascendrun.health.survey.npu_probes import DRIVER_NODES
 from ascendrun.text import Text
@@ -42,13 +42,13 @@ _HEALTH = {
 }
 
 
-def check_driver(world: World) -> Iterator[Finding]:
+def check_driver(context: CheckContext) -> Iterator[Finding]:
     """Whether npu-smi works, and if not, why."""
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         table = facts.npu.table
-        if world.family == "npu" and facts.npu.has_any is False:
+        if context.family == "npu" and facts.npu.has_any is False:
             yield Finding("npu-none", Severity.FAIL, (host,))
-        if table is None or facts.npu.has_any is False or world.family not in (None, "npu"):
+        if table is None or facts.npu.has_any is False or context.family not in (None, "npu"):
             continue
         if table.hung:
             yield Finding("npu-smi-hangs", Severity.FAIL, (host,))
@@ -83,13 +83,9 @@ def _some(lines: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(line.encode("ascii", "backslashreplace").decode()[:120] for line in lines[:2])
 
 
-def check_device_files(world: World) -> Iterator[Finding]:
-    """Device files of the driver. Without access to one of them every rank fails with drvRet=87 or -8005.
-
-    A container has its own user: there it is only a warning.
-    """
-    closed_is = Severity.WARN if world.job is not None and world.job.container is not None else Severity.FAIL
-    for host, facts in npu_nodes(world):
+def check_device_files(context: CheckContext) -> Iterator[Finding]:
+    """Device files of the driver. Without access to one of them every rank fails with drvRet=87 or -8005."""
+    for host, facts in npu_nodes(context):
         devices = facts.npu.devices
         if devices is None or not facts.npu.has_any:
             continue
@@ -103,20 +99,20 @@ def check_device_files(world: World) -> Iterator[Finding]:
             node = devices[closed[0]]
             yield Finding(
                 "device-file-closed",
-                closed_is,
+                Severity.FAIL,
                 (host,),
                 {"files": tuple(closed), "user": facts.user or "USER"},
                 (f"/dev/{closed[0]}: mode {node.mode:04o}, uid {node.uid}, gid {node.gid}",),
             )
 
 
-def check_count(world: World) -> Iterator[Finding]:
+def check_count(context: CheckContext) -> Iterator[Finding]:
     """A card that dropped off the bus is missing in the driver's list, although its file in /dev may still exist."""
-    counts = {host: len(facts.npu.info.chips) for host, facts in npu_nodes(world) if facts.npu.info is not None}
+    counts = {host: len(facts.npu.info.chips) for host, facts in npu_nodes(context) if facts.npu.info is not None}
     same = compare(counts)
     for host, count in counts.items():
-        facts = world.facts[host].npu
-        wanted = planned_devices(world, host)
+        facts = context.facts[host].npu
+        wanted = planned_devices(context, host)
         lost = len(facts.davinci) - count
         most = max(same.majority if same is not None else 0, lost + count)
         if count >= most:
@@ -128,7 +124,7 @@ def check_count(world: World) -> Iterator[Finding]:
             continue
         yield Finding(
             "npu-missing",
-            severity_at(world, host, range(count, most)),
+            severity_at(context, host, range(count, most)),
             (host,),
             {"found": count, "expected": most},
             (_listed(facts), *_files_line(facts)),
@@ -151,8 +147,8 @@ def _files_line(facts: NpuFacts) -> tuple[Text, ...]:
     return (Text("doctor.npu-files", "/dev has davinci{devices:ranks}", devices=facts.davinci),)
 
 
-def check_chips_consistency(world: World) -> Iterator[Finding]:
-    names = {host: _chip_names(facts.npu) for host, facts in npu_nodes(world)}
+def check_chips_consistency(context: CheckContext) -> Iterator[Finding]:
+    names = {host: _chip_names(facts.npu) for host, facts in npu_nodes(context)}
     same = compare(names)
     for value, hosts in same.others if same else ():
         yield Finding(
@@ -169,8 +165,8 @@ def _chip_names(facts: NpuFacts) -> str | None:
     return ", ".join(names) or None
 
 
-def check_health(world: World) -> Iterator[Finding]:
-    for host, facts in npu_nodes(world):
+def check_health(context: CheckContext) -> Iterator[Finding]:
+    for host, facts in npu_nodes(context):
         groups: dict[str, dict[int, NpuChip]] = {}
         for device, chip in chips_by_device(facts.npu).items():
             if chip.health in _HEALTH:
@@ -178,7 +174,7 @@ def check_health(world: World) -> Iterator[Finding]:
         for word, chips in groups.items():
             code, worst = _HEALTH[word]
             ids = {chip.npu_id for chip in chips.values()}
-            severity = severity_at(world, host, chips) if worst is Severity.FAIL else worst
+            severity = severity_at(context, host, chips) if worst is Severity.FAIL else worst
             yield Finding(
                 code,
                 severity,
@@ -186,7 +182,7 @@ def check_health(world: World) -> Iterator[Finding]:
                 _named(ids),
                 (*(_chip_line(chip) for chip in chips.values()), *_code_lines(facts.npu, ids)),
             )
-        yield from _fault_codes(world, host, facts.npu)
+        yield from _fault_codes(context, host, facts.npu)
 
 
 def _named(ids: Iterable[int]) -> dict[str, Any]:
@@ -218,7 +214,7 @@ def _code_lines(facts: NpuFacts, npu_ids: Iterable[int]) -> Iterator[Text]:
             )
 
 
-def _fault_codes(world: World, host: str, facts: NpuFacts) -> Iterator[Finding]:
+def _fault_codes(context: CheckContext, host: str, facts: NpuFacts) -> Iterator[Finding]:
     """Codes of a device that reports health OK; those of the others are evidence above."""
     for device, chip in chips_by_device(facts).items():
         if chip.health in _HEALTH or chip.chip_id not in (None, 0):
@@ -227,7 +223,7 @@ def _fault_codes(world: World, host: str, facts: NpuFacts) -> Iterator[Finding]:
             fault = fault_of(code)
             of_class = fault.fault_class if fault is not None else None
             severity = (
-                severity_at(world, host, (device,))
+                severity_at(context, host, (device,))
                 if of_class is not None and of_class.rank >= GRAVE_RANK
                 else Severity.WARN
                 if of_class is None or of_class.rank > 0
@@ -248,8 +244,8 @@ def _fault_codes(world: World, host: str, facts: NpuFacts) -> Iterator[Finding]:
             )
 
 
-def check_ecc(world: World) -> Iterator[Finding]:
-    for host, facts in npu_nodes(world):
+def check_ecc(context: CheckContext) -> Iterator[Finding]:
+    for host, facts in npu_nodes(context):
         groups: dict[tuple[str, Severity], list[tuple[int, Text]]] = {}
         for npu_id, chips in (facts.npu.cards.ecc if facts.npu.cards is not None else {}).items():
             for chip in chips:
@@ -260,7 +256,7 @@ def check_ecc(world: World) -> Iterator[Finding]:
         for (code, severity), lines in groups.items():
             ids = [npu_id for npu_id, _ in lines]
             if severity is Severity.FAIL:
-                severity = severity_at(world, host, _devices_of(facts.npu, ids))
+                severity = severity_at(context, host, _devices_of(facts.npu, ids))
             yield Finding(code, severity, (host,), _named(ids), tuple(line for _, line in lines))
 
 
@@ -294,8 +290,8 @@ def _devices_of(facts: NpuFacts, npu_ids: Iterable[int]) -> set[int]:
     return {device for device, chip in chips_by_device(facts).items() if chip.npu_id in wanted}
 
 
-def check_memory_size(world: World) -> Iterator[Finding]:
-    for host, facts in npu_nodes(world):
+def check_memory_size(context: CheckContext) -> Iterator[Finding]:
+    for host, facts in npu_nodes(context):
         short: dict[int, Text] = {}
         chips = chips_by_device(facts.npu)
         largest = max((chip.hbm_total_mb or 0 for chip in chips.values()), default=0)
@@ -314,16 +310,16 @@ def check_memory_size(world: World) -> Iterator[Finding]:
         if short:
             yield Finding(
                 "hbm-short",
-                severity_at(world, host, short),
+                severity_at(context, host, short),
                 (host,),
                 _named(chips[device].npu_id for device in short),
                 tuple(short.values()),
             )
 
 
-def check_memory_held(world: World) -> Iterator[Finding]:
+def check_memory_held(context: CheckContext) -> Iterator[Finding]:
     """Memory of no listed process: in use by a container, or left by a process that crashed."""
-    for host, facts in npu_nodes(world):
+    for host, facts in npu_nodes(context):
         info = facts.npu.info
         if info is None or info.processes is None:
             continue
@@ -349,9 +345,9 @@ def _is_on(process: NpuProcess, chip: NpuChip) -> bool:
     return process.npu_id == chip.npu_id and process.chip_id in (None, chip.chip_id)
 
 
-def check_processes(world: World) -> Iterator[Finding]:
+def check_processes(context: CheckContext) -> Iterator[Finding]:
     """Processes on devices that the job would use; on other devices it is a note."""
-    for host, facts in npu_nodes(world):
+    for host, facts in npu_nodes(context):
         table, info = facts.npu.table, facts.npu.info
         if table is None or info is None or info.processes is None:
             continue
@@ -362,11 +358,11 @@ def check_processes(world: World) -> Iterator[Finding]:
             devices = {
                 device for device, chip in chips_by_device(facts.npu).items() if any(_is_on(row, chip) for row in rows)
             }
-            yield _holder(world, host, pid, rows, table.owners.get(pid), devices)
+            yield _holder(context, host, pid, rows, table.owners.get(pid), devices)
 
 
 def _holder(
-    world: World, host: str, pid: int, rows: list[NpuProcess], owner: Owner | None, devices: set[int]
+    context: CheckContext, host: str, pid: int, rows: list[NpuProcess], owner: Owner | None, devices: set[int]
 ) -> Finding:
     values = {
         "pid": pid,
@@ -374,15 +370,15 @@ def _holder(
         "memory_mb": sum(row.memory_mb or 0 for row in rows),
         "name": rows[0].name or "?",
     }
-    severity = severity_at(world, host, devices, otherwise=Severity.NOTE)
-    if world.plan is None:
+    severity = severity_at(context, host, devices, otherwise=Severity.NOTE)
+    if context.plan is None:
         severity = Severity.WARN
     if owner is None:
         return Finding("npu-ghost", severity, (host,), values, tuple(_process_line(row) for row in rows[:2]))
     command = owner.command or values["name"]
     if owner.tag is not None:
         run = owner.tag.rpartition(".")[0] or owner.tag
-        severity = Severity.NOTE if world.plan is None else severity
+        severity = Severity.NOTE if context.plan is None else severity
         return Finding("npu-busy-run", severity, (host,), {**values, "user": owner.user, "run": run}, (command,))
     return Finding("npu-busy", severity, (host,), {**values, "user": owner.user, "command": command[:120]})
 

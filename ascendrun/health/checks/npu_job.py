@@ -8,19 +8,19 @@ from ascendrun.ascend.chips import device_faults
 from ascendrun.ascend.variable_forms import effective_ids
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.checks.devices import npu_nodes, planned_devices
-from ascendrun.health.survey.check_context import Check, World
+from ascendrun.health.survey.check_context import Check, CheckContext
 from ascendrun.health.survey.npu_facts import chip_of_node
 
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 
 
-def check_visible_devices(world: World) -> Iterator[Finding]:
+def check_visible_devices(context: CheckContext) -> Iterator[Finding]:
     """The variable as a rank gets it, after setup; an invalid form is reported with the other variables."""
-    for host, facts in npu_nodes(world):
+    for host, facts in npu_nodes(context):
         value = (facts.environ or {}).get(VISIBLE)
         if not value:
             continue
-        ids, wanted = effective_ids(value), planned_devices(world, host)
+        ids, wanted = effective_ids(value), planned_devices(context, host)
         if wanted is not None and len(ids) < len(wanted):
             yield Finding(
                 "visible-fewer",
@@ -36,31 +36,31 @@ def check_visible_devices(world: World) -> Iterator[Finding]:
             )
 
 
-def check_device_set(world: World) -> Iterator[Finding]:
+def check_device_set(context: CheckContext) -> Iterator[Finding]:
     """Which devices of one server HCCL supports together, by the chip's links. Only the 910A rejects others."""
-    for host, facts in npu_nodes(world):
-        chip, wanted = chip_of_node(facts.npu), planned_devices(world, host)
+    for host, facts in npu_nodes(context):
+        chip, wanted = chip_of_node(facts.npu), planned_devices(context, host)
         for fault in device_faults(chip, wanted) if chip is not None and wanted else ():
             severity = Severity.FAIL if chip is not None and chip.family == "A1" else Severity.WARN
             yield Finding("device-set", severity, (host,), {"problem": fault})
 
 
-def check_bf16(world: World) -> Iterator[Finding]:
-    argument = bf16_argument(world)
-    for host, facts in npu_nodes(world) if argument is not None else ():
+def check_bf16(context: CheckContext) -> Iterator[Finding]:
+    argument = bf16_argument(context)
+    for host, facts in npu_nodes(context) if argument is not None else ():
         chip = chip_of_node(facts.npu)
         if chip is not None and not chip.has_bf16:
             yield Finding("bf16-unsupported", Severity.FAIL, (host,), {"chip": chip.name, "argument": argument})
 
 
-def bf16_argument(world: World) -> str | None:
+def bf16_argument(context: CheckContext) -> str | None:
     """Return the argument or option that requests bf16; None: none is visible outside the program's code."""
-    if world.job is None:
+    if context.job is None:
         return None
-    for name, value in world.job.args.items():
+    for name, value in context.job.args.items():
         if _means_bf16(name, str(value)) and str(value).lower() not in ("false", "none"):
             return f"{name}: {str(value).lower()}"
-    words = tuple(str(word) for word in world.job.command or ())
+    words = tuple(str(word) for word in context.job.command or ())
     for word, after in zip(words, (*words[1:], "")):
         name, _, value = word.partition("=")
         own = value or ("" if after.startswith("-") else after)

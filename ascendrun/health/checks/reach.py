@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import Check, World
+from ascendrun.health.survey.check_context import Check, CheckContext
 
 LOGIN_SLOW_S, LOGIN_TOO_SLOW_S = 2.0, 10.0
 """2 s delay every command; 10 s use up a good part of HCCL's connect timeout."""
@@ -18,14 +18,14 @@ _CODES = {
 }
 
 
-def check_ssh(world: World) -> Iterator[Finding]:
-    for host, why in world.unreached.items():
+def check_ssh(context: CheckContext) -> Iterator[Finding]:
+    for host, why in context.unreached.items():
         hint = why.hint or f"ssh {host} true"
         yield Finding(_CODES.get(why.code, "unreachable"), Severity.FAIL, (host,), {"why": why.message, "hint": hint})
 
 
-def check_login_time(world: World) -> Iterator[Finding]:
-    for host, facts in world.facts.items():
+def check_login_time(context: CheckContext) -> Iterator[Finding]:
+    for host, facts in context.facts.items():
         wait_s = facts.login_s
         if wait_s is None or wait_s < LOGIN_SLOW_S:
             continue
@@ -33,8 +33,8 @@ def check_login_time(world: World) -> Iterator[Finding]:
         yield Finding("login-slow", severity, (host,), {"seconds": round(wait_s, 1)})
 
 
-def check_login_noise(world: World) -> Iterator[Finding]:
-    for host, facts in world.facts.items():
+def check_login_noise(context: CheckContext) -> Iterator[Finding]:
+    for host, facts in context.facts.items():
         if facts.login_noise:
             lines = facts.login_noise.splitlines()
             yield Finding(
@@ -42,9 +42,9 @@ def check_login_noise(world: World) -> Iterator[Finding]:
             )
 
 
-def check_probes(world: World) -> Iterator[Finding]:
+def check_probes(context: CheckContext) -> Iterator[Finding]:
     """A probe that does not return in time is a finding by itself."""
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         if facts.late:
             yield Finding("probe-timeout", Severity.WARN, (host,), {"probes": facts.late})
 

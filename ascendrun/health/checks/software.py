@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import Check, World, compare, differing
+from ascendrun.health.survey.check_context import Check, CheckContext, compare, differing
 from ascendrun.health.survey.facts import NOT_INSTALLED, NodeFacts, TorchFacts
 from ascendrun.text import Text
 
@@ -14,8 +14,8 @@ MEETING_MODULES = ("torch", "torch-npu", "deepspeed")
 """Two versions of these in one job fail to connect or compute wrong numbers; of others only the results may differ."""
 
 
-def check_python(world: World) -> Iterator[Finding]:
-    for host, facts in world.facts.items():
+def check_python(context: CheckContext) -> Iterator[Finding]:
+    for host, facts in context.facts.items():
         python = facts.python
         if python is None:
             continue
@@ -27,28 +27,30 @@ def check_python(world: World) -> Iterator[Finding]:
                 "python-missing",
                 Severity.FAIL,
                 (host,),
-                {"python": _job_python(world)},
+                {"python": _job_python(context)},
                 (python.error,) if python.error else (),
             )
         elif python.error is not None:
-            yield Finding("python-broken", Severity.FAIL, (host,), {"python": _job_python(world), "why": python.error})
+            yield Finding(
+                "python-broken", Severity.FAIL, (host,), {"python": _job_python(context), "why": python.error}
+            )
 
 
-def _job_python(world: World) -> str:
-    if world.job is None:
+def _job_python(context: CheckContext) -> str:
+    if context.job is None:
         return "python3"
-    if world.job.python or world.job.program:
-        return world.job.python or "python3"
-    first = (world.job.command or ("python3",))[0]
+    if context.job.python or context.job.program:
+        return context.job.python or "python3"
+    first = (context.job.command or ("python3",))[0]
     return first if first.rpartition("/")[2].startswith("python") else "python3"
 
 
-def check_python_consistency(world: World) -> Iterator[Finding]:
-    yield from differing(world, "python-differs", Severity.WARN, _minor)
-    minors = {_minor(facts) for facts in world.facts.values()} - {None}
+def check_python_consistency(context: CheckContext) -> Iterator[Finding]:
+    yield from differing(context, "python-differs", Severity.WARN, _minor)
+    minors = {_minor(facts) for facts in context.facts.values()} - {None}
     if len(minors) == 1:
         yield from differing(
-            world, "python-patch-differs", Severity.NOTE, lambda facts: facts.python.version if facts.python else None
+            context, "python-patch-differs", Severity.NOTE, lambda facts: facts.python.version if facts.python else None
         )
 
 
@@ -57,13 +59,13 @@ def _minor(facts: NodeFacts) -> str | None:
     return ".".join(version.split(".")[:2]) if version else None
 
 
-def check_packages(world: World) -> Iterator[Finding]:
-    names = dict.fromkeys(name for facts in world.facts.values() for name in _modules(facts))
+def check_packages(context: CheckContext) -> Iterator[Finding]:
+    names = dict.fromkeys(name for facts in context.facts.values() for name in _modules(facts))
     for name in names:
         same = compare(
             {
                 host: _modules(facts)[name] or NOT_INSTALLED if name in _modules(facts) else None
-                for host, facts in world.facts.items()
+                for host, facts in context.facts.items()
             }
         )
         severity = Severity.WARN if name in MEETING_MODULES else Severity.NOTE
@@ -75,8 +77,8 @@ def check_packages(world: World) -> Iterator[Finding]:
                 {"package": name, "value": value, "majority": same.majority if same else ""},
                 same.evidence() if same else (),
             )
-    if world.job is not None and world.job.program is not None:
-        for host, facts in world.facts.items():
+    if context.job is not None and context.job.program is not None:
+        for host, facts in context.facts.items():
             if "torch" in _modules(facts) and _modules(facts)["torch"] is None:
                 yield Finding(
                     "torch-missing",
@@ -90,10 +92,10 @@ def _modules(facts: NodeFacts) -> Mapping[str, str | None]:
     return (facts.python.modules if facts.python else None) or {}
 
 
-def check_torch(world: World) -> Iterator[Finding]:
+def check_torch(context: CheckContext) -> Iterator[Finding]:
     """In a child process: with torch_npu installed and CANN absent even `import torch` fails."""
-    severity = Severity.FAIL if world.job is not None else Severity.NOTE
-    for host, facts in world.facts.items():
+    severity = Severity.FAIL if context.job is not None else Severity.NOTE
+    for host, facts in context.facts.items():
         torch = facts.torch
         if torch is None or (facts.python is not None and facts.python.error is not None):
             continue
@@ -108,18 +110,18 @@ def check_torch(world: World) -> Iterator[Finding]:
         if torch.import_s is not None and torch.import_s >= IMPORT_NOTE_S:
             how_bad = Severity.WARN if torch.import_s >= IMPORT_WARN_S else Severity.NOTE
             yield Finding("torch-slow", how_bad, (host,), {"seconds": round(torch.import_s, 1)})
-        yield from _devices(world, host, torch, severity)
+        yield from _devices(context, host, torch, severity)
 
 
-def _devices(world: World, host: str, torch: TorchFacts, severity: Severity) -> Iterator[Finding]:
-    if world.family in ("npu", "cuda") and torch.devices is not None:
-        expected = expected_devices(world, host)
+def _devices(context: CheckContext, host: str, torch: TorchFacts, severity: Severity) -> Iterator[Finding]:
+    if context.family in ("npu", "cuda") and torch.devices is not None:
+        expected = expected_devices(context, host)
         if torch.devices < max(1, expected):
             yield Finding(
                 "devices-missing",
                 severity,
                 (host,),
-                {"device_type": world.family, "found": torch.devices, "expected": max(1, expected)},
+                {"device_type": context.family, "found": torch.devices, "expected": max(1, expected)},
             )
     if torch.has_backend is False:
         yield Finding("backend-missing", severity, (host,), {"backend": torch.backend or ""})
@@ -129,9 +131,9 @@ def _first_line(error: str | Text) -> str | Text:
     return error.splitlines()[0][:300] if isinstance(error, str) else error
 
 
-def expected_devices(world: World, host: str) -> int:
+def expected_devices(context: CheckContext, host: str) -> int:
     """Return how many devices of the host the job uses; 0: no job, or no plan."""
-    nodes = world.plan.nodes if world.plan is not None else ()
+    nodes = context.plan.nodes if context.plan is not None else ()
     ranks = next((node.ranks for node in nodes if node.host == host), ())
     visible = (
         dict(ranks[0].env).get("ASCEND_RT_VISIBLE_DEVICES") or dict(ranks[0].env).get("CUDA_VISIBLE_DEVICES")
@@ -141,10 +143,10 @@ def expected_devices(world: World, host: str) -> int:
     return len(visible.split(",")) if visible else 0
 
 
-def check_container(world: World) -> Iterator[Finding]:
-    for host, facts in world.facts.items():
+def check_container(context: CheckContext) -> Iterator[Finding]:
+    for host, facts in context.facts.items():
         if facts.runtime is not None and facts.runtime[0] is None:
-            runtime = world.job.container.runtime if world.job is not None and world.job.container else "docker"
+            runtime = "docker"
             yield Finding(
                 "container-runtime", Severity.FAIL, (host,), {"runtime": runtime, "why": facts.runtime[1] or "?"}
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import Check, World, compare
+from ascendrun.health.survey.check_context import Check, CheckContext, compare
 from ascendrun.health.survey.facts import Disk, PathSize
 from ascendrun.text import Text
 
@@ -18,8 +18,8 @@ SHM, SHM_BYTES, SHM_FREE_BYTES = "/dev/shm", 1 << 30, 64 << 20
 SLOW_WRITE_S = 1.0
 
 
-def check_disk_space(world: World) -> Iterator[Finding]:
-    for host, facts in world.facts.items():
+def check_disk_space(context: CheckContext) -> Iterator[Finding]:
+    for host, facts in context.facts.items():
         seen = set()
         for path, disk in (facts.disks or {}).items():
             same = (disk.total_bytes, disk.free_bytes, disk.total_inodes, disk.free_inodes)
@@ -41,8 +41,8 @@ def _space(host: str, path: str, disk: Disk) -> Iterator[Finding]:
         yield Finding("inodes-low", severity, (host,), {"path": path, "free": disk.free_inodes})
 
 
-def check_shared_memory(world: World) -> Iterator[Finding]:
-    for host, facts in world.facts.items():
+def check_shared_memory(context: CheckContext) -> Iterator[Finding]:
+    for host, facts in context.facts.items():
         disk = (facts.disks or {}).get(SHM)
         if disk is None:
             continue
@@ -54,9 +54,9 @@ def check_shared_memory(world: World) -> Iterator[Finding]:
             yield Finding("shm-full", Severity.WARN, (host,), {"free": disk.free_bytes})
 
 
-def check_directories(world: World) -> Iterator[Finding]:
+def check_directories(context: CheckContext) -> Iterator[Finding]:
     """Write, rename, fsync: what a checkpoint does."""
-    for host, facts in world.facts.items():
+    for host, facts in context.facts.items():
         for path, result in (facts.writes or {}).items():
             values = {"path": path}
             if result.is_late:
@@ -67,11 +67,11 @@ def check_directories(world: World) -> Iterator[Finding]:
                 yield Finding("directory-slow", Severity.WARN, (host,), {**values, "seconds": round(result.wall_s, 1)})
 
 
-def check_paths(world: World) -> Iterator[Finding]:
+def check_paths(context: CheckContext) -> Iterator[Finding]:
     """Model and data exist and are the same on every node."""
-    asked = dict.fromkeys(path for facts in world.facts.values() for path in facts.paths or {})
+    asked = dict.fromkeys(path for facts in context.facts.values() for path in facts.paths or {})
     for path in asked:
-        found = {host: (facts.paths or {}).get(path) for host, facts in world.facts.items()}
+        found = {host: (facts.paths or {}).get(path) for host, facts in context.facts.items()}
         for host, size in found.items():
             if size is not None and size.missing:
                 yield Finding("path-not-found", Severity.FAIL, (host,), {"path": path})

@@ -27,8 +27,8 @@ from ascendrun.health.diagnosis.evidence import (
 )
 from ascendrun.health.diagnosis.lines.launchers import expand
 from ascendrun.health.diagnosis.outcomes import LIVE, explain_ending
-from ascendrun.health.diagnosis.rank_timelines import tell_rank, without_survived
-from ascendrun.health.diagnosis.ranking import judge
+from ascendrun.health.diagnosis.rank_timelines import read_timeline, without_survived
+from ascendrun.health.diagnosis.ranking import decide
 from ascendrun.health.diagnosis.render import NOT_RESTARTED, render
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role
 from ascendrun.text import Text
@@ -61,22 +61,22 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if ending is not None:
         return replace(ending, outcome=_outcome(evidence))
     whole = expand(evidence)
-    stories = without_survived([tell_rank(whole, rank) for rank in whole.ranks])
-    return replace(judge(whole, stories), outcome=_outcome(whole))
+    timelines = without_survived([read_timeline(whole, rank) for rank in whole.ranks])
+    return replace(decide(whole, timelines), outcome=_outcome(whole))
 
 
 def _outcome(evidence: Evidence) -> tuple[str | Text, ...]:
     """The events from the moment on when the attempt was being stopped; of an attempt that failed and was not
     restarted, that as well."""
     states = {
-        index: event.values.get("state") for index, event in enumerate(evidence.story) if event.code == "state-changed"
+        index: event.values.get("state") for index, event in enumerate(evidence.events) if event.code == "state-changed"
     }
     stopping = [index for index, state in states.items() if state == "STOPPING"]
     failed = [index for index, state in states.items() if state == "FAILED"]
     if not stopping and not failed:
         return ()
     begins = stopping[-1] + 1 if stopping else failed[0]
-    shown = [event for event in evidence.story[begins:] if event.code in _DECISIONS][:4]
+    shown = [event for event in evidence.events[begins:] if event.code in _DECISIONS][:4]
     messages = tuple(event.message() for event in shown)
     if shown and shown[-1].values.get("state") == "FAILED":
         return (*messages, NOT_RESTARTED)

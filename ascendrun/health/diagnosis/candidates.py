@@ -1,4 +1,4 @@
-"""Who may have been first, and why: what the ranks' stories and the hosts' facts put forward."""
+"""Who may have been first, and why: what the ranks' timelines and the hosts' facts put forward."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from ascendrun.ascend.signatures import signature_of
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence
-from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, STRENGTH, SYMPTOM, Indicator, same_words
+from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, STRENGTH, SYMPTOM, Indicator, normalised
 from ascendrun.health.diagnosis.lines.rank_lines import OF_SEVERAL
-from ascendrun.health.diagnosis.rank_timelines import RankStory
+from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, earliest
 from ascendrun.text import Text
@@ -41,18 +41,18 @@ class Candidate:
         return self.strength >= CREDIBLE
 
 
-def candidates_of(evidence: Evidence, stories: Sequence[RankStory]) -> tuple[Candidate, ...]:
+def candidates_of(evidence: Evidence, timelines: Sequence[RankTimeline]) -> tuple[Candidate, ...]:
     """Of ranks that have a reason of their own, those with the same one together; then hosts and devices."""
-    causes = [story.own for story in stories if story.own is not None and story.has_cause]
+    causes = [timeline.own for timeline in timelines if timeline.own is not None and timeline.has_cause]
     groups: dict[str, list[Indicator]] = {}
     for indicator in causes:
         if not indicator.is_vague:
             groups.setdefault(indicator.sameness, []).append(indicator)
     found = [make_candidate(indicators) for indicators in (*groups.values(), *_together(causes))]
-    found.extend(_of_symptoms(stories))
-    found.extend(_of_sufferers(stories))
+    found.extend(_of_symptoms(timelines))
+    found.extend(_of_sufferers(timelines))
     hosts = [one for host in evidence.hosts for one in _of_host(evidence, host)]
-    return (*found, *hosts, *_of_devices(evidence, stories, found))
+    return (*found, *hosts, *_of_devices(evidence, timelines, found))
 
 
 def _together(causes: Sequence[Indicator]) -> list[list[Indicator]]:
@@ -74,7 +74,7 @@ def _together(causes: Sequence[Indicator]) -> list[list[Indicator]]:
 def _is_one_end(one: Indicator, other: Indicator) -> bool:
     if one.sameness != other.sameness:
         return False
-    words = [same_words(str(indicator.values.get("last", "-"))) for indicator in (one, other)]
+    words = [normalised(str(indicator.values.get("last", "-"))) for indicator in (one, other)]
     if words[0] == words[1] != "-":
         return True
     if one.at is None or other.at is None:
@@ -84,45 +84,45 @@ def _is_one_end(one: Indicator, other: Indicator) -> bool:
     return not one.at.is_before(other.at, by_s=AT_ONCE_S) and not other.at.is_before(one.at, by_s=AT_ONCE_S)
 
 
-def _of_symptoms(stories: Sequence[RankStory]) -> list[Candidate]:
+def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Candidate]:
     """Ranks that broke by themselves, waiting for nobody, with words that tell where but not why."""
     groups: dict[str, list[Indicator]] = {}
-    for story in stories:
-        own = story.own
+    for timeline in timelines:
+        own = timeline.own
         if (
             own is not None
             and own.role == SYMPTOM
-            and story.waited is None
-            and story.rank.has_failed
+            and timeline.waited is None
+            and timeline.rank.has_failed
             and own.code not in ("exception", "terminated")
             and own.blames in ("self", "node", "job")
             and own.strength >= SIGN_FROM
-            and not _speaks_of_several(story)
+            and not _speaks_of_several(timeline)
         ):
             groups.setdefault(own.sameness, []).append(own)
     made = [make_candidate(indicators) for indicators in groups.values()]
     return [replace(one, strength=max(one.strength, CREDIBLE), sure=False, caveats=("only-symptom",)) for one in made]
 
 
-def _of_sufferers(stories: Sequence[RankStory]) -> list[Candidate]:
+def _of_sufferers(timelines: Sequence[RankTimeline]) -> list[Candidate]:
     """Few ranks with an exception that only sounds like waiting (a download, a lock), while the others lost them."""
     outliers = [
-        story
-        for story in stories
-        if story.own is not None
-        and story.own.role == SYMPTOM
-        and "type" in story.own.values
-        and story.rank.has_failed
-        and not _is_collective(story)
-        and all(word.kind == "suffered" for word in story.words if word.wait is not None)
-        and not _speaks_of_several(story)
+        timeline
+        for timeline in timelines
+        if timeline.own is not None
+        and timeline.own.role == SYMPTOM
+        and "type" in timeline.own.values
+        and timeline.rank.has_failed
+        and not _is_collective(timeline)
+        and all(word.kind == "suffered" for word in timeline.words if word.wait is not None)
+        and not _speaks_of_several(timeline)
     ]
     groups: dict[str, list[Indicator]] = {}
-    for story in outliers:
-        if story.own is not None:
-            groups.setdefault(story.own.sameness, []).append(story.own)
+    for timeline in outliers:
+        if timeline.own is not None:
+            groups.setdefault(timeline.own.sameness, []).append(timeline.own)
     made = [make_candidate(indicators) for indicators in groups.values()]
-    others = sum(1 for story in stories if story.waited is not None)
+    others = sum(1 for timeline in timelines if timeline.waited is not None)
     return [
         replace(one, strength=STRENGTH["suffered"], sure=False, caveats=("only-symptom",))
         for one in made
@@ -130,13 +130,13 @@ def _of_sufferers(stories: Sequence[RankStory]) -> list[Candidate]:
     ]
 
 
-def _speaks_of_several(story: RankStory) -> bool:
+def _speaks_of_several(timeline: RankTimeline) -> bool:
     """Its words are weighed with the others' by waiting.py."""
-    return any(word.kind in OF_SEVERAL for word in story.words)
+    return any(word.kind in OF_SEVERAL for word in timeline.words)
 
 
-def _is_collective(story: RankStory) -> bool:
-    return story.chain is not None and story.chain.root.collective
+def _is_collective(timeline: RankTimeline) -> bool:
+    return timeline.chain is not None and timeline.chain.root.collective
 
 
 def make_candidate(indicators: Sequence[Indicator]) -> Candidate:
@@ -173,7 +173,7 @@ def _of_host(evidence: Evidence, host: HostEvidence) -> list[Candidate]:
                 (host.host,),
                 blames="node",
                 retry="same",
-                proofs=_story(evidence, host.host, "reason.node-rebooted"),
+                proofs=_events_of(evidence, host.host, "reason.node-rebooted"),
             )
         )
     if host.supervisor_lost:
@@ -185,24 +185,24 @@ def _of_host(evidence: Evidence, host: HostEvidence) -> list[Candidate]:
                 (host.host,),
                 blames="node",
                 retry="same",
-                proofs=_story(evidence, host.host, "reason.supervisor-lost"),
+                proofs=_events_of(evidence, host.host, "reason.supervisor-lost"),
             )
         )
     return found
 
 
-def _story(evidence: Evidence, host: str, key: str) -> tuple[Proof, ...]:
+def _events_of(evidence: Evidence, host: str, key: str) -> tuple[Proof, ...]:
     """The changes of state whose reason is this of the host."""
     return tuple(
         Proof(text=str(event.message()), host=host, at_s=event.at_s)
-        for event in evidence.story
+        for event in evidence.events
         if host in event.hosts and getattr(event.values.get("reason"), "key", None) == key
     )[:2]
 
 
-def _of_devices(evidence: Evidence, stories: Sequence[RankStory], found: Sequence[Candidate]) -> list[Candidate]:
+def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Sequence[Candidate]) -> list[Candidate]:
     """Devices that are not well afterwards, when nothing else is credible or it is the failed rank's own device."""
-    by_rank = {story.rank.rank: story for story in stories}
+    by_rank = {timeline.rank.rank: timeline for timeline in timelines}
     credible = {rank for one in found if one.is_credible and not one.is_vague for rank in one.ranks}
     unclear = {rank: one for one in found if is_of_some_device(one) for rank in one.ranks}
     alarms = []
@@ -218,7 +218,8 @@ def _of_devices(evidence: Evidence, stories: Sequence[RankStory], found: Sequenc
                 not credible
                 and ranks
                 and not any(
-                    story.rank.has_failed or story.waited or story.rank.stopped or story.is_silent for story in ended
+                    timeline.rank.has_failed or timeline.waited or timeline.rank.stopped or timeline.is_silent
+                    for timeline in ended
                 )
             ):
                 continue
@@ -230,7 +231,7 @@ def _of_devices(evidence: Evidence, stories: Sequence[RankStory], found: Sequenc
             )
             explained = [unclear[rank] for rank in ranks if rank in unclear]
             strength = max([STRENGTH["device-alarm"], *(one.strength + 1 for one in explained)])
-            when = earliest([*(story.end for story in ended), *(one.at for one in explained)])
+            when = earliest([*(timeline.end for timeline in ended), *(one.at for one in explained)])
             values = {"device": str(fact.device), "problem": fact.problem}
             alarms.append(
                 Candidate(

@@ -119,7 +119,7 @@ class HostEvidence:
 @dataclass(frozen=True)
 class Evidence:
     """One attempt of one job. `state`: of the job; `cause`: why it was stopped (core.job.Cause), None: it was not.
-    `world_size`: ranks there should be. Timeouts: HCCL's, as they were in force. `story`: its events.
+    `world_size`: ranks there should be. Timeouts: HCCL's, as they were in force. `events`: of this attempt.
     """
 
     job: str
@@ -138,7 +138,7 @@ class Evidence:
     ended_at_s: float | None = None
     ranks: tuple[RankEvidence, ...] = ()
     hosts: tuple[HostEvidence, ...] = ()
-    story: tuple[Event, ...] = ()
+    events: tuple[Event, ...] = ()
     slow: tuple[Text, ...] = ()
     missing: tuple[str, ...] = ()
 

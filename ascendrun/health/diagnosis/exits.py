@@ -146,8 +146,8 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Indicator | None:
     values = {"signal": signal_name(number)} if number is not None else {"code": str(rank.code)}
     proof = Proof(text=describe_end(rank), rank=rank.rank, host=rank.host, at_s=when.at_s if when else None)
     code, role = _kind_of(rank, number)
-    last = _last_words(evidence, rank) if code in ("exit-code", "crash") else ()
-    kernel = _kernel_words(evidence, rank) if code == "crash" else ()
+    last = _last_output(evidence, rank) if code in ("exit-code", "crash") else ()
+    kernel = _kernel_lines(evidence, rank) if code == "crash" else ()
     values["last"] = _sentence(last or kernel)[:200] if last or kernel else "-"
     strength = STRENGTH["abort" if number == signal.SIGABRT else code]  # watchdogs and C++ end what they gave up so
     return Indicator(
@@ -166,7 +166,7 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Indicator | None:
     )
 
 
-LAST_LINES, LAST_WORDS_S = 25, 30.0
+LAST_LINES, LAST_OUTPUT_S = 25, 30.0
 _ERROR_LEVEL = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
 _TELLS = re.compile(
     r"error|fail|fatal|critical|cannot|can't|could not|couldn't|invalid|not found|no such|denied|"
@@ -176,7 +176,7 @@ _TELLS = re.compile(
 _FRAMES = re.compile(r"^\s*(?:@ |at |#\d+ |frame #|File \"|\*{3} )|\bfailed with 0\b")
 
 
-def _last_words(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
+def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
     """Of its last lines the last that tells of something wrong, with the line before it, or with the errors in a row
     before it; else its very last to standard error. No warning is a last word."""
     errors = [line for line in rank.lines if line.stream == "err" and _is_word(line)][-LAST_LINES:]
@@ -187,7 +187,7 @@ def _last_words(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
         for line in (*prints, *errors)
         if _TELLS.search(line.text)
         and not _FRAMES.search(line.text)
-        and (line.at_s is None or last_s - line.at_s <= LAST_WORDS_S)
+        and (line.at_s is None or last_s - line.at_s <= LAST_OUTPUT_S)
     ]
     if telling:
         stream = errors if telling[-1].stream == "err" else prints
@@ -220,7 +220,7 @@ def _is_word(line: Line) -> bool:
     return bool(line.text.strip()) and not is_warning(line.text)
 
 
-def _kernel_words(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
+def _kernel_lines(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
     """What the kernel said of the process's own crash: the instruction, the library."""
     named = re.compile(
         rf"\[{rank.pid}\][: ].*(?:trap |segfault|general protection|protection fault)|"

@@ -22,8 +22,8 @@ from ascendrun.health.diagnosis.indicators import (
 from ascendrun.health.diagnosis.lines.addresses import has_bare_service, services_in
 from ascendrun.health.diagnosis.lines.line_kinds import HANDLED, WENT_ON, points_elsewhere
 from ascendrun.health.diagnosis.lines.rank_lines import (
-    LAST_WORDS_LINES,
-    LAST_WORDS_S,
+    LAST_OUTPUT_LINES,
+    LAST_OUTPUT_S,
     NEAR_THE_END_S,
     OF_SEVERAL,
     OF_THE_SYSTEM,
@@ -31,12 +31,20 @@ from ascendrun.health.diagnosis.lines.rank_lines import (
     RankLines,
 )
 from ascendrun.health.diagnosis.lines.tracebacks import TRACEBACK_HEAD, Chain, Raised, same_exception
-from ascendrun.health.diagnosis.peers import EXEC, LOST, Word, accuses, failed_itself, find_words, looks_suffered
+from ascendrun.health.diagnosis.peers import (
+    EXEC,
+    LOST,
+    PeerLine,
+    accuses,
+    failed_itself,
+    find_peer_lines,
+    looks_suffered,
+)
 
 MESSAGE_CHARACTERS = 1000
 MESSAGE_LINES = 15
 """An exception's message may go on for so many lines."""
-TELLING_FROM = 80
+SPECIFIC_FROM = 80
 """A known message of this strength says more than the exception that led to it."""
 FROM_OUTSIDE = frozenset({9, 15, 2, 1})
 """Signals that somebody sends."""
@@ -95,7 +103,7 @@ class Fatal:
     def _led_to(self, earlier: Chain, chain: Chain) -> bool:
         """The later one points to it; or it is a thread's, and the later one has no known reason of its own."""
         hit = _best(hit for hit in self._lines.hits if hit.line in self._message(chain.root))
-        is_known = hit is not None and hit.signature.role == CAUSE and hit.signature.strength >= TELLING_FROM
+        is_known = hit is not None and hit.signature.role == CAUSE and hit.signature.strength >= SPECIFIC_FROM
         return points_elsewhere(chain.root.text) or (earlier.kind == "thread" and not is_known)
 
     def _came_soon(self, earlier: Chain, chain: Chain) -> bool:
@@ -134,7 +142,9 @@ class Fatal:
             return TEARDOWN
         message = self._message(root)
         words = (
-            () if root.last in self._lines.stated else tuple(find_words(self._lines.lines[index] for index in message))
+            ()
+            if root.last in self._lines.stated
+            else tuple(find_peer_lines(self._lines.lines[index] for index in message))
         )
         if any(word.wait is not None for word in words):
             return CONSEQUENCE
@@ -154,7 +164,7 @@ class Fatal:
             return SYMPTOM
         return CAUSE
 
-    def suffered_words(self) -> tuple[Word, ...]:
+    def suffered_lines(self) -> tuple[PeerLine, ...]:
         """An exception that sounds like waiting for others, or a known message of such, as a word about nobody."""
         if self._lines.words:
             return ()
@@ -167,9 +177,9 @@ class Fatal:
         wait = self._sounds_suffered(root) or (
             EXEC if others or (root.collective and not failed_itself(root.text)) else None
         )
-        return () if wait is None else (Word("suffered", wait, others, line=self._lines.lines[root.last]),)
+        return () if wait is None else (PeerLine("suffered", wait, others, line=self._lines.lines[root.last]),)
 
-    def _known_waits(self) -> tuple[Word, ...]:
+    def _known_waits(self) -> tuple[PeerLine, ...]:
         lines = [
             self._lines.lines[hit.line]
             for hit in self._lines.hits
@@ -177,7 +187,7 @@ class Fatal:
             and hit.signature.blames == "peer"
             and self._lines.is_terminal(hit.line)
         ]
-        return tuple(Word("suffered", EXEC, line=line) for line in lines[:1] if not self._lines.is_late(line))
+        return tuple(PeerLine("suffered", EXEC, line=line) for line in lines[:1] if not self._lines.is_late(line))
 
     def _sounds_suffered(self, raised: Raised) -> str | None:
         """What a program quotes when it speaks of its own data happened to nobody."""
@@ -193,7 +203,7 @@ class Fatal:
 
     # --- how surely it ended the rank
 
-    def is_last_word(self, chain: Chain) -> bool:
+    def is_last_output(self, chain: Chain) -> bool:
         """Nothing else ended the rank: no work after it, no later exception, no signal from outside."""
         later = [other for other in self._lines.chains if other.last > chain.last and other.kind in ("main", "torn")]
         was_ended = self._rank.stopped or signal_of(self._rank) in FROM_OUTSIDE
@@ -204,9 +214,9 @@ class Fatal:
         line, after = self._lines.lines[chain.last], self._lines.after[chain.last]
         end_s = self._rank.exited_at_s
         lived_s = None if end_s is None or line.at_s is None else end_s - line.at_s
-        if line.stream == "error" or after <= LAST_WORDS_LINES:
+        if line.stream == "error" or after <= LAST_OUTPUT_LINES:
             return lived_s is None or lived_s <= NEAR_THE_END_S
-        return lived_s is not None and lived_s <= LAST_WORDS_S
+        return lived_s is not None and lived_s <= LAST_OUTPUT_S
 
     def _left_the_program(self, chain: Chain) -> bool:
         """It passed the outermost line of the main program, which then did nothing more: only closing took so long, or
@@ -217,7 +227,7 @@ class Fatal:
             return False
         ended_so = self._rank.code == 1 or signal_of(self._rank) == signal.SIGABRT
         return ended_so and all(
-            line.stream != "out" or (line.at_s is not None and line.at_s <= at_s + LAST_WORDS_S) for line in lines
+            line.stream != "out" or (line.at_s is not None and line.at_s <= at_s + LAST_OUTPUT_S) for line in lines
         )
 
     def _was_handled(self, chain: Chain) -> bool:
@@ -238,7 +248,7 @@ class Fatal:
             hit.line > chain.last
             and hit.line not in taken
             and hit.signature.role == CAUSE
-            and hit.signature.strength >= TELLING_FROM
+            and hit.signature.strength >= SPECIFIC_FROM
             and hit.signature.code not in RULED
             and not WENT_ON.search(hit.text)
             and not self._lines.is_late(self._lines.lines[hit.line])
@@ -279,7 +289,7 @@ class Fatal:
             or self._has_known_after(chain)
         )
         unsure = (
-            not self.is_last_word(chain) or was_handled or is_aside or chain.is_argued or points_elsewhere(told.text)
+            not self.is_last_output(chain) or was_handled or is_aside or chain.is_argued or points_elsewhere(told.text)
         )
         if hit is not None:
             unsure = unsure or self._has_inner_code(chain.root, hit)
@@ -322,7 +332,7 @@ class Fatal:
         """The exception whose words tell most: the last, unless that one is only the echo of others' ends, or points
         to those before it."""
         final = next((one for one in reversed(chain.leading) if not points_elsewhere(one.text)), chain.final)
-        echo = find_words(self._lines.lines[index] for index in self._message(final))
+        echo = find_peer_lines(self._lines.lines[index] for index in self._message(final))
         is_echo = role == CAUSE and (any(word.wait is not None for word in echo) or self._sounds_suffered(final))
         return chain.root if is_echo or chain.kind == "thread" or _RERAISED.match(final.message) else final
 
@@ -341,7 +351,7 @@ class Fatal:
             for hit in self._lines.hits
             if hit.line in self._message(one) and hit.signature.role == CAUSE
         )
-        return later if later is not None and later.signature.strength >= TELLING_FROM else None
+        return later if later is not None and later.signature.strength >= SPECIFIC_FROM else None
 
     def missed_a_child(self) -> bool | None:
         """It ended as a process of its own was gone: True, it says so; False, only a pipe within the host broke."""
@@ -386,7 +396,7 @@ def _best(hits: Iterable[Hit]) -> Hit | None:
 
 def _goes_on(said: Line, line: Line) -> bool:
     """The last message of a main program is written at once, and what C++ logs is no part of it."""
-    is_later = said.at_s is not None and line.at_s is not None and line.at_s - said.at_s > LAST_WORDS_S
+    is_later = said.at_s is not None and line.at_s is not None and line.at_s - said.at_s > LAST_OUTPUT_S
     return line.stream == said.stream and not is_later and not _OF_CPP.match(line.text)
 
 

@@ -83,7 +83,7 @@ _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S+")
 
 
-def same_words(text: str) -> str:
+def normalised(text: str) -> str:
     """The text without what differs between ranks that say the same: numbers, names in quotes, paths."""
     return _NUMBERS.sub("#", without_quotes(text))[:160]
 
@@ -95,4 +95,4 @@ def without_quotes(text: str) -> str:
 
 def same_line(code: str, text: str) -> str:
     """Equal for one known line that several ranks wrote."""
-    return f"{code}|{same_words(text.strip()[:TEXT_LIMIT])}"
+    return f"{code}|{normalised(text.strip()[:TEXT_LIMIT])}"

@@ -6,24 +6,24 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ascendrun.ascend.peer_messages import CONNECT, EXEC, LOST, PeerWord, read_words
+from ascendrun.ascend.peer_messages import CONNECT, EXEC, LOST, PeerMessage, read_messages
 from ascendrun.health.diagnosis.evidence import Line
 
-__all__ = ["CONNECT", "EXEC", "LOST", "Word", "accuses", "failed_itself", "find_words", "looks_suffered"]
+__all__ = ["CONNECT", "EXEC", "LOST", "PeerLine", "accuses", "failed_itself", "find_peer_lines", "looks_suffered"]
 
 
 @dataclass(frozen=True)
-class Word(PeerWord):
+class PeerLine(PeerMessage):
     """With the line in which it stands."""
 
     line: Line = Line("", "")
 
 
-def find_words(lines: Iterable[Line]) -> Iterator[Word]:
+def find_peer_lines(lines: Iterable[Line]) -> Iterator[PeerLine]:
     """In the order of the lines; one line may say several things."""
     for line in lines:
-        for said in read_words(line.text):
-            yield Word(said.kind, said.wait, said.ranks, said.addresses, said.values, line)
+        for said in read_messages(line.text):
+            yield PeerLine(said.kind, said.wait, said.ranks, said.addresses, said.values, line)
 
 
 _LOOKS_LOST = re.compile(

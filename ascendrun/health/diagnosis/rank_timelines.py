@@ -14,20 +14,20 @@ from ascendrun.health.diagnosis.lines.known_lines import known_line_indicators
 from ascendrun.health.diagnosis.lines.rank_lines import RankLines
 from ascendrun.health.diagnosis.lines.tracebacks import Chain
 from ascendrun.health.diagnosis.lines.unwrap import unfold, without_colours
-from ascendrun.health.diagnosis.peers import Word
+from ascendrun.health.diagnosis.peers import PeerLine
 from ascendrun.health.diagnosis.times import Moment, moment, with_stamps
 
 
 @dataclass(frozen=True)
-class RankStory:
+class RankTimeline:
     """`own`: the best reason for this rank's end that its own traces give, None: they give none. `words`: what it says
-    of others, before anybody told it to stop. `waited`: what it suffered from others, as in peers.Word.wait.
+    of others, before anybody told it to stop. `waited`: what it suffered from others, as in peers.PeerLine.wait.
     `survived`: as RankLines.survived."""
 
     rank: RankEvidence
     own: Indicator | None
     indicators: tuple[Indicator, ...] = ()
-    words: tuple[Word, ...] = ()
+    words: tuple[PeerLine, ...] = ()
     chain: Chain | None = None
     end: Moment | None = None
     waited: str | None = None
@@ -40,8 +40,8 @@ class RankStory:
         return self.own is not None and self.own.role == CAUSE
 
 
-def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
-    """Pure; of a rank without any trace the story says so."""
+def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
+    """Pure; of a rank without any trace the timeline says so."""
     host = evidence.host(rank.host)
     rank = replace(rank, lines=unfold(without_colours(rank.lines)), error=without_colours(rank.error))
     plog = with_stamps(rank.plog or (), until_s=rank.exited_at_s or host.stopped_at_s)
@@ -51,11 +51,11 @@ def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
     says_so = fatal.missed_a_child()
     child = None if says_so is None else child_indicator(evidence, rank, points=says_so)
     indicators += [indicator for indicator in (child, exit_indicator(evidence, rank)) if indicator is not None]
-    words = (*lines.words, *fatal.suffered_words())
+    words = (*lines.words, *fatal.suffered_lines())
     waits = [word for word in words if word.wait is not None]
     own = choose_own(indicators, has_failed=rank.has_failed, waited=bool(waits))
     suffered = waits[0] if waits else None
-    return RankStory(
+    return RankTimeline(
         rank=rank,
         own=own,
         indicators=tuple(indicators),
@@ -69,25 +69,28 @@ def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
     )
 
 
-def without_survived(stories: Sequence[RankStory]) -> list[RankStory]:
+def without_survived(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
     """Without the known lines that most of the others wrote too, and went on: such a line ended nobody, nor did an
     exception that they caught; where no times tell that they went on, it is unsure. The others are the ranks that did
     not fail, where there are any. What stands in the words of an exception stays with that."""
-    calm = [story for story in stories if not story.rank.has_failed]
-    return [_without(story, _common([other for other in calm or stories if other is not story])) for story in stories]
+    calm = [timeline for timeline in timelines if not timeline.rank.has_failed]
+    return [
+        _without(timeline, _common([other for other in calm or timelines if other is not timeline]))
+        for timeline in timelines
+    ]
 
 
-def _common(others: Sequence[RankStory]) -> Mapping[str, bool]:
+def _common(others: Sequence[RankTimeline]) -> Mapping[str, bool]:
     """Lines that most of them wrote, and went on; True: surely."""
-    said = Counter(line for story in others for line in story.survived)
-    surely = Counter(line for story in others for line, is_sure in story.survived.items() if is_sure)
+    said = Counter(line for timeline in others for line in timeline.survived)
+    surely = Counter(line for timeline in others for line, is_sure in timeline.survived.items() if is_sure)
     return {line: 2 * surely[line] >= len(others) for line, count in said.items() if 2 * count >= len(others)}
 
 
-def _without(story: RankStory, common: Mapping[str, bool]) -> RankStory:
+def _without(timeline: RankTimeline, common: Mapping[str, bool]) -> RankTimeline:
     """`common`: lines of most of the others; True: that they surely survived."""
     kept = []
-    for indicator in story.indicators:
+    for indicator in timeline.indicators:
         line = (
             f"exception|{indicator.key}"
             if indicator.code == "exception"
@@ -99,8 +102,10 @@ def _without(story: RankStory, common: Mapping[str, bool]) -> RankStory:
         )
         if not common.get(line):
             kept.append(replace(indicator, sure=False) if line in common else indicator)
-    waited = story.waited is not None
-    return replace(story, indicators=tuple(kept), own=choose_own(kept, has_failed=story.rank.has_failed, waited=waited))
+    waited = timeline.waited is not None
+    return replace(
+        timeline, indicators=tuple(kept), own=choose_own(kept, has_failed=timeline.rank.has_failed, waited=waited)
+    )
 
 
 def choose_own(indicators: Sequence[Indicator], *, has_failed: bool, waited: bool) -> Indicator | None:

@@ -9,7 +9,7 @@ from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, make
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, SYMPTOM, TEARDOWN
 from ascendrun.health.diagnosis.lines.kernel_messages import candidates_of_kernels
-from ascendrun.health.diagnosis.rank_timelines import RankStory
+from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Role
 from ascendrun.health.diagnosis.times import Moment, earliest
 from ascendrun.health.diagnosis.wait_blame import blame_waiting
@@ -25,30 +25,30 @@ SEVERAL = frozenset({"rank-unresponsive", "node-unreachable", "nccl-ib-completio
 RETRIES: Mapping[str, str] = {"crash": "same", "rank-unresponsive": "same"}
 
 
-def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
+def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     """For an attempt that failed; pure."""
-    of_ranks = candidates_of(evidence, stories)
+    of_ranks = candidates_of(evidence, timelines)
     candidates = [*of_ranks, *candidates_of_kernels(evidence, of_ranks)]
-    winner = _odd_one(candidates, stories) or choose(candidates)
+    winner = _odd_one(candidates, timelines) or choose(candidates)
     if winner is None or not winner.is_credible:
-        waiting = blame_waiting(evidence, stories)
+        waiting = blame_waiting(evidence, timelines)
         if waiting is not None and winner is not None and not winner.is_vague and winner.ranks == waiting.ranks:
             candidates[candidates.index(winner)] = winner = replace(winner, strength=waiting.strength)
         elif waiting is not None and (winner is None or waiting.strength > winner.strength):
             candidates.append(waiting)
             winner = waiting
     elif "only-kernel" in winner.caveats and not winner.ranks:
-        waiting = blame_waiting(evidence, stories)
+        waiting = blame_waiting(evidence, timelines)
         if waiting is not None and waiting.ranks and waiting.is_credible:
-            joined = _joined(winner, waiting, stories)
+            joined = _joined(winner, waiting, timelines)
             candidates = [joined, *(one for one in candidates if one is not winner or joined is waiting)]
             winner = joined
     if winner is None:
-        winner = _symptom(stories)
+        winner = _symptom(timelines)
     if winner is None:
-        return _unknown(evidence, stories)
-    caveats = doubts_about(winner, candidates, evidence, stories)
-    chain = make_chain(winner, stories)
+        return _unknown(evidence, timelines)
+    caveats = doubts_about(winner, candidates, evidence, timelines)
+    chain = make_chain(winner, timelines)
     return Diagnosis(
         code=winner.code,
         confidence=_confidence(winner, caveats),
@@ -93,25 +93,27 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
     return max(first or credible, key=lambda one: (one.strength, -(one.at.at_s if one.at else float("inf"))))
 
 
-def _odd_one(candidates: Sequence[Candidate], stories: Sequence[RankStory]) -> Candidate | None:
+def _odd_one(candidates: Sequence[Candidate], timelines: Sequence[RankTimeline]) -> Candidate | None:
     """Few that left without a word, with a code of their own, while all others raised one and the same exception: who
     was alone was first, unless the clocks say otherwise."""
     mute = [one for one in candidates if one.code == "exit-code"]
     loud = [one for one in candidates if one.is_credible]
     if len(mute) != 1 or len(loud) != 1 or loud[0].code != "exception" or _surely_before(loud[0], mute[0]):
         return None
-    codes = {str(story.rank.code) for story in stories if story.rank.rank in loud[0].ranks}
-    is_alone = 4 * len(mute[0].ranks) <= len(loud[0].ranks) and len(mute[0].ranks) + len(loud[0].ranks) == len(stories)
+    codes = {str(timeline.rank.code) for timeline in timelines if timeline.rank.rank in loud[0].ranks}
+    is_alone = 4 * len(mute[0].ranks) <= len(loud[0].ranks) and len(mute[0].ranks) + len(loud[0].ranks) == len(
+        timelines
+    )
     return mute[0] if is_alone and mute[0].values.get("code") not in codes else None
 
 
-def _joined(kernel: Candidate, waiting: Candidate, stories: Sequence[RankStory]) -> Candidate:
+def _joined(kernel: Candidate, waiting: Candidate, timelines: Sequence[RankTimeline]) -> Candidate:
     """What a kernel said, and whom the others waited for: one reason on one host; of several hosts it is
     the one whose kernel speaks; elsewhere the ranks' words count."""
     if set(waiting.hosts) <= set(kernel.hosts):
         return replace(kernel, ranks=waiting.ranks, proofs=(*kernel.proofs, *waiting.proofs))
     if waiting.code in SEVERAL and set(kernel.hosts) < set(waiting.hosts):
-        there = {story.rank.rank for story in stories if story.rank.host in kernel.hosts}
+        there = {timeline.rank.rank for timeline in timelines if timeline.rank.host in kernel.hosts}
         return replace(
             kernel, ranks=tuple(sorted(there & set(waiting.ranks))), proofs=(*kernel.proofs, *waiting.proofs)
         )
@@ -127,15 +129,15 @@ def _may_exclude(one: Candidate) -> bool:
     return one.sure or one.is_vague
 
 
-def _symptom(stories: Sequence[RankStory]) -> Candidate | None:
+def _symptom(timelines: Sequence[RankTimeline]) -> Candidate | None:
     """No rank says why it failed: the strongest sign of where it broke, from ranks that failed by themselves."""
     signs = [
-        story.own
-        for story in stories
-        if story.own is not None
-        and story.own.role == SYMPTOM
-        and not story.rank.stopped
-        and story.own.strength >= SIGN_FROM
+        timeline.own
+        for timeline in timelines
+        if timeline.own is not None
+        and timeline.own.role == SYMPTOM
+        and not timeline.rank.stopped
+        and timeline.own.strength >= SIGN_FROM
     ]
     if not signs:
         return None
@@ -148,7 +150,7 @@ def _symptom(stories: Sequence[RankStory]) -> Candidate | None:
 
 
 def doubts_about(
-    winner: Candidate, candidates: Sequence[Candidate], evidence: Evidence, stories: Sequence[RankStory]
+    winner: Candidate, candidates: Sequence[Candidate], evidence: Evidence, timelines: Sequence[RankTimeline]
 ) -> tuple[str, ...]:
     """Names of what speaks against calling it certain; () nothing does."""
     caveats = list(winner.caveats)
@@ -160,14 +162,14 @@ def doubts_about(
         caveats.append("said-nothing")
     if winner.strength < CERTAIN_FROM and not caveats:
         caveats.append("weak")
-    inside = {story.rank.rank for story in stories if story.rank.inner}
+    inside = {timeline.rank.rank for timeline in timelines if timeline.rank.inner}
     if evidence.launcher in ("torchrun", "deepspeed") and set(winner.ranks) - inside:
         caveats.append("inner-unknown")
     if _alternatives(winner, candidates):
         caveats.append("alternatives")
-    if _unseen(winner, evidence, stories):
+    if _unseen(winner, evidence, timelines):
         caveats.append("not-all-seen")
-    if _unexplained(winner, stories):
+    if _unexplained(winner, timelines):
         caveats.append("unexplained")
     return tuple(dict.fromkeys(caveats))
 
@@ -188,29 +190,35 @@ def _alternatives(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[C
     return tuple(alternatives)
 
 
-def _unseen(winner: Candidate, evidence: Evidence, stories: Sequence[RankStory]) -> bool:
+def _unseen(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimeline]) -> bool:
     """Ranks of which neither an end nor a word is known, beside those that are blamed."""
-    known = {story.rank.rank for story in stories if story.rank.has_ended or story.rank.start_failed is not None}
-    expected = set(range(evidence.world_size)) if not any(story.rank.inner for story in stories) else set()
+    known = {
+        timeline.rank.rank
+        for timeline in timelines
+        if timeline.rank.has_ended or timeline.rank.start_failed is not None
+    }
+    expected = set(range(evidence.world_size)) if not any(timeline.rank.inner for timeline in timelines) else set()
     hosts = {host.host for host in evidence.hosts if host.reachable is False and not host.has_ended}
-    silent = {story.rank.rank for story in stories if story.rank.host in hosts and not story.rank.has_ended}
+    silent = {
+        timeline.rank.rank for timeline in timelines if timeline.rank.host in hosts and not timeline.rank.has_ended
+    }
     over = {host.host for host in evidence.hosts if host.has_ended}
     alive_anyway = {
-        story.rank.rank
-        for story in stories
-        if story.rank.lines and not story.rank.has_ended and story.rank.host not in {*hosts, *over}
+        timeline.rank.rank
+        for timeline in timelines
+        if timeline.rank.lines and not timeline.rank.has_ended and timeline.rank.host not in {*hosts, *over}
     }
     return bool((expected | silent) - known - alive_anyway - set(winner.ranks))
 
 
-def _unexplained(winner: Candidate, stories: Sequence[RankStory]) -> bool:
+def _unexplained(winner: Candidate, timelines: Sequence[RankTimeline]) -> bool:
     """A rank that failed by itself, not clearly later, and whose own traces do not say that it only suffered."""
-    for story in stories:
-        if story.rank.rank in winner.ranks or not story.rank.has_failed or story.waited is not None:
+    for timeline in timelines:
+        if timeline.rank.rank in winner.ranks or not timeline.rank.has_failed or timeline.waited is not None:
             continue
-        if story.own is not None and not (story.has_cause and story.own.is_vague):
+        if timeline.own is not None and not (timeline.has_cause and timeline.own.is_vague):
             continue  # a reason of its own makes it a alternative, words about others a consequence
-        if winner.at is None or story.end is None or not winner.at.is_before(story.end, by_s=CLEARLY_S):
+        if winner.at is None or timeline.end is None or not winner.at.is_before(timeline.end, by_s=CLEARLY_S):
             return True
     return False
 
@@ -226,11 +234,11 @@ def _confidence(winner: Candidate, caveats: Sequence[str]) -> Confidence:
 # ---------------------------------------------------------------- what followed
 
 
-def make_chain(winner: Candidate, stories: Sequence[RankStory]) -> tuple[ChainLink, ...]:
+def make_chain(winner: Candidate, timelines: Sequence[RankTimeline]) -> tuple[ChainLink, ...]:
     """Every rank with the role of its end, alike ones together: the first, consequences, then the clearing away."""
-    groups: dict[tuple[Role, str], list[RankStory]] = {}
-    for story in stories:
-        groups.setdefault(_role_of(winner, story), []).append(story)
+    groups: dict[tuple[Role, str], list[RankTimeline]] = {}
+    for timeline in timelines:
+        groups.setdefault(_role_of(winner, timeline), []).append(timeline)
     links = [_link(winner, role, code, group) for (role, code), group in groups.items()]
     if not winner.ranks and winner.hosts:
         links.append(ChainLink(Role.INITIATING, winner.code, (), winner.hosts, winner.values))
@@ -240,12 +248,12 @@ def make_chain(winner: Candidate, stories: Sequence[RankStory]) -> tuple[ChainLi
     )
 
 
-def _role_of(winner: Candidate, story: RankStory) -> tuple[Role, str]:
-    rank, own = story.rank, story.own
+def _role_of(winner: Candidate, timeline: RankTimeline) -> tuple[Role, str]:
+    rank, own = timeline.rank, timeline.own
     if rank.rank in winner.ranks:
         return Role.INITIATING, winner.code
-    if story.waited is not None:
-        return Role.CONSEQUENCE, f"waited-{story.waited}"
+    if timeline.waited is not None:
+        return Role.CONSEQUENCE, f"waited-{timeline.waited}"
     if rank.stopped:
         return Role.TEARDOWN, "stopped-with-it"
     if own is not None and own.role == SYMPTOM:
@@ -262,22 +270,24 @@ def _role_of(winner: Candidate, story: RankStory) -> tuple[Role, str]:
     return (Role.CONSEQUENCE, "failed-after") if rank.has_ended else (Role.UNKNOWN, "no-record")
 
 
-def _link(winner: Candidate, role: Role, code: str, stories: Sequence[RankStory]) -> ChainLink:
-    when = winner.at if role is Role.INITIATING and winner.at else earliest(_when(story) for story in stories)
-    values = next((story.own.values for story in stories if story.own is not None and story.own.code == code), {})
+def _link(winner: Candidate, role: Role, code: str, timelines: Sequence[RankTimeline]) -> ChainLink:
+    when = winner.at if role is Role.INITIATING and winner.at else earliest(_when(timeline) for timeline in timelines)
+    values = next(
+        (timeline.own.values for timeline in timelines if timeline.own is not None and timeline.own.code == code), {}
+    )
     return ChainLink(
         role,
         code,
-        tuple(sorted(story.rank.rank for story in stories)),
-        tuple(sorted({story.rank.host for story in stories})),
+        tuple(sorted(timeline.rank.rank for timeline in timelines)),
+        tuple(sorted({timeline.rank.host for timeline in timelines})),
         values,
         at_s=when.at_s if when else None,
         lag_s=_lag_between(winner.at, when, role),
     )
 
 
-def _when(story: RankStory) -> Moment | None:
-    return story.waited_at or story.end
+def _when(timeline: RankTimeline) -> Moment | None:
+    return timeline.waited_at or timeline.end
 
 
 def _lag_between(first: Moment | None, then: Moment | None, role: Role) -> float | None:
@@ -293,20 +303,20 @@ def _lag(chain: Sequence[ChainLink]) -> float | None:
     return min((link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None), default=None)
 
 
-def _unknown(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
+def _unknown(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     nobody = Candidate("unknown", 0)
-    suffered = [story for story in stories if story.waited is not None]
+    suffered = [timeline for timeline in timelines if timeline.waited is not None]
     code = "peer-lost" if suffered else "unknown"
-    first = earliest(_when(story) for story in suffered) if suffered else None
+    first = earliest(_when(timeline) for timeline in suffered) if suffered else None
     proofs = tuple(
-        proof for story in suffered[:2] for indicator in story.indicators[:1] for proof in indicator.proofs[:1]
+        proof for timeline in suffered[:2] for indicator in timeline.indicators[:1] for proof in indicator.proofs[:1]
     )
     return Diagnosis(
         code=code,
         confidence=Confidence.UNKNOWN,
         at_s=first.at_s if first else None,
         evidence=proofs,
-        chain=make_chain(nobody, stories),
+        chain=make_chain(nobody, timelines),
         missing=_missing(evidence),
         values={"reason": evidence.reason or ""},
     )

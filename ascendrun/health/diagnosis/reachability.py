@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ascendrun.core.names import fold_names
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.lines.addresses import is_loopback
-from ascendrun.health.diagnosis.wait_table import Said, Table
+from ascendrun.health.diagnosis.wait_table import Report, Table
 
 _OWN_FAULT = frozenset({"no_network", "no_name"})
 """The kernel or the resolver of the host that complains says these by itself: nobody else was asked."""
@@ -18,53 +18,53 @@ def blame_loopback(table: Table) -> Candidate | None:
     """Ranks looked for another node's at an address that every node takes for itself: the master from elsewhere, be it
     that its name leads there, or whatever address a peer gave out: then it is the one host that nobody complains on."""
     master = table.by_rank.get(0)
-    said = [
-        (story, word)
-        for story, word in table.words("unreached", "lost", "tried")
+    reports = [
+        (timeline, word)
+        for timeline, word in table.words("unreached", "lost", "tried")
         if any(is_loopback(address) for address, _ in word.addresses)
-        and (word.kind != "tried" or story.waited is not None)
-        and (word.kind == "lost" or master is None or story.rank.host != master.rank.host)
+        and (word.kind != "tried" or timeline.waited is not None)
+        and (word.kind == "lost" or master is None or timeline.rank.host != master.rank.host)
     ]
-    if not said or len(table.evidence.hosts) < 2:
+    if not reports or len(table.evidence.hosts) < 2:
         return None
-    rest = {host.host for host in table.evidence.hosts} - {story.rank.host for story, _ in said}
-    if len(rest) == 1 and all(word.kind == "lost" for _, word in said):
+    rest = {host.host for host in table.evidence.hosts} - {timeline.rank.host for timeline, _ in reports}
+    if len(rest) == 1 and all(word.kind == "lost" for _, word in reports):
         ranks = [rank.rank for host in rest for rank in table.evidence.ranks_of(host)]
         return table.make(
             "own-address-local",
             75,
             ranks,
-            said,
+            reports,
             hosts=rest,
             retry="never",
             blames="node",
             caveats=("by-rule",),
-            values={"address": said[0][1].addresses[0][0]},
+            values={"address": reports[0][1].addresses[0][0]},
         )
     return table.make(
         "master-address-local",
         75,
-        [story.rank.rank for story, _ in said],
-        said,
+        [timeline.rank.rank for timeline, _ in reports],
+        reports,
         retry="never",
         blames="job",
         caveats=("by-rule",),
-        values={"address": said[0][1].addresses[0][0]},
+        values={"address": reports[0][1].addresses[0][0]},
     )
 
 
 def blame_unreached(table: Table) -> Candidate | None:
     """The host that no other one reaches; else those that do not reach what others do; else, of a pair, the one that
     complains. Time that ran out is a broken path only where somebody there had opened the door."""
-    said = [one for one in table.words("unreached") if _counts(table, one)]
-    pairs: dict[tuple[str, str | None], Said] = {}
-    for one in said:
-        story, word = one
+    reports = [one for one in table.words("unreached") if _counts(table, one)]
+    pairs: dict[tuple[str, str | None], Report] = {}
+    for one in reports:
+        timeline, word = one
         target = table.named(word)[1]
-        if target != story.rank.host:
-            known = pairs.get((story.rank.host, target))
+        if target != timeline.rank.host:
+            known = pairs.get((timeline.rank.host, target))
             if known is None or known[1].values["why"] == "in_vain":
-                pairs[(story.rank.host, target)] = one
+                pairs[(timeline.rank.host, target)] = one
     if not pairs:
         return None
     chosen = list(pairs.values())
@@ -74,7 +74,7 @@ def blame_unreached(table: Table) -> Candidate | None:
     hosts = {target} if is_target and target is not None else sources
     ranks = [rank.rank for host in hosts for rank in table.evidence.ranks_of(host)]
     if not is_target:
-        ranks = [story.rank.rank for story, _ in said if story.rank.host in hosts]
+        ranks = [timeline.rank.rank for timeline, _ in reports if timeline.rank.host in hosts]
     why = chosen[0][1].values["why"]
     own = chosen[0][0].own
     if (
@@ -103,23 +103,23 @@ def blame_unreached(table: Table) -> Candidate | None:
     )
 
 
-def _place(said: Sequence[Said]) -> str:
+def _place(reports: Sequence[Report]) -> str:
     """The address or name that was tried, which is no host's of the job."""
-    tried = {address for _, word in said for address, _ in word.addresses}
+    tried = {address for _, word in reports for address, _ in word.addresses}
     return ", ".join(sorted(tried)) or "?"
 
 
-def _counts(table: Table, one: Said) -> bool:
-    story, word = one
+def _counts(table: Table, one: Report) -> bool:
+    timeline, word = one
     if word.values["why"] == "no_name":
-        return story.waited is not None
+        return timeline.waited is not None
     if word.values["why"] != "in_vain":
         return True
     host = table.named(word)[1]  # None: an address that is no host's, where the master's door may yet be
     return any(host in (None, other.rank.host) for other, _ in table.words("clients"))
 
 
-def _sides(table: Table, pairs: dict[tuple[str, str | None], Said]) -> tuple[set[str], str | None]:
+def _sides(table: Table, pairs: dict[tuple[str, str | None], Report]) -> tuple[set[str], str | None]:
     """Who complains, and of whom when that is one host: who names nobody, in a majority, means whoever is left."""
     sources = {source for source, _ in pairs}
     targets = {target for _, target in pairs if target is not None}
@@ -133,5 +133,5 @@ def _sides(table: Table, pairs: dict[tuple[str, str | None], Said]) -> tuple[set
 
 def _is_everybody(table: Table, sources: set[str], target: str) -> bool:
     """All other hosts complain of the target, or most of several."""
-    others = {story.rank.host for story in table.stories} - {target}
+    others = {timeline.rank.host for timeline in table.timelines} - {target}
     return len(sources) > 1 and 2 * len(sources) > len(others)

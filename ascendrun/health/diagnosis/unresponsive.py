@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.peers import CONNECT
-from ascendrun.health.diagnosis.rank_timelines import RankStory
+from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.wait_table import (
     FEW_SHARE,
     Table,
@@ -24,19 +24,19 @@ LONG_BEFORE_S = 60.0
 
 def blame_finished_early(table: Table) -> Candidate | None:
     """Some ranks ended well while others still waited for them: they had fewer steps to do."""
-    ended = [story for story in table.stories if has_finished(story.rank)]
+    ended = [timeline for timeline in table.timelines if has_finished(timeline.rank)]
     suffering = [*table.waiting, *table.losing]
-    if not ended or not suffering or len(ended) >= len(table.stories):
+    if not ended or not suffering or len(ended) >= len(table.timelines):
         return None
     before = [
-        story
-        for story in ended
+        timeline
+        for timeline in ended
         if not any(
-            other.waited_at is not None and story.end is not None and other.waited_at.is_before(story.end)
+            other.waited_at is not None and timeline.end is not None and other.waited_at.is_before(timeline.end)
             for other in suffering
         )
     ]
-    return finished_early(table, [story.rank.rank for story in before]) if before else None
+    return finished_early(table, [timeline.rank.rank for timeline in before]) if before else None
 
 
 def blame_unreachable(table: Table) -> Candidate | None:
@@ -44,11 +44,11 @@ def blame_unreachable(table: Table) -> Candidate | None:
     hosts = []
     for host in table.evidence.hosts:
         ranks = [table.by_rank[rank.rank] for rank in table.evidence.ranks_of(host.host)]
-        quiet = [story for story in ranks if not story.rank.has_ended and story.waited is None]
+        quiet = [timeline for timeline in ranks if not timeline.rank.has_ended and timeline.waited is None]
         if host.reachable is False and not host.has_ended and len(quiet) == len(ranks):
             hosts.append(host.host)
     missed = table.waiting or table.losing or table.words("location")
-    if not hosts or len(hosts) >= len(table.evidence.hosts) or (table.said and not missed):
+    if not hosts or len(hosts) >= len(table.evidence.hosts) or (table.reports and not missed):
         return None
     ranks_there = [rank.rank for host in hosts for rank in table.evidence.ranks_of(host)]
     ranks_there = ranks_there or sorted(set(range(table.evidence.world_size)) - set(table.by_rank))
@@ -62,21 +62,21 @@ def blame_unreachable(table: Table) -> Candidate | None:
         retry="same",
         blames="node",
     )
-    return replace(made, proofs=(*table.last_words(ranks_there), *made.proofs))
+    return replace(made, proofs=(*table.last_output(ranks_there), *made.proofs))
 
 
 def blame_first_loser(table: Table) -> Candidate | None:
     """A rank that lost something long before any other had ended or complained: it did not lose them."""
     first = [
-        story
-        for story in table.losing
-        if story.chain is not None
-        and story.own is not None
-        and story.own.code == "exception"
-        and story.waited_at is not None
-        and all(_is_long_before(story, other) for other in table.stories if other is not story)
+        timeline
+        for timeline in table.losing
+        if timeline.chain is not None
+        and timeline.own is not None
+        and timeline.own.code == "exception"
+        and timeline.waited_at is not None
+        and all(_is_long_before(timeline, other) for other in table.timelines if other is not timeline)
     ]
-    if len(first) != 1 or len(table.stories) < 3 or first[0].own is None:
+    if len(first) != 1 or len(table.timelines) < 3 or first[0].own is None:
         return None
     made = table.make(
         "exception",
@@ -89,7 +89,7 @@ def blame_first_loser(table: Table) -> Candidate | None:
     return replace(made, at=first[0].waited_at, proofs=first[0].own.proofs)
 
 
-def _is_long_before(one: RankStory, other: RankStory) -> bool:
+def _is_long_before(one: RankTimeline, other: RankTimeline) -> bool:
     ends = [at for at in (other.waited_at, other.end) if at is not None]
     return (
         bool(ends) and one.waited_at is not None and all(one.waited_at.is_before(at, by_s=LONG_BEFORE_S) for at in ends)
@@ -98,51 +98,51 @@ def _is_long_before(one: RankStory, other: RankStory) -> bool:
 
 def blame_silent(table: Table) -> Candidate | None:
     """Part of the ranks timed out: the others kept them waiting, if they are few or whole hosts."""
-    suffering = {story.rank.rank for story in (*table.waiting, *table.losing)}
+    suffering = {timeline.rank.rank for timeline in (*table.waiting, *table.losing)}
     quiet = [
-        story
-        for story in table.stories
-        if story.rank.rank not in suffering and not story.has_cause and not story.rank.has_failed
+        timeline
+        for timeline in table.timelines
+        if timeline.rank.rank not in suffering and not timeline.has_cause and not timeline.rank.has_failed
     ]
     if not quiet or not suffering:
         return None
-    ranks = {story.rank.rank for story in quiet}
+    ranks = {timeline.rank.rank for timeline in quiet}
     narrowed = most_named(table, among=ranks)
     if len(quiet) > 1 and narrowed:
         ranks = set(narrowed)
     hosts = table.hosts_of(ranks)
     whole = ranks == {rank.rank for host in hosts for rank in table.evidence.ranks_of(host)}
-    few = len(ranks) <= max(1, FEW_SHARE * len(table.stories))
-    if not (narrowed or few or (whole and 2 * len(hosts) <= len({one.rank.host for one in table.stories}))):
+    few = len(ranks) <= max(1, FEW_SHARE * len(table.timelines))
+    if not (narrowed or few or (whole and 2 * len(hosts) <= len({one.rank.host for one in table.timelines}))):
         return None
     unseen = all(not table.by_rank[rank].rank.has_ended for rank in ranks)
     code = "node-unreachable" if whole and unseen and len(table.evidence.hosts) > len(hosts) else "rank-unresponsive"
     made = table.make(code, 54, ranks, naming(table, ranks) or table.waits[:1], caveats=("silent",))
-    return replace(made, proofs=(*table.last_words(ranks), *made.proofs))
+    return replace(made, proofs=(*table.last_output(ranks), *made.proofs))
 
 
 def blame_latest(table: Table) -> Candidate | None:
     """All timed out, further apart than the timeout: the last to complain came last, when the first had given up."""
-    if len(table.waiting) < len(table.stories) or len(table.waiting) < 2:
+    if len(table.waiting) < len(table.timelines) or len(table.waiting) < 2:
         return None
-    times = [(story, story.waited_at) for story in table.waiting if story.waited_at is not None]
+    times = [(timeline, timeline.waited_at) for timeline in table.waiting if timeline.waited_at is not None]
     if len(times) < len(table.waiting):
         return None
     first, last = (function(at.at_s for _, at in times) for function in (min, max))
     error_s = sum(sorted((at.error_s for _, at in times), reverse=True)[:2])
-    connecting = any(story.waited == CONNECT for story in table.waiting)
+    connecting = any(timeline.waited == CONNECT for timeline in table.waiting)
     limit_s = table.evidence.connect_timeout_s if connecting else table.evidence.exec_timeout_s
     if last - first - error_s <= limit_s:
         return None
-    late = [story.rank.rank for story, at in times if last - at.at_s < max(5.0, at.error_s)]
-    if 2 * len(late) > len(table.stories):
+    late = [timeline.rank.rank for timeline, at in times if last - at.at_s < max(5.0, at.error_s)]
+    if 2 * len(late) > len(table.timelines):
         return None
-    said = [one for one in table.waits if one[0].rank.rank in late] + table.waits[:1]
+    reports = [one for one in table.waits if one[0].rank.rank in late] + table.waits[:1]
     return table.make(
         "late-rank",
         56,
         late,
-        said,
+        reports,
         caveats=("by-rule",),
         retry="same",
         values={"spread": f"{last - first:.0f}", "timeout": f"{limit_s:.0f}"},
@@ -153,44 +153,48 @@ def blame_sequence(table: Table) -> Candidate | None:
     """Ranks that are a collective behind the others, or in another one."""
     told = table.words("lagging")
     named = {rank for _, word in told for rank in word.ranks}
-    if named and 2 * len(named) < len(table.stories):
+    if named and 2 * len(named) < len(table.timelines):
         return table.make("collective-not-reached", 56, named, told, caveats=("by-rule",), values=told[0][1].values)
     groups = table.groups()
     common = most_common(groups.values())
     for kind, name in (("index", "index"), ("sequence", "seq")):
         numbers: dict[int, int] = {}
-        for story, word in table.words(kind):
-            if groups.get(story.rank.rank, common) == common:
-                numbers.setdefault(story.rank.rank, int(word.values[name]))
+        for timeline, word in table.words(kind):
+            if groups.get(timeline.rank.rank, common) == common:
+                numbers.setdefault(timeline.rank.rank, int(word.values[name]))
         if len(numbers) > 1 and len(set(numbers.values())) > 1:
             lowest = min(numbers.values())
             behind = [rank for rank, number in numbers.items() if number == lowest]
             if 2 * len(behind) < len(numbers):
-                said = [one for one in table.words(kind) if one[0].rank.rank in behind]
+                reports = [one for one in table.words(kind) if one[0].rank.rank in behind]
                 return table.make(
                     "collective-not-reached",
                     56,
                     behind,
-                    said,
+                    reports,
                     caveats=("by-rule",),
                     values={"index": str(lowest), "others": str(max(numbers.values()))},
                 )
     outliers = minority(table.tags())
     outliers = outliers or minority(
-        {story.rank.rank: word.values["op"] for story, word in table.words("sequence") if "op" in word.values}
+        {timeline.rank.rank: word.values["op"] for timeline, word in table.words("sequence") if "op" in word.values}
     )
     if not outliers:
         return None
-    said = [one for one in table.words("tag", "sequence") if one[0].rank.rank in outliers]
-    return table.make("collective-differs", 57, outliers, said, caveats=("by-rule",), retry="never", blames="job")
+    reports = [one for one in table.words("tag", "sequence") if one[0].rank.rank in outliers]
+    return table.make("collective-differs", 57, outliers, reports, caveats=("by-rule",), retry="never", blames="job")
 
 
 def blame_lagging(table: Table) -> Candidate | None:
     """A rank that was steps behind, or had been quiet for long, when the others gave up."""
     if not (table.waiting or table.losing):
         return None
-    steps = {story.rank.rank: story.rank.last_step for story in table.stories if story.rank.last_step is not None}
-    if len(steps) > 2 and len(steps) == len(table.stories):
+    steps = {
+        timeline.rank.rank: timeline.rank.last_step
+        for timeline in table.timelines
+        if timeline.rank.last_step is not None
+    }
+    if len(steps) > 2 and len(steps) == len(table.timelines):
         ordered = sorted(steps.values())
         middle = ordered[len(ordered) // 2]
         behind = [rank for rank, step in steps.items() if step < middle - 1]
@@ -203,9 +207,9 @@ def blame_lagging(table: Table) -> Candidate | None:
                 caveats=("by-rule",),
                 values={"step": str(min(ordered)), "others": str(middle)},
             )
-    quiet_s = {story.rank.rank: story.rank.last_output_s for story in table.stories}
+    quiet_s = {timeline.rank.rank: timeline.rank.last_output_s for timeline in table.timelines}
     heard = sorted(at for at in quiet_s.values() if at is not None)
-    if len(heard) < 3 or len(heard) < len(table.stories):
+    if len(heard) < 3 or len(heard) < len(table.timelines):
         return None
     middle_s = heard[len(heard) // 2]
     late = [rank for rank, at in quiet_s.items() if at is not None and middle_s - at > LAGGING_S]

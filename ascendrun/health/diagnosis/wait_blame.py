@@ -9,8 +9,8 @@ from ascendrun.health.diagnosis import reachability, unresponsive, wait_chain
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.lines import collective_reports
-from ascendrun.health.diagnosis.rank_timelines import RankStory
-from ascendrun.health.diagnosis.wait_table import Said, Table
+from ascendrun.health.diagnosis.rank_timelines import RankTimeline
+from ascendrun.health.diagnosis.wait_table import Report, Table
 
 RULES: tuple[Callable[[Table], Candidate | None], ...] = (
     collective_reports.blame_tls,
@@ -33,14 +33,16 @@ RULES: tuple[Callable[[Table], Candidate | None], ...] = (
     wait_chain.blame_chain,
     wait_chain.blame_named,
 )
-"""What is said outright before what is concluded."""
+"""What is reported outright comes before what is concluded."""
 
 
-def blame_waiting(evidence: Evidence, stories: Sequence[RankStory]) -> Candidate | None:
+def blame_waiting(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Candidate | None:
     """The first rule that can tell; None when no rank waited for or lost another, or nothing tells whom. Where nobody
     failed and nobody says anything, a host that does not answer is all that is left."""
-    said: list[Said] = [(story, word) for story in stories for word in story.words]
-    table = Table(evidence, stories, said)
-    if not said:
-        return None if any(story.rank.has_failed for story in stories) else unresponsive.blame_unreachable(table)
+    reports: list[Report] = [(timeline, word) for timeline in timelines for word in timeline.words]
+    table = Table(evidence, timelines, reports)
+    if not reports:
+        return (
+            None if any(timeline.rank.has_failed for timeline in timelines) else unresponsive.blame_unreachable(table)
+        )
     return next((found for found in (rule(table) for rule in RULES) if found is not None), None)

@@ -11,27 +11,27 @@ from ascendrun.health.diagnosis.wait_table import FEW_SHARE, Table, most_named, 
 def blame_chain(table: Table) -> Candidate | None:
     """Who waits for whom: blame is at the chain's end, with one who waits for nobody; else it is a circle."""
     edges: dict[int, set[int]] = {}
-    for story, word in table.words("link", "remote"):
+    for timeline, word in table.words("link", "remote"):
         if word.wait is None:
             continue
         ranks, _host = table.named(word)
-        edges.setdefault(story.rank.rank, set()).update(rank for rank in ranks if rank != story.rank.rank)
+        edges.setdefault(timeline.rank.rank, set()).update(rank for rank in ranks if rank != timeline.rank.rank)
     edges = {rank: targets for rank, targets in edges.items() if targets}
     if not edges:
         return None
     ends = {target for targets in edges.values() for target in targets} - set(edges)
-    said = [one for one in table.words("link", "remote") if one[1].wait is not None]
-    if ends and len(ends) <= max(1, FEW_SHARE * len(table.stories)):
+    reports = [one for one in table.words("link", "remote") if one[1].wait is not None]
+    if ends and len(ends) <= max(1, FEW_SHARE * len(table.timelines)):
         return table.make(
-            "wait-chain", 53, ends, [one for one in said if set(table.named(one[1])[0]) & ends], caveats=("by-rule",)
+            "wait-chain", 53, ends, [one for one in reports if set(table.named(one[1])[0]) & ends], caveats=("by-rule",)
         )
     circle = _circle(edges)
     if not ends and len(circle) == 2:
         return table.make(
-            "link-broken", 52, circle, said, caveats=("network-or-peer",), retry="exclude", blames="network"
+            "link-broken", 52, circle, reports, caveats=("network-or-peer",), retry="exclude", blames="network"
         )
     if not ends and circle:
-        return table.make("wait-cycle", 50, circle, said, caveats=("by-rule",), blames="job")
+        return table.make("wait-cycle", 50, circle, reports, caveats=("by-rule",), blames="job")
     return None
 
 
@@ -49,9 +49,9 @@ def _circle(edges: dict[int, set[int]]) -> tuple[int, ...]:
 
 def blame_stuck(table: Table) -> Candidate | None:
     """Few gave themselves up as stuck; all the others only lost them."""
-    stuck = {story.rank.rank for story, _ in table.words("stuck")}
-    rest = [story for story in table.stories if story.rank.rank not in stuck]
-    if not stuck or 4 * len(stuck) > len(table.stories) or any(story not in table.losing for story in rest):
+    stuck = {timeline.rank.rank for timeline, _ in table.words("stuck")}
+    rest = [timeline for timeline in table.timelines if timeline.rank.rank not in stuck]
+    if not stuck or 4 * len(stuck) > len(table.timelines) or any(timeline not in table.losing for timeline in rest):
         return None
     return table.make("watchdog-stuck", 46, stuck, table.words("stuck"), caveats=("by-rule",), blames="self")
 
@@ -61,15 +61,15 @@ def blame_named(table: Table) -> Candidate | None:
     ranks = most_named(table, among=set(table.by_rank))
     if ranks:
         return table.make("most-reported", 45, ranks, naming(table, set(ranks)), caveats=("by-rule",))
-    accused = (table.named(word)[1] for _story, word in table.words("lost", "link", "timeout"))
+    accused = (table.named(word)[1] for _events_of, word in table.words("lost", "link", "timeout"))
     hosts = Counter(host for host in accused if host is not None)
     total = sum(hosts.values())
     if not hosts or total < 2:
         return None
     host, count = hosts.most_common(1)[0]
-    outside = [story for story in (*table.losing, *table.waiting) if story.rank.host != host]
+    outside = [timeline for timeline in (*table.losing, *table.waiting) if timeline.rank.host != host]
     if 3 * count < 2 * total or not outside:
         return None
     there = [rank.rank for rank in table.evidence.ranks_of(host)]
-    said = [one for one in table.words("lost", "link", "timeout") if table.named(one[1])[1] == host]
-    return table.make("most-reported", 42, there, said, hosts=[host], caveats=("by-rule",))
+    reports = [one for one in table.words("lost", "link", "timeout") if table.named(one[1])[1] == host]
+    return table.make("most-reported", 42, there, reports, hosts=[host], caveats=("by-rule",))

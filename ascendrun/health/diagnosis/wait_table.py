@@ -9,8 +9,8 @@ from ascendrun.ascend.signatures import scan
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
 from ascendrun.health.diagnosis.indicators import proof_of
-from ascendrun.health.diagnosis.peers import CONNECT, EXEC, LOST, Word
-from ascendrun.health.diagnosis.rank_timelines import RankStory
+from ascendrun.health.diagnosis.peers import CONNECT, EXEC, LOST, PeerLine
+from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment
 from ascendrun.text import Text
@@ -18,20 +18,20 @@ from ascendrun.text import Text
 FEW_SHARE = 0.25
 """Silent ranks, and ends of chains, are blamed when they are no more than so many of all, or make up whole hosts."""
 
-Said = tuple[RankStory, Word]
+Report = tuple[RankTimeline, PeerLine]
 
 
 class Table:
     """What the rules look at."""
 
-    def __init__(self, evidence: Evidence, stories: Sequence[RankStory], said: Sequence[Said]) -> None:
-        self.evidence, self.stories, self.said = evidence, stories, said
-        self.by_rank = {story.rank.rank: story for story in stories}
-        self.waiting = [story for story in stories if story.waited in (CONNECT, EXEC)]
-        self.losing = [story for story in stories if story.waited == LOST]
+    def __init__(self, evidence: Evidence, timelines: Sequence[RankTimeline], reports: Sequence[Report]) -> None:
+        self.evidence, self.timelines, self.reports = evidence, timelines, reports
+        self.by_rank = {timeline.rank.rank: timeline for timeline in timelines}
+        self.waiting = [timeline for timeline in timelines if timeline.waited in (CONNECT, EXEC)]
+        self.losing = [timeline for timeline in timelines if timeline.waited == LOST]
 
-    def words(self, *kinds: str) -> list[Said]:
-        return [(story, word) for story, word in self.said if word.kind in kinds]
+    def words(self, *kinds: str) -> list[Report]:
+        return [(timeline, word) for timeline, word in self.reports if word.kind in kinds]
 
     def rank_at(self, address: str, device: int | None) -> tuple[tuple[int, ...], str | None]:
         """The ranks and the host behind an address: of a device's own network port, or of a server and a device."""
@@ -41,7 +41,7 @@ class Table:
         device = self.evidence.host(name).device_addresses.get(address, device)
         return tuple(rank.rank for rank in _on_device(self.evidence.ranks_of(name), device)), name
 
-    def named(self, word: Word) -> tuple[tuple[int, ...], str | None]:
+    def named(self, word: PeerLine) -> tuple[tuple[int, ...], str | None]:
         """Whom a line names: by address where that is known, else by the rank's number."""
         for address, device in word.addresses:
             ranks, host = self.rank_at(address, device)
@@ -53,10 +53,10 @@ class Table:
     def hosts_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         return tuple(sorted({self.by_rank[rank].rank.host for rank in ranks if rank in self.by_rank}))
 
-    def proofs(self, said: Sequence[Said], *, limit: int = 3) -> tuple[Proof, ...]:
+    def proofs(self, reports: Sequence[Report], *, limit: int = 3) -> tuple[Proof, ...]:
         return tuple(
-            proof_of(self.evidence, word.line, rank=story.rank.rank, host=story.rank.host)
-            for story, word in said[:limit]
+            proof_of(self.evidence, word.line, rank=timeline.rank.rank, host=timeline.rank.host)
+            for timeline, word in reports[:limit]
         )
 
     def make(
@@ -64,7 +64,7 @@ class Table:
         code: str,
         strength: int,
         ranks: Iterable[int],
-        said: Sequence[Said],
+        reports: Sequence[Report],
         *,
         hosts: Iterable[str] | None = None,
         caveats: tuple[str, ...] = (),
@@ -75,7 +75,7 @@ class Table:
         values: Mapping[str, str | Text] | None = None,
     ) -> Candidate:
         chosen = tuple(sorted(set(ranks)))
-        words = {} if not said else _values_of(code, said[0][1].line.text)
+        words = {} if not reports else _values_of(code, reports[0][1].line.text)
         places = tuple(sorted(set(hosts))) if hosts is not None else self.hosts_of(chosen)
         return Candidate(
             code,
@@ -83,7 +83,7 @@ class Table:
             chosen,
             places,
             at=at,
-            proofs=self.proofs(said),
+            proofs=self.proofs(reports),
             sure=sure,
             blames=blames,
             caveats=caveats,
@@ -91,34 +91,36 @@ class Table:
             values={**words, **(values or {})},
         )
 
-    def last_words(self, ranks: Iterable[int], *, limit: int = 2) -> tuple[Proof, ...]:
-        """What ranks that fell silent had said last."""
+    def last_output(self, ranks: Iterable[int], *, limit: int = 2) -> tuple[Proof, ...]:
+        """The last output of ranks that became unresponsive."""
         found = []
         for rank in [rank for rank in sorted(ranks) if rank in self.by_rank][:limit]:
             one = self.by_rank[rank].rank
-            said = [line for line in one.lines if line.text.strip() and line.at_s is not None]
-            if said:
-                last = max(said, key=lambda line: line.at_s or 0.0)
+            reports = [line for line in one.lines if line.text.strip() and line.at_s is not None]
+            if reports:
+                last = max(reports, key=lambda line: line.at_s or 0.0)
                 found.append(proof_of(self.evidence, last, rank=rank, host=one.host))
         return tuple(found)
 
     def groups(self) -> dict[int, str]:
         """The communication group that each rank waited in: operations of different ones cannot be compared."""
-        return {story.rank.rank: word.values["group"] for story, word in self.words("tag")}  # its plog's word counts
+        return {
+            timeline.rank.rank: word.values["group"] for timeline, word in self.words("tag")
+        }  # its plog's word counts
 
     def tags(self) -> dict[int, str]:
         """The collective of each rank, of those in the group that most are in."""
         groups = self.groups()
         common = most_common(groups.values())
         return {
-            story.rank.rank: word.values["tag"]
-            for story, word in self.words("tag")
-            if groups[story.rank.rank] == common
+            timeline.rank.rank: word.values["tag"]
+            for timeline, word in self.words("tag")
+            if groups[timeline.rank.rank] == common
         }
 
     @property
-    def waits(self) -> list[Said]:
-        return [(story, word) for story, word in self.said if word.wait is not None]
+    def waits(self) -> list[Report]:
+        return [(timeline, word) for timeline, word in self.reports if word.wait is not None]
 
 
 def most_common(values: Iterable[str]) -> str | None:
@@ -143,11 +145,11 @@ def _on_device(ranks: Sequence[RankEvidence], device: int | None) -> Sequence[Ra
 def most_named(table: Table, *, among: set[int]) -> tuple[int, ...]:
     """The one rank of `among` that lines about waits name clearly more than any other; () none is."""
     votes: Counter[int] = Counter()
-    for story, word in table.said:
+    for timeline, word in table.reports:
         if word.wait is None and word.kind not in ("remote", "location"):
             continue
         ranks, _host = table.named(word)
-        for rank in {*ranks} & among - {story.rank.rank}:
+        for rank in {*ranks} & among - {timeline.rank.rank}:
             votes[rank] += 1
     ranked = votes.most_common(2)
     if not ranked or ranked[0][1] < 1:
@@ -157,8 +159,8 @@ def most_named(table: Table, *, among: set[int]) -> tuple[int, ...]:
     return (ranked[0][0],)
 
 
-def naming(table: Table, ranks: set[int]) -> list[Said]:
-    return [(story, word) for story, word in table.said if {*table.named(word)[0]} & ranks]
+def naming(table: Table, ranks: set[int]) -> list[Report]:
+    return [(timeline, word) for timeline, word in table.reports if {*table.named(word)[0]} & ranks]
 
 
 def minority(values: dict[int, str]) -> tuple[int, ...]:

@@ -6,17 +6,14 @@ import base64
 import binascii
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Callable
 
-from ascendrun.core.sample_rollup import IDENTITY
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample, RawText, Sample
 from ascendrun.health.samples.device_samples import EVERY_S, DeviceReader, ToolOutput
 
 TEXT_BYTES = 4 << 20
 """No tool that is asked says more; a text that claims to unpack to more is no text of ours."""
-_HOST = tuple(field.name for field in fields(HostSample) if field.name not in ("at_s", *IDENTITY[HostSample]))
-_RANK = tuple(field.name for field in fields(RankSample) if field.name not in ("at_s", *IDENTITY[RankSample]))
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class LineReader:
             return Read(devices, raw, self._devices.new_details())
         samples: list[Sample] = []
         if isinstance(line.get("host"), dict):
-            samples.append(HostSample(at_s=at_s, host=self.host, **_figures(HostSample, _HOST, line["host"])))
+            samples.append(HostSample(at_s=at_s, host=self.host, **_fields(_HOST, line["host"])))
         for rank in _list(line.get("ranks")) if self._job is not None else ():
             number = rank.get("rank") if isinstance(rank, dict) else None
             if isinstance(number, int) and 0 <= number < 10**7:
@@ -60,7 +57,7 @@ class LineReader:
                         job=self._job or "",
                         attempt=self._attempt,
                         rank=number,
-                        **_figures(RankSample, _RANK, rank),
+                        **_fields(_RANK, rank),
                     )
                 )
         return Read(tuple(samples))
@@ -93,11 +90,8 @@ def _text(line: Mapping[str, Any]) -> str:
         return ""
 
 
-def _figures(kind: type[Any], names: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
-    for name in names:
-        figures[name] = _READERS[_KINDS_OF_FIELDS[kind][name]](values.get(name))
-    return figures
+def _fields(readers: Mapping[str, _Reader], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: read(values.get(name)) for name, read in readers.items()}
 
 
 def _list(value: Any) -> list[Any]:
@@ -123,7 +117,26 @@ def _sane(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-_READERS: Mapping[str, Callable[[Any], Any]] = {"int | None": _whole, "float | None": _decimal, "str | None": _word}
-_KINDS_OF_FIELDS: Mapping[type[Any], Mapping[str, str]] = {
-    kind: {field.name: str(field.type) for field in fields(kind)} for kind in (HostSample, RankSample)
+_Reader = Callable[[Any], Any]
+_HOST: Mapping[str, _Reader] = {
+    "cpu": _decimal,
+    "load1": _decimal,
+    "memory_used_bytes": _whole,
+    "memory_total_bytes": _whole,
+    "disk_free_bytes": _whole,
+    "disk_read_bytes_s": _decimal,
+    "disk_write_bytes_s": _decimal,
+    "net_rx_bytes_s": _decimal,
+    "net_tx_bytes_s": _decimal,
 }
+_RANK: Mapping[str, _Reader] = {
+    "pid": _whole,
+    "device": _whole,
+    "cpu": _decimal,
+    "rss_bytes": _whole,
+    "read_bytes_s": _decimal,
+    "write_bytes_s": _decimal,
+    "threads": _whole,
+    "state": _word,
+}
+"""How each measured field of a sample is read from a line."""

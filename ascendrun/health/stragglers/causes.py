@@ -1,4 +1,4 @@
-"""What the figures of devices and hosts say of why a rank is slow: each compared with the same figure elsewhere."""
+"""Likely causes of a slow rank: metrics of its device and host, compared with the same metrics elsewhere."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ HOTTER_C = 10.0
 HOT_C = 75.0
 TOO_HOT_C = 95.0
 BUSY = 30.0
-"""Percent. A device that does little lowers its clock, and that is as it should be."""
+"""Percent. An idle device lowers its clock; that is normal."""
 LINK = 0.5
 STARVED_CPU = 92.0
 APART = 20.0
 FULL_MEMORY = 0.97
 ENOUGH = 3
-"""So many samples of a device that nothing else speaks against."""
+"""Required samples of a device without other evidence."""
 
 
-class Sign(str, Enum):
-    """What most likely makes a rank slow. SHARED: another process computes on its device. HEALTH: the device's own
-    complaint. CPU: the host's cores or memory are used up, or the rank hardly gets any."""
+class StragglerCause(str, Enum):
+    """What most likely makes a rank slow. SHARED: another process uses its device. HEALTH: the device is not OK.
+
+    CPU: the cores or the memory of the host are exhausted, or the rank gets little of them.
+    """
 
     FREQUENCY = "frequency"
     TEMPERATURE = "temperature"
@@ -38,25 +40,33 @@ class Sign(str, Enum):
     HEALTH = "health"
 
 
-ORDER = (Sign.TEMPERATURE, Sign.FREQUENCY, Sign.SHARED, Sign.CPU, Sign.DATA, Sign.LINK, Sign.HEALTH)
-"""The likeliest first: a device that is hot and slow is slow because it is hot."""
+ORDER = (
+    StragglerCause.TEMPERATURE,
+    StragglerCause.FREQUENCY,
+    StragglerCause.SHARED,
+    StragglerCause.CPU,
+    StragglerCause.DATA,
+    StragglerCause.LINK,
+    StragglerCause.HEALTH,
+)
+"""The most likely first: a hot device with a low clock is slow because it is hot."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One figure that stands out. `figure`: the name of a field of a sample or of StepTimes; `here` and `others`: its
+    """One metric that differs. `metric`: the name of a field of a sample or of StepTimes; `here` and `others`: its
     value here and what it usually is elsewhere (None: not compared; of "frequency_drop" and "link_downs" what it was
     before)."""
 
-    sign: Sign
-    figure: str
+    cause: StragglerCause
+    metric: str
     here: float
     others: float | None
 
 
 @dataclass(frozen=True)
 class Places:
-    """Which device belongs to which rank, as far as samples or their number tell."""
+    """Which device belongs to which rank, as far as samples or their number show."""
 
     rank_of: Mapping[tuple[str, int], int]
     hosts: Collection[str]
@@ -82,12 +92,12 @@ class Places:
         return cls(found, frozenset(ranks))
 
 
-def likeliest(marks: Iterable[Mark]) -> Sign | None:
-    found = {mark.sign for mark in marks}
-    if Sign.DATA in found:  # no device makes data come late; a host whose cores are used up does
-        return Sign.CPU if Sign.CPU in found else Sign.DATA
-    if Sign.TEMPERATURE in found and Sign.FREQUENCY not in found and len(found) > 1:
-        found.discard(Sign.TEMPERATURE)  # hot, but at full clock: that alone slows nothing
+def likely_cause(marks: Iterable[Mark]) -> StragglerCause | None:
+    found = {mark.cause for mark in marks}
+    if StragglerCause.DATA in found:  # no device makes data come late; a host whose cores are used up does
+        return StragglerCause.CPU if StragglerCause.CPU in found else StragglerCause.DATA
+    if StragglerCause.TEMPERATURE in found and StragglerCause.FREQUENCY not in found and len(found) > 1:
+        found.discard(StragglerCause.TEMPERATURE)  # hot, but at full clock: that alone slows nothing
     return next((sign for sign in ORDER if sign in found), None)
 
 
@@ -115,7 +125,7 @@ def find_marks(
     return tuple(marks)
 
 
-def slow_by_figures(
+def slow_by_metrics(
     samples: Newest, places: Places, *, without: Collection[int], judged: Collection[int], since_s: float
 ) -> list[tuple[str, int, Mark]]:
     """Devices whose figures alone make them slow, where no times of steps say otherwise (`judged`).
@@ -131,7 +141,7 @@ def slow_by_figures(
     found: list[tuple[str, int, Mark]] = []
     for (host, rank), mine in by_rank.items():
         others = [one for (_, other), several in by_rank.items() if other != rank for one in several]
-        marks = [mark for mark in _link(mine, others) if mark.figure == "link_up"] if len(places.hosts) > 1 else []
+        marks = [mark for mark in _link(mine, others) if mark.metric == "link_up"] if len(places.hosts) > 1 else []
         if rank not in judged and len(mine) >= ENOUGH:
             marks += [mark for mark in _clock(mine, others) if mark.others is not None]
         found += [(host, rank, mark) for mark in marks[:1]]
@@ -150,12 +160,12 @@ def _clock(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[M
     if here is None:
         return []
     if others is not None and here < FREQUENCY * others:
-        return [Mark(Sign.FREQUENCY, "frequency_mhz", here, others)]
+        return [Mark(StragglerCause.FREQUENCY, "frequency_mhz", here, others)]
     third = len(busy) // 3
     if third >= ENOUGH:
         before, now = (_middle(one.frequency_mhz for one in part) for part in (busy[:third], busy[-third:]))
         if before is not None and now is not None and now < FREQUENCY * before:
-            return [Mark(Sign.FREQUENCY, "frequency_drop", now, before)]
+            return [Mark(StragglerCause.FREQUENCY, "frequency_drop", now, before)]
     return []
 
 
@@ -164,23 +174,23 @@ def _heat(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[Ma
     if here is None:
         return []
     is_hotter = others is not None and here >= others + HOTTER_C and here >= HOT_C
-    return [Mark(Sign.TEMPERATURE, "temperature_c", here, others)] if is_hotter or here >= TOO_HOT_C else []
+    return [Mark(StragglerCause.TEMPERATURE, "temperature_c", here, others)] if is_hotter or here >= TOO_HOT_C else []
 
 
 def _link(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[Mark]:
     newest = [one.link_up for one in mine[-ENOUGH:] if one.link_up is not None]
     elsewhere = [one.link_up for one in fine if one.link_up is not None]
     if newest and not any(newest) and elsewhere and sum(elsewhere) > 0.9 * len(elsewhere):
-        return [Mark(Sign.LINK, "link_up", 0.0, 1.0)]
+        return [Mark(StragglerCause.LINK, "link_up", 0.0, 1.0)]
     marks: list[Mark] = []
     for device in sorted({one.device for one in mine}):
         downs = [one.link_downs for one in mine if one.device == device and one.link_downs is not None]
         if downs and downs[-1] > downs[0]:
-            marks.append(Mark(Sign.LINK, "link_downs", downs[-1], downs[0]))
+            marks.append(Mark(StragglerCause.LINK, "link_downs", downs[-1], downs[0]))
     here = _middle(one.link_tx_bytes_s for one in mine)
     others = _middle(one.link_tx_bytes_s for one in fine)
     if here is not None and others is not None and others > 1e6 and here < LINK * others:
-        marks.append(Mark(Sign.LINK, "link_tx_bytes_s", here, others))
+        marks.append(Mark(StragglerCause.LINK, "link_tx_bytes_s", here, others))
     return marks[:1]
 
 
@@ -192,24 +202,24 @@ def _others_pids(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample], ran
     for one in newest:
         strangers = [pid for pid in one.pids or () if (one.host, pid) not in ours]
         if strangers and len(one.pids or ()) > (usual or 1.0):
-            return [Mark(Sign.SHARED, "pids", float(len(one.pids or ())), usual)]
+            return [Mark(StragglerCause.SHARED, "pids", float(len(one.pids or ())), usual)]
     return []
 
 
 def _complaints(mine: Sequence[DeviceSample]) -> list[Mark]:
     words = {one.device: one.health for one in mine if one.health is not None}
     sick = [word for word in words.values() if word.upper() != "OK"]
-    return [Mark(Sign.HEALTH, "health", float(len(sick)), 0.0)] if sick else []
+    return [Mark(StragglerCause.HEALTH, "health", float(len(sick)), 0.0)] if sick else []
 
 
 def _host(mine: Sequence[HostSample], others: Sequence[HostSample]) -> list[Mark]:
     marks: list[Mark] = []
     here, elsewhere = _middle(one.cpu for one in mine), _middle(one.cpu for one in others)
     if here is not None and here >= STARVED_CPU and (elsewhere is None or here >= elsewhere + APART):
-        marks.append(Mark(Sign.CPU, "cpu", here, elsewhere))
+        marks.append(Mark(StragglerCause.CPU, "cpu", here, elsewhere))
     full = _middle(_fullness(one) for one in mine)
     if full is not None and full >= FULL_MEMORY:
-        marks.append(Mark(Sign.CPU, "memory", full, _middle(_fullness(one) for one in others)))
+        marks.append(Mark(StragglerCause.CPU, "memory", full, _middle(_fullness(one) for one in others)))
     return marks
 
 
@@ -225,7 +235,7 @@ def _share(ranks: Sequence[int], samples: Sequence[RankSample], lame: Collection
     others = _middle(one.cpu for one in samples if one.rank not in lame)
     states = [one.state for one in samples if one.rank in ranks and one.state][-ENOUGH:]
     if states and all(state.upper().startswith("T") for state in states):
-        return [Mark(Sign.CPU, "stopped", 1.0, 0.0)]
+        return [Mark(StragglerCause.CPU, "stopped", 1.0, 0.0)]
     if here is not None and others is not None and others >= 50.0 and here < others / 2:
-        return [Mark(Sign.CPU, "rank_cpu", here, others)]
+        return [Mark(StragglerCause.CPU, "rank_cpu", here, others)]
     return []

@@ -1,4 +1,4 @@
-"""Who keeps the others waiting: ranks or whole nodes that are slower than the rest over several windows of steps.
+"""Stragglers: ranks or nodes that are slower than the others over several windows of steps.
 
 In synchronous training the steps of all ranks take equally long; the slow rank is the one that waits least. So ranks
 are compared by the time that is their own (step_s - comm_s). Where programs do not tell that, by who is through with
@@ -16,7 +16,7 @@ from typing import Callable, Optional
 
 from ascendrun.core.samples import Newest
 from ascendrun.health.samples.step_times import StepTimes
-from ascendrun.health.stragglers.causes import Mark, Places, Sign, find_marks, likeliest, slow_by_figures
+from ascendrun.health.stragglers.causes import Mark, Places, StragglerCause, find_marks, likely_cause, slow_by_metrics
 
 WINDOW = 8
 """So many steps that were told make a window; a rank counts in it that told half of them. Pauses do not move a median:
@@ -29,21 +29,21 @@ LOOKED_AT = 60
 SLOWER = 0.10
 """Of the others' own time. Devices of one kind differ by 2 to 3 %."""
 COSTS = 0.05
-"""Of the step: who is slower than that, but not long enough for anyone to notice, is left in peace."""
+"""Of the step: a rank that is slower, but costs less than this, is not reported."""
 STANDARD_ERRORS = 4.0
 LATE_S = 0.05
-"""Whoever is through with a step last must be so by more than clocks are known to, and by more than this."""
+"""The last rank of a step must be late by more than the uncertainty of clocks, and by more than this."""
 STARTED_S = 300.0
 """How far back figures are looked at, at least."""
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A slow rank, or with `rank` None a node on which most ranks are slow (`ranks`: which).
+    """A slow rank, or with `rank` None a node on which most ranks are slow (`ranks`: these).
 
-    `slower_by`: its time in times of the others', above 1; None: only figures tell of it. `costs`: what part of every
-    step the job would save without it, None: not known. `since_s`: since when as far as one can see, by the head's
-    clock. `sign`: what most likely makes it slow, None: nothing that is measured tells.
+    `slower_by`: its time relative to the others', above 1; None: only device metrics show it. `step_fraction`: the
+    fraction of each step that the job loses, None: unknown. `since_s`: start as far as known, by the head node's clock.
+    `cause`: the likely cause, None: no measured metric explains it.
     """
 
     rank: int | None
@@ -51,8 +51,8 @@ class Straggler:
     ranks: tuple[int, ...]
     since_s: float | None
     slower_by: float | None
-    costs: float | None
-    sign: Sign | None
+    step_fraction: float | None
+    cause: StragglerCause | None
     evidence: tuple[Mark, ...]
 
 
@@ -106,10 +106,10 @@ def find_stragglers(
         _describe(host, rank, ranks, slow, known, samples, places, now_s)
         for host, rank, ranks in _by_host(slow, hosts_of_ranks)
     ]
-    for host, rank, mark in slow_by_figures(
+    for host, rank, mark in slow_by_metrics(
         samples, places, without=set(slow), judged=judged, since_s=now_s - STARTED_S
     ):
-        stragglers.append(Straggler(rank, host, (rank,), None, None, None, mark.sign, (mark,)))
+        stragglers.append(Straggler(rank, host, (rank,), None, None, None, mark.cause, (mark,)))
     return tuple(sorted(stragglers, key=lambda one: (-(one.slower_by or 0.0), one.host, one.ranks)))
 
 
@@ -273,7 +273,7 @@ def _describe(
         since_s,
         round(median(one.slower_by for one in mine), 4),
         round(min(1.0, excess_s / step_s), 4),
-        likeliest(marks),
+        likely_cause(marks),
         marks,
     )
 
@@ -289,4 +289,4 @@ def _waits_for_data(ranks: Sequence[int], steps: Steps, excess_s: float) -> Mark
     others = [wait for rank, wait in waits.items() if rank not in ranks]
     if not here or not others or median(here) - _others(others) < excess_s / 2:
         return None
-    return Mark(Sign.DATA, "data_s", round(median(here), 4), round(_others(others), 4))
+    return Mark(StragglerCause.DATA, "data_s", round(median(here), 4), round(_others(others), 4))

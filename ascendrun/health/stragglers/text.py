@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ascendrun.health.stragglers.causes import Mark, Sign
+from ascendrun.health.stragglers.causes import Mark, StragglerCause
 from ascendrun.health.stragglers.detect import Straggler
 from ascendrun.text import Text
 
-_CAUSES: Mapping[Sign, Text] = {
-    Sign.FREQUENCY: Text("straggler.frequency", "low device clock"),
-    Sign.TEMPERATURE: Text("straggler.temperature", "high device temperature"),
-    Sign.LINK: Text("straggler.link", "network link"),
-    Sign.DATA: Text("straggler.data", "waiting for data"),
-    Sign.CPU: Text("straggler.cpu", "not enough CPU or memory on the host"),
-    Sign.SHARED: Text("straggler.shared", "another process uses the device"),
-    Sign.HEALTH: Text("straggler.health", "device health"),
+_CAUSES: Mapping[StragglerCause, Text] = {
+    StragglerCause.FREQUENCY: Text("straggler.frequency", "low device clock"),
+    StragglerCause.TEMPERATURE: Text("straggler.temperature", "high device temperature"),
+    StragglerCause.LINK: Text("straggler.link", "network link"),
+    StragglerCause.DATA: Text("straggler.data", "waiting for data"),
+    StragglerCause.CPU: Text("straggler.cpu", "not enough CPU or memory on the host"),
+    StragglerCause.SHARED: Text("straggler.shared", "another process uses the device"),
+    StragglerCause.HEALTH: Text("straggler.health", "device health"),
 }
 
 
@@ -25,41 +25,41 @@ def describe_slowness(straggler: Straggler) -> Text:
     if straggler.slower_by is None:
         return Text("straggler.metrics-only", "with unusual device metrics")
     slower = straggler.slower_by - 1
-    if straggler.costs is None:
+    if straggler.step_fraction is None:
         return Text("straggler.slower", "slower than the median by {slower_by:percent}", slower_by=slower)
     return Text(
         "straggler.slower-costs",
         "slower than the median by {slower_by:percent}, which costs {step_fraction:percent} of each step",
         slower_by=slower,
-        step_fraction=straggler.costs,
+        step_fraction=straggler.step_fraction,
     )
 
 
 def describe_cause(straggler: Straggler) -> Text:
     """Return the likely cause with the metrics that show it."""
-    if straggler.sign is None:
+    if straggler.cause is None:
         return Text("straggler.unknown", "unknown: no measured metric explains it")
-    marks = tuple(describe_mark(mark) for mark in straggler.evidence if mark.sign is straggler.sign)
-    cause = _CAUSES[straggler.sign]
+    marks = tuple(describe_mark(mark) for mark in straggler.evidence if mark.cause is straggler.cause)
+    cause = _CAUSES[straggler.cause]
     return Text("straggler.cause-and-metrics", "{cause} ({metrics})", cause=cause, metrics=marks) if marks else cause
 
 
 def describe_mark(mark: Mark) -> Text:
     """Return the metric here and elsewhere: 900 MHz (others 1800 MHz)."""
     values: dict[str, Any] = {"here": mark.here, "others": mark.others}
-    if mark.others is None and mark.figure in _ALONE:
-        return _with(_ALONE[mark.figure], here=mark.here)
-    if mark.figure == "link_downs":
+    if mark.others is None and mark.metric in _ALONE:
+        return _with(_ALONE[mark.metric], here=mark.here)
+    if mark.metric == "link_downs":
         values = {"count": mark.here - (mark.others or 0.0)}
-    elif mark.figure in ("link_up", "stopped"):
+    elif mark.metric in ("link_up", "stopped"):
         values = {}
-    elif mark.figure == "link_tx_bytes_s":
+    elif mark.metric == "link_tx_bytes_s":
         values = {"here": mark.here / 1e6, "others": (mark.others or 0.0) / 1e6}
-    elif mark.figure in ("memory", "health"):
+    elif mark.metric in ("memory", "health"):
         values = {"here": mark.here}
-    row = _METRICS.get(mark.figure)
+    row = _METRICS.get(mark.metric)
     return (
-        Text("straggler.metric", "metric {name}: {here:g}", name=mark.figure, here=mark.here)
+        Text("straggler.metric", "metric {name}: {here:g}", name=mark.metric, here=mark.here)
         if row is None
         else _with(row, **values)
     )

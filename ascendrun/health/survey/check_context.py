@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class World:
+class CheckContext:
     """Everything that the checks evaluate. `facts`: by host name, in the hostfile's order; `unreached`: the others.
 
     `job`, `plan`: None when no job is concerned, or when there can be none for these hosts.
@@ -47,7 +47,7 @@ class Check:
     """
 
     name: str
-    function: Callable[[World], Iterator[Finding]]
+    function: Callable[[CheckContext], Iterator[Finding]]
     summary: str
     codes: tuple[str, ...]
     is_full: bool = False
@@ -82,10 +82,10 @@ def compare(values: Mapping[str, Hashable | None]) -> Majority | None:
 
 
 def differing(
-    world: World, code: str, severity: Severity, value_of: Callable[[NodeFacts], Hashable | None]
+    context: CheckContext, code: str, severity: Severity, value_of: Callable[[NodeFacts], Hashable | None]
 ) -> Iterator[Finding]:
     """Yield one finding of `code` for each value other than the majority's; values `value`, `majority`."""
-    same = compare({host: value_of(facts) for host, facts in world.facts.items()})
+    same = compare({host: value_of(facts) for host, facts in context.facts.items()})
     for value, hosts in same.others if same else ():
         yield Finding(
             code,

@@ -11,7 +11,7 @@ from ascendrun.core.names import fold_names
 from ascendrun.health.deep.results import DeepReport
 from ascendrun.health.deep.view import summary_rows
 from ascendrun.health.forecast import Forecast
-from ascendrun.health.survey.check_context import World, compare
+from ascendrun.health.survey.check_context import CheckContext, compare
 from ascendrun.health.survey.facts import NOT_INSTALLED, NodeFacts, Unreached
 from ascendrun.health.texts import fix_of, hint_of, message_of
 from ascendrun.text import Text
@@ -109,11 +109,11 @@ ROWS: tuple[Row, ...] = (
 """Name, and the value of a node; None: unknown, or the node has none."""
 
 
-def fact_rows(world: World) -> tuple[FactRow, ...]:
+def fact_rows(context: CheckContext) -> tuple[FactRow, ...]:
     """Return the lines of the table, without those of which no value is known."""
     found: list[FactRow] = []
     for name, value_of in ROWS:
-        values = {host: value_of(facts) for host, facts in world.facts.items()}
+        values = {host: value_of(facts) for host, facts in context.facts.items()}
         same = compare(values)
         if same is None:
             continue
@@ -142,14 +142,14 @@ def view_findings(findings: Iterable[Finding]) -> tuple[FindingView, ...]:
     )
 
 
-def make_report(world: World, findings: tuple[Finding, ...], *, checks: int, wall_s: float) -> DoctorReport:
+def make_report(context: CheckContext, findings: tuple[Finding, ...], *, checks: int, wall_s: float) -> DoctorReport:
     return DoctorReport(
         is_ready=not any(finding.severity is Severity.FAIL for finding in findings),
-        hosts=(*world.facts, *world.unreached),
-        unreached=world.unreached,
-        device_type=world.family,
-        job=world.job.name if world.job is not None else None,
-        facts=fact_rows(world),
+        hosts=(*context.facts, *context.unreached),
+        unreached=context.unreached,
+        device_type=context.family,
+        job=context.job.name if context.job is not None else None,
+        facts=fact_rows(context),
         findings=view_findings(findings),
         checks=checks,
         wall_s=wall_s,

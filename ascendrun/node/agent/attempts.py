@@ -85,7 +85,7 @@ class Attempts:
                 fence.check(attempt)
                 if os.path.exists(os.path.join(folder, IDENTITY)):
                     raise OperationError("attempt-stale", "attempt-started", attempt=attempt)
-                self._refuse_beside_older(run, attempt)
+                self._reject_while_older_runs(run, attempt)
                 fence.raise_to(attempt, stopped=False)
             kept = self._check(request, run)
             make_private_dir(folder)
@@ -99,7 +99,7 @@ class Attempts:
             raise os_failure(error, "prepare-attempt", attempt=tag, path=self._root) from error
         return {"ready": True, "master_port": port, "kept": kept}
 
-    def _refuse_beside_older(self, run: str, attempt: int) -> None:
+    def _reject_while_older_runs(self, run: str, attempt: int) -> None:
         for other in self._attempts_of(run):
             tag = layout.make_tag(run, other)
             if other < attempt and self.phase(tag) == "running":

@@ -110,14 +110,14 @@ class Follow:
                     key = (match.group(1), int(match.group(2)))
                     size = entry.stat(follow_symlinks=False).st_size
                     if size < self._sent.get(key, 0):
-                        self._tell_truncated(key, size)
+                        self._report_truncated(key, size)
                     if size > self._sent.get(key, 0):
                         found.append((key, size))
         except FileNotFoundError:
             return []
         return sorted(found)
 
-    def _tell_truncated(self, key: tuple[str, int], size: int) -> None:
+    def _report_truncated(self, key: tuple[str, int], size: int) -> None:
         """Somebody cut the file: what we sent is no longer there; go on from its new end."""
         self._send(
             {

@@ -12,7 +12,7 @@ from ascendrun.node import layout, wire
 from ascendrun.node.agent import bytecode
 from ascendrun.node.agent.follow import Follower, file_sizes
 from ascendrun.node.agent.outbox import Outbox, private_copy
-from ascendrun.node.agent.work_queues import Lanes
+from ascendrun.node.agent.work_queues import WorkQueues
 from ascendrun.node.files import make_private_dir
 from ascendrun.node.op_errors import OperationError
 
@@ -73,7 +73,7 @@ class Agent:
         self._agent = agent
         self._umask = umask
         self._in_fd = in_fd
-        self._lanes = Lanes()
+        self._lanes = WorkQueues()
         self._login, self._clean_login = login, clean
         self._making = threading.RLock()
         self._made: dict[str, Any] = {}

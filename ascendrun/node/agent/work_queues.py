@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 MAX_LANES = 64
 
 
-class Lanes:
+class WorkQueues:
     """A lane's thread lives as long as the lane has jobs."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ def says_done(line: bytes) -> bool:
     return isinstance(record, dict) and record.get("done") is True
 
 
-class LingerWatch:
+class ExitWatch:
     """One rank's signs. `exit_s`, `linger_s`: the waits, in seconds."""
 
     def __init__(self, *, exit_s: float = EXIT_S, linger_s: float = LINGER_S) -> None:

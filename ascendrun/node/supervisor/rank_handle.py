@@ -50,7 +50,7 @@ class Rank:
     """One rank. `code` and `signal` are None until it has ended; `spools` is by stream, "out" and "err"."""
 
     def __init__(
-        self, plan: dict[str, Any], folder: str, *, limit: int, watch: exit_watch.LingerWatch, metrics: str
+        self, plan: dict[str, Any], folder: str, *, limit: int, watch: exit_watch.ExitWatch, metrics: str
     ) -> None:
         self.number = int(plan["rank"])
         self.plan = plan

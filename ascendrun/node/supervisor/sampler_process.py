@@ -24,7 +24,7 @@ GONE_S = 1.0
 """How long the end of an attempt waits for it; a tool that hangs in a driver outlives that, whoever waits."""
 
 
-class Beside:
+class SamplerProcess:
     """Nothing that goes wrong here harms the attempt."""
 
     def __init__(self, tag: str, folder: str) -> None:

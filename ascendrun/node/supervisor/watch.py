@@ -17,7 +17,7 @@ from ascendrun.node.ranks import put_port, rank_environ, start_rank
 from ascendrun.node.records import Records, free_reserve, write_end
 from ascendrun.node.supervisor import exit_watch
 from ascendrun.node.supervisor.rank_handle import Rank, drain, read_some
-from ascendrun.node.supervisor.sampler_process import Beside
+from ascendrun.node.supervisor.sampler_process import SamplerProcess
 from ascendrun.node.supervisor.spool import ROTATE_BYTES
 
 TYPE_CHECKING = False
@@ -53,7 +53,7 @@ class Supervisor:
         self.streams: dict[int, tuple[Rank, str]] = {}
         self.poll = select.poll()
         self.ladder = stopping.Ladder()
-        self.beside = Beside(self.tag, folder)
+        self.beside = SamplerProcess(self.tag, folder)
         self.stopping_by: str | None = None
         self.stop_seen: Any = None
         self.killed_s: float | None = None
@@ -68,7 +68,7 @@ class Supervisor:
         self.wake_fd = self._catch_signals()
 
     def run(self) -> None:
-        if not self._obey_stop_file():
+        if not self._check_stop_file():
             self._start_ranks()
             self.beside.start(self.prepared)
         while not self.is_over:
@@ -79,7 +79,7 @@ class Supervisor:
 
     def _make_rank(self, plan: dict[str, Any]) -> Rank:
         default = os.path.join(self.folder, "rank-%d.metrics.0" % int(plan["rank"]))
-        watch = exit_watch.LingerWatch(
+        watch = exit_watch.ExitWatch(
             exit_s=float(self.prepared.get("exit_s", exit_watch.EXIT_S)),
             linger_s=float(self.prepared.get("linger_s", exit_watch.LINGER_S)),
         )
@@ -157,7 +157,7 @@ class Supervisor:
         moved = self._read_ready([fd for fd, _ in ready])
         if 0 < moved < SMALL_BYTES:
             select.select([self.wake_fd], [], [], BATCH_S)
-        self._hear_signals()
+        self._handle_signals()
         self._reap()
         now = time.monotonic()
         if now >= self.next_tick_s:
@@ -200,21 +200,21 @@ class Supervisor:
         assert pipe is not None
         pipe.close()
 
-    def _hear_signals(self) -> None:
+    def _handle_signals(self) -> None:
         heard = read_some(self.wake_fd, 4096) or b""
         if signal.SIGTERM in heard:
             self._stop("node", message("supervisor-terminated"))
         if signal.SIGUSR1 in heard:
-            self._obey_stop_file()
+            self._check_stop_file()
 
     def _tick(self, now: float) -> None:
         self.records.flush()
-        self._obey_stop_file()
+        self._check_stop_file()
         limit_s = self.prepared.get("max_s")
         if limit_s is not None and now - self.started_s >= limit_s:
             self._stop("limit", message("run-limit", limit_s=limit_s))
         for rank in self.ranks:
-            self._tell_dropped(rank, now, last=False)
+            self._record_dropped(rank, now, last=False)
             if rank.runs:
                 self._look_for_lingering(rank, now)
 
@@ -299,7 +299,7 @@ class Supervisor:
 
     # --- stopping ---
 
-    def _obey_stop_file(self) -> bool:
+    def _check_stop_file(self) -> bool:
         """True when a stop was asked for, now or before."""
         wish = read_json(os.path.join(self.folder, STOP))
         if wish is None:
@@ -388,7 +388,7 @@ class Supervisor:
 
     # --- the end ---
 
-    def _tell_dropped(self, rank: Rank, now: float, *, last: bool) -> None:
+    def _record_dropped(self, rank: Rank, now: float, *, last: bool) -> None:
         for stream, spool in rank.spools.items():
             spool.look_for_cut()
             while spool.cuts:
@@ -408,7 +408,7 @@ class Supervisor:
             drain(fd, rank.spools[stream])
             self._unwatch(fd)
         for rank in self.ranks:
-            self._tell_dropped(rank, time.monotonic(), last=True)
+            self._record_dropped(rank, time.monotonic(), last=True)
             for spool in rank.spools.values():
                 spool.close()
         self.beside.end()

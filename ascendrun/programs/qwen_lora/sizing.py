@@ -22,7 +22,6 @@ from ascendrun.programs.trainer.metrics import flops_per_token
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.simulate import Simulated, simulate_deep
-from ascendrun.text import Text
 
 WAYS = ("ddp", "fsdp2", "zero3")
 
@@ -40,16 +39,9 @@ class Holding:
     checkpointing: bool
 
     def __str__(self) -> str:
-        return str(
-            Text(
-                "program.layout",
-                "{strategy}{offload}, activations {activations}",
-                strategy=self.how,
-                offload=Text("program.offloaded", ", offloaded") if self.offload else "",
-                activations=(
-                    Text("program.recomputed", "recomputed") if self.checkpointing else Text("program.kept", "kept")
-                ),
-            )
+        return (
+            f"{self.how}{', offloaded' if self.offload else ''}, activations "
+            f"{'made anew' if self.checkpointing else 'kept'}"
         )
 
 
@@ -71,55 +63,23 @@ def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision,
     problems = []
     if how == "fsdp2" and precision.scales:
         problems.append(
-            str(
-                Text(
-                    "program.fsdp2-no-scaling",
-                    "strategy=fsdp2 has no loss scaling, and {reason}\nhint: set --strategy=ddp or --strategy=zero3",
-                    reason=precision.reason,
-                )
-            )
+            f"--strategy=fsdp2 has no loss scaling, and {precision.reason}; use --strategy=ddp or --strategy=zero3"
         )
     if how in ("fsdp2", "zero3") and world_size == 1:
         problems.append(
-            str(
-                Text(
-                    "program.one-rank",
-                    "strategy={strategy} requires at least 2 ranks, got 1\n"
-                    "hint: set --strategy=ddp, or use more devices",
-                    strategy=how,
-                )
-            )
+            f"--strategy={how} shares the base among ranks, and there is one; use --strategy=ddp, or more devices"
         )
     if how == "zero3" and not has_deepspeed:
         problems.append(
-            str(
-                Text(
-                    "program.no-deepspeed",
-                    "strategy=zero3 requires deepspeed, which is not installed\n"
-                    "hint: pip install deepspeed, or set --strategy=fsdp2",
-                )
-            )
+            "--strategy=zero3 needs deepspeed, which is not installed here: pip install deepspeed; or use --strategy=fsdp2"  # noqa: E501
         )
     if is_offloaded and (how == "ddp" or world_size == 1):
         problems.append(
-            str(
-                Text(
-                    "program.offload-needs-sharding",
-                    "cpu_offload requires a base that is sharded over at least 2 ranks\n"
-                    "hint: set --strategy=fsdp2 or --strategy=zero3 on two or more devices, or "
-                    "--cpu_offload=false",
-                )
-            )
+            "--cpu_offload=true needs a base that is shared among ranks; use --strategy=fsdp2 or --strategy=zero3 on two "  # noqa: E501
+            "devices or more, or --cpu_offload=false"
         )
     elif is_offloaded and precision.scales and not has_deepspeed:
-        problems.append(
-            str(
-                Text(
-                    "program.offload-deepspeed",
-                    "cpu_offload with float16 requires deepspeed, which is not installed\nhint: pip install deepspeed",
-                )
-            )
-        )
+        problems.append("--cpu_offload=true with float16 needs deepspeed, which is not here: pip install deepspeed")
     if problems:
         raise InvalidDataError("; ".join(problems))
 
@@ -158,51 +118,21 @@ def reckon(
             offload_weights=holding.offload,
         )
         needs.append((need, holding))
-        anew = str(Text("program.with-recompute", ", activations recomputed")) if holding.checkpointing else ""
+        anew = ", activations made anew" if holding.checkpointing else ""
         lines.append(memory.as_sentence(need, card_bytes, family) + anew)
         if found is None and (card_bytes is None or memory.fits(need, card_bytes, family)):
             found = need, holding
             if not everything:
                 break
     sizes = next(iter(seen.values()))
-    millions = str(
-        Text(
-            "program.model-size",
-            "{millions:,.2f} M weights, {trained:,.2f} M trained",
-            millions=sizes.parameters / 1e6,
-            trained=sizes.trained / 1e6,
-        )
-    )
+    millions = f"{sizes.parameters / 1e6:,.2f} M weights, {sizes.trained / 1e6:,.2f} M trained"
     lines.insert(0, f"{millions}; {precision.reason}")
     if found is not None:
         need, holding = found
-        return Reckoning(
-            (
-                *lines,
-                str(
-                    Text(
-                        "program.chosen",
-                        "chosen: {layout}; {why}",
-                        layout=str(holding),
-                        why=why(holding, options, ways),
-                    )
-                ),
-            ),
-            (),
-            holding,
-            need,
-            sizes,
-        )
+        return Reckoning((*lines, f"chosen: {holding}; {why(holding, options, ways)}"), (), holding, need, sizes)
     least, holding = min(needs, key=lambda each: each[0].on_card(family))
-    out = memory.fixes(least, micro_batch=piece["rows"], has_checkpointing=holding.checkpointing, how=least.how)
-    problem = str(
-        Text(
-            "program.does-not-fit",
-            "{need}; change one of: {fixes}",
-            need=memory.as_sentence(least, card_bytes, family),
-            fixes=out,
-        )
-    )
+    out = memory.ways_out(least, micro_batch=piece["rows"], has_checkpointing=holding.checkpointing, how=least.how)
+    problem = f"{memory.as_sentence(least, card_bytes, family)}; try {', or '.join(out)}"
     return Reckoning(tuple(lines), (problem,), None, None, sizes)
 
 
@@ -222,30 +152,14 @@ def trials(options: Mapping[str, Any], ways: Sequence[str]) -> list[Holding]:
 def why(holding: Holding, options: Mapping[str, Any], ways: Sequence[str]) -> str:
     """Of what was chosen here, and what was asked for."""
     parts = (
-        [str(Text("program.fastest", "the fastest strategy that fits"))]
+        ["the fastest that fits"]
         if len(ways) > 1
-        else [
-            str(Text("program.only-strategy", "the only strategy available here"))
-            if options["strategy"] == "auto"
-            else str(Text("program.strategy-requested", "strategy={strategy} as requested", strategy=holding.how))
-        ]
+        else ["the only way here" if options["strategy"] == "auto" else f"--strategy={holding.how}, as asked"]
     )
     if options["gradient_checkpointing"] is not None:
-        parts.append(
-            str(
-                Text(
-                    "program.checkpointing-requested",
-                    "gradient_checkpointing={value} as requested",
-                    value=str(holding.checkpointing).lower(),
-                )
-            )
-        )
+        parts.append(f"--gradient_checkpointing={str(holding.checkpointing).lower()}, as asked")
     elif len(ways) == 1:
-        parts.append(
-            str(Text("program.activations-fit", "activations fit"))
-            if not holding.checkpointing
-            else str(Text("program.activations-too-large", "activations do not fit"))
-        )
+        parts.append("activations fit" if not holding.checkpointing else "activations would not fit")
     return ", ".join(parts)
 
 
@@ -300,15 +214,9 @@ def speed_limit(config: Any, sizes: Simulated, chip: Chip | None, *, ranks: int,
         embedding=words,
     )
     tokens_per_s = ranks * chip.peak_tflops * 1e12 / work
-    return str(
-        Text(
-            "program.speed-limit",
-            "upper bound: {rate:,.1f} samples/s of {mean:.0f} tokens ({ranks} x {peak:g} TFLOP/s at full use)",
-            rate=tokens_per_s / mean_length,
-            mean=mean_length,
-            ranks=ranks,
-            peak=chip.peak_tflops,
-        )
+    return (
+        f"no faster than {tokens_per_s / mean_length:,.1f} rows of {mean_length:.0f} tokens a second: {ranks} x "
+        f"{chip.peak_tflops:g} TFLOP/s, were all of it used"
     )
 
 
@@ -323,14 +231,12 @@ def card_bytes_of(here: Runtime) -> int | None:
 def choose(
     config: Any, options: Mapping[str, Any], piece: Mapping[str, int], here: Runtime, precision: Precision
 ) -> tuple[Holding, list[str]]:
-    """Return the strategy and the estimate for people; rank 0 estimates for all.
-
-    Raises ModelTooLargeError. A strategy that was requested is used even then: an estimate may be wrong.
-    """
+    """(how to hold it, the reckoning for people). Rank 0 reckons for all. Raises ModelTooLargeError; a way that was asked for is
+    taken even then, for an estimate is no fact."""  # noqa: E501
     asked, is_anew = options["strategy"], options["gradient_checkpointing"]
     if asked != "auto" and is_anew is not None:
         chosen = Holding(asked, options["cpu_offload"], is_anew)
-        return chosen, [str(Text("program.chosen-requested", "{chosen}, as requested", chosen=chosen))]
+        return chosen, [f"{chosen}, as asked"]
     told: Any = None
     if here.is_first:
         ways = ways_for(precision, here.world_size, has_deepspeed()) if asked == "auto" else (asked,)
@@ -351,18 +257,7 @@ def choose(
     if asked == "auto":
         raise ModelTooLargeError("\n".join([*lines, *problems]))
     chosen = Holding(asked, options["cpu_offload"], True)
-    return chosen, [
-        *lines,
-        *(str(Text("program.note", "note: {text}", text=problem)) for problem in problems),
-        str(
-            Text(
-                "program.chosen-strategy-requested",
-                "{chosen}: strategy={strategy} as requested",
-                chosen=chosen,
-                strategy=asked,
-            )
-        ),
-    ]
+    return chosen, [*lines, *(f"note: {problem}" for problem in problems), f"{chosen}: --strategy={asked}, as asked"]
 
 
 def ways_for(precision: Precision, world_size: int, has_deepspeed: bool = True) -> tuple[str, ...]:

@@ -13,8 +13,6 @@ from typing import Any, Callable, TypeVar
 import torch
 import torch.distributed as dist
 
-from ascendrun.text import Text
-
 T = TypeVar("T")
 
 HCCL_CONNECT_RANGE_S = (120, 7200)
@@ -37,8 +35,8 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def log(self, text: Text | str) -> None:
-        """Print from rank 0 only."""
+    def say(self, text: str) -> None:
+        """Prints from rank 0 only."""
         if self.is_first:
             print(text, flush=True)
 

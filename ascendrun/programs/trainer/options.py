@@ -10,7 +10,8 @@ from typing import Any
 
 from ascendrun import options
 from ascendrun.options import COMMAND_LINE, OptionProblem, ProgramOptions
-from ascendrun.text import Text, language_of, use_language
+from ascendrun.text import Text
+from ascendrun.text.suggest import write
 
 
 class InvalidOptionsError(Exception):
@@ -81,7 +82,6 @@ def make_help(table: ProgramOptions) -> str:
 
 def parse_or_exit(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
     """As `parse`; a wrong command line ends the process with code 2 and all problems on stderr."""
-    use_language(language_of())
     try:
         return parse(argv, table)
     except InvalidOptionsError as error:
@@ -91,7 +91,7 @@ def parse_or_exit(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
 
 def _no_value(name: str) -> OptionProblem:
     message = Text("options.no-value", "{option}: value missing", option=COMMAND_LINE.name(name))
-    return OptionProblem(name, message, Text("options.write", "write {piece}", piece=f"--{name}=VALUE"))
+    return OptionProblem(name, message, write(f"--{name}=VALUE"))
 
 
 def _as_list(value: Any) -> Any:

@@ -36,9 +36,9 @@ EXPECTED = (CannotResumeError, NonFiniteError, SaveError)
 
 class Ending(Enum):
     FINISHED = "finished"
-    EARLY = "early stopping"
+    EARLY = "no better for a while"
     STOPPED = "stopped"
-    OUT_OF_TIME = "time limit"
+    OUT_OF_TIME = "time is up"
 
     @property
     def is_complete(self) -> bool:

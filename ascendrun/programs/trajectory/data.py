@@ -23,7 +23,6 @@ from ascendrun.programs.trajectory.records import (
     read_texts,
 )
 from ascendrun.programs.trajectory.tokens import Encoded, encode, label_ids, make_vocabulary
-from ascendrun.text import Text
 
 Options = Mapping[str, Any]
 
@@ -73,12 +72,7 @@ def column_map(pairs: Sequence[str]) -> dict[str, str]:
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
         raise InvalidDataError(
-            Text(
-                "program.column-map",
-                "--column_map: {wrong}: expected NAME=COLUMN, with NAME one of {known}",
-                wrong=list(wrong),
-                known=list(ALIASES),
-            )
+            f"--column_map: {', '.join(wrong)} must be OURS=YOURS, with ours one of {', '.join(ALIASES)}"
         )
     return {ours.strip(): yours.strip() for ours, yours in (pair.split("=", 1) for pair in pairs)}
 
@@ -96,12 +90,8 @@ def prepare(options: Options) -> Prepared:
     if len(names) < 2:
         told = ", ".join(f"{count} of {name}" for name, count in count_classes(records).items())
         raise InvalidDataError(
-            Text(
-                "program.one-class",
-                "training requires tracks of at least two classes, got {found}\n"
-                "hint: set the class column with --column_map=class=NAME",
-                found=told.replace("of ?", "of no class"),
-            )
+            f"training needs tracks of at least two classes, here are {told.replace('of ?', 'of no class')}; "
+            "name the class column with --column_map=class=NAME"
         )
     parts = split_records(
         known,

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.jobfile.yaml_source import MappingNode, read_yaml, to_plain
-from ascendrun.core.message_format import suggestion
 from ascendrun.sim.ascend.tool.families import FAMILIES, Family
 from ascendrun.sim.ascend.tool.faults import KINDS, OF_CARD
 from ascendrun.sim.ascend.tool.model import Chip, Fault, Node, Row
+from ascendrun.text import Text
+from ascendrun.text.suggest import suggestion
 
 T = TypeVar("T")
 
@@ -175,10 +176,10 @@ def check_scenario(scenario: Scenario, *, file: str = "scenario") -> None:
         raise InvalidInputError([Problem(file, None, None, message, hint) for message, hint in problems])
 
 
-def _problems(scenario: Scenario) -> list[tuple[str, str | None]]:
+def _problems(scenario: Scenario) -> list[tuple[str, Text | str | None]]:
     if scenario.chip not in FAMILIES:
         return [(f"chip: {scenario.chip} is unknown", suggestion(scenario.chip, list(FAMILIES)))]
-    found: list[tuple[str, str | None]] = []
+    found: list[tuple[str, Text | str | None]] = []
     layouts = scenario.family.layouts
     devices = len(scenario.cards_ids) * scenario.family.dies
     if scenario.layout is not None and scenario.layout not in layouts:
@@ -203,12 +204,12 @@ def _problems(scenario: Scenario) -> list[tuple[str, str | None]]:
     return found + [problem for fault in scenario.faults for problem in fault_problems(fault, scenario.cards_ids)]
 
 
-def fault_problems(fault: PlannedFault, npu_ids: Sequence[int]) -> list[tuple[str, str | None]]:
+def fault_problems(fault: PlannedFault, npu_ids: Sequence[int]) -> list[tuple[str, Text | str | None]]:
     """What is wrong with a fault on a node of these cards."""
     kind = KINDS.get(fault.name)
     if kind is None:
         return [(f"fault {fault.name} is unknown", suggestion(fault.name, list(KINDS)))]
-    found: list[tuple[str, str | None]] = []
+    found: list[tuple[str, Text | str | None]] = []
     if kind.of == OF_CARD and fault.card not in npu_ids:
         cards = ", ".join(str(npu_id) for npu_id in npu_ids)
         found.append((f"fault {fault.name}: there is no card {fault.card}", f"cards: {cards}"))

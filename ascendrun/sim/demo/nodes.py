@@ -27,9 +27,9 @@ JOB = """\
 name: demo
 command: [python3, train.py, --steps, 140]
 nodes: 2
-devices: {{family: npu, per_node: 2}}
+devices: {{type: npu, per_node: 2}}
 hostfile: demo.hosts
-stage: {{dir: code}}
+workdir: {{path: code}}
 setup: source "$ASCENDRUN_SIM_ROOT/usr/local/Ascend/ascend-toolkit/set_env.sh"
 checkpoint: {{dir: {checkpoints}, grace_s: 10}}
 # No torch is needed; no real device means no HCCL and no files in /dev; each node's CANN is in its own directory.

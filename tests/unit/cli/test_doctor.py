@@ -10,7 +10,7 @@ import pytest
 from ascendrun.cli.commands.doctor import exit_code
 from ascendrun.cli.doctor_view import print_report, print_script
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.comparison import DoctorReport, make_report
 from ascendrun.health.survey.facts import NodeFacts, Unreached
 
@@ -21,7 +21,7 @@ GONE = Unreached("unreachable", "n9: no route to host", "check the cable")
 def report_of(
     *findings: Finding, hosts: int = 3, unreached: dict[str, Unreached] | None = None, **facts: Any
 ) -> DoctorReport:
-    world = World(
+    world = CheckContext(
         facts={f"n{number}": NodeFacts(f"n{number}", **facts) for number in range(1, hosts + 1)},
         unreached=unreached or {},
     )

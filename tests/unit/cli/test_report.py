@@ -54,7 +54,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.Ca
         )
 
     job = store.add_job(
-        key="k", make_job=make, spec={"devices": {"family": "cpu"}}, hosts=[], trees=[], file=None, now_s=1000.0
+        key="k", make_job=make, spec={"devices": {"type": "cpu"}}, hosts=[], trees=[], file=None, now_s=1000.0
     )
     store.save(job, [changed(state, 1005.0) for state in ("CHECKING", "STAGING", "STARTING", "RUNNING")], now_s=1005.0)
     store.save(job, [changed("SUCCEEDED", 1020.0)], now_s=1020.0)

@@ -236,7 +236,7 @@ def test_validate_reports_every_problem_of_every_file(desk: Desk) -> None:
     result = desk.say("validate", "job.yaml", "bad.yaml", "bad.hosts", "missing.yaml")
     assert result.code == 2
     assert result.out == "job.yaml: fine: job demo on 2 hosts\n"
-    for place in ("bad.yaml:2:", "bad.yaml:3:", "bad.hosts:1:4", "bad.hosts:2:1", "missing.yaml: cannot be read"):
+    for place in ("bad.yaml:2:", "bad.yaml:3:", "bad.hosts:1:4", "bad.hosts:2:1", "missing.yaml: cannot read the file"):
         assert f"error: {place}" in result.err
     assert "    1 | n1 slot=8\n           ^\n" in result.err
 
@@ -275,14 +275,14 @@ def test_init_lists_and_copies(desk: Desk) -> None:
         (["submit"], 2, "error: missing FILE"),
         (["submit", "job.yaml", "--detatch"], 2, "--detach"),
         (["submit", "job.yaml", "--wait", "--detach"], 2, "--detach cannot be combined with --wait"),
-        (["submit", "missing.yaml"], 2, "missing.yaml: cannot be read"),
+        (["submit", "missing.yaml"], 2, "missing.yaml: cannot read the file"),
         (["ps", "-o", "xml"], 2, "'xml'"),
         (["show", "nothing"], 4, "hint: ascendrun ps -a"),
-        (["wait", "demo", "--timeout", "soon"], 2, "is no duration"),
+        (["wait", "demo", "--timeout", "soon"], 2, "got 'soon'"),
         (["nodes", "-H", "missing.hosts"], 2, "missing.hosts: cannot be read"),
         (["exec", "-H", "all.hosts", "--hosts", "n7", "--", "x"], 4, "n7"),
         (["trust", "n[1-"], 2, "HOSTS"),
-        (["trust", "all.hosts"], 2, "all.hosts is a file, not a host: --hostfile all.hosts"),
+        (["trust", "all.hosts"], 2, "hint: --hostfile all.hosts"),
     ],
 )
 def test_a_wrong_command_line_says_what_and_how(desk: Desk, argv: list[str], code: int, words: str) -> None:

@@ -9,7 +9,8 @@ import pytest
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.spec import parse_job, parse_program_options
-from ascendrun.core.message_format import is_hidden
+from ascendrun.text import Text
+from ascendrun.text.format import is_hidden
 
 HERE = Path(__file__).parent
 PROGRAMS = {
@@ -39,15 +40,14 @@ PROGRAMS = {
         ),
     ),
 }
+CHECKS = {"clock": "clock", "disk-space": "disk-space", "hccl-ping": "hccl-ping", "space": "disk-space"}
 JOBS = sorted((HERE / "bad_jobs").glob("*.yaml"))
 HOSTFILES = sorted((HERE / "bad_hostfiles").glob("*.hosts"))
 
 
 def problems_of_job(data, file="job.yaml", overrides=()):
     with pytest.raises(InvalidInputError) as caught:
-        parse_job(
-            data, file, overrides=overrides, programs=PROGRAMS, check_names=lambda: ("clock", "space", "hccl-ping")
-        )
+        parse_job(data, file, overrides=overrides, programs=PROGRAMS, check_names=lambda: CHECKS)
     return caught.value.problems
 
 
@@ -58,12 +58,25 @@ def problems_of_hostfile(data, file="my.hosts"):
 
 
 def check(path, problems, update_golden):
-    told = "".join(f"{problem}\n" for problem in problems)
+    found = "".join(f"{problem.file}:{problem.line}:{problem.column}: {data_of(problem)}\n" for problem in problems)
     expected = path.with_suffix(".problems")
     if update_golden:
-        expected.write_text(told, encoding="utf-8")
-    assert told == expected.read_text(encoding="utf-8")
-    assert not any(is_hidden(character) for character in told.replace("\n", "")), "a message must not hide anything"
+        expected.write_text(found, encoding="utf-8")
+    assert found == expected.read_text(encoding="utf-8")
+    shown = "".join(f"{problem}" for problem in problems)
+    assert not any(is_hidden(character) for character in shown), "a message must not hide anything"
+
+
+def data_of(problem):
+    """The keys and values of a problem: its sentences may be reworded."""
+    return form(problem.message) + (f" | {form(problem.hint)}" if problem.hint else "")
+
+
+def form(value):
+    if not isinstance(value, Text):
+        return repr(value)
+    values = ", ".join(f"{name}={form(each)}" for name, each in value.values.items())
+    return f"{value.key}({values})"
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
@@ -136,4 +149,4 @@ def test_a_hostfile_that_is_a_bomb_is_refused_without_building_it(line):
 
 def test_a_file_above_a_megabyte_is_refused_for_its_size():
     for problems in (problems_of_job("#" * 1_000_001), problems_of_hostfile("#" * 1_000_001)):
-        assert [problem.message for problem in problems] == ["is 1000001 bytes long; at most 1000000 are read"]
+        assert [problem.message.values for problem in problems] == [{"size": 1000001, "limit": 1000000}]

@@ -75,12 +75,12 @@ def test_hosts_are_selected_in_the_order_of_the_file():
     assert names(select_hosts(hosts, "@y, npu01")) == ["npu01", "gpu7"]
 
 
-@pytest.mark.parametrize("wanted, hint", [("npu[03-05]", None), ("npu011", "did you mean npu01?"), ("@rack", None)])
+@pytest.mark.parametrize("wanted, hint", [("npu[03-05]", None), ("npu011", "suggest.did-you-mean"), ("@rack", None)])
 def test_selecting_what_the_file_does_not_have_names_it(wanted, hint):
     with pytest.raises(NotFoundError) as caught:
         select_hosts(parse_hostfile("npu[01-04] groups=row", "h"), wanted)
-    assert "npu05" in caught.value.message or "npu011" in caught.value.message or "rack" in caught.value.message
-    assert caught.value.hint and (hint is None or caught.value.hint == hint)
+    assert caught.value.message.values in ({"hosts": ["npu05"]}, {"hosts": ["npu011"]}, {"group": "rack"})
+    assert caught.value.hint and (hint is None or caught.value.hint.key == hint)
 
 
 @pytest.mark.parametrize("wanted", ["npu[1-100000000]", "", "a,,b", "-x", "npu[1", "a b"])

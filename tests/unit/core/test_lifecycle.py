@@ -266,7 +266,7 @@ def any_event(rng: random.Random) -> JobInput:
         w.StopRequested(rng.random() < 0.5),
         w.Tick(frozenset(rng.sample(HOSTS, rng.randrange(3)))),
         w.StartFailed(host, rank, "no such file"),
-        w.LimitReached(host, "max_s"),
+        w.StopStarted(host, "limit", "max_s", 1.0),
         w.RankHungAtExit(host, rank, "idle"),
     )
     return rng.choice(choices)

@@ -21,7 +21,7 @@ from ascendrun.core.samples import DeviceSample
 from ascendrun.head.state.notice_settings import NoticeSettings
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.store import Store
-from ascendrun.query.bundle_job import Bundle, CannotWriteError, Wish, bundle_job
+from ascendrun.query.bundle_job import Bundle, BundleRequest, CannotWriteError, bundle_job
 from ascendrun.query.faultdiag import as_commands
 
 PLANTED = {
@@ -45,7 +45,7 @@ class World:
         self.spec = {
             "name": "qwen",
             "env": {"WANDB_API_KEY": PLANTED["spec"], "LR": "1e-5"},
-            "env_from": [{"file": str(folder / "secrets.env")}],
+            "env_file": [str(folder / "secrets.env")],
             "command": ["x", "--token", PLANTED["spec"]],
         }
         store = Store.open(self.state_dir)
@@ -133,7 +133,7 @@ class World:
     ) -> Bundle:
         notices = NoticeSettings((Target(name="t", kind="generic", url=PLANTED["webhook"]),))
         environ = {"MY_TOKEN": PLANTED["own"], "HOME": "/root", "SHELL_KEY": "short"}
-        wish = Wish(path or self.folder / "out.tar.gz", layout, with_logs, max_bytes, is_dry)
+        wish = BundleRequest(path or self.folder / "out.tar.gz", layout, with_logs, max_bytes, is_dry)
         return bundle_job(self.state_dir, "qwen", wish, notices=notices, environ=environ)
 
     def files(self, path: Path | None = None) -> dict[str, bytes]:
@@ -201,12 +201,12 @@ def test_looking_first_lists_the_same_and_writes_nothing(world: World) -> None:
 def test_logs_can_stay_at_home_and_that_is_said(world: World) -> None:
     bundle = world.bundle(with_logs=False)
     assert not any(name.endswith((".out", ".err")) for name in world.files())
-    assert ("attempt-1: 6 outputs of ranks", "--no-logs") in bundle.contents.left_out
+    assert ("attempt-1/*.out, *.err (6)", "--no-logs") in bundle.contents.left_out
 
 
 def test_when_the_file_of_secrets_is_gone_the_archive_says_what_that_means(world: World) -> None:
     (world.folder / "secrets.env").unlink()
-    assert any("look through the archive" in why for _, why in world.bundle().contents.left_out)
+    assert any(getattr(why, "key", "") == "bundle.env-file-unreadable" for _, why in world.bundle().contents.left_out)
 
 
 def test_a_link_among_the_files_of_a_node_is_not_followed(world: World) -> None:
@@ -223,7 +223,7 @@ def test_a_place_that_cannot_be_written_is_named(world: World) -> None:
 
 
 def test_a_job_that_is_not_there(world: World, tmp_path: Path) -> None:
-    wish = Wish(None, "ascendrun", True, 1 << 20, True)
+    wish = BundleRequest(None, "ascendrun", True, 1 << 20, True)
     for state_dir in (world.state_dir, tmp_path / "empty"):
         with pytest.raises(NotFoundError):
             bundle_job(state_dir, "other", wish, notices=None, environ={})

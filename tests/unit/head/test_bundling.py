@@ -88,7 +88,7 @@ def test_a_long_file_keeps_its_beginning_and_its_end_in_whole_lines() -> None:
     data = unpack(pack([text_piece("a", "".join(lines))], max_bytes=200_000))["a"].decode()
     assert data.startswith("line 0000000\n") and data.endswith("line 0099999\n") and len(data) < 210_000
     kept = [line for line in data.splitlines() if line and not line.startswith("[...")]
-    assert set(kept) <= {line.strip() for line in lines} and "bytes left out" in data
+    assert set(kept) <= {line.strip() for line in lines} and "bytes omitted" in data
 
 
 @settings(max_examples=25)

@@ -216,12 +216,10 @@ def test_the_small_jobs_get_the_jobs_own_shell_and_none_of_its_work(tmp_path: Pa
                 "command": ["python", "train.py"],
                 "python": "/opt/py",
                 "setup": "source env.sh",
-                "devices": {"family": "npu", "per_node": 8},
+                "devices": {"type": "npu", "per_node": 8},
                 "env": {"A": "b", "MASTER_PORT": "29500"},
                 "nodes": 2,
-                "spares": 1,
                 "checks": {"skip": ["tls"], "require": ["hccl_ping"]},
-                "restart": {"max": 5},
                 "checkpoint": {"dir": "/ckpt"},
             }
         )
@@ -230,7 +228,7 @@ def test_the_small_jobs_get_the_jobs_own_shell_and_none_of_its_work(tmp_path: Pa
     assert (base.program, base.python, base.setup) == ("meshtest", "/opt/py", "source env.sh")
     assert base.devices == job.devices
     assert base.env == {"A": "b", "HCCL_CONNECT_TIMEOUT": "120", "HCCL_EXEC_TIMEOUT": "204"}
-    assert (base.command, base.nodes, base.spares, base.restart.max) == (None, None, 0, 0)
+    assert (base.command, base.nodes) == (None, None)
     assert base.checks == Checks(skip=("tls",))
     assert JobSpec.model_validate_json(base.model_dump_json()) == base
 

@@ -58,7 +58,7 @@ def stored(job: Job) -> StoredJob:
     return StoredJob(
         job,
         "key",
-        {"devices": {"family": "npu", "ids": [4, 5]}, "env": {"HCCL_CONNECT_TIMEOUT": "300"}},
+        {"devices": {"type": "npu", "ids": [4, 5]}, "env": {"HCCL_CONNECT_TIMEOUT": "300"}},
         [{"name": "n1", "addr": "10.0.0.1"}],
         [],
         None,

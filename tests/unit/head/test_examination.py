@@ -15,7 +15,7 @@ from ascendrun.core.reports import NodeReport, Route
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.survey.doctor import Answers, Examination, Question, scrub
 from ascendrun.health.checks import run_checks
-from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.probes import read_facts
 
 NAMES = ("n1", "n2", "n3")
@@ -119,7 +119,7 @@ def test_no_answer_can_keep_it_from_ending_or_make_the_judgement_fall_over(said:
     facts = {
         name: read_facts(report(name), {}, answer["results"]) for name, answer in answers.items() if "results" in answer
     }
-    run_checks(World(facts=facts, family="npu"))
+    run_checks(CheckContext(facts=facts, family="npu"))
 
 
 @pytest.mark.parametrize("text, left", [("token=abcd1234 end", "token=(secret) end"), ("nothing", "nothing")])

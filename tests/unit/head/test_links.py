@@ -10,7 +10,7 @@ import pytest
 
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
-from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
 
 
@@ -39,7 +39,7 @@ def hasty() -> Any:
 
 
 def test_threads_that_ask_for_the_same_hosts_at_once_get_the_same_links(hasty: Any) -> None:
-    links = Links(Nowhere(), AgentImage(b"", "", ""), Deaf())  # type: ignore[arg-type]
+    links = Connections(Nowhere(), AgentImage(b"", "", ""), Deaf())  # type: ignore[arg-type]
     hosts = [Host(f"n{number}") for number in range(200)]
     together, found = threading.Barrier(4), []  # type: ignore[var-annotated]
 

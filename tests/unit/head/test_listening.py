@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.head.loop.liveness import LOOK_S, Listening
+from ascendrun.head.loop.liveness import LOOK_S, ReachabilityMonitor
 
 JOB = Job(
     id="j-0001",
@@ -52,7 +52,7 @@ def test_hosts_are_looked_at_once_a_second_and_silence_is_still_told() -> None:
     def record(_job: str, events: Sequence[Event]) -> None:
         told.extend(events)
 
-    listening = Listening(events_of=lambda _job: (), record=record)
+    listening = ReachabilityMonitor(events_of=lambda _job: (), record=record)
     for turn in range(41):
         listening.tick([runner], now_s=100.0 + turn * TURN_S)  # type: ignore[list-item]
     assert runner.hosts["n1"].looks <= 41 * TURN_S / LOOK_S + 1

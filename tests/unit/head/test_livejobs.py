@@ -13,7 +13,7 @@ import pytest
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.spec import JobSpec
 from ascendrun.core.jobs.job import NodeProgress, NodeStaged, Phase, RankStarted, State, Tick
-from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
@@ -23,7 +23,7 @@ from ascendrun.head.survey.submission import Submission, make_job
 from tests.unit.head.test_links import Deaf, Nowhere
 
 CUT = {"event": "truncated", "file": "rank-0.out", "generation": 0, "size": 10, "sent": 100}
-HELD = {"event": "follow_held", "file": "rank-0.out", "generation": 1, "message": "Too many open files"}
+HELD = {"event": "follow_held", "file": "rank-0.out", "generation": 1, "error": "Too many open files"}
 
 
 class FullDisk(Store):
@@ -42,7 +42,7 @@ class Live:
 
     def __init__(self, folder: Path) -> None:
         self.store = FullDisk.open(folder)
-        self.links = Links(Nowhere(), AgentImage(b"", "", ""), Deaf())  # type: ignore[arg-type]
+        self.links = Connections(Nowhere(), AgentImage(b"", "", ""), Deaf())  # type: ignore[arg-type]
         nobody: Any = Deaf
         self.jobs = LiveJobs(
             folder, self.store, self.links, post=lambda call: call(), guard=Guard(), gathering=nobody, samples=nobody
@@ -110,7 +110,7 @@ def test_the_trouble_of_a_node_with_a_file_stands_in_the_story_of_the_job_whose_
     live: Live, header: dict[str, Any], code: str, generation: int
 ) -> None:
     mine, other = live.add("mine"), live.add("other")
-    live.jobs.hear(live.links.get(Host("n1")), {**header, "tag": mine.job.run_id}, b"")
+    live.jobs.handle_message(live.links.get(Host("n1")), {**header, "tag": mine.job.run_id}, b"")
     event = live.jobs.events_of(mine.job.id)[-1]
     assert (event.code, event.hosts, event.values["generation"]) == (code, ("n1",), generation)
     assert code not in [event.code for event in live.jobs.events_of(other.job.id)]

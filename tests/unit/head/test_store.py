@@ -121,9 +121,10 @@ def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "state.db") as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(StoreUnusableError, match="newer ascendrun") as caught:
+    with pytest.raises(StoreUnusableError, match=".") as caught:
         Store.open(tmp_path)
-    assert "ASCENDRUN_STATE_DIR" in (caught.value.hint or "")
+    assert caught.value.message.key == "store.newer"
+    assert "ASCENDRUN_STATE_DIR" in str(caught.value.hint)
 
 
 def test_a_file_that_is_no_database_is_refused_not_overwritten(tmp_path: Path) -> None:
@@ -144,8 +145,9 @@ def test_names_find_the_newest_and_ids_may_be_shortened(tmp_path: Path) -> None:
     store.save(replace(store.find("j-0002").job, state=State.FAILED, ended_at_s=3.0), [], now_s=3.0)
     assert store.find("two").job.id == "j-0003"
     assert store.find("j-0001").job.name == "one"
-    with pytest.raises(ConflictError, match="fits 3 jobs"):
+    with pytest.raises(ConflictError) as caught:
         store.find("j-")
+    assert caught.value.message.key == "job.ambiguous"
     with pytest.raises(NotFoundError):
         store.find("three")
 

@@ -13,8 +13,8 @@ import pytest
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, NodeProgress, State
-from ascendrun.head.loop.stragglers import APPEARED, GONE, Known, Straggling, known_from_events, take_look
-from ascendrun.health.stragglers.causes import Sign
+from ascendrun.head.loop.stragglers import APPEARED, GONE, Known, StragglerMonitor, known_from_events, take_look
+from ascendrun.health.stragglers.causes import StragglerCause
 from ascendrun.health.stragglers.detect import Straggler
 
 
@@ -78,7 +78,7 @@ class Desk:
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
         self.told: list[Event] = []
         self.disk_is_full = False
-        self.straggling = Straggling(
+        self.straggling = StragglerMonitor(
             state_dir, post=self.calls.put, record=self._record, events_of=lambda job_id: self.told
         )
 
@@ -167,7 +167,11 @@ def test_the_sign_of_a_straggler_stands_in_its_line(tmp_path: Path) -> None:
 
     from ascendrun.health.stragglers.causes import Mark
 
-    one = replace(slow(5), sign=Sign.FREQUENCY, evidence=(Mark(Sign.FREQUENCY, "frequency_mhz", 900.0, 1800.0),))
+    one = replace(
+        slow(5),
+        cause=StragglerCause.FREQUENCY,
+        evidence=(Mark(StragglerCause.FREQUENCY, "frequency_mhz", 900.0, 1800.0),),
+    )
     [found] = take_look(Known(1), [one])[1]
     assert found.values["cause"] == "frequency"
     [metric] = found.values["likely_cause"].values["metrics"]

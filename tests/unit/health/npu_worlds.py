@@ -10,7 +10,7 @@ from ascendrun.core.jobfile.spec import parse_job
 from ascendrun.core.jobs.plan import Folders, make_plan
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.checks import run_checks
-from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import NodeFacts, PythonFacts
 from ascendrun.health.survey.npu_facts import read_npu
 from ascendrun.health.survey.npu_probes import CARD_VIEWS, DRIVER_NODES, PORT_ITEMS
@@ -161,9 +161,9 @@ def node(host, scenario=None, *faults, raw=None, number=None, **more):
 
 def world(*nodes, family="npu", job="", per_node=None):
     facts = {one.host: one for one in nodes}
-    text = f"name: j\ncommand: [python3, train.py]\ndevices: {{family: npu{per_node_text(per_node)}}}\n{job}"
+    text = f"name: j\ncommand: [python3, train.py]\ndevices: {{type: npu{per_node_text(per_node)}}}\n{job}"
     spec = parse_job(text, "job.yaml", programs={}) if per_node is not None else None
-    return World(facts=facts, family=family, job=spec, plan=plan_of(spec, facts) if spec is not None else None)
+    return CheckContext(facts=facts, family=family, job=spec, plan=plan_of(spec, facts) if spec is not None else None)
 
 
 def per_node_text(per_node):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.env_view import make_env_report, mask, write_env_file
-from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.comparison import fact_rows
 from ascendrun.health.survey.connection_test_plan import (
     ALL_PAIRS_UP_TO,
@@ -220,10 +220,10 @@ def test_variables_are_folded_and_a_diff_leaves_out_what_cannot_be_the_same():
         "n2": NodeFacts("n2", environ={"A": "1", "HOSTNAME": "n2"}),
         "n3": NodeFacts("n3"),
     }
-    rows = {row.name: row.groups for row in make_env_report(World(facts=facts), salt="s").rows}
+    rows = {row.name: row.groups for row in make_env_report(CheckContext(facts=facts), salt="s").rows}
     assert [(one.value, one.hosts) for one in rows["A"]] == [("1", ("n1", "n2"))]
     assert [(one.value, one.hosts) for one in rows["B"]] == [("x", ("n1",)), (None, ("n2",))]
-    differing = make_env_report(World(facts=facts), salt="s", only_differing=True)
+    differing = make_env_report(CheckContext(facts=facts), salt="s", only_differing=True)
     assert [row.name for row in differing.rows] == ["B"]
 
 
@@ -240,16 +240,18 @@ def test_what_lies_in_ascendruns_own_folder_is_no_difference_where_hosts_have_it
         )
         for host, root in (("n1", "/state/n1/.ascendrun"), ("n2", "/state/n2/.ascendrun"))
     }
-    rows = {row.name: row.groups for row in make_env_report(World(facts=facts), salt="s").rows}
+    rows = {row.name: row.groups for row in make_env_report(CheckContext(facts=facts), salt="s").rows}
     assert [group.value for group in rows["PYTHONPATH"]] == ["<ascendrun>/trees/ab:/opt/own"]
-    assert [row.name for row in make_env_report(World(facts=facts), salt="s", only_differing=True).rows] == ["DATA"]
-    alone = make_env_report(World(facts={"n1": facts["n1"]}), salt="s").rows
+    assert [row.name for row in make_env_report(CheckContext(facts=facts), salt="s", only_differing=True).rows] == [
+        "DATA"
+    ]
+    alone = make_env_report(CheckContext(facts={"n1": facts["n1"]}), salt="s").rows
     assert {row.groups[0].value for row in alone} >= {"/state/n1/.ascendrun/trees/ab:/opt/own"}
 
 
 def test_an_env_file_needs_a_plan():
     try:
-        write_env_file(World(facts={"n1": NodeFacts("n1")}), "n1")
+        write_env_file(CheckContext(facts={"n1": NodeFacts("n1")}), "n1")
     except LookupError:
         return
     raise AssertionError("there is no plan to write")
@@ -260,7 +262,8 @@ def test_the_table_shows_the_majority_first_then_outliers_then_who_is_not_known(
     facts["n7"] = NodeFacts("n7", kernel="4.19", python=PythonFacts(version="3.9.1"))
     facts["n8"] = NodeFacts("n8")
     rows = {
-        row.name: [(group.value, len(group.hosts)) for group in row.groups] for row in fact_rows(World(facts=facts))
+        row.name: [(group.value, len(group.hosts)) for group in row.groups]
+        for row in fact_rows(CheckContext(facts=facts))
     }
     assert rows["kernel"] == [("5.10", 4), ("4.19", 1), (None, 1)]
     assert rows["python"] == [("3.9.1", 1), (None, 5)]

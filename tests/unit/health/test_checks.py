@@ -18,7 +18,7 @@ from ascendrun.core.jobfile.spec import parse_job
 from ascendrun.core.jobs.plan import Folders, make_plan
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.checks import CHECKS, NPU_CHECKS, RENAMED, choose_checks, run_checks
-from ascendrun.health.survey.check_context import World, compare
+from ascendrun.health.survey.check_context import CheckContext, compare
 from ascendrun.health.survey.comparison import finding_line
 from ascendrun.health.survey.facts import (
     ConnectionTest,
@@ -94,11 +94,11 @@ def with_driver(version: str | None) -> NpuFacts:
     return NpuFacts(files=InstallFiles(driver=DriverVersion(version, None, None, (), (), ())))
 
 
-def world(*changed: NodeFacts, family: str = "cpu", job: str = "", unreached=None) -> World:
+def world(*changed: NodeFacts, family: str = "cpu", job: str = "", unreached=None) -> CheckContext:
     facts = {name: sound(name) for name in NAMES}
     facts.update({one.host: one for one in changed})
     spec = parse_job(f"name: j\n{job}", "job.yaml", programs={}) if job else None
-    return World(
+    return CheckContext(
         facts=facts, family=family, job=spec, plan=plan_of(spec, facts) if spec else None, unreached=unreached or {}
     )
 
@@ -129,11 +129,11 @@ def plan_of(spec, facts):
     return make_plan(spec, hosts, reports, job="j-1", attempt=1, run_id="h-j-1.1", folders=folders, trees=())
 
 
-def found(one: World, code: str, *, is_full: bool = True) -> list[Finding]:
+def found(one: CheckContext, code: str, *, is_full: bool = True) -> list[Finding]:
     return [finding for finding in run_checks(one, is_full=is_full) if finding.code == code]
 
 
-JOB = "command: [python3, train.py]\ndevices: {family: %s}\n"
+JOB = "command: [python3, train.py]\ndevices: {type: %s}\n"
 
 # What is planted on n2 (or in the job), the code that must name it, its severity; optionally family and job.
 PLANTED = {
@@ -311,7 +311,7 @@ def test_every_way_of_not_being_reached_has_its_own_code():
         "deadline": "unreachable",
     }
     for error, code in reasons.items():
-        findings = run_checks(World(facts={}, unreached={"n7": Unreached(error, "n7: it said no", "do this")}))
+        findings = run_checks(CheckContext(facts={}, unreached={"n7": Unreached(error, "n7: it said no", "do this")}))
         assert [(one.code, one.severity, one.hosts) for one in findings] == [(code, Severity.FAIL, ("n7",))]
         assert str(message_of(findings[0])).endswith(": it said no") and str(hint_of(findings[0])) == "do this"
 
@@ -341,13 +341,13 @@ def test_torch_that_cannot_be_imported_stops_a_job_but_is_a_note_in_a_plain_logi
 
 
 def test_fewer_devices_than_the_job_takes_are_told():
-    job = "command: [python3, train.py]\ndevices: {family: npu, per_node: 8}\n"
+    job = "command: [python3, train.py]\ndevices: {type: npu, per_node: 8}\n"
     (one,) = found(world(sound("n2", torch=TorchFacts(devices=7)), family="npu", job=job), "devices-missing")
     assert one.severity is Severity.FAIL and (one.values["found"], one.values["expected"]) == (7, 8)
 
 
 def test_of_two_clocks_the_one_that_differs_from_the_heads_is_wrong():
-    two = World(facts={"n1": sound("n1", clock_offset_s=0.0), "n2": sound("n2", clock_offset_s=100.0)})
+    two = CheckContext(facts={"n1": sound("n1", clock_offset_s=0.0), "n2": sound("n2", clock_offset_s=100.0)})
     assert found(two, "clock-skew")[0].hosts == ("n2",)
 
 
@@ -372,8 +372,8 @@ def test_required_checks_run_in_the_gate_and_skipped_ones_do_not():
 def test_nothing_known_finds_nothing():
     unknown = {name: NodeFacts(name) for name in NAMES}
     for family in ("npu", "cuda", "cpu", None):
-        assert run_checks(World(facts=unknown, family=family)) == ()
-    assert run_checks(World(facts={})) == ()
+        assert run_checks(CheckContext(facts=unknown, family=family)) == ()
+    assert run_checks(CheckContext(facts={})) == ()
 
 
 def mixtures():
@@ -396,7 +396,7 @@ def mixtures():
 @given(mixtures(), st.sampled_from(["npu", "cuda", "cpu", None]), st.booleans())
 def test_no_check_raises_and_every_finding_renders_in_every_language(nodes, family, has_job):
     spec = parse_job(f"name: j\n{JOB % 'cpu'}", "job.yaml", programs={}) if has_job else None
-    one = World(facts={node.host: node for node in nodes}, family=family, job=spec)
+    one = CheckContext(facts={node.host: node for node in nodes}, family=family, job=spec)
     codes = {code for check in CHECKS for code in check.codes}
     for finding in run_checks(one):
         assert finding.code in codes
@@ -475,7 +475,7 @@ def test_a_program_of_ours_needs_torch():
 
     spec = parse_job("name: j\nprogram: p\n", "job.yaml", programs={"p": ProgramOptions("p", {})})
     facts = {"n1": sound("n1"), "n2": sound("n2", python=PythonFacts(version="3.10.13", modules={"torch": None}))}
-    (one,) = found(World(facts=facts, job=spec), "torch-missing")
+    (one,) = found(CheckContext(facts=facts, job=spec), "torch-missing")
     assert one.severity is Severity.FAIL and one.hosts == ("n2",)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.health.checks import NPU_CHECKS, run_checks
-from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.comparison import fact_rows, finding_line
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.npu_facts import NpuFacts, chip_of_node, read_npu
@@ -88,7 +88,7 @@ SOUND = node("n1", Scenario(cards=2))
 
 def test_nothing_known_finds_nothing():
     for family in ("npu", None, "cpu"):
-        assert run_checks(World(facts={"n1": NodeFacts("n1")}, family=family)) == ()
+        assert run_checks(CheckContext(facts={"n1": NodeFacts("n1")}, family=family)) == ()
     assert chip_of_node(NpuFacts()) is None
 
 

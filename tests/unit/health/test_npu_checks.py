@@ -208,17 +208,17 @@ def test_devices_without_their_tool_are_an_incomplete_node():
 
 
 @pytest.mark.parametrize(
-    "text, way_out",
+    "text, otherwise",
     [
         ("dcmi module initialize failed. ret is -8006", "dmesg"),
         ("npu-smi: error while loading shared libraries: libdcmi.so: cannot open shared object", "driver/lib64"),
         ("Get npu info failed.", "npu-smi info"),
     ],
 )
-def test_whatever_else_npu_smi_complains_of_is_told_with_its_own_words(text, way_out):
+def test_whatever_else_npu_smi_complains_of_is_told_with_its_own_words(text, otherwise):
     finding = the(world(node("n1", raw={"npu-smi": ran(section("info", text + "\n", 1))})), "npu-smi-error")
     assert finding.severity is Severity.FAIL and text in finding.evidence
-    assert way_out in f"{finding.values['hint']} {finding.values['problem']}"
+    assert otherwise in f"{finding.values['hint']} {finding.values['problem']}"
 
 
 def test_device_files_that_are_closed_or_not_there_are_told():

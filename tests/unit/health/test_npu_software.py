@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.findings import Severity
-from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import PythonFacts, TorchFacts
 from ascendrun.health.texts import hint_of
 from ascendrun.sim.ascend.scenario import Scenario
@@ -133,9 +133,9 @@ def test_devices_that_hccl_does_not_take_together_are_told():
 def test_bf16_on_a_chip_without_it_is_told_where_the_job_asks_for_it(command, asks):
     from ascendrun.core.jobfile.spec import parse_job
 
-    spec = parse_job(f"name: j\ncommand: {command}\ndevices: {{family: npu}}\n", "job.yaml", programs={})
+    spec = parse_job(f"name: j\ncommand: {command}\ndevices: {{type: npu}}\n", "job.yaml", programs={})
     old, new = (
-        World(facts={"n1": node("n1", Scenario(chip=chip), **RESERVED)}, family="npu", job=spec)
+        CheckContext(facts={"n1": node("n1", Scenario(chip=chip), **RESERVED)}, family="npu", job=spec)
         for chip in ("910A", "910B3")
     )
     assert "bf16-unsupported" not in codes(new)

@@ -11,7 +11,7 @@ import pytest
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import Newest
 from ascendrun.health.samples.step_times import StepTimes, make_step_times
-from ascendrun.health.stragglers.causes import Sign
+from ascendrun.health.stragglers.causes import StragglerCause
 from ascendrun.health.stragglers.detect import Straggler, find_stragglers
 from ascendrun.health.stragglers.text import describe_cause, describe_slowness
 
@@ -63,7 +63,7 @@ def test_the_slow_rank_is_named_though_all_steps_take_equally_long(seed: int) ->
     [found] = look(world)
     assert (found.rank, found.host, found.ranks) == (5, "npu00", (5,))
     assert found.slower_by == pytest.approx(1.3, abs=0.08)
-    assert found.costs == pytest.approx(0.3 / 1.5, abs=0.06)
+    assert found.step_fraction == pytest.approx(0.3 / 1.5, abs=0.06)
 
 
 def test_a_little_slower_among_steps_that_differ_much_shows_over_many_steps() -> None:
@@ -170,26 +170,28 @@ def at_rank_5(value: object) -> Change:
 @pytest.mark.parametrize(
     "sign, changes",
     [
-        (Sign.FREQUENCY, {"frequency_mhz": at_rank_5(1200.0)}),
-        (Sign.FREQUENCY, {"frequency_mhz": lambda rank, part: 1800.0 - 900.0 * part if rank == 5 else None}),
-        (Sign.TEMPERATURE, {"frequency_mhz": at_rank_5(1200.0), "temperature_c": at_rank_5(98.0)}),
-        (Sign.TEMPERATURE, {"temperature_c": at_rank_5(98.0)}),
-        (Sign.LINK, {"link_downs": lambda rank, part: 2 + int(10 * part) if rank == 5 else None}),
-        (Sign.LINK, {"link_up": at_rank_5(False)}),
-        (Sign.LINK, {"link_tx_bytes_s": at_rank_5(1e9)}),
-        (Sign.CPU, {"cpu": lambda rank, part: 99.0 if rank == 0 else None}),
-        (Sign.CPU, {"memory_used_bytes": lambda rank, part: 1020 * 2**30 if rank == 0 else None}),
-        (Sign.CPU, {"rank_cpu": at_rank_5(20.0)}),
-        (Sign.SHARED, {"pids": at_rank_5((1005, 77777))}),
-        (Sign.HEALTH, {"health": at_rank_5("Warning")}),
+        (StragglerCause.FREQUENCY, {"frequency_mhz": at_rank_5(1200.0)}),
+        (StragglerCause.FREQUENCY, {"frequency_mhz": lambda rank, part: 1800.0 - 900.0 * part if rank == 5 else None}),
+        (StragglerCause.TEMPERATURE, {"frequency_mhz": at_rank_5(1200.0), "temperature_c": at_rank_5(98.0)}),
+        (StragglerCause.TEMPERATURE, {"temperature_c": at_rank_5(98.0)}),
+        (StragglerCause.LINK, {"link_downs": lambda rank, part: 2 + int(10 * part) if rank == 5 else None}),
+        (StragglerCause.LINK, {"link_up": at_rank_5(False)}),
+        (StragglerCause.LINK, {"link_tx_bytes_s": at_rank_5(1e9)}),
+        (StragglerCause.CPU, {"cpu": lambda rank, part: 99.0 if rank == 0 else None}),
+        (StragglerCause.CPU, {"memory_used_bytes": lambda rank, part: 1020 * 2**30 if rank == 0 else None}),
+        (StragglerCause.CPU, {"rank_cpu": at_rank_5(20.0)}),
+        (StragglerCause.SHARED, {"pids": at_rank_5((1005, 77777))}),
+        (StragglerCause.HEALTH, {"health": at_rank_5("Warning")}),
         (None, {}),
     ],
-    ids=lambda value: value.value if isinstance(value, Sign) else "-".join(value) if isinstance(value, dict) else None,
+    ids=lambda value: (
+        value.value if isinstance(value, StragglerCause) else "-".join(value) if isinstance(value, dict) else None
+    ),
 )
-def test_the_likeliest_sign_is_found(sign: Sign | None, changes: dict[str, Change]) -> None:
+def test_the_likeliest_sign_is_found(sign: StragglerCause | None, changes: dict[str, Change]) -> None:
     world = World(slower=lambda rank, step: 1.3 if rank == 5 else 1.0).run()
     [found] = look(world, world.samples(**changes))
-    assert (found.rank, found.sign) == (5, sign)
+    assert (found.rank, found.cause) == (5, sign)
     assert bool(found.evidence) == (sign is not None)
     for lang in ("en", "zh"):
         for text in (describe_slowness(found), describe_cause(found)):
@@ -199,16 +201,16 @@ def test_the_likeliest_sign_is_found(sign: Sign | None, changes: dict[str, Chang
 def test_a_rank_that_waits_for_its_data_is_told_so_unless_the_hosts_cores_are_used_up() -> None:
     world = World(data_more_s=lambda rank, step: 0.5 if rank == 5 else 0.0).run()
     [found] = look(world)
-    assert (found.rank, found.sign) == (5, Sign.DATA)
+    assert (found.rank, found.cause) == (5, StragglerCause.DATA)
     starved = world.samples(cpu=lambda rank, part: 99.0 if rank == 0 else None)
     [found] = look(world, starved)
-    assert (found.rank, found.sign) == (5, Sign.CPU)
+    assert (found.rank, found.cause) == (5, StragglerCause.CPU)
 
 
 def test_waiting_for_data_is_seen_where_nothing_tells_of_the_collectives() -> None:
     world = World(tells=("step_s", "data_s"), data_more_s=lambda rank, step: 0.5 if rank == 5 else 0.0).run()
     [found] = look(world)
-    assert (found.rank, found.sign) == (5, Sign.DATA)
+    assert (found.rank, found.cause) == (5, StragglerCause.DATA)
 
 
 def test_a_node_that_is_slow_and_hot_is_told_with_its_sign() -> None:
@@ -218,7 +220,7 @@ def test_a_node_that_is_slow_and_hot_is_told_with_its_sign() -> None:
         frequency_mhz=lambda rank, part: 1300.0 if rank // 8 == 2 else None,
     )
     [found] = look(world, hot)
-    assert (found.rank, found.host, found.sign) == (None, "npu02", Sign.TEMPERATURE)
+    assert (found.rank, found.host, found.cause) == (None, "npu02", StragglerCause.TEMPERATURE)
 
 
 def test_figures_alone_tell_of_a_low_clock_only_where_no_times_of_steps_say_otherwise() -> None:
@@ -226,7 +228,7 @@ def test_figures_alone_tell_of_a_low_clock_only_where_no_times_of_steps_say_othe
     low = world.samples(frequency_mhz=at_rank_5(1000.0))
     assert look(world, low) == ()
     [found] = find_stragglers({}, low, hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s)
-    assert (found.rank, found.host, found.slower_by, found.sign) == (5, "npu00", None, Sign.FREQUENCY)
+    assert (found.rank, found.host, found.slower_by, found.cause) == (5, "npu00", None, StragglerCause.FREQUENCY)
 
 
 def test_a_device_that_idles_may_lower_its_clock() -> None:
@@ -238,7 +240,7 @@ def test_a_device_that_idles_may_lower_its_clock() -> None:
 def test_a_link_that_is_down_slows_all_alike_and_is_named_for_itself() -> None:
     world = World().run()
     [found] = look(world, world.samples(link_up=at_rank_5(False)))
-    assert (found.rank, found.slower_by, found.sign) == (5, None, Sign.LINK)
+    assert (found.rank, found.slower_by, found.cause) == (5, None, StragglerCause.LINK)
     assert look(world, world.samples(link_up=lambda rank, part: False)) == ()  # no such network here
     alone = World(nodes=1).run()
     assert look(alone, alone.samples(link_up=at_rank_5(False))) == ()  # nobody outside to talk to
@@ -250,7 +252,7 @@ def test_old_figures_do_not_count() -> None:
     [found] = find_stragglers(
         world.step_times(), old, hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s + 10_000.0
     )
-    assert found.sign is Sign.FREQUENCY  # the steps are as old as they
+    assert found.cause is StragglerCause.FREQUENCY  # the steps are as old as they
     assert find_stragglers({}, old, hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s + 10_000.0) == ()
 
 
@@ -258,7 +260,7 @@ def test_the_slowness_and_the_likely_cause_are_texts_with_values() -> None:
     world = World(seed=3, slower=lambda rank, step: 1.3 if rank == 5 else 1.0).run()
     [found] = look(world, world.samples(frequency_mhz=at_rank_5(1200.0)))
     slowness, cause = describe_slowness(found), describe_cause(found)
-    assert (slowness.key, slowness.values["step_fraction"]) == ("straggler.slower-costs", found.costs)
+    assert (slowness.key, slowness.values["step_fraction"]) == ("straggler.slower-costs", found.step_fraction)
     assert cause.values["cause"].key == "straggler.frequency"
     [metric] = cause.values["metrics"]
     assert (metric.key, metric.values) == ("straggler.clock", {"here": 1200.0, "others": 1800.0})

@@ -41,8 +41,8 @@ def aggregate(answers):
     """All that stands between the controller's last answer and the screen, as the light look does it."""
     world = read_world(answers, None, family="npu", now_s=0.0)
     findings = run_checks(world, is_full=False)
-    report = make_report(world, findings, lang="en", checks=len(choose_checks(is_full=False)), wall_s=1.0)
-    print_report(report, lang="en", color=False, wide=False)
+    report = make_report(world, findings, checks=len(choose_checks(is_full=False)), wall_s=1.0)
+    print_report(report, color=False, wide=False)
     return report
 
 

@@ -71,7 +71,7 @@ def test_only_a_whole_object_that_says_done_counts(line, done):
 
 
 def test_a_finished_rank_gets_its_time_to_exit_and_is_told_once():
-    watch = exit_watch.LingerWatch(exit_s=10.0, linger_s=60.0)
+    watch = exit_watch.ExitWatch(exit_s=10.0, linger_s=60.0)
     watch.see_done(100.0)
     watch.see_done(105.0)
 
@@ -82,7 +82,7 @@ def test_a_finished_rank_gets_its_time_to_exit_and_is_told_once():
 
 
 def test_a_rank_that_computes_or_writes_is_not_idle_however_long_the_others_are_gone():
-    watch = exit_watch.LingerWatch(exit_s=10.0, linger_s=60.0)
+    watch = exit_watch.ExitWatch(exit_s=10.0, linger_s=60.0)
     for n in range(20):
         assert watch.look(100.0 + 50 * n, cpu_s=0.2 * n, written_bytes=0, other_exited_s=100.0) is None
     for n in range(20):
@@ -91,7 +91,7 @@ def test_a_rank_that_computes_or_writes_is_not_idle_however_long_the_others_are_
 
 
 def test_nobody_is_idle_while_no_other_rank_has_ended():
-    watch = exit_watch.LingerWatch(exit_s=10.0, linger_s=60.0)
+    watch = exit_watch.ExitWatch(exit_s=10.0, linger_s=60.0)
     assert all(watch.look(at, cpu_s=0.0, written_bytes=0, other_exited_s=None) is None for at in (0.0, 1e6))
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
-from ascendrun.health.diagnosis.wait_table import Said, Table, finished_early, has_finished, minority
+from ascendrun.health.diagnosis.wait_table import Report, Table, finished_early, has_finished, minority
 
 _TLS_ENTRY = re.compile(r"([0-9a-fA-F.:]+)/(\d+)")
 _CQE_TYPE, _STUCK_TYPE = re.compile("cqe", re.IGNORECASE), re.compile("stuck", re.IGNORECASE)
@@ -17,16 +17,16 @@ _CQE_TYPE, _STUCK_TYPE = re.compile("cqe", re.IGNORECASE), re.compile("stuck", r
 
 def blame_tls(table: Table) -> Candidate | None:
     """The TLS switch differs: those of the smaller side."""
-    said = table.words("tls")
+    reports = table.words("tls")
     sides: dict[str, set[tuple[str, str]]] = {"on": set(), "off": set()}
-    for _story, word in said:
+    for _events_of, word in reports:
         for side, entries in sides.items():
             entries.update(_TLS_ENTRY.findall(word.values.get(side, "")))
     rows: dict[str, set[int]] = {}
-    for story, word in table.words("link"):
+    for timeline, word in table.words("link"):
         if word.values.get("tls"):
-            rows.setdefault(word.values["tls"].upper(), set()).add(story.rank.rank)
-    if not said and len(rows) < 2:
+            rows.setdefault(word.values["tls"].upper(), set()).add(timeline.rank.rank)
+    if not reports and len(rows) < 2:
         return None
     if not sides["on"] or not sides["off"]:
         smaller = min(rows.values(), key=len) if len(rows) > 1 else set()
@@ -35,7 +35,7 @@ def blame_tls(table: Table) -> Candidate | None:
             "EI0016",
             80,
             smaller if is_minor else (),
-            said or table.words("link"),
+            reports or table.words("link"),
             retry="never",
             blames="node",
             caveats=("who-unknown",) if not is_minor else ("by-rule",),
@@ -47,7 +47,7 @@ def blame_tls(table: Table) -> Candidate | None:
         "EI0016",
         85,
         [rank for ranks, _ in places for rank in ranks],
-        said,
+        reports,
         retry="never",
         hosts=[host for _, host in places if host is not None],
         sure=not even,
@@ -61,30 +61,32 @@ _DIFFERS: Mapping[str, str] = {"differs": "EI0005", "mismatch": "collectives-mis
 
 def blame_differs(table: Table) -> Candidate | None:
     """Ranks call different collectives: the outlier, else all that report it."""
-    said = table.words(*_DIFFERS)
-    if not said:
+    reports = table.words(*_DIFFERS)
+    if not reports:
         return None
-    outliers = minority(table.tags()) or _outliers_in_one_aspect(table, said)
-    ranks = outliers or tuple(story.rank.rank for story, _ in said)
-    first = [one for one in said if one[0].rank.rank in ranks]
+    outliers = minority(table.tags()) or _outliers_in_one_aspect(table, reports)
+    ranks = outliers or tuple(timeline.rank.rank for timeline, _ in reports)
+    first = [one for one in reports if one[0].rank.rank in ranks]
     return table.make(
-        _DIFFERS[said[0][1].kind],
+        _DIFFERS[reports[0][1].kind],
         75,
         ranks,
-        [*first, *(one for one in said if one not in first)],
+        [*first, *(one for one in reports if one not in first)],
         retry="never",
         blames="job",
         caveats=("by-rule",) if outliers else ("who-unknown",),
     )
 
 
-def _outliers_in_one_aspect(table: Table, said: Sequence[Said]) -> tuple[int, ...]:
+def _outliers_in_one_aspect(table: Table, reports: Sequence[Report]) -> tuple[int, ...]:
     """The few that gave something else than the others for one thing: an operation, a size; by their own words, and
     for who says nothing by others'. A group in which ranks have other numbers is not compared."""
-    if any(word.kind == "mismatch" and word.ranks and word.ranks[0] != story.rank.rank for story, word in said):
+    if any(
+        word.kind == "mismatch" and word.ranks and word.ranks[0] != timeline.rank.rank for timeline, word in reports
+    ):
         return ()
     given: dict[str, dict[int, str]] = {}
-    for story, word in said:
+    for timeline, word in reports:
         if word.kind == "models":
             given["model"] = {
                 **dict.fromkeys(range(word.ranks[0]), word.values["theirs"]),
@@ -92,8 +94,8 @@ def _outliers_in_one_aspect(table: Table, said: Sequence[Said]) -> tuple[int, ..
             }
             continue
         for aspect, value in word.values.items():
-            given.setdefault(aspect, {}).setdefault(story.rank.rank, value)
-    for _story, word in table.words("mismatch-elsewhere"):
+            given.setdefault(aspect, {}).setdefault(timeline.rank.rank, value)
+    for _events_of, word in table.words("mismatch-elsewhere"):
         for aspect, value in word.values.items():
             given.setdefault(aspect, {}).setdefault(word.ranks[1], value)
     return next((few for few in map(minority, given.values()) if few), ())
@@ -112,38 +114,38 @@ def blame_completion(table: Table) -> Candidate | None:
     )
 
 
-def _blame_pairs(table: Table, code: str, said: Sequence[Said]) -> Candidate | None:
-    if not said:
+def _blame_pairs(table: Table, code: str, reports: Sequence[Report]) -> Candidate | None:
+    if not reports:
         return None
-    pairs = [({story.rank.host}, table.named(word)) for story, word in said]
+    pairs = [({timeline.rank.host}, table.named(word)) for timeline, word in reports]
     common = set.intersection(*({*own, *([host] if host else [])} for own, (_, host) in pairs))
     remote = {rank for _, (ranks, _) in pairs for rank in ranks}
     accused = {host for _, (_, host) in pairs if host is not None}
     if len(pairs) > 1 and len(common) == 1:
         hosts = common
     else:
-        hosts = accused or {story.rank.host for story, _ in said}
-    local = {story.rank.rank for story, _ in said}
+        hosts = accused or {timeline.rank.host for timeline, _ in reports}
+    local = {timeline.rank.rank for timeline, _ in reports}
     ranks = [rank for rank in (*remote, *local) if table.by_rank[rank].rank.host in hosts]
     only = [rank for rank in ranks if rank in remote] or ranks
     return table.make(
         code,
         70,
         only,
-        said,
+        reports,
         hosts=hosts,
         caveats=("network-or-peer",),
         retry="exclude",
         blames="network",
-        at=said[0][0].waited_at,
+        at=reports[0][0].waited_at,
     )
 
 
 def blame_location(table: Table) -> Candidate | None:
     """HCCL's heartbeat names culprits: broken links count more than stuck ones, those more than lost ones."""
-    said = table.words("location")
-    named = {table.named(word)[1] for _story, word in said}
-    if not said or any(
+    reports = table.words("location")
+    named = {table.named(word)[1] for _events_of, word in reports}
+    if not reports or any(
         host.reachable is False and not host.has_ended and host.host in named for host in table.evidence.hosts
     ):
         return None  # of a whole host that does not answer, any of its ranks may be named
@@ -152,8 +154,8 @@ def blame_location(table: Table) -> Candidate | None:
         ("hccl-culprit-stuck", _STUCK_TYPE.search),
         ("hccl-culprit-lost", lambda text: True),
     ):
-        chosen = [(story, word) for story, word in said if test(word.values["type"])]
-        votes = Counter(table.named(word) for _story, word in chosen)
+        chosen = [(timeline, word) for timeline, word in reports if test(word.values["type"])]
+        votes = Counter(table.named(word) for _events_of, word in chosen)
         votes = Counter({who: count for who, count in votes.items() if who[1] is not None})
         if votes:
             (ranks, host), count = votes.most_common(1)[0]
@@ -174,9 +176,9 @@ def blame_location(table: Table) -> Candidate | None:
         "hccl-culprit-lost",
         45,
         (),
-        said,
+        reports,
         caveats=("address-unknown",),
-        values={"address": f"{said[0][1].addresses[0][0]}/{said[0][1].addresses[0][1]}"},
+        values={"address": f"{reports[0][1].addresses[0][0]}/{reports[0][1].addresses[0][1]}"},
     )
 
 
@@ -188,26 +190,26 @@ def _accused_end(table: Table, ranks: Sequence[int]) -> Candidate | None:
 
 def blame_world_size(table: Table) -> Candidate | None:
     """All ranks that were started came to the meeting, and the program went on waiting for more."""
-    started = max(table.evidence.world_size, len(table.stories))
-    said = [
-        (story, word)
-        for story, word in table.words("clients")
+    started = max(table.evidence.world_size, len(table.timelines))
+    reports = [
+        (timeline, word)
+        for timeline, word in table.words("clients")
         if word.values and int(word.values["joined"]) == started < int(word.values["expected"])
     ]
-    if not said or table.evidence.launcher in LAUNCHERS:  # how many those started, only they know
+    if not reports or table.evidence.launcher in LAUNCHERS:  # how many those started, only they know
         return None
-    values = {name: said[0][1].values[name] for name in ("joined", "expected")}
+    values = {name: reports[0][1].values[name] for name in ("joined", "expected")}
     return table.make(
-        "world-size-wrong", 60, (), said, hosts=(), caveats=("by-rule",), retry="never", blames="job", values=values
+        "world-size-wrong", 60, (), reports, hosts=(), caveats=("by-rule",), retry="never", blames="job", values=values
     )
 
 
 def blame_missing(table: Table) -> Candidate | None:
     """The meeting point counts who came: those who did not."""
-    named = {rank for _story, word in table.words("missing") for rank in word.ranks}
-    came = {rank for _story, word in table.words("connected") for rank in word.ranks}
+    named = {rank for _events_of, word in table.words("missing") for rank in word.ranks}
+    came = {rank for _events_of, word in table.words("connected") for rank in word.ranks}
     if came and not named:
-        needed = max((int(word.values["count"]) for _story, word in table.words("needed")), default=0)
+        needed = max((int(word.values["count"]) for _events_of, word in table.words("needed")), default=0)
         total = max(needed, table.evidence.world_size)
         named = set(range(total)) - came
     if not named or len(named) >= max(table.evidence.world_size, 2):

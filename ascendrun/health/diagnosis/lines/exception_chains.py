@@ -11,7 +11,7 @@ from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.indicators import CAUSE
 from ascendrun.health.diagnosis.lines.line_kinds import points_elsewhere
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised
-from ascendrun.health.diagnosis.peers import find_words, looks_suffered
+from ascendrun.health.diagnosis.peers import find_peer_lines, looks_suffered
 
 _ASKS = frozenset(
     {
@@ -58,7 +58,7 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
         if (
             any(hit.signature.role != CAUSE or hit.signature.family in _DEVICE for hit in known)
             or any(one.collective for one in before)
-            or any(find_words(lines[before[0].last : later.first]))
+            or any(find_peer_lines(lines[before[0].last : later.first]))
         ):
             continue
         if any(hit.signature.family == "memory" for hit in known):  # of a batch that may be tried again, or of all

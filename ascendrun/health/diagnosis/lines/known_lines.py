@@ -10,8 +10,8 @@ from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.exits import signal_of
 from ascendrun.health.diagnosis.fatal import FROM_OUTSIDE, Fatal
 from ascendrun.health.diagnosis.indicators import CAUSE, CONSEQUENCE, CREDIBLE, STRENGTH, SYMPTOM, TEARDOWN, Indicator
-from ascendrun.health.diagnosis.lines.line_kinds import WENT_ON, is_error_line, is_remark
-from ascendrun.health.diagnosis.lines.rank_lines import LAST_WORDS_LINES, NEAR_THE_END_S, RULED, RankLines, is_telling
+from ascendrun.health.diagnosis.lines.line_kinds import WENT_ON, is_error_line, is_informational
+from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RULED, RankLines, is_specific
 
 EARLIER_S = 5.0
 """What was said so long before the closing words did not end the rank."""
@@ -60,7 +60,7 @@ def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
     indicators = []
     for hit in shown:
         line = lines.lines[hit.line]
-        is_last = lines.after[hit.line] <= LAST_WORDS_LINES and lines.rank.has_failed and not lines.has_waited
+        is_last = lines.after[hit.line] <= LAST_OUTPUT_LINES and lines.rank.has_failed and not lines.has_waited
         since_s = None if line.at_s is None or closing is None or closing.at_s is None else closing.at_s - line.at_s
         has_order = closing is None or closing is line or since_s is not None
         indicator = _indicator(
@@ -77,7 +77,7 @@ def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
             else indicator
         )
     for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
-        if hit.signature.code not in RULED and is_telling(hit) and is_error_line(hit.text):
+        if hit.signature.code not in RULED and is_specific(hit) and is_error_line(hit.text):
             indicators.append(_indicator(lines, hit, lines.plog[hit.line], weaker=speaks, sure=not lines.has_waited))
     return indicators
 
@@ -85,7 +85,7 @@ def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
 def _closing(lines: RankLines, fatal: Fatal, shown: Sequence[Hit]) -> Line | None:
     """Where the rank said what ended it: its uncaught exception, or the last of its known lines."""
     chain = fatal.chain
-    if chain is not None and chain.kind == "main" and fatal.role == CAUSE and fatal.is_last_word(chain):
+    if chain is not None and chain.kind == "main" and fatal.role == CAUSE and fatal.is_last_output(chain):
         return lines.lines[chain.first]
     telling = [
         lines.lines[hit.line]
@@ -100,11 +100,12 @@ def _closing(lines: RankLines, fatal: Fatal, shown: Sequence[Hit]) -> Line | Non
 def _is_near_the_end(lines: RankLines, line: Line) -> bool:
     """And the rank's last words are no other ones that came later."""
     at_s, end_s = line.at_s, lines.rank.exited_at_s
-    later = (other for other in lines.lines[-LAST_WORDS_LINES:] if other.stream == "err" and other.text.strip())
+    later = (other for other in lines.lines[-LAST_OUTPUT_LINES:] if other.stream == "err" and other.text.strip())
     return at_s is None or (
         (end_s is None or end_s - at_s <= NEAR_THE_END_S)
         and not any(
-            other.at_s is not None and other.at_s - at_s > EARLIER_S and not is_remark(other.text) for other in later
+            other.at_s is not None and other.at_s - at_s > EARLIER_S and not is_informational(other.text)
+            for other in later
         )
     )
 

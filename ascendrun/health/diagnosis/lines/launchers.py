@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
-from ascendrun.health.diagnosis.indicators import same_words
+from ascendrun.health.diagnosis.indicators import normalised
 from ascendrun.health.diagnosis.lines.tracebacks import find_chains, rank_of_prefix, split_prefix
 from ascendrun.health.diagnosis.times import stamp_of
 
@@ -22,7 +24,7 @@ _SPAWNED = re.compile(r"process (\d+) spawned with command: (.*)")
 _LOCAL_RANK = re.compile(r"--local_rank[=' ,]+(\d+)")
 _RETURNED = re.compile(r"sigkill_handler\] (.*) exits with return code = (-?\d+)")
 _MAPPING = re.compile(r"'([^']+)': \[([\d, ]*)\]")
-_OWN_WORDS = re.compile(
+_OWN_LINES = re.compile(
     r"torch/distributed/(?:run|launcher|elastic)|torch\.distributed\.elastic|"
     r"deepspeed/launcher|bin/torchrun|multiprocessing/errors"
 )
@@ -88,8 +90,8 @@ def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, .
     many equal tracebacks stand there."""
     root = next(end for end in ends.values() if end.is_root)
     alike = tuple(end.rank for end in ends.values() if end.code == root.code)
-    chains = find_chains([line for line in loose if not _OWN_WORDS.search(line.text)])
-    counted = Counter((chain.root.type, same_words(chain.root.message), chain.root.origin) for chain in chains)
+    chains = find_chains([line for line in loose if not _OWN_LINES.search(line.text)])
+    counted = Counter((chain.root.type, normalised(chain.root.message), chain.root.origin) for chain in chains)
     return alike if counted and max(counted.values()) >= len(alike) else (root.rank,)
 
 
@@ -97,7 +99,7 @@ def _inner(
     process: RankEvidence, number: int, end: InnerEnd | None, lines: Sequence[Line], loose: Sequence[Line]
 ) -> RankEvidence:
     """The launcher kills its other ranks with TERM: that is a stop like ours."""
-    own = [line for line in loose if not _OWN_WORDS.search(line.text)] if _has_no_words(lines) else []
+    own = [line for line in loose if not _OWN_LINES.search(line.text)] if _has_no_words(lines) else []
     code = None if end is None else end.code
     died = code is not None and code < 0
     exited_s = process.exited_at_s
@@ -195,3 +197,30 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _counted(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     """The global ranks of nodes of these sizes, in their order."""
     return [tuple(range(sum(sizes[:place]), sum(sizes[: place + 1]))) for place in range(len(sizes))]
+
+
+def error_lines(text: str, file: str) -> tuple[Line, ...]:
+    """Torch elastic's error file ($TORCHELASTIC_ERROR_FILE) as the lines of a traceback, the exception last.
+
+    () when the file is truncated or empty.
+    """
+    try:
+        whole = json.loads(text, strict=False)
+        content = whole["message"]
+    except (ValueError, TypeError, KeyError):
+        return ()
+    extra = content.get("extraInfo", {}) if isinstance(content, dict) else whole.get("extraInfo", {})
+    message = str(content.get("message", "")) if isinstance(content, dict) else str(content)
+    stack = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+    at_s = _seconds(extra.get("timestamp")) if isinstance(extra, dict) else None
+    lines = [line for line in stack.split("\n") if line.strip()]
+    if message and not any(line.strip().startswith(message.split("\n")[0][:80]) for line in lines[-20:]):
+        lines = [*(lines or ["Traceback (most recent call last):"]), *message.split("\n")]
+    return tuple(Line(line, file, 0, at_s, "error") for line in lines)
+
+
+def _seconds(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

@@ -53,7 +53,7 @@ def is_warning(text: str) -> bool:
     return _WARNING.match(text) is not None and _REPORTS.search(text) is None
 
 
-def is_remark(text: str) -> bool:
+def is_informational(text: str) -> bool:
     """By its own level no error: a warning, or less."""
     return is_warning(text) or _LESS.match(text) is not None
 

@@ -16,19 +16,19 @@ from ascendrun.health.diagnosis.after_error import (
 )
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.exits import CRASHES, signal_of
-from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, Indicator, proof_of, same_line, same_words
+from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, Indicator, normalised, proof_of, same_line
 from ascendrun.health.diagnosis.lines.addresses import is_loopback
 from ascendrun.health.diagnosis.lines.exception_chains import without_handled
-from ascendrun.health.diagnosis.lines.line_kinds import is_list_of_causes, is_remark, is_try
+from ascendrun.health.diagnosis.lines.line_kinds import is_informational, is_list_of_causes, is_try
 from ascendrun.health.diagnosis.lines.tracebacks import find_chains, same_exception
-from ascendrun.health.diagnosis.peers import Word, find_words
+from ascendrun.health.diagnosis.peers import PeerLine, find_peer_lines
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, is_after_stop, moment
 
 AFTERWARDS_LINES = 12
 """So many ordinary lines may follow the fatal error: goodbyes, warnings, the residue of progress bars."""
 NEAR_THE_END_S = 30.0
-LAST_WORDS_LINES, LAST_WORDS_S = 5, 2.0
+LAST_OUTPUT_LINES, LAST_OUTPUT_S = 5, 2.0
 """Surely fatal is what so few lines, or so little time, parted from the rank's end."""
 
 RULED = frozenset(
@@ -53,7 +53,7 @@ RULED = frozenset(
         "models-differ",
     }
 )
-"""Signatures that say something of several ranks: waiting.py weighs them together, no rank's story does alone."""
+"""Signatures that say something of several ranks: waiting.py weighs them together, no rank's timeline does alone."""
 OF_SEVERAL = frozenset({"cqe", "tls", "differs", "mismatch", "models", "location", "link"})
 """Kinds of words that do the same."""
 
@@ -88,9 +88,9 @@ class RankLines:
         hits = [
             hit
             for hit in scan((index, line.text) for index, line in enumerate(lines))
-            if is_telling(hit)
+            if is_specific(hit)
             and (hit.line not in self.stated or hit.signature.family not in OF_THE_SYSTEM)
-            and (hit.signature.role != CAUSE or not is_remark(hit.text))
+            and (hit.signature.role != CAUSE or not is_informational(hit.text))
         ]
         known = {hit.line for hit in hits}
         self.after = count_after(lines, self.chains, known)
@@ -99,7 +99,7 @@ class RankLines:
         self.hits = [hit for hit in hits if not (is_try(hit.text) and self._came_through(hit.line))]
         self.words = tuple(
             word
-            for word in (*self._words_at_the_end(), *find_words(plog))
+            for word in (*self._peer_lines_at_the_end(), *find_peer_lines(plog))
             if not self.is_late(word.line) and not self._is_of_strangers(word)
         )
 
@@ -107,12 +107,12 @@ class RankLines:
     def has_waited(self) -> bool:
         return any(word.wait is not None for word in self.words)
 
-    def _words_at_the_end(self) -> Iterable[Word]:
+    def _peer_lines_at_the_end(self) -> Iterable[PeerLine]:
         """What was said of others while work went on was a trial that is told of, such as those of a meeting."""
         places = {id(line): index for index, line in enumerate(self.lines)}
         return (
             word
-            for word in find_words(self.lines)
+            for word in find_peer_lines(self.lines)
             if self.is_terminal(places[id(word.line)])
             and places[id(word.line)] not in self.stated
             and (word.kind == "tried" or not (is_try(word.line.text) and self._came_through(places[id(word.line)])))
@@ -122,7 +122,7 @@ class RankLines:
         """It said something else after a try, or ended in a way in which no try ends."""
         return (self.rank.has_failed and signal_of(self.rank) in CRASHES) or spoke_after(self.lines, index)
 
-    def _is_of_strangers(self, word: Word) -> bool:
+    def _is_of_strangers(self, word: PeerLine) -> bool:
         """It names only hosts that have no part in the job: a service's, say."""
         if word.kind != "unreached" or word.values["meeting"]:
             return False
@@ -201,11 +201,11 @@ class RankLines:
             blames=row.blames,
             retry=row.retry,
             sure=sure,
-            key="" if row.blames in ("job", "network") else same_words(hit.text) if not values else row.code,
+            key="" if row.blames in ("job", "network") else normalised(hit.text) if not values else row.code,
         )
 
 
-def is_telling(hit: Hit) -> bool:
+def is_specific(hit: Hit) -> bool:
     """Not the names of Python's own exceptions, which the exception itself says better; not a list of usual causes."""
     row = hit.signature
     return not (row.family == "python" and row.code.startswith("python-")) and not is_list_of_causes(hit.text)

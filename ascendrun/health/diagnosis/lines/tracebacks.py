@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ascendrun.health.diagnosis.evidence import Line
-from ascendrun.health.diagnosis.indicators import same_words
+from ascendrun.health.diagnosis.indicators import normalised
 
 PREFIX = re.compile(r"^(?:\[(?:[A-Za-z_]+)?(\d+)\]:[ ]?)+")
 _RANK = re.compile(r"\[rank(\d+)\]:")
@@ -116,7 +116,7 @@ class Chain:
 
 def same_exception(chain: Chain) -> str:
     """Equal for one exception on several ranks."""
-    return f"{chain.root.type}|{chain.root.origin}|{same_words(chain.root.message)}"
+    return f"{chain.root.type}|{chain.root.origin}|{normalised(chain.root.message)}"
 
 
 def split_prefix(text: str) -> tuple[str | None, str]:

@@ -15,7 +15,6 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Adam, Engine, cast
 from ascendrun.programs.trainer.strategies.engine import whole as whole_of
 from ascendrun.programs.trainer.strategies.simulate import repeated_layers
-from ascendrun.text import Text
 
 
 class FullySharded(Engine):
@@ -30,13 +29,7 @@ class FullySharded(Engine):
         self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision, offload: bool = False
     ) -> None:
         if precision.scales:
-            raise ValueError(
-                Text(
-                    "program.fsdp2-scaling",
-                    "fsdp2 has no loss scaling, and {reason}\nhint: use ddp or zero3, or another --dtype",
-                    reason=precision.reason,
-                )
-            )
+            raise ValueError(f"fsdp2 has no loss scaling, and {precision.reason}; use ddp or zero3, or another --dtype")
         shard(module, here, precision, offload=offload)
         materialise(module, torch.device("cpu") if offload else here.device)
         if offload:  # buffers stay where the arithmetic is

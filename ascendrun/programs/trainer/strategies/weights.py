@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from ascendrun.programs.trainer.strategies.fsdp2 import fill
-from ascendrun.text import Text
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -36,14 +35,7 @@ def read_into(
             continue
         found = next((each for each in candidates if each in files), None)
         if found is None:
-            raise InvalidWeightsError(
-                Text(
-                    "program.weights-missing",
-                    "{folder}: no file has the weight {name}, which the model requires",
-                    folder=folder,
-                    name=candidates[0],
-                )
-            )
+            raise InvalidWeightsError(f"{folder}: no file holds {candidates[0]}, which the model needs")
         wanted.setdefault(files[found], []).append(found)
         targets[found] = weight
     for file, names in wanted.items():
@@ -52,15 +44,8 @@ def read_into(
                 rows = opened.get_slice(name)
                 if list(rows.get_shape()) != list(targets[name].shape):
                     raise InvalidWeightsError(
-                        Text(
-                            "program.weights-shape",
-                            "{file}: {name} has shape [{found}], expected [{expected}]; the files belong to another "
-                            "configuration",
-                            file=folder / file,
-                            name=name,
-                            found=rows.get_shape(),
-                            expected=list(targets[name].shape),
-                        )
+                        f"{folder / file}: {name} has shape {rows.get_shape()}, the model wants "
+                        f"{list(targets[name].shape)}; the files are of another configuration"
                     )
                 fill(targets[name], rows.__getitem__)
 
@@ -71,14 +56,7 @@ def file_of_tensor(folder: Path) -> dict[str, str]:
         return dict(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
     if not (folder / SINGLE).is_file():
         raise InvalidWeightsError(
-            Text(
-                "program.no-safetensors",
-                "{folder}: neither {single} nor {index} found\n"
-                "hint: convert other formats with save_pretrained of transformers",
-                folder=folder,
-                single=SINGLE,
-                index=INDEX,
-            )
+            f"{folder}: neither {SINGLE} nor {INDEX} is here; convert other formats with transformers' save_pretrained"
         )
     from safetensors import SafetensorError, safe_open
 
@@ -87,12 +65,7 @@ def file_of_tensor(folder: Path) -> dict[str, str]:
             return dict.fromkeys(opened.keys(), SINGLE)
     except SafetensorError as error:
         raise InvalidWeightsError(
-            Text(
-                "program.bad-safetensors",
-                "{file}: truncated, or not a safetensors file ({error})\nhint: copy it again",
-                file=folder / SINGLE,
-                error=error,
-            )
+            f"{folder / SINGLE}: is cut or no safetensors file ({error}); copy it again"
         ) from error
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from ascendrun.programs.trainer.files import replacing
 from ascendrun.programs.trajectory.evaluation.calibrate import Calibration
 from ascendrun.programs.trajectory.evaluation.scores import Scores
-from ascendrun.text import Text
 
 
 def draw(output: Path, scores: Scores, calibration: Calibration) -> str:
@@ -19,7 +18,7 @@ def draw(output: Path, scores: Scores, calibration: Calibration) -> str:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return str(Text("program.no-matplotlib", "no report.png: matplotlib is not installed"))
+        return "no report.png: matplotlib is not installed here"
     figure = Figure(figsize=(11, 5), layout="constrained")
     matrix, reliability = figure.subplots(1, 2)
     names = [row.name for row in scores.classes]

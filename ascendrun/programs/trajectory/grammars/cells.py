@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ascendrun.programs.trajectory.points.tracks import InvalidDataError
-from ascendrun.text import Text
 
 
 def library() -> Any:
@@ -14,11 +13,8 @@ def library() -> Any:
         import h3
     except ImportError:
         raise InvalidDataError(
-            Text(
-                "program.no-h3",
-                "this grammar requires the Python package h3, which is not installed\n"
-                "hint: pip install h3, or set --grammar=motion",
-            )
+            "this grammar names H3 cells and the Python package h3 is not installed here; install it "
+            "(pip install h3), or take --grammar=motion, which needs none"
         ) from None
     return h3
 

@@ -31,7 +31,6 @@ from ascendrun.programs.trajectory.stages.common import begin_with, check_same, 
 from ascendrun.programs.trajectory.stages.predict import write_predictions
 from ascendrun.programs.trajectory.store import Trained, save_pretrained, save_trained
 from ascendrun.programs.trajectory.train import class_weights, make_loop, train_head
-from ascendrun.text import Text
 
 EXPECTED = (
     InvalidDataError,
@@ -56,13 +55,7 @@ def prepare_stage(options: Options, here: Runtime) -> None:
     check_same(samples.digest, here)
     introduce(options, samples, here)
     here.record(done=True, **{f"segments_{name}": len(part) for name, part in samples.records.items()})
-    here.log(
-        Text(
-            "program.prepared",
-            "no segment is in two splits, and no token names a class\nprepared: {folder}",
-            folder=folder,
-        )
-    )
+    here.say(f"no segment is in two splits either, and no word names a class\nprepared: {folder}")
 
 
 def open_samples(options: Options, here: Runtime) -> Samples:
@@ -81,7 +74,7 @@ def open_samples(options: Options, here: Runtime) -> Samples:
 
 def foresee(name: str, samples: Samples, model: Reader, sizes: Sizes, options: Options, here: Runtime) -> None:
     for line in plan.warnings(name, samples, sizes, options, here, weights=sum(w.numel() for w in model.parameters())):
-        here.log(str(Text("program.note", "note: {text}", text=line)))
+        here.say(f"note: {line}")
 
 
 # --- pretrain ---
@@ -93,14 +86,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
     model = make_guesser(sizes, seed=options["seed"])
     fill(model)
     foresee("pretrain", samples, model, sizes, options, here)
-    here.log(
-        Text(
-            "program.objective",
-            "objective {objective}: {count} tracks without their classes",
-            objective=options["objective"],
-            count=len(unlabelled(samples)),
-        )
-    )
+    here.say(f"objective {options['objective']}: {len(unlabelled(samples))} tracks without their classes")
     loop = make_pretraining(options, samples, model, here, runtime.checkpoint_folder(options["output_dir"]))
     if not ran_to_its_end(loop, options, here):
         return
@@ -115,7 +101,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
             output / "report.json",
             json.dumps({"training": told_of(loop.progress, here, 0.0), "options": dict(options)}, indent=1) + "\n",
         )
-    here.log(f"pretrained: {output}")
+    here.say(f"pretrained: {output}")
     here.record(done=True)
 
 
@@ -128,14 +114,9 @@ def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
         loop.find_micro_batch(longest)
     if loop.run().is_complete:
         return True
-    here.log(
-        Text(
-            "program.training-stopped",
-            "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {folder}",
-            step=loop.progress.step,
-            steps=loop.settings.steps,
-            folder=loop.saver.parent,
-        )
+    here.say(
+        f"stopped after step {loop.progress.step}/{loop.settings.steps}; the same command goes on from "
+        f"there, with the checkpoint in {loop.saver.parent}"
     )
     return False
 
@@ -163,11 +144,7 @@ def learn(options: Options, here: Runtime, *, judges_test: bool) -> None:
     if options["freeze_backbone_epochs"] and options["resume_from_checkpoint"] in ("auto", "never"):
         model = train_head(options, samples, model, here, folder)
         if model is None:
-            here.log(
-                Text(
-                    "program.head-stopped", "stopped while the backbone was frozen; the same command resumes from there"
-                )
-            )
+            here.say("stopped while the layers below were frozen; the same command goes on from there")
             return
     loop = make_loop(options, samples, model, here, folder)
     if not ran_to_its_end(loop, options, here):
@@ -227,7 +204,7 @@ def finish(
         write_report(output, options, samples, progress, scores, baseline, here, seconds, split=split)
     chosen = f"best model of step {progress.best_step}" if progress.best_step is not None else "last model"
     where = "test split" if split == "test" else "validation split"
-    here.log(f"\n{where}, {chosen}:\n\n{as_table(scores, baseline)}\n\nreport, model and predictions: {output}")
+    here.say(f"\n{where}, {chosen}:\n\n{as_table(scores, baseline)}\n\nreport, model and predictions: {output}")
     here.record(done=True)
 
 

@@ -10,7 +10,7 @@ from ascendrun.ascend.signatures import signatures
 from ascendrun.health.diagnosis import Evidence, FixedClock, HostEvidence, Line, RankEvidence, diagnose, render
 from ascendrun.health.diagnosis.lines.line_kinds import is_try, is_warning
 from ascendrun.health.diagnosis.lines.rank_lines import RULED
-from ascendrun.health.diagnosis.peers import find_words, looks_suffered
+from ascendrun.health.diagnosis.peers import find_peer_lines, looks_suffered
 from ascendrun.health.diagnosis.render import messages
 from ascendrun.health.diagnosis.times import Moment, moment, stamp_of, with_stamps
 from ascendrun.text import translations
@@ -57,7 +57,7 @@ def test_a_log_in_local_time_is_set_by_the_end_of_its_process() -> None:
     ],
 )
 def test_words_about_other_ranks_are_read(text: str, kind: str, wait: str) -> None:
-    words = list(find_words([Line(text, "f")]))
+    words = list(find_peer_lines([Line(text, "f")]))
     assert (kind, wait) in [(word.kind, word.wait) for word in words], words
 
 

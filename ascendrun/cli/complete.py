@@ -1,0 +1,80 @@
+"""What a shell completes beside commands and options: jobs, hosts, templates. Quick; an error completes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable
+
+import click
+
+if TYPE_CHECKING:
+    from ascendrun.head.state.settings import Settings
+
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def add_completers(command: click.Command) -> None:
+    """Complete the arguments and options of a command whose names say what they are."""
+    for param in command.params:
+        completer = _COMPLETERS.get(max(param.opts, key=len) if isinstance(param, click.Option) else str(param.name))
+        if completer is None and command.name == "init" and param.name == "name":
+            completer = _quiet(_templates)
+        if completer is not None:
+            param._custom_shell_complete = completer  # what click's own `shell_complete=` sets
+
+
+def _quiet(values: Callable[[click.Context], Iterable[str]]) -> Completer:
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            return [value for value in values(ctx) if value.startswith(incomplete)]
+        except Exception:  # a shell that waits for a completion has no place for an error
+            return []
+
+    return complete
+
+
+def _settings(ctx: click.Context) -> Settings:
+    from ascendrun.head.state.settings import load_settings
+
+    state_dir = ctx.find_root().params.get("state_dir")
+    return load_settings(os.environ, flags={"state_dir": state_dir} if state_dir else {})
+
+
+def _jobs(ctx: click.Context) -> Iterable[str]:
+    from ascendrun.head.state.store import Store
+
+    store = Store.open_for_reading(_settings(ctx).state_dir)
+    if store is None:
+        return ()
+    try:
+        names = store.job_names()
+    finally:
+        store.close()
+    return [*reversed(tuple(names)), *dict.fromkeys(names.values())]
+
+
+def _hosts(ctx: click.Context) -> Iterable[str]:
+    from ascendrun.core.hosts import parse_hostfile
+
+    named = ctx.params.get("hostfile")
+    path = Path(named) if named else _settings(ctx).hostfile
+    return () if path is None else [host.name for host in parse_hostfile(path.read_bytes(), str(path))]
+
+
+def _templates(ctx: click.Context) -> Iterable[str]:
+    from ascendrun.cli import templates
+
+    listed = getattr(templates, "list_templates", None) or templates.list_skeletons
+    return [template.name for template in listed()]
+
+
+_COMPLETERS = {
+    "job": _quiet(_jobs),
+    "jobs": _quiet(_jobs),
+    "--job": _quiet(_jobs),
+    "--resume": _quiet(_jobs),
+    "hosts": _quiet(_hosts),
+    "--hosts": _quiet(_hosts),
+}

@@ -1,0 +1,158 @@
+"""The reference of the command line: docs/cli.md and man pages, made from the commands themselves.
+
+`python -m ascendrun.cli.reference docs/cli.md` writes the page, `… man DIRECTORY` ascendrun.1 and a page a command.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from ascendrun.cli.app import ALIASES, COMMANDS, cli
+from ascendrun.cli.command import RENAMED_FLAGS, CliCommand, option_help, translated_help
+
+HEAD = """# Command-line reference
+
+This page lists every command, option and example of `ascendrun`. It is generated from the commands; `ascendrun help
+COMMAND` prints the same. Global options are accepted before a command, `--lang` also after it. [Exit
+codes](exit-codes.md) are the same for all commands.
+"""
+
+
+def make_page() -> str:
+    """docs/cli.md."""
+    parts = [HEAD, "## ascendrun\n", _block(_usage(cli, "ascendrun")), _options_table(cli)]
+    for command in visible_commands():
+        parts += _section(command)
+    rows = "".join(f"| `{old}` | `{new}` |\n" for old, new in sorted(RENAMED_FLAGS.items()))
+    parts.append(f"## Renamed options\n\nAn old name is an error with exit code 2.\n\n| old | new |\n|---|---|\n{rows}")
+    return "\n".join(parts)
+
+
+def visible_commands() -> tuple[CliCommand, ...]:
+    """Every command that --help lists."""
+    context = click.Context(cli, info_name="ascendrun")
+    found = [cli.get_command(context, entry.name) for entry in COMMANDS if not entry.hidden]
+    return tuple(command for command in found if isinstance(command, CliCommand))
+
+
+def help_messages() -> Mapping[str, str]:
+    """The English of every text of --help, by the key of its Chinese."""
+    found: dict[str, str] = {f"help.{entry.name}.summary": entry.summary for entry in COMMANDS if not entry.hidden}
+    for command in (cli, *visible_commands()):
+        found[f"help.{command.name}"] = inspect.cleandoc(command.help or "")
+        for param in command.params:
+            if isinstance(param, click.Option) and param.help:
+                found[f"help.{command.name}.{max(param.opts, key=len)}"] = param.help
+    return found
+
+
+def make_manuals() -> Mapping[str, str]:
+    """Man pages in troff, by file name."""
+    pages = {"ascendrun.1": _manual(cli, "ascendrun")}
+    for command in visible_commands():
+        pages[f"ascendrun-{command.name}.1"] = _manual(command, f"ascendrun {command.name}")
+    return pages
+
+
+def _section(command: CliCommand) -> Iterator[str]:
+    aliases = [alias for alias, name in ALIASES.items() if name == command.name]
+    yield f"## {command.name}\n"
+    yield f"{_description(command)}\n"
+    if aliases:
+        yield f"Aliases: {', '.join(f'`{alias}`' for alias in aliases)}.\n"
+    yield _block(_usage(command, f"ascendrun {command.name}"))
+    yield _options_table(command)
+    yield _block(command.examples)
+
+
+def _description(command: click.Command) -> str:
+    text = translated_help(f"help.{command.name}", inspect.cleandoc(command.help or ""))
+    return text.partition("\b")[0].strip()
+
+
+def _usage(command: click.Command, path: str) -> str:
+    return " ".join([path, *command.collect_usage_pieces(_context(command))])
+
+
+def _options(command: click.Command) -> Iterator[tuple[str, str]]:
+    for param in command.get_params(_context(command)):
+        if isinstance(param, click.Option) and not param.hidden:
+            flags = ", ".join(sorted((*param.opts, *param.secondary_opts), key=len))
+            value = "" if param.is_flag else f" {metavar_of(param, command)}"
+            yield flags + value, option_help(command.name or "", param) or ""
+
+
+def metavar_of(param: click.Parameter, command: click.Command) -> str:
+    """What stands for the value of an option; click before 8.2 takes no context."""
+    try:
+        return param.make_metavar(_context(command))
+    except TypeError:
+        return param.make_metavar()  # type: ignore[call-arg]
+
+
+def _context(command: click.Command) -> click.Context:
+    return click.Context(command, info_name=command.name, **command.context_settings)
+
+
+def _options_table(command: click.Command) -> str:
+    rows = [" | ".join(cell.replace("|", "\\|") for cell in (f"`{flags}`", text)) for flags, text in _options(command)]
+    return "| option | meaning |\n|---|---|\n" + "".join(f"| {row} |\n" for row in rows)
+
+
+def _block(text: str) -> str:
+    return "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())
+
+
+def _manual(command: CliCommand | click.Command, path: str) -> str:
+    name = path.replace(" ", "-")
+    options = "".join(f".TP\n.B {_troff(flags)}\n{_troff(text)}\n" for flags, text in _options(command))
+    lines = [
+        f'.TH "{name.upper()}" "1" "" "ascendrun"',
+        f".SH NAME\n{_troff(name)} \\- {_troff(_summary(command))}",
+        f".SH SYNOPSIS\n{_troff(_usage(command, path))}",
+        f".SH DESCRIPTION\n{_troff(_description(command))}",
+        f".SH OPTIONS\n{options}",
+    ]
+    examples = getattr(command, "examples", "")
+    if examples:
+        lines.append(f".SH EXAMPLES\n.nf\n{_troff(examples)}\n.fi")
+    if command is cli:
+        names = "".join(f".TP\n.BR ascendrun-{entry.name} (1)\n{_troff(entry.summary)}\n" for entry in COMMANDS)
+        lines.append(f".SH COMMANDS\n{names}")
+    else:
+        lines.append(".SH SEE ALSO\n.BR ascendrun (1)")
+    return "\n".join(line.rstrip("\n") for line in lines) + "\n"
+
+
+def _summary(command: click.Command) -> str:
+    entry = next((entry for entry in COMMANDS if entry.name == command.name), None)
+    return (entry.summary if entry else "launch and monitor distributed training on an NPU cluster").rstrip(".")
+
+
+def _troff(text: str) -> str:
+    """Text in which troff sees neither a request nor an escape."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    return "\n".join(f"\\&{line}" if line.startswith((".", "'")) else line for line in escaped.splitlines())
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) == 2 and arguments[0] == "man":
+        directory = Path(arguments[1])
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, page in make_manuals().items():
+            (directory / name).write_text(page, encoding="utf-8")
+        return 0
+    if len(arguments) != 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    Path(arguments[0]).write_text(make_page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

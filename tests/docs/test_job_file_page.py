@@ -1,0 +1,56 @@
+"""The reference of job files is that of the code, and everything that it offers is accepted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ascendrun.core.errors import InvalidInputError
+from ascendrun.core.jobfile.keys import list_keys, render_page
+from ascendrun.core.jobfile.model import RENAMED, UNSUPPORTED
+from ascendrun.core.jobfile.spec import job_json_schema, parse_stages
+from ascendrun.head.survey.programs import load_programs
+
+ROOT = Path(__file__).resolve().parents[2]
+REMEDY = "python -m ascendrun.core.jobfile.keys > docs/job-file.md; ascendrun schema > docs/job.schema.json"
+
+
+def test_the_page_and_the_schema_are_fresh() -> None:
+    assert (ROOT / "docs" / "job-file.md").read_text(encoding="utf-8") == render_page(), REMEDY
+    schema = json.loads((ROOT / "docs" / "job.schema.json").read_text(encoding="utf-8"))
+    assert schema == job_json_schema(), REMEDY
+
+
+@pytest.mark.parametrize("key", list_keys(), ids=lambda key: key.path)
+def test_the_example_of_a_key_is_accepted(key) -> None:
+    assert key.example is not None
+    given = yaml.safe_load(key.example)
+    base = {"name": "demo", "devices": {"type": "npu"}, **({} if "program" in given else {"command": ["x"]})}
+    if "args" in given:
+        base = {"name": "demo", "program": "qwen_lora"}
+    devices = {**base.get("devices", {}), **given.get("devices", {})}
+    stages = [{"name": "prepare"}, *given["stages"]] if "needs" in key.path else given.get("stages")
+    job = {**base, **given, **({"devices": devices} if devices else {}), **({"stages": stages} if stages else {})}
+    assert parse_stages(yaml.safe_dump(job), "job.yaml", programs=load_programs())
+
+
+@pytest.mark.parametrize("key", [*RENAMED, *UNSUPPORTED])
+def test_what_validate_refuses_is_not_in_the_schema(key: str) -> None:
+    assert key not in {each.path for each in list_keys()}
+    section, _, name = key.partition(".")
+    text = f"name: j\ncommand: [x]\n{section}: {{{name}: 1}}\n" if name else f"name: j\ncommand: [x]\n{key}: 1\n"
+    with pytest.raises(InvalidInputError) as caught:
+        parse_stages(text, "job.yaml", programs={})
+    keys = {problem.message.key for problem in caught.value.problems}
+    assert keys & {"jobfile.renamed", "jobfile.later"}
+
+
+@pytest.mark.parametrize("path", sorted([*ROOT.glob("jobs/*.yaml"), *ROOT.glob("templates/*/job.yaml")]), ids=str)
+def test_a_shipped_job_names_the_schema_and_uses_no_old_key(path: Path) -> None:
+    first, _, text = path.read_text(encoding="utf-8").partition("\n")
+    assert first.startswith("# yaml-language-server: $schema=")
+    assert (path.parent / first.partition("=")[2]).resolve() == ROOT / "docs" / "job.schema.json"
+    assert parse_stages(text, str(path), programs=load_programs())

@@ -1,0 +1,233 @@
+"""No code reads a message: with every English template replaced, the lives of jobs lead to the same facts."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ascendrun.text as text_module
+from ascendrun.cli.outcome import exit_code_of
+from ascendrun.core.events import Event
+from ascendrun.core.jobs import job as w
+from ascendrun.core.jobs import reasons
+from ascendrun.core.jobs.job import Exit, Job, JobInput
+from ascendrun.core.jobs.lifecycle import Step, advance, resume
+from ascendrun.core.jobs.schedule import check_dependency
+from ascendrun.core.notices import notice_of
+from ascendrun.core.reachability import unreachable_hosts
+from ascendrun.head.state.store import Store, StoredJob
+from ascendrun.health.diagnosis import diagnose
+from ascendrun.query.evidence import read_evidence
+from ascendrun.query.report_reader import read_report
+from ascendrun.query.views import make_job_view
+
+HOSTS = ("npu01", "npu02")
+
+
+class Life:
+    """One job, as the controller leads it."""
+
+    def __init__(self, store: Store, name: str, **more: Any) -> None:
+        def make(job_id: str, head_id: str) -> Job:
+            return Job(
+                id=job_id,
+                name=name,
+                run=f"run-{job_id}",
+                hosts=HOSTS,
+                grace_s=30.0,
+                start_s=600.0,
+                created_at_s=1000.0,
+                **more,
+            )
+
+        self.store, self.now_s = store, 1000.0
+        hosts = [{"name": host} for host in HOSTS]
+        self.job = store.add_job(key=name, make_job=make, spec={}, hosts=hosts, trees=[], file=None, now_s=1000.0)
+
+    def take(self, step: Step) -> None:
+        self.store.save(step.job, step.events, now_s=self.now_s)
+        self.job = step.job
+
+    def feed(self, *inputs: JobInput) -> None:
+        for given in inputs:
+            self.now_s += 1.0
+            self.take(advance(self.job, given, now_s=self.now_s))
+
+    def record(self, code: str, *hosts: str, **values: Any) -> None:
+        self.store.save(self.job, [Event(code, values, hosts, (), self.job.attempt, self.now_s)], now_s=self.now_s)
+
+    def check(self) -> None:
+        self.feed(
+            w.WaitingForNodes(reasons.nodes_in_use("j-0099", "other", ["npu01"])),
+            w.NodesAvailable(),
+            w.NodeReported("npu01", "boot1", 0.0),
+            w.NodeReported("npu02", "boot2", 0.01),
+            w.Checked((("disk is 93% full", ("npu01",)),)),
+            w.Planned({"npu01": (0, 1), "npu02": (2, 3)}, 4),
+        )
+
+    def start(self) -> None:
+        self.check()
+        self.feed(w.NodeStaged("npu01"), w.NodeStaged("npu02"), w.NodeReady("npu01", 29500), w.NodeReady("npu02", None))
+
+    def run(self) -> None:
+        self.start()
+        self.feed(*(w.RankStarted(HOSTS[rank // 2], rank, 100 + rank) for rank in range(4)))
+
+    def end(self, code: int) -> None:
+        exit = Exit(code, None, int(self.now_s * 1e9), code != 0)
+        self.feed(*(w.RankExited(HOSTS[rank // 2], rank, exit) for rank in range(4)))
+        self.feed(w.NodeEnded("npu01"), w.NodeEnded("npu02"))
+
+
+def success(store: Store) -> None:
+    life = Life(store, "success")
+    life.run()
+    life.end(0)
+
+
+def user_stop(store: Store) -> None:
+    life = Life(store, "user-stop")
+    life.run()
+    life.record("stop-requested", grace_s=30.0)
+    life.feed(w.StopRequested(False))
+    life.end(-15)
+
+
+def rank_failure(store: Store) -> None:
+    life = Life(store, "rank-failure")
+    life.run()
+    life.feed(w.RankHungAtExit("npu01", 0, "thread"), w.RankExited("npu02", 3, Exit(7, None, 10**12, False)))
+    life.feed(w.NodeEnded("npu01", (4711,)), w.NodeEnded("npu02"))
+
+
+def refused(store: Store) -> None:
+    life = Life(store, "refused")
+    life.check()
+    life.feed(w.Refused("npu02", "port 29500 is in use"))
+
+
+def rebooted(store: Store) -> None:
+    life = Life(store, "rebooted")
+    life.run()
+    life.record("unreachable", "npu02")
+    life.feed(w.NodeRebooted("npu02"), w.NodeEnded("npu01"))
+
+
+def start_timeout(store: Store) -> None:
+    life = Life(store, "start-timeout")
+    life.start()
+    life.now_s += 700.0
+    life.feed(w.RankStarted("npu01", 0, 1), w.RankStarted("npu01", 1, 2), w.Tick(frozenset(HOSTS)))
+    life.feed(w.NodeEnded("npu01"), w.NodeEnded("npu02"))
+
+
+def head_restarted(store: Store) -> None:
+    life = Life(store, "head-restarted")
+    life.check()
+    life.take(resume(life.job, now_s=life.now_s))
+    life.run()
+    life.feed(w.SupervisorLost("npu01"), w.NodeEnded("npu01"), w.NodeEnded("npu02"))
+
+
+def need_failed(store: Store) -> None:
+    first = Life(store, "p.one", stage="one", pipeline="j-0009")
+    first.check()
+    first.feed(w.Refused(None, reasons.on_host("npu01", "no space")))
+    second = Life(store, "p.two", stage="two", pipeline="j-0009", needs=first.job.id)
+    decision = check_dependency(second.job, first.job)
+    assert isinstance(decision, w.DependencyFailed)
+    second.feed(decision)
+
+
+def time_limit(store: Store) -> None:
+    life = Life(store, "time-limit")
+    life.run()
+    life.feed(w.StopStarted("npu01", "limit", "60 s", 1.0))
+    life.end(-15)
+
+
+LIVES: tuple[Callable[[Store], None], ...] = (
+    *(success, user_stop, rank_failure, refused, rebooted, start_timeout, head_restarted, need_failed, time_limit),
+)
+
+
+def facts(state_dir: Path, stored: StoredJob, store: Store) -> dict[str, Any]:
+    """What is decided and shown of a job, without messages."""
+    job, events = stored.job, store.events(stored.job.id)
+    found: dict[str, Any] = {
+        "state": (job.state, job.cause, job.attempt, job.reason.key, job.unconfirmed, job.first_failure),
+        "exit": exit_code_of(make_job_view(stored, None)),
+        "events": [(event.code, event.hosts, event.ranks, event.attempt, event.severity) for event in events],
+        "unreachable": unreachable_hosts(events),
+    }
+    for attempt in range(1, job.attempt + 1):
+        evidence = read_evidence(state_dir, stored, events, attempt=attempt, now_s=9000.0)
+        diagnosis = diagnose(evidence)
+        found[f"attempt {attempt}"] = (
+            evidence.cause,
+            evidence.reason.key if evidence.reason is not None else None,
+            [(host.host, host.rebooted, host.reachable) for host in evidence.hosts],
+            [event.code for event in evidence.events],
+            (diagnosis.code, diagnosis.confidence, diagnosis.hosts, diagnosis.ranks, diagnosis.retry),
+        )
+    report = read_report(store, state_dir, job.id, now_s=9000.0)
+    found["report"] = (report.state, report.time, report.timeline, [row.attempt for row in report.attempts])
+    items = store.stream(job=job.id)
+    notices = [notice_of(job, item, head_id="h", head="login") for item in items]
+    found["notices"] = [(notice.id, notice.kind, notice.state) for notice in notices if notice is not None]
+    return found
+
+
+def live(state_dir: Path) -> dict[str, dict[str, Any]]:
+    store = Store.open(state_dir)
+    for life in LIVES:
+        life(store)
+    found = {stored.job.name: facts(state_dir, stored, store) for stored in store.all_jobs()}
+    store.close()
+    return found
+
+
+@contextmanager
+def reworded(monkeypatch: pytest.MonkeyPatch, replaced: Callable[[str, str], str]) -> Iterator[None]:
+    original = text_module.template_of
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            text_module, "template_of", lambda key, english, lang: replaced(key, original(key, english, lang))
+        )
+        yield
+
+
+def nonsense(key: str, english: str) -> str:
+    """Other words and, in another order, the values of the template."""
+    dice = random.Random(key)
+    pieces = [
+        *re.findall(r"\{[^{}]*\}", english),
+        *(dice.choice(("zzz", "failed", "npu01", "j-0001", ":")) for _ in "abc"),
+    ]
+    dice.shuffle(pieces)
+    return " ".join(pieces)
+
+
+def test_reworded_templates_change_no_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    normal = live(tmp_path / "normal")
+    assert len({values["state"][:2] for values in normal.values()}) >= 7
+    with reworded(monkeypatch, nonsense):
+        assert "{" not in str(reasons.running(4)) and str(reasons.running(4)) != "4 ranks running"
+        assert live(tmp_path / "nonsense") == normal
+
+
+@pytest.mark.parametrize("lang", ["pseudo", "zh"])
+def test_another_language_changes_no_fact(tmp_path: Path, lang: str) -> None:
+    normal = live(tmp_path / "normal")
+    text_module.use_language(lang)
+    try:
+        assert live(tmp_path / lang) == normal
+    finally:
+        text_module.use_language("en")

@@ -1,0 +1,46 @@
+"""How far a job's directories are on their way to a node, and how that shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.plan import Tree
+from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.survey import staging
+from ascendrun.query.views import Reachability, reason_now
+from ascendrun.text import Text
+
+JOB = Job(id="j-0001", name="a", run="r", hosts=("n1", "n2"), grace_s=0.0, start_s=600.0, created_at_s=0.0, since_s=0.0)
+
+
+def test_bytes_are_counted_as_they_arrive_and_when_they_are_there(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(staging, "CHUNK_BYTES", 4)
+    trees = [Tree("code", "a" * 64, 10, 1), Tree("data", "b" * 64, 7, 1)]
+    (tmp_path / "trees").mkdir()
+    staging.tree_file(tmp_path, trees[0].sha256).write_bytes(b"x" * 10)
+    seen: list[int] = []
+
+    def ask(op: str, fields: Mapping[str, Any], body: bytes, then: Callable[[Reply], None]) -> None:
+        seen.append(push.done_bytes)
+        then(Reply({"have": fields["sha256"] == trees[1].sha256}, b"", None))
+
+    push = staging.TreePush(
+        tmp_path, trees, ask=ask, refused=lambda failure: pytest.fail(str(failure)), finished=lambda: None
+    )
+    push.go_on()
+    assert seen == [0, 0, 4, 8, 10] and (push.done_bytes, push.total_bytes) == (17, 17)
+
+
+def test_the_reason_of_a_staging_job_has_bytes_share_and_slow_hosts() -> None:
+    job = replace(JOB, state=State.STAGING)
+    reason = reason_now(job, Reachability(staged={"n1": (100, 100), "n2": (20, 100)}))
+    assert isinstance(reason, Text) and reason.key == "state.staging-slow"
+    assert reason.values == {"done": 120, "total": 200, "share": 0.6, "nodes": 2, "hosts": ["n2"]}
+    assert reason_now(job, None) == job.reason
+    assert reason_now(JOB, Reachability(staged={"n1": (1, 2)})) == JOB.reason
