@@ -26,7 +26,7 @@ from ascendrun.query.npu_exporter import detail_families
 MIB = 1024.0**2
 MEGA = 1e6
 NPU_LABELS = ("container_name", "id", "model_name", "namespace", "pcie_bus_info", "pod_name", "vdie_id", "host")
-DEVICE_LABELS = ("host", "id", "family", "model_name")
+DEVICE_LABELS = ("host", "id", "device_type", "model_name")
 JOB_LABELS = ("job_id", "job_name")
 """Not `job`: that is what Prometheus itself calls a group of targets."""
 RANK_LABELS = (*JOB_LABELS, "rank", "host")
@@ -89,7 +89,7 @@ NPU_ROWS: tuple[Row, ...] = (
         lambda row: 1.0 if row.metrics.name else None,
     ),
 )
-"""Of family npu, under the names and in the units of npu-exporter."""
+"""Of NPUs, with the names and units of npu-exporter."""
 
 DEVICE_ROWS: tuple[Row, ...] = (
     ("ascendrun_device_utilization_percent", "Use of a device's compute cores", _plain("metrics.utilisation")),
@@ -164,7 +164,7 @@ def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence
     """`states`: how many jobs, ended ones too, stand in each state. `details`: of devices, beyond their figures."""
     devices = list({(row.host, row.device): row for row in view.rows if row.device is not None}.values())
     measured = [row for row in devices if row.age_s is not None and "stale" not in row.problems]
-    npus = [row for row in measured if row.family == "npu"]
+    npus = [row for row in measured if row.device_type == "npu"]
     ranks = [row for row in view.rows if row.rank is not None]
     detail_of = {(one.host, one.device): one for one in details if view.at_s - one.at_s <= STALE_S}
     known = [(_npu_labels(row, detail_of), row) for row in npus]
@@ -216,7 +216,7 @@ def _npu_labels(row: TopRow, detail_of: Mapping[tuple[str, int], DeviceDetail]) 
 
 
 def _device_labels(row: TopRow) -> tuple[str, ...]:
-    return (row.host, str(row.device), row.family or "", row.metrics.name or "")
+    return (row.host, str(row.device), row.device_type or "", row.metrics.name or "")
 
 
 def _rank_labels(row: TopRow) -> tuple[str, ...]:

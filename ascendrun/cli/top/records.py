@@ -19,7 +19,11 @@ _MANY: Mapping[str, Any] = {"places": (), "progress": {}, "slow": {}, "liveness"
 
 def row_record(row: TopRow) -> dict[str, Any]:
     """One device or rank."""
-    measured = {"family": row.family, "chip": row.metrics.name, **_without(as_record(row.metrics), _NOT_OF_DEVICE)}
+    measured = {
+        "device_type": row.device_type,
+        "chip": row.metrics.name,
+        **_without(as_record(row.metrics), _NOT_OF_DEVICE),
+    }
     return _flat(row, sample=measured, progress=_without(as_record(row.progress), _NOT_OF_RANK))
 
 

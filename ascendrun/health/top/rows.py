@@ -54,7 +54,7 @@ class IdleHosts:
 
     hosts: tuple[str, ...]
     devices: tuple[int, ...]
-    family: str | None
+    device_type: str | None
     chip: str | None
     utilisation: tuple[float, float] | None
     memory_used_bytes: tuple[int, int] | None
@@ -134,7 +134,7 @@ def fold_idle(rows: Sequence[TopRow]) -> tuple[TopRow | IdleHosts, ...]:
         if all(_is_idle(row) for row in line.rows):
             first, metrics = line.rows[0], line.rows[0].metrics
             key = (
-                first.family,
+                first.device_type,
                 metrics.name,
                 metrics.memory_total_bytes,
                 metrics.link_up,
@@ -168,7 +168,7 @@ def _fold(group: Sequence[HostLine]) -> IdleHosts:
     return IdleHosts(
         hosts=tuple(line.host for line in group),
         devices=tuple(row.device for row in group[0].rows if row.device is not None),
-        family=first.family,
+        device_type=first.device_type,
         chip=metrics.name,
         utilisation=_range(rows, "utilisation"),
         memory_used_bytes=_range(rows, "memory_used_bytes"),

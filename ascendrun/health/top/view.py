@@ -111,7 +111,7 @@ class TopRow:
         return _NO_DEVICE if self.sample is None else self.sample
 
     @property
-    def family(self) -> str | None:
+    def device_type(self) -> str | None:
         """npu or cuda; None: the device was not measured."""
         return None if self.sample is None else self.sample.family
 
