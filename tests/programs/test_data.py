@@ -116,7 +116,7 @@ def test_packed_rows_are_nearly_full_and_never_too_full():
     fills = [sum(lengths[i] for i in row) for row in plan.rows(0)]
     assert max(fills) <= 512
     assert np.mean(fills) > 0.97 * 512
-    with pytest.raises(ValueError, match="a sample of 600 tokens does not fit in rows of 512"):
+    with pytest.raises(ValueError, match="a sample of 600 tokens does not fit in sequences of 512"):
         Packed([600], row_tokens=512, batch_size=1, seed=0)
 
 

@@ -24,7 +24,7 @@ class FullDisk(io.RawIOBase):
 def test_a_full_disk_is_told_also_where_torch_hides_it():
     with pytest.raises(Exception) as caught:
         torch.save({"weights": torch.ones(1000)}, FullDisk())
-    told = "/data/model.pt: No space left on device; free some space there, or name another folder"
+    told = "/data/model.pt: No space left on device\nhint: free space there, or choose another directory"
     assert in_words(caught.value) == told
     assert in_words(ValueError("ours")) is None and in_words(KeyError("x")) is None
 
@@ -41,13 +41,13 @@ def test_an_output_that_cannot_be_written_is_told_before_a_step_is_taken(launch,
     (tmp_path / "file").write_text("")
     run = launch(program, [*options, f"--output_dir={tmp_path}/file/out"])
     assert run.wait() == [1]
-    assert "file/out" in run.text() and "there is a file where a folder should be" in run.text()
+    assert "file/out" in run.text() and "expected a directory, found a file" in run.text()
     assert "Traceback" not in run.text() and "step 1/" not in run.text()
 
 
 def test_a_device_that_is_not_there_is_told_without_a_trace(start):
     run = start("--mode=train", "--device=cuda", *TINY)
     assert run.wait() == [1]
-    assert "wants device cuda:0" in run.text() and "Traceback" not in run.text()
+    assert "requires device cuda:0" in run.text() and "Traceback" not in run.text()
     with pytest.raises(NoDeviceError, match="torch_npu"):
         open_accelerator("npu", 0)

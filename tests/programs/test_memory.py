@@ -61,7 +61,7 @@ def test_a_model_too_large_for_replicas_fits_in_parts():
     precision = Precision(torch.bfloat16, torch.bfloat16, False, "bfloat16")
     needs = [memory.needs(large, how=how, world_size=16, precision=precision) for how in ("ddp", "fsdp2", "zero3")]
     assert [memory.fits(need, 64 * memory.GB, "npu") for need in needs] == [False, True, True]
-    assert "ddp over 16 needs 7" in memory.as_sentence(needs[0], 64 * memory.GB, "npu")
+    assert "ddp over 16 ranks: 7" in memory.as_sentence(needs[0], 64 * memory.GB, "npu")
 
 
 def test_what_is_small_is_told_in_megabytes_and_of_a_process_on_a_cpu():
@@ -79,7 +79,7 @@ def test_what_is_small_is_told_in_megabytes_and_of_a_process_on_a_cpu():
     precision = Precision(torch.float32, torch.float32, False, "float32")
     need = memory.needs(small, how="none", world_size=1, precision=precision)
     told = memory.as_sentence(need, 12 * memory.GB, "cpu")
-    assert told.startswith("one rank needs ") and " MB of 12.0 GB a process (weights 4 MB, " in told
+    assert told.startswith("one rank: ") and " MB of 12.0 GB per process (weights 4 MB, " in told
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_what_is_small_is_told_in_megabytes_and_of_a_process_on_a_cpu():
     [
         (
             {"batch_size": 32, "world_size": 8, "micro_batch": 8},
-            "does not divide by 64 (8 ranks x --micro_batch_size=8), so ranks wait for others; take 64",
+            "is not divisible by 64 (8 ranks x --micro_batch_size=8)",
         ),
-        ({"batch_size": 100, "world_size": 16, "micro_batch": 1}, "take 96 or 112"),
-        ({"batch_size": 4, "world_size": 16, "micro_batch": 0}, "leaves 12 without a sample in every step; take 16"),
-        ({"batch_size": 2048, "world_size": 16, "micro_batch": 0}, "but there are 1000 samples"),
+        ({"batch_size": 100, "world_size": 16, "micro_batch": 1}, "set it to 96, 112"),
+        ({"batch_size": 4, "world_size": 16, "micro_batch": 0}, "leaves 12 ranks without a sample in every step"),
+        ({"batch_size": 2048, "world_size": 16, "micro_batch": 0}, "exceeds the 1000 samples"),
     ],
 )
 def test_batches_that_do_not_divide_are_named_with_the_nearest_that_do(asked, said):

@@ -20,9 +20,9 @@ OPTIONS = {
     "lora_r": 4,
     "lora_alpha": 8,
     "lora_dropout": 0.0,
-    "targets": ["q_proj", "up_proj", "down_proj"],
-    "dora": False,
-    "rslora": False,
+    "target_modules": ["q_proj", "up_proj", "down_proj"],
+    "use_dora": False,
+    "use_rslora": False,
 }
 
 
@@ -65,7 +65,7 @@ def trained(model):
     }
 
 
-@pytest.mark.parametrize("changes", [{}, {"rslora": True}, {"dora": True}])
+@pytest.mark.parametrize("changes", [{}, {"use_rslora": True}, {"use_dora": True}])
 def test_peft_and_the_merged_model_say_what_the_trained_model_says(home, here, tokenizer, tmp_path, changes):
     """S3-47, S3-48."""
     from peft import PeftModel
@@ -95,7 +95,7 @@ def test_a_new_adapter_changes_nothing(home, here):
 
     ids = torch.arange(20)[None]
     plain = AutoModelForCausalLM.from_pretrained(home)
-    for changes in ({}, {"dora": True}):
+    for changes in ({}, {"use_dora": True}):
         model, _ = make(home, here, **changes)
         with torch.no_grad():
             torch.testing.assert_close(model(input_ids=ids).logits, plain(input_ids=ids).logits, rtol=1e-4, atol=1e-5)
@@ -106,8 +106,8 @@ def test_a_new_adapter_changes_nothing(home, here):
     [
         (lambda values, name: values.pop(name), "is missing"),
         (lambda values, name: values.update({name: torch.empty(0)}), r"has shape \[0\], not"),
-        (lambda values, name: values.update({name: values[name] * float("nan")}), "has numbers that are none"),
-        (lambda values, name: values.update(other=values[name]), "other is no part of the adapter"),
+        (lambda values, name: values.update({name: values[name] * float("nan")}), "has values that are not finite"),
+        (lambda values, name: values.update(other=values[name]), "other is not part of the adapter"),
     ],
 )
 def test_an_adapter_with_an_empty_matrix_is_refused_and_the_old_one_stays(home, here, tokenizer, tmp_path, spoil, says):
@@ -139,7 +139,7 @@ def test_qlora_is_refused_with_the_reason_and_the_way_out(family):
 
 def test_targets_that_the_model_lacks_are_named_with_those_it_has(home, here):
     with pytest.raises(InvalidDataError, match="no linear layer c_attn; it has down_proj, gate_proj, k_proj"):
-        make(home, here, targets=["q_proj", "c_attn"])
+        make(home, here, target_modules=["q_proj", "c_attn"])
 
 
 def test_the_adapter_drops_out_in_training_as_asked(home, here):

@@ -111,9 +111,9 @@ def test_rows_without_difficulty_are_trained_on_as_usual_with_the_guides_warning
 
 
 def test_difficulties_that_the_table_cannot_place_are_refused():
-    with pytest.raises(ValueError, match="3 of 10 rows have no difficulty"):
+    with pytest.raises(ValueError, match="3 of 10 samples have no difficulty"):
         choose({None: 3, "explain": 7})
-    with pytest.raises(ValueError, match="rows of difficulty hard, but --difficulty_levels has explain"):
+    with pytest.raises(ValueError, match="samples of difficulty hard, but --difficulty_levels has explain"):
         choose({"hard": 3, "explain": 7})
     assert not choose({"hard": 3, None: 7}, wanted="off").is_curriculum
 
@@ -123,19 +123,19 @@ def test_a_level_without_rows_gives_its_share_to_the_next_easier_one():
     assert table.levels == ("explain", "reasoning")
     assert table.stages[2][1] == (Fraction(1, 4), Fraction(3, 4))
     assert table.notes == (
-        "no rows of difficulty topology: its share goes to reasoning",
-        "500 rows of difficulty reasoning; 1000 or more are advised",
+        "no samples of difficulty topology: its fraction goes to reasoning",
+        "500 samples of difficulty reasoning; 1000 or more are recommended",
     )
     assert choose({"reasoning": 2000, "topology": 2000}).notes == (
-        "no rows of difficulty explain: its share goes to reasoning",
+        "no samples of difficulty explain: its fraction goes to reasoning",
     )
 
 
 @pytest.mark.parametrize(
     "texts, says",
     [
-        (["0.3=80/20"], "has 2 parts, but there are 3 levels"),
-        (["x=1/1/1"], "is no stage"),
+        (["0.3=80/20"], "has 2 parts; expected 3"),
+        (["x=1/1/1"], "expected END=PART"),
         (["1=0/0/0"], "not all 0"),
         (["0.7=1/1/1", "0.3=1/1/1", "1=1/1/1"], "ends before"),
         (["0.7=1/1/1"], "must end at 1"),

@@ -175,7 +175,7 @@ PLAN = (
 def test_a_plan_takes_no_card(train):
     """The arithmetic of two nodes of eight, on a machine without any; S3-B10."""
     told = train(*PLAN, "--model_preset=qwen2.5-0.5b", "--world_size=16", ranks=1, name="fits").succeed().text()
-    assert "GB of 32.0 GB a card" in told and "chosen: " in told and "no faster than " in told
+    assert "GB of 32.0 GB per device" in told and "chosen: " in told and "upper bound: " in told
 
 
 @pytest.mark.thorough
@@ -192,7 +192,7 @@ def test_a_plan_of_what_does_not_fit_names_the_way_out(train):
         name="not",
     )
     assert run.wait() == [1]
-    assert "error: " in run.text() and "GB of 32.0 GB a card" in run.text() and "; try " in run.text()
+    assert "error: " in run.text() and "GB of 32.0 GB per device" in run.text() and "; change one of: " in run.text()
 
 
 def test_two_runs_of_one_budget_are_compared(train):

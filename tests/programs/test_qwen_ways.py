@@ -103,13 +103,19 @@ def test_the_other_kinds_of_adapter_learn_the_same_by_every_way(losses, kind):
 @pytest.mark.parametrize(
     "given, ranks, precision, has_deepspeed, says",
     [
-        (["--strategy=fsdp2"], 2, HALF, True, "no loss scaling, and float16 .* use --strategy=ddp or --strategy=zero3"),
-        (["--strategy=fsdp2"], 1, FLOAT, True, "there is one; use --strategy=ddp, or more devices"),
-        (["--strategy=zero3"], 1, FLOAT, True, "there is one; use --strategy=ddp"),
-        (["--strategy=zero3"], 2, FLOAT, False, "needs deepspeed, .* pip install deepspeed; or use --strategy=fsdp2"),
-        (["--strategy=ddp", "--cpu_offload=true"], 2, FLOAT, True, "use --strategy=fsdp2 or --strategy=zero3"),
-        (["--cpu_offload=true"], 1, FLOAT, True, "on two devices or more"),
-        (["--cpu_offload=true"], 2, HALF, False, "float16 needs deepspeed"),
+        (["--strategy=fsdp2"], 2, HALF, True, "(?s)no loss scaling, and float16 .*--strategy=ddp or --strategy=zero3"),
+        (["--strategy=fsdp2"], 1, FLOAT, True, "requires at least 2 ranks, got 1"),
+        (["--strategy=zero3"], 1, FLOAT, True, "requires at least 2 ranks, got 1"),
+        (
+            ["--strategy=zero3"],
+            2,
+            FLOAT,
+            False,
+            "(?s)requires deepspeed, .*pip install deepspeed, or set --strategy=fsdp2",
+        ),
+        (["--strategy=ddp", "--cpu_offload=true"], 2, FLOAT, True, "set --strategy=fsdp2 or --strategy=zero3"),
+        (["--cpu_offload=true"], 1, FLOAT, True, "on two or more devices"),
+        (["--cpu_offload=true"], 2, HALF, False, "float16 requires deepspeed"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason_and_the_way_out(given, ranks, precision, has_deepspeed, says):
@@ -128,8 +134,8 @@ def test_what_can_work_is_not_refused(given):
 @pytest.mark.parametrize(
     "given, says",
     [
-        ("--dtype=float16", "error: --dtype=float16: slow and inexact on a CPU; use float32 or bfloat16"),
-        ("--mc_eval_path=absent.jsonl", "error: absent.jsonl: no such file"),
+        ("--dtype=float16", "error: --dtype=float16 is slow and inexact on a CPU"),
+        ("--mc_eval_path=absent.jsonl", "error: absent.jsonl: file not found"),
     ],
 )
 def test_a_refused_run_has_made_nothing(launch, given, says):
@@ -156,13 +162,13 @@ def test_a_damaged_base_is_told_in_a_line_that_names_the_file(launch, tmp_path, 
     run = launch("qwen_lora", [*TINY, f"--base_model={home}"], name="damaged")
     assert run.wait() == [1] and "Traceback" not in run.text()
     (line,) = [each for each in run.text().splitlines() if each.startswith("error: ")]
-    assert f"{home}/{file}" in line and "copy the base again" in line
+    assert f"{home}/{file}" in line and "copy the base again" in run.text()
 
 
 def test_a_model_that_sees_only_a_window_is_not_packed_beyond_it(tmp_path):
     config = base.shape_config("tiny", use_sliding_window=True, sliding_window=256)
     (tmp_path / "config.json").write_text(config.to_json_string())
-    with pytest.raises(InvalidDataError, match="256 tokens back.*--packing=false, or --cutoff_len=256"):
+    with pytest.raises(InvalidDataError, match="(?s)256 tokens back.*--packing=false, or --cutoff_len=256"):
         base.folder_config(tmp_path, packed_tokens=512)
     assert base.folder_config(tmp_path, packed_tokens=256).sliding_window == 256
     base.folder_config(tmp_path)
@@ -186,18 +192,18 @@ def reckoned(*given, card_bytes):
 def test_activations_are_kept_while_they_fit_and_made_anew_before_the_base_is_cut_up():
     """S3-B7: no checkpointing whatever the card. S3-B6: the fast way first."""
     roomy = reckoned(card_bytes=None)
-    assert str(roomy.chosen) == "ddp, activations kept" and roomy.lines[-1].endswith("the fastest that fits")
+    assert str(roomy.chosen) == "ddp, activations kept" and roomy.lines[-1].endswith("the fastest strategy that fits")
     tight = reckoned(card_bytes=roomy.need.on_card("cpu") - 1)
-    assert str(tight.chosen) == "ddp, activations made anew"
+    assert str(tight.chosen) == "ddp, activations recomputed"
     assert tight.need.activations < 0.7 * roomy.need.activations
-    assert "chosen: ddp, activations made anew" in tight.lines[-1]
+    assert "chosen: ddp, activations recomputed" in tight.lines[-1]
     forced = reckoned("--gradient_checkpointing=false", card_bytes=roomy.need.on_card("cpu") - 1)
-    assert str(forced.chosen) != "ddp, activations kept" and "made anew" not in str(forced.chosen)
+    assert str(forced.chosen) != "ddp, activations kept" and "recomputed" not in str(forced.chosen)
 
 
 def test_what_fits_by_no_way_is_told_with_the_least_of_all_needs():
     found = reckoned(card_bytes=1000)
-    assert found.chosen is None and "; try " in found.problems[0] and len(found.lines) == 1 + 8
+    assert found.chosen is None and "; change one of: " in found.problems[0] and len(found.lines) == 1 + 8
 
 
 def test_offloading_that_is_asked_for_is_never_forgotten():
@@ -208,11 +214,11 @@ def test_offloading_that_is_asked_for_is_never_forgotten():
 def test_a_way_that_was_asked_for_is_taken_and_activations_are_still_looked_at():
     holding, lines = sizing.choose(base.shape_config("tiny"), options_of("--strategy=ddp"), PIECE, alone(), FLOAT)
     assert (holding.how, holding.checkpointing) == ("ddp", False)
-    assert "--strategy=ddp, as asked, activations fit" in lines[-1]
+    assert "strategy=ddp as requested, activations fit" in lines[-1]
     holding, lines = sizing.choose(
         base.shape_config("tiny"), options_of("--strategy=ddp", "--gradient_checkpointing=true"), PIECE, alone(), FLOAT
     )
-    assert holding.checkpointing and lines == ["ddp, activations made anew, as asked"]
+    assert holding.checkpointing and lines == ["ddp, activations recomputed, as requested"]
 
 
 def test_packing_is_on_and_attention_is_a_fused_one_whatever_the_base_says(tmp_path):
@@ -236,13 +242,13 @@ def test_the_plan_tells_what_the_cards_cannot_exceed():
         config, options_of(), {"rows": 1, "length": 64, "kept": 64, "pieces": 1}, FLOAT, is_cast=True, is_anew=False
     )
     line = sizing.speed_limit(config, sizes, chip_of("910B3"), ranks=16, mean_length=2048)
-    rows_per_s = float(line.split()[3])
+    rows_per_s = float(line.split()[2])
     assert 5 < rows_per_s < 50 and "16 x 294.9 TFLOP/s" in line
     assert sizing.speed_limit(config, sizes, chip_of("310P3"), ranks=16, mean_length=2048) is None
 
 
 def test_a_plan_for_a_card_that_lacks_the_dtype_is_refused_in_words():
-    with pytest.raises(InvalidDataError, match="has no bfloat16; use float16 or auto"):
+    with pytest.raises(InvalidDataError, match="does not support bfloat16"):
         modes.plan(options_of("--chip=910A", "--dtype=bfloat16"), alone())
-    with pytest.raises(InvalidDataError, match="--chip=Z80: not in the table of chips"):
+    with pytest.raises(InvalidDataError, match="--chip=Z80: unknown chip"):
         modes.plan(options_of("--chip=Z80"), alone())

@@ -77,7 +77,7 @@ def test_data_that_is_missing_is_said_in_the_error_file_of_every_rank(start):
     assert run.wait() == [1, 1]
     for file in run.error_files:
         message = json.loads(file.read_text())["message"]
-        assert "/nowhere/tracks.csv: no such file" in message["message"]
+        assert "/nowhere/tracks.csv: file not found" in message["message"]
         assert "extraInfo" in message
 
 

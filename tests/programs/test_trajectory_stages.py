@@ -38,7 +38,7 @@ def test_the_stages_hand_their_work_on_and_the_report_holds_what_it_promises(sta
         ranks=2,
         name="finetune",
     ).succeed()
-    assert "begins with" in second.text() and "validation split" in second.text()
+    assert "starting from" in second.text() and "validation split" in second.text()
     frozen, whole = (line for line in second.metrics() if line.get("event") == "start")
     assert 0 < frozen["parameters"] < 0.1 * whole["parameters"] and 2 * frozen["total_steps"] == whole["total_steps"]
     assert "test" not in second.report(), "test ships are looked at once, by evaluate"
@@ -198,7 +198,7 @@ def test_a_ship_whose_name_holds_another_system_s_line_end_is_read_back_whole(tm
     save_prepared(Prepared({"train": [record]}, {"a": 0}, {}), tmp_path)
     assert load_prepared(tmp_path).records == {"train": [record]}
     (tmp_path / "samples.jsonl.gz").unlink()
-    with pytest.raises(InvalidDataError, match="run --mode=prepare"):
+    with pytest.raises(InvalidDataError, match="--mode=prepare"):
         load_prepared(tmp_path)
 
 
@@ -230,16 +230,16 @@ def test_the_guide_s_texts_lose_their_class_words_and_a_word_that_still_tells_st
     folder = tmp_path / "again"
     # Every class still has a word of its own, SPD_SLOW and SPD_FAST: the check says so too.
     own = start("--mode=prepare", f"--data_path={tmp_path / 'good.jsonl'}", f"--output_dir={folder}", name="own")
-    assert own.wait() == [1] and "one word tells the class" in own.text() and not folder.exists()
+    assert own.wait() == [1] and "one token identifies each class" in own.text() and not folder.exists()
     mixed = guide_lines(leaks=False).replace("SPD_SLOW", "SPD_FAST", 12 * 12)
     (tmp_path / "mixed.jsonl").write_text(mixed)
     fine = start(
         "--mode=prepare", f"--data_path={tmp_path / 'mixed.jsonl'}", f"--output_dir={folder}", name="fine"
     ).succeed()
-    assert "480 class words were taken out" in fine.text()
+    assert "removed 480 class tokens" in fine.text()
     assert load_prepared(folder).names == ["Bulk_Carrier", "Oil_Tanker"]
 
 
 def test_a_model_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(InvalidDataError, match="no trained model here"):
+    with pytest.raises(InvalidDataError, match="no trained model found"):
         Classifier(tmp_path)

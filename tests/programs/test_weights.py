@@ -38,10 +38,10 @@ def test_files_that_do_not_fit_are_refused_with_what_is_missing(tmp_path):
     with pytest.raises(InvalidWeightsError, match="neither model.safetensors nor"):
         read_into(Tied(), tmp_path)
     save_file({"words.weight": torch.zeros(7, 4)}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidWeightsError, match="no file holds scale"):
+    with pytest.raises(InvalidWeightsError, match="no file has the weight scale"):
         read_into(Tied(), tmp_path)
     save_file({"words.weight": torch.zeros(8, 4)}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidWeightsError, match=r"words.weight has shape \[8, 4\], the model wants \[7, 4\]"):
+    with pytest.raises(InvalidWeightsError, match=r"words.weight has shape \[8, 4\], expected \[7, 4\]"):
         read_into(Tied(), tmp_path, name_in_file=lambda name: name if "words" in name else None)
 
 

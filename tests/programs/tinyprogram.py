@@ -180,12 +180,12 @@ def train(options: dict[str, Any], here: runtime.Runtime) -> None:
     )
     if options["room"]:
         longest = max(range(len(lengths)), key=lengths.__getitem__)
-        here.say(f"micro-batch found: {loop.find_micro_batch([(longest,)], largest=8)}")
+        here.log(f"micro-batch found: {loop.find_micro_batch([(longest,)], largest=8)}")
     loop.resume(options["resume_from_checkpoint"])
     ending = loop.run()
-    here.say(f"ending: {ending.value}")
+    here.log(f"ending: {ending.value}")
     if ending.is_complete:
-        here.say(f"best: {loop.load_best()}")
+        here.log(f"best: {loop.load_best()}")
         final = engine.full_weights()
         if here.is_first:
             torch.save(final, "final.pt")

@@ -9,6 +9,7 @@ from typing import Any
 from ascendrun.programs.meshtest.burn import burn
 from ascendrun.programs.meshtest.exchange import measure_all_reduce
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.text import Text
 
 Options = Mapping[str, Any]
 
@@ -35,7 +36,7 @@ def measure(options: Options, runtime: Runtime) -> None:
             runtime.accelerator, seconds=options["matmul_s"], size=options["matmul_size"], seed=options["seed"]
         )
         runtime.record(measured="device", device=label, rank=runtime.rank, **burnt)
-        runtime.say(f"{label}: {burnt['tflops']:.3f} TFLOP/s")
+        runtime.log(f"{label}: {burnt['tflops']:.3f} TFLOP/s")
     if runtime.world_size == 1:
         return
     for name, ranks in exchanges(runtime):
@@ -44,7 +45,7 @@ def measure(options: Options, runtime: Runtime) -> None:
         )
         runtime.record(measured=name, device=label, rank=runtime.rank, ranks=list(ranks), **found)
         widest = max(found["bandwidth_bytes_per_s"].values())
-        runtime.say(f"{name}: {widest / 1e9:.3f} GB/s, {found['latency_s'] * 1e6:.0f} us")
+        runtime.log(f"{name}: {widest / 1e9:.3f} GB/s, {found['latency_s'] * 1e6:.0f} us")
 
 
 def exchanges(runtime: Runtime) -> list[tuple[str, tuple[int, ...]]]:
@@ -69,6 +70,10 @@ def read_sizes(texts: Sequence[str]) -> tuple[int, ...]:
         sizes = ()
     if not sizes or min(sizes) < 8 or list(sizes) != sorted(set(sizes)):
         raise InvalidSizesError(
-            f"--message_sizes={','.join(texts)}: wants ascending whole numbers of bytes, 8 and more"
+            Text(
+                "program.sizes",
+                "--message_sizes={sizes}: expected ascending integers of at least 8 bytes",
+                sizes=",".join(texts),
+            )
         )
     return sizes

@@ -20,6 +20,7 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import weights
 from ascendrun.programs.trainer.strategies.engine import cast
 from ascendrun.programs.trainer.strategies.fsdp2 import materialise
+from ascendrun.text import Text
 
 SHAPES = Path(__file__).with_name("shapes.json")
 WRAPPER, WRAPPED = "base_model.model.", ".base_layer."
@@ -33,7 +34,14 @@ def shape_config(name: str, **changes: Any) -> Any:
 
     shapes = json.loads(SHAPES.read_text(encoding="utf-8"))
     if name not in shapes:
-        raise InvalidDataError(f"--model_preset={name}: known are {', '.join(shapes)}")
+        raise InvalidDataError(
+            Text(
+                "program.unknown-preset",
+                "--model_preset={name}: unknown preset; expected one of {known}",
+                name=name,
+                known=list(shapes),
+            )
+        )
     # No window: transformers 4.51 warns of its default one, which is not used, on every rank.
     return Qwen2Config(
         max_position_embeddings=32768, use_cache=False, **{"sliding_window": None, **shapes[name], **changes}
@@ -44,8 +52,13 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
     """`packed_tokens`: in a packed row, 0: rows are not packed. Raises InvalidDataError."""
     if not (folder / "config.json").is_file():
         raise InvalidDataError(
-            f"{folder}: no config.json here; --base_model is a folder with config.json, tokenizer and "
-            "*.safetensors, at the same path on every node"
+            Text(
+                "program.no-config",
+                "{folder}: config.json not found\n"
+                "hint: set --base_model to a directory with config.json, tokenizer and *.safetensors, at the "
+                "same path on every node",
+                folder=folder,
+            )
         )
     from transformers import AutoConfig
 
@@ -53,15 +66,28 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # of many kinds: not JSON, no object, a field or a model that transformers does not know
         raise InvalidDataError(
-            f"{folder}/config.json: refused by transformers ({os_errors.in_a_line(error)}); copy the base "
-            "again, or take a transformers that knows it"
+            Text(
+                "program.config-rejected",
+                "{folder}/config.json: rejected by transformers ({error})\n"
+                "hint: copy the base again, or install a transformers version that supports it",
+                folder=folder,
+                error=os_errors.in_a_line(error),
+            )
         ) from error
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", False) else None
     config.sliding_window = window  # transformers 4.51 warns of one that is not used, on every rank
     if window and packed_tokens > window:
         raise InvalidDataError(
-            f"{folder}: words of this model see {window} tokens back, which a packed row of {packed_tokens} "
-            f"cannot say; use --packing=false, or --cutoff_len={window}"
+            Text(
+                "program.sliding-window",
+                "{folder}: tokens of this model attend to {window} tokens back; packed sequences of {packed} "
+                "tokens are not supported\n"
+                "hint: set --packing=false, or --cutoff_len={cutoff}",
+                folder=folder,
+                window=window,
+                packed=packed_tokens,
+                cutoff=window,
+            )
         )
     return config
 
@@ -208,7 +234,14 @@ class weights_of:
         from safetensors import safe_open
 
         if name not in self.files:
-            raise weights.InvalidWeightsError(f"{self.folder}: no file holds {name}, which the model needs")
+            raise weights.InvalidWeightsError(
+                Text(
+                    "program.weight-not-found",
+                    "{folder}: no file has the weight {name}, which the model requires",
+                    folder=self.folder,
+                    name=name,
+                )
+            )
         if self.files[name] != self.file:
             self.opened.close()
             self.file = self.files[name]

@@ -10,6 +10,7 @@ from typing import Any
 from ascendrun.programs.qwen_lora.conversations import Conversation, InvalidDataError
 from ascendrun.programs.trainer import os_errors
 from ascendrun.programs.trainer.packing import IGNORED
+from ascendrun.text import Text
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -52,8 +53,12 @@ def encode(tokenizer: Any, conversation: Conversation, level: int, *, cutoff: in
         after = render(tokenizer, messages[: turn + 1], asks=False)
         if not before.startswith(done) or not after.startswith(before):
             raise InvalidDataError(
-                "the tokenizer's chat template rewrites earlier turns, so the assistant's words cannot be "
-                "told from the others; use --template=chatml"
+                Text(
+                    "program.template-rewrites",
+                    "the chat template of the tokenizer rewrites earlier turns, so the replies of the assistant "
+                    "cannot be located\n"
+                    "hint: set --template=chatml",
+                )
             )
         add(before[len(done) :], is_learned=False)
         said = after[len(before) :]
@@ -79,7 +84,12 @@ def encode_all(
     kept = [each for each in every if each.learned]
     if not kept:
         raise InvalidDataError(
-            f"after --cutoff_len={cutoff} tokens nothing the assistant says is left in any row; raise it"
+            Text(
+                "program.all-cut",
+                "--cutoff_len={cutoff} tokens: every sample is truncated before the reply of the assistant\n"
+                "hint: raise it",
+                cutoff=cutoff,
+            )
         )
     return kept, len(every) - len(kept)
 
@@ -131,8 +141,12 @@ def load_tokenizer(folder: Path, *, template: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # of many kinds; `tokenizers` raises the bare one
         raise InvalidDataError(
-            f"{folder}/tokenizer.json, or what belongs to it, is no tokenizer that transformers can read "
-            f"({os_errors.in_a_line(error)}); copy the base again"
+            Text(
+                "program.tokenizer-unreadable",
+                "{folder}/tokenizer.json: transformers cannot read the tokenizer ({error})\nhint: copy the base again",
+                folder=folder,
+                error=os_errors.in_a_line(error),
+            )
         ) from error
     if template == "chatml" or not tokenizer.chat_template:
         tokenizer.chat_template = CHATML

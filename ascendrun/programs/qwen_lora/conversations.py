@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ascendrun.text import Text
+
 ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -39,7 +41,13 @@ def read_conversations(path: Path, *, system: str) -> list[Conversation]:
     """`system`: the system's words where a row brings none, "" for none. Raises InvalidDataError with the first
     problems."""
     if not path.is_file():
-        raise InvalidDataError(f"{path}: no such file; on every node the data must be at the same path")
+        raise InvalidDataError(
+            Text(
+                "program.file-not-found",
+                "{path}: file not found; the data must be at the same path on every node",
+                path=path,
+            )
+        )
     found: list[Conversation] = []
     problems: list[str] = []
     for place, row in read_rows(path):
@@ -48,10 +56,14 @@ def read_conversations(path: Path, *, system: str) -> list[Conversation]:
         except ValueError as error:
             problems.append(f"{path}: {place}: {error}")
     if problems:
-        more = f"\n… and {len(problems) - SHOWN_PROBLEMS} more" if len(problems) > SHOWN_PROBLEMS else ""
+        more = (
+            str(Text("program.more", "\n… and {n} more", n=len(problems) - SHOWN_PROBLEMS))
+            if len(problems) > SHOWN_PROBLEMS
+            else ""
+        )
         raise InvalidDataError("\n".join(problems[:SHOWN_PROBLEMS]) + more)
     if not found:
-        raise InvalidDataError(f"{path}: no rows")
+        raise InvalidDataError(Text("program.no-samples", "{path}: no samples", path=path))
     return found
 
 
@@ -61,24 +73,45 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidDataError(
-            f"{path}: is no UTF-8 text at byte {error.start:,}; convert it: iconv -f … -t UTF-8"
+            str(
+                Text(
+                    "program.not-utf8",
+                    "{path}: not valid UTF-8 at byte {position:,}\nhint: convert the file: iconv -f ENCODING -t UTF-8",
+                    path=path,
+                    position=error.start,
+                )
+            )
         ) from error
     try:
         whole = json.loads(text)
     except RecursionError:
-        raise InvalidDataError(f"{path}: is nested too deeply for a list of rows") from None
+        raise InvalidDataError(
+            Text("program.too-deep", "{path}: JSON is nested too deeply for a list of samples", path=path)
+        ) from None
     except ValueError as error:
         if text.lstrip()[:1] == "[" and not is_json(text.lstrip().split("\n", 1)[0]):
-            raise InvalidDataError(f"{path}: is not JSON: {error}") from None
+            raise InvalidDataError(
+                Text("program.not-json", "{path}: not valid JSON: {error}", path=path, error=error)
+            ) from None
     else:
         rows = whole.get("data", [whole]) if isinstance(whole, dict) else whole
         if not isinstance(rows, list):
-            raise InvalidDataError(f"{path}: holds {type(rows).__name__} where the list of rows should be")
+            raise InvalidDataError(
+                Text(
+                    "program.not-a-list",
+                    "{path}: expected a list of samples, got {found}",
+                    path=path,
+                    found=type(rows).__name__,
+                )
+            )
         yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield f"line {number}", json.loads(line) if is_json(line) else ValueError("is not JSON")
+            yield (
+                f"line {number}",
+                json.loads(line) if is_json(line) else ValueError(Text("program.line-not-json", "not valid JSON")),
+            )
 
 
 def is_json(text: str) -> bool:
@@ -100,18 +133,20 @@ def as_conversation(row: Any, *, system: str) -> Conversation:
     else:
         turns, level = from_chat(row), None
     if not any(role == "assistant" and text.strip() for role, text in turns):
-        raise ValueError("nothing is said by the assistant, so there is nothing to learn")
+        raise ValueError(Text("program.no-reply", "no reply of the assistant, so there is nothing to train on"))
     if system and turns[0][0] != "system":
         turns = [("system", system), *turns]
     if level is not None and not isinstance(level, str):
-        raise ValueError(f"difficulty is {level!r}, not a text")
+        raise ValueError(
+            Text("program.difficulty-type", "difficulty: expected a string, got {level:quote}", level=level)
+        )
     return Conversation(tuple(turns), level)
 
 
 def from_instruction(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     for key in ("instruction", "output"):
         if not isinstance(row.get(key), str):
-            raise ValueError(f"{key} is missing, or no text")
+            raise ValueError(Text("program.key-missing", "{key} is missing or not a string", key=key))
     more = row.get("input") or ""
     question = row["instruction"] + (f"\n{more}" if more else "")
     turns = [("user", question), ("assistant", row["output"])]
@@ -120,13 +155,21 @@ def from_instruction(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def from_chat(messages: Any) -> list[tuple[str, str]]:
     if not isinstance(messages, list) or not messages:
-        raise ValueError("has neither instruction and output, nor messages, nor conversations")
+        raise ValueError(Text("program.unknown-format", "expected instruction and output, messages, or conversations"))
     turns = []
     for number, message in enumerate(messages, start=1):
         said = message if isinstance(message, Mapping) else {}
         role, content = said.get("role", said.get("from")), said.get("content", said.get("value"))
         if role not in ROLES:
-            raise ValueError(f"message {number} has the role {role!r}; known are {', '.join(ROLES)}")
+            raise ValueError(
+                Text(
+                    "program.unknown-role",
+                    "message {number}: unknown role {role:quote}; expected one of {known}",
+                    number=number,
+                    role=role,
+                    known=list(ROLES),
+                )
+            )
         turns.append((ROLES[role], plain(content, number)))
     return turns
 
@@ -136,7 +179,7 @@ def plain(content: Any, number: int) -> str:
     if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
         return "".join(str(part["text"]) for part in content)
     if not isinstance(content, str):
-        raise ValueError(f"message {number} has no text")
+        raise ValueError(Text("program.no-text", "message {number} has no text", number=number))
     return content
 
 

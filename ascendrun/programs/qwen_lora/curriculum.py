@@ -9,6 +9,7 @@ import numpy as np
 
 from ascendrun.programs.qwen_lora.quotas import Stage, parse_stages, quotas, stage_of
 from ascendrun.programs.trainer.data import Unit
+from ascendrun.text import Text
 
 NO_DIFFICULTY = "Warning: 'difficulty' field not found"
 """The guide's words; scripts look for them."""
@@ -43,28 +44,66 @@ def choose_table(
         return flat
     if not named:
         if wanted == "on":
-            raise ValueError(f"{NO_DIFFICULTY}, but --curriculum=on wants one; add it to the rows, or use auto or off")
-        return Table(flat.levels, flat.stages, (f"{NO_DIFFICULTY}; standard training without a curriculum",))
+            raise ValueError(
+                Text(
+                    "program.curriculum-needs-difficulty",
+                    "{why}, but --curriculum=on requires it\n"
+                    "hint: add it to the samples, or set --curriculum to auto or off",
+                    why=NO_DIFFICULTY,
+                )
+            )
+        return Table(
+            flat.levels,
+            flat.stages,
+            (str(Text("program.no-curriculum", "{why}; training without a curriculum", why=NO_DIFFICULTY)),),
+        )
     if None in rows_of:
         raise ValueError(
-            f"{rows_of[None]} of {sum(rows_of.values())} rows have no difficulty; give them one of "
-            f"{', '.join(levels)}, or use --curriculum=off"
+            Text(
+                "program.some-no-difficulty",
+                "{missing} of {total} samples have no difficulty; expected one of {levels}\n"
+                "hint: add it, or set --curriculum=off",
+                missing=rows_of[None],
+                total=sum(rows_of.values()),
+                levels=list(levels),
+            )
         )
     strange = sorted(set(named) - set(levels))
     if strange:
         raise ValueError(
-            f"rows of difficulty {', '.join(strange)}, but --difficulty_levels has {', '.join(levels)}; "
-            "name all of them there, from easy to hard, with --curriculum_schedule to fit"
+            Text(
+                "program.unknown-level",
+                "samples of difficulty {strange}, but --difficulty_levels has {levels}\n"
+                "hint: list all of them, from easy to hard, and adapt --curriculum_schedule",
+                strange=list(strange),
+                levels=list(levels),
+            )
         )
     missing = [level for level in levels if level not in named]
     homes = homes_of([level in named for level in levels])
     merged = give_to_neighbours(parsed, homes)
     notes = [
-        f"no rows of difficulty {level}: its share goes to {levels[homes[levels.index(level)]]}" for level in missing
+        str(
+            Text(
+                "program.level-missing",
+                "no samples of difficulty {level}: its fraction goes to {home}",
+                level=level,
+                home=levels[homes[levels.index(level)]],
+            )
+        )
+        for level in missing
     ]
     kept_levels = tuple(level for level in levels if level in named)
     notes += [
-        f"{named[level]} rows of difficulty {level}; {FEW_ROWS} or more are advised"
+        str(
+            Text(
+                "program.few-samples",
+                "{count} samples of difficulty {level}; {advised} or more are recommended",
+                count=named[level],
+                level=level,
+                advised=FEW_ROWS,
+            )
+        )
         for level in kept_levels
         if named[level] < FEW_ROWS
     ]
@@ -152,16 +191,50 @@ class Course:
     def story(self) -> list[str]:
         """What will happen, for people: every stage with its shares, every level with how often its rows come."""
         if not self.table.is_curriculum:
-            return [f"{self.steps} steps of {self.batch_size} samples, {len(self.numbers[0])} rows"]
+            return [
+                str(
+                    Text(
+                        "program.steps",
+                        "{steps} steps of {batch} samples, {rows} samples in the data",
+                        steps=self.steps,
+                        batch=self.batch_size,
+                        rows=len(self.numbers[0]),
+                    )
+                )
+            ]
         lines, begin = [], 0
         for i, (_, shares) in enumerate(self.table.stages, start=1):
             last = sum(1 for step in range(self.steps) if self.stage(step) < i)
             parts = ", ".join(f"{level} {float(share):.0%}" for level, share in zip(self.table.levels, shares))
-            lines.append(f"stage {i}: steps {begin + 1}-{last}: {parts}" if last > begin else f"stage {i}: no step")
+            lines.append(
+                str(
+                    Text(
+                        "program.stage",
+                        "stage {stage}: steps {first}-{last}: {parts}",
+                        stage=i,
+                        first=begin + 1,
+                        last=last,
+                        parts=parts,
+                    )
+                )
+                if last > begin
+                else str(Text("program.stage-empty", "stage {stage}: no steps", stage=i))
+            )
             begin = last
         for level, rows in zip(self.table.levels, self.numbers):
             count = self.given_of(self.steps)[level]
-            lines.append(f"{level}: {len(rows)} rows for {count} places, {count / len(rows):.1f} times each")
+            lines.append(
+                str(
+                    Text(
+                        "program.level-use",
+                        "{level}: {rows} samples used {count} times in total, {times:.1f} times each",
+                        level=level,
+                        rows=len(rows),
+                        count=count,
+                        times=count / len(rows),
+                    )
+                )
+            )
         return lines
 
 

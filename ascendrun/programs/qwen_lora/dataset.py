@@ -20,6 +20,7 @@ from ascendrun.programs.qwen_lora.curriculum import Course, Table, choose_table
 from ascendrun.programs.qwen_lora.generate import make_conversations
 from ascendrun.programs.qwen_lora.sft_task import Rows
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.text import Text
 
 Options = Mapping[str, Any]
 
@@ -69,7 +70,12 @@ def read_texts(options: Options) -> Texts:
         random.Random(options["seed"]).shuffle(order)
         if len(train) < 2:
             raise InvalidDataError(
-                f"{options['data_path']}: {len(train)} row for training and validation both; give more, or --val_size=0"
+                Text(
+                    "program.one-sample",
+                    "{path}: {count} sample for training and validation\nhint: add samples, or set --val_size=0",
+                    path=options["data_path"],
+                    count=len(train),
+                )
             )
         count = max(1, round(len(train) * options["val_size"]))
         val, train = [train[i] for i in sorted(order[:count])], [train[i] for i in sorted(order[count:])]
@@ -80,7 +86,13 @@ def check_same(digest: str, here: Runtime) -> None:
     """Raises InvalidDataError when ranks read different rows: they would train on different data and never notice."""
     odd = here.odd_ones(digest)
     if odd:
-        raise InvalidDataError(f"rank(s) {odd} read other data than the rest; the file must be the same on every node")
+        raise InvalidDataError(
+            Text(
+                "program.data-differs",
+                "ranks {ranks:ranks} read other data than the rest; the file must be the same on every node",
+                ranks=odd,
+            )
+        )
 
 
 def make_lessons(texts: Texts, tokenizer: Any, options: Options) -> Lessons:
@@ -138,15 +150,44 @@ def introduce(lessons: Lessons, course: Course, options: Options) -> list[str]:
     longest = max(len(each.ids) for each in samples)
     lines = [
         *lessons.table.notes,
-        f"{len(samples)} rows of {options['data_path'] or 'made-up data'}, {tokens / len(samples):.0f} tokens on "
-        f"average and {longest} at most, {learned / tokens:.0%} of them learned; "
-        f"{len(lessons.val.samples)} to validate on",
+        str(
+            Text(
+                "program.data",
+                "{count} samples from {source}: {mean:.0f} tokens on average, {longest} at most, "
+                "{learned:percent} of them trained on; {val} validation samples",
+                count=len(samples),
+                source=options["data_path"] or "made-up data",
+                mean=tokens / len(samples),
+                longest=longest,
+                learned=learned / tokens,
+                val=len(lessons.val.samples),
+            )
+        ),
     ]
     if lessons.cut:
-        lines.append(f"{lessons.cut} rows left out: --cutoff_len={options['cutoff_len']} cuts all of the answer off")
+        lines.append(
+            str(
+                Text(
+                    "program.samples-dropped",
+                    "{count} samples dropped: --cutoff_len={cutoff} truncates the whole reply",
+                    count=lessons.cut,
+                    cutoff=options["cutoff_len"],
+                )
+            )
+        )
     at_cutoff = sum(len(each.ids) == options["cutoff_len"] for each in samples)
     if at_cutoff:
-        lines.append(f"{at_cutoff} rows ({at_cutoff / len(samples):.1%}) are cut at {options['cutoff_len']} tokens")
+        lines.append(
+            str(
+                Text(
+                    "program.samples-truncated",
+                    "{count} samples ({fraction:.1%}) truncated at {cutoff} tokens",
+                    count=at_cutoff,
+                    fraction=at_cutoff / len(samples),
+                    cutoff=options["cutoff_len"],
+                )
+            )
+        )
     return lines + course.story()
 
 

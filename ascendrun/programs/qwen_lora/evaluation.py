@@ -16,6 +16,7 @@ from ascendrun.programs.qwen_lora.sft_task import Rows, forward
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
+from ascendrun.text import Text
 
 ROWS_AT_ONCE = 8
 
@@ -78,7 +79,7 @@ def mean_of(pairs: Sequence[tuple[float, int]]) -> float:
 def read_questions(path: Path, limit: int) -> list[Question]:
     """Raises InvalidDataError. `answer` is a letter, or the place counted from 0."""
     if not path.is_file():
-        raise InvalidDataError(f"{path}: no such file")
+        raise InvalidDataError(Text("program.file-not-found-here", "{path}: file not found", path=path))
     found: list[Question] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip() or len(found) == limit:
@@ -88,14 +89,33 @@ def read_questions(path: Path, limit: int) -> list[Question]:
             choices, answer = tuple(map(str, row["choices"])), row["answer"]
             place = "ABCDEFGH".index(answer) if isinstance(answer, str) else int(answer)
             if not 0 <= place < len(choices):
-                raise ValueError(f"answer {answer!r} of {len(choices)} choices")
+                raise ValueError(
+                    Text(
+                        "program.answer-range",
+                        "answer {answer:quote} of {choices} choices",
+                        answer=answer,
+                        choices=len(choices),
+                    )
+                )
             found.append(Question(str(row["question"]), choices, place))
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidDataError(
-                f"{path}: line {number}: wants question, choices and the answer's letter ({error})"
+                Text(
+                    "program.question-line",
+                    "{path}:{number}: expected question, choices and the letter of the answer ({error})",
+                    path=path,
+                    number=number,
+                    error=error,
+                )
             ) from None
     if not found:
-        raise InvalidDataError(f"{path}: no question; wants JSON lines of {{question, choices, answer}}")
+        raise InvalidDataError(
+            Text(
+                "program.no-question",
+                "{path}: no question; expected JSON lines of {{question, choices, answer}}",
+                path=path,
+            )
+        )
     return found
 
 

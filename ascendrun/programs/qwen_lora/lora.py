@@ -19,6 +19,7 @@ from ascendrun.programs.qwen_lora.conversations import InvalidDataError
 from ascendrun.programs.trainer.data import seed_of
 from ascendrun.programs.trainer.distributed import Ranks
 from ascendrun.programs.trainer.strategies.engine import Engine
+from ascendrun.text import Text
 
 ADAPTER_FILE = "adapter_model.safetensors"
 NAME = "default"
@@ -38,8 +39,14 @@ def refuse_qlora(quantize: str, family: str) -> None:
     """Raises InvalidDataError with the reason and the way out."""
     if quantize != "none":
         raise InvalidDataError(
-            f"--quantization_bit={quantize} on {family}: {QLORA[family]}; use --strategy=fsdp2, which holds "
-            "each rank's part of the base only, or --strategy=zero3 with --cpu_offload=true"
+            Text(
+                "program.no-qlora",
+                "--quantization_bit={bits} on {family} is not supported: {why}\n"
+                "hint: set --strategy=fsdp2, which shards the base, or --strategy=zero3 with --cpu_offload=true",
+                bits=quantize,
+                family=family,
+                why=QLORA[family],
+            )
         )
 
 
@@ -51,7 +58,12 @@ def add_lora(model: Any, options: Mapping[str, Any]) -> Any:
     unknown = [name for name in options["target_modules"] if name not in leaves]
     if unknown:
         raise InvalidDataError(
-            f"--target_modules: the model has no linear layer {', '.join(unknown)}; it has {', '.join(sorted(leaves))}"
+            Text(
+                "program.unknown-target",
+                "--target_modules: the model has no linear layer {unknown}; it has {known}",
+                unknown=list(unknown),
+                known=sorted(leaves),
+            )
         )
     config = LoraConfig(
         r=options["lora_r"],
@@ -86,7 +98,9 @@ def first_values(
         elif "lora_B" in name:
             values[name] = torch.zeros(shape)
         elif name not in values:
-            raise InvalidDataError(f"peft made {name}, which this program cannot give a first value")
+            raise InvalidDataError(
+                Text("program.unknown-adapter-part", "peft created {name}, which has no known initial value", name=name)
+            )
     return values
 
 
@@ -150,16 +164,35 @@ def check_whole(weights: Mapping[str, torch.Tensor], expected: Mapping[str, tupl
     problems: list[str] = []
     for name, shape in expected.items():
         if name not in weights:
-            problems.append(f"{name} is missing")
+            problems.append(str(Text("program.part-missing", "{name} is missing", name=name)))
         elif tuple(weights[name].shape) != tuple(shape):
-            problems.append(f"{name} has shape {list(weights[name].shape)}, not {list(shape)}")
+            problems.append(
+                str(
+                    Text(
+                        "program.part-shape",
+                        "{name} has shape [{found}], not [{expected}]",
+                        name=name,
+                        found=list(weights[name].shape),
+                        expected=list(shape),
+                    )
+                )
+            )
         elif not bool(torch.isfinite(weights[name]).all()):
-            problems.append(f"{name} has numbers that are none")
-    problems += [f"{name} is no part of the adapter" for name in set(weights) - set(expected)]
+            problems.append(str(Text("program.part-not-finite", "{name} has values that are not finite", name=name)))
+    problems += [
+        str(Text("program.part-unknown", "{name} is not part of the adapter", name=name))
+        for name in set(weights) - set(expected)
+    ]
     if problems:
         raise IncompleteAdapterError(
-            f"the adapter was not saved: {'; '.join(problems[:4])}"
-            + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
+            str(
+                Text(
+                    "program.adapter-not-saved",
+                    "the adapter was not saved: {problems}",
+                    problems="; ".join(problems[:4]),
+                )
+            )
+            + (str(Text("program.and-more", "; and {n} more", n=len(problems) - 4)) if len(problems) > 4 else "")
         )
 
 
@@ -168,11 +201,18 @@ def check_file(path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
 
     with safe_open(str(path), framework="pt") as opened:
         if set(opened.keys()) != set(wanted):
-            raise IncompleteAdapterError(f"{path} does not hold what was written")
+            raise IncompleteAdapterError(
+                Text("program.adapter-file", "{path} does not hold what was written", path=path)
+            )
         differ = [name for name in wanted if not torch.equal(opened.get_tensor(name), wanted[name])]
     if differ:
         raise IncompleteAdapterError(
-            f"{path}: {differ[0]} reads back as other numbers than were written; check the disk"
+            Text(
+                "program.adapter-values",
+                "{path}: {name} reads back with other values than were written\nhint: check the disk",
+                path=path,
+                name=differ[0],
+            )
         )
 
 

@@ -13,6 +13,7 @@ import torch
 
 from ascendrun.programs.qwen_lora.lora import ADAPTER_FILE, read_settings, target_of
 from ascendrun.programs.trainer.strategies.weights import file_of_tensor
+from ascendrun.text import Text
 
 COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 
@@ -30,7 +31,15 @@ def merge(base: Path, adapter: Path, out: Path) -> int:
         targets = target_of(list(opened.keys()))
         lost = sorted(set(targets) - set(files))
         if lost:
-            raise ValueError(f"{adapter} changes {lost[0]}, which {base} does not have; it belongs to another base")
+            raise ValueError(
+                Text(
+                    "program.other-base",
+                    "{adapter} changes {name}, which {base} does not have; it belongs to another base",
+                    adapter=adapter,
+                    name=lost[0],
+                    base=base,
+                )
+            )
         for file in sorted(set(files.values())):
             with safe_open(str(base / file), framework="pt") as source:
                 weights = {

@@ -37,6 +37,7 @@ from ascendrun.programs.trainer.strategies.engine import Adam, Engine, size_of
 from ascendrun.programs.trainer.strategies.weights import InvalidWeightsError
 from ascendrun.programs.trainer.target_device import planned
 from ascendrun.programs.trainer.task import Settings
+from ascendrun.text import Text
 
 Options = Mapping[str, Any]
 EXPECTED = (
@@ -101,9 +102,9 @@ def train(options: Options, here: Runtime) -> None:
     lessons = make_lessons(texts, tokenizer, options)
     course = make_course(lessons, options, world_size=here.world_size)
     for line in [*introduce(lessons, course, options), precision.reason]:
-        here.say(line)
+        here.log(line)
     for problem in batch_problems(course, options, here.world_size):
-        here.say(f"note: {problem}")
+        here.log(str(Text("program.note", "note: {text}", text=problem)))
     piece = heaviest(
         lessons.train,
         course.units,
@@ -113,14 +114,19 @@ def train(options: Options, here: Runtime) -> None:
     )
     holding, lines = sizing.choose(config, options, piece, here, precision)
     for line in lines:
-        here.say(line)
+        here.log(line)
     model, engine, expected = make_engine(config, options, home, here, precision, holding)
     loop = make_loop(options, lessons, course, engine, here, precision, folder, mean_length=mean_length(course))
     loop.resume(options["resume_from_checkpoint"])
     if not loop.run().is_complete:
-        here.say(
-            f"stopped after step {loop.progress.step}/{loop.settings.steps}; the same command goes on from "
-            f"there, with the checkpoint in {loop.saver.parent}"
+        here.log(
+            Text(
+                "program.stopped",
+                "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {folder}",
+                step=loop.progress.step,
+                steps=loop.settings.steps,
+                folder=loop.saver.parent,
+            )
         )
         return
     if options["load_best_model_at_end"]:
@@ -129,7 +135,7 @@ def train(options: Options, here: Runtime) -> None:
     scores = final_scores(engine, lessons, questions, options, here, output)
     if here.is_first:
         write_report(output, options, lessons, course, loop, holding, piece, scores, time.monotonic() - began_s)
-    here.say(f"adapter, report and samples: {output}")
+    here.log(Text("program.results", "adapter, report and samples: {output}", output=output))
     here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})
 
 
@@ -168,12 +174,34 @@ def batch_problems(course: Course, options: Options, world_size: int) -> list[st
     rows = len(course.units(0))
     if rows < world_size:
         return [
-            f"--global_batch_size={options['global_batch_size']} makes {rows} rows a step on {world_size} ranks, so "
-            f"{world_size - rows} of them have none; take at least {world_size}"
+            str(
+                Text(
+                    "program.idle-ranks",
+                    "--global_batch_size={batch} makes {rows} sequences per step for {ranks} ranks; {idle} ranks "
+                    "have none\n"
+                    "hint: set at least {least}",
+                    batch=options["global_batch_size"],
+                    rows=rows,
+                    ranks=world_size,
+                    idle=world_size - rows,
+                    least=world_size,
+                )
+            )
         ]
     micro = options["micro_batch_size"]
     if micro and rows % (world_size * micro):
-        return [f"a step has {rows} rows for {world_size} ranks x --micro_batch_size={micro}: some passes are not full"]
+        return [
+            str(
+                Text(
+                    "program.uneven-passes",
+                    "{rows} sequences per step are not divisible by {ranks} ranks x --micro_batch_size={micro}: "
+                    "some passes are not full",
+                    rows=rows,
+                    ranks=world_size,
+                    micro=micro,
+                )
+            )
+        ]
     return []
 
 
@@ -188,16 +216,23 @@ def make_engine(
     """(peft's model, the engine, names and shapes of the adapter). The base's weights go where they will stay."""
     sound, reasons = kernels.sound_kernels(here.accelerator, precision.compute)
     for reason in reasons:
-        here.say(f"not fused: {reason}")
+        here.log(Text("program.not-fused", "not fused: {reason}", reason=reason))
     attention = kernels.attention_implementation(sound)
-    here.say(f"attention: {'the NPU' if attention != 'sdpa' else 'torch'}'s fused one ({attention})")
+    here.log(
+        Text(
+            "program.attention",
+            "attention: fused implementation of {owner} ({name})",
+            owner="the NPU" if attention != "sdpa" else "torch",
+            name=attention,
+        )
+    )
     model, how = base.empty_model(config, attention=attention), holding.how
     if holding.checkpointing:
         base.checkpoint_activations(model, how=how)
     model = lora.add_lora(model, options)
     replaced = fused_ops.fuse(model, kernels.operators_of(sound), device=here.accelerator.device.type)
     if replaced:
-        here.say(f"fused: {', '.join(replaced)}")
+        here.log(f"fused: {', '.join(replaced)}")
     model.config.pad_token_id = getattr(config, "pad_token_id", None)
     with base.weights_of(home) as read:
         values = lora.first_values(model, seed=options["seed"], read=read, here=here)
@@ -287,13 +322,25 @@ def save(
         model.peft_config[lora.NAME].base_model_name_or_path = str(home.absolute())
         try:
             lora.save_adapter(weights, expected, model, output / "adapter", lessons.tokenizer)
-            here.say(
-                f"adapter: {len(weights)} matrices, {sum(each.numel() for each in weights.values()):,} numbers, "
-                f"all there: {output / 'adapter'}"
+            here.log(
+                Text(
+                    "program.adapter-saved",
+                    "adapter: {count} matrices, {numbers:,} values, complete: {path}",
+                    count=len(weights),
+                    numbers=sum(each.numel() for each in weights.values()),
+                    path=output / "adapter",
+                )
             )
             if options["save_merged_model"]:
                 changed = merge(home, output / "adapter", output / "merged")
-                here.say(f"merged model, {changed} weights changed: {output / 'merged'}")
+                here.log(
+                    Text(
+                        "program.merged",
+                        "merged model, {count} weights changed: {path}",
+                        count=changed,
+                        path=output / "merged",
+                    )
+                )
         except (lora.IncompleteAdapterError, SafetensorError, OSError) as error:
             problem = str(error)
     problem = here.share(problem)
@@ -330,7 +377,7 @@ def final_scores(
         )
     if here.is_first and answers:
         replace_text(output / "samples.jsonl", "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in answers))
-    here.say("final: " + " ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+    here.log("final: " + " ".join(f"{name} {value:.4f}" for name, value in scores.items()))
     return scores
 
 
@@ -425,8 +472,10 @@ def plan(options: Options, here: Runtime) -> None:
     limit = sizing.speed_limit(
         config, report.simulated, chip_of(options["chip"]), ranks=ranks, mean_length=mean_length(course)
     )
-    notes = [f"note: {problem}" for problem in batch_problems(course, options, ranks)]
-    here.say("\n".join([*introduce(lessons, course, options), *notes, *report.lines, *([limit] if limit else [])]))
+    notes = [
+        str(Text("program.note", "note: {text}", text=problem)) for problem in batch_problems(course, options, ranks)
+    ]
+    here.log("\n".join([*introduce(lessons, course, options), *notes, *report.lines, *([limit] if limit else [])]))
     if report.problems:
         raise sizing.ModelTooLargeError("\n".join(report.problems))
 
@@ -434,24 +483,39 @@ def plan(options: Options, here: Runtime) -> None:
 def compare(options: Options, here: Runtime) -> None:
     """Two runs on the same budget beside each other: comparison.json and a table. Raises InvalidDataError."""
     if len(options["compare_dirs"]) != 2:
-        raise InvalidDataError("--compare_dirs wants the output folders of two runs, with a comma between them")
+        raise InvalidDataError(
+            Text("program.compare-two", "--compare_dirs: expected the output directories of two runs")
+        )
     reports = []
     for name in options["compare_dirs"]:
         path = Path(name) / "report.json"
         if not path.is_file():
-            raise InvalidDataError(f"{path}: no report here; the run has not ended, or wrote to another folder or node")
+            raise InvalidDataError(
+                Text(
+                    "program.no-report",
+                    "{path}: report not found; the run did not finish, or used another directory or node",
+                    path=path,
+                )
+            )
         reports.append(json.loads(path.read_text(encoding="utf-8")))
     first, second = reports
     budget = [(each["training"]["steps"], each["training"]["samples"]) for each in reports]
     if budget[0] != budget[1]:
-        raise InvalidDataError(f"the runs had other budgets: {budget[0]} and {budget[1]} steps and samples")
+        raise InvalidDataError(
+            Text(
+                "program.other-budgets",
+                "the runs have different budgets: {first} and {second} steps and samples",
+                first=budget[0],
+                second=budget[1],
+            )
+        )
     rows = [(name, first["final"][name], second["final"][name]) for name in first["final"] if name in second["final"]]
-    here.say(
+    here.log(
         f"{budget[0][0]} steps, {budget[0][1]} samples each\n"
         f"{'':<18}{options['compare_dirs'][0]:>14}{options['compare_dirs'][1]:>14}{'difference':>12}"
     )
     for name, one, other in rows:
-        here.say(f"{name.replace('_', ' '):<18}{one:>14.4f}{other:>14.4f}{other - one:>+12.4f}")
+        here.log(f"{name.replace('_', ' '):<18}{one:>14.4f}{other:>14.4f}{other - one:>+12.4f}")
     output = Path(options["output_dir"]).absolute()
     replace_text(
         output / "comparison.json",

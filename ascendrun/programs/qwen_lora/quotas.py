@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ascendrun.text import Text
+
 Stage = tuple[Fraction, tuple[Fraction, ...]]
 """(where it ends, as a share of all steps; shares of the levels, adding up to 1)."""
 Counts = Any
@@ -30,16 +32,42 @@ def parse_stages(texts: Sequence[str], levels: int) -> list[Stage]:
         try:
             end, parts = Fraction(end_text.strip()), [Fraction(part.strip()) for part in parts_text.split("/")]
         except (ValueError, ZeroDivisionError):
-            raise InvalidTableError(f"{text!r} is no stage; write END=PART/PART/…, as 0.3=80/20/0") from None
+            raise InvalidTableError(
+                Text(
+                    "program.stage-form",
+                    "--curriculum_schedule: {text:quote}: expected END=PART/PART/…, such as 0.3=80/20/0",
+                    text=text,
+                )
+            ) from None
         if len(parts) != levels:
-            raise InvalidTableError(f"{text!r} has {len(parts)} parts, but there are {levels} levels")
+            raise InvalidTableError(
+                Text(
+                    "program.stage-parts",
+                    "--curriculum_schedule: {text:quote} has {parts} parts; expected {levels}, one for each level",
+                    text=text,
+                    parts=len(parts),
+                    levels=levels,
+                )
+            )
         if min(parts) < 0 or sum(parts) == 0:
-            raise InvalidTableError(f"{text!r}: parts are 0 or more, and not all 0")
+            raise InvalidTableError(
+                Text(
+                    "program.stage-zero",
+                    "--curriculum_schedule: {text:quote}: parts must be 0 or more, and not all 0",
+                    text=text,
+                )
+            )
         if end <= (stages[-1][0] if stages else 0):
-            raise InvalidTableError(f"{text!r} ends before the stage above it")
+            raise InvalidTableError(
+                Text(
+                    "program.stage-order",
+                    "--curriculum_schedule: {text:quote} ends before the previous stage",
+                    text=text,
+                )
+            )
         stages.append((end, tuple(part / sum(parts) for part in parts)))
     if not stages or stages[-1][0] != 1:
-        raise InvalidTableError("the last stage must end at 1, the end of the training")
+        raise InvalidTableError(Text("program.stage-end", "--curriculum_schedule: the last stage must end at 1"))
     return stages
 
 

@@ -22,6 +22,7 @@ from ascendrun.programs.trainer.metrics import flops_per_token
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.simulate import Simulated, simulate_deep
+from ascendrun.text import Text
 
 WAYS = ("ddp", "fsdp2", "zero3")
 
@@ -39,9 +40,16 @@ class Holding:
     checkpointing: bool
 
     def __str__(self) -> str:
-        return (
-            f"{self.how}{', offloaded' if self.offload else ''}, activations "
-            f"{'made anew' if self.checkpointing else 'kept'}"
+        return str(
+            Text(
+                "program.layout",
+                "{strategy}{offload}, activations {activations}",
+                strategy=self.how,
+                offload=Text("program.offloaded", ", offloaded") if self.offload else "",
+                activations=(
+                    Text("program.recomputed", "recomputed") if self.checkpointing else Text("program.kept", "kept")
+                ),
+            )
         )
 
 
@@ -63,23 +71,55 @@ def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision,
     problems = []
     if how == "fsdp2" and precision.scales:
         problems.append(
-            f"--strategy=fsdp2 has no loss scaling, and {precision.reason}; use --strategy=ddp or --strategy=zero3"
+            str(
+                Text(
+                    "program.fsdp2-no-scaling",
+                    "strategy=fsdp2 has no loss scaling, and {reason}\nhint: set --strategy=ddp or --strategy=zero3",
+                    reason=precision.reason,
+                )
+            )
         )
     if how in ("fsdp2", "zero3") and world_size == 1:
         problems.append(
-            f"--strategy={how} shares the base among ranks, and there is one; use --strategy=ddp, or more devices"
+            str(
+                Text(
+                    "program.one-rank",
+                    "strategy={strategy} requires at least 2 ranks, got 1\n"
+                    "hint: set --strategy=ddp, or use more devices",
+                    strategy=how,
+                )
+            )
         )
     if how == "zero3" and not has_deepspeed:
         problems.append(
-            "--strategy=zero3 needs deepspeed, which is not installed here: pip install deepspeed; or use --strategy=fsdp2"  # noqa: E501
+            str(
+                Text(
+                    "program.no-deepspeed",
+                    "strategy=zero3 requires deepspeed, which is not installed\n"
+                    "hint: pip install deepspeed, or set --strategy=fsdp2",
+                )
+            )
         )
     if is_offloaded and (how == "ddp" or world_size == 1):
         problems.append(
-            "--cpu_offload=true needs a base that is shared among ranks; use --strategy=fsdp2 or --strategy=zero3 on two "  # noqa: E501
-            "devices or more, or --cpu_offload=false"
+            str(
+                Text(
+                    "program.offload-needs-sharding",
+                    "cpu_offload requires a base that is sharded over at least 2 ranks\n"
+                    "hint: set --strategy=fsdp2 or --strategy=zero3 on two or more devices, or "
+                    "--cpu_offload=false",
+                )
+            )
         )
     elif is_offloaded and precision.scales and not has_deepspeed:
-        problems.append("--cpu_offload=true with float16 needs deepspeed, which is not here: pip install deepspeed")
+        problems.append(
+            str(
+                Text(
+                    "program.offload-deepspeed",
+                    "cpu_offload with float16 requires deepspeed, which is not installed\nhint: pip install deepspeed",
+                )
+            )
+        )
     if problems:
         raise InvalidDataError("; ".join(problems))
 
@@ -118,21 +158,51 @@ def reckon(
             offload_weights=holding.offload,
         )
         needs.append((need, holding))
-        anew = ", activations made anew" if holding.checkpointing else ""
+        anew = str(Text("program.with-recompute", ", activations recomputed")) if holding.checkpointing else ""
         lines.append(memory.as_sentence(need, card_bytes, family) + anew)
         if found is None and (card_bytes is None or memory.fits(need, card_bytes, family)):
             found = need, holding
             if not everything:
                 break
     sizes = next(iter(seen.values()))
-    millions = f"{sizes.parameters / 1e6:,.2f} M weights, {sizes.trained / 1e6:,.2f} M trained"
+    millions = str(
+        Text(
+            "program.model-size",
+            "{millions:,.2f} M weights, {trained:,.2f} M trained",
+            millions=sizes.parameters / 1e6,
+            trained=sizes.trained / 1e6,
+        )
+    )
     lines.insert(0, f"{millions}; {precision.reason}")
     if found is not None:
         need, holding = found
-        return Reckoning((*lines, f"chosen: {holding}; {why(holding, options, ways)}"), (), holding, need, sizes)
+        return Reckoning(
+            (
+                *lines,
+                str(
+                    Text(
+                        "program.chosen",
+                        "chosen: {layout}; {why}",
+                        layout=str(holding),
+                        why=why(holding, options, ways),
+                    )
+                ),
+            ),
+            (),
+            holding,
+            need,
+            sizes,
+        )
     least, holding = min(needs, key=lambda each: each[0].on_card(family))
-    out = memory.ways_out(least, micro_batch=piece["rows"], has_checkpointing=holding.checkpointing, how=least.how)
-    problem = f"{memory.as_sentence(least, card_bytes, family)}; try {', or '.join(out)}"
+    out = memory.fixes(least, micro_batch=piece["rows"], has_checkpointing=holding.checkpointing, how=least.how)
+    problem = str(
+        Text(
+            "program.does-not-fit",
+            "{need}; change one of: {fixes}",
+            need=memory.as_sentence(least, card_bytes, family),
+            fixes=out,
+        )
+    )
     return Reckoning(tuple(lines), (problem,), None, None, sizes)
 
 
@@ -152,14 +222,30 @@ def trials(options: Mapping[str, Any], ways: Sequence[str]) -> list[Holding]:
 def why(holding: Holding, options: Mapping[str, Any], ways: Sequence[str]) -> str:
     """Of what was chosen here, and what was asked for."""
     parts = (
-        ["the fastest that fits"]
+        [str(Text("program.fastest", "the fastest strategy that fits"))]
         if len(ways) > 1
-        else ["the only way here" if options["strategy"] == "auto" else f"--strategy={holding.how}, as asked"]
+        else [
+            str(Text("program.only-strategy", "the only strategy available here"))
+            if options["strategy"] == "auto"
+            else str(Text("program.strategy-requested", "strategy={strategy} as requested", strategy=holding.how))
+        ]
     )
     if options["gradient_checkpointing"] is not None:
-        parts.append(f"--gradient_checkpointing={str(holding.checkpointing).lower()}, as asked")
+        parts.append(
+            str(
+                Text(
+                    "program.checkpointing-requested",
+                    "gradient_checkpointing={value} as requested",
+                    value=str(holding.checkpointing).lower(),
+                )
+            )
+        )
     elif len(ways) == 1:
-        parts.append("activations fit" if not holding.checkpointing else "activations would not fit")
+        parts.append(
+            str(Text("program.activations-fit", "activations fit"))
+            if not holding.checkpointing
+            else str(Text("program.activations-too-large", "activations do not fit"))
+        )
     return ", ".join(parts)
 
 
@@ -214,9 +300,15 @@ def speed_limit(config: Any, sizes: Simulated, chip: Chip | None, *, ranks: int,
         embedding=words,
     )
     tokens_per_s = ranks * chip.peak_tflops * 1e12 / work
-    return (
-        f"no faster than {tokens_per_s / mean_length:,.1f} rows of {mean_length:.0f} tokens a second: {ranks} x "
-        f"{chip.peak_tflops:g} TFLOP/s, were all of it used"
+    return str(
+        Text(
+            "program.speed-limit",
+            "upper bound: {rate:,.1f} samples/s of {mean:.0f} tokens ({ranks} x {peak:g} TFLOP/s at full use)",
+            rate=tokens_per_s / mean_length,
+            mean=mean_length,
+            ranks=ranks,
+            peak=chip.peak_tflops,
+        )
     )
 
 
@@ -231,12 +323,14 @@ def card_bytes_of(here: Runtime) -> int | None:
 def choose(
     config: Any, options: Mapping[str, Any], piece: Mapping[str, int], here: Runtime, precision: Precision
 ) -> tuple[Holding, list[str]]:
-    """(how to hold it, the reckoning for people). Rank 0 reckons for all. Raises ModelTooLargeError; a way that was asked for is
-    taken even then, for an estimate is no fact."""  # noqa: E501
+    """Return the strategy and the estimate for people; rank 0 estimates for all.
+
+    Raises ModelTooLargeError. A strategy that was requested is used even then: an estimate may be wrong.
+    """
     asked, is_anew = options["strategy"], options["gradient_checkpointing"]
     if asked != "auto" and is_anew is not None:
         chosen = Holding(asked, options["cpu_offload"], is_anew)
-        return chosen, [f"{chosen}, as asked"]
+        return chosen, [str(Text("program.chosen-requested", "{chosen}, as requested", chosen=chosen))]
     told: Any = None
     if here.is_first:
         ways = ways_for(precision, here.world_size, has_deepspeed()) if asked == "auto" else (asked,)
@@ -257,7 +351,18 @@ def choose(
     if asked == "auto":
         raise ModelTooLargeError("\n".join([*lines, *problems]))
     chosen = Holding(asked, options["cpu_offload"], True)
-    return chosen, [*lines, *(f"note: {problem}" for problem in problems), f"{chosen}: --strategy={asked}, as asked"]
+    return chosen, [
+        *lines,
+        *(str(Text("program.note", "note: {text}", text=problem)) for problem in problems),
+        str(
+            Text(
+                "program.chosen-strategy-requested",
+                "{chosen}: strategy={strategy} as requested",
+                chosen=chosen,
+                strategy=asked,
+            )
+        ),
+    ]
 
 
 def ways_for(precision: Precision, world_size: int, has_deepspeed: bool = True) -> tuple[str, ...]:

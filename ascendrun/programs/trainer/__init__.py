@@ -30,7 +30,7 @@ A whole program, `train.py`:
         rows = read_rows(options["data_path"])
         plan = data.Buckets([len(row) for row in rows], batch_size=options["global_batch_size"], seed=options["seed"])
         precision = accelerator.choose_precision(options["dtype"], here.accelerator)
-        here.say(precision.reason)
+        here.log(precision.reason)
         adam = Adam(lr=options["learning_rate"])
         engine = parallel.wrap(make_model(), here, how="ddp", adam=adam, precision=precision)
         steps = options["num_train_epochs"] * plan.steps_per_epoch

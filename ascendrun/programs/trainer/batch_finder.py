@@ -6,6 +6,7 @@ import gc
 from typing import Callable
 
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.text import Text
 
 
 class DeviceOutOfMemoryError(Exception):
@@ -24,14 +25,29 @@ def find_micro_batch(here: Runtime, attempt: Callable[[int], None], *, largest: 
         here.accelerator.empty_cache()
         ranks = [rank for rank, failed in enumerate(here.gather(has_failed)) if failed]
         if not ranks:
-            here.say(f"micro-batch of {size}: the largest that every rank has room for")
+            here.log(
+                Text(
+                    "program.micro-batch-found", "micro-batch of {size}: the largest that fits on every rank", size=size
+                )
+            )
             return size
         if size == 1:
             raise DeviceOutOfMemoryError(
-                f"a single row does not fit on rank {ranks[0]}'s device; shorten the rows, or turn "
-                "gradient checkpointing on"
+                Text(
+                    "program.sample-does-not-fit",
+                    "a single sample does not fit on the device of rank {rank}\n"
+                    "hint: shorten the samples, or set gradient_checkpointing: true",
+                    rank=ranks[0],
+                )
             )
-        here.say(f"micro-batch of {size}: rank {ranks[0]} runs out of memory")
+        here.log(
+            Text(
+                "program.micro-batch-too-large",
+                "micro-batch of {size}: rank {rank} is out of memory",
+                size=size,
+                rank=ranks[0],
+            )
+        )
         size //= 2
 
 

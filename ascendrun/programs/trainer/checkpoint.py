@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ascendrun.text import Text
+
 MANIFEST = "manifest.json"
 COMMON = "common.pt"
 NAME = re.compile(r"^(?P<kind>step|best)-(?P<step>\d{8})$")
@@ -123,9 +125,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Raises OSError and ValueError."""
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     if not isinstance(manifest, dict) or not {"step", "facts", "parts", "here"} <= set(manifest):
-        raise ValueError("it lacks what a manifest holds")
+        raise ValueError(Text("program.manifest-keys", "required keys are missing"))
     if manifest.pop("sha256", None) != hash_of(manifest):
-        raise ValueError("it differs from its hash")
+        raise ValueError(Text("program.manifest-hash", "its hash does not match"))
     return manifest
 
 
@@ -135,9 +137,9 @@ def fault(folder: Path, *, hashed: Collection[str] | None = None) -> str | None:
     try:
         manifest = read_manifest(folder)
     except FileNotFoundError:
-        return f"{MANIFEST} is missing"
+        return str(Text("program.file-missing", "{name} is missing", name=MANIFEST))
     except (OSError, ValueError) as error:
-        return f"{MANIFEST} cannot be read ({error})"
+        return str(Text("program.file-unreadable", "{name} cannot be read ({error})", name=MANIFEST, error=error))
     for name in manifest["here"]:
         problem = part_fault(folder / name, manifest["parts"].get(name), is_read=hashed is None or name in hashed)
         if problem is not None:
@@ -149,13 +151,25 @@ def part_fault(path: Path, wanted: Any, *, is_read: bool) -> str | None:
     try:
         found = fingerprint(path) if is_read else {"bytes": path.stat().st_size}
     except OSError as error:
-        return f"{path.name} cannot be read ({error.strerror})"
+        return str(
+            Text("program.part-unreadable", "{name} cannot be read ({error})", name=path.name, error=error.strerror)
+        )
     if not isinstance(wanted, dict) or "bytes" not in wanted or "sha256" not in wanted:
-        return f"{path.name} has no fingerprint in {MANIFEST}"
+        return str(
+            Text("program.no-fingerprint", "{name} has no fingerprint in {manifest}", name=path.name, manifest=MANIFEST)
+        )
     if found["bytes"] != wanted["bytes"]:
-        return f"{path.name} has {found['bytes']} bytes instead of {wanted['bytes']}"
+        return str(
+            Text(
+                "program.part-size",
+                "{name} has {found} bytes, expected {expected}",
+                name=path.name,
+                found=found["bytes"],
+                expected=wanted["bytes"],
+            )
+        )
     if is_read and found["sha256"] != wanted["sha256"]:
-        return f"{path.name} differs from its hash"
+        return str(Text("program.part-hash", "{name} does not match its hash", name=path.name))
     return None
 
 
@@ -169,7 +183,11 @@ def listed(parent: Path, kind: str) -> list[tuple[int, Path]]:
 
 
 def tell_skipped(folder: Path, problem: str) -> None:
-    print(f"checkpoint {folder} is skipped: {problem}", file=sys.stderr, flush=True)
+    print(
+        Text("program.checkpoint-skipped", "checkpoint {folder} is skipped: {problem}", folder=folder, problem=problem),
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def facts_of(folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ascendrun.programs.trainer.runtime import stop_signals
+from ascendrun.text import Text
 
 PR_SET_PDEATHSIG = 1
 
@@ -91,7 +92,14 @@ class Packed:
     ) -> None:
         longest = max(lengths, default=0)
         if longest > row_tokens:
-            raise ValueError(f"a sample of {longest} tokens does not fit in rows of {row_tokens}; cut it before")
+            raise ValueError(
+                Text(
+                    "program.sample-too-long",
+                    "a sample of {longest} tokens does not fit in sequences of {limit}\nhint: truncate it before",
+                    longest=longest,
+                    limit=row_tokens,
+                )
+            )
         self.lengths, self.row_tokens, self.batch_size = list(lengths), row_tokens, batch_size
         self.seed, self.window = seed, window
         self.steps_per_epoch = math.ceil(len(self.rows(0)) / batch_size)

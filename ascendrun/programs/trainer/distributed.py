@@ -13,6 +13,8 @@ from typing import Any, Callable, TypeVar
 import torch
 import torch.distributed as dist
 
+from ascendrun.text import Text
+
 T = TypeVar("T")
 
 HCCL_CONNECT_RANGE_S = (120, 7200)
@@ -35,8 +37,8 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def say(self, text: str) -> None:
-        """Prints from rank 0 only."""
+    def log(self, text: Text | str) -> None:
+        """Print from rank 0 only."""
         if self.is_first:
             print(text, flush=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ascendrun.text import Text
+
 
 def nearest_multiples(value: int, of: int) -> tuple[int, int]:
     """The nearest valid numbers below and above; the one below is at least `of`."""
@@ -15,16 +17,45 @@ def batch_problems(*, batch_size: int, world_size: int, micro_batch: int, sample
     problems = []
     if batch_size < world_size:
         problems.append(
-            f"--global_batch_size={batch_size} on {world_size} ranks leaves {world_size - batch_size} without a "
-            f"sample in every step; take {world_size} or more, or fewer devices"
+            str(
+                Text(
+                    "program.ranks-without-sample",
+                    "--global_batch_size={batch} on {ranks} ranks leaves {idle} ranks without a sample in every "
+                    "step\n"
+                    "hint: set {least} or more, or use fewer devices",
+                    batch=batch_size,
+                    ranks=world_size,
+                    idle=world_size - batch_size,
+                    least=world_size,
+                )
+            )
         )
     elif batch_size % unit:
         below, above = nearest_multiples(batch_size, unit)
-        shown = f"{world_size} ranks" + (f" x --micro_batch_size={micro_batch}" if micro_batch else "")
         problems.append(
-            f"--global_batch_size={batch_size} does not divide by {unit} ({shown}), so ranks wait for others; "
-            f"take {below}" + (f" or {above}" if above != below else "")
+            str(
+                Text(
+                    "program.batch-not-divisible",
+                    "--global_batch_size={batch} is not divisible by {unit} ({ranks:plural rank ranks}{micro}), "
+                    "so some "
+                    "ranks wait\nhint: set it to {nearest}",
+                    batch=batch_size,
+                    unit=unit,
+                    ranks=world_size,
+                    micro=f" x --micro_batch_size={micro_batch}" if micro_batch else "",
+                    nearest=sorted({below, above}),
+                )
+            )
         )
     if batch_size > samples:
-        problems.append(f"--global_batch_size={batch_size}, but there are {samples} samples")
+        problems.append(
+            str(
+                Text(
+                    "program.batch-over-data",
+                    "--global_batch_size={batch} exceeds the {samples} samples of the data",
+                    batch=batch_size,
+                    samples=samples,
+                )
+            )
+        )
     return problems

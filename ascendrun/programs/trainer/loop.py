@@ -33,6 +33,7 @@ from ascendrun.programs.trainer.task import (
     Settings,
     Task,
 )
+from ascendrun.text import Text
 
 
 class Loop:
@@ -185,17 +186,20 @@ class Loop:
         )
         clock.mark("comm_s")
         if told[2]:
-            self._refuse(share, f"the loss is {loss}" if is_bad else None)
+            self._refuse(share, str(Text("program.bad-loss", "the loss is {loss}", loss=loss)) if is_bad else None)
         norm = self.engine.finish(self.settings.max_grad_norm)
         clock.mark("optimizer_s")
         clock.end()
         if not math.isfinite(norm) and not self.engine.precision.scales:
-            self._refuse(share, f"the gradients' norm is {norm}")
+            self._refuse(share, str(Text("program.bad-norm", "the gradient norm is {norm}", norm=norm)))
         self._count(told, share, norm)
         self._share, self._weight = following, told[7]
         self.progress.step += 1
         if told[3] and self.settings.on_save_failure == "stop":
-            raise SaveError(self.save_problem or "a checkpoint could not be written on another rank")
+            raise SaveError(
+                self.save_problem
+                or str(Text("program.save-failed-elsewhere", "a checkpoint could not be written on another rank"))
+            )
         return Ending.STOPPED if told[0] else Ending.OUT_OF_TIME if told[1] else None
 
     def rate(self, step: int) -> float:
@@ -252,10 +256,26 @@ class Loop:
         """Raises NonFiniteError on every rank, with the ranks that have something to tell."""
         numbers = [number for unit in share.units for number in unit]
         shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-        told = self.here.gather(mine and f"{mine} on rank {self.here.rank} (samples {shown})")
+        told = self.here.gather(
+            mine
+            and str(
+                Text(
+                    "program.bad-on-rank",
+                    "{what} on rank {rank} (samples {samples})",
+                    what=mine,
+                    rank=self.here.rank,
+                    samples=shown,
+                )
+            )
+        )
         raise NonFiniteError(
-            f"step {share.step + 1}: {'; '.join(each for each in told if each)}. The step was not taken; "
-            "older checkpoints are sound. Lower --learning_rate, or look at these samples"
+            Text(
+                "program.non-finite",
+                "step {step}: {problems}; the step was not taken, older checkpoints are valid\n"
+                "hint: lower --learning_rate, or inspect these samples",
+                step=share.step + 1,
+                problems="; ".join(each for each in told if each),
+            )
         )
 
     def _count(self, told: list[float], share: Share, norm: float) -> None:
@@ -314,7 +334,18 @@ class Loop:
         )
         shown = "-" if loss is None else f"{loss:.4f}"
         print(
-            f"step {step}/{steps} epoch {epoch:.1f} loss {shown} lr {rate:.2e} tokens/s {tokens_per_s:,.0f}"
+            str(
+                Text(
+                    "program.progress",
+                    "step {step}/{steps} epoch {epoch:.1f} loss {loss} lr {rate:.2e} tokens/s {speed:,.0f}",
+                    step=step,
+                    steps=steps,
+                    epoch=epoch,
+                    loss=shown,
+                    rate=rate,
+                    speed=tokens_per_s,
+                )
+            )
             + mfu_words(used),
             flush=True,
         )
@@ -350,7 +381,16 @@ class Loop:
             **{f"eval_{name}": value for name, value in scores.items()},
         )
         shown = " ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items())
-        self.here.say(f"step {progress.step}/{settings.steps} evaluation: {shown}{note}")
+        self.here.log(
+            Text(
+                "program.evaluation",
+                "step {step}/{steps} evaluation: {scores}{note}",
+                step=progress.step,
+                steps=settings.steps,
+                scores=shown,
+                note=note,
+            )
+        )
         self.meter.since_s += time.monotonic() - began_s
 
     def _judge(self, scores: Mapping[str, float]) -> str:
@@ -360,7 +400,7 @@ class Loop:
         if is_better:
             progress.best_step, progress.best_score, progress.evaluations_since_best = progress.step, score, 0
             self.best_weights, self.best_is_saved = self.engine.full_weights(), False
-            return " (best so far)"
+            return str(Text("program.best-so-far", " (best so far)"))
         progress.evaluations_since_best += 1
         progress.ended = 0 < settings.early_stopping_patience <= progress.evaluations_since_best
         return ""
@@ -410,9 +450,15 @@ class Loop:
             )
             return
         self.best_is_saved = False
-        self.save_problem = (
-            f"the checkpoint of step {saved.step} could not be written to {saved.path.parent}: "
-            f"{saved.problem}; older ones are as they were"
+        self.save_problem = str(
+            Text(
+                "program.checkpoint-failed",
+                "the checkpoint of step {step} could not be written to {folder}: {problem}; older checkpoints "
+                "are unchanged",
+                step=saved.step,
+                folder=saved.path.parent,
+                problem=saved.problem,
+            )
         )
         self.here.record(event="checkpoint-failed", step=saved.step, problem=saved.problem)
         print(self.save_problem, file=sys.stderr, flush=True)
@@ -430,7 +476,13 @@ class Loop:
         if found is None and choice != "auto":
             found = self.saver.find(Path(choice))
             if found is None:
-                raise CannotResumeError(f"--resume_from_checkpoint={choice}: no complete checkpoint here")
+                raise CannotResumeError(
+                    Text(
+                        "program.no-checkpoint-at",
+                        "--resume_from_checkpoint={path}: no complete checkpoint found",
+                        path=choice,
+                    )
+                )
         if found is None:
             return False
         self._check_identity(found.facts, found.folder)
@@ -442,20 +494,37 @@ class Loop:
             best = self.saver.read_best(self.progress.best_step, found.folder.parent)
             if best is None:
                 raise CannotResumeError(
-                    f"the best model, of step {self.progress.best_step}, which {found.folder} names, is "
-                    "not whole anywhere; remove that checkpoint, or use --resume_from_checkpoint=never"
+                    Text(
+                        "program.best-missing",
+                        "the best model (step {step}), which {folder} refers to, is not complete on any node\n"
+                        "hint: remove that checkpoint, or set --resume_from_checkpoint=never",
+                        step=self.progress.best_step,
+                        folder=found.folder,
+                    )
                 )
             self.best_weights = best["model"] if self.here.is_first else {}
             self.best_is_saved = is_own
         self.saved_step = self.progress.step if is_own else None
-        self.here.say(f"resumed at step {self.progress.step}/{self.settings.steps}")
+        self.here.log(
+            Text(
+                "program.resumed", "resumed at step {step}/{steps}", step=self.progress.step, steps=self.settings.steps
+            )
+        )
         self.here.record(event="resume", step=self.progress.step, checkpoint=str(found.folder))
         return True
 
     def _check_identity(self, facts: Mapping[str, Any], folder: Path) -> None:
         theirs = facts.get("identity", {})
         differs = [
-            f"{name} was {shown(theirs.get(name))}, is {shown(value)}"
+            str(
+                Text(
+                    "program.option-differs",
+                    "{name} was {old}, is {new}",
+                    name=name,
+                    old=shown(theirs.get(name)),
+                    new=shown(value),
+                )
+            )
             for name, value in self.identity.items()
             if theirs.get(name) != value
         ]
@@ -463,12 +532,26 @@ class Loop:
         sharded_ways = {how, self.engine.how} - {"none", "ddp"}
         if sharded_ways and (how, ranks) != (self.engine.how, self.here.world_size):
             differs.append(
-                f"the model lay over {ranks} rank(s) as {how}, now over {self.here.world_size} as {self.engine.how}"
+                str(
+                    Text(
+                        "program.layout-differs",
+                        "the model was sharded over {ranks} ranks ({strategy}), now over {now} ({current})",
+                        ranks=ranks,
+                        strategy=how,
+                        now=self.here.world_size,
+                        current=self.engine.how,
+                    )
+                )
             )
         if differs:
             raise CannotResumeError(
-                f"{folder} is of another training: {', '.join(differs)}; "
-                "use another checkpoint folder, the old options, or --resume_from_checkpoint=never"
+                Text(
+                    "program.other-training",
+                    "{folder} belongs to another training: {differs}\n"
+                    "hint: use another checkpoint directory, the old options, or --resume_from_checkpoint=never",
+                    folder=folder,
+                    differs=list(differs),
+                )
             )
 
     def load_best(self) -> int | None:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from ascendrun.programs.trainer.devices.accelerator import Accelerator, Stamp
+from ascendrun.text import Text
 
 PHASES = ("data_s", "forward_s", "backward_s", "optimizer_s", "comm_s")
 
@@ -100,5 +101,5 @@ def mfu_words(share: float | None) -> str:
     if share is None:
         return ""
     return f" MFU {share:.1%}" + (
-        ", impossible: the peak is another (--peak_tflops), or the clock is off" if share > 1 else ""
+        str(Text("program.mfu-impossible", ", impossible: check --peak_tflops and the clock")) if share > 1 else ""
     )

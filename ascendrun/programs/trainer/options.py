@@ -10,7 +10,7 @@ from typing import Any
 
 from ascendrun import options
 from ascendrun.options import COMMAND_LINE, OptionProblem, ProgramOptions
-from ascendrun.text import Text
+from ascendrun.text import Text, language_of, use_language
 from ascendrun.text.suggest import write
 
 
@@ -82,6 +82,7 @@ def make_help(table: ProgramOptions) -> str:
 
 def parse_or_exit(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
     """As `parse`; a wrong command line ends the process with code 2 and all problems on stderr."""
+    use_language(language_of())
     try:
         return parse(argv, table)
     except InvalidOptionsError as error:

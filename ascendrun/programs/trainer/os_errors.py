@@ -1,4 +1,4 @@
-"""What a fault of the machine, not of a program, says to people: a full disk, a folder that cannot be written to."""
+"""Messages for errors of the machine, not of a program: a full disk, a directory that is not writable."""
 
 from __future__ import annotations
 
@@ -7,39 +7,44 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+from ascendrun.text import Text
+
 SHOWN_CHARACTERS = 200
-ELSEWHERE = "name another folder"
-WAYS_OUT = {
-    errno.ENOSPC: "free some space there, or " + ELSEWHERE,
-    errno.EDQUOT: "free some of your quota there, or " + ELSEWHERE,
-    errno.EROFS: ELSEWHERE,
-    errno.EACCES: "let the job's user use it, or " + ELSEWHERE,
-    errno.EPERM: "let the job's user use it, or " + ELSEWHERE,
-    errno.ENOTDIR: "there is a file where a folder should be; remove it, or " + ELSEWHERE,
-    errno.EEXIST: "there is a file where a folder should be; remove it, or " + ELSEWHERE,
-    errno.EISDIR: "there is a folder where a file should be; remove it, or " + ELSEWHERE,
-    errno.EADDRINUSE: "another process listens there; stop it, or choose another port",
-    errno.EADDRNOTAVAIL: "it is no address of this machine; choose another one",
+FIXES = {
+    errno.ENOSPC: Text("program.no-space", "free space there, or choose another directory"),
+    errno.EDQUOT: Text("program.quota", "free space in the quota, or choose another directory"),
+    errno.EROFS: Text("program.read-only", "choose another directory"),
+    errno.EACCES: Text("program.no-access", "allow the user of the job to write there, or choose another directory"),
+    errno.EPERM: Text("program.no-permission", "allow the user of the job to write there, or choose another directory"),
+    errno.ENOTDIR: Text("program.not-a-directory", "expected a directory, found a file; remove it, or choose another"),
+    errno.EEXIST: Text("program.file-exists", "expected a directory, found a file; remove it, or choose another"),
+    errno.EISDIR: Text("program.is-a-directory", "expected a file, found a directory; remove it, or choose another"),
+    errno.EADDRINUSE: Text("program.address-in-use", "another process listens there; stop it, or choose another port"),
+    errno.EADDRNOTAVAIL: Text("program.address-unknown", "not an address of this machine; choose another one"),
 }
 
 
 def in_words(error: BaseException | None) -> str | None:
-    """None: a fault of another kind. torch hides a full disk behind an error of its own; the cause is looked for."""
+    """Return the message for an error of the machine, None for other errors. torch hides a full disk behind its own."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in WAYS_OUT:
+        if isinstance(error, OSError) and error.errno in FIXES:
             where = f"{error.filename}: " if error.filename is not None else ""
-            return f"{where}{error.strerror}; {WAYS_OUT[error.errno]}"
+            return f"{where}{error.strerror}\n{hint_line(FIXES[error.errno])}"
         error = error.__context__ if isinstance(error, RuntimeError) else None
     return None
 
 
+def hint_line(hint: Text) -> str:
+    return str(Text("program.hint", "hint: {hint}", hint=hint))
+
+
 def in_a_line(error: BaseException) -> str:
-    """What a library says of a file, be it over many lines."""
+    """Return the message of a library as one line."""
     return textwrap.shorten(str(error) or type(error).__name__, SHOWN_CHARACTERS, placeholder=" …")
 
 
 def check_writable(folder: Path) -> None:
-    """Raises OSError where a file cannot be made: better told before a training than after it."""
+    """Raise OSError where a file cannot be created: before a training rather than after it."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as probe:
         probe.write(b"x")

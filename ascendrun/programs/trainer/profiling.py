@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.text import Text
 
 SKIPPED_STEPS = 3
 """The first steps open connections and compile; they say nothing of the others."""
@@ -44,5 +45,13 @@ def open_profiler(folder: str, here: Runtime, *, steps: int) -> Iterator[Profile
         record_shapes=True,
         profile_memory=True,
     ) as profiler:
-        here.say(f"profile of steps {SKIPPED_STEPS + 1} to {SKIPPED_STEPS + steps}: {folder}")
+        here.log(
+            Text(
+                "program.profile",
+                "profiling steps {first} to {last}: {folder}",
+                first=SKIPPED_STEPS + 1,
+                last=SKIPPED_STEPS + steps,
+                folder=folder,
+            )
+        )
         yield profiler

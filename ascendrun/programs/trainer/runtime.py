@@ -19,6 +19,7 @@ from ascendrun.programs.trainer import os_errors
 from ascendrun.programs.trainer.devices.accelerator import Accelerator, NoDeviceError, choose_family, open_accelerator
 from ascendrun.programs.trainer.distributed import Ranks, join
 from ascendrun.programs.trainer.files import replace_text
+from ascendrun.text import Text
 
 STOP_SIGNALS = ("TERM", "USR1", "INT")
 DRAIN_S = 0.05
@@ -117,9 +118,9 @@ def run(
         write_error_file(error)
         of_machine = os_errors.in_words(error)
         if isinstance(error, (NoDeviceError, *expected)):
-            print(f"error: {error}", file=sys.stderr)
+            print(Text("program.error", "error: {message}", message=str(error)), file=sys.stderr)
         elif of_machine is not None:
-            print(f"error: {of_machine}", file=sys.stderr)
+            print(Text("program.error", "error: {message}", message=of_machine), file=sys.stderr)
         else:
             traceback.print_exc()
         end_process(1)
@@ -162,7 +163,7 @@ def write_error_file(error: BaseException) -> None:
     try:
         replace_text(Path(path), json.dumps({"message": message}))
     except OSError as problem:
-        print(f"cannot write {path}: {problem}", file=sys.stderr)
+        print(Text("program.cannot-write", "cannot write {path}: {error}", path=path, error=problem), file=sys.stderr)
 
 
 def checkpoint_folder(output: str) -> Path:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.task import CannotResumeError
+from ascendrun.text import Text
 
 
 @dataclass(frozen=True)
@@ -218,9 +219,15 @@ class Saver:
             strangers = [rank for rank in self.here.gather(self._stranger(folder)) if rank is not None]
             if strangers:
                 raise CannotResumeError(
-                    f"step {choice[0]} in {self.parent} is whole, but rank {strangers[0]}'s part of it "
-                    "is on another node; name the nodes in the order in which it was written, or use "
-                    "--resume_from_checkpoint=never"
+                    Text(
+                        "program.nodes-reordered",
+                        "step {step} in {folder} is complete, but the part of rank {rank} is on another node\n"
+                        "hint: list the nodes in the order in which it was written, or set "
+                        "--resume_from_checkpoint=never",
+                        step=choice[0],
+                        folder=self.parent,
+                        rank=strangers[0],
+                    )
                 )
             return self._read(folder, source)
 
@@ -228,10 +235,23 @@ class Saver:
         """Progress that cannot be gone on from is not thrown away in silence."""
         if any(offers):
             have = [
-                f"rank {rank} has {'steps ' + ', '.join(str(step) for step, _ in sorted(each)) if each else 'none'}"
+                str(
+                    Text(
+                        "program.rank-has",
+                        "rank {rank}: {steps}",
+                        rank=rank,
+                        steps="steps " + ", ".join(str(step) for step, _ in sorted(each)) if each else "none",
+                    )
+                )
                 for rank, each in enumerate(offers)
             ]
-            self.here.say(f"no checkpoint is whole on every node ({'; '.join(have)}): training begins anew")
+            self.here.log(
+                Text(
+                    "program.no-complete-checkpoint",
+                    "warning: no checkpoint is complete on all nodes ({have}); starting from step 0",
+                    have="; ".join(have),
+                )
+            )
 
     def _candidates(self, tried: set[tuple[int, str]], place: Path) -> dict[tuple[int, str], Path]:
         """By (step, which save of it): what this rank could go on from, by the sizes of its files."""
@@ -321,7 +341,11 @@ def find_leader(here: Runtime, parent: Path, token: str) -> int:
         parent.mkdir(parents=True, exist_ok=True)
         (parent / f".seen-{token}-{here.rank}.tmp").touch()
     except OSError as error:
-        print(f"checkpoints cannot be written to {parent}: {error}", file=sys.stderr, flush=True)
+        print(
+            Text("program.cannot-save", "cannot write checkpoints to {folder}: {error}", folder=parent, error=error),
+            file=sys.stderr,
+            flush=True,
+        )
     here.barrier()
     seen = [rank for rank in range(here.rank) if os.path.exists(parent / f".seen-{token}-{rank}.tmp")]
     here.barrier()

@@ -36,9 +36,9 @@ EXPECTED = (CannotResumeError, NonFiniteError, SaveError)
 
 class Ending(Enum):
     FINISHED = "finished"
-    EARLY = "no better for a while"
+    EARLY = "early stopping"
     STOPPED = "stopped"
-    OUT_OF_TIME = "time is up"
+    OUT_OF_TIME = "time limit"
 
     @property
     def is_complete(self) -> bool:

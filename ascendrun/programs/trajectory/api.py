@@ -17,6 +17,7 @@ from ascendrun.programs.trajectory.records import in_points, without_class
 from ascendrun.programs.trajectory.store import Vote, load_vote
 from ascendrun.programs.trajectory.tokens import Words, encode
 from ascendrun.programs.trajectory.vote import answer, put_together
+from ascendrun.text import Text
 
 LONGEST = 4096
 """Words of one text; a longer one is refused, not cut in silence."""
@@ -63,22 +64,34 @@ class Classifier:
 
     def words_of(self, points: Sequence[Mapping[str, Any]]) -> Words:
         if not isinstance(points, (list, tuple)) or not points or not all(isinstance(each, Mapping) for each in points):
-            raise InvalidDataError("points must be a list of a few {time, lat, lon, sog, cog}")
+            raise InvalidDataError(
+                Text("program.points-form", "points: expected a list of {{time, lat, lon, sog, cog}}")
+            )
         names = dict.fromkeys(name for point in points for name in point)
         table = {name: [point.get(name) for point in points] for name in names}
         found = {ours: name for ours, name in find_columns(list(names)).items() if ours not in ("class", "type_code")}
         missing = [key for key in NEEDED if key not in found]
         if missing:
             raise InvalidDataError(
-                f"points have no {', '.join(missing)}; each is {{time, lat, lon, sog, cog}}, null where a "
-                "speed or course is not known"
+                Text(
+                    "program.points-keys",
+                    "points lack {missing}; expected {{time, lat, lon, sog, cog}} each, with null for an unknown "
+                    "speed or course",
+                    missing=list(missing),
+                )
             )
         left_out = LeftOut()
         tracks = clean_rows(table, found, "one", left_out)
         if len(tracks) != 1 or len(tracks[0]) < 2:
             why = f" ({'; '.join(left_out.told())})" if left_out.count else ""
             raise InvalidDataError(
-                f"{len(points)} points make {len(tracks)} tracks{why}; give two or more usable points of one ship"
+                Text(
+                    "program.points-tracks",
+                    "{points} points make {tracks} tracks{why}; expected two or more usable points of one ship",
+                    points=len(points),
+                    tracks=len(tracks),
+                    why=why,
+                )
             )
         return as_texts([in_order(tracks[0])[0]], **self.vote.members[0].text)[0]
 
@@ -86,7 +99,14 @@ class Classifier:
         rows = [encode(each, self.vote.members[0].vocabulary, -1).ids() for each in words]
         for row in rows:
             if not 0 < len(row) <= LONGEST:
-                raise InvalidDataError(f"a text of {len(row)} words; it must have 1 to {LONGEST}")
+                raise InvalidDataError(
+                    Text(
+                        "program.text-length",
+                        "text of {length} tokens; expected 1 to {limit}",
+                        length=len(row),
+                        limit=LONGEST,
+                    )
+                )
         with torch.no_grad():
             each = [probabilities_of(member.model, rows, self.device, multiple=1) for member in self.vote.members]
         return [answer(row, self.vote.names, with_all=return_probs) for row in put_together(self.vote, each)]

@@ -23,6 +23,7 @@ from ascendrun.programs.trajectory.records import (
     read_texts,
 )
 from ascendrun.programs.trajectory.tokens import Encoded, encode, label_ids, make_vocabulary
+from ascendrun.text import Text
 
 Options = Mapping[str, Any]
 
@@ -72,7 +73,12 @@ def column_map(pairs: Sequence[str]) -> dict[str, str]:
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
         raise InvalidDataError(
-            f"--column_map: {', '.join(wrong)} must be OURS=YOURS, with ours one of {', '.join(ALIASES)}"
+            Text(
+                "program.column-map",
+                "--column_map: {wrong}: expected NAME=COLUMN, with NAME one of {known}",
+                wrong=list(wrong),
+                known=list(ALIASES),
+            )
         )
     return {ours.strip(): yours.strip() for ours, yours in (pair.split("=", 1) for pair in pairs)}
 
@@ -90,8 +96,12 @@ def prepare(options: Options) -> Prepared:
     if len(names) < 2:
         told = ", ".join(f"{count} of {name}" for name, count in count_classes(records).items())
         raise InvalidDataError(
-            f"training needs tracks of at least two classes, here are {told.replace('of ?', 'of no class')}; "
-            "name the class column with --column_map=class=NAME"
+            Text(
+                "program.one-class",
+                "training requires tracks of at least two classes, got {found}\n"
+                "hint: set the class column with --column_map=class=NAME",
+                found=told.replace("of ?", "of no class"),
+            )
         )
     parts = split_records(
         known,

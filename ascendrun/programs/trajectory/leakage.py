@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.tokens import Words
+from ascendrun.text import Text
 
 
 class LabelLeakError(InvalidDataError):
@@ -25,12 +26,22 @@ def check_leak(texts: Sequence[Words], labels: Sequence[str]) -> None:
     class_words = [plain(name) for name in classes if len(plain(name)) > 2]
     named = sorted(word for word in vocabulary if any(name in plain(word) for name in class_words))
     if named:
-        raise LabelLeakError(f"the text names the class: {', '.join(named[:5])}; class words must not be in the text")
+        raise LabelLeakError(
+            Text(
+                "program.leak-named",
+                "the text names the class: {tokens}; class names must not be in the text",
+                tokens=list(named[:5]),
+            )
+        )
     own = {name: own_words(texts, labels, name) for name in classes}
     if len(classes) > 1 and min(labels.count(name) for name in classes) > 1 and all(own.values()):
         shown = ", ".join(f"{sorted(words)[0]} = {name}" for name, words in own.items())
         raise LabelLeakError(
-            f"one word tells the class each time: {shown}; a column derived from the class is in the text"
+            Text(
+                "program.leak-token",
+                "one token identifies each class: {shown}; a column derived from the class is in the text",
+                shown=shown,
+            )
         )
 
 
@@ -63,8 +74,13 @@ def check_same_segments(parts: Mapping[str, Sequence[tuple[str, str]]]) -> None:
                 shared.append(f"{first} in {first_split} is {name} in {split}")
     if shared:
         raise LabelLeakError(
-            f"{len(shared)} segment(s) stand in two splits under other names, such as {shared[0]}; "
-            "remove the copies, or give both the same ship"
+            Text(
+                "program.leak-copies",
+                "{count:plural segment segments} in two splits under other names, such as {example}\n"
+                "hint: remove the copies, or give both the same ship",
+                count=len(shared),
+                example=shared[0],
+            )
         )
 
 

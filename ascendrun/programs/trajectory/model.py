@@ -18,6 +18,7 @@ from ascendrun.programs.trainer.devices import cpu_kernels, fused_ops, kernels
 from ascendrun.programs.trainer.devices.accelerator import Accelerator
 from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.tokens import Ids
+from ascendrun.text import Text
 
 POOLINGS = ("mean", "last")
 ATTENTIONS = ("causal", "bidirectional")
@@ -66,16 +67,33 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, A
     file = folder / "config.json"
     if not file.is_file():
         raise InvalidDataError(
-            f"{folder}: no config.json; --base_model takes a folder as transformers' save_pretrained writes it, "
-            "or the output of --mode=pretrain"
+            Text(
+                "program.no-model-config",
+                "{folder}: config.json not found\n"
+                "hint: set --base_model to a directory that save_pretrained of transformers wrote, or to the "
+                "output of --mode=pretrain",
+                folder=folder,
+            )
         )
     try:
         config = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise InvalidDataError(f"{file}: is no configuration in JSON ({error}); copy the base again") from error
+        raise InvalidDataError(
+            Text(
+                "program.config-not-json",
+                "{file}: not valid JSON ({error})\nhint: copy the base again",
+                file=file,
+                error=error,
+            )
+        ) from error
     if config.get("model_type") not in ("qwen2", "qwen3"):
         raise InvalidDataError(
-            f"{file}: model_type {config.get('model_type')!r}; the trajectory program takes qwen2 and qwen3"
+            Text(
+                "program.model-type",
+                "{file}: model_type {found:quote} is not supported; expected qwen2 or qwen3",
+                file=file,
+                found=config.get("model_type"),
+            )
         )
     config.pop("torch_dtype", None)
     config.pop("dtype", None)
@@ -93,7 +111,12 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, A
         made_of(config)
     except Exception as error:  # of many kinds: a field of a wrong type, sizes that do not go together
         raise InvalidDataError(
-            f"{file}: refused by transformers ({os_errors.in_a_line(error)}); copy the base again"
+            Text(
+                "program.model-config-rejected",
+                "{file}: rejected by transformers ({error})\nhint: copy the base again",
+                file=file,
+                error=os_errors.in_a_line(error),
+            )
         ) from error
     return config
 
@@ -139,7 +162,10 @@ def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[st
     sound, reasons = kernels.sound_kernels(accelerator, dtype)
     model.backbone.config._attn_implementation = kernels.attention_implementation(sound)
     replaced = fused_ops.fuse(model.backbone, kernels.operators_of(sound), device=accelerator.device.type)
-    return [*(f"not fused: {reason}" for reason in reasons), *([f"fused: {', '.join(replaced)}"] if replaced else [])]
+    return [
+        *(str(Text("program.kernel-not-fused", "not fused: {reason}", reason=reason)) for reason in reasons),
+        *([f"fused: {', '.join(replaced)}"] if replaced else []),
+    ]
 
 
 def open_mask(ids: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -237,13 +263,25 @@ def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int])
     )
     pieces = word_pieces(folder, list(vocabulary))
     if pieces is None:
-        return f"layers from {folder}; it has no tokenizer.json, so our words begin at random"
+        return str(
+            Text(
+                "program.layers-only",
+                "layers from {folder}; it has no tokenizer.json, so token embeddings are randomly initialised",
+                folder=folder,
+            )
+        )
     table = embedding_table(folder, f"{prefix}embed_tokens.weight", there)
     with torch.no_grad():
         for number, ids in enumerate(pieces):
             if ids:
                 reader.backbone.embed_tokens.weight[number] = table[ids].float().mean(0)
-    return f"layers from {folder}; each word begins as the mean of its pieces there"
+    return str(
+        Text(
+            "program.layers-and-embeddings",
+            "layers from {folder}; each token starts as the mean of its pieces there",
+            folder=folder,
+        )
+    )
 
 
 def embedding_table(folder: Path, name: str, there: Mapping[str, str]) -> torch.Tensor:
@@ -263,7 +301,12 @@ def word_pieces(folder: Path, words: Sequence[str]) -> list[list[int]] | None:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # `tokenizers` raises the bare one
         raise InvalidDataError(
-            f"{folder}/tokenizer.json: is no tokenizer ({os_errors.in_a_line(error)}); copy the base again"
+            Text(
+                "program.bad-tokenizer",
+                "{folder}/tokenizer.json: not a tokenizer ({error})\nhint: copy the base again",
+                folder=folder,
+                error=os_errors.in_a_line(error),
+            )
         ) from error
     return [list(each.ids) for each in tokenizer.encode_batch(list(words), add_special_tokens=False)]
 

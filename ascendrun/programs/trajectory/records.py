@@ -18,6 +18,7 @@ from ascendrun.programs.trajectory.leakage import fingerprint
 from ascendrun.programs.trajectory.points.read_ais import NUMBERED_CLASSES, SHOWN_PROBLEMS, class_name, split_name
 from ascendrun.programs.trajectory.points.tracks import InvalidDataError, Track
 from ascendrun.programs.trajectory.tokens import Words
+from ascendrun.text import Text
 
 SAMPLES, FACTS = "samples.jsonl.gz", "prepared.json"
 
@@ -64,7 +65,13 @@ def read_texts(path: Path) -> tuple[list[Record], int]:
     names the line's own class; a class word anywhere else stays, for the leak check to find. Raises InvalidDataError.
     """
     if not path.is_file():
-        raise InvalidDataError(f"{path}: no such file on this node; data must be at the same path on every node")
+        raise InvalidDataError(
+            Text(
+                "program.texts-not-found",
+                "{path}: file not found on this node; the data must be at the same path on every node",
+                path=path,
+            )
+        )
     records: list[Record] = []
     problems: list[str] = []
     removed = 0
@@ -82,10 +89,11 @@ def read_texts(path: Path) -> tuple[list[Record], int]:
     if problems:
         more = len(problems) - SHOWN_PROBLEMS
         raise InvalidDataError(
-            "\n".join(problems[:SHOWN_PROBLEMS]) + (f"\n… and {more} more lines" if more > 0 else "")
+            "\n".join(problems[:SHOWN_PROBLEMS])
+            + (str(Text("program.more-lines", "\n… and {n} more lines", n=more)) if more > 0 else "")
         )
     if not records:
-        raise InvalidDataError(f"{path}: no line with a text")
+        raise InvalidDataError(Text("program.no-texts", "{path}: no line with a text", path=path))
     return records, removed
 
 
@@ -97,7 +105,9 @@ def read_text_line(line: str, place: str) -> tuple[Record, int]:
             raise TypeError
         text.encode()
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise InvalidDataError(f'{place}: must be {{"text": "…", "label": 0, "source_file": "…"}}') from None
+        raise InvalidDataError(
+            Text("program.text-form", '{place}: must be {{"text": "…", "label": 0, "source_file": "…"}}', place=place)
+        ) from None
     name = class_name("" if label is None else str(label))
     words, removed = without_class(text.split(), name)
     ship = str(row.get("ship") or row.get("source_file") or place)
@@ -163,16 +173,29 @@ def load_prepared(folder: Path) -> Prepared:
     """Raises InvalidDataError where there is none, or its files do not belong together."""
     if not (folder / FACTS).is_file() or not (folder / SAMPLES).is_file():
         raise InvalidDataError(
-            f"{folder}: no prepared data here; run --mode=prepare --output_dir with the same folder on every "
-            "node first, or give --data_path"
+            Text(
+                "program.not-prepared",
+                "{folder}: no prepared data found\n"
+                "hint: run --mode=prepare with the same --output_dir on every node first, or set --data_path",
+                folder=folder,
+            )
         )
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InvalidDataError(f"{folder / FACTS}: is damaged; run --mode=prepare again") from error
+        raise InvalidDataError(
+            Text("program.prepared-damaged", "{file}: damaged\nhint: run --mode=prepare again", file=folder / FACTS)
+        ) from error
     raw = (folder / SAMPLES).read_bytes()
     if hashlib.sha256(raw).hexdigest() != facts["samples_sha256"]:
-        raise InvalidDataError(f"{folder / SAMPLES} is not the file that {FACTS} speaks of; run --mode=prepare again")
+        raise InvalidDataError(
+            Text(
+                "program.prepared-mixed",
+                "{file} does not match {other}\nhint: run --mode=prepare again",
+                file=folder / SAMPLES,
+                other=FACTS,
+            )
+        )
     records: dict[str, list[Record]] = {}
     for line in filter(None, gzip.decompress(raw).split(b"\n")):
         record = from_line(json.loads(line))

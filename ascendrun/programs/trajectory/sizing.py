@@ -19,6 +19,7 @@ from ascendrun.programs.trainer.strategies.simulate import Shapes, Simulated, si
 from ascendrun.programs.trajectory.data import Options, multiple_of
 from ascendrun.programs.trajectory.model import Reader, Sizes, TrackClassifier, WordGuesser, make_activations_anew
 from ascendrun.programs.trajectory.train import micro_tokens_of
+from ascendrun.text import Text
 
 LOOKED_AT = 200
 """Steps of an epoch whose passes are looked at, evenly over it."""
@@ -118,7 +119,7 @@ def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
     return shallow
 
 
-def ways_out(
+def fixes(
     sizes: Sizes,
     heavy: Pass,
     *,
@@ -146,6 +147,12 @@ def ways_out(
         asked += [] if rows == heavy.rows else [f"--micro_batch_size={rows}"]
         found.append(" with ".join(asked))
     return found or [
-        "a smaller --hidden_size, fewer --num_hidden_layers or a smaller --base_model, for a pass of one track does not fit",  # noqa: E501
-        "a card with more memory",
+        str(
+            Text(
+                "program.smaller-model",
+                "a smaller --hidden_size, fewer --num_hidden_layers or a smaller --base_model: a pass of one "
+                "track does not fit",
+            )
+        ),
+        str(Text("program.larger-device", "a device with more memory")),
     ]

@@ -16,6 +16,7 @@ from ascendrun.programs.trainer.devices.accelerator import Accelerator
 from ascendrun.programs.trainer.files import replace_text, replacing
 from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, fuse, make_model
 from ascendrun.programs.trajectory.points.tracks import InvalidDataError
+from ascendrun.text import Text
 
 MODEL_FILE, PRETRAINED_FILE, VOTE_FILE = "model.pt", "pretrained.pt", "classifier.json"
 
@@ -65,12 +66,23 @@ def load_trained(path: Path) -> Trained:
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.is_file():
         raise InvalidDataError(
-            f"{file}: no trained model here; --model_path takes the `best` or `final` folder of a training's "
-            "output, or that of --mode=evaluate"
+            Text(
+                "program.no-trained-model",
+                "{file}: no trained model found\n"
+                "hint: set --model_path to the directory `best` or `final` of a training's output, or to that of "
+                "--mode=evaluate",
+                file=file,
+            )
         )
     saved = load(file)
     if "names" not in saved:
-        raise InvalidDataError(f"{file}: is no trained classifier; --model_path takes what finetune or train made")
+        raise InvalidDataError(
+            Text(
+                "program.not-a-classifier",
+                "{file}: not a trained classifier\nhint: set --model_path to the output of finetune or train",
+                file=file,
+            )
+        )
     sizes = Sizes(**saved["sizes"])
     model = make_model(sizes, seed=0)
     model.load_state_dict(saved["weights"])
@@ -102,7 +114,11 @@ def load(file: Path) -> dict[str, Any]:
         return dict(torch.load(file, map_location="cpu", weights_only=True))
     except (RuntimeError, EOFError, UnpicklingError, ValueError) as error:
         raise InvalidDataError(
-            f"{file}: is damaged, or no file of this program; copy it again, or train again"
+            Text(
+                "program.model-damaged",
+                "{file}: damaged, or not a file of this program\nhint: copy it again, or train again",
+                file=file,
+            )
         ) from error
 
 
@@ -116,7 +132,7 @@ def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float
 
 
 def load_vote(paths: Sequence[Path], accelerator: Accelerator) -> Vote:
-    """One folder of an evaluation, or one or more trained models, ready to answer on that device. Raises InvalidDataError."""  # noqa: E501
+    """Load the output of an evaluation, or one or more trained models, on a device. Raises InvalidDataError."""
     vote = read_vote(paths)
     for member in vote.members:
         fuse(member.model, accelerator, torch.float32)
@@ -127,7 +143,11 @@ def load_vote(paths: Sequence[Path], accelerator: Accelerator) -> Vote:
 def read_vote(paths: Sequence[Path]) -> Vote:
     if not paths:
         raise InvalidDataError(
-            "no --model_path; give the `best` folder of a training's output, or several with commas between"
+            Text(
+                "program.no-model-path",
+                "--model_path is required\n"
+                "hint: set it to the directory `best` of a training's output, or several separated by commas",
+            )
         )
     if len(paths) == 1 and (paths[0] / VOTE_FILE).is_file():
         told = json.loads((paths[0] / VOTE_FILE).read_text(encoding="utf-8"))
@@ -139,7 +159,9 @@ def read_vote(paths: Sequence[Path]) -> Vote:
 def agreeing(vote: Vote) -> Vote:
     first = vote.members[0]
     if any(list(other.names) != list(first.names) or other.text != first.text for other in vote.members):
-        raise InvalidDataError("these models do not belong together: their classes or grammars differ")
+        raise InvalidDataError(
+            Text("program.models-differ", "the models cannot be combined: their classes or grammars differ")
+        )
     return vote
 
 

@@ -196,7 +196,7 @@ def make_engine(options: Options, model: Reader, here: Runtime) -> Engine:
     if options["gradient_checkpointing"]:
         make_activations_anew(model)
     for line in fuse(model, here.accelerator, precision.compute):
-        here.say(line)
+        here.log(line)
     return parallel.wrap(model, here, how="ddp", adam=adam, precision=precision)
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from ascendrun.programs.trainer.devices.accelerator import Accelerator
 from ascendrun.programs.trainer.devices.fused_ops import Operators
+from ascendrun.text import Text
 
 ATTENTION_NAME = "ascendrun_npu"
 TOLERANCE = 2e-2
@@ -127,7 +128,9 @@ def sound_kernels(accelerator: Accelerator, dtype: torch.dtype) -> tuple[list[st
         if off <= TOLERANCE:
             sound.append(name)
         else:
-            reasons.append(f"{name}: differs from its formula by {off:.1%}")
+            reasons.append(
+                str(Text("program.kernel-differs", "{name}: differs from its formula by {off:.1%}", name=name, off=off))
+            )
     return sound, reasons
 
 

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ascendrun.programs.trainer.devices.accelerator import Precision, Stamp, make_adamw, make_scaler
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.text import Text
 
 STRATEGIES = ("none", "ddp", "fsdp2", "zero3")
 
@@ -135,7 +136,14 @@ class Engine:
         answer = self.module.load_state_dict(dict(weights), strict=False)
         missing = [name for name in answer.missing_keys if name in self.trained_state()]
         if missing or answer.unexpected_keys:
-            raise RuntimeError(f"weights do not fit: missing {missing[:3]}, unknown {answer.unexpected_keys[:3]}")
+            raise RuntimeError(
+                Text(
+                    "program.weights-differ",
+                    "weights do not match the model: missing {missing}, unknown {unknown}",
+                    missing=missing[:3],
+                    unknown=answer.unexpected_keys[:3],
+                )
+            )
 
 
 class Replicated(Engine):

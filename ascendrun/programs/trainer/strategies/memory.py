@@ -11,6 +11,7 @@ from ascendrun.programs.trainer.devices.accelerator import Precision
 from ascendrun.programs.trainer.strategies.engine import STRATEGIES
 from ascendrun.programs.trainer.strategies.simulate import Simulated
 from ascendrun.programs.trainer.strategies.zero3 import BUCKET_ELEMENTS
+from ascendrun.text import Text
 
 GB, MB = 2**30, 2**20
 FRAGMENTED = 0.06
@@ -129,38 +130,56 @@ def fits(need: Need, card_bytes: int, family: str) -> bool:
     return need.on_card(family) <= card_bytes
 
 
-def as_sentence(need: Need, card_bytes: int | None, family: str) -> str:
-    """ddp over 8 needs 71.0 GB of 64.0 GB a card (weights 60.9 GB, …)."""
-    way = "one rank" if need.how == "none" else f"{need.how} over {need.world_size}"
-    return f"{way} {amounts(need, card_bytes, family)}"
+def as_sentence(need: Need, device_bytes: int | None, family: str) -> str:
+    """ddp over 8 ranks: 71.0 GB of 64.0 GB per device (weights 60.9 GB, …)."""
+    where = (
+        Text("program.one-rank-memory", "one rank")
+        if need.how == "none"
+        else Text("program.strategy-ranks", "{strategy} over {ranks} ranks", strategy=need.how, ranks=need.world_size)
+    )
+    return f"{where}: {amounts(need, device_bytes, family)}"
 
 
-def amounts(need: Need, card_bytes: int | None, family: str) -> str:
-    """needs 71.0 GB of 64.0 GB a card (weights 60.9 GB, …)."""
+def amounts(need: Need, device_bytes: int | None, family: str) -> str:
+    """71.0 GB of 64.0 GB per device (weights 60.9 GB, …)."""
     names = ("weights", "gradients", "optimizer", "activations", "buffers")
-    parts = ", ".join(f"{name} {shown(getattr(need, name))}" for name in names if getattr(need, name))
-    of_card = f" of {shown(card_bytes)}" if card_bytes else ""
-    host = f" and {shown(need.host)} of host memory a rank" if need.host else ""
-    place = "process" if family == "cpu" else "card"
-    return f"needs {shown(need.on_card(family))}{of_card} a {place}{host} ({parts})"
+    return str(
+        Text(
+            "program.memory",
+            "{total}{limit} {place}{host} ({parts})",
+            total=shown(need.on_card(family)),
+            limit=Text("program.memory-limit", " of {limit}", limit=shown(device_bytes)) if device_bytes else "",
+            place=(
+                Text("program.per-process", "per process")
+                if family == "cpu"
+                else Text("program.per-device", "per device")
+            ),
+            host=(
+                Text("program.memory-host", " and {host} of host memory per rank", host=shown(need.host))
+                if need.host
+                else ""
+            ),
+            parts=[f"{name} {shown(getattr(need, name))}" for name in names if getattr(need, name)],
+        )
+    )
 
 
 def shown(count: int) -> str:
     return f"{count / GB:.1f} GB" if count >= GB else f"{max(1, round(count / MB))} MB"
 
 
-def ways_out(need: Need, *, micro_batch: int, has_checkpointing: bool, how: str) -> list[str]:
-    """What a person can change when it does not fit, the largest part first."""
-    found = []
+def fixes(need: Need, *, micro_batch: int, has_checkpointing: bool, how: str) -> list[str]:
+    """Return what a person can change when it does not fit, the largest part first."""
+    found: list[Text | str] = []
     if need.activations > max(need.weights, need.optimizer):
         if micro_batch > 1:
             found.append(f"--micro_batch_size={max(1, micro_batch // 2)}")
         if not has_checkpointing:
-            found.append("gradient checkpointing")
-        found.append("shorter rows")
+            found.append("--gradient_checkpointing=true")
+        found.append(Text("program.shorter-samples", "shorter samples"))
     if how in ("none", "ddp"):
-        found.append("--strategy=fsdp2 on more cards")
+        found.append(Text("program.shard", "--strategy=fsdp2 on more devices"))
     elif not need.host:
-        found.append("offloading to host memory, which is slow")
-    found.append("more cards, or LoRA instead of full training")
-    return found
+        found.append(Text("program.offload", "--cpu_offload=true (slow)"))
+    found.append(Text("program.more-devices", "more devices, or LoRA instead of full training"))
+    return [str(each) for each in found]

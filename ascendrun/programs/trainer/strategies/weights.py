@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ascendrun.programs.trainer.strategies.fsdp2 import fill
+from ascendrun.text import Text
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -35,7 +36,14 @@ def read_into(
             continue
         found = next((each for each in candidates if each in files), None)
         if found is None:
-            raise InvalidWeightsError(f"{folder}: no file holds {candidates[0]}, which the model needs")
+            raise InvalidWeightsError(
+                Text(
+                    "program.weights-missing",
+                    "{folder}: no file has the weight {name}, which the model requires",
+                    folder=folder,
+                    name=candidates[0],
+                )
+            )
         wanted.setdefault(files[found], []).append(found)
         targets[found] = weight
     for file, names in wanted.items():
@@ -44,8 +52,15 @@ def read_into(
                 rows = opened.get_slice(name)
                 if list(rows.get_shape()) != list(targets[name].shape):
                     raise InvalidWeightsError(
-                        f"{folder / file}: {name} has shape {rows.get_shape()}, the model wants "
-                        f"{list(targets[name].shape)}; the files are of another configuration"
+                        Text(
+                            "program.weights-shape",
+                            "{file}: {name} has shape [{found}], expected [{expected}]; the files belong to another "
+                            "configuration",
+                            file=folder / file,
+                            name=name,
+                            found=rows.get_shape(),
+                            expected=list(targets[name].shape),
+                        )
                     )
                 fill(targets[name], rows.__getitem__)
 
@@ -56,7 +71,14 @@ def file_of_tensor(folder: Path) -> dict[str, str]:
         return dict(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
     if not (folder / SINGLE).is_file():
         raise InvalidWeightsError(
-            f"{folder}: neither {SINGLE} nor {INDEX} is here; convert other formats with transformers' save_pretrained"
+            Text(
+                "program.no-safetensors",
+                "{folder}: neither {single} nor {index} found\n"
+                "hint: convert other formats with save_pretrained of transformers",
+                folder=folder,
+                single=SINGLE,
+                index=INDEX,
+            )
         )
     from safetensors import SafetensorError, safe_open
 
@@ -65,7 +87,12 @@ def file_of_tensor(folder: Path) -> dict[str, str]:
             return dict.fromkeys(opened.keys(), SINGLE)
     except SafetensorError as error:
         raise InvalidWeightsError(
-            f"{folder / SINGLE}: is cut or no safetensors file ({error}); copy it again"
+            Text(
+                "program.bad-safetensors",
+                "{file}: truncated, or not a safetensors file ({error})\nhint: copy it again",
+                file=folder / SINGLE,
+                error=error,
+            )
         ) from error
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from ascendrun.programs.trainer.files import replacing
 from ascendrun.programs.trajectory.evaluation.calibrate import Calibration
 from ascendrun.programs.trajectory.evaluation.scores import Scores
+from ascendrun.text import Text
 
 
 def draw(output: Path, scores: Scores, calibration: Calibration) -> str:
@@ -18,7 +19,7 @@ def draw(output: Path, scores: Scores, calibration: Calibration) -> str:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return "no report.png: matplotlib is not installed here"
+        return str(Text("program.no-matplotlib", "no report.png: matplotlib is not installed"))
     figure = Figure(figsize=(11, 5), layout="constrained")
     matrix, reliability = figure.subplots(1, 2)
     names = [row.name for row in scores.classes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ascendrun.programs.trajectory.points.tracks import InvalidDataError
+from ascendrun.text import Text
 
 
 def library() -> Any:
@@ -13,8 +14,11 @@ def library() -> Any:
         import h3
     except ImportError:
         raise InvalidDataError(
-            "this grammar names H3 cells and the Python package h3 is not installed here; install it "
-            "(pip install h3), or take --grammar=motion, which needs none"
+            Text(
+                "program.no-h3",
+                "this grammar requires the Python package h3, which is not installed\n"
+                "hint: pip install h3, or set --grammar=motion",
+            )
         ) from None
     return h3
 

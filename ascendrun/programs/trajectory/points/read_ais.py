@@ -20,6 +20,7 @@ from ascendrun.programs.trajectory.points.tracks import (
     Track,
     cut_tracks,
 )
+from ascendrun.text import Text
 
 ALIASES = {
     "ship": ("vessel_id", "ship", "mmsi"),
@@ -44,8 +45,10 @@ NO_CLASS = ("", "nan", "none", "undefined", "unknown")
 DANISH_TIME = "%d/%m/%Y %H:%M:%S"
 LATEST_S = 7_258_118_400
 """The year 2200. What is later is a count of milliseconds, or a mistake."""
-NO_TIME = "have no time that can be read (ISO, seconds since 1970, or day/month/year hours:minutes:seconds)"
-NO_PLACE = "have no place"
+NO_TIME = Text(
+    "program.no-time", "have no valid time (ISO, seconds since 1970, or day/month/year hours:minutes:seconds)"
+)
+NO_PLACE = Text("program.no-place", "have no valid position")
 SHOWN_PROBLEMS = 8
 
 NUMBERED_CLASSES = (
@@ -95,19 +98,35 @@ def read_tracks(path: Path, *, columns: Mapping[str, str], limits: Limits) -> tu
             problems.append(str(error))
             continue
         points += len(table.columns[found["time"]]) + table.torn
-        left_out.add("are torn lines", table.torn, f"line {table.first_torn} of {file}")
+        left_out.add(
+            Text("program.torn-lines", "are incomplete lines"),
+            table.torn,
+            str(Text("program.line-of-file", "line {line} of {file}", line=table.first_torn, file=file)),
+        )
         raw += clean_rows(table.columns, found, stem(file) if len(files) > 1 else "0", left_out)
     if problems:
         raise InvalidDataError(
             "\n".join(problems[:SHOWN_PROBLEMS])
-            + (f"\n… and {len(problems) - SHOWN_PROBLEMS} more files" if len(problems) > SHOWN_PROBLEMS else "")
+            + (
+                str(Text("program.more-files", "\n… and {n} more files", n=len(problems) - SHOWN_PROBLEMS))
+                if len(problems) > SHOWN_PROBLEMS
+                else ""
+            )
         )
     tracks, counts = cut_tracks(raw, limits)
     if not tracks:
         told = [*left_out.told(), *(f"{counts[name]} {words}" for name, words in CUT_AWAY.items() if counts[name])]
         raise InvalidDataError(
-            f"{path}: no track of at least {limits.min_points} points among {points}"
-            f"{': ' if told else ''}{'; '.join(told)}. Mend that, lower --min_segment_size, or give more data"
+            Text(
+                "program.no-track",
+                "{path}: no track of at least {least} points among {points}{colon}{why}\n"
+                "hint: fix the data, lower --min_segment_size, or add data",
+                path=path,
+                least=limits.min_points,
+                points=points,
+                colon=": " if told else "",
+                why="; ".join(told),
+            )
         )
     return tracks, Cleaning(
         points=points, bad_points=left_out.count, tracks=len(tracks), **counts, why_bad=tuple(left_out.told())
@@ -115,9 +134,9 @@ def read_tracks(path: Path, *, columns: Mapping[str, str], limits: Limits) -> tu
 
 
 CUT_AWAY = {
-    "repeated_points": "have a moment that was there already",
-    "outliers": "lie where no ship comes to",
-    "short_pieces": "piece(s) are too short",
+    "repeated_points": Text("program.repeated", "repeat a time"),
+    "outliers": Text("program.outliers", "are outliers"),
+    "short_pieces": Text("program.short-segments", "segments are too short"),
 }
 """What cut_tracks counts, in words."""
 
@@ -126,19 +145,30 @@ CUT_AWAY = {
 class LeftOut:
     """Points that cannot be used: how many for each reason, and where the first of them stands."""
 
-    reasons: dict[str, tuple[int, str]] = field(default_factory=dict)
+    reasons: dict[Text, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         return sum(count for count, _ in self.reasons.values())
 
-    def add(self, reason: str, count: int, such_as: str) -> None:
+    def add(self, reason: Text, count: int, such_as: str) -> None:
         before, first = self.reasons.get(reason, (0, such_as))
         if count:
             self.reasons[reason] = before + count, first
 
     def told(self) -> list[str]:
-        return [f"{count} {reason}, as {such_as}" for reason, (count, such_as) in self.reasons.items()]
+        return [
+            str(
+                Text(
+                    "program.dropped",
+                    "{count} {reason}, such as {example}",
+                    count=count,
+                    reason=reason,
+                    example=such_as,
+                )
+            )
+            for reason, (count, such_as) in self.reasons.items()
+        ]
 
 
 def data_files(path: Path) -> list[Path]:
@@ -149,12 +179,26 @@ def data_files(path: Path) -> list[Path]:
             if file.name.endswith((".csv", ".csv.gz", ".parquet")) and not file.name.startswith(".")
         )
         if not files:
-            raise InvalidDataError(f"{path}: no .csv, .csv.gz or .parquet file in this folder")
+            raise InvalidDataError(
+                Text("program.no-data-file", "{path}: no .csv, .csv.gz or .parquet file in this directory", path=path)
+            )
         return files
     if not path.is_file():
-        raise InvalidDataError(f"{path}: no such file on this node; data must be at the same path on every node")
+        raise InvalidDataError(
+            Text(
+                "program.data-not-found",
+                "{path}: file not found on this node; the data must be at the same path on every node",
+                path=path,
+            )
+        )
     if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
-        raise InvalidDataError(f"{path}: must be .csv, .csv.gz or .parquet, or texts as .jsonl or .jsonl.gz")
+        raise InvalidDataError(
+            Text(
+                "program.data-format",
+                "{path}: expected .csv, .csv.gz or .parquet, or texts as .jsonl or .jsonl.gz",
+                path=path,
+            )
+        )
     return [path]
 
 
@@ -168,15 +212,27 @@ def match_columns(names: Sequence[str], wanted: Mapping[str, str], file: Path) -
     absent = [name for name in wanted.values() if name not in names]
     if unknown or absent:
         raise InvalidDataError(
-            f"--column_map: {', '.join(unknown + absent)} not known; ours are {', '.join(ALIASES)}, "
-            f"{file} has {', '.join(names)}"
+            Text(
+                "program.unknown-columns",
+                "--column_map: unknown names {unknown}; known names are {known}; {file} has the columns {columns}",
+                unknown=list(unknown + absent),
+                known=list(ALIASES),
+                file=file,
+                columns=list(names),
+            )
         )
     found = {**find_columns(names), **wanted}
     missing = [key for key in NEEDED if key not in found]
     if missing:
         raise InvalidDataError(
-            f"{file}: no column for {', '.join(missing)} among {', '.join(names)}; "
-            f"name it with --column_map={missing[0]}=NAME"
+            Text(
+                "program.no-column",
+                "{file}: no column for {missing} among {columns}\nhint: name it with --column_map={first}=NAME",
+                file=file,
+                missing=list(missing),
+                columns=list(names),
+                first=missing[0],
+            )
         )
     return found
 
@@ -205,11 +261,22 @@ def clean_rows(
     time = np.array([read_time(text) for text in table[found["time"]]], dtype=np.float64)
     usable = np.ones(count, dtype=bool)
 
-    def leave_out(wrong: Any, key: str, reason: str) -> None:
+    def leave_out(wrong: Any, key: str, reason: Text) -> None:
         rows = np.flatnonzero(usable & wrong)
         usable[rows] = False
         if len(rows):
-            left_out.add(reason, len(rows), f"{table[found[key]][rows[0]]!r} in {found[key]}")
+            left_out.add(
+                reason,
+                len(rows),
+                str(
+                    Text(
+                        "program.value-in",
+                        "{value} in {column}",
+                        value=repr(table[found[key]][rows[0]]),
+                        column=found[key],
+                    )
+                ),
+            )
 
     leave_out(~(np.abs(time) < LATEST_S), "time", NO_TIME)
     leave_out(~(np.abs(lat) <= 90), "lat", NO_PLACE)
@@ -217,7 +284,7 @@ def clean_rows(
     leave_out(
         ~np.array([is_ship(text) for text in texts(table, found, "sender", count, "")], dtype=bool),
         "sender",
-        "are of no ship",
+        Text("program.not-a-ship", "are not from a ship"),
     )
     ships, tracks = texts(table, found, "ship", count, default_ship), texts(table, found, "track", count, "")
     groups: dict[tuple[str, str], list[int]] = {}

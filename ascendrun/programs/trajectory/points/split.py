@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ascendrun.programs.trajectory.points.tracks import SPLITS, InvalidDataError
 from ascendrun.programs.trajectory.records import Record
+from ascendrun.text import Text
 
 Parts = dict[str, list[Record]]
 
@@ -20,8 +21,13 @@ def split_records(records: Sequence[Record], *, val: float, test: float, seed: i
     strange = sorted({str(record.split) for record in records} - set(SPLITS)) if own else []
     if strange:
         raise InvalidDataError(
-            f"the data's split column says {', '.join(strange[:8])}; {', '.join(SPLITS)} are known: rename "
-            "them, or use --use_split_column=false"
+            Text(
+                "program.unknown-split",
+                "the split column of the data has {found}; expected {known}\n"
+                "hint: rename them, or set --use_split_column=false",
+                found=list(strange[:8]),
+                known=list(SPLITS),
+            )
         )
     parts: Parts = {name: [] for name in SPLITS}
     for record in records:
@@ -31,8 +37,13 @@ def split_records(records: Sequence[Record], *, val: float, test: float, seed: i
     empty = [name for name in SPLITS if not parts[name]]
     if empty:
         raise InvalidDataError(
-            f"no ship in split {', '.join(empty)} ({len({record.ship for record in records})} ships in all); "
-            "give more ships or larger --val_size and --test_size"
+            Text(
+                "program.empty-split",
+                "no ship in split {splits} ({ships} ships in total)\n"
+                "hint: add ships, or raise --val_size and --test_size",
+                splits=list(empty),
+                ships=len({record.ship for record in records}),
+            )
         )
     return parts
 
@@ -57,6 +68,13 @@ def check_disjoint(parts: Parts) -> None:
     if shared:
         ship, one, other = shared[0]
         raise InvalidDataError(
-            f"{len(shared)} ship(s) stand in two splits, such as {ship} in {one} and {other}; "
-            "mend the split column or use --use_split_column=false"
+            Text(
+                "program.ship-in-two-splits",
+                "{count:plural ship ships} in two splits, such as {ship} in {first} and {second}\n"
+                "hint: fix the split column, or set --use_split_column=false",
+                count=len(shared),
+                ship=ship,
+                first=one,
+                second=other,
+            )
         )

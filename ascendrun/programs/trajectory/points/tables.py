@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ascendrun.programs.trajectory.points.tracks import InvalidDataError
+from ascendrun.text import Text
 
 SEPARATORS = ";\t|"
 NO_TEXT = "\0\N{REPLACEMENT CHARACTER}"
@@ -31,7 +32,9 @@ def read_table(file: Path) -> Table:
     try:
         return Table(read_parquet(file)) if file.suffix == ".parquet" else read_csv(file)
     except (EOFError, OSError, zlib.error) as error:
-        raise InvalidDataError(f"{file}: cannot be read: {error}") from error
+        raise InvalidDataError(
+            Text("program.cannot-read", "{file}: cannot be read: {error}", file=file, error=error)
+        ) from error
 
 
 def read_parquet(file: Path) -> dict[str, Sequence[Any]]:
@@ -39,7 +42,13 @@ def read_parquet(file: Path) -> dict[str, Sequence[Any]]:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError:
-        raise InvalidDataError(f"{file}: reading Parquet needs pyarrow; install it or give the data as CSV") from None
+        raise InvalidDataError(
+            Text(
+                "program.no-pyarrow",
+                "{file}: reading Parquet requires pyarrow\nhint: pip install pyarrow, or convert the data to CSV",
+                file=file,
+            )
+        ) from None
     try:
         return dict(parquet.read_table(file).to_pydict())
     except (pyarrow.ArrowException, ValueError) as error:
@@ -54,13 +63,21 @@ def read_csv(file: Path) -> Table:
         first = lines.readline()
         if any(mark in first for mark in NO_TEXT):
             raise InvalidDataError(
-                f"{file}: is no UTF-8 text; convert it (iconv -t UTF-8), or give .csv.gz or .parquet their own endings"
+                Text(
+                    "program.table-not-utf8",
+                    "{file}: not valid UTF-8\n"
+                    "hint: convert it with iconv -t UTF-8; files in gzip or Parquet format must end in .csv.gz "
+                    "or .parquet",
+                    file=file,
+                )
             )
         rows = csv.reader(line.replace("\0", "") for line in chain([first], lines))
         try:
             header = next(rows, None)
             if not header:
-                raise InvalidDataError(f"{file}: empty; the first line must name the columns")
+                raise InvalidDataError(
+                    Text("program.table-empty", "{file}: empty; the first line must name the columns", file=file)
+                )
             began = rows.line_num + 1
             for row in rows:
                 if len(row) == len(header):
@@ -70,11 +87,24 @@ def read_csv(file: Path) -> Table:
                     first_torn = first_torn or began
                 began = rows.line_num + 1
         except csv.Error as error:
-            raise InvalidDataError(f"{file}: line {began}: {error}; is a quote not closed there?") from error
+            raise InvalidDataError(
+                Text(
+                    "program.bad-csv",
+                    "{file}: line {line}: {error} (possibly an unclosed quote)",
+                    file=file,
+                    line=began,
+                    error=error,
+                )
+            ) from error
     between = next((mark for mark in SEPARATORS if len(header) == 1 and mark in header[0]), None)
     if between is not None:
         raise InvalidDataError(
-            f"{file}: its columns are parted by {between!r}; write commas there, and numbers with a point"
+            Text(
+                "program.separator",
+                "{file}: columns are separated by {found:quote}; expected commas, and a decimal point in numbers",
+                file=file,
+                found=between,
+            )
         )
     return Table({name.strip(): [row[i] for row in body] for i, name in enumerate(header)}, torn, first_torn)
 

@@ -17,13 +17,20 @@ from ascendrun.programs.trajectory.model import (
 )
 from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.store import PRETRAINED_FILE, load_pretrained
+from ascendrun.text import Text
 
 
 def check_same(digest: str, here: Runtime) -> None:
-    """Raises InvalidDataError when ranks read different data: they would train on different samples and never notice."""  # noqa: E501
+    """Raise InvalidDataError when ranks read different data; training would not show it."""
     odd = here.odd_ones(digest)
     if odd:
-        raise InvalidDataError(f"rank(s) {odd} read other data than the rest; the file must be the same on every node")
+        raise InvalidDataError(
+            Text(
+                "program.tracks-differ",
+                "ranks {ranks:ranks} read other data than the rest; the file must be the same on every node",
+                ranks=odd,
+            )
+        )
 
 
 def refuse(options: Options) -> None:
@@ -31,34 +38,74 @@ def refuse(options: Options) -> None:
     if not options["base_model"]:
         if options["hidden_size"] % (2 * options["num_attention_heads"]):
             raise InvalidDataError(
-                f"--hidden_size={options['hidden_size']} must be an even multiple of --num_attention_heads={options['num_attention_heads']}"  # noqa: E501
+                Text(
+                    "program.hidden-heads",
+                    "--hidden_size={hidden} must be an even multiple of --num_attention_heads={heads}",
+                    hidden=options["hidden_size"],
+                    heads=options["num_attention_heads"],
+                )
             )
     elif pretrained_folder(Path(options["base_model"])) is None:
         config_of_folder(Path(options["base_model"]), words=1, dropout=0.0)
     if options["mode"] == "pretrain" and (options["objective"], options["attention"]) == ("clm", "bidirectional"):
         raise InvalidDataError(
-            "--objective=clm: with --attention=bidirectional a word sees the next word, which it is to guess; use "
-            "--objective=mlm, or --attention=causal"
+            Text(
+                "program.clm-bidirectional",
+                "--objective=clm cannot be combined with --attention=bidirectional: each token sees the next "
+                "token, which it must predict\n"
+                "hint: set --objective=mlm, or --attention=causal",
+            )
         )
 
 
 def introduce(options: Options, samples: Samples, here: Runtime) -> None:
-    source = options["prepared_dir"] or options["data_path"] or f"generated, seed {options['seed']}"
+    source = (
+        options["prepared_dir"]
+        or options["data_path"]
+        or str(Text("program.synthetic", "synthetic tracks, seed {seed}", seed=options["seed"]))
+    )
     counts = " · ".join(f"{name} {len(part)}" for name, part in samples.records.items() if part)
-    here.say(f"tracks: {counts} ({source}); no ship is in two splits")
+    here.log(
+        Text("program.tracks", "tracks: {counts} ({source}); no ship is in two splits", counts=counts, source=source)
+    )
     cleaning = samples.facts["cleaning"]
     if "points" in cleaning:
         why = f" ({'; '.join(cleaning['why_bad'])})" if cleaning.get("why_bad") else ""
-        here.say(
-            f"read {cleaning['points']} points: {cleaning['bad_points']} unusable{why}, "
-            f"{cleaning['repeated_points']} repeated, {cleaning['outliers']} outliers; {cleaning['jumps']} jumps; "
-            f"{cleaning['short_pieces']} pieces too short"
+        here.log(
+            Text(
+                "program.cleaning",
+                "read {points} points: {bad} unusable{why}, {repeated} repeated, {outliers} outliers; {jumps} "
+                "jumps; {short} segments too short",
+                points=cleaning["points"],
+                bad=cleaning["bad_points"],
+                why=why,
+                repeated=cleaning["repeated_points"],
+                outliers=cleaning["outliers"],
+                jumps=cleaning["jumps"],
+                short=cleaning["short_pieces"],
+            )
         )
     if cleaning.get("class_words_removed"):
-        here.say(f"{cleaning['class_words_removed']} class words were taken out of the texts")
-    here.say(f"classes: {', '.join(samples.names)}; {len(samples.vocabulary)} words, grammar {samples.text['grammar']}")
+        here.log(
+            Text(
+                "program.class-tokens-removed",
+                "removed {count} class tokens from the texts",
+                count=cleaning["class_words_removed"],
+            )
+        )
+    here.log(
+        Text(
+            "program.classes",
+            "classes: {names}; vocabulary of {tokens} tokens, grammar {grammar}",
+            names=list(samples.names),
+            tokens=len(samples.vocabulary),
+            grammar=samples.text["grammar"],
+        )
+    )
     if options["mode"] != "plan":
-        here.say(f"{here.world_size} rank(s) on {here.family}")
+        here.log(
+            Text("program.ranks", "{count:plural rank ranks} on {family}", count=here.world_size, family=here.family)
+        )
 
 
 def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes, Any]:
@@ -71,8 +118,13 @@ def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes
         saved = load_pretrained(folder)
         if saved["text"] != samples.text:
             raise InvalidDataError(
-                f"{folder} was pretrained on {saved['text']}, this data is {samples.text}; use the same "
-                "grammar for both"
+                Text(
+                    "program.other-grammar",
+                    "{folder} was pretrained on {theirs}, this data is {ours}\nhint: use the same grammar for both",
+                    folder=folder,
+                    theirs=saved["text"],
+                    ours=samples.text,
+                )
             )
         config = {
             **saved["sizes"]["config"],
@@ -83,12 +135,20 @@ def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes
 
         def fill(reader: Reader) -> None:
             known = take_words(reader, saved["weights"], saved["vocabulary"], samples.vocabulary)
-            here.say(f"begins with {folder}: all layers, {known} of {len(samples.vocabulary)} words")
+            here.log(
+                Text(
+                    "program.starts-from",
+                    "starting from {folder}: all layers, {known} of {total} tokens",
+                    folder=folder,
+                    known=known,
+                    total=len(samples.vocabulary),
+                )
+            )
 
         return sizes, fill
     config = config_of_folder(base, words=len(samples.vocabulary), dropout=options["dropout"])
     sizes = Sizes(config, len(samples.names), options["dropout"], options["pooling"], options["attention"])
-    return sizes, lambda reader: here.say(read_checkpoint(reader, base, samples.vocabulary))
+    return sizes, lambda reader: here.log(read_checkpoint(reader, base, samples.vocabulary))
 
 
 def pretrained_folder(base: Path) -> Path | None:

@@ -21,6 +21,7 @@ from ascendrun.programs.trajectory.stages.common import check_same, introduce
 from ascendrun.programs.trajectory.stages.predict import write_predictions
 from ascendrun.programs.trajectory.store import Vote, load_vote, save_vote
 from ascendrun.programs.trajectory.vote import each_member_on, ids_of, put_together
+from ascendrun.text import Text
 
 
 def evaluate_stage(options: Options, here: Runtime) -> None:
@@ -32,7 +33,12 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     introduce(options, samples, here)
     if samples.text != vote.members[0].text:
         raise InvalidDataError(
-            f"the model reads {vote.members[0].text}, this data is {samples.text}; give both one grammar"
+            Text(
+                "program.model-grammar",
+                "the model requires {model}, this data is {data}\nhint: use the same grammar for both",
+                model=vote.members[0].text,
+                data=samples.text,
+            )
         )
     vote, validation = adjusted(vote, options, samples, here)
     split = options["eval_split"]
@@ -43,7 +49,11 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     truth = [sample.label for sample in encoded]
     if min(truth) < 0:
         raise InvalidDataError(
-            f"split {split} holds classes that the model was not trained on; their tracks cannot be judged"
+            Text(
+                "program.unknown-classes",
+                "split {split} has classes that the model was not trained on; it cannot be evaluated",
+                split=split,
+            )
         )
     scores = score(truth, probabilities.argmax(1).tolist(), vote.names)
     baseline = majority(samples.labels("train"), truth, vote.names)
@@ -73,8 +83,8 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
         replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
         replace_text(output / "report.txt", text + "\n")
         write_predictions(output / "predictions.jsonl", records, probabilities, vote.names)
-        here.say(draw(output, scores, calibration))
-    here.say(
+        here.log(draw(output, scores, calibration))
+    here.log(
         f"\n{split} split, {len(vote.members)} model(s), prior shift {vote.prior_shift}, temperature "
         f"{vote.temperature}:\n\n{text}\n\nreport: {output}"
     )

@@ -18,6 +18,7 @@ from ascendrun.programs.trajectory.pretrain import unlabelled
 from ascendrun.programs.trajectory.stages.common import begin_with, introduce, refuse
 from ascendrun.programs.trajectory.tokens import Encoded
 from ascendrun.programs.trajectory.train import plan_of, steps_of
+from ascendrun.text import Text
 
 LARGE = 100_000_000
 """Weights from which on a training is reckoned before it begins, too; smaller ones fit anywhere."""
@@ -45,7 +46,7 @@ def plan_stage(options: Options, here: Runtime) -> None:
         lines, wrong = account(
             name, rows, share, sizes, options, ranks=ranks, family=family, precision=precision, card_bytes=card_bytes
         )
-        here.say("\n".join(lines))
+        here.log("\n".join(lines))
         problems += wrong
     if problems:
         raise ModelTooLargeError("\n".join(problems))
@@ -78,14 +79,37 @@ def account(
     needs = memory.amounts(need, card_bytes, family)
     words = int(plan.lengths.sum())
     lines = [
-        f"\n{name}: {len(rows)} tracks, {words:,} words; {plan.steps_per_epoch} steps an epoch of "
-        f"{options['global_batch_size']} tracks, {steps} steps in all; {precision.reason}",
-        f"  over {ranks} rank(s), each with {-(-options['global_batch_size'] // ranks)} tracks a step at most; the heaviest "  # noqa: E501
-        f"pass has {heavy.rows} tracks x {heavy.length} words, {heavy.of_step} pass(es) in its step",
+        str(
+            Text(
+                "program.plan",
+                "\n{stage}: {tracks} tracks, {tokens:,} tokens; {steps_per_epoch} steps per epoch of {batch} tracks, "
+                "{steps} steps in total; {precision}",
+                stage=name,
+                tracks=len(rows),
+                tokens=words,
+                steps_per_epoch=plan.steps_per_epoch,
+                batch=options["global_batch_size"],
+                steps=steps,
+                precision=precision.reason,
+            )
+        ),
+        str(
+            Text(
+                "program.plan-pass",
+                "  {ranks:plural rank ranks}, at most {share:plural track tracks} each per step; the largest "
+                "micro-batch "
+                "has {rows} tracks x {length} tokens, {passes:plural pass passes} per step",
+                ranks=ranks,
+                share=-(-options["global_batch_size"] // ranks),
+                rows=heavy.rows,
+                length=heavy.length,
+                passes=heavy.of_step,
+            )
+        ),
         f"  {needs}",
     ]
     lines += [
-        f"  note: {problem}"
+        "  " + str(Text("program.note", "note: {text}", text=problem))
         for problem in batch_problems(
             batch_size=options["global_batch_size"],
             world_size=ranks,
@@ -95,7 +119,7 @@ def account(
     ]
     if card_bytes is None or need.on_card(family) <= card_bytes:
         return lines, []
-    out = sizing.ways_out(
+    out = sizing.fixes(
         sizes,
         heavy,
         precision=precision,
@@ -104,7 +128,17 @@ def account(
         card_bytes=card_bytes,
         checkpointed=checkpointed,
     )
-    return lines, [f"{name}: {needs}; try {', or '.join(out)}"]
+    return lines, [
+        str(
+            Text(
+                "program.stage-does-not-fit",
+                "{stage}: {need}; change one of: {fixes}",
+                stage=name,
+                need=needs,
+                fixes=out,
+            )
+        )
+    ]
 
 
 def warnings(name: str, samples: Samples, sizes: Sizes, options: Options, here: Runtime, *, weights: int) -> list[str]:

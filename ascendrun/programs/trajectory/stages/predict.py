@@ -16,6 +16,7 @@ from ascendrun.programs.trajectory.records import Record, load_prepared
 from ascendrun.programs.trajectory.stages.stream import classify_stream
 from ascendrun.programs.trajectory.store import Vote, load_vote
 from ascendrun.programs.trajectory.vote import answer, ids_of, vote_on
+from ascendrun.text import Text
 
 
 def classify(options: Options, here: Runtime) -> None:
@@ -39,21 +40,42 @@ def classify(options: Options, here: Runtime) -> None:
     known = [i for i, sample in enumerate(samples) if sample.label >= 0]
     if known:
         scores = score([samples[i].label for i in known], probabilities[known].argmax(1).tolist(), vote.names)
-        here.say(f"{len(known)} tracks of known class: macro F1 {scores.macro_f1:.3f} accuracy {scores.accuracy:.3f}")
+        here.log(
+            str(
+                Text(
+                    "program.known-tracks",
+                    "{count} tracks of known class: macro F1 {f1:.3f} accuracy {accuracy:.3f}",
+                    count=len(known),
+                    f1=scores.macro_f1,
+                    accuracy=scores.accuracy,
+                )
+            )
+        )
     tokens = sum(map(len, samples))
     here.record(
         done=True,
         tracks=len(samples),
-        seconds=seconds,
+        duration_s=seconds,
         tracks_per_s=len(samples) / seconds,
         tokens_per_s=tokens / seconds,
     )
-    here.say(
-        f"{len(samples):,} tracks in {seconds:.2f} s on {here.world_size} {here.family} rank(s), after "
-        f"{options['inference_warmup_steps']} warm-up passes: {len(samples) / seconds:,.0f} tracks/s, {tokens / seconds:,.0f} "  # noqa: E501
-        f"tokens/s, {1e3 * seconds * here.world_size / len(samples):.2f} ms a track and device"
+    here.log(
+        Text(
+            "program.predict-speed",
+            "{tracks:,} tracks in {seconds:.2f} s on {ranks:plural rank ranks} ({family}), after {warmup} "
+            "warm-up passes: "
+            "{rate:,.0f} tracks/s, {tokens:,.0f} tokens/s, {each:.2f} ms per track and device",
+            tracks=len(samples),
+            seconds=seconds,
+            ranks=here.world_size,
+            family=here.family,
+            warmup=options["inference_warmup_steps"],
+            rate=len(samples) / seconds,
+            tokens=tokens / seconds,
+            each=1e3 * seconds * here.world_size / len(samples),
+        )
     )
-    here.say(f"{len(records)} predictions: {path}")
+    here.log(Text("program.predictions", "{count} predictions: {path}", count=len(records), path=path))
 
 
 def records_to_classify(options: Options, vote: Vote) -> list[Record]:
@@ -61,8 +83,14 @@ def records_to_classify(options: Options, vote: Vote) -> list[Record]:
         prepared = load_prepared(Path(options["prepared_dir"]))
         if prepared.facts["text"] != vote.members[0].text:
             raise InvalidDataError(
-                f"{options['prepared_dir']} holds {prepared.facts['text']}, the model reads "
-                f"{vote.members[0].text}; prepare the data with the model's grammar"
+                Text(
+                    "program.prepared-grammar",
+                    "{folder} has {found}, the model requires {expected}\n"
+                    "hint: prepare the data with the grammar of the model",
+                    folder=options["prepared_dir"],
+                    found=prepared.facts["text"],
+                    expected=vote.members[0].text,
+                )
             )
         return prepared.records[options["eval_split"]]
     return load_records(options, **vote.members[0].text)[0]

@@ -17,6 +17,7 @@ from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
 from ascendrun.programs.trajectory.data import Options
 from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.store import load_vote
+from ascendrun.text import Text
 
 MOST_BYTES = 4 * 2**20
 MOST_TRACKS = 256
@@ -171,20 +172,33 @@ def serve_stage(options: Options, here: Runtime) -> None:
         server = make_server(classifier, options["host"], port)
     except OSError as error:
         raise InvalidDataError(
-            f"--host={options['host']} --port={port}: {error.strerror}; choose another port, 0 for any free "
-            "one, or an address of this machine"
+            Text(
+                "program.cannot-listen",
+                "--host={host} --port={port}: {error}\n"
+                "hint: choose another port (0: any free port), or an address of this machine",
+                host=options["host"],
+                port=port,
+                error=error.strerror,
+            )
         ) from error
     address: tuple[str, int] = (str(server.server_address[0]), int(server.server_address[1]))
-    print(f"serving on http://{address[0]}:{address[1]}: POST /predict, GET /health", flush=True)
+    print(
+        Text(
+            "program.serving",
+            "serving on http://{host}:{port}: POST /predict, GET /health",
+            host=address[0],
+            port=address[1],
+        ),
+        flush=True,
+    )
     here.record(event="serving", host=address[0], port=address[1])
     has_answered = serve_until(server, lambda: here.stop_asked)
     here.record(done=True)
-    here.say(
-        "asked to stop; "
-        + (
-            "no request is left"
-            if has_answered
-            else f"what was asked had no answer after {ANSWER_S:.0f} s, and gets none"
+    here.log(
+        Text("program.served", "stop requested; no request is left")
+        if has_answered
+        else Text(
+            "program.unanswered", "stop requested; requests without a reply after {s:.0f} s are dropped", s=ANSWER_S
         )
     )
 

@@ -31,6 +31,7 @@ from ascendrun.programs.trajectory.stages.common import begin_with, check_same, 
 from ascendrun.programs.trajectory.stages.predict import write_predictions
 from ascendrun.programs.trajectory.store import Trained, save_pretrained, save_trained
 from ascendrun.programs.trajectory.train import class_weights, make_loop, train_head
+from ascendrun.text import Text
 
 EXPECTED = (
     InvalidDataError,
@@ -55,7 +56,13 @@ def prepare_stage(options: Options, here: Runtime) -> None:
     check_same(samples.digest, here)
     introduce(options, samples, here)
     here.record(done=True, **{f"segments_{name}": len(part) for name, part in samples.records.items()})
-    here.say(f"no segment is in two splits either, and no word names a class\nprepared: {folder}")
+    here.log(
+        Text(
+            "program.prepared",
+            "no segment is in two splits, and no token names a class\nprepared: {folder}",
+            folder=folder,
+        )
+    )
 
 
 def open_samples(options: Options, here: Runtime) -> Samples:
@@ -74,7 +81,7 @@ def open_samples(options: Options, here: Runtime) -> Samples:
 
 def foresee(name: str, samples: Samples, model: Reader, sizes: Sizes, options: Options, here: Runtime) -> None:
     for line in plan.warnings(name, samples, sizes, options, here, weights=sum(w.numel() for w in model.parameters())):
-        here.say(f"note: {line}")
+        here.log(str(Text("program.note", "note: {text}", text=line)))
 
 
 # --- pretrain ---
@@ -86,7 +93,14 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
     model = make_guesser(sizes, seed=options["seed"])
     fill(model)
     foresee("pretrain", samples, model, sizes, options, here)
-    here.say(f"objective {options['objective']}: {len(unlabelled(samples))} tracks without their classes")
+    here.log(
+        Text(
+            "program.objective",
+            "objective {objective}: {count} tracks without their classes",
+            objective=options["objective"],
+            count=len(unlabelled(samples)),
+        )
+    )
     loop = make_pretraining(options, samples, model, here, runtime.checkpoint_folder(options["output_dir"]))
     if not ran_to_its_end(loop, options, here):
         return
@@ -101,7 +115,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
             output / "report.json",
             json.dumps({"training": told_of(loop.progress, here, 0.0), "options": dict(options)}, indent=1) + "\n",
         )
-    here.say(f"pretrained: {output}")
+    here.log(f"pretrained: {output}")
     here.record(done=True)
 
 
@@ -114,9 +128,14 @@ def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
         loop.find_micro_batch(longest)
     if loop.run().is_complete:
         return True
-    here.say(
-        f"stopped after step {loop.progress.step}/{loop.settings.steps}; the same command goes on from "
-        f"there, with the checkpoint in {loop.saver.parent}"
+    here.log(
+        Text(
+            "program.training-stopped",
+            "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {folder}",
+            step=loop.progress.step,
+            steps=loop.settings.steps,
+            folder=loop.saver.parent,
+        )
     )
     return False
 
@@ -144,7 +163,11 @@ def learn(options: Options, here: Runtime, *, judges_test: bool) -> None:
     if options["freeze_backbone_epochs"] and options["resume_from_checkpoint"] in ("auto", "never"):
         model = train_head(options, samples, model, here, folder)
         if model is None:
-            here.say("stopped while the layers below were frozen; the same command goes on from there")
+            here.log(
+                Text(
+                    "program.head-stopped", "stopped while the backbone was frozen; the same command resumes from there"
+                )
+            )
             return
     loop = make_loop(options, samples, model, here, folder)
     if not ran_to_its_end(loop, options, here):
@@ -204,7 +227,7 @@ def finish(
         write_report(output, options, samples, progress, scores, baseline, here, seconds, split=split)
     chosen = f"best model of step {progress.best_step}" if progress.best_step is not None else "last model"
     where = "test split" if split == "test" else "validation split"
-    here.say(f"\n{where}, {chosen}:\n\n{as_table(scores, baseline)}\n\nreport, model and predictions: {output}")
+    here.log(f"\n{where}, {chosen}:\n\n{as_table(scores, baseline)}\n\nreport, model and predictions: {output}")
     here.record(done=True)
 
 
