@@ -49,7 +49,7 @@ def command(
     Exits 0 when the command exited 0 on every host, else 6; the hosts that failed are listed.
     """
     hosts = hosts_of(ctx, hostfile=hostfile, names=names)
-    timeout_s = ctx.settings.timeout_s if timeout is None else timeout
+    timeout_s = ctx.settings.exec_timeout_s if timeout is None else timeout
     results = _collect(ctx, ctx.cluster.execute(hosts, argv, timeout_s=timeout_s), [host.name for host in hosts])
     if output in (None, "table", "wide"):
         _print_folded(results)

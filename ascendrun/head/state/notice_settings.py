@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 from urllib.parse import urlsplit
 
 from ascendrun.core.notices import DEFAULT_JOBS, ON, SERVICES, Target, with_name
+from ascendrun.head.state.settings import RENAMED
 from ascendrun.text import LANGUAGES, Text
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ MOST_TARGETS = 16
 SECRET_BYTES = 8192
 STYLES = ("rich", "text")
 SUFFIX_KINDS = {"started": ("started",), "ok": ("succeeded", "stopped"), "failed": ("failed",)}
-_TARGET_FIELDS = ("name", "kind", "url", "url_file", "secret", "secret_file", "on", "jobs", "style", "lang")
-_HOOK_FIELDS = ("command", "on", "jobs", "timeout_s", "lang")
-_DEADMAN_FIELDS = ("url", "url_file", "every_s", "jobs", *SUFFIX_KINDS)
+_TARGET_FIELDS = ("name", "type", "url", "url_file", "secret", "secret_file", "events", "jobs", "format", "lang")
+_HOOK_FIELDS = ("command", "events", "jobs", "timeout_s", "lang")
+_DEADMAN_FIELDS = ("url", "url_file", "interval_s", "jobs", *SUFFIX_KINDS)
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 
 
@@ -87,7 +88,7 @@ def _url_problem(url: str, kind: str) -> str | None:
 
 # ---------------------------------------------------------------- from YAML
 
-Refuse = Callable[[str, Any, Union[Text, str, None]], None]
+Refuse = Callable[[Union[Text, str], Any, Union[Text, str, None]], None]
 """(message, node, hint)"""
 
 
@@ -95,7 +96,7 @@ def parse_blocks(nodes: Mapping[str, Any], file: Path, problems: list[Problem]) 
     """Targets from the YAML nodes of the blocks; what is wrong goes to `problems`. Paths start at the file's folder."""
     from ascendrun.core.errors import Problem
 
-    def refuse(message: str, node: Any, hint: Text | str | None = None) -> None:
+    def refuse(message: Text | str, node: Any, hint: Text | str | None = None) -> None:
         problems.append(Problem(str(file), node.start_mark.line + 1, node.start_mark.column + 1, message, hint))
 
     before = len(problems)
@@ -133,9 +134,9 @@ def _parse_target(node: Any, folder: Path, refuse: Refuse) -> Target | None:
     fields = _fields(node, "notify", _TARGET_FIELDS, refuse)
     if fields is None:
         return None
-    kind = _text(fields, "kind", refuse)
+    kind = _text(fields, "type", refuse)
     if kind is None or kind not in SERVICES:
-        refuse(f"notify: kind {kind!r} is none of {', '.join(SERVICES)}", fields.get("kind", node), None)
+        refuse(f"notify: type {kind!r} is none of {', '.join(SERVICES)}", fields.get("type", node), None)
         return None
     name = _text(fields, "name", refuse) or ""
     if name in ("hook", "deadman") or (name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)):
@@ -147,9 +148,9 @@ def _parse_target(node: Any, folder: Path, refuse: Refuse) -> Target | None:
     return Target(
         name=name,
         kind=kind,
-        on=_words(fields, "on", ("ended",), refuse, ON),
+        on=_words(fields, "events", ("ended",), refuse, ON),
         jobs=_jobs(fields, refuse),
-        style=_choice(fields, "style", STYLES, refuse),
+        style=_choice(fields, "format", STYLES, refuse),
         lang=_choice(fields, "lang", LANGUAGES, refuse),
         **_credentials(fields, node, kind, folder, refuse),
     )
@@ -170,7 +171,7 @@ def _parse_hook(node: Any, folder: Path, refuse: Refuse) -> Target | None:
     return Target(
         name="hook",
         kind="hook",
-        on=_words(fields, "on", ("ended",), refuse, ON),
+        on=_words(fields, "events", ("ended",), refuse, ON),
         jobs=_jobs(fields, refuse),
         lang=_choice(fields, "lang", LANGUAGES, refuse),
         command=command,
@@ -193,7 +194,7 @@ def _parse_deadman(node: Any, folder: Path, refuse: Refuse) -> Target | None:
         name="deadman",
         kind="deadman",
         jobs=_jobs(fields, refuse),
-        every_s=_seconds(fields, "every_s", 60.0, (1.0, 86400.0), refuse),
+        every_s=_seconds(fields, "interval_s", 60.0, (1.0, 86400.0), refuse),
         **_credentials(fields, node, "deadman", folder, refuse),
     )
     return replace(target, suffixes=suffixes)
@@ -229,7 +230,14 @@ def _fields(node: Any, block: str, known: Sequence[str], refuse: Refuse) -> dict
         return None
     fields: dict[str, Any] = {}
     for key, value in node.value:
-        if key.value not in known:
+        new = RENAMED.get(f"{block}.{key.value}")
+        if new is not None:
+            from ascendrun.text.suggest import write
+
+            renamed = Text("jobfile.renamed", "{old} was renamed to {new}", old=f"{block}.{key.value}", new=new)
+            written = value.value if isinstance(value.value, str) else "…"
+            refuse(renamed, key, write(f"{new.partition('.')[2]}: {written}"))
+        elif key.value not in known:
             from ascendrun.text.suggest import suggestion
 
             refuse(f"{block}: unknown name {str(key.value)[:40]!r}", key, suggestion(str(key.value), known))
@@ -242,7 +250,7 @@ def _fields(node: Any, block: str, known: Sequence[str], refuse: Refuse) -> dict
 
 def _list_of(node: Any, refuse: Refuse) -> list[Any]:
     if type(node).__name__ != "SequenceNode":
-        refuse("notify: not a list of targets", node, "notify: [{kind: slack, url_file: slack.url}]")
+        refuse("notify: not a list of targets", node, "notify: [{type: slack, url_file: slack.url}]")
         return []
     return list(node.value)
 

@@ -23,7 +23,7 @@ NOTICE_BLOCKS = ("notify", "hook", "deadman")
 class Settings:
     """`state_dir`: everything the head keeps (0700, on a local disk).
     `hostfile`: for verbs that were given none, None: they say so.
-    `color`: auto, always or never. `timeout_s`: how long `exec` lets a command run on a host.
+    `color`: auto, always or never. `exec_timeout_s`: how long `exec` lets a command run on a host.
     `transport`: how hosts behind SSH are reached: auto, paramiko, or openssh (the ssh program).
     `lang`: the language of messages, en or zh, None: that of the locale.
     `origins`: for each name the place that its value came from, such as "default" or "$ASCENDRUN_COLOR".
@@ -33,7 +33,7 @@ class Settings:
     state_dir: Path
     hostfile: Path | None = None
     color: str = "auto"
-    timeout_s: float = 60.0
+    exec_timeout_s: float = 60.0
     transport: str = "auto"
     lang: str | None = None
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -93,7 +93,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("state_dir", "folder for everything the head keeps; on a local disk", _parse_path),
     Setting("hostfile", "hosts of nodes, exec and trust when none are named", _parse_path),
     Setting("color", "auto, always or never", _one_of("auto", "always", "never")),
-    Setting("timeout_s", "how long exec lets a command run on a host, in seconds", _parse_seconds),
+    Setting("exec_timeout_s", "time limit of a command of exec on a host, in seconds", _parse_seconds),
     Setting(
         "transport",
         "auto, paramiko, or openssh: how hosts behind SSH are reached",
@@ -101,6 +101,17 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("lang", "language of messages: en or zh; the locale decides where it is not set", _parse_lang),
 )
+
+
+RENAMED: Mapping[str, str] = {
+    "timeout_s": "exec_timeout_s",
+    "notify.kind": "notify.type",
+    "notify.on": "notify.events",
+    "notify.style": "notify.format",
+    "hook.on": "hook.events",
+    "deadman.every_s": "deadman.interval_s",
+}
+"""Old names of settings and their new names. An old name is an error with the hint `write NEW: VALUE`."""
 
 
 def load_settings(
@@ -149,7 +160,15 @@ def _set(
     place: tuple[str, int | None, int | None],
     problems: list[Problem],
 ) -> None:
-    setting = next((one for one in SETTINGS if one.name == name), None)
+    setting = next((setting for setting in SETTINGS if setting.name == name), None)
+    if name in RENAMED:
+        from ascendrun.core.errors import Problem
+        from ascendrun.text import Text
+        from ascendrun.text.suggest import write
+
+        renamed = Text("jobfile.renamed", "{old} was renamed to {new}", old=name, new=RENAMED[name])
+        problems.append(Problem(*place, message=renamed, hint=write(f"{RENAMED[name]}: {text}")))
+        return
     try:
         if setting is None:
             raise ValueError(f"unknown setting {name!r}")

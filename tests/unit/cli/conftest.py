@@ -21,7 +21,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.C
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in ("NO_COLOR", "FORCE_COLOR", "LC_ALL", "LC_MESSAGES"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("ASCENDRUN_COLOR", "ASCENDRUN_HOSTFILE", "ASCENDRUN_TIMEOUT_S", "ASCENDRUN_LANG"):
+    for name in ("ASCENDRUN_COLOR", "ASCENDRUN_HOSTFILE", "ASCENDRUN_EXEC_TIMEOUT_S", "ASCENDRUN_LANG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LANG", "C.UTF-8")
     (tmp_path / "all.hosts").write_text("n1 addr=10.0.0.1 slots=2 groups=g\nn2 addr=10.0.0.2 slots=2\n")

@@ -210,7 +210,7 @@ def test_the_setting_names_the_hostfile(desk: Desk, monkeypatch: pytest.MonkeyPa
 
 def test_config_tells_each_value_and_its_origin(desk: Desk) -> None:
     (desk.folder / "config" / "ascendrun").mkdir(parents=True)
-    (desk.folder / "config" / "ascendrun" / "config.yaml").write_text("timeout_s: 7\n")
+    (desk.folder / "config" / "ascendrun" / "config.yaml").write_text("exec_timeout_s: 7\n")
     shown = json.loads(desk.say("--color", "never", "config", "-o", "json").out)["settings"]
     settings = {one["name"]: one for one in shown}
     assert settings["timeout_s"]["value"] == "7" and settings["timeout_s"]["origin"].endswith("config.yaml")
@@ -223,7 +223,7 @@ def test_config_tells_each_value_and_its_origin(desk: Desk) -> None:
 def test_a_wrong_settings_file_is_shown_with_its_place(desk: Desk) -> None:
     (desk.folder / "config" / "ascendrun").mkdir(parents=True)
     file = desk.folder / "config" / "ascendrun" / "config.yaml"
-    file.write_text("timeout_s: 7\ncolor: pink\n")
+    file.write_text("exec_timeout_s: 7\ncolor: pink\n")
     result = desk.say("ps")
     assert result.code == 2
     assert f"{file}:2:1: 'pink' is none of" in result.err

@@ -34,7 +34,7 @@ def test_a_changed_settings_file_is_followed_and_a_broken_one_is_not(heads: Any,
     one, other = serve(), serve()
     head = heads(settings_text([target(one)]))
     job = head.submit()
-    head.file.write_text("notify: [{kind: carrier-pigeon}]\n")
+    head.file.write_text("notify: [{type: carrier-pigeon}]\n")
     with pytest.raises(InvalidInputError):
         head.read()
     await_that(lambda: head.notifier.settings() is None or "carrier-pigeon" in "".join(capfd.readouterr()))

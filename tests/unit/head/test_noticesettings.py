@@ -28,11 +28,12 @@ def test_all_that_can_be_said_is_read(tmp_path: Path) -> None:
         tmp_path,
         f"""
 notify:
-  - {{name: team, kind: feishu, url: "{URL}", secret_file: sub/secret, on: [failed, started], jobs: [qwen*, "!test*"],
-      style: text, lang: zh}}
-  - {{kind: slack, url_file: ~/slack.url, on: ended}}
-hook: {{command: [bin/told, --now], on: [failed], timeout_s: 5}}
-deadman: {{url: "https://hc.example/x", every_s: 30, ok: "", failed: /fail}}
+  - {{name: team, type: feishu, url: "{URL}", secret_file: sub/secret,
+      events: [failed, started], jobs: [qwen*, "!test*"],
+      format: text, lang: zh}}
+  - {{type: slack, url_file: ~/slack.url, events: ended}}
+hook: {{command: [bin/told, --now], events: [failed], timeout_s: 5}}
+deadman: {{url: "https://hc.example/x", interval_s: 30, ok: "", failed: /fail}}
 """,
     )
     team, slack, hook = settings.targets
@@ -47,10 +48,10 @@ deadman: {{url: "https://hc.example/x", every_s: 30, ok: "", failed: /fail}}
 def test_every_problem_is_reported_with_its_place_and_no_credential(tmp_path: Path) -> None:
     text = """color: pink
 notify:
-  - {kind: pigeon, url: "https://x/topsecret"}
-  - {kind: feishu}
-  - {kind: slack, url: "http://hooks.slack.com/topsecret", secret: topsecret}
-  - {kind: dingtalk, url: "topsecret", url_file: x, on: [faild], lang: fr, stile: text}
+  - {type: pigeon, url: "https://x/topsecret"}
+  - {type: feishu}
+  - {type: slack, url: "http://hooks.slack.com/topsecret", secret: topsecret}
+  - {type: dingtalk, url: "topsecret", url_file: x, events: [faild], lang: fr, stile: text}
   - slack
 hook: {command: "echo topsecret", timeout_s: 0}
 deadman: {url: "https://x/topsecret", every_s: soon, failed: "topsecret"}
@@ -66,12 +67,12 @@ deadman: {url: "https://x/topsecret", every_s: soon, failed: "topsecret"}
     "text",
     [
         "notify: slack",
-        "notify: {kind: slack}",
+        "notify: {type: slack}",
         "hook: [a]",
         "deadman: x",
         "hook: {}",
         "notify: [[]]",
-        "notify:\n- {name: a, kind: slack, url: 'https://x/y'}\n- {name: a, kind: slack, url: 'https://x/y'}",
+        "notify:\n- {name: a, type: slack, url: 'https://x/y'}\n- {name: a, kind: slack, url: 'https://x/y'}",
     ],
 )
 def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path, text: str) -> None:
@@ -80,8 +81,8 @@ def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path, text: str) -> Non
 
 
 def test_the_stronger_file_replaces_whole_blocks(tmp_path: Path) -> None:
-    weak = f"notify: [{{kind: feishu, url: '{URL}'}}]\nhook: {{command: [a]}}\ndeadman: {{url: 'https://x/y'}}\n"
-    settings = load(tmp_path, "notify: [{kind: slack, url: 'https://x/y'}]\n", weak=weak)
+    weak = f"notify: [{{type: feishu, url: '{URL}'}}]\nhook: {{command: [a]}}\ndeadman: {{url: 'https://x/y'}}\n"
+    settings = load(tmp_path, "notify: [{type: slack, url: 'https://x/y'}]\n", weak=weak)
     assert [target.kind for target in settings.targets] == ["slack", "hook"] and settings.deadman is not None
     assert settings.origins["notify"].endswith("user.yaml") and settings.origins["hook"].endswith("weak.yaml")
 
@@ -91,7 +92,7 @@ def test_the_stronger_file_replaces_whole_blocks(tmp_path: Path) -> None:
     ["", "two lines\nhere\n", "\xff\xfe", "x" * 10_000, "ftp://x/y", "https://", "nope", "https://x:port/topsecret"],
 )
 def test_a_url_file_that_holds_no_url_is_told_by_its_name_only(tmp_path: Path, content: str) -> None:
-    target = load(tmp_path, "notify: [{kind: generic, url_file: url}]").targets[0]
+    target = load(tmp_path, "notify: [{type: generic, url_file: url}]").targets[0]
     (tmp_path / "url").write_text(content, encoding="latin-1")
     with pytest.raises(UnreadableCredentialsError) as caught:
         read_credentials(target)
@@ -99,7 +100,7 @@ def test_a_url_file_that_holds_no_url_is_told_by_its_name_only(tmp_path: Path, c
 
 
 def test_what_is_shown_of_a_target_is_its_host_and_who_else_can_read_its_files(tmp_path: Path) -> None:
-    settings = load(tmp_path, "notify: [{kind: feishu, url_file: url}]")
+    settings = load(tmp_path, "notify: [{type: feishu, url_file: url}]")
     (tmp_path / "url").write_text(URL)
     (tmp_path / "url").chmod(0o644)
     view = view_targets(settings, tmp_path / "state")[0]

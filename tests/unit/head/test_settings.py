@@ -18,11 +18,11 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_a_stronger_source_wins_and_says_so(tmp_path: Path) -> None:
-    system = write(tmp_path / "system.yaml", "color: never\ntimeout_s: 5\nhostfile: all.hosts\n")
-    user = write(tmp_path / "user.yaml", "timeout_s: 7\n")
+    system = write(tmp_path / "system.yaml", "color: never\nexec_timeout_s: 5\nhostfile: all.hosts\n")
+    user = write(tmp_path / "user.yaml", "exec_timeout_s: 7\n")
     environ = {"ASCENDRUN_STATE_DIR": "/env", "HOME": "/h"}
     settings = load_settings(environ, flags={"color": "always"}, files=[system, user])
-    assert (settings.color, settings.timeout_s, settings.state_dir) == ("always", 7.0, Path("/env"))
+    assert (settings.color, settings.exec_timeout_s, settings.state_dir) == ("always", 7.0, Path("/env"))
     assert settings.hostfile == tmp_path / "all.hosts"
     assert settings.origins == {
         "color": "--color",
@@ -47,14 +47,14 @@ def test_the_users_file_follows_xdg() -> None:
 def test_every_problem_of_every_source_is_reported_at_once(tmp_path: Path) -> None:
     user = write(tmp_path / "user.yaml", "colour: never\ntimeout_s: soon\ntimeout_s: 5\nhostfile: [a]\n")
     with pytest.raises(InvalidInputError) as caught:
-        load_settings({"ASCENDRUN_TIMEOUT_S": "-3"}, flags={"color": "pink"}, files=[user])
+        load_settings({"ASCENDRUN_EXEC_TIMEOUT_S": "-3"}, flags={"color": "pink"}, files=[user])
     places = [(problem.file, problem.line, problem.column) for problem in caught.value.problems]
     assert places == [
         (str(user), 1, 1),
         (str(user), 2, 1),
         (str(user), 3, 1),
         (str(user), 4, 1),
-        ("$ASCENDRUN_TIMEOUT_S", None, None),
+        ("$ASCENDRUN_EXEC_TIMEOUT_S", None, None),
         ("--color", None, None),
     ]
 
