@@ -195,8 +195,8 @@ def test_a_test_shows_what_the_service_answers_and_no_credential(desk: Desk) -> 
             folder.mkdir(parents=True)
             base = f"http://127.0.0.1:{server.server_address[1]}"
             (folder / "config.yaml").write_text(
-                f"notify:\n- {{kind: slack, url: '{base}/topsecret'}}\n"
-                f"- {{name: ding, kind: dingtalk, url: '{base}/ding?access_token=topsecret'}}\n"
+                f"notify:\n- {{type: slack, url: '{base}/topsecret'}}\n"
+                f"- {{name: ding, type: dingtalk, url: '{base}/ding?access_token=topsecret'}}\n"
             )
             fine, bad, both = (desk.say("notify", "--test", name) for name in ("slack", "ding", ""))
             unknown, shown, config = desk.say("notify", "--test", "dang"), desk.say("notify"), desk.say("config")

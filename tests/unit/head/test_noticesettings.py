@@ -72,7 +72,7 @@ deadman: {url: "https://x/topsecret", every_s: soon, failed: "topsecret"}
         "deadman: x",
         "hook: {}",
         "notify: [[]]",
-        "notify:\n- {name: a, type: slack, url: 'https://x/y'}\n- {name: a, kind: slack, url: 'https://x/y'}",
+        "notify:\n- {name: a, type: slack, url: 'https://x/y'}\n- {name: a, type: slack, url: 'https://x/y'}",
     ],
 )
 def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path, text: str) -> None:

@@ -26,7 +26,7 @@ def test_a_stronger_source_wins_and_says_so(tmp_path: Path) -> None:
     assert settings.hostfile == tmp_path / "all.hosts"
     assert settings.origins == {
         "color": "--color",
-        "timeout_s": str(user),
+        "exec_timeout_s": str(user),
         "state_dir": "$ASCENDRUN_STATE_DIR",
         "hostfile": str(system),
         "transport": "default",
