@@ -25,8 +25,11 @@ class Message:
 
 
 def fields(template: str) -> frozenset[str]:
-    """The names of a template's placeholders."""
-    return frozenset(name.split(".")[0].split("[")[0] for _, name, _, _ in string.Formatter().parse(template) if name)
+    """The names of a template's placeholders. `{path: .}` is none, but YAML in the hint of a signature."""
+    parsed = string.Formatter().parse(template)
+    return frozenset(
+        re.split(r"[.\[]", name)[0] for _, name, spec, _ in parsed if name and not (spec or "").startswith(" ")
+    )
 
 
 def inline() -> Iterator[Message]:
@@ -50,3 +53,23 @@ def chinese() -> Mapping[str, str]:
     for file in sorted((PACKAGE / "text" / "zh").glob("*.json")):
         rows.update(json.loads(file.read_text(encoding="utf-8")))
     return rows
+
+
+def tables() -> Iterator[Message]:
+    """The rows of tables that keep English next to their codes."""
+    from ascendrun.ascend.signatures import signatures
+    from ascendrun.core.events import EVENTS
+    from ascendrun.head.survey.programs import load_programs
+    from ascendrun.health.texts import templates
+
+    for code, kind in EVENTS.items():
+        yield Message(f"event.{code}", kind.english, None, "core/events.py")
+    for key, english in templates().items():
+        yield Message(key, english, None, "health/texts/findings.json")
+    for row in signatures():
+        for part in ("message", "cause", "hint"):
+            english = getattr(row.english, part)
+            yield Message(f"signature.{row.code}.{part}", english, None, "ascend/signatures.toml")
+    for program, table in load_programs().items():
+        for name, option in table.options.items():
+            yield Message(f"option.{program}.{name}", option.help, None, f"programs/{program}/options.json")

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections import defaultdict
 
-from ascendrun.text import Text
-from tests.docs.catalogue import CHINESE, PACKAGE, chinese, fields, inline
+import click
+
+from ascendrun.text import Text, use_language
+from tests.docs.catalogue import CHINESE, PACKAGE, chinese, fields, inline, tables
 
 SAME_IN_CHINESE = frozenset(
     {
         "jobfile.value",
         "options.row",
         "options.value",
-        "diagnosis.who-rank",
-        "diagnosis.who-ranks",
-        "explain.ranks",
+        "diagnosis.time-limit.cause",
         "node.command-not-executable.hint",
         "node.unknown-op.hint",
         "signature.inotify-exhausted.hint",
@@ -28,8 +29,9 @@ SAME_IN_CHINESE = frozenset(
         "ssh.jump-failed.hint",
     }
 )
-"""Entries that are a command and nothing else, each looked at."""
-PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+"""Entries that are a command or the name of a key and nothing else, each looked at."""
+UNTRANSLATED = re.compile(r"\{[^{}]*\}|\brank\b")
+"""Placeholders, and the term that stays (docs/style.md)."""
 HALF_WIDTH = re.compile(r"[\u4e00-\u9fff][,:;()!?][\u4e00-\u9fff]")
 
 
@@ -62,7 +64,7 @@ def test_a_chinese_entry_is_chinese() -> None:
     latin = {
         key: text
         for key, text in chinese().items()
-        if not CHINESE.search(text) and re.search(r"[A-Za-z]{2,}", PLACEHOLDER.sub("", text))
+        if not CHINESE.search(text) and re.search(r"[A-Za-z]{2,}", UNTRANSLATED.sub("", text))
     }
     assert {key: text for key, text in latin.items() if key not in SAME_IN_CHINESE} == {}
 
@@ -87,3 +89,34 @@ def test_every_message_renders_in_both_languages_whatever_its_values() -> None:
         values = dict.fromkeys(fields(message.english), None)
         for lang in ("en", "zh", "pseudo"):
             assert Text(message.key, message.english, **values).render(lang)
+
+
+def test_every_row_of_a_table_is_in_chinese_with_the_same_placeholders() -> None:
+    rows = chinese()
+    found = [message for message in tables() if re.search("[A-Za-z]", UNTRANSLATED.sub("", message.english))]
+    assert sorted({message.key for message in found} - set(rows)) == []
+    assert [message.key for message in found if fields(message.english) != fields(rows[message.key])] == []
+
+
+def test_every_command_has_help_in_chinese() -> None:
+    from ascendrun.cli.app import COMMANDS, summary_of
+    from ascendrun.cli.command import option_help, translated_help
+
+    english = []
+    try:
+        use_language("zh")
+        for entry in COMMANDS:
+            command = importlib.import_module(f"ascendrun.cli.commands.{entry.module}").command
+            texts = {
+                f"help.{entry.name}.summary": summary_of(entry),
+                f"help.{entry.name}": translated_help(f"help.{entry.name}", command.help),
+                **{
+                    f"help.{entry.name}.{max(option.opts, key=len)}": option_help(entry.name, option)
+                    for option in command.params
+                    if isinstance(option, click.Option) and not option.hidden
+                },
+            }
+            english += [key for key, text in texts.items() if text and not CHINESE.search(text)]
+    finally:
+        use_language("en")
+    assert english == []
