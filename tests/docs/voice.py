@@ -43,7 +43,7 @@ FORBIDDEN = (
     r"\bg(ive|ives|ave) way\b",
     r"\b(takes?|took) no\b",
     r"\bfolders?\b",
-    r"\b(we|us|our|ours)\b",
+    r"\b(we|(?-i:us)|our|ours)\b",
     r"\b(keepers?|kin|errands?|deeds?|desk)\b",
     r"\bplease\b",
     r"\b(says?|said|saying)\b",
