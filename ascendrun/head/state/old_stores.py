@@ -1,4 +1,4 @@
-"""Reads stores of earlier releases, whose events and reasons were English sentences, into typed events. Used once."""
+"""Migrates stores of earlier releases: sentences become typed events and reasons, job specs get the current keys."""
 
 from __future__ import annotations
 
@@ -64,6 +64,14 @@ def type_events(db: sqlite3.Connection) -> None:
             values["kind"] = "reachable" if values["kind"] == "answers" else values["kind"]
             values["reason"] = to_json(reasons.legacy(values.pop("text")))
             db.execute("UPDATE notices SET body = ? WHERE number = ?", (json.dumps(values), number))
+
+
+def rename_spec_keys(db: sqlite3.Connection) -> None:
+    """The migration of job specs with keys of earlier releases (`stage`, `devices.family`, `checkpoint.grace_s`)."""
+    from ascendrun.core.jobfile.model import migrate_spec
+
+    for number, spec in db.execute("SELECT number, spec FROM jobs").fetchall():
+        db.execute("UPDATE jobs SET spec = ? WHERE number = ?", (json.dumps(migrate_spec(json.loads(spec))), number))
 
 
 def _new_record(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -136,6 +136,15 @@ def test_clocks_that_were_set_back_or_are_wrong_never_make_time_out_of_nothing()
     check(account(stays, {1: told}), 30.0)
 
 
+def test_an_attempt_whose_first_step_has_no_time_starts_with_its_first_known_one() -> None:
+    moves = [(0.0, state) for state in (S.CHECKING, S.STAGING, S.STARTING, S.RUNNING, S.STOPPING, S.BACKOFF)]
+    moves += [(0.0, state) for state in (S.QUEUED, S.CHECKING, S.STAGING, S.STARTING, S.RUNNING)]
+    second = AttemptSteps(((None, 0), (0.0, 0)))
+    check(account(find_stays(moves, created_s=0.0, until_s=0.0), {2: second}), 0.0)
+    late = AttemptSteps(((None, 1), (40.0, 2), (50.0, 3)))
+    assert spend([*START, (60.0, S.SUCCEEDED)], {1: late})["start-up"] == 2.0 + 20.0
+
+
 @st.composite
 def stories(draw: st.DrawFn) -> tuple[list[tuple[float, State]], dict[int, AttemptSteps], float]:
     """Any walk through the table of moves, at any times, with any metrics beside it."""
