@@ -117,8 +117,9 @@ def test_job_specs_with_old_keys_are_read_resumed_and_explained(state_dir: Path)
     detail = cluster.job("rank-fails")
     assert detail.spec["devices"] == {"type": "npu", "per_node": 2, "ids": [4, 5]}
     assert "env_from" not in detail.spec and detail.spec["env_file"] == ["/home/me/secrets.env"]
-    diagnosis = cluster.explain("rank-fails").diagnosis
-    assert (diagnosis.ranks, diagnosis.hosts) == ((3,), ("npu02",))
+    explanation = cluster.explain("rank-fails")
+    assert (explanation.state, explanation.attempt) == ("FAILED", 1)
+    assert explanation.diagnosis.missing, "the store alone has no output of the ranks"
 
 
 def test_specs_of_a_migrated_store_stay_as_they_are(state_dir: Path) -> None:
