@@ -10,8 +10,8 @@ from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile import launchers
 from ascendrun.core.jobs.rank_env import JobShare, NodeShare, launcher_environment, rank_environment
-from ascendrun.core.names import fold_names
 from ascendrun.core.network import Network, candidate_ports, choose_network
+from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.options import make_arguments
 from ascendrun.text import Text
@@ -112,15 +112,17 @@ def make_plan(
     Raises PreflightError with every reason why the hosts cannot carry the job.
     """
     chosen = choose_hosts(spec, hosts)
-    faults: list[str] = []
-    _check_reports(chosen, reports, faults)
-    devices = {host.name: _choose_devices(spec, host, faults) for host in chosen}
-    _check_sharing(spec, chosen, devices, faults)
-    if spec.launcher == "deepspeed" and len({len(ids) for ids in devices.values()}) > 1:
-        faults.append("deepspeed counts the same number of ranks on every node: set devices.per_node")
-    network = Network("", {}) if faults else choose_network(chosen, reports, faults)
+    faults = [Failure(PreflightError.code, message, hint) for _, message, hint in placement_faults(spec, chosen)]
+    missing = [host.name for host in chosen if host.name not in reports]
+    if missing:
+        message = Text("plan.no-report", "{hosts:hosts}: no report received", hosts=missing)
+        faults.insert(0, Failure(PreflightError.code, message, Text("plan.no-report.hint", "run `ascendrun nodes`")))
+    devices = {host.name: _choose_devices(spec, host) for host in chosen}
+    unreachable: list[Any] = []
+    network = Network("", {}) if faults else choose_network(chosen, reports, unreachable)
+    faults += [Failure(PreflightError.code, fault) for fault in unreachable]
     if faults:
-        raise PreflightError(_told_together(spec.name, faults))
+        raise _preflight_error(spec.name, faults)
     counts = {name: 1 if spec.launcher == "none" else len(ids) for name, ids in devices.items()}
     shape = _Shape(spec, chosen, reports, folders, trees, devices, network, counts)
     shared = JobShare(job=job, attempt=attempt, run_id=run_id, signal=spec.checkpoint.signal, env=spec.env)
@@ -142,29 +144,43 @@ def make_plan(
 
 
 def choose_hosts(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """The hosts that the job takes: the first `nodes` of the file, all of them when it does not say.
+    """The hosts that the job uses: the first `nodes` of the file, all of them without `nodes`.
 
     Raises PreflightError when the file has fewer.
     """
-    wanted = spec.nodes or max(1, len(hosts))
-    if len(hosts) < wanted:
-        message, hint = _too_few_hosts(spec.name, wanted, len(hosts))
+    required = spec.nodes or max(1, len(hosts))
+    if len(hosts) < required:
+        message, hint = _too_few_hosts(spec.name, required, len(hosts))
         raise PreflightError(message, hint=hint)
-    return tuple(hosts[:wanted])
+    return tuple(hosts[:required])
 
 
 def placement_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tuple[str, ...], Text, Text]]:
     """What the hostfile lacks for the job: (key of the job file, message, hint). `hosts`: all of the hostfile."""
-    wanted = spec.nodes or max(1, len(hosts))
-    if len(hosts) < wanted:
-        yield (("nodes",), *_too_few_hosts(spec.name, wanted, len(hosts)))
+    required = spec.nodes or max(1, len(hosts))
+    if len(hosts) < required:
+        yield (("nodes",), *_too_few_hosts(spec.name, required, len(hosts)))
+    chosen = hosts[:required]
+    yield from _slot_faults(spec, chosen)
+    if spec.devices.type != "cpu":
+        yield from _device_faults(spec, chosen)
+        yield from _shared_devices(spec, chosen)
+    if spec.launcher == "deepspeed" and len({len(_choose_devices(spec, host)) for host in chosen}) > 1:
+        yield (
+            ("launcher",),
+            Text("plan.uneven-ranks", "launcher deepspeed requires the same number of ranks on each node"),
+            Text("plan.uneven-ranks.hint", "set devices.per_node"),
+        )
+
+
+def _slot_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tuple[str, ...], Text, Text]]:
+    key = "per_node" if spec.devices.per_node else "ids"
     count = spec.devices.per_node or len(spec.devices.ids or ())
     small: dict[int, list[str]] = {}
-    for host in hosts[:wanted]:
+    for host in hosts:
         if host.slots is not None and count > host.slots:
             small.setdefault(host.slots, []).append(host.name)
     for slots, names in small.items():
-        key = "per_node" if spec.devices.per_node else "ids"
         message = Text(
             "plan.too-few-slots",
             "devices.{key} requires {count:plural rank ranks} on each node; {hosts:hosts} has slots={slots}",
@@ -173,19 +189,67 @@ def placement_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tup
             hosts=names,
             slots=slots,
         )
-        yield (
-            ("devices", key),
-            message,
-            Text("plan.too-few-slots-hint", "use at most {slots}, or raise slots=", slots=slots),
-        )
+        hint = Text("plan.too-few-slots-hint", "use at most {slots}, or raise slots=", slots=slots)
+        yield ("devices", key), message, hint
 
 
-def _too_few_hosts(name: str, wanted: int, listed: int) -> tuple[Text, Text]:
+def _device_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tuple[str, ...], Text, Text]]:
+    """Hosts whose devices= lacks devices of the job."""
+    lacking: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    for host in hosts:
+        ids, offered = spec.devices.ids, host.devices
+        if offered is None:
+            continue
+        count = spec.devices.per_node or host.slots or 0 if ids is None else len(ids)
+        if count > len(offered) or not set(ids or ()) <= set(offered):
+            lacking.setdefault((count, offered), []).append(host.name)
+    for (count, offered), names in lacking.items():
+        if spec.devices.ids is None:
+            message = Text(
+                "plan.too-few-devices",
+                "{hosts:hosts}: the job requires {count:plural device devices}; devices={offered:ranks}",
+                count=count,
+                hosts=names,
+                offered=list(offered),
+            )
+            hint = Text("plan.lower-count", "use at most {count}, or change devices=", count=len(offered))
+            yield ("devices", "per_node"), message, hint
+        else:
+            message = Text(
+                "plan.missing-devices",
+                "devices.ids requires {missing:ranks}; {hosts:hosts} has devices={offered:ranks}",
+                missing=[each for each in spec.devices.ids if each not in offered],
+                hosts=names,
+                offered=list(offered),
+            )
+            yield ("devices", "ids"), message, Text("plan.missing-devices.hint", "change ids, or devices= of the host")
+
+
+def _shared_devices(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tuple[str, ...], Text, Text]]:
+    """Several local hosts are one machine: a device may belong to only one of them."""
+    owner: dict[int, str] = {}
+    for host in hosts:
+        for device in _choose_devices(spec, host) if host.is_local else ():
+            first = owner.setdefault(device, host.name)
+            if first != host.name:
+                message = Text(
+                    "plan.shared-device",
+                    "{first} and {second} are both this machine and would use the same device {device}",
+                    first=first,
+                    second=host.name,
+                    device=device,
+                )
+                hint = Text("plan.shared-device.hint", "give each of them its own devices= in the hostfile")
+                yield ("devices",), message, hint
+                break
+
+
+def _too_few_hosts(name: str, required: int, listed: int) -> tuple[Text, Text]:
     message = Text(
         "plan.too-few-hosts",
-        "job {name} requires {wanted:plural node nodes}; the hostfile lists {listed}",
+        "job {name} requires {count:plural node nodes}; the hostfile lists {listed}",
         name=name,
-        wanted=wanted,
+        count=required,
         listed=listed,
     )
     if not listed:
@@ -252,46 +316,13 @@ class _Shape:
         return sum(self.counts.values())
 
 
-def _check_reports(hosts: Sequence[Host], reports: Mapping[str, NodeReport], faults: list[str]) -> None:
-    silent = [host.name for host in hosts if host.name not in reports]
-    if silent:
-        faults.append(f"no report from {fold_names(silent)}: `ascendrun nodes` shows why")
-
-
-def _choose_devices(spec: JobSpec, host: Host, faults: list[str]) -> tuple[int, ...]:
+def _choose_devices(spec: JobSpec, host: Host) -> tuple[int, ...]:
     """One id for each rank of the host; for the device type cpu they only count."""
-    has_devices = spec.devices.type != "cpu"
-    offered = host.devices if has_devices else None
-    wanted = spec.devices.ids
-    count = spec.devices.per_node or len(wanted or ()) or host.slots or len(offered or ()) or 1
-    if host.slots is not None and count > host.slots:
-        faults.append(f"{host.name}: {count} ranks wanted, but the hostfile gives it slots={host.slots}")
-    if wanted is not None:
-        missing = [one for one in wanted if offered is not None and one not in offered]
-        if missing:
-            faults.append(
-                f"{host.name}: devices {_listed(missing)} wanted, but the hostfile offers "
-                f"devices={_listed(offered or ())}"
-            )
-        return wanted
-    if offered is not None and count > len(offered):
-        faults.append(f"{host.name}: {count} devices wanted, but the hostfile offers devices={_listed(offered)}")
+    if spec.devices.ids is not None:
+        return spec.devices.ids
+    offered = host.devices if spec.devices.type != "cpu" else None
+    count = spec.devices.per_node or host.slots or len(offered or ()) or 1
     return offered[:count] if offered is not None else tuple(range(count))
-
-
-def _check_sharing(
-    spec: JobSpec, hosts: Sequence[Host], devices: Mapping[str, tuple[int, ...]], faults: list[str]
-) -> None:
-    """Several local hosts are one machine: none of its devices may go to two of them."""
-    owner: dict[int, str] = {}
-    for host in hosts:
-        for one in devices[host.name] if host.is_local and spec.devices.type != "cpu" else ():
-            if owner.setdefault(one, host.name) != host.name:
-                faults.append(
-                    f"{owner[one]} and {host.name} are this one machine, and both would use device {one}: "
-                    f"give each its own devices= in the hostfile"
-                )
-                break
 
 
 def _make_nodes(shape: _Shape, job: JobShare) -> tuple[NodePlan, ...]:
@@ -370,11 +401,14 @@ def _programs_folder(shape: _Shape, folders: Folders) -> str | None:
     return f"{folders.trees}/{staged[0]}"
 
 
-def _listed(ids: Sequence[int]) -> str:
-    return ",".join(str(one) for one in ids)
-
-
-def _told_together(name: str, faults: Sequence[str]) -> str:
+def _preflight_error(name: str, faults: Sequence[Failure]) -> PreflightError:
     if len(faults) == 1:
-        return faults[0]
-    return "\n  ".join([f"{name} does not fit its hosts, {len(faults)} reasons:", *faults])
+        return PreflightError(faults[0].message, hint=faults[0].hint)
+    message = Text(
+        "plan.faults",
+        "job {name} cannot start on its hosts for {count} reasons:{reasons:lines}",
+        name=name,
+        count=len(faults),
+        reasons=[fault.line() for fault in faults],
+    )
+    return PreflightError(message)

@@ -107,7 +107,7 @@ def test_the_plan_and_the_node_agree_on_the_words_between_them():
 def test_fewer_hosts_than_nodes_do_not_fit():
     with pytest.raises(PreflightError) as caught:
         choose_hosts(job(nodes=3), parse_hostfile("a\nb\n", "h"))
-    assert caught.value.message.values == {"name": "j", "wanted": 3, "listed": 2}
+    assert caught.value.message.values == {"name": "j", "count": 3, "listed": 2}
 
 
 def test_a_job_without_hosts_does_not_fit_and_never_runs_here():
@@ -116,19 +116,21 @@ def test_a_job_without_hosts_does_not_fit_and_never_runs_here():
     assert caught.value.hint.key == "plan.add-hosts"
 
 
-def test_every_reason_is_told_together():
-    told = refusal(job(devices={"type": "npu", "per_node": 8}), "a slots=4\nb devices=0,1\nc\nd\n", reports={})
-    assert told.split("\n  ") == [
-        "j does not fit its hosts, 3 reasons:",
-        "no report from a,b,c,d: `ascendrun nodes` shows why",
-        "a: 8 ranks wanted, but the hostfile gives it slots=4",
-        "b: 8 devices wanted, but the hostfile offers devices=0,1",
+def test_every_reason_is_reported_together():
+    message = refusal(job(devices={"type": "npu", "per_node": 8}), "a slots=4\nb devices=0,1\nc\nd\n", reports={})
+    assert message.key == "plan.faults"
+    reasons = [reason.values["message"] for reason in message.values["reasons"]]
+    assert [(reason.key, reason.values["hosts"]) for reason in reasons] == [
+        ("plan.no-report", ["a", "b", "c", "d"]),
+        ("plan.too-few-slots", ["a"]),
+        ("plan.too-few-devices", ["b"]),
     ]
 
 
 def test_device_ids_that_a_host_does_not_offer_do_not_fit():
-    told = refusal(job(devices={"type": "npu", "ids": (0, 2, 5)}), "a devices=0,1,2\nb\n")
-    assert told == "a: devices 5 wanted, but the hostfile offers devices=0,1,2"
+    message = refusal(job(devices={"type": "npu", "ids": (0, 2, 5)}), "a devices=0,1,2\nb\n")
+    assert message.key == "plan.missing-devices"
+    assert message.values == {"missing": [5], "hosts": ["a"], "offered": [0, 1, 2]}
 
 
 def test_a_node_without_a_route_to_node_0_is_named_with_it():
@@ -198,7 +200,7 @@ def test_local_hosts_share_the_cpus_of_this_machine():
 
 def test_two_local_hosts_must_not_share_a_device():
     spec = job(devices={"type": "npu", "per_node": 2})
-    assert "both would use device 0" in refusal(spec, "a addr=local\nb addr=local\n")
+    assert refusal(spec, "a addr=local\nb addr=local\n").values == {"first": "a", "second": "b", "device": 0}
     planned = plan(spec, "a addr=local devices=0,1\nb addr=local devices=2,3\n")
     assert [rank.env["ASCEND_RT_VISIBLE_DEVICES"] for rank in ranks_of(planned)] == ["0,1", "0,1", "2,3", "2,3"]
 
@@ -357,7 +359,7 @@ def test_deepspeed_gets_the_whole_world_and_needs_nodes_of_one_size():
     world = argv[3].partition("=")[2]
     assert json.loads(base64.urlsafe_b64decode(world)) == {"a": [2, 3], "b": [2, 3]}
     assert argv[4:] == ("--node_rank=1", "--master_addr=10.0.0.1", f"--master_port={PORT_TOKEN}", "train.py")
-    assert "same number of ranks" in refusal(job(launcher="deepspeed"), "a slots=1\nb slots=2\n")
+    assert refusal(job(launcher="deepspeed"), "a slots=1\nb slots=2\n").key == "plan.uneven-ranks"
 
 
 def test_the_launcher_none_runs_one_process_a_node_that_sees_all_devices():
