@@ -1,4 +1,4 @@
-"""The demo tells its whole story with real commands, and leaves nothing behind, however it ends."""
+"""The demo runs real commands to its end, and leaves nothing behind, however it ends."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def test_the_story_is_told_to_its_end_and_nothing_is_left(start: Start, environ:
     assert demo.returncode == 0, said
     assert (folders(environ), processes(environ)) == ([], [])
 
-    before, after = said.split("take the fault back")
+    before, after = said.split("ascend clear nodes/npu2")
     assert re.search(r"FAIL .*\n  npu2  .*\[npu-health-alarm\]\n      \| NPU 3 .*health Alarm", before), said
     assert re.findall(r"^(?:npus|driver|cann) +(.*)", before, re.M) == ["4 x 910B3", "24.1.rc2", "8.0.RC3"], said
-    assert "npu-health-alarm" not in after and "all is well" in after, said
+    assert "npu-health-alarm" not in after, said
     pid = re.search(r"^\$ kill -9 (\d+)$", after, re.M)
     assert pid and re.search(rf"^\| 3 +0 +\| {pid[1]} +\| python", after, re.M), "the table does not show rank 3"
-    assert "first failure: rank 3 on npu2 was killed by signal 9" in after, said
-    assert "ConnectionError: rank 3 has gone away" in after, said
+    assert re.search(r"first failure: .*rank 3 on npu2.* signal 9", after), said
+    assert "ConnectionError: rank 3 disconnected" in after, said
     assert re.search(r"^evidence$", after, re.M), said
     assert re.search(r"^  (consequence|teardown) +ranks? [0-2]", after, re.M), said
     resumed = re.search(r"resumes after step (\d+)", after)
@@ -157,7 +157,7 @@ def test_kept_means_files_only_and_they_can_be_looked_at(start: Start, environ: 
     said = end(demo)
     assert processes(environ) == [], said
     (folder,) = folders(environ)
-    assert f"the folder is kept: {folder}" in said
+    assert f"the directory is kept: {folder}" in said
     ps = subprocess.run(
         [sys.executable, "-m", "ascendrun", "ps", "--all"],
         text=True,
@@ -172,13 +172,13 @@ def test_kept_means_files_only_and_they_can_be_looked_at(start: Start, environ: 
 def test_at_a_terminal_enter_goes_on_and_control_c_ends_it(environ: dict[str, str]) -> None:
     child = pexpect.spawn(DEMO[0], DEMO[1:], env=environ, encoding="utf-8", timeout=END_S, dimensions=(40, 120))
     try:
-        child.expect("Enter goes on")
-        assert "is planted" not in child.before
+        child.expect("Enter: next step")
+        assert "is injected" not in child.before
         child.sendline("")
-        child.expect("is planted")
-        child.expect("Enter goes on")
+        child.expect("is injected")
+        child.expect("Enter: next step")
         child.sendintr()
-        child.expect("cleaned up")
+        child.expect("was removed")
         child.expect(pexpect.EOF)
     finally:
         child.close(force=True)

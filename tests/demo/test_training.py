@@ -112,4 +112,4 @@ def test_a_rank_that_loses_its_peer_says_which_and_fails(tmp_path: Path) -> None
     ranks.processes[1].kill()
     said = ranks.end()
     assert ranks.codes == [1, -signal.SIGKILL], said
-    assert said[0].rstrip().endswith("ConnectionError: rank 1 has gone away"), said
+    assert said[0].rstrip().endswith("ConnectionError: rank 1 disconnected"), said

@@ -1,4 +1,4 @@
-"""demo: the whole of ascendrun on this machine, with nothing but Python: two simulated Ascend nodes and one bad day."""
+"""demo: the main features on this machine with Python alone: two simulated Ascend nodes, a fault, a killed rank."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import click
 
 from ascendrun.cli import PIPE_CLOSED
 from ascendrun.cli.options import cli_command
+from ascendrun.text import Text, language
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -23,78 +24,85 @@ if TYPE_CHECKING:
     from ascendrun.sim.demo.actor import Actor
 
 MARK = "ASCENDRUN_DEMO"
-FOREIGN = ("ASCEND_", "HCCL_", "NCCL_", "ASCENDRUN_SIM_")
-"""Variables of this machine's own devices: nothing of the simulated ones."""
+EXTERNAL_PREFIXES = ("ASCEND_", "HCCL_", "NCCL_", "ASCENDRUN_SIM_")
+"""Prefixes of variables about the real devices of this machine."""
 COMMAND_S = 120.0
 TRAINING_S = 120.0
 STEPS_BEFORE_KILL = 30
 VICTIM = 3
 BAD_NODE, BAD_CARD, FAULT = "npu2", "3", "health_alarm"
-LEAVE_S = 10.0
+GRACE_S = 10.0
+KEEP_HINT = Text("demo.keep-hint", "run `ascendrun demo --keep` and read the files of the demo")
 
 
 @cli_command(
     "demo",
     examples="""
-    ascendrun demo                # step by step; Enter goes on
-    ascendrun demo --no-pause     # in one go, half a minute
-    ascendrun demo --keep         # leaves its folder, to look around in
+    ascendrun demo                # wait for Enter after each step
+    ascendrun demo --no-pause     # run without pauses, about 30 s
+    ascendrun demo --keep         # keep the directory of the demo
 """,
 )
 @click.option("--no-pause", is_flag=True, help="Do not wait for Enter after each step.")
-@click.option("--keep", is_flag=True, help="Leave the folder of the demo where it is.")
+@click.option("--keep", is_flag=True, help="Keep the directory of the demo.")
 @click.pass_obj
 def command(ctx: CliContext, no_pause: bool, keep: bool) -> int:
-    """Show it all on two simulated Ascend nodes on this machine: a fault that doctor finds, a job, a rank that is
-    killed, its cause, and the job that resumes. Needs no NPU, no SSH, no torch, no network and no root.
+    """Show the main features on two simulated Ascend nodes on this machine.
 
-    Everything is in a folder of its own, and goes when the demo ends or ^C ends it.
+    `doctor` finds a fault, a job starts, one of its ranks is killed, `explain` finds the cause, the job resumes.
+    No NPU, SSH, torch, network or root access is required. All files are in one directory. It is removed at the
+    end, also after ^C.
     """
     from ascendrun.sim.demo.actor import Actor, DemoInterruptedError
 
     check_machine()
     actor = Actor()
     with actor.listening():
-        folder = Path(tempfile.mkdtemp(prefix="ascendrun-demo-"))
+        directory = Path(tempfile.mkdtemp(prefix="ascendrun-demo-"))
         code = 0
-        with environment(demo_environ(os.environ, folder)):
+        with environment(demo_environ(os.environ, directory)):
             try:
                 pauses = not no_pause and sys.stdin.isatty() and sys.stdout.isatty()
-                Story(folder, actor, pauses=pauses, color=ctx.has_color(sys.stdout)).tell()
+                Demo(directory, actor, pauses=pauses, color=ctx.has_color(sys.stdout)).run()
             except DemoInterruptedError as interrupted:
                 code = 128 + interrupted.number
-                ctx.echo("interrupted: ending what runs")
+                ctx.echo(Text("demo.interrupted", "interrupted: stopping the demo"))
             finally:
-                leave(folder, keep=keep)
-                tell_end(ctx, folder)
+                clean_up(directory, keep=keep)
+                print_end(ctx, directory)
     return code
 
 
 def check_machine() -> None:
-    """Raises PreflightError where processes cannot be looked at as Linux shows them."""
+    """Raises PreflightError where there is no /proc, in which the demo finds its processes."""
     from ascendrun.core.errors import PreflightError
 
     if not sys.platform.startswith("linux"):
         raise PreflightError(
-            f"the demo runs its nodes on this machine, and needs Linux; this is {sys.platform}",
-            hint="start it in a container or a virtual machine",
+            Text("demo.linux-only", "the demo requires Linux, got {platform}", platform=sys.platform),
+            hint=Text("demo.use-container", "start it in a Linux container or virtual machine"),
         )
 
 
-def demo_environ(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """A state dir of its own, none of the user's settings, this very ascendrun, and a mark on every process."""
+def demo_environ(environ: Mapping[str, str], directory: Path) -> dict[str, str]:
+    """Return the environment of the demo: its own state directory, no user settings, this ascendrun, its mark."""
     import ascendrun
     from ascendrun.head.state.settings import SETTINGS, STATE_VARIABLE
 
     settings = {setting.variable for setting in SETTINGS}
-    kept = {name: value for name, value in environ.items() if name not in settings and not name.startswith(FOREIGN)}
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in settings and not name.startswith(EXTERNAL_PREFIXES)
+    }
     package_parent = str(Path(ascendrun.__file__).resolve().parent.parent)
     tools = os.path.dirname(os.path.abspath(sys.executable))
     return {
         **kept,
-        STATE_VARIABLE: str(folder / "state"),
-        MARK: str(folder),
-        "XDG_CONFIG_HOME": str(folder / "config"),
+        STATE_VARIABLE: str(directory / "state"),
+        MARK: str(directory),
+        "ASCENDRUN_LANG": language(),
+        "XDG_CONFIG_HOME": str(directory / "config"),
         "PYTHONPATH": os.pathsep.join(part for part in (package_parent, environ.get("PYTHONPATH", "")) if part),
         "PATH": os.pathsep.join([tools, environ.get("PATH") or os.defpath]),
     }
@@ -102,7 +110,7 @@ def demo_environ(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 @contextmanager
 def environment(environ: Mapping[str, str]) -> Iterator[None]:
-    """This process itself has the environment, and with it all that it starts."""
+    """Give this process and its children the environment."""
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(environ)
@@ -113,24 +121,23 @@ def environment(environ: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def cluster_of(folder: Path) -> Cluster:
+def cluster_of(directory: Path) -> Cluster:
     from ascendrun.cluster import Cluster
     from ascendrun.head.state.settings import Settings
 
-    return Cluster(Settings(state_dir=folder / "state"))
+    return Cluster(Settings(state_dir=directory / "state"))
 
 
-class Story:
-    """Says a sentence, shows the command, runs it; every command is a real one."""
+class Demo:
+    """Prints a sentence, shows a command, runs it. Every command is a real one."""
 
-    def __init__(self, folder: Path, actor: Actor, *, pauses: bool, color: bool) -> None:
-        self._folder, self._actor = folder, actor
+    def __init__(self, directory: Path, actor: Actor, *, pauses: bool, color: bool) -> None:
+        self._directory, self._actor = directory, actor
         self._pauses, self._color = pauses, color
         self._is_first = True
 
-    def tell(self) -> None:
-        """Raises DemoInterruptedError; PreflightError when this machine itself is not fit; InternalError when a
-        step went astray."""
+    def run(self) -> None:
+        """Raises DemoInterruptedError, PreflightError (this machine has a fault), AscendrunError (a step failed)."""
         self._set_up()
         self._doctor()
         self._train_until_killed()
@@ -140,77 +147,119 @@ class Story:
         from ascendrun.backends.local import LOGIN_FILE, local_root
         from ascendrun.sim.demo import nodes
 
-        self._say(
-            "Two Ascend servers of four NPUs each are simulated on this machine, in a folder of their own. A "
-            "hostfile names them, a job file says what to run."
+        self._explain(
+            Text(
+                "demo.nodes",
+                "This machine simulates 2 Ascend servers with 4 NPUs each. A hostfile lists them. A job file defines "
+                "the training.",
+            )
         )
-        nodes.make_nodes(self._folder)
-        nodes.make_job(self._folder)
+        nodes.make_nodes(self._directory)
+        nodes.make_job(self._directory)
         for name in nodes.NAMES:
-            root = local_root(cluster_of(self._folder).settings, name)
+            root = local_root(cluster_of(self._directory).settings, name)
             root.mkdir(mode=0o700, parents=True)
-            login = nodes.login_of(self._folder, name, os.environ)
+            login = nodes.login_of(self._directory, name, os.environ)
             (root / LOGIN_FILE).write_text("".join(f"{one}={value}\n" for one, value in login.items()))
-        (self._folder / "state").chmod(0o700)
+        (self._directory / "state").chmod(0o700)
         self._type(["cat", nodes.HOSTFILE, nodes.JOB_FILE])
 
     def _doctor(self) -> None:
         simulate = [sys.executable, "-m", "ascendrun.sim.ascend"]
         shown = "python -m ascendrun.sim.ascend"
-        self._say(f"A fault is planted: card {BAD_CARD} of {BAD_NODE} raises an alarm.")
+        self._explain(
+            Text(
+                "demo.fault",
+                "A fault is injected: NPU {device} of {host} raises an alarm.",
+                device=BAD_CARD,
+                host=BAD_NODE,
+            )
+        )
         where = f"nodes/{BAD_NODE}"
         self._type([*simulate, "fault", where, BAD_CARD, FAULT], shown=f"{shown} fault {where} {BAD_CARD} {FAULT}")
-        self._say("doctor asks both nodes at once, as the job would find them: it names the card and the way out.")
+        self._explain(
+            Text("demo.doctor", "`doctor` checks both nodes in the environment of the job. It names the NPU and a fix.")
+        )
         self._ascendrun("doctor", "job.yaml", "--quick", expected=3)
-        self._say("A card with an alarm is repaired or replaced; here, it is enough to take the fault back.")
+        self._explain(
+            Text("demo.repair", "A real NPU with an alarm is repaired or replaced. Here, the fault is removed.")
+        )
         self._type([*simulate, "clear", where], shown=f"{shown} clear {where}")
         self._ascendrun("doctor", "job.yaml", "--quick")
 
     def _train_until_killed(self) -> None:
         from ascendrun.sim.demo import nodes
 
-        self._say(
-            "The job is submitted: checked, staged, and started on both nodes together. It does not need us any more."
+        self._explain(
+            Text(
+                "demo.submit",
+                "The job is submitted: checked, staged and started on both nodes. From now on it runs without this "
+                "terminal.",
+            )
         )
         self._ascendrun("submit", "job.yaml", "--detach")
         self._await_checkpoint(nodes.FIRST_SAVED)
-        # From here to the kill without a pause: the training goes on, and would be over.
-        self._say(f"It runs. Its ranks stand in the process table of {BAD_NODE}'s NPUs.", pauses=False)
+        # No pause from here to the kill: the training continues and would end.
+        self._explain(
+            Text("demo.running", "The job runs. `npu-smi` on {host} lists its ranks.", host=BAD_NODE), pauses=False
+        )
         self._ascendrun("exec", "-H", nodes.HOSTFILE, "--hosts", BAD_NODE, "--", "npu-smi", "info")
         self._ascendrun("ps")
         self._await_checkpoint(STEPS_BEFORE_KILL)
-        self._say(f"Rank {VICTIM} is killed, as the kernel does when memory runs out.", pauses=False)
-        pid = next(rank.pid for rank in cluster_of(self._folder).job("demo").ranks if rank.rank == VICTIM)
+        self._explain(
+            Text(
+                "demo.kill",
+                "Rank {rank} is killed with signal 9, as by the kernel when memory is exhausted.",
+                rank=VICTIM,
+            ),
+            pauses=False,
+        )
+        pid = next(rank.pid for rank in cluster_of(self._directory).job("demo").ranks if rank.rank == VICTIM)
         self._type(["sh", "-c", f"kill -9 {pid}"], shown=f"kill -9 {pid}")
-        self._say("Its peers lose it and fail too. ascendrun ends them all, and names the one that was first.")
+        self._explain(
+            Text(
+                "demo.first-failure",
+                "The other ranks lose the connection and fail. ascendrun stops all ranks and names the first failure.",
+            )
+        )
         self._ascendrun("logs", "-f", "demo", expected=1)
-        self._say("explain has the evidence for it, what followed, and what to do.")
+        self._explain(Text("demo.explain", "`explain` shows the evidence, the consequences and a fix."))
         self._ascendrun("explain", "demo")
 
     def _await_checkpoint(self, step: int) -> None:
-        """Returns when the job is known to run and has saved so far. Raises AscendrunError when it ends before."""
+        """Return when the job runs and has saved this step. Raises AscendrunError when it ends before."""
         from ascendrun.core.errors import AscendrunError
         from ascendrun.sim.demo import nodes
 
-        cluster = cluster_of(self._folder)
+        cluster = cluster_of(self._directory)
 
-        def is_so_far() -> bool:
+        def has_saved() -> bool:
             job = cluster.job("demo").job
             if job.ended_at_s is not None:
                 raise AscendrunError(
-                    f"the training ended before step {step}: {job.reason}", hint="look around: ascendrun demo --keep"
+                    Text(
+                        "demo.ended-early",
+                        "the training ended before step {step}: {reason}",
+                        step=step,
+                        reason=job.reason,
+                    ),
+                    hint=KEEP_HINT,
                 )
-            return job.state == "RUNNING" and nodes.newest_step(self._folder) >= step
+            return job.state == "RUNNING" and nodes.newest_step(self._directory) >= step
 
-        self._actor.wait(is_so_far, deadline_s=TRAINING_S, says=f"the checkpoint of step {step}")
+        self._actor.wait(
+            has_saved, deadline_s=TRAINING_S, event=Text("demo.checkpoint", "checkpoint of step {step}", step=step)
+        )
 
     def _resume(self) -> None:
-        self._say("Submitted again, the job goes on from its newest complete checkpoint, to the end.")
+        self._explain(
+            Text("demo.resume", "Submitted again, the job resumes from the newest complete checkpoint and succeeds.")
+        )
         self._ascendrun("submit", "job.yaml")
         self._ascendrun("ps", "--all")
 
-    def _say(self, sentence: str, *, pauses: bool = True) -> None:
-        """With a pause before it: the reader has seen what came of the sentence before."""
+    def _explain(self, sentence: Text, *, pauses: bool = True) -> None:
+        """Print a sentence, after a pause in which the output of the previous step can be read."""
         if not self._is_first and self._pauses and pauses:
             self._await_enter()
         print("" if self._is_first else "\n", end="")
@@ -220,8 +269,8 @@ class Story:
     def _await_enter(self) -> None:
         import select
 
-        print("  Enter goes on, ^C ends it ", end="", flush=True)
-        self._actor.wait(lambda: bool(select.select([sys.stdin], [], [], 0)[0]), deadline_s=float("inf"), says="Enter")
+        print(Text("demo.pause", "  Enter: next step, ^C: end "), end="", flush=True)
+        self._actor.wait(lambda: bool(select.select([sys.stdin], [], [], 0)[0]), deadline_s=float("inf"), event="Enter")
         sys.stdin.readline()
 
     def _ascendrun(self, *words: str, expected: int = 0) -> None:
@@ -234,32 +283,42 @@ class Story:
 
         shown = shown or shlex.join(argv)
         print(f"$ {shown}", flush=True)
-        code = self._actor.run(argv, cwd=self._folder, env=os.environ, deadline_s=COMMAND_S)
+        code = self._actor.run(argv, cwd=self._directory, env=os.environ, deadline_s=COMMAND_S)
         if code == expected:
             return
         if code in (PIPE_CLOSED, -signal.SIGPIPE):
             raise BrokenPipeError
         if " doctor " in f" {shown} " and code == 3:
-            raise PreflightError("this machine itself is not fit, see above", hint="mend it, and start the demo again")
+            raise PreflightError(
+                Text("demo.machine-not-ready", "doctor found a fault of this machine, see above"),
+                hint=Text("demo.repair-machine", "correct it and run `ascendrun demo` again"),
+            )
         raise AscendrunError(
-            f"`{shown}` ended with {code}, the demo expected {expected}", hint="look around: ascendrun demo --keep"
+            Text(
+                "demo.unexpected-exit",
+                "`{command}` exited with code {code} (expected {expected})",
+                command=shown,
+                code=code,
+                expected=expected,
+            ),
+            hint=KEEP_HINT,
         )
 
 
-def leave(folder: Path, *, keep: bool) -> None:
-    """Ends the jobs and the controller of the demo, and whatever else it started; then its folder goes, unless kept."""
+def clean_up(directory: Path, *, keep: bool) -> None:
+    """End the jobs, the controller and all other processes of the demo; remove its directory unless it is kept."""
     from ascendrun.sim.demo.actor import end_marked, remove_tree
 
     try:
-        end_jobs(cluster_of(folder))
+        end_jobs(cluster_of(directory))
     finally:
-        end_marked(f"{MARK}={folder}", grace_s=LEAVE_S)
+        end_marked(f"{MARK}={directory}", grace_s=GRACE_S)
         if not keep:
-            remove_tree(folder)
+            remove_tree(directory)
 
 
 def end_jobs(cluster: Cluster) -> None:
-    """A command that was interrupted may have handed in a job after we looked: looked at again without a controller."""
+    """Stop all jobs, then the controller. The second round: an interrupted command may have submitted a job late."""
     from ascendrun.core.errors import AscendrunError
 
     for _ in range(2):
@@ -267,20 +326,18 @@ def end_jobs(cluster: Cluster) -> None:
             live = cluster.jobs()
             for job in live:
                 cluster.stop(job.id, now=True)
-                cluster.wait(job.id, timeout_s=LEAVE_S)
-            cluster.stop_controller(timeout_s=LEAVE_S)
+                cluster.wait(job.id, timeout_s=GRACE_S)
+            cluster.stop_controller(timeout_s=GRACE_S)
         except AscendrunError:
-            return  # processes that are left are ended by their mark
+            return  # remaining processes are found and ended by their mark
         if not live:
             return
 
 
-def tell_end(ctx: CliContext, folder: Path) -> None:
-    if folder.exists():
-        where = shlex.quote(str(folder))
-        ctx.echo(
-            f"nothing runs any more; the folder is kept: {folder}\n"
-            f"hint: cd {where} && export ASCENDRUN_STATE_DIR={where}/state && ascendrun ps --all"
-        )
+def print_end(ctx: CliContext, directory: Path) -> None:
+    if directory.exists():
+        where = shlex.quote(str(directory))
+        ctx.echo(Text("demo.kept", "all processes have ended; the directory is kept: {directory}", directory=directory))
+        ctx.hint(f"cd {where} && export ASCENDRUN_STATE_DIR={where}/state && ascendrun ps --all")
     else:
-        ctx.echo(f"cleaned up: nothing runs any more, {folder} is gone")
+        ctx.echo(Text("demo.removed", "all processes have ended; {directory} was removed", directory=directory))

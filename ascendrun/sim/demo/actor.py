@@ -1,4 +1,4 @@
-"""Runs commands as a person at this terminal would, and ends them when that person has had enough."""
+"""Runs the commands of the demo and ends them after a signal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ascendrun.core.errors import DeadlineExceededError
+from ascendrun.text import Text
 
 LOOK_S = 0.05
 END_S = 10.0
@@ -19,7 +20,7 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class DemoInterruptedError(Exception):
-    """A signal told us to end; `number` is the first one that came."""
+    """A signal requested the end; `number` is the first one that arrived."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -31,7 +32,7 @@ class Actor:
     is whole."""
 
     def __init__(self) -> None:
-        self._told: int | None = None
+        self._signal: int | None = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -39,28 +40,30 @@ class Actor:
 
         After one of them came, further ones are ignored for good: the program ends with the code of the first.
         """
-        heard = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self._note) for number in heard}
+        handled = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._note) for number in handled}
         try:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler if self._told is None else signal.SIG_IGN)
+                signal.signal(number, handler if self._signal is None else signal.SIG_IGN)
 
     def _note(self, number: int, frame: Any) -> None:
-        self._told = self._told or number
+        self._signal = self._signal or number
 
     def check(self) -> None:
-        if self._told is not None:
-            raise DemoInterruptedError(self._told)
+        if self._signal is not None:
+            raise DemoInterruptedError(self._signal)
 
-    def wait(self, is_so: Callable[[], bool], *, deadline_s: float, says: str) -> None:
-        """Returns when it is so. Raises DemoInterruptedError, DeadlineExceededError with `says`."""
+    def wait(self, has_happened: Callable[[], bool], *, deadline_s: float, event: Text | str) -> None:
+        """Return when the event has happened. Raises DemoInterruptedError, DeadlineExceededError naming it."""
         until = time.monotonic() + deadline_s
-        while not is_so():
+        while not has_happened():
             self.check()
             if time.monotonic() > until:
-                raise DeadlineExceededError(f"{says} did not happen within {deadline_s:g} s")
+                raise DeadlineExceededError(
+                    Text("demo.timeout", "timed out after {limit_s:duration}: {event}", limit_s=deadline_s, event=event)
+                )
             time.sleep(LOOK_S)
 
     def run(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], deadline_s: float) -> int:
@@ -70,7 +73,7 @@ class Actor:
         # A session of its own: ^C at the terminal is ours alone, we decide how it ends.
         child = subprocess.Popen(argv, cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True)
         try:
-            self.wait(lambda: child.poll() is not None, deadline_s=deadline_s, says=f"the end of `{' '.join(argv)}`")
+            self.wait(lambda: child.poll() is not None, deadline_s=deadline_s, event=f"`{' '.join(argv)}`")
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
@@ -101,7 +104,8 @@ def end_marked(mark: str, *, grace_s: float) -> int:
         if not left:
             return len(killed)
         if time.monotonic() > began + grace_s + END_S:
-            raise DeadlineExceededError(f"processes {left} do not end", hint="kill -9 " + " ".join(map(str, left)))
+            message = Text("demo.processes-left", "processes {pids} do not end", pids=left)
+            raise DeadlineExceededError(message, hint="kill -9 " + " ".join(map(str, left)))
         if time.monotonic() > began + grace_s:
             for pid in left:
                 killed[pid] = None
@@ -112,10 +116,10 @@ def end_marked(mark: str, *, grace_s: float) -> int:
         time.sleep(LOOK_S)
 
 
-def remove_tree(folder: Path) -> None:
-    """With all that lies in it: staged code stands in folders that nobody may write to."""
+def remove_tree(directory: Path) -> None:
+    """With all that lies in it: staged code stands in directorys that nobody may write to."""
     import shutil
 
-    for path, _, _ in os.walk(folder):
+    for path, _, _ in os.walk(directory):
         os.chmod(path, 0o700)
-    shutil.rmtree(folder)
+    shutil.rmtree(directory)

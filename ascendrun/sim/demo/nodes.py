@@ -23,7 +23,7 @@ npu2 addr=local slots=2 devices=2,3
 """
 
 JOB = """\
-# Four ranks on two nodes learn eight weights.
+# Four ranks on two nodes train eight weights.
 name: demo
 command: [python3, train.py, --steps, 140]
 nodes: 2
@@ -31,7 +31,7 @@ devices: {{type: npu, per_node: 2}}
 hostfile: demo.hosts
 workdir: {{path: code}}
 setup: source "$ASCENDRUN_SIM_ROOT/usr/local/Ascend/ascend-toolkit/set_env.sh"
-checkpoint: {{dir: {checkpoints}, grace_s: 10}}
+checkpoint: {{dir: {checkpoints}, grace_period_s: 10}}
 # No torch is needed; no real device means no HCCL and no files in /dev; each node's CANN is in its own directory.
 checks: {{skip: [{skipped}]}}
 """

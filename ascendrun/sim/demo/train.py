@@ -85,7 +85,7 @@ class Meeting:
             self._peers[peer].write(json.dumps(values).encode() + b"\n")
             self._peers[peer].flush()
         except OSError:
-            raise ConnectionError("rank %d has gone away" % peer) from None
+            raise ConnectionError("rank %d disconnected" % peer) from None
 
     def _hear(self, peer: int) -> Any:
         try:
@@ -93,7 +93,7 @@ class Meeting:
         except OSError:
             line = b""
         if not line.endswith(b"\n"):
-            raise ConnectionError("rank %d has gone away" % peer)
+            raise ConnectionError("rank %d disconnected" % peer)
         return json.loads(line)
 
 
@@ -147,13 +147,13 @@ def load_newest(folder: str) -> dict[str, Any] | None:
                 found: dict[str, Any] = json.load(file)
                 return found
         except (OSError, ValueError):
-            print(f"{name} is damaged; an older one is taken", file=sys.stderr)
+            print(f"{name} is damaged; reading an older one", file=sys.stderr)
     return None
 
 
 def report(values: dict[str, Any]) -> None:
     with open(os.environ["ASCENDRUN_METRICS_FILE"], "a") as file:
-        file.write(json.dumps({"at_s": time.time(), **values}) + "\n")
+        file.write(json.dumps({"timestamp": time.time(), **values}) + "\n")
 
 
 def train(meeting: Meeting, rank: int, steps: int, step_s: float) -> None:
@@ -163,7 +163,7 @@ def train(meeting: Meeting, rank: int, steps: int, step_s: float) -> None:
     begun = meeting.tell_all(load_newest(folder) if rank == 0 else None) or {"step": 0, "weights": [0.0] * len(WISHED)}
     step, weights = begun["step"], begun["weights"]
     if rank == 0:
-        print("resumes after step %d" % step if step else "begins from nothing", flush=True)
+        print("resumes after step %d" % step if step else "starts at step 0", flush=True)
     while step < steps:
         step += 1
         began = time.monotonic()
@@ -177,7 +177,7 @@ def train(meeting: Meeting, rank: int, steps: int, step_s: float) -> None:
             if step % SAVE_EVERY == 0 or is_last:
                 began = time.monotonic()
                 save(folder, step, weights)
-                report({"event": "checkpoint", "step": step, "seconds": time.monotonic() - began})
+                report({"event": "checkpoint", "step": step, "duration_s": time.monotonic() - began})
                 print("step %d/%d loss %.4f, saved" % (step, steps, loss), flush=True)
         if stop > 0:
             return
