@@ -58,7 +58,7 @@ def test_augmentation_follows_from_its_key_and_keeps_the_head():
     assert 5 < (hidden == 1).sum() < 37
 
 
-@pytest.mark.parametrize("pooling, attention", [("mean", "causal"), ("last", "causal"), ("mean", "both")])
+@pytest.mark.parametrize("pooling, attention", [("mean", "causal"), ("last", "causal"), ("mean", "bidirectional")])
 def test_every_word_of_a_track_reaches_the_answer_and_padding_and_neighbours_do_not(pooling, attention):
     """S0-B2: a causal model read at position 0 sees the first word alone."""
     model = make_model(Sizes(CONFIG, 3, 0.0, pooling, attention), seed=1).eval()

@@ -78,18 +78,24 @@ def test_what_is_hidden_follows_from_the_key():
     assert one == same != other
 
 
-@pytest.mark.parametrize("objective", ["masked", "causal"])
+@pytest.mark.parametrize("objective", ["mlm", "clm"])
 def test_in_a_batch_each_answer_stands_at_the_row_and_place_that_is_asked(objective):
     """S0-B3 once more, behind cropping and padding: rows of unlike length, answers of all in one tensor."""
     texts = as_texts(generate(12, seed=5), grammar="motion", resolution=6)
     vocabulary = make_vocabulary(texts, min_count=1)
     encoded = [encode(words, vocabulary, 0) for words in texts]
     samples = Samples({}, {"train": encoded, "val": []}, vocabulary, ["one"], {}, {}, "")
-    options = {"objective": objective, "mask_rate": 0.3, "crop": 0.0, "min_points": 5, "pad_multiple": 16}
+    options = {
+        "objective": objective,
+        "mlm_probability": 0.3,
+        "random_crop_prob": 0.0,
+        "min_segment_size": 5,
+        "pad_to_multiple_of": 16,
+    }
     here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
     task = Pretraining(options, samples, here, None, None)
     tensors = task.batch([task.asked(sample, (i,), is_training=True) for i, sample in enumerate(encoded)]).tensors
-    originals, shift = [sample.ids() for sample in encoded], int(objective == "causal")
+    originals, shift = [sample.ids() for sample in encoded], int(objective == "clm")
     triples = list(zip(tensors["rows"].tolist(), tensors["places"].tolist(), tensors["words"].tolist()))
     assert len(triples) > 100 and len({len(row) for row in originals}) > 3
     assert {row for row, _, _ in triples} == set(range(12))

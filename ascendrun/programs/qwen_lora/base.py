@@ -54,10 +54,10 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
         raise InvalidDataError(
             Text(
                 "program.no-config",
-                "{folder}: config.json not found\n"
+                "{directory}: config.json not found\n"
                 "hint: set --base_model to a directory with config.json, tokenizer and *.safetensors, at the "
                 "same path on every node",
-                folder=folder,
+                directory=folder,
             )
         )
     from transformers import AutoConfig
@@ -68,9 +68,9 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
         raise InvalidDataError(
             Text(
                 "program.config-rejected",
-                "{folder}/config.json: rejected by transformers ({error})\n"
+                "{directory}/config.json: rejected by transformers ({error})\n"
                 "hint: copy the base again, or install a transformers version that supports it",
-                folder=folder,
+                directory=folder,
                 error=os_errors.in_a_line(error),
             )
         ) from error
@@ -80,10 +80,10 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
         raise InvalidDataError(
             Text(
                 "program.sliding-window",
-                "{folder}: tokens of this model attend to {window} tokens back; packed sequences of {packed} "
+                "{directory}: tokens of this model attend to {window} tokens back; packed sequences of {packed} "
                 "tokens are not supported\n"
                 "hint: set --packing=false, or --cutoff_len={cutoff}",
-                folder=folder,
+                directory=folder,
                 window=window,
                 packed=packed_tokens,
                 cutoff=window,
@@ -237,8 +237,8 @@ class weights_of:
             raise weights.InvalidWeightsError(
                 Text(
                     "program.weight-not-found",
-                    "{folder}: no file has the weight {name}, which the model requires",
-                    folder=self.folder,
+                    "{directory}: no file has the weight {name}, which the model requires",
+                    directory=self.folder,
                     name=name,
                 )
             )

@@ -143,8 +143,9 @@ def load_tokenizer(folder: Path, *, template: str) -> Any:
         raise InvalidDataError(
             Text(
                 "program.tokenizer-unreadable",
-                "{folder}/tokenizer.json: transformers cannot read the tokenizer ({error})\nhint: copy the base again",
-                folder=folder,
+                "{directory}/tokenizer.json: transformers cannot read the tokenizer ({error})\n"
+                "hint: copy the base again",
+                directory=folder,
                 error=os_errors.in_a_line(error),
             )
         ) from error

@@ -156,7 +156,7 @@ def introduce(lessons: Lessons, course: Course, options: Options) -> list[str]:
                 "{count} samples from {source}: {mean:.0f} tokens on average, {longest} at most, "
                 "{learned:percent} of them trained on; {val} validation samples",
                 count=len(samples),
-                source=options["data_path"] or "made-up data",
+                source=options["data_path"] or Text("program.synthetic-samples", "synthetic samples"),
                 mean=tokens / len(samples),
                 longest=longest,
                 learned=learned / tokens,

@@ -122,10 +122,10 @@ def train(options: Options, here: Runtime) -> None:
         here.log(
             Text(
                 "program.stopped",
-                "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {folder}",
+                "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {directory}",
                 step=loop.progress.step,
                 steps=loop.settings.steps,
-                folder=loop.saver.parent,
+                directory=loop.saver.parent,
             )
         )
         return

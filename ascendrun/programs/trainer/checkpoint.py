@@ -184,7 +184,12 @@ def listed(parent: Path, kind: str) -> list[tuple[int, Path]]:
 
 def tell_skipped(folder: Path, problem: str) -> None:
     print(
-        Text("program.checkpoint-skipped", "checkpoint {folder} is skipped: {problem}", folder=folder, problem=problem),
+        Text(
+            "program.checkpoint-skipped",
+            "checkpoint {directory} is skipped: {problem}",
+            directory=folder,
+            problem=problem,
+        ),
         file=sys.stderr,
         flush=True,
     )

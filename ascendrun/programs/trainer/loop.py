@@ -453,10 +453,10 @@ class Loop:
         self.save_problem = str(
             Text(
                 "program.checkpoint-failed",
-                "the checkpoint of step {step} could not be written to {folder}: {problem}; older checkpoints "
+                "the checkpoint of step {step} could not be written to {directory}: {problem}; older checkpoints "
                 "are unchanged",
                 step=saved.step,
-                folder=saved.path.parent,
+                directory=saved.path.parent,
                 problem=saved.problem,
             )
         )
@@ -496,10 +496,10 @@ class Loop:
                 raise CannotResumeError(
                     Text(
                         "program.best-missing",
-                        "the best model (step {step}), which {folder} refers to, is not complete on any node\n"
+                        "the best model (step {step}), which {directory} refers to, is not complete on any node\n"
                         "hint: remove that checkpoint, or set --resume_from_checkpoint=never",
                         step=self.progress.best_step,
-                        folder=found.folder,
+                        directory=found.folder,
                     )
                 )
             self.best_weights = best["model"] if self.here.is_first else {}
@@ -547,9 +547,9 @@ class Loop:
             raise CannotResumeError(
                 Text(
                     "program.other-training",
-                    "{folder} belongs to another training: {differs}\n"
+                    "{directory} belongs to another training: {differs}\n"
                     "hint: use another checkpoint directory, the old options, or --resume_from_checkpoint=never",
-                    folder=folder,
+                    directory=folder,
                     differs=list(differs),
                 )
             )

@@ -39,7 +39,9 @@ def parse(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
         word = words.pop(0)
         name, equals, text = word[2:].partition("=")
         if not word.startswith("--") or not name:
-            problems.append(OptionProblem(word, Text("options.stray", "unexpected argument {word:quote}", word=word)))
+            problems.append(
+                OptionProblem(word, Text("options.stray", "unexpected argument {argument:quote}", argument=word))
+            )
         elif not equals and (not words or words[0].startswith("--")):
             problems.append(_no_value(name))
         else:

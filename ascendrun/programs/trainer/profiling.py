@@ -48,10 +48,10 @@ def open_profiler(folder: str, here: Runtime, *, steps: int) -> Iterator[Profile
         here.log(
             Text(
                 "program.profile",
-                "profiling steps {first} to {last}: {folder}",
+                "profiling steps {first} to {last}: {directory}",
                 first=SKIPPED_STEPS + 1,
                 last=SKIPPED_STEPS + steps,
-                folder=folder,
+                directory=folder,
             )
         )
         yield profiler

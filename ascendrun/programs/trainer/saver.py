@@ -221,11 +221,11 @@ class Saver:
                 raise CannotResumeError(
                     Text(
                         "program.nodes-reordered",
-                        "step {step} in {folder} is complete, but the part of rank {rank} is on another node\n"
+                        "step {step} in {directory} is complete, but the part of rank {rank} is on another node\n"
                         "hint: list the nodes in the order in which it was written, or set "
                         "--resume_from_checkpoint=never",
                         step=choice[0],
-                        folder=self.parent,
+                        directory=self.parent,
                         rank=strangers[0],
                     )
                 )
@@ -342,7 +342,9 @@ def find_leader(here: Runtime, parent: Path, token: str) -> int:
         (parent / f".seen-{token}-{here.rank}.tmp").touch()
     except OSError as error:
         print(
-            Text("program.cannot-save", "cannot write checkpoints to {folder}: {error}", folder=parent, error=error),
+            Text(
+                "program.cannot-save", "cannot write checkpoints to {directory}: {error}", directory=parent, error=error
+            ),
             file=sys.stderr,
             flush=True,
         )

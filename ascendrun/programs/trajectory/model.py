@@ -69,10 +69,10 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, A
         raise InvalidDataError(
             Text(
                 "program.no-model-config",
-                "{folder}: config.json not found\n"
+                "{directory}: config.json not found\n"
                 "hint: set --base_model to a directory that save_pretrained of transformers wrote, or to the "
                 "output of --mode=pretrain",
-                folder=folder,
+                directory=folder,
             )
         )
     try:
@@ -266,8 +266,8 @@ def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int])
         return str(
             Text(
                 "program.layers-only",
-                "layers from {folder}; it has no tokenizer.json, so token embeddings are randomly initialised",
-                folder=folder,
+                "layers from {directory}; it has no tokenizer.json, so token embeddings are randomly initialised",
+                directory=folder,
             )
         )
     table = embedding_table(folder, f"{prefix}embed_tokens.weight", there)
@@ -278,8 +278,8 @@ def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int])
     return str(
         Text(
             "program.layers-and-embeddings",
-            "layers from {folder}; each token starts as the mean of its pieces there",
-            folder=folder,
+            "layers from {directory}; each token starts as the mean of its pieces there",
+            directory=folder,
         )
     )
 
@@ -303,8 +303,8 @@ def word_pieces(folder: Path, words: Sequence[str]) -> list[list[int]] | None:
         raise InvalidDataError(
             Text(
                 "program.bad-tokenizer",
-                "{folder}/tokenizer.json: not a tokenizer ({error})\nhint: copy the base again",
-                folder=folder,
+                "{directory}/tokenizer.json: not a tokenizer ({error})\nhint: copy the base again",
+                directory=folder,
                 error=os_errors.in_a_line(error),
             )
         ) from error

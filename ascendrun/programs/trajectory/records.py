@@ -175,9 +175,9 @@ def load_prepared(folder: Path) -> Prepared:
         raise InvalidDataError(
             Text(
                 "program.not-prepared",
-                "{folder}: no prepared data found\n"
+                "{directory}: no prepared data found\n"
                 "hint: run --mode=prepare with the same --output_dir on every node first, or set --data_path",
-                folder=folder,
+                directory=folder,
             )
         )
     try:

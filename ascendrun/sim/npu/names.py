@@ -52,5 +52,5 @@ def wanted_names(torch_npu: Path) -> set[str]:
 
 def table_of(names: set[str]) -> str:
     """C source in which each answers 0; weak, so that a function with a meaning takes its place."""
-    head = "// Made from the torch_npu at hand: what it calls and nobody here needs to do anything.\n"
+    head = "// Generated from the installed torch_npu: functions that need no behaviour in the simulator.\n"
     return head + "".join(f"__attribute__((weak)) long {name}(void) {{ return 0; }}\n" for name in sorted(names))

@@ -39,8 +39,8 @@ def read_into(
             raise InvalidWeightsError(
                 Text(
                     "program.weights-missing",
-                    "{folder}: no file has the weight {name}, which the model requires",
-                    folder=folder,
+                    "{directory}: no file has the weight {name}, which the model requires",
+                    directory=folder,
                     name=candidates[0],
                 )
             )
@@ -73,9 +73,9 @@ def file_of_tensor(folder: Path) -> dict[str, str]:
         raise InvalidWeightsError(
             Text(
                 "program.no-safetensors",
-                "{folder}: neither {single} nor {index} found\n"
+                "{directory}: neither {single} nor {index} found\n"
                 "hint: convert other formats with save_pretrained of transformers",
-                folder=folder,
+                directory=folder,
                 single=SINGLE,
                 index=INDEX,
             )

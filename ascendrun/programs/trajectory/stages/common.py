@@ -120,10 +120,11 @@ def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes
             raise InvalidDataError(
                 Text(
                     "program.other-grammar",
-                    "{folder} was pretrained on {theirs}, this data is {ours}\nhint: use the same grammar for both",
-                    folder=folder,
-                    theirs=saved["text"],
-                    ours=samples.text,
+                    "{directory} was pretrained on {pretrained}, this data is {data}\n"
+                    "hint: use the same grammar for both",
+                    directory=folder,
+                    pretrained=saved["text"],
+                    data=samples.text,
                 )
             )
         config = {
@@ -138,8 +139,8 @@ def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes
             here.log(
                 Text(
                     "program.starts-from",
-                    "starting from {folder}: all layers, {known} of {total} tokens",
-                    folder=folder,
+                    "starting from {directory}: all layers, {known} of {total} tokens",
+                    directory=folder,
                     known=known,
                     total=len(samples.vocabulary),
                 )

@@ -85,9 +85,9 @@ def records_to_classify(options: Options, vote: Vote) -> list[Record]:
             raise InvalidDataError(
                 Text(
                     "program.prepared-grammar",
-                    "{folder} has {found}, the model requires {expected}\n"
+                    "{directory} has {found}, the model requires {expected}\n"
                     "hint: prepare the data with the grammar of the model",
-                    folder=options["prepared_dir"],
+                    directory=options["prepared_dir"],
                     found=prepared.facts["text"],
                     expected=vote.members[0].text,
                 )

@@ -59,8 +59,8 @@ def prepare_stage(options: Options, here: Runtime) -> None:
     here.log(
         Text(
             "program.prepared",
-            "no segment is in two splits, and no token names a class\nprepared: {folder}",
-            folder=folder,
+            "no segment is in two splits, and no token names a class\nprepared: {directory}",
+            directory=folder,
         )
     )
 
@@ -131,10 +131,10 @@ def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
     here.log(
         Text(
             "program.training-stopped",
-            "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {folder}",
+            "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {directory}",
             step=loop.progress.step,
             steps=loop.settings.steps,
-            folder=loop.saver.parent,
+            directory=loop.saver.parent,
         )
     )
     return False
