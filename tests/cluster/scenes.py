@@ -67,6 +67,12 @@ class Scene:
     def state(self, job: str) -> str:
         return str(self.show(job)["job"]["state"])
 
+    def reason(self, job: str) -> dict[str, Any]:
+        """The code and the values of the reason that the job's newest change of state recorded."""
+        changes = [event for event in self.show(job)["events"] if event["code"] == "state-changed"]
+        reason: dict[str, Any] = changes[-1]["values"]["reason"]
+        return reason
+
     def await_state(self, job: str, *states: str, deadline_s: float = 60.0) -> None:
         if not await_true(lambda: self.state(job) in states, deadline_s=deadline_s):
             detail = self.show(job)

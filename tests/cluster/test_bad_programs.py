@@ -122,7 +122,7 @@ def test_a_job_that_reaches_its_time_limit_is_ended_everywhere_with_that_reason(
         )
     )
     scene.await_state(job, "FAILED")
-    assert "limit" in scene.show(job)["job"]["reason"]
+    assert scene.reason(job)["code"] == "reason.time-limit"
     check_ended(scene, job, state="FAILED")
 
 

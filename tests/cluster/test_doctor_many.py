@@ -66,7 +66,7 @@ def examine(on, hosts, *more) -> subprocess.CompletedProcess[str]:
 def require_a_sane_screen(done, count: int) -> None:
     lines = done.stdout.splitlines()
     assert len(lines) <= MOST_LINES, done.stdout
-    assert "not known  node[1-2,4-6,8-" in done.stdout, done.stdout
+    assert "unknown  node[1-2,4-6,8-" in done.stdout, done.stdout
     # every host that is named is named in folded form: nowhere a row of names
     assert not re.search(r"node\d+, ?node\d+, ?node\d+", done.stdout), done.stdout
-    assert lines[-1].startswith(f"{count} hosts, 2 not reached"), lines[-1]
+    assert lines[-1].startswith(f"{count} hosts, 2 unreachable"), lines[-1]
