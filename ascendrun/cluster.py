@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from ascendrun.core.samples import Newest
     from ascendrun.head.protocol.control_socket import ControlClient
     from ascendrun.head.state.store import Store, StoredJob
+    from ascendrun.health.comparison import DoctorReport
     from ascendrun.health.forecast import Forecast
     from ascendrun.health.report.data import Report
     from ascendrun.health.survey.check_context import CheckContext
-    from ascendrun.health.survey.comparison import DoctorReport
     from ascendrun.query.bundle_job import Bundle
     from ascendrun.query.deep_check import DeepCheck, DeepOptions
     from ascendrun.query.event_stream import EventStream
@@ -289,7 +289,7 @@ class Cluster:
     ) -> DoctorReport:
         """Check every node, compare them, and return findings with fixes. Nothing on the nodes is changed."""
         from ascendrun.health.checks import choose_checks, run_checks
-        from ascendrun.health.survey.comparison import make_report
+        from ascendrun.health.comparison import make_report
 
         began = time.monotonic()
         context = self.survey(

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None, *, make_cluster: Callable[[Settings]
         from ascendrun.cli.errors import print_error
 
         try:
-            return print_error(error, ctx)
+            return print_error(error, lambda: ctx.settings.state_dir)
         except BrokenPipeError:
             _discard_output()
             return PIPE_CLOSED

@@ -13,7 +13,7 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ascendrun.health.survey.comparison import DoctorReport, FactRow, FindingView
+    from ascendrun.health.comparison import DoctorReport, FactRow, FindingView
 
 TITLES: Mapping[str, Text] = {
     "FAIL": Text("doctor.fail", "FAIL  prevents a start"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,15 +15,15 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     import click
 
-    from ascendrun.cli.context import CliContext
     from ascendrun.core.errors import AscendrunError, Problem
 
 EXCERPT_CHARACTERS = 100
 SOURCE_LIMIT_BYTES = 4 * 1024 * 1024
 
 
-def print_error(error: Exception, ctx: CliContext) -> int:
-    """Print the error to stderr and return its exit code."""
+def print_error(error: Exception, state_dir: Callable[[], Path]) -> int:
+    """Print the error to stderr and return its exit code. `state_dir`: where the traceback of a crash goes; it may
+    raise InvalidInputError."""
     import click
 
     from ascendrun.core.errors import AscendrunError
@@ -35,7 +35,7 @@ def print_error(error: Exception, ctx: CliContext) -> int:
     elif isinstance(error, AscendrunError):
         lines, code = describe_error(error), error.exit_code
     else:
-        lines, code = _describe_crash(error, ctx), 8
+        lines, code = _describe_crash(error, state_dir), 8
     print("\n".join(lines), file=sys.stderr)
     return code
 
@@ -176,8 +176,8 @@ def _plain(message: object) -> Text | str:
     return short[:1].lower() + short[1:] if short[1:2].islower() else short
 
 
-def _describe_crash(error: Exception, ctx: CliContext) -> list[str]:
-    path = _write_crash(error, ctx)
+def _describe_crash(error: Exception, state_dir: Callable[[], Path]) -> list[str]:
+    path = _write_crash(error, state_dir)
     what = sanitise_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
     saved = Text("cli.crash-saved", "the traceback is in {path}", path=str(path))
     unsaved = Text("cli.crash-unsaved", "the traceback could not be written")
@@ -187,13 +187,13 @@ def _describe_crash(error: Exception, ctx: CliContext) -> list[str]:
     ]
 
 
-def _write_crash(error: Exception, ctx: CliContext) -> Path | None:
+def _write_crash(error: Exception, state_dir: Callable[[], Path]) -> Path | None:
     """The traceback in a file that only the user can read; None when no folder took it."""
     import traceback
 
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"
-    for folder in _crash_folders(ctx):
+    for folder in _crash_folders(state_dir):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -205,13 +205,13 @@ def _write_crash(error: Exception, ctx: CliContext) -> Path | None:
     return None
 
 
-def _crash_folders(ctx: CliContext) -> list[Path]:
+def _crash_folders(state_dir: Callable[[], Path]) -> list[Path]:
     import tempfile
 
     from ascendrun.core.errors import InvalidInputError
 
     temporary = Path(tempfile.gettempdir()) / f"ascendrun-crashes-{os.getuid()}"
     try:
-        return [ctx.settings.state_dir / "crashes", temporary]
+        return [state_dir() / "crashes", temporary]
     except InvalidInputError:
         return [temporary]

@@ -26,6 +26,10 @@ def write(piece: str) -> Text:
     return Text("suggest.write", "write {piece}", piece=piece)
 
 
+def renamed(old: str, new: str) -> Text:
+    return Text("jobfile.renamed", "{old} was renamed to {new}", old=old, new=new)
+
+
 def suggestion(word: str, choices: Sequence[str]) -> Text | None:
     """The hint for an unknown name: the nearest choice, else all of them when they are few; None without choices."""
     near = closest(word, choices)

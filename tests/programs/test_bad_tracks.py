@@ -16,9 +16,9 @@ from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.data import prepare
 from ascendrun.programs.trajectory.model import config_of_folder, word_pieces
 from ascendrun.programs.trajectory.points.read_ais import read_tracks
-from ascendrun.programs.trajectory.points.split import split_records
 from ascendrun.programs.trajectory.points.tracks import InvalidDataError, Limits
 from ascendrun.programs.trajectory.records import from_tracks, load_prepared, read_texts
+from ascendrun.programs.trajectory.split import split_records
 from ascendrun.programs.trajectory.store import load_trained
 
 HEADER = "mmsi,time,lat,lon,sog,cog,class,name\n"

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from ascendrun.core.jobs.rank_env import JobShare, NodeShare, rank_environment
+from ascendrun.core.rank_env import JobShare, NodeShare, rank_environment
 
 FROM_THE_LOGIN = {"PATH", "HOME", "LC_CTYPE", "PWD", "SHLVL", "_"}
 FROM_THE_AGENT = {"MASTER_PORT"}

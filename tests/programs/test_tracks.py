@@ -11,9 +11,9 @@ import pytest
 
 from ascendrun.programs.trajectory.points.generate import KINDS, generate
 from ascendrun.programs.trajectory.points.read_ais import read_tracks
-from ascendrun.programs.trajectory.points.split import check_disjoint, deal, split_records
 from ascendrun.programs.trajectory.points.tracks import InvalidDataError, Limits, Track, cut_tracks, without_outliers
 from ascendrun.programs.trajectory.records import from_tracks
+from ascendrun.programs.trajectory.split import check_disjoint, deal, split_records
 
 HEADER = "vessel_id,time,lat,lon,sog,cog,vessel_class,split\n"
 LOOSE = Limits(gap_s=600, segment_points=30, min_points=2, max_knots=0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ascendrun.cli.context import CliContext
     from ascendrun.core.hosts import Host
-    from ascendrun.health.survey.comparison import DoctorReport
+    from ascendrun.health.comparison import DoctorReport
 
 
 @cli_command(
@@ -110,7 +110,7 @@ def measure(
 ) -> DoctorReport:
     """Return the report with measurements of the reachable hosts, made by small jobs in the Python of the job."""
     from ascendrun.core.findings import Severity
-    from ascendrun.health.survey.comparison import add_deep
+    from ascendrun.health.comparison import add_deep
     from ascendrun.query.deep_check import make_base
     from ascendrun.query.submit import read_job
 

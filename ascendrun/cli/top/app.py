@@ -16,6 +16,8 @@ from textual.worker import get_current_worker
 
 from ascendrun.cli.output import cut
 from ascendrun.cli.top.columns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, lay_out
+from ascendrun.cli.top.detail import DetailScreen
+from ascendrun.cli.top.screens import EventScreen, LogScreen, TextScreen
 from ascendrun.cli.top.table import RowsTable, plain
 from ascendrun.cli.top.text import NO_ROWS, clock, failure_of, host_style, row_style, totals_line, why_no_data
 from ascendrun.health.top.rows import SORTS, Choice, HostLine, IdleHosts, Order, arrange, fold_idle, rows_by_host
@@ -281,34 +283,26 @@ class TopApp(App[None]):
             self.choose(text="", only_problems=False, only_busy=False)
 
     def action_help(self) -> None:
-        from ascendrun.cli.top.screens import TextScreen
-
         self.push_screen(TextScreen("ascendrun top", str(HELP).splitlines()))
 
     def action_detail(self) -> None:
-        from ascendrun.cli.top.detail import DetailScreen
-
         row = self.selected
         if row is not None:
-            self.push_screen(DetailScreen(self, row))
+            self.push_screen(DetailScreen(self.source.cluster, row, lambda: self.view))
 
     def action_logs(self) -> None:
-        from ascendrun.cli.top.screens import LogScreen
-
         row = self.selected
         if row is not None and row.job is not None and row.rank is not None:
-            self.push_screen(LogScreen(self, row.job, row.rank))
+            self.push_screen(LogScreen(self.source.cluster, row.job, row.rank))
         else:
             self.notify(str(NO_RANK), markup=False)
 
     def action_events(self) -> None:
-        from ascendrun.cli.top.screens import EventScreen
-
         row = self.selected
         jobs = self.view.jobs if self.view is not None else ()
         job = row.job if row is not None and row.job is not None else jobs[0].job.id if jobs else None
         if job is not None:
-            self.push_screen(EventScreen(self, job))
+            self.push_screen(EventScreen(self.source.cluster, job))
         else:
             self.notify(str(NO_RANK), markup=False)
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.cli.output import describe_memory, describe_seconds, width_of
 from ascendrun.cli.top.cells import gib, in_buckets, megabytes, number, percent, relative, seconds, short, sparkline
 from ascendrun.cli.top.columns import LINK_DOWN, LINK_UP, external, lay, note
-from ascendrun.cli.top.screens import LiveScreen
+from ascendrun.cli.top.screens import LiveScreen, LogScreen
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
-from ascendrun.health.top.view import HostRow, TopRow
+from ascendrun.health.top.view import HostRow, TopRow, TopView
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.cli.top.app import TopApp
+    from ascendrun.cluster import Cluster
 
 SPANS = ((600.0, "10m"), (3600.0, "1h"), (6 * 3600.0, "6h"), (86400.0, "24h"), (7 * 86400.0, "7d"))
 NAME_WIDTH, VALUE_WIDTH = 14, 16
@@ -40,13 +40,13 @@ METRICS: Mapping[str, Text | str] = {
 
 
 class DetailScreen(LiveScreen):
-    """`[` and `]` show a shorter and a longer time span."""
+    """`[` and `]` show a shorter and a longer time span. `view`: the latest view of `top`."""
 
     follows = False
 
-    def __init__(self, app: TopApp, row: TopRow) -> None:
-        super().__init__(app, row.host if row.device is None else f"{row.host} · {DEVICE} {row.device}")
-        self._row = row
+    def __init__(self, cluster: Cluster, row: TopRow, view: Callable[[], TopView | None]) -> None:
+        super().__init__(cluster, row.host if row.device is None else f"{row.host} · {DEVICE} {row.device}")
+        self._row, self._view = row, view
         self._span = 1
         self._bindings.bind("left_square_bracket", "span(-1)", str(Text("top.key-shorter", "Shorter")), key_display="[")
         self._bindings.bind("right_square_bracket", "span(1)", str(Text("top.key-longer", "Longer")), key_display="]")
@@ -57,35 +57,32 @@ class DetailScreen(LiveScreen):
         self.begin()
 
     def action_logs(self) -> None:
-        from ascendrun.cli.top.screens import LogScreen
-
         if self._row.job is not None and self._row.rank is not None:
-            self.app.push_screen(LogScreen(self.top, self._row.job, self._row.rank))
+            self.app.push_screen(LogScreen(self.cluster, self._row.job, self._row.rank))
 
     def read(self) -> list[str]:
         row, host = self._now()
         now_s = time.time()
         span_s, name = SPANS[self._span]
-        series = read_series(self.top.source.cluster.settings.state_dir, row, since_s=now_s - span_s, until_s=now_s)
+        series = read_series(self.cluster.settings.state_dir, row, since_s=now_s - span_s, until_s=now_s)
         width = max(10, self.size.width - NAME_WIDTH - VALUE_WIDTH - 6)
         page = DetailPage(row, host, span=name, since_s=now_s - span_s, until_s=now_s, bars=width)
         return page.lines(*series)
 
     def _now(self) -> tuple[TopRow, HostRow | None]:
         """The current row, the last one if it is gone."""
-        view = self.top.view
+        view = self._view()
         if view is None:
             return self._row, None
         for row in view.rows:
-            if (row.host, row.device, row.job, row.rank) == (
-                self._row.host,
-                self._row.device,
-                self._row.job,
-                self._row.rank,
-            ):
+            if place_of(row) == place_of(self._row):
                 self._row = row
                 break
         return self._row, next((one for one in view.hosts if one.host == self._row.host), None)
+
+
+def place_of(row: TopRow) -> tuple[object, ...]:
+    return row.host, row.device, row.job, row.rank
 
 
 Series = tuple[tuple[DeviceSample, ...], tuple[HostSample, ...], tuple[RankSample, ...]]

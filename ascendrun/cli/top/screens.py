@@ -19,7 +19,7 @@ from ascendrun.cli.top.text import failure_of
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.cli.top.app import TopApp
+    from ascendrun.cluster import Cluster
 
 LAST_LINES = 500
 INTERVAL_S = 2.0
@@ -83,9 +83,9 @@ class TextScreen(Screen[None]):
 class LiveScreen(TextScreen):
     """Lines that a thread reads again at an interval; subclasses define `read`."""
 
-    def __init__(self, app: TopApp, title: str) -> None:
+    def __init__(self, cluster: Cluster, title: str) -> None:
         super().__init__(title, [str(Text("top.loading", "loading …"))])
-        self.top = app
+        self.cluster = cluster
         self._is_reading = False
         self.has_read = False
 
@@ -129,8 +129,8 @@ class LiveScreen(TextScreen):
 class LogScreen(LiveScreen):
     """The last output of one rank, followed."""
 
-    def __init__(self, app: TopApp, job: str, rank: int) -> None:
-        super().__init__(app, f"{job} · rank {rank}")
+    def __init__(self, cluster: Cluster, job: str, rank: int) -> None:
+        super().__init__(cluster, f"{job} · rank {rank}")
         self._job, self._rank = job, rank
 
     def read(self) -> list[str]:
@@ -141,9 +141,8 @@ class LogScreen(LiveScreen):
         from ascendrun.head.state.settings import spool_dir
         from ascendrun.query.log_reader import read_all
 
-        cluster = self.top.source.cluster
-        attempt = max(1, cluster.job(self._job).job.attempt)
-        folder = spool_dir(cluster.settings.state_dir, self._job, attempt)
+        attempt = max(1, self.cluster.job(self._job).job.attempt)
+        folder = spool_dir(self.cluster.settings.state_dir, self._job, attempt)
         streams = find_streams(folder, attempt, ranks={self._rank})
         lines = deque(merge(read_all(files, tail=LAST_LINES) for files in streams), maxlen=LAST_LINES)
         return [line.text for line in lines] or [str(Text("top.no-output", "no output yet"))]
@@ -152,14 +151,14 @@ class LogScreen(LiveScreen):
 class EventScreen(LiveScreen):
     """The events of a job, and its first failure."""
 
-    def __init__(self, app: TopApp, job: str) -> None:
-        super().__init__(app, f"{job} · {Text('top.key-events', 'Events')}")
+    def __init__(self, cluster: Cluster, job: str) -> None:
+        super().__init__(cluster, f"{job} · {Text('top.key-events', 'Events')}")
         self._job = job
 
     def read(self) -> list[str]:
         from ascendrun.cli.output import describe_time
 
-        detail = self.top.source.cluster.job(self._job)
+        detail = self.cluster.job(self._job)
         job = detail.job
         lines = [f"{job.id}  {job.name}  {job.state}  {job.reason}".rstrip(), ""]
         if detail.first_failure is not None:

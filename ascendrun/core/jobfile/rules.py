@@ -13,7 +13,7 @@ from ascendrun.core.jobfile.model import UNSUPPORTED, not_supported
 from ascendrun.core.jobfile.source_text import REMOVE
 from ascendrun.core.jobfile.tree import key_place, place_of
 from ascendrun.core.jobfile.yaml_source import MappingNode, Place, ScalarNode, Source, find
-from ascendrun.core.jobs.rank_env import OWN_VARIABLES, VISIBLE_DEVICES, is_own_variable
+from ascendrun.core.rank_env import OWN_VARIABLES, VISIBLE_DEVICES, is_own_variable
 from ascendrun.options import JOB_FILE, OptionProblem, ProgramOptions, check_arguments
 from ascendrun.text import Text
 from ascendrun.text.suggest import suggestion, write

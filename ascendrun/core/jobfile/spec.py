@@ -31,7 +31,7 @@ from ascendrun.core.jobfile.yaml_source import (
 from ascendrun.options import InvalidTableError, ProgramOptions, read_table
 from ascendrun.text import Text
 from ascendrun.text.format import quote
-from ascendrun.text.suggest import closest, did_you_mean, suggestion, write
+from ascendrun.text.suggest import closest, did_you_mean, renamed, suggestion, write
 
 __all__ = [
     "JobSpec",
@@ -229,8 +229,7 @@ def _unknown_key(draft: Draft, path: Path, node: Optional[Node]) -> Optional[Pro
         return None
     new = model.RENAMED.get(".".join(plain))
     if new is not None:
-        text = Text("jobfile.renamed", "{old} was renamed to {new}", old=name, new=new)
-        return place.problem(text, write(_new_piece(plain, new, node)))
+        return place.problem(renamed(name, new), write(_new_piece(plain, new, node)))
     text = Text("jobfile.unknown-key", "unknown key {key:quote}", key=str(path[-1]))
     return place.problem(text, _key_hint(path))
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile import launchers
-from ascendrun.core.jobs.rank_env import JobShare, NodeShare, launcher_environment, rank_environment
 from ascendrun.core.network import Network, candidate_ports, choose_network
 from ascendrun.core.node_messages import Failure
+from ascendrun.core.rank_env import JobShare, NodeShare, launcher_environment, rank_environment
 from ascendrun.core.reports import NodeReport
 from ascendrun.options import make_arguments
 from ascendrun.text import Text

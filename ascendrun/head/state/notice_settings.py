@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Union
 from urllib.parse import urlsplit
 
 from ascendrun.core.notices import DEFAULT_JOBS, ON, SERVICES, Target, with_name
-from ascendrun.head.state.settings import RENAMED
 from ascendrun.text import LANGUAGES, Text
 
 if TYPE_CHECKING:
@@ -25,6 +24,13 @@ SUFFIX_KINDS = {"started": ("started",), "ok": ("succeeded", "stopped"), "failed
 _TARGET_FIELDS = ("name", "type", "url", "url_file", "secret", "secret_file", "events", "jobs", "format", "lang")
 _HOOK_FIELDS = ("command", "events", "jobs", "timeout_s", "lang")
 _DEADMAN_FIELDS = ("url", "url_file", "interval_s", "jobs", *SUFFIX_KINDS)
+RENAMED: Mapping[str, str] = {
+    "notify.kind": "notify.type",
+    "notify.on": "notify.events",
+    "notify.style": "notify.format",
+    "hook.on": "hook.events",
+    "deadman.every_s": "deadman.interval_s",
+}
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 
 
@@ -232,11 +238,10 @@ def _fields(node: Any, block: str, known: Sequence[str], refuse: Refuse) -> dict
     for key, value in node.value:
         new = RENAMED.get(f"{block}.{key.value}")
         if new is not None:
-            from ascendrun.text.suggest import write
+            from ascendrun.text.suggest import renamed, write
 
-            renamed = Text("jobfile.renamed", "{old} was renamed to {new}", old=f"{block}.{key.value}", new=new)
             written = value.value if isinstance(value.value, str) else "…"
-            refuse(renamed, key, write(f"{new.partition('.')[2]}: {written}"))
+            refuse(renamed(f"{block}.{key.value}", new), key, write(f"{new.partition('.')[2]}: {written}"))
         elif key.value not in known:
             from ascendrun.text.suggest import suggestion
 

@@ -103,14 +103,7 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
-RENAMED: Mapping[str, str] = {
-    "timeout_s": "exec_timeout_s",
-    "notify.kind": "notify.type",
-    "notify.on": "notify.events",
-    "notify.style": "notify.format",
-    "hook.on": "hook.events",
-    "deadman.every_s": "deadman.interval_s",
-}
+RENAMED: Mapping[str, str] = {"timeout_s": "exec_timeout_s"}
 """Old names of settings and their new names. An old name is an error with the hint `write NEW: VALUE`."""
 
 
@@ -163,11 +156,10 @@ def _set(
     setting = next((setting for setting in SETTINGS if setting.name == name), None)
     if name in RENAMED:
         from ascendrun.core.errors import Problem
-        from ascendrun.text import Text
-        from ascendrun.text.suggest import write
+        from ascendrun.text.suggest import renamed, write
 
-        renamed = Text("jobfile.renamed", "{old} was renamed to {new}", old=name, new=RENAMED[name])
-        problems.append(Problem(*place, message=renamed, hint=write(f"{RENAMED[name]}: {text}")))
+        new = RENAMED[name]
+        problems.append(Problem(*place, message=renamed(name, new), hint=write(f"{new}: {text}")))
         return
     try:
         if setting is None:

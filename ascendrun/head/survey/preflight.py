@@ -48,8 +48,8 @@ def judge_answers(
 ) -> PreflightResult:
     """FAIL findings refuse the start; a node that could not be examined does too: nobody knows whether it is fit."""
     from ascendrun.health.checks import run_checks
+    from ascendrun.health.comparison import failed_checks, finding_line
     from ascendrun.health.survey.check_context import CheckContext
-    from ascendrun.health.survey.comparison import failed_checks, finding_line
     from ascendrun.health.survey.facts import NodeFacts, Unreached
     from ascendrun.health.survey.probes import read_facts
 

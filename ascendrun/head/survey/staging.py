@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.jobs.plan import Tree
-from ascendrun.core.jobs.rank_env import is_own_variable
 from ascendrun.core.node_messages import Failure
+from ascendrun.core.rank_env import is_own_variable
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.text import Text
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
-from ascendrun.health.diagnosis.exits import child_indicator, exit_indicator
-from ascendrun.health.diagnosis.fatal import Fatal
 from ascendrun.health.diagnosis.indicators import CAUSE, CONSEQUENCE, SYMPTOM, TEARDOWN, Indicator, same_line
+from ascendrun.health.diagnosis.lines.exits import child_indicator, exit_indicator
+from ascendrun.health.diagnosis.lines.fatal import Fatal
 from ascendrun.health.diagnosis.lines.known_lines import known_line_indicators
 from ascendrun.health.diagnosis.lines.rank_lines import RankLines
 from ascendrun.health.diagnosis.lines.tracebacks import Chain

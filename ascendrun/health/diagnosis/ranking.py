@@ -8,7 +8,7 @@ from dataclasses import replace
 from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, make_candidate
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, SYMPTOM, TEARDOWN
-from ascendrun.health.diagnosis.lines.kernel_messages import candidates_of_kernels
+from ascendrun.health.diagnosis.kernel_messages import candidates_of_kernels
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Role
 from ascendrun.health.diagnosis.times import Moment, earliest

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Callable
 
-from ascendrun.health.diagnosis import reachability, unresponsive, wait_chain
+from ascendrun.health.diagnosis import collective_reports, reachability, unresponsive, wait_chain
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.evidence import Evidence
-from ascendrun.health.diagnosis.lines import collective_reports
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.wait_table import Report, Table
 

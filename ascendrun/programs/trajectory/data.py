@@ -11,7 +11,6 @@ from typing import Any
 from ascendrun.programs.trajectory.leakage import check_leak, check_same_segments
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.read_ais import ALIASES, read_tracks
-from ascendrun.programs.trajectory.points.split import split_records
 from ascendrun.programs.trajectory.points.tracks import InvalidDataError, Limits
 from ascendrun.programs.trajectory.records import (
     Prepared,
@@ -22,6 +21,7 @@ from ascendrun.programs.trajectory.records import (
     load_prepared,
     read_texts,
 )
+from ascendrun.programs.trajectory.split import split_records
 from ascendrun.programs.trajectory.tokens import Encoded, encode, label_ids, make_vocabulary
 from ascendrun.text import Text
 

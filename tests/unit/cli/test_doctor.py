@@ -10,8 +10,8 @@ import pytest
 from ascendrun.cli.commands.doctor import exit_code
 from ascendrun.cli.doctor_view import print_report, print_script
 from ascendrun.core.findings import Finding, Severity
+from ascendrun.health.comparison import DoctorReport, make_report
 from ascendrun.health.survey.check_context import CheckContext
-from ascendrun.health.survey.comparison import DoctorReport, make_report
 from ascendrun.health.survey.facts import NodeFacts, Unreached
 
 FAIL, WARN, NOTE = Severity.FAIL, Severity.WARN, Severity.NOTE

@@ -22,8 +22,8 @@ from ascendrun.core.jobs.plan import (
     render_plan,
 )
 from ascendrun.core.jobs.plan_view import render_text
-from ascendrun.core.jobs.rank_env import OWN_VARIABLES
 from ascendrun.core.network import candidate_ports
+from ascendrun.core.rank_env import OWN_VARIABLES
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.node import layout
 from ascendrun.node import ranks as agent_ranks

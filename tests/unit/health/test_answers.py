@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.core.reports import NodeReport, Route
+from ascendrun.health.comparison import fact_rows
 from ascendrun.health.env_view import make_env_report, mask, write_env_file
 from ascendrun.health.survey.check_context import CheckContext
-from ascendrun.health.survey.comparison import fact_rows
 from ascendrun.health.survey.connection_test_plan import (
     ALL_PAIRS_UP_TO,
     choose_pairs,

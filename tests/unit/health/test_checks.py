@@ -18,8 +18,8 @@ from ascendrun.core.jobfile.spec import parse_job
 from ascendrun.core.jobs.plan import Folders, make_plan
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.checks import CHECKS, NPU_CHECKS, RENAMED, choose_checks, run_checks
+from ascendrun.health.comparison import finding_line
 from ascendrun.health.survey.check_context import CheckContext, compare
-from ascendrun.health.survey.comparison import finding_line
 from ascendrun.health.survey.facts import (
     ConnectionTest,
     Disk,

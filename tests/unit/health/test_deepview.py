@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ascendrun.core.findings import Finding, Severity
+from ascendrun.health.comparison import finding_line
 from ascendrun.health.deep.pair_schedule import Exchange
 from ascendrun.health.deep.results import (
     DeepReport,
@@ -24,7 +25,6 @@ from ascendrun.health.deep.results import (
     read_host,
 )
 from ascendrun.health.deep.view import CODES, deep_findings
-from ascendrun.health.survey.comparison import finding_line
 from ascendrun.health.texts import finding_texts
 from ascendrun.text import Text
 

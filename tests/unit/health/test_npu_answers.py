@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.health.checks import NPU_CHECKS, run_checks
+from ascendrun.health.comparison import fact_rows, finding_line
 from ascendrun.health.survey.check_context import CheckContext
-from ascendrun.health.survey.comparison import fact_rows, finding_line
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.npu_facts import NpuFacts, chip_of_node, read_npu
 from ascendrun.health.survey.npu_probes import NPU_PROBES

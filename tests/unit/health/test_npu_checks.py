@@ -10,7 +10,7 @@ import pytest
 
 from ascendrun.core.findings import Severity
 from ascendrun.health.checks import NPU_CHECKS, run_checks
-from ascendrun.health.survey.comparison import finding_line
+from ascendrun.health.comparison import finding_line
 from ascendrun.health.survey.npu_facts import DeviceNode
 from ascendrun.health.texts import fix_of
 from ascendrun.sim.ascend.scenario import Scenario

@@ -11,7 +11,7 @@ import pytest
 
 from ascendrun.cli.doctor_view import print_report
 from ascendrun.health.checks import choose_checks, run_checks
-from ascendrun.health.survey.comparison import make_report
+from ascendrun.health.comparison import make_report
 from ascendrun.query.survey_reader import read_world
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
 

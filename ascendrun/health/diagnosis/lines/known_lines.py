@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.health.diagnosis.evidence import Line
-from ascendrun.health.diagnosis.exits import signal_of
-from ascendrun.health.diagnosis.fatal import FROM_OUTSIDE, Fatal
 from ascendrun.health.diagnosis.indicators import CAUSE, CONSEQUENCE, CREDIBLE, STRENGTH, SYMPTOM, TEARDOWN, Indicator
+from ascendrun.health.diagnosis.lines.exits import signal_of
+from ascendrun.health.diagnosis.lines.fatal import FROM_OUTSIDE, Fatal
 from ascendrun.health.diagnosis.lines.line_kinds import WENT_ON, is_error_line, is_informational
 from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RULED, RankLines, is_specific
 

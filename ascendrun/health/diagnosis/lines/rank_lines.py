@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.health.diagnosis.after_error import (
+from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
+from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, Indicator, normalised, proof_of, same_line
+from ascendrun.health.diagnosis.lines.addresses import is_loopback
+from ascendrun.health.diagnosis.lines.after_error import (
     AFTERWARDS_LIMIT,
     SURVIVED_S,
     count_after,
@@ -14,11 +17,8 @@ from ascendrun.health.diagnosis.after_error import (
     survived_lines,
     worked_until,
 )
-from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
-from ascendrun.health.diagnosis.exits import CRASHES, signal_of
-from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, Indicator, normalised, proof_of, same_line
-from ascendrun.health.diagnosis.lines.addresses import is_loopback
 from ascendrun.health.diagnosis.lines.exception_chains import without_handled
+from ascendrun.health.diagnosis.lines.exits import CRASHES, signal_of
 from ascendrun.health.diagnosis.lines.line_kinds import is_informational, is_list_of_causes, is_try
 from ascendrun.health.diagnosis.lines.tracebacks import find_chains, same_exception
 from ascendrun.health.diagnosis.peers import PeerLine, find_peer_lines

@@ -7,9 +7,7 @@ import signal
 from collections.abc import Iterable, Mapping
 
 from ascendrun.ascend.signatures import Hit
-from ascendrun.health.diagnosis.after_error import WORK_LINES
 from ascendrun.health.diagnosis.evidence import Line
-from ascendrun.health.diagnosis.exits import is_full, signal_of
 from ascendrun.health.diagnosis.indicators import (
     CAUSE,
     CONSEQUENCE,
@@ -20,6 +18,8 @@ from ascendrun.health.diagnosis.indicators import (
     without_quotes,
 )
 from ascendrun.health.diagnosis.lines.addresses import has_bare_service, services_in
+from ascendrun.health.diagnosis.lines.after_error import WORK_LINES
+from ascendrun.health.diagnosis.lines.exits import is_full, signal_of
 from ascendrun.health.diagnosis.lines.line_kinds import HANDLED, WENT_ON, points_elsewhere
 from ascendrun.health.diagnosis.lines.rank_lines import (
     LAST_OUTPUT_LINES,

@@ -9,8 +9,8 @@ from dataclasses import replace
 from ascendrun.ascend.signatures import Hit, scan, strongest
 from ascendrun.health.diagnosis.candidates import PROOFS_LIMIT, Candidate, is_of_some_device
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, RankEvidence
-from ascendrun.health.diagnosis.exits import signal_of
 from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, proof_of
+from ascendrun.health.diagnosis.lines.exits import signal_of
 from ascendrun.health.diagnosis.times import moment
 
 KERNEL_FAMILIES = frozenset({"host", "driver", "storage", "network", "limits", "cuda"})
