@@ -15,7 +15,7 @@ from ascendrun.health.top.view import HostRow, TopRow, TopView
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.cluster import Cluster
+    from ascendrun.query.top_source import SampledCluster
 
 SPANS = ((600.0, "10m"), (3600.0, "1h"), (6 * 3600.0, "6h"), (86400.0, "24h"), (7 * 86400.0, "7d"))
 NAME_WIDTH, VALUE_WIDTH = 14, 16
@@ -44,7 +44,7 @@ class DetailScreen(LiveScreen):
 
     follows = False
 
-    def __init__(self, cluster: Cluster, row: TopRow, view: Callable[[], TopView | None]) -> None:
+    def __init__(self, cluster: SampledCluster, row: TopRow, view: Callable[[], TopView | None]) -> None:
         super().__init__(cluster, row.host if row.device is None else f"{row.host} · {DEVICE} {row.device}")
         self._row, self._view = row, view
         self._span = 1

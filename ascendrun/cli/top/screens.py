@@ -19,7 +19,7 @@ from ascendrun.cli.top.text import failure_of
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.cluster import Cluster
+    from ascendrun.query.top_source import SampledCluster
 
 LAST_LINES = 500
 INTERVAL_S = 2.0
@@ -83,7 +83,7 @@ class TextScreen(Screen[None]):
 class LiveScreen(TextScreen):
     """Lines that a thread reads again at an interval; subclasses define `read`."""
 
-    def __init__(self, cluster: Cluster, title: str) -> None:
+    def __init__(self, cluster: SampledCluster, title: str) -> None:
         super().__init__(title, [str(Text("top.loading", "loading …"))])
         self.cluster = cluster
         self._is_reading = False
@@ -129,7 +129,7 @@ class LiveScreen(TextScreen):
 class LogScreen(LiveScreen):
     """The last output of one rank, followed."""
 
-    def __init__(self, cluster: Cluster, job: str, rank: int) -> None:
+    def __init__(self, cluster: SampledCluster, job: str, rank: int) -> None:
         super().__init__(cluster, f"{job} · rank {rank}")
         self._job, self._rank = job, rank
 
@@ -151,7 +151,7 @@ class LogScreen(LiveScreen):
 class EventScreen(LiveScreen):
     """The events of a job, and its first failure."""
 
-    def __init__(self, cluster: Cluster, job: str) -> None:
+    def __init__(self, cluster: SampledCluster, job: str) -> None:
         super().__init__(cluster, f"{job} · {Text('top.key-events', 'Events')}")
         self._job = job
 
