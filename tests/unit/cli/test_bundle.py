@@ -51,13 +51,13 @@ def test_the_list_comes_first_and_the_same_list_after(desk: Desk, job: Job) -> N
 @pytest.mark.parametrize(
     "argv, code, says",
     [
-        (("other",), 4, "no job"),
+        (("other",), 4, "'other'"),
         (("demo", "--max-size", "huge"), 2, "100M"),
         (("demo", "--layout", "ascend-fd", "--no-logs"), 2, "--no-logs"),
         (("demo", "-O", "/nowhere/at/all/x.tar.gz"), 2, "-O FILE.tar.gz"),
     ],
 )
-def test_a_wish_that_cannot_be_met_is_refused(
+def test_a_request_that_cannot_be_met_is_refused(
     desk: Desk, job: Job, argv: tuple[str, ...], code: int, says: str
 ) -> None:
     result = desk.say("bundle", *argv)

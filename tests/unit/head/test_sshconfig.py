@@ -84,7 +84,7 @@ def test_the_hostfile_wins_over_the_config(tmp_path: Path) -> None:
     host = Host("npu01", addr="10.0.0.1", user="anna", port=2222)
     target = resolved(tmp_path, "Host npu01\n  HostName x\n  User y\n  Port 3", host)
     assert (target.address, target.user, target.port) == ("10.0.0.1", "anna", 2222)
-    assert target.label == "npu01 (10.0.0.1 port 2222)"
+    assert target.label == "npu01 (10.0.0.1:2222)"
 
 
 def test_the_first_value_wins_and_keys_add_up(tmp_path: Path) -> None:

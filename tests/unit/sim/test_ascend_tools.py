@@ -318,12 +318,12 @@ def test_a_fault_set_again_begins_anew_and_undoing_one_leaves_the_others(sim_nod
     [
         (8, "dropped", None, "there is no card 8"),
         (None, "dropped", None, "there is no card None"),
-        (0, "hang", None, "one of the node"),
+        (0, "hang", None, "affects the node"),
         (0, "droped", None, "unknown"),
         (0, "link_down", "5", "does not accept a value"),
-        (None, "slow", "soon", "no number above 0"),
-        (None, "slow", "nan", "no number above 0"),
-        (0, "link_flaps", "0", "no number above 0"),
+        (None, "slow", "soon", "must be a number above 0"),
+        (None, "slow", "nan", "must be a number above 0"),
+        (0, "link_flaps", "0", "must be a number above 0"),
     ],
 )
 def test_a_fault_that_cannot_be_is_refused_and_nothing_changes(sim_node, card, name, value, says):
