@@ -80,9 +80,12 @@ _TYPES = (
     EventType(
         "rank-hung-at-exit",
         Severity.WARNING,
-        "{who} finished but did not exit: {why}",
-        "The main thread of a rank returned, but its process still runs.",
-        {"why": "what keeps the process"},
+        "{who} did not exit: {why}",
+        "A rank finished its work, or another rank exited 0, but its process still runs.",
+        {
+            "cause": 'finished (its metrics have "done": true) or idle; null: unknown',
+            "why": "text: what was observed, with after_s",
+        },
         frozenset({"why"}),
     ),
     EventType(

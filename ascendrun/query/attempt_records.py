@@ -48,7 +48,7 @@ def _add(found: HostRecords, event: JobInput) -> None:
     elif isinstance(event, w.RankExited):
         found.exits.setdefault(event.rank, event.exit)
     elif isinstance(event, w.RankHungAtExit):
-        found.hung_at_exit[event.rank] = event.why
+        found.hung_at_exit[event.rank] = event.cause
     elif isinstance(event, w.StartFailed) and event.rank is not None:
         found.failed[event.rank] = str(event.why)
     elif isinstance(event, w.StopStarted) and found.stopped_at_s is None:

@@ -253,7 +253,6 @@ class _Reading:
             exited_at_s=exited_ns / 1e9 if isinstance(exited_ns, int) else None,
             stopped=end is not None and end.stopped,
             lingers=records.hung_at_exit.get(rank),
-            note=None if end is None else end.note,
             start_failed=records.failed.get(rank),
             lines=tuple(line for files in streams for line in read_tail(files, self._folder, self._budget)),
             error=self._error(host, rank),

@@ -162,7 +162,8 @@ def test_a_rank_that_finished_but_does_not_exit_is_ended_and_counts_as_0(node, a
 
 def test_an_idle_rank_beside_one_that_ended_well_is_told_once_and_left_alone(node, agent):
     agent.start(node.job(TAG, HOLD, ["true"], linger_s=0.1, exit_s=0.1))
-    assert agent.wait_told(TAG, "rank_lingers", rank=0)["why"] == "idle"
+    hung = agent.wait_told(TAG, "rank_lingers", rank=0)
+    assert (hung["why"], hung["after_s"]) == ("idle", 0.1)
     assert node.alive(TAG)
     agent.do("stop", tag=TAG, now=True, grace_s=None)
     agent.wait_ended(TAG)

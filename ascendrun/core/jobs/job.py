@@ -61,14 +61,14 @@ class Cause(str, Enum):
 @dataclass(frozen=True)
 class Exit:
     """How one rank ended. `at_ns`: the node's UTC clock; compare over nodes only after removing clock offsets.
-    `stopped`: it ended after a stop request. `note`: what else the supervisor recorded. `exited_ns`: when the kernel
-    reported it, as `at_ns`."""
+    `stopped`: it ended after a stop request. `killed_at_exit`: it had finished, did not exit, and was
+    killed. `exited_ns`: when the kernel reported it, as `at_ns`."""
 
     code: int | None
     signal: int | None
     at_ns: int
     stopped: bool
-    note: str | None = None
+    killed_at_exit: bool = False
     exited_ns: int | None = None
     max_rss_bytes: int | None = None
 
@@ -230,9 +230,13 @@ class RankExited:
 
 @dataclass(frozen=True)
 class RankHungAtExit:
+    """A rank lives on after its work. `cause`: finished (its metrics have "done") or idle (another rank exited 0 and
+    this one does nothing); `after_s`: the limit that was exceeded, None: not recorded."""
+
     host: str
     rank: int
-    why: str
+    cause: str
+    after_s: float | None = None
 
 
 @dataclass(frozen=True)

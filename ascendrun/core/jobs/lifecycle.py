@@ -328,7 +328,7 @@ def _rank_exited(draft: _Draft, event: w.RankExited) -> None:
     if event.rank in node.exits:
         return
     draft.set_node(event.host, exits={**node.exits, event.rank: event.exit})
-    if event.exit.note:
+    if event.exit.killed_at_exit:
         draft.record("rank-killed-at-exit", [event.host], [event.rank])
     if event.exit.is_failure:
         failure = find_first_failure(draft.job)
@@ -341,7 +341,8 @@ def _rank_lingers(draft: _Draft, event: w.RankHungAtExit) -> None:
     node = draft.job.node(event.host)
     if event.rank not in node.lingering:
         draft.set_node(event.host, lingering=(*node.lingering, event.rank))
-        draft.record("rank-hung-at-exit", [event.host], [event.rank], {"why": event.why})
+        values = {"cause": event.cause, "why": reasons.hung_at_exit(event.cause, event.after_s)}
+        draft.record("rank-hung-at-exit", [event.host], [event.rank], values)
 
 
 def _start_failed(draft: _Draft, event: w.StartFailed) -> None:

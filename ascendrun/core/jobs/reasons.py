@@ -123,6 +123,19 @@ def supervisor_lost(host: str) -> Text:
     return Text("reason.supervisor-lost", "{host}: the supervisor of the job's ranks was killed", host=host)
 
 
+def hung_at_exit(cause: str, after_s: float | None) -> Text:
+    """What an event says of a rank that did not exit. A cause of an earlier or later release shows as it is."""
+    if cause == "finished" and after_s is not None:
+        return Text("hung.finished", "its work ended more than {after_s:duration} ago; it is killed", after_s=after_s)
+    if cause == "idle" and after_s is not None:
+        return Text("hung.idle", "no activity for {after_s:duration} after another rank exited 0", after_s=after_s)
+    if cause == "finished":
+        return Text("hung.finished-unknown", "its work has ended; it is killed")
+    if cause == "idle":
+        return Text("hung.idle-unknown", "no activity after another rank exited 0")
+    return Text("hung.other", "{cause}", cause=cause)
+
+
 def start_timeout(hosts: Sequence[str], ranks: int, limit_s: float) -> Text:
     return Text(
         "reason.start-timeout",

@@ -34,13 +34,16 @@ def _make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
                 signal=line.get("signal"),
                 at_ns=int(line["at_ns"]),
                 stopped=bool(line.get("stopped")),
-                note=line.get("note"),
+                killed_at_exit=bool(line.get("note")),
                 exited_ns=line.get("exited_ns"),
                 max_rss_bytes=line.get("max_rss_bytes"),
             ),
         )
     if kind == "rank_lingers":
-        return w.RankHungAtExit(host, int(line["rank"]), str(line.get("why", "")))
+        after_s = line.get("after_s")
+        return w.RankHungAtExit(
+            host, int(line["rank"]), str(line.get("why", "")), None if after_s is None else float(after_s)
+        )
     if kind == "start_failed":
         return w.StartFailed(host, line.get("rank"), start_failure(line).line())
     if kind == "ended":

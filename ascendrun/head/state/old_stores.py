@@ -66,12 +66,20 @@ def type_events(db: sqlite3.Connection) -> None:
             db.execute("UPDATE notices SET body = ? WHERE number = ?", (json.dumps(values), number))
 
 
-def rename_spec_keys(db: sqlite3.Connection) -> None:
-    """The migration of job specs with keys of earlier releases (`stage`, `devices.family`, `checkpoint.grace_s`)."""
+def rename_keys(db: sqlite3.Connection) -> None:
+    """The migration of job specs (`stage`, `devices.family`, `checkpoint.grace_s`) and of the `note` of exits."""
     from ascendrun.core.jobfile.model import migrate_spec
 
-    for number, spec in db.execute("SELECT number, spec FROM jobs").fetchall():
-        db.execute("UPDATE jobs SET spec = ? WHERE number = ?", (json.dumps(migrate_spec(json.loads(spec))), number))
+    for number, spec, record in db.execute("SELECT number, spec, record FROM jobs WHERE record != ''").fetchall():
+        values = json.loads(record)
+        for node in values.get("nodes", ()):
+            for end in node["exits"].values():
+                if "note" in end:
+                    end["killed_at_exit"] = bool(end.pop("note"))
+        db.execute(
+            "UPDATE jobs SET spec = ?, record = ? WHERE number = ?",
+            (json.dumps(migrate_spec(json.loads(spec))), json.dumps(values), number),
+        )
 
 
 def _new_record(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,7 +239,12 @@ _NOTES: tuple[tuple[str, Callable[[re.Match[str]], tuple[Any, ...]]], ...] = (
     (r"warning: (.*)", lambda m: ("preflight-warning", {"warning": m[1]}, (), ())),
     (
         r"rank (\d+) on (\S+) has finished but does not exit: (.*)",
-        lambda m: ("rank-hung-at-exit", {"why": m[3]}, (m[2],), (int(m[1]),)),
+        lambda m: (
+            "rank-hung-at-exit",
+            {"cause": m[3] if m[3] in ("finished", "idle") else None, "why": reasons.hung_at_exit(m[3], None)},
+            (m[2],),
+            (int(m[1]),),
+        ),
     ),
     (r"rank (\d+) on (\S+): finished but did not exit", lambda m: ("rank-killed-at-exit", {}, (m[2],), (int(m[1]),))),
     (

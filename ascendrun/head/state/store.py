@@ -35,10 +35,10 @@ def _type_events(connection: sqlite3.Connection) -> None:
     type_events(connection)
 
 
-def _rename_spec_keys(connection: sqlite3.Connection) -> None:
-    from ascendrun.head.state.old_stores import rename_spec_keys
+def _rename_keys(connection: sqlite3.Connection) -> None:
+    from ascendrun.head.state.old_stores import rename_keys
 
-    rename_spec_keys(connection)
+    rename_keys(connection)
 
 
 _MIGRATIONS: tuple[Migration, ...] = (
@@ -71,7 +71,7 @@ _MIGRATIONS: tuple[Migration, ...] = (
     CREATE INDEX notices_by_due ON notices (target, state, due_at_s);
     """,
     _type_events,
-    _rename_spec_keys,
+    _rename_keys,
 )
 
 

@@ -61,7 +61,6 @@ class RankEvidence:
     exited_at_s: float | None = None
     stopped: bool = False
     lingers: str | None = None
-    note: str | None = None
     start_failed: str | None = None
     lines: tuple[Line, ...] = ()
     error: tuple[Line, ...] = ()

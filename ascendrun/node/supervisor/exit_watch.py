@@ -63,6 +63,10 @@ class ExitWatch:
             return self._say(IDLE)
         return None
 
+    def limit_s(self, why: str) -> float:
+        """The seconds after which `look` returns `why`."""
+        return self._exit_s if why == FINISHED else self._linger_s
+
     def _say(self, why: str) -> str | None:
         if self._said == why:
             return None

@@ -292,7 +292,7 @@ class Supervisor:
         )
         if why is None:
             return
-        self.records.add("rank_lingers", rank=rank.number, why=why)
+        self.records.add("rank_lingers", rank=rank.number, why=why, after_s=rank.watch.limit_s(why))
         if why == exit_watch.FINISHED:
             rank.killed_as_finished = True
             rank.send(signal.SIGKILL)

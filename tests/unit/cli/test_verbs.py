@@ -77,7 +77,7 @@ def test_a_running_job_has_the_reason_of_this_moment() -> None:
     reason = running_reason(job, cut)
     assert reason.values == {"running": 2, "total": 4, "hosts": ("b",), "silence_s": 20}
     assert unreachable_hosts(job, cut) == ("b",)
-    done = replace(job, nodes=(replace(nodes[0], exits={1: Exit(0, None, 12, False, None)}), nodes[1]))
+    done = replace(job, nodes=(replace(nodes[0], exits={1: Exit(0, None, 12, False)}), nodes[1]))
     assert running_reason(done, fine).values == {"running": 3, "total": 4}
 
 

@@ -12,7 +12,7 @@ from ascendrun.core.jobs.job import Cause, State
 from ascendrun.core.reachability import unreachable_hosts
 from ascendrun.head.loop.stragglers import known_from_events
 from ascendrun.head.state.notice_queue import NoticeQueue
-from ascendrun.head.state.old_stores import rename_spec_keys
+from ascendrun.head.state.old_stores import rename_keys
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, claims_of
 from ascendrun.query.evidence import read_evidence
@@ -56,6 +56,8 @@ def test_states_causes_attempts_and_reasons_come_out_as_before(state_dir: Path) 
     failure = jobs["rank-fails"].first_failure
     assert (failure.kind, failure.rank, failure.host, failure.code) == ("rank-exited", 3, "npu02", 7)
     assert jobs["refused"].reason.values["hosts"] == jobs["start-timeout"].reason.values["hosts"] == ["npu02"]
+    assert [exit.killed_at_exit for exit in jobs["rank-fails"].nodes[1].exits.values()] == [True]
+    assert [exit.killed_at_exit for exit in jobs["success"].nodes[0].exits.values()] == [False, False]
     assert jobs["restarted"].unconfirmed == ("npu02", "npu01")
     assert jobs["failed-need"].reason.values["job"] == jobs["refused"].id
     store.close()
@@ -126,7 +128,7 @@ def test_specs_of_a_migrated_store_stay_as_they_are(state_dir: Path) -> None:
     open_store(state_dir).close()
     db = sqlite3.connect(state_dir / "state.db")
     before = db.execute("SELECT spec FROM jobs").fetchall()
-    rename_spec_keys(db)
+    rename_keys(db)
     assert db.execute("SELECT spec FROM jobs").fetchall() == before
     db.close()
 

@@ -103,7 +103,7 @@ def user_stop(store: Store) -> None:
 def rank_failure(store: Store) -> None:
     life = Life(store, "rank-failure")
     life.run()
-    life.feed(w.RankHungAtExit("npu01", 0, "thread"), w.RankExited("npu02", 3, Exit(7, None, 10**12, False)))
+    life.feed(w.RankHungAtExit("npu01", 0, "idle", 60.0), w.RankExited("npu02", 3, Exit(7, None, 10**12, False)))
     life.feed(w.NodeEnded("npu01", (4711,)), w.NodeEnded("npu02"))
 
 

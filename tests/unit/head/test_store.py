@@ -22,7 +22,7 @@ from ascendrun.head.state.store import LostLeaseError, Store
 
 
 def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:
-    exits = {1: Exit(3, None, 12, False, "note")}
+    exits = {1: Exit(3, None, 12, False, True)}
     node = NodeProgress("a", 0, Phase.STARTED, (0, 1), "boot", 0.5, {0: 11}, exits, (0,))
     return Job(
         id=job_id,
