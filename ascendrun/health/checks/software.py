@@ -1,4 +1,4 @@
-"""Checks of the software of a job: setup, interpreter, packages, torch and its devices, container runtime."""
+"""Checks of the software of a job: setup, interpreter, packages, torch and its devices."""
 
 from __future__ import annotations
 
@@ -143,15 +143,6 @@ def expected_devices(context: CheckContext, host: str) -> int:
     return len(visible.split(",")) if visible else 0
 
 
-def check_container(context: CheckContext) -> Iterator[Finding]:
-    for host, facts in context.facts.items():
-        if facts.runtime is not None and facts.runtime[0] is None:
-            runtime = "docker"
-            yield Finding(
-                "container-runtime", Severity.FAIL, (host,), {"runtime": runtime, "why": facts.runtime[1] or "?"}
-            )
-
-
 CHECKS = (
     Check(
         "python",
@@ -178,5 +169,4 @@ CHECKS = (
         ("torch-import", "torch-slow", "devices-missing", "backend-missing"),
         is_full=True,
     ),
-    Check("container", check_container, "the container runtime responds", ("container-runtime",)),
 )

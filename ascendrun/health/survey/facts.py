@@ -161,7 +161,6 @@ class NodeFacts:
     taken_ports: Mapping[int, PortHolder] | None = None
     port_ranges: tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
     connection_tests: tuple[ConnectionTest, ...] | None = None
-    runtime: tuple[str | None, str | Text | None] | None = None
     npu: NpuFacts = NpuFacts()
     late: tuple[str, ...] = ()
 

@@ -136,13 +136,6 @@ def read_sizes(raw: Raw) -> dict[str, PathSize]:
     }
 
 
-def read_runtime(raw: Raw) -> tuple[str | None, str | Text | None]:
-    """Return (version of the container runtime, why it does not respond)."""
-    if raw.get("code") == 0 and raw.get("out", "").strip():
-        return raw["out"].strip().splitlines()[-1], None
-    return None, failure_of(raw)
-
-
 def read_python(raw: Raw) -> PythonFacts:
     values = _last_json(raw.get("out", ""))
     if values is None:

@@ -78,16 +78,6 @@ HOST_PROBES: tuple[Probe, ...] = (
         parsers.read_sizes,
         is_full=False,
     ),
-    Probe(
-        "runtime",
-        lambda request: (
-            None
-            if request.container is None
-            else {"kind": "argv", "argv": [request.container, "version", "--format", "{{.Server.Version}}"]}
-        ),
-        parsers.read_runtime,
-        reads_errors=True,
-    ),
 )
 
 JOB_PROBES: tuple[Probe, ...] = (
@@ -177,7 +167,6 @@ def read_facts(report: NodeReport, hello: Mapping[str, Any], results: Mapping[st
         taken_ports=values.get("ports"),
         port_ranges=values.get("port-ranges"),
         connection_tests=values.get("touch"),
-        runtime=values.get("runtime"),
         npu=read_npu(values),
         late=late_probes(results),
     )

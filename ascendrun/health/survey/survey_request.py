@@ -29,7 +29,6 @@ class SurveyRequest:
     folders: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    container: str | None = None
     is_full: bool = True
     names: tuple[str, ...] | None = None
 

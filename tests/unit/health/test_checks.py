@@ -85,7 +85,6 @@ def sound(host: str, **changes) -> NodeFacts:
         taken_ports={},
         port_ranges=((32768, 60999), ((60000, 60031),)),
         connection_tests=tuple(ConnectionTest(peer, "10.0.0.9", 20001, wall_s=0.001) for peer in NAMES if peer != host),
-        runtime=("24.0", None),
     )
     return replace(facts, **changes)
 
@@ -200,7 +199,6 @@ PLANTED = {
         Severity.WARN,
     ),
     "torch-slow": ({"torch": TorchFacts(torch="2.1.0", import_s=45.0)}, Severity.WARN),
-    "container-runtime": ({"runtime": (None, "permission denied on docker.sock")}, Severity.FAIL),
     "variable-slows": ({"environ": {"CUDA_LAUNCH_BLOCKING": "1"}}, Severity.WARN),
     "threads-wrong": ({"environ": {"OMP_NUM_THREADS": "all"}}, Severity.WARN),
     "threads-many": ({"environ": {"OMP_NUM_THREADS": "4000"}}, Severity.WARN),
