@@ -13,6 +13,7 @@ from ascendrun.core.jobfile.keys import list_keys, render_page
 from ascendrun.core.jobfile.model import RENAMED, UNSUPPORTED
 from ascendrun.core.jobfile.spec import job_json_schema, parse_stages
 from ascendrun.head.survey.programs import load_programs
+from ascendrun.text import translations
 
 ROOT = Path(__file__).resolve().parents[2]
 REMEDY = "python -m ascendrun.core.jobfile.keys > docs/job-file.md; ascendrun schema > docs/job.schema.json"
@@ -54,3 +55,12 @@ def test_a_shipped_job_names_the_schema_and_uses_no_old_key(path: Path) -> None:
     assert first.startswith("# yaml-language-server: $schema=")
     assert (path.parent / first.partition("=")[2]).resolve() == ROOT / "docs" / "job.schema.json"
     assert parse_stages(text, str(path), programs=load_programs())
+
+
+@pytest.mark.parametrize("program", load_programs())
+def test_keys_and_options_are_explained_in_chinese(program: str) -> None:
+    table = load_programs()[program]
+    texts = [key.meaning for key in list_keys()] + [table.help(option) for option in table.options.values()]
+    assert not [text.key for text in texts if text.key not in translations("zh")]
+    for text in texts:
+        assert text.render("zh").count("{") == text.render("en").count("{")

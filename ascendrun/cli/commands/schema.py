@@ -34,7 +34,7 @@ def command(key: str | None) -> int:
 def _explain(key: str) -> list[str]:
     """The lines about a key. Raises NotFoundError."""
     from ascendrun.core.errors import NotFoundError
-    from ascendrun.core.jobfile.keys import describe_key, describe_option, list_keys
+    from ascendrun.core.jobfile.keys import describe_key, describe_option, describe_rows, list_keys
     from ascendrun.core.jobfile.model import RENAMED
     from ascendrun.head.survey.programs import load_programs
     from ascendrun.text import Text
@@ -44,7 +44,7 @@ def _explain(key: str) -> list[str]:
     program, _, option_name = key.partition(".")
     table = programs.get(program)
     if table is not None and not option_name:
-        return [f"{option.name}: {table.help(option)}" for option in table.options.values()]
+        return list(describe_rows((option.name, str(table.help(option))) for option in table.options.values()))
     if table is not None:
         option_name = table.renamed.get(option_name, option_name)
         option = table.find(option_name)
@@ -59,7 +59,7 @@ def _explain(key: str) -> list[str]:
     found = keys.get(path) or keys.get(f"stages[].{path.removeprefix('stages.')}")
     if found is not None:
         below = [each for each in keys.values() if each.path.startswith(f"{found.path}.")]
-        return [*describe_key(found), *(f"{each.path}: {each.meaning}" for each in below)]
+        return [*describe_key(found), *describe_rows((each.path, str(each.meaning)) for each in below)]
     near = closest(key, [*keys, *programs])
     raise NotFoundError(
         Text("schema.unknown", "unknown key {key:quote}", key=key), hint=did_you_mean(near) if near else None

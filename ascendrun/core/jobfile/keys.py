@@ -5,7 +5,7 @@ python -m ascendrun.core.jobfile.keys > docs/job-file.md
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,21 +75,21 @@ def render_page() -> str:
 def describe_key(key: Key) -> Iterator[str]:
     """The lines that `ascendrun schema KEY` prints."""
     default = Text("schema.required", "required") if key.is_required else key.default or Text("schema.unset", "not set")
-    rows = [
+    rows: list[tuple[Text | str, str]] = [
         (Text("schema.key", "key"), key.path),
         (Text("schema.type", "type"), key.type),
         (Text("schema.default", "default"), str(default)),
         (Text("schema.meaning", "meaning"), str(key.meaning)),
     ]
-    yield from _table(rows)
+    yield from describe_rows(rows)
     if key.example is not None:
-        yield f"{Text('schema.example', 'example')}:"
+        yield str(Text("schema.row", "{title}: {value}", title=Text("schema.example", "example"), value="")).rstrip()
         yield from (f"  {line}" for line in key.example.splitlines())
 
 
 def describe_option(table: ProgramOptions, option: Option) -> Iterator[str]:
     """The lines that `ascendrun schema PROGRAM.OPTION` prints."""
-    rows: list[tuple[Text, str]] = [
+    rows: list[tuple[Text | str, str]] = [
         (Text("schema.key", "key"), f"args.{option.name} ({table.program})"),
         (Text("schema.type", "type"), option.type),
         (Text("schema.default", "default"), "null" if option.default is None else flow(option.default) or '""'),
@@ -99,12 +99,13 @@ def describe_option(table: ProgramOptions, option: Option) -> Iterator[str]:
         rows.append((Text("schema.choices", "choices"), ", ".join(map(str, option.choices))))
     if option.aliases:
         rows.append((Text("schema.aliases", "aliases"), ", ".join(option.aliases)))
-    yield from _table(rows)
+    yield from describe_rows(rows)
 
 
-def _table(rows: Sequence[tuple[Text, str]]) -> Iterator[str]:
+def describe_rows(rows: Iterable[tuple[Text | str, str]]) -> Iterator[str]:
+    """`title: value` for each row."""
     for title, value in rows:
-        yield f"{title}: {value}"
+        yield str(Text("schema.row", "{title}: {value}", title=title, value=value))
 
 
 def _keys_of(
