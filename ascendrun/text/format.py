@@ -104,6 +104,21 @@ def is_hidden(character: str) -> bool:
     return unicodedata.category(character) in _HIDDEN
 
 
+def display_width(text: object) -> int:
+    """Columns that a text takes in a terminal: two for each East Asian wide character."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in str(text))
+
+
+def pad_left(text: object, width: int) -> str:
+    """`text` right-aligned in so many columns."""
+    return " " * (width - display_width(text)) + str(text)
+
+
+def pad_right(text: object, width: int) -> str:
+    """`text` left-aligned in so many columns."""
+    return str(text) + " " * (width - display_width(text))
+
+
 def quote(text: str, *, limit: int = 60) -> str:
     """`text` in quotes, on one line, at most `limit` characters, hidden characters as escapes."""
     safe = "".join(_escape(character) if is_hidden(character) else character for character in text[:limit])

@@ -34,5 +34,5 @@ def test_a_job_whose_home_cannot_be_written_has_its_picture_and_no_words_about_c
         env={**os.environ, "MPLCONFIGDIR": str(no_folder), "PYTHONPATH": str(REPO)},
     )
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout == f"drawn: {tmp_path / 'report.png'}\n"
+    assert str(tmp_path / "report.png") in ran.stdout and ran.stdout.count("\n") == 1
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")

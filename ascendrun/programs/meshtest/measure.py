@@ -36,7 +36,9 @@ def measure(options: Options, runtime: Runtime) -> None:
             runtime.accelerator, seconds=options["matmul_s"], size=options["matmul_size"], seed=options["seed"]
         )
         runtime.record(measured="device", device=label, rank=runtime.rank, **burnt)
-        runtime.log(f"{label}: {burnt['tflops']:.3f} TFLOP/s")
+        runtime.log(
+            Text("program.device-speed", "{device}: {tflops:.3f} TFLOP/s", device=label, tflops=burnt["tflops"])
+        )
     if runtime.world_size == 1:
         return
     for name, ranks in exchanges(runtime):
@@ -45,7 +47,15 @@ def measure(options: Options, runtime: Runtime) -> None:
         )
         runtime.record(measured=name, device=label, rank=runtime.rank, ranks=list(ranks), **found)
         widest = max(found["bandwidth_bytes_per_s"].values())
-        runtime.log(f"{name}: {widest / 1e9:.3f} GB/s, {found['latency_s'] * 1e6:.0f} us")
+        runtime.log(
+            Text(
+                "program.exchange-speed",
+                "{name}: all-reduce bandwidth {gb:.3f} GB/s, latency {micro:.0f} µs",
+                name=name,
+                gb=widest / 1e9,
+                micro=found["latency_s"] * 1e6,
+            )
+        )
 
 
 def exchanges(runtime: Runtime) -> list[tuple[str, tuple[int, ...]]]:

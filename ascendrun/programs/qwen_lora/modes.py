@@ -38,6 +38,7 @@ from ascendrun.programs.trainer.strategies.weights import InvalidWeightsError
 from ascendrun.programs.trainer.target_device import planned
 from ascendrun.programs.trainer.task import Settings
 from ascendrun.text import Text
+from ascendrun.text.format import pad_left
 
 Options = Mapping[str, Any]
 EXPECTED = (
@@ -232,7 +233,7 @@ def make_engine(
     model = lora.add_lora(model, options)
     replaced = fused_ops.fuse(model, kernels.operators_of(sound), device=here.accelerator.device.type)
     if replaced:
-        here.log(f"fused: {', '.join(replaced)}")
+        here.log(Text("program.fused", "fused operators: {names}", names=list(replaced)))
     model.config.pad_token_id = getattr(config, "pad_token_id", None)
     with base.weights_of(home) as read:
         values = lora.first_values(model, seed=options["seed"], read=read, here=here)
@@ -510,10 +511,9 @@ def compare(options: Options, here: Runtime) -> None:
             )
         )
     rows = [(name, first["final"][name], second["final"][name]) for name in first["final"] if name in second["final"]]
-    here.log(
-        f"{budget[0][0]} steps, {budget[0][1]} samples each\n"
-        f"{'':<18}{options['compare_dirs'][0]:>14}{options['compare_dirs'][1]:>14}{'difference':>12}"
-    )
+    here.log(Text("program.compare", "{steps} steps, {samples} samples each", steps=budget[0][0], samples=budget[0][1]))
+    difference = pad_left(Text("program.difference", "difference"), 12)
+    here.log(f"{'':<18}{options['compare_dirs'][0]:>14}{options['compare_dirs'][1]:>14}{difference}")
     for name, one, other in rows:
         here.log(f"{name.replace('_', ' '):<18}{one:>14.4f}{other:>14.4f}{other - one:>+12.4f}")
     output = Path(options["output_dir"]).absolute()

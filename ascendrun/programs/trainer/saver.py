@@ -235,13 +235,13 @@ class Saver:
         """Progress that cannot be gone on from is not thrown away in silence."""
         if any(offers):
             have = [
-                str(
-                    Text(
-                        "program.rank-has",
-                        "rank {rank}: {steps}",
-                        rank=rank,
-                        steps="steps " + ", ".join(str(step) for step, _ in sorted(each)) if each else "none",
-                    )
+                Text(
+                    "program.rank-has",
+                    "rank {rank} has {steps}",
+                    rank=rank,
+                    steps=Text("program.rank-steps", "steps {steps}", steps=[step for step, _ in sorted(each)])
+                    if each
+                    else Text("program.rank-no-steps", "none"),
                 )
                 for rank, each in enumerate(offers)
             ]
@@ -249,7 +249,7 @@ class Saver:
                 Text(
                     "program.no-complete-checkpoint",
                     "warning: no checkpoint is complete on all nodes ({have}); starting from step 0",
-                    have="; ".join(have),
+                    have="; ".join(map(str, have)),
                 )
             )
 

@@ -66,12 +66,21 @@ def check_same_segments(parts: Mapping[str, Sequence[tuple[str, str]]]) -> None:
     fingerprint:
     one track under two names, as copied files make it."""
     home: dict[str, tuple[str, str]] = {}
-    shared: list[str] = []
+    shared: list[Text] = []
     for split, rows in parts.items():
         for name, mark in rows:
             first_split, first = home.setdefault(mark, (split, name))
             if first_split != split:
-                shared.append(f"{first} in {first_split} is {name} in {split}")
+                shared.append(
+                    Text(
+                        "program.copied-segment",
+                        "{first} in {first_split} = {second} in {second_split}",
+                        first=first,
+                        first_split=first_split,
+                        second=name,
+                        second_split=split,
+                    )
+                )
     if shared:
         raise LabelLeakError(
             Text(

@@ -164,7 +164,7 @@ def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[st
     replaced = fused_ops.fuse(model.backbone, kernels.operators_of(sound), device=accelerator.device.type)
     return [
         *(str(Text("program.kernel-not-fused", "not fused: {reason}", reason=reason)) for reason in reasons),
-        *([f"fused: {', '.join(replaced)}"] if replaced else []),
+        *([str(Text("program.fused", "fused operators: {names}", names=list(replaced)))] if replaced else []),
     ]
 
 

@@ -39,4 +39,4 @@ def draw(output: Path, scores: Scores, calibration: Calibration) -> str:
     reliability.set_title(f"ECE {calibration.ece:.3f}")
     with replacing(output / "report.png") as fresh:
         figure.savefig(fresh, dpi=120, format="png")
-    return f"drawn: {output / 'report.png'}"
+    return str(Text("program.plot", "plot: {path}", path=output / "report.png"))

@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascendrun.text import Text
+from ascendrun.text.format import display_width, pad_left, pad_right
+
 Matrix = NDArray[np.int64]
+ACCURACY = Text("program.accuracy", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -73,28 +77,37 @@ def majority(train: Sequence[int], truth: Sequence[int], names: Sequence[str]) -
 
 def as_table(model: Scores, baseline: Scores) -> str:
     """What a person reads at the end: each class, then the two that matter beside the majority-class baseline."""
-    wide = max(len("majority class"), *(len(row.name) for row in model.classes))
-    lines = [f"{'class':<{wide}}  precision  recall     F1  tracks"]
+    this, other = Text("program.this-model", "this model"), Text("program.majority-class", "majority class")
+    wide = max(display_width(this), display_width(other), *(display_width(row.name) for row in model.classes))
+    heads = (
+        (Text("program.precision", "precision"), 9),
+        (Text("program.recall", "recall"), 6),
+        ("F1", 5),
+        (Text("program.track-count", "tracks"), 6),
+    )
+    head = "  ".join(pad_left(text, room) for text, room in heads)
+    lines = [f"{pad_right(Text('program.class', 'class'), wide)}  {head}"]
     lines += [
-        f"{row.name:<{wide}}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.support:6d}"
+        f"{pad_right(row.name, wide)}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.support:6d}"
         for row in model.classes
     ]
     lines += [
         "",
-        f"{'':<{wide}}  macro F1  accuracy",
-        f"{'this model':<{wide}}  {model.macro_f1:8.3f}  {model.accuracy:8.3f}",
-        f"{'majority class':<{wide}}  {baseline.macro_f1:8.3f}  {baseline.accuracy:8.3f}",
+        f"{'':<{wide}}  {pad_left(Text('program.macro-f1', 'macro F1'), 8)}  {pad_left(ACCURACY, 8)}",
+        f"{pad_right(this, wide)}  {model.macro_f1:8.3f}  {model.accuracy:8.3f}",
+        f"{pad_right(other, wide)}  {baseline.macro_f1:8.3f}  {baseline.accuracy:8.3f}",
     ]
     return "\n".join(lines)
 
 
 def as_confusion(scores: Scores) -> str:
-    """The confusion matrix as text: rows are the truth, columns what the model said, numbered as the rows are."""
+    """The confusion matrix as text, with its title: rows are the truth, columns the predictions, by number of row."""
     names = [row.name for row in scores.classes]
-    wide = max(len(name) for name in names) + 4
-    lines = [" " * wide + "".join(f"{i:>6}" for i in range(len(names)))]
+    wide = max(display_width(name) for name in names) + 4
+    title = Text("program.confusion", "rows: truth, columns: prediction")
+    lines = [str(title), " " * wide + "".join(f"{i:>6}" for i in range(len(names)))]
     lines += [
-        f"{f'{i} {names[i]}':<{wide}}" + "".join(f"{count:>6}" for count in row)
+        pad_right(f"{i} {names[i]}", wide) + "".join(f"{count:>6}" for count in row)
         for i, row in enumerate(scores.confusion)
     ]
     return "\n".join(lines)

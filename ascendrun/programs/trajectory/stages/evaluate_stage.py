@@ -15,13 +15,14 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, Samples, encode_all, make_samples
 from ascendrun.programs.trajectory.evaluation.calibrate import Calibration, choose_adjustment, measure
 from ascendrun.programs.trajectory.evaluation.plots import draw
-from ascendrun.programs.trajectory.evaluation.scores import Scores, as_confusion, as_table, majority, score
+from ascendrun.programs.trajectory.evaluation.scores import ACCURACY, Scores, as_confusion, as_table, majority, score
 from ascendrun.programs.trajectory.points.tracks import Floats, InvalidDataError
 from ascendrun.programs.trajectory.stages.common import check_same, introduce
 from ascendrun.programs.trajectory.stages.predict import write_predictions
 from ascendrun.programs.trajectory.store import Vote, load_vote, save_vote
 from ascendrun.programs.trajectory.vote import each_member_on, ids_of, put_together
 from ascendrun.text import Text
+from ascendrun.text.format import pad_left
 
 
 def evaluate_stage(options: Options, here: Runtime) -> None:
@@ -85,8 +86,17 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
         write_predictions(output / "predictions.jsonl", records, probabilities, vote.names)
         here.log(draw(output, scores, calibration))
     here.log(
-        f"\n{split} split, {len(vote.members)} model(s), prior shift {vote.prior_shift}, temperature "
-        f"{vote.temperature}:\n\n{text}\n\nreport: {output}"
+        Text(
+            "program.evaluated",
+            "\n{split} split, {models:plural model models}, prior shift {shift}, temperature {temperature}:\n\n"
+            "{text}\n\nreport: {output}",
+            split=split,
+            models=len(vote.members),
+            shift=vote.prior_shift,
+            temperature=vote.temperature,
+            text=text,
+            output=output,
+        )
     )
 
 
@@ -123,13 +133,28 @@ def vote_by_ship(
 
 
 def as_text(scores: Scores, baseline: Scores, of_ships: Any, calibration: Calibration) -> str:
+    heads = ((Text("program.confidence", "confidence"), 10), (ACCURACY, 8), (Text("program.track-count", "tracks"), 6))
     lines = [as_table(scores, baseline)]
     if of_ships is not None:
-        lines += [f"by ship, its segments averaged: macro F1 {of_ships.macro_f1:.3f}  accuracy {of_ships.accuracy:.3f}"]
+        by_ship = Text(
+            "program.by-ship",
+            "by ship (mean of its segments): macro F1 {macro_f1:.3f}  accuracy {accuracy:.3f}",
+            macro_f1=of_ships.macro_f1,
+            accuracy=of_ships.accuracy,
+        )
+        lines += [str(by_ship)]
     lines += [
         "",
-        f"calibration: ECE {calibration.ece:.3f}  nats {calibration.nll:.3f}  Brier {calibration.brier:.3f}",
-        "confidence  accuracy  tracks",
+        str(
+            Text(
+                "program.calibration",
+                "calibration: ECE {ece:.3f}  NLL {nll:.3f}  Brier {brier:.3f}",
+                ece=calibration.ece,
+                nll=calibration.nll,
+                brier=calibration.brier,
+            )
+        ),
+        "  ".join(pad_left(text, room) for text, room in heads),
     ]
     lines += [f"{each.confidence:10.3f}  {each.accuracy:8.3f}  {each.count:6d}" for each in calibration.bins]
-    return "\n".join([*lines, "", "rows: truth, columns: prediction", as_confusion(scores)])
+    return "\n".join([*lines, "", as_confusion(scores)])

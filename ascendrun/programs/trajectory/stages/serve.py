@@ -21,6 +21,7 @@ from ascendrun.text import Text
 
 MOST_BYTES = 4 * 2**20
 MOST_TRACKS = 256
+INPUT_KEYS = ("text", "texts", "points", "tracks")
 SILENCE_S = 30.0
 ANSWER_S = 30.0
 """So long after the stop signal the requests that are there may take to be answered."""
@@ -28,9 +29,9 @@ POLL_S = 0.2
 
 
 class RequestRefusedError(Exception):
-    """What is wrong with a request; `status`: HTTP's number for it."""
+    """A request is invalid; `status`: the HTTP status code."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str | Text) -> None:
         super().__init__(message)
         self.status = status
 
@@ -40,17 +41,22 @@ def answer_request(classifier: Classifier, body: bytes) -> dict[str, Any]:
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise RequestRefusedError(400, f"the body is no JSON: {error}") from None
+        raise RequestRefusedError(
+            400, Text("program.body-not-json", "the body is not JSON: {error}", error=str(error))
+        ) from None
     if not isinstance(asked, dict):
-        raise RequestRefusedError(400, "the body must be a JSON object")
-    keys = [key for key in ("text", "texts", "points", "tracks") if key in asked]
+        raise RequestRefusedError(400, Text("program.body-not-object", "the body must be a JSON object"))
+    keys = [key for key in INPUT_KEYS if key in asked]
     if len(keys) != 1:
-        raise RequestRefusedError(400, 'give one of "text", "texts", "points", "tracks"')
+        raise RequestRefusedError(
+            400, Text("program.body-keys", "expected exactly one of {keys}", keys=list(INPUT_KEYS))
+        )
     given, with_all = asked[keys[0]], bool(asked.get("probabilities", False))
     many: list[Any] = given if keys[0] in ("texts", "tracks") else [given]
     if not isinstance(many, list) or not 0 < len(many) <= MOST_TRACKS:
         raise RequestRefusedError(
-            413 if isinstance(many, list) and many else 400, f"give 1 to {MOST_TRACKS} tracks at once"
+            413 if isinstance(many, list) and many else 400,
+            Text("program.body-tracks", "expected 1 to {most} tracks per request", most=MOST_TRACKS),
         )
     try:
         if keys[0].startswith("text"):
@@ -60,6 +66,10 @@ def answer_request(classifier: Classifier, body: bytes) -> dict[str, Any]:
     except FAULTS_OF_INPUT as error:
         raise RequestRefusedError(422, str(error)) from None
     return said[0] if keys[0] in ("text", "points") else {"predictions": said}
+
+
+def unknown_path() -> Text:
+    return Text("program.unknown-path", "unknown path; expected GET /health or POST /predict")
 
 
 class Service(ThreadingHTTPServer):
@@ -106,7 +116,7 @@ def make_server(classifier: Classifier, host: str, port: int) -> Service:
 
         def do_GET(self) -> None:
             if self.path != "/health":
-                self.reply(404, {"error": "no such page; there are GET /health and POST /predict"})
+                self.reply(404, {"error": str(unknown_path())})
                 return
             self.reply(
                 200,
@@ -122,7 +132,7 @@ def make_server(classifier: Classifier, host: str, port: int) -> Service:
         def do_POST(self) -> None:
             if self.path != "/predict":
                 self.close_connection = True
-                self.reply(404, {"error": "no such page; there are GET /health and POST /predict"})
+                self.reply(404, {"error": str(unknown_path())})
                 return
             with server.answering():
                 try:
@@ -137,10 +147,18 @@ def make_server(classifier: Classifier, host: str, port: int) -> Service:
             length = self.headers.get("Content-Length", "")
             if not length.isdecimal():
                 self.close_connection = True
-                raise RequestRefusedError(411, "Content-Length is missing")
+                raise RequestRefusedError(411, Text("program.body-length", "Content-Length is missing"))
             if int(length) > MOST_BYTES:
                 self.close_connection = True
-                raise RequestRefusedError(413, f"a body of {length} bytes; at most {MOST_BYTES}")
+                raise RequestRefusedError(
+                    413,
+                    Text(
+                        "program.body-size",
+                        "body of {length} bytes; the limit is {most} bytes",
+                        length=length,
+                        most=MOST_BYTES,
+                    ),
+                )
             return self.rfile.read(int(length))
 
         def reply(self, status: int, content: dict[str, Any]) -> None:
@@ -153,7 +171,7 @@ def make_server(classifier: Classifier, host: str, port: int) -> Service:
 
         def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
             self.close_connection = True
-            self.reply(code, {"error": message or "no such request; there are GET /health and POST /predict"})
+            self.reply(code, {"error": message or str(unknown_path())})
 
         def log_message(self, format: str, *args: Any) -> None:
             """Silent: a busy endpoint would fill the job's log."""

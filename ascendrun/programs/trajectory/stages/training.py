@@ -115,7 +115,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
             output / "report.json",
             json.dumps({"training": told_of(loop.progress, here, 0.0), "options": dict(options)}, indent=1) + "\n",
         )
-    here.log(f"pretrained: {output}")
+    here.log(Text("program.pretrained", "pretrained model: {output}", output=output))
     here.record(done=True)
 
 
@@ -225,9 +225,21 @@ def finish(
     if here.is_first:
         write_predictions(output / "predictions.jsonl", samples.records[split], probabilities, samples.names)
         write_report(output, options, samples, progress, scores, baseline, here, seconds, split=split)
-    chosen = f"best model of step {progress.best_step}" if progress.best_step is not None else "last model"
-    where = "test split" if split == "test" else "validation split"
-    here.log(f"\n{where}, {chosen}:\n\n{as_table(scores, baseline)}\n\nreport, model and predictions: {output}")
+    chosen = (
+        Text("program.best-model", "best model of step {step}", step=progress.best_step)
+        if progress.best_step is not None
+        else Text("program.last-model", "last model")
+    )
+    here.log(
+        Text(
+            "program.final-scores",
+            "\n{split} split, {model}:\n\n{table}\n\nreport, model and predictions: {output}",
+            split=split,
+            model=chosen,
+            table=as_table(scores, baseline),
+            output=output,
+        )
+    )
     here.record(done=True)
 
 
@@ -256,10 +268,7 @@ def write_report(
         "options": dict(options),
     }
     replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
-    replace_text(
-        output / "report.txt",
-        f"{as_table(scores, baseline)}\n\nrows: truth, columns: prediction\n{as_confusion(scores)}\n",
-    )
+    replace_text(output / "report.txt", f"{as_table(scores, baseline)}\n\n{as_confusion(scores)}\n")
 
 
 def told_of(progress: Progress, here: Runtime, seconds: float) -> dict[str, Any]:
