@@ -71,6 +71,11 @@ class ProgramOptions:
         """The option with this name or alias."""
         return self.options.get(name) or next((each for each in self.options.values() if name in each.aliases), None)
 
+    @property
+    def names_by_alias(self) -> Mapping[str, str]:
+        """The option name of every alias."""
+        return {alias: option.name for option in self.options.values() for alias in option.aliases}
+
     def help(self, option: Option) -> Text:
         return Text(f"option.{self.program}.{option.name}", option.help.replace("{", "{{").replace("}", "}}"))
 

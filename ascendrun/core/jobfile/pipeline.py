@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from ascendrun.text.suggest import suggestion, write
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
+    from ascendrun.options import ProgramOptions
 
 MERGED = ("args", "env", "devices", "checkpoint", "timeouts", "checks", "sampling")
 """Sections of which a stage may set some keys and inherit the others; other keys are inherited or replaced."""
@@ -47,9 +48,12 @@ class StageRoot:
     root: MappingNode
 
 
-def split_stages(root: MappingNode, source: Source) -> list[StageRoot] | None:
+def split_stages(
+    root: MappingNode, source: Source, programs: Mapping[str, ProgramOptions] | None = None
+) -> list[StageRoot] | None:
     """The trees of a pipeline's stages, in order; None when the file is a single job.
 
+    `programs`: for the aliases of options: a stage may override `learning_rate` of the file with `lr`.
     Problems of the list, its names and needs go to the source.
     """
     stages = root.entries.get("stages")
@@ -77,7 +81,7 @@ def split_stages(root: MappingNode, source: Source) -> list[StageRoot] | None:
             continue
         name = _name(item, index, earlier, root, source)
         needs = _needs(item, name, earlier, source)
-        found.append(StageRoot(name or "", needs, _override(root, item, name or f"stage-{index}")))
+        found.append(StageRoot(name or "", needs, _override(root, item, name or f"stage-{index}", programs or {})))
         earlier += [name] if name is not None else []
     return found
 
@@ -155,8 +159,10 @@ def _needs(item: MappingNode, name: str | None, earlier: list[str], source: Sour
     return None
 
 
-def _override(root: MappingNode, item: MappingNode, name: str) -> MappingNode:
+def _override(root: MappingNode, item: MappingNode, name: str, programs: Mapping[str, ProgramOptions]) -> MappingNode:
     merged = MappingNode(item.place)
+    table = programs.get(_text(item.entries.get("program") or root.entries.get("program")) or "")
+    aliases = {} if table is None else table.names_by_alias
     dropped = {other for key, others in INSTEAD.items() if key in item.entries for other in others}
     if _text(item.entries.get("program")) not in (None, _text(root.entries.get("program"))):
         dropped.add("args")  # options of another program
@@ -168,7 +174,7 @@ def _override(root: MappingNode, item: MappingNode, name: str) -> MappingNode:
             continue
         common = merged.entries.get(key)
         if key in MERGED and isinstance(common, MappingNode) and isinstance(node, MappingNode):
-            _put(merged, key, _merge(common, node), item.keys[key])
+            _put(merged, key, _merge(common, node, aliases if key == "args" else {}), item.keys[key])
         elif not (common is not None and _is_override(common.place)):
             _put(merged, key, node, item.keys[key])
     own = root.entries.get("name")
@@ -177,14 +183,18 @@ def _override(root: MappingNode, item: MappingNode, name: str) -> MappingNode:
     return merged
 
 
-def _merge(common: MappingNode, own: MappingNode) -> MappingNode:
+def _merge(common: MappingNode, own: MappingNode, aliases: Mapping[str, str]) -> MappingNode:
+    """`aliases`: option names by their aliases; a key of the stage replaces every name of the same option."""
     merged = MappingNode(own.place, dict(common.entries), dict(common.keys))
     for either, other in (("ids", "per_node"), ("per_node", "ids")):
         if either in own.entries and other not in own.entries:
             merged.entries.pop(other, None)
     for key, node in own.entries.items():
-        before = merged.entries.get(key)
-        if before is None or not _is_override(before.place):
+        same = [name for name in common.entries if aliases.get(name, name) == aliases.get(key, key)]
+        if not any(_is_override(common.entries[name].place) for name in same):
+            for name in same:
+                if name not in own.entries:
+                    merged.entries.pop(name, None)
             _put(merged, key, node, own.keys[key])
     return merged
 

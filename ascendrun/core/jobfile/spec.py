@@ -93,7 +93,7 @@ def parse_stages(
     source = read_yaml(text, file)
     if not source.is_complete:
         raise InvalidInputError(in_order(source.problems))
-    apply_overrides(source, overrides)
+    apply_overrides(source, overrides, programs)
     root = source.root
     if root is None:
         source.problems.append(Problem(file, 1, 1, Text("jobfile.empty", "empty file"), INIT_HINT))
@@ -101,7 +101,7 @@ def parse_stages(
         source.problems.append(root.place.problem(Text("jobfile.no-mapping", "expected a mapping"), KEY_VALUE))
     if not isinstance(root, MappingNode):
         raise InvalidInputError(in_order(source.problems))
-    roots = split_stages(root, source)
+    roots = split_stages(root, source, programs)
     problems: list[Problem] = []
     jobs: list[StageJob] = []
     for stage in [StageRoot("", None, root)] if roots is None else roots:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobfile.yaml_source import (
@@ -22,12 +22,20 @@ from ascendrun.text import Text
 from ascendrun.text.format import is_hidden
 from ascendrun.text.suggest import write
 
+if TYPE_CHECKING:
+    from ascendrun.options import ProgramOptions
+
 DATA_SECTIONS = ("args", "env")
 """Sections with free keys, in which a null is a value."""
 
 
-def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
-    """Apply `args.lr=1e-4` texts to the tree, the last one wins; their problems go to the source."""
+def apply_overrides(
+    source: Source, overrides: Sequence[str], programs: Mapping[str, ProgramOptions] | None = None
+) -> None:
+    """Apply `args.lr=1e-4` texts to the tree, the last one wins; their problems go to the source.
+
+    `programs`: for the aliases of options, as `lr` replaces `learning_rate` of the file.
+    """
     for text in overrides:
         place = Place(_label(text))
         key, equals, value = text.partition("=")
@@ -41,6 +49,8 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
         if read.root is not None and read.is_complete:
             problem = _put(source, path, read.root, place)
             source.problems.extend([problem] if problem else [])
+            if problem is None and len(path) > 1 and path[-2] == "args":
+                _remove_other_names(source.root, path, programs or {})
 
 
 def job_data(root: MappingNode, source: Source) -> dict[str, Any]:
@@ -94,6 +104,24 @@ def _put(source: Source, path: Sequence[str], value: Node, place: Place) -> Prob
             node.keys[step] = place
         node = below
     return None
+
+
+def _remove_other_names(root: Node | None, path: Sequence[str], programs: Mapping[str, ProgramOptions]) -> None:
+    """Remove other names of the option that `path` sets: they are overridden."""
+    sections = [root] if isinstance(root, MappingNode) else []
+    stages = sections[0].entries.get("stages") if sections else None
+    if len(path) == 4 and path[0] == "stages" and isinstance(stages, ListNode):
+        stage = _stage(stages, path[1])
+        sections = [*sections, stage] if isinstance(stage, MappingNode) else sections
+    names = [node.text for each in sections if isinstance(node := each.entries.get("program"), ScalarNode)]
+    table = programs.get(names[-1]) if names else None
+    args = sections[-1].entries.get("args") if sections else None
+    if table is None or not isinstance(args, MappingNode):
+        return
+    aliases, key = table.names_by_alias, path[-1]
+    for name in list(args.entries):
+        if name != key and aliases.get(name, name) == aliases.get(key, key):
+            del args.entries[name], args.keys[name]
 
 
 def _stage(stages: ListNode, name: str) -> Node | None:

@@ -80,3 +80,33 @@ def test_a_problem_of_the_common_part_is_told_once() -> None:
     with pytest.raises(InvalidInputError) as refused:
         stages(COMMON + "nodez: 2\nstages: [{name: a}, {name: b}]\n")
     assert len(refused.value.problems) == 1
+
+
+ALIASED = {
+    "train": parse_program_options(
+        "train", '{"options": {"learning_rate": {"type": "float", "default": 1.0, "help": "x", "aliases": ["lr"]}}}'
+    )
+}
+ARGS = "name: p\nprogram: train\nargs: {learning_rate: 0.1}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        (ARGS + "stages: [{name: a, args: {lr: 0.5}}]\n", ()),
+        (ARGS + "stages: [{name: a}]\n", ("stages.a.args.lr=0.5",)),
+        (ARGS + "stages: [{name: a, args: {learning_rate: 0.2}}]\n", ("args.lr=0.5",)),
+        (ARGS, ("args.lr=0.5",)),
+        (ARGS.replace("learning_rate", "lr"), ("args.learning_rate=0.5",)),
+    ],
+)
+def test_a_name_and_its_alias_override_each_other(text: str, overrides: tuple[str, ...]) -> None:
+    (job,) = parse_stages(text, "p.yaml", overrides=overrides, programs=ALIASED)
+    assert job.spec.args == {"learning_rate": 0.5}
+
+
+@pytest.mark.parametrize("args", ["{lr: 1, learning_rate: 2}", "{learning_rate: 2, lr: 1}"])
+def test_a_name_and_its_alias_in_one_section_are_a_problem(args: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        parse_stages(ARGS + f"stages: [{{name: a, args: {args}}}]\n", "p.yaml", programs=ALIASED)
+    assert [problem.message.key for problem in caught.value.problems] == ["options.same"]
