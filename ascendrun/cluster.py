@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ascendrun.health.forecast import Forecast
     from ascendrun.health.report.data import Report
     from ascendrun.health.survey.check_context import CheckContext
-    from ascendrun.query.bundle_job import Bundle
+    from ascendrun.query.bundle.job import Bundle
     from ascendrun.query.deep_check import DeepCheck, DeepOptions
     from ascendrun.query.event_stream import EventStream
     from ascendrun.query.explain import Explanation
@@ -505,7 +505,7 @@ class Cluster:
         `layout`: ascendrun or ascend-fd; `is_dry`: list the contents, write nothing. `environ`: variables whose values
         are masked when their names say that they are secret; None: those of this process.
         """
-        from ascendrun.query.bundle_job import BundleRequest, bundle_job
+        from ascendrun.query.bundle.job import BundleRequest, bundle_job
 
         wish = BundleRequest(
             path=None if path is None else Path(path),

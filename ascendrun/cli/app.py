@@ -15,12 +15,13 @@ from ascendrun.text import Text
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """`ascendrun.cli.commands.<module>` has the click command `command`."""
+    """`ascendrun.cli.commands.<module>` has the click command `<attribute>`."""
 
     name: str
     module: str
     summary: str
     hidden: bool = False
+    attribute: str = "command"
 
 
 COMMANDS = (
@@ -34,7 +35,7 @@ COMMANDS = (
     CommandEntry("explain", "explain", "Find the first failing rank, the cause, the confidence and a fix."),
     CommandEntry("bundle", "bundle", "Pack the records and logs of a job without credentials."),
     CommandEntry("stop", "stop", "Stop jobs after they have saved a checkpoint."),
-    CommandEntry("wait", "wait", "Wait until a job has ended; exit with its exit code."),
+    CommandEntry("wait", "stop", "Wait until a job has ended; exit with its exit code.", attribute="wait_command"),
     CommandEntry("validate", "validate", "Report every problem of job files and hostfiles."),
     CommandEntry("schema", "schema", "Print the JSON Schema of job files, or one key of it."),
     CommandEntry("init", "init", "Write a job file or hostfile from a template."),
@@ -65,7 +66,7 @@ class LazyGroup(CliCommand, click.Group):
         entry = BY_NAME.get(ALIASES.get(cmd_name, cmd_name))
         if entry is None:
             return None
-        command = importlib.import_module(f"ascendrun.cli.commands.{entry.module}").command
+        command = getattr(importlib.import_module(f"ascendrun.cli.commands.{entry.module}"), entry.attribute)
         assert isinstance(command, click.Command)
         if ctx.resilient_parsing:
             from ascendrun.cli.complete import add_completers

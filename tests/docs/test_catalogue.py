@@ -106,7 +106,7 @@ def test_every_command_has_help_in_chinese() -> None:
     try:
         use_language("zh")
         for entry in COMMANDS:
-            command = importlib.import_module(f"ascendrun.cli.commands.{entry.module}").command
+            command = getattr(importlib.import_module(f"ascendrun.cli.commands.{entry.module}"), entry.attribute)
             texts = {
                 f"help.{entry.name}.summary": summary_of(entry),
                 f"help.{entry.name}": translated_help(f"help.{entry.name}", command.help),

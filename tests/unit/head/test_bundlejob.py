@@ -21,8 +21,8 @@ from ascendrun.core.samples import DeviceSample
 from ascendrun.head.state.notice_settings import NoticeSettings
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.store import Store
-from ascendrun.query.bundle_job import Bundle, BundleRequest, CannotWriteError, bundle_job
-from ascendrun.query.faultdiag import as_commands
+from ascendrun.query.bundle.faultdiag import as_commands
+from ascendrun.query.bundle.job import Bundle, BundleRequest, CannotWriteError, bundle_job
 
 PLANTED = {
     "env-from": "Pl4nted-env-from-value",

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.core.logs.redaction import Redactor
-from ascendrun.query.bundle_archive import (
+from ascendrun.query.bundle.archive import (
     HEAD_SHARE,
     LEAST_BYTES,
     MANIFEST,

@@ -31,8 +31,8 @@ from typing import Any
 
 from ascendrun.core.logs.log_lines import merge
 from ascendrun.head.notify.hook import run_hook
-from ascendrun.query.bundle_archive import Piece, file_piece, text_piece
-from ascendrun.query.bundle_contents import LeftOut, Subject, read_samples
+from ascendrun.query.bundle.archive import Piece, file_piece, text_piece
+from ascendrun.query.bundle.contents import LeftOut, Subject, read_samples
 
 TOOL = "ascend-fd"
 TOOL_S = 900.0

@@ -22,7 +22,7 @@ from ascendrun.core.logs.redaction import SECRET_NAME, Redactor, redact_tree, se
 from ascendrun.head.state.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.settings import spool_dir
 from ascendrun.head.state.store import Store, StoredJob
-from ascendrun.query.bundle_archive import Piece, file_piece, json_piece, text_piece
+from ascendrun.query.bundle.archive import Piece, file_piece, json_piece, text_piece
 from ascendrun.text import Text
 
 SAMPLE_ROWS = 20_000
