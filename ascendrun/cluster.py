@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ascendrun.core.logs.folding import FoldedLine
     from ascendrun.core.metrics import MetricsLine
     from ascendrun.core.samples import Newest
+    from ascendrun.head.protocol.control_messages import ControllerStatus, R, Request
     from ascendrun.head.protocol.control_socket import ControlClient
     from ascendrun.head.state.store import Store, StoredJob
     from ascendrun.health.comparison import DoctorReport
@@ -100,6 +101,7 @@ class Cluster:
         stage that has not succeeded. Of a pipeline the view of the whole is returned."""
         import secrets
 
+        from ascendrun.head.protocol.control_messages import Submit
         from ascendrun.query.submit import make_submissions, stages_to_repeat
 
         submissions = make_submissions(
@@ -111,16 +113,11 @@ class Cluster:
         )
         # The controller may die between storing and answering; the key makes asking again harmless.
         if resume is None and from_stage is None and submissions[0].stage is None:
-            answer = self._ask("submit", {"submissions": [submissions[0].to_json()]}, repeat=True)
-            return self.job(answer["job"]).job
+            return self.job(self._ask(Submit((submissions[0].to_json(),)), repeat=True).job).job
         before = self.stages(resume) if resume is not None else ()
         wanted = stages_to_repeat(submissions, [one.job for one in before], from_stage, resume)
-        answer = self._ask(
-            "submit",
-            {"submissions": [one.to_json() for one in wanted], "pipeline": before[0].job.pipeline if before else None},
-            repeat=True,
-        )
-        view = self.pipeline(answer["job"])
+        request = Submit(tuple(one.to_json() for one in wanted), before[0].job.pipeline if before else None)
+        view = self.pipeline(self._ask(request, repeat=True).job)
         assert view is not None
         return view
 
@@ -129,12 +126,13 @@ class Cluster:
     ) -> tuple[Mapping[str, Any], ...]:
         """Exactly what `submit` would start, as `core.plan.render_plan` shows it, one for each stage: asks the nodes,
         starts nothing."""
+        from ascendrun.head.protocol.control_messages import Plan
         from ascendrun.query.submit import make_submissions
 
         submissions = make_submissions(
             job_file, overrides=overrides, hostfile=hostfile, state_dir=self.settings.state_dir, key="dry-run"
         )
-        return tuple(self._ask("plan", {"submission": one.to_json()}, timeout_s=120.0)["plan"] for one in submissions)
+        return tuple(self._ask(Plan(one.to_json()), timeout_s=120.0).plan for one in submissions)
 
     def jobs(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
         """Live jobs, newest first; with `everything` the ended ones too. `folded`: of a pipeline one view."""
@@ -179,7 +177,7 @@ class Cluster:
             events = store.events(stored.job.id)
         self._keep_watched([stored.job])
         status = self._status_now() if not stored.job.is_terminal else None
-        liveness = (status or {}).get("liveness", {}).get(stored.job.id, {})
+        liveness = {} if status is None else status.liveness.get(stored.job.id, {})
         return make_job_detail(stored, self._view(stored, status), events, liveness)
 
     def stop(self, ref: str, *, now: bool = False) -> JobView:
@@ -187,13 +185,15 @@ class Cluster:
 
         Raises NotFoundError; ConflictError when it has ended.
         """
+        from ascendrun.head.protocol.control_messages import Stop
+
         live = [stored.job.id for stored in self.stages(ref) if not stored.job.is_terminal]
         job = self.job(ref).job
         wanted = tuple(reversed(live or [job.id]))  # the last stage first: none begins when the one before it ends
         ended: list[ConflictError] = []
         for job_id in wanted:
             try:
-                self._ask("stop", {"job": job_id, "now": now}, repeat=True)
+                self._ask(Stop(job_id, now), repeat=True)
             except ConflictError as conflict:  # a stage may end while the others are stopped
                 ended.append(conflict)
         if len(ended) == len(wanted):
@@ -219,17 +219,21 @@ class Cluster:
 
     def execute(self, hosts: Sequence[Host], argv: Sequence[str], *, timeout_s: float) -> Iterator[ExecResult]:
         """Runs argv on every host at once; results come as hosts answer, one for every host."""
-        fields = {"hosts": [asdict(host) for host in hosts], "argv": list(argv), "timeout_s": timeout_s}
+        from ascendrun.head.protocol.control_messages import Exec
+
         with self._client() as client:
-            for header, body in client.stream("exec", fields, timeout_s=timeout_s + 60.0):
-                yield make_exec_result(header, body, timeout_s)
+            request = Exec(tuple(hosts), tuple(argv), timeout_s)
+            for reply, body in client.stream(request, timeout_s=timeout_s + 60.0):
+                yield make_exec_result(reply, body, timeout_s)
 
     def nodes(self, hosts: Sequence[Host], *, timeout_s: float = 90.0) -> Iterator[HostStatus]:
         """Asks every host how it is; results come as hosts answer, one for every host."""
+        from ascendrun.head.protocol.control_messages import Nodes
+
         holders = {host: job.id for job in self.jobs() for host in job.hosts if job.state not in ("QUEUED", "BACKOFF")}
         with self._client() as client:
-            for header, _ in client.stream("nodes", {"hosts": [asdict(host) for host in hosts]}, timeout_s=timeout_s):
-                yield make_host_status(header, holders)
+            for reply, _ in client.stream(Nodes(tuple(hosts)), timeout_s=timeout_s):
+                yield make_host_status(reply, holders)
 
     def survey(
         self,
@@ -248,6 +252,7 @@ class Cluster:
         `job_file`: ask as this job would (its hosts then are those that it takes). `names`: these probes only.
         `every_pair`: of NPU ports is tried, not a sample; on many hosts that takes minutes.
         """
+        from ascendrun.head.protocol.control_messages import Survey
         from ascendrun.query.survey_reader import read_world
 
         submission = None
@@ -263,17 +268,17 @@ class Cluster:
                 key="doctor",
             )
             hosts = submission.hosts
-        fields = {
-            "hosts": [asdict(host) for host in hosts],
-            "family": family,
-            "paths": list(paths),
-            "submission": submission.to_json() if submission else None,
-            "full": is_full,
-            "names": None if names is None else list(names),
-            "every_pair": every_pair,
-        }
+        request = Survey(
+            tuple(hosts),
+            None if submission is None else submission.to_json(),
+            device_type=family,
+            paths=tuple(paths),
+            names=None if names is None else tuple(names),
+            is_full=is_full,
+            every_pair=every_pair,
+        )
         with self._client() as client:
-            answers = [header for header, _ in client.stream("survey", fields, timeout_s=SURVEY_S)]
+            answers = [reply for reply, _ in client.stream(request, timeout_s=SURVEY_S)]
         return read_world(answers, submission, family=family, now_s=time.time())
 
     def doctor(
@@ -331,7 +336,7 @@ class Cluster:
 
         holders = {host: job.id for job in self.jobs() for host in job.hosts if job.state not in ("QUEUED", "BACKOFF")}
         jobs = StoreJobs(
-            self.settings.state_dir, lambda op, fields: self._ask(op, fields, repeat=True), self.ensure_controller
+            self.settings.state_dir, lambda request: self._ask(request, repeat=True), self.ensure_controller
         )
         options = options or default_options(base.devices.type)
         report = run_deep_check(
@@ -354,34 +359,26 @@ class Cluster:
 
         `device_type`: npu or cuda; None: whatever the host has.
         """
-        from ascendrun.core.node_messages import Failure
-        from ascendrun.core.samples import DeviceSample, HostSample, Newest
+        from ascendrun.core.samples import Newest
+        from ascendrun.head.protocol.control_messages import Sample
 
-        devices, metrics, refused = [], [], {}
         if not hosts:
             return Newest(), {}
-        fields = {"hosts": [asdict(host) for host in hosts], "timeout_s": timeout_s, "family": device_type}
+        request = Sample(tuple(hosts), timeout_s, device_type)
         with self._client() as client:
-            replies = [header for header, _ in client.stream("sample", fields, timeout_s=timeout_s + 10.0)]
-        for reply in replies:
-            if reply.get("refused"):
-                refused[str(reply["host"])] = str(Failure.from_json(reply["refused"]).line())
-                continue
-            pids = [None if row["pids"] is None else tuple(row["pids"]) for row in reply["devices"]]
-            devices += [DeviceSample(**{**row, "pids": of_it}) for row, of_it in zip(reply["devices"], pids)]
-            metrics += [HostSample(**row) for row in reply["hosts"]]
-        return Newest(devices=tuple(devices), hosts=tuple(metrics)), refused
+            replies = [reply for reply, _ in client.stream(request, timeout_s=timeout_s + 10.0)]
+        newest = Newest(
+            devices=tuple(sample for reply in replies for sample in reply.devices),
+            hosts=tuple(sample for reply in replies for sample in reply.hosts),
+        )
+        return newest, {reply.host: str(reply.refused.line()) for reply in replies if reply.refused is not None}
 
     def request_samples(self, hosts: Sequence[Host], *, timeout_s: float = 20.0) -> None:
         """As `sample_now` without waiting: the samples are stored. A host with a request under way gets no second."""
-        fields = {
-            "hosts": [asdict(host) for host in hosts],
-            "timeout_s": timeout_s,
-            "family": None,
-            "unless_asked": True,
-        }
+        from ascendrun.head.protocol.control_messages import Sample
+
         with self._client() as client:
-            client.post("sample", fields)
+            client.post(Sample(tuple(hosts), timeout_s, unless_asked=True))
 
     def top(self, hosts: Sequence[Host] = (), *, is_patient: bool = False) -> TopSource:
         """What `top` shows, again and again: `.look(now_s=…)`. `hosts`: also sampled when no job runs there."""
@@ -475,13 +472,11 @@ class Cluster:
 
     def collect(self, ref: str, *, attempt: int | None = None) -> Iterator[tuple[str, str | None]]:
         """Fetch the artifacts of an attempt from its hosts: (host, None or why not), as they come."""
-        from ascendrun import text
+        from ascendrun.head.protocol.control_messages import Gather
 
-        fields = {"job": self.job(ref).job.id, "attempt": attempt}
         with self._client() as client:
-            for header, _ in client.stream("gather", fields, timeout_s=COLLECT_S):
-                problem = text.from_json(header.get("problem"))
-                yield str(header["host"]), None if problem is None else str(problem)
+            for reply, _ in client.stream(Gather(self.job(ref).job.id, attempt), timeout_s=COLLECT_S):
+                yield reply.host, None if reply.problem is None else str(reply.problem)
 
     def report(self, ref: str, *, now_s: float | None = None) -> Report:
         """What one job did, where its time went and what it cost."""
@@ -544,17 +539,18 @@ class Cluster:
         """Starts the controller when none runs. Raises UnreachableError when it does not come up."""
         self._client().close()
 
-    def controller_status(self, *, timeout_s: float = 10.0) -> Mapping[str, Any] | None:
-        """What the running controller says of itself, or None when none runs. Raises DeadlineExceededError."""
+    def controller_status(self, *, timeout_s: float = 10.0) -> ControllerStatus | None:
+        """The state of the running controller; None: none runs. Raises DeadlineExceededError."""
+        from ascendrun.head.protocol.control_messages import Status
         from ascendrun.head.protocol.control_socket import ControlClient
 
         try:
             with ControlClient(self.settings.state_dir) as client:
-                return client.call("status", timeout_s=timeout_s)
+                return client.call(Status(), timeout_s=timeout_s)
         except UnreachableError:
             return None
 
-    def _status_now(self) -> Mapping[str, Any] | None:
+    def _status_now(self) -> ControllerStatus | None:
         """For who shows it beside other things: None also when the controller is too busy, or paused, to tell."""
         try:
             return self.controller_status(timeout_s=STATUS_S)
@@ -567,16 +563,16 @@ class Cluster:
             status = self.controller_status(timeout_s=timeout_s)
         except DeadlineExceededError:
             return {}
-        found: Mapping[str, Mapping[str, str]] = (status or {}).get("liveness", {})
-        return found
+        return {} if status is None else status.liveness
 
     def stop_controller(self, *, timeout_s: float = 30.0) -> None:
         """Ends the controller; jobs go on. Returns when it is gone; nothing happens when none runs."""
+        from ascendrun.head.protocol.control_messages import Shutdown
         from ascendrun.head.protocol.control_socket import ControlClient
 
         try:
             with ControlClient(self.settings.state_dir) as client:
-                client.call("shutdown", timeout_s=timeout_s)
+                client.call(Shutdown(), timeout_s=timeout_s)
         except UnreachableError:
             return
         from ascendrun.head.loop.daemon import wait_until_free
@@ -600,15 +596,13 @@ class Cluster:
             start_controller(self.settings.state_dir, deadline_s=CONTROLLER_START_S)
             return ControlClient(self.settings.state_dir)
 
-    def _ask(
-        self, op: str, fields: Mapping[str, Any], *, timeout_s: float = 60.0, repeat: bool = False
-    ) -> Mapping[str, Any]:
+    def _ask(self, request: Request[R], *, timeout_s: float = 60.0, repeat: bool = False) -> R:
         """One question to the controller. `repeat`: it may be asked again when the controller dies over it."""
         until = time.monotonic() + CONTROLLER_START_S
         while True:
             try:
                 with self._client() as client:
-                    return client.call(op, fields, timeout_s=timeout_s)
+                    return client.call(request, timeout_s=timeout_s)
             except UnreachableError:
                 if not repeat or time.monotonic() > until:
                     raise
@@ -635,18 +629,20 @@ class Cluster:
             if store is not None:
                 store.close()
 
-    def _status_of(self, jobs: Sequence[Job]) -> Mapping[str, Any] | None:
+    def _status_of(self, jobs: Sequence[Job]) -> ControllerStatus | None:
         """The controller's status where a job runs, whose state may be older than what the controller knows."""
         return self._status_now() if any(job.state.value in ("RUNNING", "STAGING") for job in jobs) else None
 
-    def _view(self, stored: StoredJob, status: Mapping[str, Any] | None) -> JobView:
+    def _view(self, stored: StoredJob, status: ControllerStatus | None) -> JobView:
         now = None
         if status is not None:
-            of_job = [status.get(name, {}).get(stored.job.id, {}) for name in ("liveness", "silence_s", "staged")]
-            now = Reachability(*of_job)
+            job_id = stored.job.id
+            now = Reachability(
+                status.liveness.get(job_id, {}), status.silence_s.get(job_id, {}), status.staged.get(job_id, {})
+            )
         return make_job_view(stored, self._progress(stored.job), now)
 
-    def _pipeline_view(self, stored: Sequence[StoredJob], status: Mapping[str, Any] | None) -> JobView:
+    def _pipeline_view(self, stored: Sequence[StoredJob], status: ControllerStatus | None) -> JobView:
         from ascendrun.core.jobs.pipelines import pipeline_status
 
         whole = pipeline_status([one.job for one in stored])

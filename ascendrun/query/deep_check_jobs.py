@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable
@@ -11,17 +11,18 @@ from typing import Any, Callable
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.jobs.job import TERMINAL, State
 from ascendrun.head.loop.daemon import is_running
+from ascendrun.head.protocol.control_messages import Request, Stop, Submit
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission
 
 POLL_S = 0.1
 WATCH_S = 2.0
 
-Ask = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+Ask = Callable[[Request[Any]], Any]
 
 
 class StoreJobs:
-    """The jobs of one state folder. `ask(op, fields)`: one question to the controller, which it may be asked twice.
+    """The jobs of one state folder. `ask(request)`: one question to the controller, which it may be asked twice.
     `ensure_controller` starts one when none runs."""
 
     def __init__(self, state_dir: Path, ask: Ask, ensure_controller: Callable[[], None]) -> None:
@@ -29,7 +30,7 @@ class StoreJobs:
 
     def submit_made(self, submission: Submission) -> str:
         """Stores the job and returns its id."""
-        return str(self._ask("submit", {"submissions": [submission.to_json()]})["job"])
+        return str(self._ask(Submit((submission.to_json(),))).job)
 
     def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> tuple[str, ...]:
         """Returns when all have ended, or in time; those that have not."""
@@ -62,7 +63,7 @@ class StoreJobs:
         left = self.await_ended(jobs, timeout_s=0.0) if jobs else ()
         for job in left:
             try:
-                self._ask("stop", {"job": job, "now": True})
+                self._ask(Stop(job, now=True))
             except (ConflictError, NotFoundError):
                 continue  # it has just ended by itself
         if left:

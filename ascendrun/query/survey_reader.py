@@ -7,9 +7,9 @@ from typing import Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.gc_pause import nothing_collected
-from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.protocol.agent_events import load_report
+from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.head.survey.submission import Submission, make_job
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import NodeFacts, Unreached
@@ -17,22 +17,21 @@ from ascendrun.health.survey.probes import read_facts
 
 
 def read_world(
-    answers: Sequence[Mapping[str, Any]], submission: Submission | None, *, family: str | None, now_s: float
+    answers: Sequence[SurveyReply], submission: Submission | None, *, family: str | None, now_s: float
 ) -> CheckContext:
     """One host an answer. The plan is made again from the same reports: what is judged is what would be started."""
     facts: dict[str, NodeFacts] = {}
     reports: dict[str, NodeReport] = {}
     unreached: dict[str, Unreached] = {}
-    everyone = {str(answer["host"]): None for answer in answers}
+    everyone = {answer.host: None for answer in answers}
     with nothing_collected():
         for answer in answers:
-            host = str(answer["host"])
-            if answer.get("refused"):
-                why = Failure.from_json(answer["refused"])
-                unreached[host] = Unreached(why.code, why.message, why.hint)
+            why = answer.refused
+            if why is not None:
+                unreached[answer.host] = Unreached(why.code, why.message, why.hint)
             else:
-                reports[host] = load_report(answer["report"], everyone)
-                facts[host] = read_facts(reports[host], answer["hello"], answer["results"])
+                report = reports[answer.host] = load_report(answer.report, everyone)
+                facts[answer.host] = read_facts(report, answer.hello, answer.results)
     spec = submission.spec if submission is not None else None
     return CheckContext(
         facts=facts,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ascendrun.core.events import Event
     from ascendrun.core.jobs.job import Job, NodeProgress
     from ascendrun.core.jobs.pipelines import PipelineStatus, StageStatus
+    from ascendrun.head.protocol.control_messages import ExecReply, NodeReply
     from ascendrun.head.state.store import StoredJob
 
 
@@ -268,40 +269,31 @@ def _rank_view(node: NodeProgress, rank: int) -> RankView:
     )
 
 
-def make_exec_result(header: Mapping[str, Any], body: bytes, timeout_s: float) -> ExecResult:
-    """One host's answer to `exec` as it came from the controller."""
-    failed = header.get("failed")
-    if failed:
-        from ascendrun.core.node_messages import Failure
-
-        why = str(Failure.from_json(failed).line())
-        return ExecResult(header["host"], None, b"", b"", why, header["wall_s"])
-    out_bytes = int(header["out_bytes"])
-    code, error = header["code"], None
-    if header["timed_out"]:
+def make_exec_result(reply: ExecReply, body: bytes, timeout_s: float) -> ExecResult:
+    """One host's reply to `exec` as it came from the controller."""
+    if reply.failed is not None:
+        return ExecResult(reply.host, None, b"", b"", str(reply.failed.line()), reply.wall_s)
+    code, error = reply.code, None
+    if reply.timed_out:
         code, error = None, f"did not end within {timeout_s:g} s and was killed"
-    elif header["signal"] is not None:
-        code = 128 + int(header["signal"])
-    return ExecResult(header["host"], code, body[:out_bytes], body[out_bytes:], error, header["wall_s"])
+    elif reply.signal is not None:
+        code = 128 + reply.signal
+    return ExecResult(reply.host, code, body[: reply.out_bytes], body[reply.out_bytes :], error, reply.wall_s)
 
 
-def make_host_status(header: Mapping[str, Any], holders: Mapping[str, str]) -> HostStatus:
-    """One host's answer to `nodes`; `holders`: which job holds which host."""
-    host, report = header["host"], header.get("report")
-    values = report or {}
-    from ascendrun.core.node_messages import Failure
-
-    failure = Failure.from_json(header["refused"]) if header.get("refused") else None
+def make_host_status(reply: NodeReply, holders: Mapping[str, str]) -> HostStatus:
+    """One host's reply to `nodes`; `holders`: which job holds which host."""
+    report, failure = reply.report, reply.refused
     return HostStatus(
-        host=host,
+        host=reply.host,
         reachable=report is not None,
         error=str(failure.message) if failure else None,
         hint=str(failure.hint) if failure and failure.hint else None,
-        hostname=values.get("hostname"),
-        python_version=values.get("python_version"),
-        cpus=values.get("cpus"),
-        memory_bytes=values.get("memory_bytes"),
-        free_bytes=values.get("free_bytes"),
-        clock_offset_s=values.get("clock_offset_s"),
-        job=holders.get(host),
+        hostname=report.hostname if report else None,
+        python_version=report.python_version if report else None,
+        cpus=report.cpus if report else None,
+        memory_bytes=report.memory_bytes if report else None,
+        free_bytes=report.free_bytes if report else None,
+        clock_offset_s=report.clock_offset_s if report else None,
+        job=holders.get(reply.host),
     )

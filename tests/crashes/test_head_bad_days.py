@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 from test_controller_crashes import DEADLINE_S, Head, await_that, head
 
+from ascendrun.core.hosts import Host
 from ascendrun.head.loop.daemon import is_running
+from ascendrun.head.protocol.control_messages import Exec
 from ascendrun.head.protocol.control_socket import ControlClient
 
 __all__ = ["head"]
@@ -48,22 +50,10 @@ def await_state(head: Head, job: str, state: str) -> None:
 
 def test_a_client_that_stops_reading_holds_up_nobody(head: Head) -> None:
     submit(head)
-    hosts = [
-        {
-            "name": name,
-            "slots": 2,
-            "addr": "local",
-            "user": None,
-            "port": None,
-            "devices": None,
-            "groups": [],
-            "line": 1,
-        }
-        for name in "ab"
-    ]
-    fields = {"hosts": hosts, "argv": [sys.executable, "-c", "print('x' * 900_000)"], "timeout_s": 30}
+    hosts = tuple(Host(name, slots=2, addr="local") for name in "ab")
+    request = Exec(hosts, (sys.executable, "-c", "print('x' * 900_000)"), 30)
     with ControlClient(head.state_dir) as client:
-        next(client.stream("exec", fields, timeout_s=DEADLINE_S))  # the other host's answer is never read
+        next(client.stream(request, timeout_s=DEADLINE_S))  # the other host's answer is never read
         status = head.run("controller", "status")
     assert status.returncode == 0, status.stderr
 

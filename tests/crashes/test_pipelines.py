@@ -12,6 +12,7 @@ from typing import Any
 
 from test_controller_crashes import DEADLINE_S, Head, await_that, head
 
+from ascendrun.head.protocol.control_messages import Status
 from ascendrun.head.protocol.control_socket import ControlClient
 
 __all__ = ["head"]
@@ -103,7 +104,7 @@ def test_a_pipeline_goes_on_and_is_followed_when_the_controller_is_killed_betwee
     events = Follower(head, "events", "events", "-f", job, "-o", "jsonl")
     await_that(lambda: logs.has_begun and events.has_begun)  # killed before that, they would follow from after it
     with ControlClient(head.state_dir) as client:
-        os.kill(int(client.call("status", timeout_s=DEADLINE_S)["pid"]), signal.SIGKILL)
+        os.kill(client.call(Status(), timeout_s=DEADLINE_S).pid, signal.SIGKILL)
     touch(head.folder / "prepared")
     waited = head.run("wait", job)
     assert waited.returncode == 0, waited.stderr

@@ -43,9 +43,9 @@ def _status(ctx: CliContext) -> int:
     if status is None:
         print(Text("controller.not-running", "not running"))
         return 4
-    print(Text("controller.running", "running (pid {pid})", pid=status["pid"]))
-    if status["jobs"]:
-        print(Text("controller.jobs", "live jobs: {jobs}", jobs=status["jobs"]))
+    print(Text("controller.running", "running (pid {pid})", pid=status.pid))
+    if status.jobs:
+        print(Text("controller.jobs", "live jobs: {jobs}", jobs=list(status.jobs)))
     return 0
 
 

@@ -20,6 +20,7 @@ from ascendrun.head.loop.operations import Operations
 from ascendrun.head.loop.requests import handle_request
 from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.notify.notifier import Notifier, NotifierMaker
+from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
 from ascendrun.head.protocol.control_socket import Answer, ControlServer
 from ascendrun.head.protocol.remote import Link, LinkListener
@@ -217,17 +218,17 @@ class Controller:
         self._busy_mono = time.monotonic()
         handle_request(
             {
-                "submit": self._submit,
-                "stop": self._stop,
-                "plan": self._operations.plan,
-                "exec": self._operations.execute,
-                "nodes": self._operations.query_nodes,
-                "survey": self._operations.survey,
-                "sample": self._sample,
-                "grep": self._grep,
-                "status": self._status,
-                "shutdown": self._shutdown,
-                "gather": lambda header, answer: self._gathering().serve(header, answer),
+                messages.Submit: self._submit,
+                messages.Stop: self._stop,
+                messages.Plan: self._operations.plan,
+                messages.Exec: self._operations.execute,
+                messages.Nodes: self._operations.query_nodes,
+                messages.Survey: self._operations.survey,
+                messages.Sample: self._sample,
+                messages.Grep: self._grep,
+                messages.Status: self._status,
+                messages.Shutdown: self._shutdown,
+                messages.Gather: lambda request, answer: self._gathering().serve(request, answer),
             },
             op,
             header,
@@ -235,22 +236,22 @@ class Controller:
             log=self._state_dir / "controller.log",
         )
 
-    def _submit(self, header: Mapping[str, Any], answer: Answer) -> None:
+    def _submit(self, request: messages.Submit, answer: Answer) -> None:
         from ascendrun.head.survey.submission import add_jobs
 
         failpoint("submit.before_txn")
-        added = add_jobs(self._store, header, now_s=time.time())
+        added = add_jobs(self._store, request, now_s=time.time())
         failpoint("submit.after_commit_before_ack")
         for job, submission in added:
             if not job.is_terminal:
                 self._jobs.add(job, submission)
         self._jobs.schedule()
-        answer({"ok": True, "job": added[0][0].pipeline or added[0][0].id}, b"", True)
+        answer(messages.Submitted(added[0][0].pipeline or added[0][0].id), b"", True)
 
-    def _stop(self, header: Mapping[str, Any], answer: Answer) -> None:
+    def _stop(self, request: messages.Stop, answer: Answer) -> None:
         from ascendrun.core.jobs.job import StopRequested
 
-        stored = self._store.find(str(header["job"]))
+        stored = self._store.find(request.job)
         if stored.job.is_terminal:
             raise ConflictError(
                 Text(
@@ -261,22 +262,22 @@ class Controller:
                 )
             )
         job, now_s = stored.job, time.time()
-        values = {"grace_s": 0.0 if header["now"] else job.grace_s}
+        values = {"grace_s": 0.0 if request.now else job.grace_s}
         self._store.save(job, [Event("stop-requested", values, attempt=job.attempt, at_s=now_s)], now_s=now_s)
-        self._jobs.feed(stored.job.id, StopRequested(now=bool(header["now"])))
+        self._jobs.feed(stored.job.id, StopRequested(now=request.now))
         self._jobs.work_off_events()
-        answer({"ok": True, "job": stored.job.id}, b"", True)
+        answer(messages.Done(), b"", True)
 
-    def _grep(self, header: Mapping[str, Any], answer: Answer) -> None:
+    def _grep(self, request: messages.Grep, answer: Answer) -> None:
         from ascendrun.head.spool.grep import relay
         from ascendrun.head.survey.submission import load_subject
 
-        relay(self._links, load_subject(self._store.find(str(header["job"]))), header, answer, self.post)
+        relay(self._links, load_subject(self._store.find(request.job)), request, answer, self.post)
 
-    def _sample(self, header: Mapping[str, Any], answer: Answer) -> None:
-        self._operations.sample(header, answer, self._keep_samples())
+    def _sample(self, request: messages.Sample, answer: Answer) -> None:
+        self._operations.sample(request, answer, self._keep_samples())
 
-    def _status(self, header: Mapping[str, Any], answer: Answer) -> None:
+    def _status(self, request: messages.Status, answer: Answer) -> None:
         live = [runner.job.id for runner in self._jobs if not runner.job.is_terminal]
         hosts = {
             runner.job.id: {host: runner.link(host).liveness() for host in runner.job.hosts}
@@ -289,9 +290,8 @@ class Controller:
             if runner.job.state.value == "RUNNING"
         }
         staged = {runner.job.id: runner.staged_bytes() for runner in self._jobs if runner.job.state.value == "STAGING"}
-        status = {"ok": True, "pid": os.getpid(), "jobs": live, "liveness": hosts, "silence_s": silence_s}
-        answer({**status, "staged": staged}, b"", True)
+        answer(messages.ControllerStatus(os.getpid(), tuple(live), hosts, silence_s, staged), b"", True)
 
-    def _shutdown(self, header: Mapping[str, Any], answer: Answer) -> None:
-        answer({"ok": True}, b"", True)
+    def _shutdown(self, request: messages.Shutdown, answer: Answer) -> None:
+        answer(messages.Done(), b"", True)
         self._is_over = True

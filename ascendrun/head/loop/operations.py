@@ -1,10 +1,10 @@
-"""Wishes that concern hosts and no job: run a command, ask for reports, draw up a plan without starting it."""
+"""Requests about hosts rather than jobs: run a command, ask for reports, make a plan without starting it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.errors import (
     AscendrunError,
@@ -14,10 +14,11 @@ from ascendrun.core.errors import (
     PreflightError,
     Problem,
 )
-from ascendrun.core.hosts import Host, load_hosts
+from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.agents.connections import Connections
-from ascendrun.head.protocol.control_socket import Answer, error_answer
+from ascendrun.head.protocol import control_messages as messages
+from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Link, Reply
 from ascendrun.text import Text
 
@@ -67,71 +68,67 @@ class Operations:
         if not self._execs:
             self._links.start_agents()
 
-    def execute(self, header: Mapping[str, Any], answer: Answer) -> None:
-        """argv on every host of `hosts`; one answer a host as it comes."""
-        hosts = load_hosts(header["hosts"])
-        errand = _Exec(hosts, header["argv"], float(header["timeout_s"]), self._links, answer)
+    def execute(self, request: messages.Exec, answer: Answer) -> None:
+        """Run the command on every host; one reply for each as it comes."""
+        errand = _Exec(request, self._links, answer)
         self._execs.append(errand)
         errand.start(self._post, self._sweep)
 
-    def query_nodes(self, header: Mapping[str, Any], answer: Answer) -> None:
-        """A report or a refusal of every host, as it comes."""
+    def query_nodes(self, request: messages.Nodes, answer: Answer) -> None:
+        """The report of every host, or why there is none, as it comes."""
         from ascendrun.head.agents.node_query import NodeQuery
-        from ascendrun.head.protocol.agent_events import report_values
 
-        hosts = load_hosts(header["hosts"])
-        waiting = {host.name for host in hosts}
+        waiting = {host.name for host in request.hosts}
 
-        def say(host: str, values: Mapping[str, Any]) -> None:
-            waiting.discard(host)
-            answer({"ok": True, "host": host, **values}, b"", not waiting)
+        def reply(message: messages.NodeReply) -> None:
+            waiting.discard(message.host)
+            answer(message, b"", not waiting)
             self._post(self._sweep)
 
-        for host in hosts:
+        for host in request.hosts:
             asking = NodeQuery(
                 [host],
                 self._links,
                 self._post,
-                reported=lambda report: say(report.host, {"report": report_values(report)}),
-                refused=lambda name, failure: say(name, {"refused": failure.to_json()}),
+                reported=lambda report: reply(messages.NodeReply(report.host, report)),
+                refused=lambda name, failure: reply(messages.NodeReply(name, refused=failure)),
             )
             self._askings.append(asking)
             asking.start()
 
-    def survey(self, header: Mapping[str, Any], answer: Answer) -> None:
-        """What every host says of itself, raw, for health to judge; one answer a host, the last one with `last`."""
+    def survey(self, request: messages.Survey, answer: Answer) -> None:
+        """The raw answers of every host; one reply for each."""
         from ascendrun.head.survey.surveys import SurveyOperation
 
-        errand = SurveyOperation(header, self._links, self._post, answer, ended=lambda: self._post(self._sweep))
+        errand = SurveyOperation(request, self._links, self._post, answer, ended=lambda: self._post(self._sweep))
         self._surveys.append(errand)
         self._askings.append(errand.asking)
         errand.start()
 
-    def sample(self, header: Mapping[str, Any], answer: Answer, keeper: SampleKeeper) -> None:
-        """How each host is now: {host, devices, hosts} or {host, refused}; one answer a host as it comes.
-
-        With `unless_asked`, hosts of which an answer is awaited already are left out.
-        """
+    def sample(self, request: messages.Sample, answer: Answer, keeper: SampleKeeper) -> None:
+        """A new sample of every host; one reply for each as it comes."""
         from ascendrun.head.spool.sample_query import SampleOperation
 
-        if header.get("unless_asked"):
+        if request.unless_asked:
             awaited = {name for errand in self._samples for name in errand.waiting}
-            header = {**header, "hosts": [host for host in header["hosts"] if host["name"] not in awaited]}
-            if not header["hosts"]:
-                answer({"ok": True, "empty": True}, b"", True)
+            request = replace(request, hosts=tuple(host for host in request.hosts if host.name not in awaited))
+            if not request.hosts:
+                answer(None, b"", True)
                 return
-        errand = SampleOperation(header, self._links, self._post, answer, keeper, ended=lambda: self._post(self._sweep))
+        errand = SampleOperation(
+            request, self._links, self._post, answer, keeper, ended=lambda: self._post(self._sweep)
+        )
         self._samples.append(errand)
         errand.start()
 
-    def plan(self, header: Mapping[str, Any], answer: Answer) -> None:
+    def plan(self, request: messages.Plan, answer: Answer) -> None:
         """The plan that a submission would get, as `render_plan` shows it."""
         from ascendrun.core.jobs.plan import render_plan
         from ascendrun.head.agents.node_query import NodeQuery
         from ascendrun.head.survey.planning import build_plan
         from ascendrun.head.survey.submission import Submission, make_job
 
-        submission = Submission.from_json(header["submission"])
+        submission = Submission.from_json(request.submission)
         job = make_job(submission, "j-new", "dry-run", time.time())
         reports: dict[str, NodeReport] = {}
         refusals: list[Problem] = []
@@ -152,9 +149,9 @@ class Operations:
                     )
                 plan = build_plan(submission.spec, submission.hosts, reports, job, submission.trees)
             except AscendrunError as error:
-                answer(error_answer(error), b"", True)
+                answer(error, b"", True)
                 return
-            answer({"ok": True, "plan": render_plan(plan)}, b"", True)
+            answer(messages.Planned(render_plan(plan)), b"", True)
 
         def reported(report: NodeReport) -> None:
             reports[report.host] = report
@@ -172,16 +169,14 @@ class Operations:
 class _Exec:
     """One command on several hosts; `waiting` are the hosts without an answer yet."""
 
-    def __init__(
-        self, hosts: Sequence[Host], argv: Sequence[str], timeout_s: float, links: Connections, answer: Answer
-    ) -> None:
-        self._hosts, self._argv, self._timeout_s = hosts, list(argv), timeout_s
-        self._links, self._answer = links, answer
+    def __init__(self, request: messages.Exec, links: Connections, answer: Answer) -> None:
+        self._request, self._links, self._answer = request, links, answer
         self._started_mono = time.monotonic()
-        self.waiting: set[str] = {host.name for host in hosts}
+        self.waiting: set[str] = {host.name for host in request.hosts}
 
     def start(self, post: Callable[[Callable[[], None]], None], sweep: Callable[[], None]) -> None:
-        fields = {"argv": self._argv, "timeout_s": self._timeout_s, "max_bytes": EXEC_BYTES}
+        timeout_s = self._request.timeout_s
+        fields = {"argv": list(self._request.argv), "timeout_s": timeout_s, "max_bytes": EXEC_BYTES}
 
         def answered(host: Host, reply: Reply) -> None:
             self._say(host, reply)
@@ -190,15 +185,15 @@ class _Exec:
         def done_of(host: Host) -> Callable[[Reply], None]:
             return lambda reply: post(lambda: answered(host, reply))
 
-        deadline_s = self._timeout_s + 30.0
-        for host in self._hosts:
+        deadline_s = timeout_s + 30.0
+        for host in self._request.hosts:
             if not self._links.run_once(host, fields, deadline_s=deadline_s, done=done_of(host)):
                 self._links.get(host).call("exec", fields, deadline_s=deadline_s, done=done_of(host))
 
     def on_down(self, link: Link, error: AscendrunError) -> None:
         is_hopeless = isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError))
         is_final = is_hopeless or link.failures >= EXEC_CONNECT_TRIES
-        for host in self._hosts:
+        for host in self._request.hosts:
             if is_final and self._links.same(host, link.host):
                 self._say(host, Reply({}, b"", Failure.of(error)))
 
@@ -206,18 +201,8 @@ class _Exec:
         if host.name not in self.waiting:
             return
         self.waiting.discard(host.name)
-        values = {
-            name: reply.header.get(name)
-            for name in ("code", "signal", "timed_out", "out_bytes", "err_bytes", "truncated")
-        }
-        self._answer(
-            {
-                "ok": True,
-                "host": host.name,
-                "failed": reply.error.to_json() if reply.error else None,
-                **values,
-                "wall_s": time.monotonic() - self._started_mono,
-            },
-            reply.body,
-            not self.waiting,
-        )
+        reply_of = messages.ExecReply(host.name, time.monotonic() - self._started_mono, reply.error)
+        if reply.ok:
+            names = ("code", "signal", "timed_out", "out_bytes")
+            reply_of = replace(reply_of, **{name: reply.header[name] for name in names if name in reply.header})
+        self._answer(reply_of, reply.body, not self.waiting)

@@ -8,34 +8,34 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError
-from ascendrun.head.protocol.control_socket import Answer, error_answer
+from ascendrun.head.protocol.control_messages import Request
+from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.state.store import LostLeaseError
 from ascendrun.text import Text
 
-Serve = Callable[[Mapping[str, Any], Answer], None]
+Handlers = Mapping[type[Request[Any]], Callable[[Any, Answer], None]]
+"""What serves each kind of request."""
 
 
-def handle_request(
-    table: Mapping[str, Serve], op: str, header: Mapping[str, Any], answer: Answer, *, log: Path
-) -> None:
+def handle_request(handlers: Handlers, op: str, header: Mapping[str, Any], answer: Answer, *, log: Path) -> None:
     """Call the handler of a request, and reply with its error if it fails: the controller must go on.
 
     Raises LostLeaseError only. `log`: the file with the traceback of an internal error.
     """
-    serve = table.get(op)
-    if serve is None:
+    kind = next((kind for kind in handlers if kind.OP == op), None)
+    if kind is None:
         error = ConflictError(
             Text("control.unknown-request", "the controller does not support {op}", op=op),
             hint=Text("control.unknown-request.hint", "run `ascendrun controller stop`"),
         )
-        answer(error_answer(error), b"", True)
+        answer(error, b"", True)
         return
     try:
-        serve(header, answer)
+        handlers[kind](kind.from_header(header), answer)
     except LostLeaseError:
         raise
     except AscendrunError as error:
-        answer(error_answer(error), b"", True)
+        answer(error, b"", True)
     except Exception as error:  # a fault of ours: the log keeps the trace, who asked is told
         traceback.print_exc()
         failure = AscendrunError(
@@ -46,4 +46,4 @@ def handle_request(
             ),
             hint=Text("control.internal.hint", "report this with the traceback in {log}", log=str(log)),
         )
-        answer(error_answer(failure), b"", True)
+        answer(failure, b"", True)

@@ -10,21 +10,22 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
 from ascendrun.core.errors import AscendrunError, ConflictError, DeadlineExceededError, UnreachableError
+from ascendrun.head.protocol.control_messages import Message, R, Request
 from ascendrun.node import wire
 from ascendrun.text import Text
 
 SOCKET_NAME = "controller.sock"
-PROTOCOL = 2
+PROTOCOL = 3
 """Of the messages between commands and the controller; raised with every change that the other side must know."""
 ANY_PROTOCOL = ("status", "shutdown")
 """Requests that a controller of any version serves: with them another one is found and stopped."""
 _UCRED = struct.Struct("3i")
 
-Answer = Callable[[Mapping[str, Any], bytes, bool], None]
-"""answer(header, body, is_last): called once or, for streams, several times, from any thread."""
+Answer = Callable[[Union[Message, AscendrunError, None], bytes, bool], None]
+"""answer(reply, body, is_last): called once or, for streams, several times, from any thread. None: no reply is left."""
 
 
 @contextmanager
@@ -82,7 +83,7 @@ class ControlServer:
                         if op in ANY_PROTOCOL or header.get("protocol") == PROTOCOL:
                             self._handle(op, header, body, answer)
                         else:
-                            answer(error_answer(other_version(PROTOCOL, header.get("protocol"))), b"", True)
+                            answer(other_version(PROTOCOL, header.get("protocol")), b"", True)
             except (OSError, wire.FrameError):
                 return  # the client went away, or never was one of ours
 
@@ -129,7 +130,11 @@ class _Outgoing:
 
 
 def _answerer(outgoing: _Outgoing, request_id: Any) -> Answer:
-    def answer(header: Mapping[str, Any], body: bytes, is_last: bool) -> None:
+    def answer(reply: Message | AscendrunError | None, body: bytes, is_last: bool) -> None:
+        if isinstance(reply, AscendrunError):
+            header: dict[str, Any] = {"ok": False, "error": reply.to_json()}
+        else:
+            header = {"ok": True, "empty": True} if reply is None else {"ok": True, **reply.to_header()}
         outgoing.send(wire.pack({"re": request_id, "last": is_last, "protocol": PROTOCOL, **header}, body))
 
     return answer
@@ -154,11 +159,6 @@ def other_version(controller: object, command: object) -> ConflictError:
             "run `ascendrun controller stop`, then repeat the command; running jobs are not affected",
         ),
     )
-
-
-def error_answer(error: AscendrunError) -> Mapping[str, Any]:
-    """An error as the header of an answer."""
-    return {"ok": False, "error": error.to_json()}
 
 
 class ControlClient:
@@ -193,50 +193,37 @@ class ControlClient:
     def close(self) -> None:
         self._socket.close()
 
-    def call(
-        self, op: str, fields: Mapping[str, Any] | None = None, body: bytes = b"", *, timeout_s: float = 30.0
-    ) -> dict[str, Any]:
-        """One request, one answer. Raises what the controller answers, UnreachableError when it dies,
+    def call(self, request: Request[R], *, timeout_s: float = 30.0) -> R:
+        """One request, one reply. Raises what the controller answers, UnreachableError when it dies,
         DeadlineExceededError."""
-        for header, _ in self.stream(op, fields, body, timeout_s=timeout_s):
-            return header
-        raise UnreachableError(Text("control.no-reply", "the controller did not reply to {op}", op=op))
+        for reply, _ in self.stream(request, timeout_s=timeout_s):
+            return reply
+        raise UnreachableError(Text("control.no-reply", "the controller did not reply to {op}", op=request.OP))
 
-    def post(self, op: str, fields: Mapping[str, Any]) -> None:
-        """One request whose answers nobody will read. Raises UnreachableError."""
-        self._next_id += 1
+    def post(self, request: Request[Any]) -> None:
+        """One request whose replies nobody will read. Raises UnreachableError."""
         try:
-            self._socket.sendall(wire.pack({"id": self._next_id, "op": op, "protocol": PROTOCOL, **fields}, b""))
+            self._send(request)
         except OSError as error:
-            raise UnreachableError(
-                Text("control.ended", "the controller ended during {op}", op=op),
-                hint=Text("control.ended.hint", "repeat the command; it starts a new controller"),
-            ) from error
+            raise _ended(request) from error
 
-    def stream(
-        self, op: str, fields: Mapping[str, Any] | None = None, body: bytes = b"", *, timeout_s: float
-    ) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """One request, its answers as they come; `timeout_s` bounds the wait for each."""
-        self._next_id += 1
+    def stream(self, request: Request[R], *, timeout_s: float) -> Iterator[tuple[R, bytes]]:
+        """One request, its replies as they come; `timeout_s` bounds the wait for each."""
+        op = request.OP
         self._socket.settimeout(timeout_s)
         try:
-            self._socket.sendall(
-                wire.pack({"id": self._next_id, "op": op, "protocol": PROTOCOL, **(fields or {})}, body)
-            )
+            self._send(request)
             while True:
                 data = self._socket.recv(262144)
                 if not data:
-                    raise UnreachableError(
-                        Text("control.ended", "the controller ended during {op}", op=op),
-                        hint=Text("control.ended.hint", "repeat the command; it starts a new controller"),
-                    )
-                for header, answer_body in self._reader.feed(data):
+                    raise _ended(request)
+                for header, body in self._reader.feed(data):
                     if op not in ANY_PROTOCOL and header.get("protocol") != PROTOCOL:
                         raise other_version(header.get("protocol"), PROTOCOL)
                     if not header.get("ok", True):
                         raise AscendrunError.from_json(header["error"])
                     if not header.get("empty"):
-                        yield header, answer_body
+                        yield request.REPLY.from_header(header), body
                     if header.get("last"):
                         return
         except socket.timeout as error:
@@ -249,7 +236,16 @@ class ControlClient:
                 )
             ) from error
         except ConnectionError as error:
-            raise UnreachableError(
-                Text("control.ended", "the controller ended during {op}", op=op),
-                hint=Text("control.ended.hint", "repeat the command; it starts a new controller"),
-            ) from error
+            raise _ended(request) from error
+
+    def _send(self, request: Request[Any]) -> None:
+        self._next_id += 1
+        header = {"id": self._next_id, "op": request.OP, "protocol": PROTOCOL, **request.to_header()}
+        self._socket.sendall(wire.pack(header, b""))
+
+
+def _ended(request: Request[Any]) -> UnreachableError:
+    return UnreachableError(
+        Text("control.ended", "the controller ended during {op}", op=request.OP),
+        hint=Text("control.ended.hint", "repeat the command; it starts a new controller"),
+    )

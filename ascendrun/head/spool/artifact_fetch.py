@@ -23,6 +23,7 @@ from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.lifecycle import Transition
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.agents.connections import Connections, dialled
+from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Link, Reply
 from ascendrun.head.spool.artifact_store import FOLDER, INDEX, hosts_gathered, read_wish, wishes_dir
@@ -30,7 +31,7 @@ from ascendrun.head.state.settings import make_spool_dir, spool_dir
 from ascendrun.health.survey import npu_scripts
 from ascendrun.node import layout
 from ascendrun.node.files import write_json
-from ascendrun.text import Text, to_json
+from ascendrun.text import Text
 
 GATHER_S = 60.0
 """How long a host may look for its things."""
@@ -233,19 +234,19 @@ class Gatherer:
             if host.name not in there:
                 self._want(subject, attempt, host)
 
-    def serve(self, header: Mapping[str, Any], answer: Answer) -> None:
-        """The wish of somebody who waits: {job, attempt | null}; one answer a host, {host, problem | null}.
+    def serve(self, request: Gather, answer: Answer) -> None:
+        """Fetch for a command that waits; one reply for each host.
 
         A host that does not answer in time is said to be away; its things come when it is back.
         """
-        subject = self._find(str(header["job"]))
-        attempt = int(header.get("attempt") or subject.attempt)
+        subject = self._find(request.job)
+        attempt = request.attempt or subject.attempt
         waiting = {host.name for host in subject.hosts}
 
         def say(host: str, problem: Text | str | None) -> None:
             if host in waiting:
                 waiting.discard(host)
-                answer({"ok": True, "host": host, "problem": to_json(problem)}, b"", not waiting)
+                answer(GatherReply(host, problem), b"", not waiting)
 
         def give_up(late: frozenset[str]) -> None:
             for host in sorted(late & waiting):

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.logs.log_lines import LogLine
 from ascendrun.core.node_messages import Failure
+from ascendrun.head.protocol.control_messages import Grep, GrepReply
 from ascendrun.head.protocol.control_socket import Answer, ControlClient
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.clocks import HostClock
 from ascendrun.head.spool.spool_files import StreamFiles, line_start, size_of
 from ascendrun.node import layout, wire
-from ascendrun.text import Text, from_json, to_json
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.head.agents.connections import Connections
@@ -98,37 +99,28 @@ def read_hits(host: str, body: bytes, *, attempt: int, clock: HostClock, is_comp
 
 
 def relay(
-    links: Connections,
-    subject: Subject,
-    header: Mapping[str, Any],
-    answer: Answer,
-    post: Callable[[Callable[[], None]], None],
+    links: Connections, subject: Subject, request: Grep, answer: Answer, post: Callable[[Callable[[], None]], None]
 ) -> None:
     """The controller's side: hands each host of `hosts` its request and its answer back, one a host."""
-    requests: Mapping[str, Mapping[str, Any]] = header["hosts"]
-    tag = layout.make_tag(subject.run, int(header["attempt"]))
-    waiting = set(requests)
+    tag = layout.make_tag(subject.run, request.attempt)
+    waiting = set(request.hosts)
 
     def say(host: str, reply: Reply) -> None:
         waiting.discard(host)
         problem = None if reply.error is None else reply.error.message
-        answer(
-            {"ok": True, "host": host, "problem": to_json(problem), "complete": bool(reply.header.get("complete"))},
-            reply.body,
-            not waiting,
-        )
+        answer(GrepReply(host, problem, bool(reply.header.get("complete"))), reply.body, not waiting)
 
     def say_later(host: str) -> Callable[[Reply], None]:
         return lambda reply: post(partial(say, host, reply))
 
     away = Failure("unreachable", Text("agent.not-connected", "not reachable now"))
     by_name = {host.name: host for host in subject.hosts}
-    for name, request in requests.items():
+    for name, wanted in request.hosts.items():
         link = links.get(by_name[name]) if name in by_name else None
         if link is None or not link.is_up:
             say(name, Reply({}, b"", away))
             continue
-        link.call("grep", {**request, "tag": tag}, deadline_s=ANSWER_S, done=say_later(name))
+        link.call("grep", {**wanted, "tag": tag}, deadline_s=ANSWER_S, done=say_later(name))
 
 
 def starts_of(
@@ -154,19 +146,13 @@ def ask_hosts(
     problem: Text | str = Text("grep.no-reply", "no reply in time")
     try:
         with ControlClient(state_dir) as client:
-            fields = {"job": job_id, "attempt": attempt, "hosts": requests}
-            for header, body in client.stream("grep", fields, timeout_s=ANSWER_S + 5.0):
-                host = str(header["host"])
-                if header.get("problem"):
-                    found[host] = HostHits(host, {}, from_json(header["problem"]))
-                else:
-                    found[host] = read_hits(
-                        host,
-                        body,
-                        attempt=attempt,
-                        clock=clocks.get(host, HostClock()),
-                        is_complete=bool(header.get("complete")),
-                    )
+            for reply, body in client.stream(Grep(job_id, attempt, requests), timeout_s=ANSWER_S + 5.0):
+                clock = clocks.get(reply.host, HostClock())
+                found[reply.host] = (
+                    HostHits(reply.host, {}, reply.problem)
+                    if reply.problem
+                    else read_hits(reply.host, body, attempt=attempt, clock=clock, is_complete=reply.complete)
+                )
     except AscendrunError as error:
         problem = error.message
     return [found.get(host, HostHits(host, {}, problem)) for host in requests]

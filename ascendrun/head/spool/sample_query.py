@@ -1,4 +1,4 @@
-"""One wish to know how hosts are now: asks each one's agent for one sample, and answers host by host."""
+"""Serve one request for samples: ask each host's agent for one, and reply for each host."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, AuthenticationError, HostKeyChangedError, HostKeyUnknownError
-from ascendrun.core.hosts import Host, load_hosts
+from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.samples import Newest
 from ascendrun.head.agents.connections import Connections
+from ascendrun.head.protocol.control_messages import Sample, SampleReply
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Link, Reply
 from ascendrun.head.spool.sample_ingest import SampleKeeper
@@ -25,14 +26,14 @@ MARGIN_S = 2.0
 
 
 class SampleOperation:
-    """Use from the controller's thread. Header: {hosts, family | null, timeout_s}. `waiting`: hosts without an answer.
+    """Use from the controller's thread. `waiting`: hosts without a reply.
 
-    Every host has its answer within timeout_s, `refused` with a sentence where there is none.
+    Every host has its reply within timeout_s, `refused` when it took no sample.
     """
 
     def __init__(
         self,
-        header: Mapping[str, Any],
+        request: Sample,
         links: Connections,
         post: Callable[[Callable[[], None]], None],
         answer: Answer,
@@ -40,9 +41,9 @@ class SampleOperation:
         *,
         ended: Callable[[], None],
     ) -> None:
-        self._hosts = load_hosts(header["hosts"])
-        self._timeout_s = float(header["timeout_s"])
-        self._items = sampling_items(header.get("family"))
+        self._hosts = request.hosts
+        self._timeout_s = request.timeout_s
+        self._items = sampling_items(request.device_type)
         self._links, self._post, self._answer, self._keeper, self._ended = links, post, answer, keeper, ended
         self.waiting: set[str] = {host.name for host in self._hosts}
 
@@ -91,9 +92,7 @@ class SampleOperation:
         )
 
     def _tell(self, host: str, newest: Newest) -> None:
-        self._say(
-            host, {"devices": [vars(one) for one in newest.devices], "hosts": [vars(one) for one in newest.hosts]}
-        )
+        self._say(SampleReply(host, newest.devices, newest.hosts))
 
     def _give_up(self) -> None:
         for host in sorted(self.waiting):
@@ -101,12 +100,12 @@ class SampleOperation:
             self._refuse(host, Failure("deadline", late))
 
     def _refuse(self, host: str, failure: Failure) -> None:
-        self._say(host, {"refused": failure.to_json()})
+        self._say(SampleReply(host, refused=failure))
 
-    def _say(self, host: str, fields: Mapping[str, Any]) -> None:
-        if host not in self.waiting:
+    def _say(self, reply: SampleReply) -> None:
+        if reply.host not in self.waiting:
             return
-        self.waiting.discard(host)
-        self._answer({"ok": True, "host": host, **fields}, b"", not self.waiting)
+        self.waiting.discard(reply.host)
+        self._answer(reply, b"", not self.waiting)
         if not self.waiting:
             self._ended()

@@ -11,6 +11,7 @@ from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.jobs.job import Job
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.jobs.schedule import Claim
+from ascendrun.head.protocol.control_messages import Submit
 from ascendrun.head.state.store import Store, StoredJob, job_id_of
 from ascendrun.node.layout import make_run
 
@@ -102,13 +103,12 @@ def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) ->
     )
 
 
-def add_jobs(store: Store, header: Mapping[str, Any], *, now_s: float) -> Sequence[tuple[Job, Submission]]:
-    """Stores what a wish to submit brings, all or none: `submissions`, one of a job by itself, else those of stages,
-    with `pipeline` as in `add_stages`. With keys that are known, returns those jobs and stores nothing."""
-    submissions = [Submission.from_json(one) for one in header["submissions"]]
+def add_jobs(store: Store, request: Submit, *, now_s: float) -> Sequence[tuple[Job, Submission]]:
+    """Store the jobs of a request, all or none. With keys that are known, return those jobs and store nothing."""
+    submissions = [Submission.from_json(one) for one in request.submissions]
     first = submissions[0]
     if first.stage is not None:
-        return list(zip(add_stages(store, submissions, header.get("pipeline"), now_s), submissions))
+        return list(zip(add_stages(store, submissions, request.pipeline, now_s), submissions))
     job = store.add_job(
         key=first.key,
         spec=first.spec_values,

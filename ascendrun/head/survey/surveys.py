@@ -1,19 +1,19 @@
-"""One wish for a survey: connects, probes, plans the job in question, examines, and answers host by host."""
+"""Serve one request for a survey: connect, probe, plan the job in question, examine, and reply for each host."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.core.hosts import Host, load_hosts
+from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.agents.node_query import NodeQuery
 from ascendrun.head.protocol.agent_events import report_values
+from ascendrun.head.protocol.control_messages import Survey, SurveyReply
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.survey.doctor import Answers, Examination, Question
 from ascendrun.head.survey.submission import Submission, make_job
@@ -27,27 +27,26 @@ CONNECT_S = 20.0
 
 
 class SurveyOperation:
-    """Use from the controller's thread. Header: {hosts, submission | null, family, paths, names, full, every_pair}."""
+    """Use from the controller's thread."""
 
     def __init__(
         self,
-        header: Mapping[str, Any],
+        request: Survey,
         links: Connections,
         post: Callable[[Callable[[], None]], None],
         answer: Answer,
         *,
         ended: Callable[[], None],
     ) -> None:
-        self._hosts = load_hosts(header["hosts"])
-        self._submission = Submission.from_json(header["submission"]) if header.get("submission") else None
-        names = header.get("names")
+        self._hosts = request.hosts
+        self._submission = None if request.submission is None else Submission.from_json(request.submission)
         self._question = Question(
             spec=self._submission.spec if self._submission else None,
-            family=header.get("family"),
-            paths=tuple(header.get("paths") or ()),
-            names=None if names is None else tuple(names),
-            is_full=bool(header.get("full")),
-            every_pair=bool(header.get("every_pair")),
+            family=request.device_type,
+            paths=request.paths,
+            names=request.names,
+            is_full=request.is_full,
+            every_pair=request.every_pair,
         )
         self._links, self._post, self._answer, self._ended = links, post, answer, ended
         self._reports: dict[str, NodeReport] = {}
@@ -107,16 +106,15 @@ class SurveyOperation:
         self._ended()
         everyone = [host.name for host in self._hosts]
         for index, host in enumerate(self._hosts):
-            fields: dict[str, Any] = {"ok": True, "host": host.name}
             found = answers.get(host.name, {})
-            if host.name in self._refused:
-                fields["refused"] = self._refused[host.name].to_json()
-            elif "refused" in found:
-                fields["refused"] = found["refused"].to_json()
+            refused = self._refused.get(host.name) or found.get("refused")
+            if refused is not None:
+                reply = SurveyReply(host.name, refused)
             else:
-                fields.update(
+                reply = SurveyReply(
+                    host.name,
                     report=report_values(self._reports[host.name], everyone),
                     results=found.get("results", {}),
                     hello={**self._links.get(host).hello, "is_local": host.is_local},
                 )
-            self._answer(fields, b"", index == len(self._hosts) - 1)
+            self._answer(reply, b"", index == len(self._hosts) - 1)

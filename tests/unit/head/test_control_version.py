@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,35 @@ import pytest
 
 from ascendrun.core.errors import AuthenticationError, ConflictError
 from ascendrun.head.protocol import control_socket
-from ascendrun.head.protocol.control_socket import Answer, ControlClient, ControlServer, error_answer
+from ascendrun.head.protocol.control_messages import ControllerStatus, Done, Nodes, Request, Shutdown, Status, Stop
+from ascendrun.head.protocol.control_socket import Answer, ControlClient, ControlServer
 from ascendrun.text import Text
 
 
 def handle(op: str, header: Mapping[str, Any], body: bytes, answer: Answer) -> None:
-    if op == "login":
-        answer(error_answer(AuthenticationError(Text("ssh.no-key", "{host}: none", host="n1"), hint="h")), b"", True)
+    if op == "nodes":
+        answer(AuthenticationError(Text("ssh.no-key", "{host}: none", host="n1"), hint="h"), b"", True)
     else:
-        answer({"ok": True, "op": op}, b"", True)
+        answer(ControllerStatus(7) if op == "status" else Done(), b"", True)
+
+
+@dataclass(frozen=True)
+class Foreign(Request[Any]):
+    """A request as a command of another version sends it."""
+
+    request: Request[Any]
+    protocol: int | None
+
+    @property
+    def OP(self) -> str:  # type: ignore[override]
+        return self.request.OP
+
+    @property
+    def REPLY(self) -> Any:  # type: ignore[override]
+        return self.request.REPLY
+
+    def to_header(self) -> dict[str, Any]:
+        return {**self.request.to_header(), "protocol": self.protocol}
 
 
 @pytest.fixture
@@ -31,41 +52,38 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
 
 def test_one_version_is_served(state_dir: Path) -> None:
     with ControlClient(state_dir) as client:
-        assert client.call("nodes")["op"] == "nodes"
+        assert client.call(Stop("j-0001")) == Done()
 
 
-@pytest.mark.parametrize("fields", [{"protocol": 1}, {"protocol": None}])
-def test_a_command_of_another_version_is_reported(state_dir: Path, fields: Mapping[str, Any]) -> None:
+@pytest.mark.parametrize("protocol", [1, None])
+def test_a_command_of_another_version_is_reported(state_dir: Path, protocol: int | None) -> None:
     with ControlClient(state_dir) as client, pytest.raises(ConflictError) as caught:
-        client.call("nodes", fields)
+        client.call(Foreign(Stop("j-0001"), protocol))
     assert isinstance(caught.value.message, Text)
     assert caught.value.message.key == "control.other-version"
-    assert caught.value.message.values == {"controller": control_socket.PROTOCOL, "command": fields["protocol"]}
+    assert caught.value.message.values == {"controller": control_socket.PROTOCOL, "command": protocol}
     assert "ascendrun controller stop" in str(caught.value.hint)
 
 
 def test_a_controller_of_another_version_is_reported(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = control_socket.wire.pack
+    old = lambda header, body: pack({**header, "protocol": 1} if "re" in header else header, body)  # noqa: E731
     with ControlClient(state_dir) as client:
-        monkeypatch.setattr(control_socket, "_answerer", untold(control_socket._answerer))
+        monkeypatch.setattr(control_socket.wire, "pack", old)
         with pytest.raises(ConflictError) as caught:
-            client.call("nodes")
+            client.call(Stop("j-0001"))
         assert isinstance(caught.value.message, Text) and caught.value.message.values["controller"] == 1
 
 
-def untold(make: Any) -> Any:
-    return lambda outgoing, request: (
-        lambda header, body, last: make(outgoing, request)({**header, "protocol": 1}, body, last)
-    )
-
-
-@pytest.mark.parametrize("op", control_socket.ANY_PROTOCOL)
-def test_any_version_can_be_found_and_stopped(state_dir: Path, op: str) -> None:
+@pytest.mark.parametrize("request_", [Status(), Shutdown()])
+def test_any_version_can_be_found_and_stopped(state_dir: Path, request_: Request[Any]) -> None:
+    assert request_.OP in control_socket.ANY_PROTOCOL
     with ControlClient(state_dir) as client:
-        assert client.call(op, {"protocol": 1})["op"] == op
+        assert isinstance(client.call(Foreign(request_, 1)), request_.REPLY)
 
 
 def test_an_error_keeps_its_class_its_key_and_its_values(state_dir: Path) -> None:
     with ControlClient(state_dir) as client, pytest.raises(AuthenticationError) as caught:
-        client.call("login")
+        client.call(Nodes(()))
     assert isinstance(caught.value.message, Text)
     assert (caught.value.message.key, caught.value.message.values) == ("ssh.no-key", {"host": "n1"})

@@ -14,6 +14,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.lifecycle import Transition
 from ascendrun.core.node_messages import Failure
+from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.artifact_fetch import Gatherer, Subject, failed_attempt, items_for, left_unasked
 from ascendrun.head.spool.artifact_store import hosts_awaited, hosts_gathered, read_gathered
@@ -140,12 +141,12 @@ def test_a_head_that_was_killed_before_it_asked_asks_later_those_of_whom_nothing
 
 
 def test_who_waits_is_told_though_somebody_cleared_the_wishes(world: World) -> None:
-    answers: list[Mapping[str, Any]] = []
-    world.gatherer.serve({"job": "j-0001", "attempt": 1}, lambda header, body, is_last: answers.append(header))
+    answers: list[Any] = []
+    world.gatherer.serve(Gather("j-0001", 1), lambda reply, body, is_last: answers.append(reply))
     for path in (world.state_dir / "gathering").iterdir():
         path.unlink()
     world.end(world.come_up("n1"))
-    assert answers == [{"ok": True, "host": "n1", "problem": None}]
+    assert answers == [GatherReply("n1")]
 
 
 def test_a_connection_lost_in_the_middle_leaves_nothing_and_is_asked_again(world: World) -> None:
@@ -193,14 +194,12 @@ def test_two_files_whose_safe_names_are_the_same_stay_two(world: World) -> None:
 
 
 def test_somebody_who_waits_hears_of_every_host(world: World) -> None:
-    said: list[tuple[str, str | None, bool]] = []
-    world.gatherer.serve(
-        {"job": "j-0001", "attempt": 1},
-        lambda header, body, last: said.append((header["host"], header["problem"], last)),
-    )
+    said: list[tuple[Any, bool]] = []
+    world.gatherer.serve(Gather("j-0001", 1), lambda reply, body, last: said.append((reply, last)))
     world.end(world.come_up("n1"))
     world.end(world.come_up("n2"), error=Failure("unknown-op", "this agent knows no operation 'gather'"))
-    assert said == [("n1", None, False), ("n2", "this agent knows no operation 'gather'", True)]
+    refused = GatherReply("n2", "this agent knows no operation 'gather'")
+    assert said == [(GatherReply("n1"), False), (refused, True)]
     assert hosts_awaited(world.state_dir, "j-0001", 1) == ()
 
 

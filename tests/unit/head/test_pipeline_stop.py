@@ -14,7 +14,8 @@ from ascendrun.cluster import Cluster
 from ascendrun.core.errors import ConflictError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.head.protocol.control_socket import Answer, ControlServer, error_answer
+from ascendrun.head.protocol.control_messages import ControllerStatus, Done
+from ascendrun.head.protocol.control_socket import Answer, ControlServer
 from ascendrun.head.state.settings import Settings
 from ascendrun.head.state.store import Store
 
@@ -50,18 +51,18 @@ class Stages:
 
     def serve(self, op: str, header: Any, body: bytes, answer: Answer) -> None:
         if op == "status":
-            answer({"ok": True, "pid": 1, "jobs": [], "liveness": {}}, b"", True)
+            answer(ControllerStatus(1), b"", True)
             return
         store = Store.open(self.state_dir)
         try:
             job = store.find(str(header["job"])).job
             if job.is_terminal:
-                answer(error_answer(ConflictError(f"{job.id} has already ended")), b"", True)
+                answer(ConflictError(f"{job.id} has already ended"), b"", True)
                 return
             self.stopped.append(job.id)
             self.end(store, job, State.STOPPED)
             self.end(store, store.find(f"{PIPELINE}-1").job, State.SUCCEEDED)
-            answer({"ok": True, "job": job.id}, b"", True)
+            answer(Done(), b"", True)
         finally:
             store.close()
 

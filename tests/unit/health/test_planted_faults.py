@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.health.checks import CHECKS, run_checks
 from ascendrun.query.survey_reader import read_world
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
@@ -197,7 +198,7 @@ def cluster(scenarios, changes=None):
         for place, value in (changes or {}).get(name, {}).items():
             put(answer, place, value)
         answers.append(answer)
-    return read_world(answers, None, family="npu", now_s=0.0)
+    return read_world([SurveyReply.from_header(one) for one in answers], None, family="npu", now_s=0.0)
 
 
 def put(answer, place, value):

@@ -1,0 +1,322 @@
+"""The messages between commands and the controller: the request and the reply of each operation, used by both ends.
+
+A message is the JSON header of a frame, its fields by name. Raise control_socket.PROTOCOL when one changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, TypeVar
+
+from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.core.hosts import Host, load_hosts
+from ascendrun.core.node_messages import Failure
+from ascendrun.text import Text, from_json, to_json
+
+if TYPE_CHECKING:
+    from ascendrun.core.reports import NodeReport
+    from ascendrun.core.samples import DeviceSample, HostSample
+
+M = TypeVar("M", bound="Message")
+R = TypeVar("R", bound="Message", covariant=True)
+
+
+class Message:
+    """The parent of the messages. A field with a default may be missing in a header."""
+
+    OP: ClassVar[str]
+
+    def to_header(self) -> dict[str, Any]:
+        return {
+            one.name: one.metadata.get("write", _plain)(getattr(self, one.name))
+            for one in fields(self)  # type: ignore[arg-type]
+        }
+
+    @classmethod
+    def from_header(cls: type[M], header: Mapping[str, Any]) -> M:
+        """Unknown fields are ignored. Raises InvalidInputError for a missing or unreadable one."""
+        values: dict[str, Any] = {}
+        for one in fields(cls):  # type: ignore[arg-type]
+            if one.name in header:
+                try:
+                    values[one.name] = one.metadata.get("read", _same)(header[one.name])
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    reason = Text("control.invalid-field", "invalid value ({error})", error=repr(error))
+                    raise _invalid(cls, one.name, reason) from error
+            elif one.default is MISSING and one.default_factory is MISSING:
+                raise _invalid(cls, one.name, Text("control.missing-field", "missing"))
+        return cls(**values)
+
+
+class Request(Message, Generic[R]):
+    """What a command asks for. `REPLY`: the R of the class."""
+
+    REPLY: ClassVar[type[Any]]
+
+
+def _invalid(kind: type[Message], name: str, reason: Text) -> InvalidInputError:
+    where = Text("control.field", "{op}: {field}: {reason}", op=kind.OP, field=name, reason=reason)
+    return InvalidInputError([Problem(kind.OP, None, None, where)])
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """A field's value for JSON. Mappings are raw data already, and may be large."""
+    if isinstance(value, Text):
+        return to_json(value)
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return dict(vars(value))
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _read(read: Callable[[Any], Any], *, write: Callable[[Any], Any] = _plain, **default: Any) -> Any:
+    """A field that `write` makes JSON of and `read` turns back. None stays None."""
+    return field(metadata={"read": lambda value: None if value is None else read(value), "write": write}, **default)
+
+
+def _load_report(values: Mapping[str, Any]) -> NodeReport:
+    from ascendrun.head.protocol.agent_events import load_report
+
+    return load_report(values)
+
+
+def _report_values(report: NodeReport | None) -> Mapping[str, Any] | None:
+    from ascendrun.head.protocol.agent_events import report_values
+
+    return None if report is None else report_values(report)
+
+
+def _load_devices(rows: Any) -> tuple[DeviceSample, ...]:
+    from ascendrun.core.samples import DeviceSample
+
+    return tuple(DeviceSample(**{**row, "pids": None if row["pids"] is None else tuple(row["pids"])}) for row in rows)
+
+
+def _load_host_samples(rows: Any) -> tuple[HostSample, ...]:
+    from ascendrun.core.samples import HostSample
+
+    return tuple(HostSample(**row) for row in rows)
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """The reply to a request of which only the end matters."""
+
+    OP = "done"
+
+
+@dataclass(frozen=True)
+class Submitted(Message):
+    """`job`: its id, or that of the pipeline."""
+
+    OP = "submit"
+    job: str
+
+
+@dataclass(frozen=True)
+class Submit(Request[Submitted]):
+    """Store and start a job, or the stages of a pipeline. `submissions`: each as Submission.to_json.
+
+    `pipeline`: the id of one that continues with these stages; None: a new one.
+    """
+
+    OP, REPLY = "submit", Submitted
+    submissions: tuple[Mapping[str, Any], ...] = _read(tuple)
+    pipeline: str | None = None
+
+
+@dataclass(frozen=True)
+class Stop(Request[Done]):
+    """Stop a job. `now`: without its grace period."""
+
+    OP, REPLY = "stop", Done
+    job: str
+    now: bool = False
+
+
+@dataclass(frozen=True)
+class Planned(Message):
+    """`plan`: as render_plan makes it."""
+
+    OP = "plan"
+    plan: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan(Request[Planned]):
+    """The plan that a submission would get. `submission`: as Submission.to_json."""
+
+    OP, REPLY = "plan", Planned
+    submission: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ExecReply(Message):
+    """How a command ended on one host; the body is its standard output, `out_bytes` long, then its standard error.
+
+    `failed`: why it was not run; the other fields then say nothing.
+    """
+
+    OP = "exec"
+    host: str
+    wall_s: float
+    failed: Failure | None = _read(Failure.from_json, default=None)
+    code: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    out_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Exec(Request[ExecReply]):
+    """Run a command on every host; one reply from each."""
+
+    OP, REPLY = "exec", ExecReply
+    hosts: tuple[Host, ...] = _read(load_hosts)
+    argv: tuple[str, ...] = _read(tuple)
+    timeout_s: float = _read(float)
+
+
+@dataclass(frozen=True)
+class NodeReply(Message):
+    """The report of one host, or why there is none."""
+
+    OP = "nodes"
+    host: str
+    report: NodeReport | None = _read(_load_report, write=_report_values, default=None)
+    refused: Failure | None = _read(Failure.from_json, default=None)
+
+
+@dataclass(frozen=True)
+class Nodes(Request[NodeReply]):
+    """The state of every host; one reply from each."""
+
+    OP, REPLY = "nodes", NodeReply
+    hosts: tuple[Host, ...] = _read(load_hosts)
+
+
+@dataclass(frozen=True)
+class SurveyReply(Message):
+    """The raw answers of one host, or why there are none.
+
+    `report`: as report_values makes it with all hosts of the survey. `results`: by probe. `hello`: of the agent.
+    """
+
+    OP = "survey"
+    host: str
+    refused: Failure | None = _read(Failure.from_json, default=None)
+    report: Mapping[str, Any] = field(default_factory=dict)
+    results: Mapping[str, Any] = field(default_factory=dict)
+    hello: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Survey(Request[SurveyReply]):
+    """Examine hosts, in the shell of a job if there is a submission; one reply from each.
+
+    `names`: these probes only. `every_pair`: of NPU ports is tested, not a sample.
+    """
+
+    OP, REPLY = "survey", SurveyReply
+    hosts: tuple[Host, ...] = _read(load_hosts)
+    submission: Mapping[str, Any] | None = None
+    device_type: str | None = None
+    paths: tuple[str, ...] = _read(tuple, default=())
+    names: tuple[str, ...] | None = _read(tuple, default=None)
+    is_full: bool = True
+    every_pair: bool = False
+
+
+@dataclass(frozen=True)
+class SampleReply(Message):
+    """The new samples of one host, or why there are none."""
+
+    OP = "sample"
+    host: str
+    devices: tuple[DeviceSample, ...] = _read(_load_devices, default=())
+    hosts: tuple[HostSample, ...] = _read(_load_host_samples, default=())
+    refused: Failure | None = _read(Failure.from_json, default=None)
+
+
+@dataclass(frozen=True)
+class Sample(Request[SampleReply]):
+    """Take a sample on every host; one reply from each within `timeout_s`.
+
+    `device_type`: None: whatever the host has. `unless_asked`: not on hosts whose reply to another request is awaited.
+    """
+
+    OP, REPLY = "sample", SampleReply
+    hosts: tuple[Host, ...] = _read(load_hosts)
+    timeout_s: float = _read(float)
+    device_type: str | None = None
+    unless_asked: bool = False
+
+
+@dataclass(frozen=True)
+class GrepReply(Message):
+    """The hits of one host are the body. `complete`: the search ended in time."""
+
+    OP = "grep"
+    host: str
+    problem: Text | str | None = _read(from_json, default=None)
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class Grep(Request[GrepReply]):
+    """Search the output of a job's ranks on its hosts. `hosts`: the agent's request for each."""
+
+    OP, REPLY = "grep", GrepReply
+    job: str
+    attempt: int
+    hosts: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class GatherReply(Message):
+    """`problem`: why the artifacts of a host are missing; None: they are stored."""
+
+    OP = "gather"
+    host: str
+    problem: Text | str | None = _read(from_json, default=None)
+
+
+@dataclass(frozen=True)
+class Gather(Request[GatherReply]):
+    """Fetch the artifacts of an attempt, None: of the newest; one reply from each host."""
+
+    OP, REPLY = "gather", GatherReply
+    job: str
+    attempt: int | None = None
+
+
+@dataclass(frozen=True)
+class ControllerStatus(Message):
+    """The running controller. `jobs`: the live ones. By job and host: `liveness`, `silence_s`, `staged` bytes."""
+
+    OP = "status"
+    pid: int
+    jobs: tuple[str, ...] = _read(tuple, default=())
+    liveness: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    silence_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    staged: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Status(Request[ControllerStatus]):
+    """Every version of the controller answers this."""
+
+    OP, REPLY = "status", ControllerStatus
+
+
+@dataclass(frozen=True)
+class Shutdown(Request[Done]):
+    """End the controller; every version does."""
+
+    OP, REPLY = "shutdown", Done
