@@ -157,8 +157,11 @@ def head_environ(state_dir: Path) -> dict[str, str]:
     """The environment of an ascendrun on the head: this checkout, a state dir and a node root of its own.
 
     $HOME is root's, where the head's ~/.ssh lies; the mark of the test session stays, for the look at its end.
+    ASCENDRUN_LANG=pseudo stays as well: with it only assertions about the words on a screen may fail.
     """
     kept = [name for name in os.environ if name == "ASCENDRUN_TEST_SESSION" or not name.startswith(FOREIGN)]
+    if os.environ.get("ASCENDRUN_LANG") == "pseudo":
+        kept.append("ASCENDRUN_LANG")
     ours = {name: os.environ[name] for name in kept}
     ours["HOME"] = root_home()
     ours["PYTHONPATH"] = str(CODE)

@@ -30,10 +30,10 @@ def test_explain_names_the_rank_whose_memory_broke_not_the_one_that_waited(submi
     job = {
         "name": "meshtest",
         "program": "meshtest",
-        "args": {"sizes": ["65536"], "repeats": 3, "budget_s": 0.1},
+        "args": {"message_sizes": ["65536"], "max_iterations": 3, "time_per_size_s": 0.1},
         "env": {"HCCL_EXEC_TIMEOUT": "68"},
     }
-    done = submit(job, per_node=1, HURRY=60, FAULTS="hbm-ecc:1@2")
+    done = submit(job, per_node=1, SPEEDUP=60, FAULTS="hbm-ecc:1@2")
     assert done.code == 1, done.said
     told = ascendrun("explain", "meshtest", "-o", "json")
     found = json.loads(told.stdout)["diagnosis"]

@@ -57,11 +57,10 @@ def submit(ascendrun: Any, cluster: Any, toolkit: Path) -> Callable[..., Done]:
     def run(job: dict[str, Any], *, family: str = "npu", per_node: int = CARDS, **simulated: object) -> Done:
         whole = {
             "nodes": 2,
-            "restart": {"max": 0},
             **job,
             "hostfile": "two.hosts",
             "env": {**job.get("env", {}), **QUIET},
-            "devices": {"family": family, "per_node": per_node},
+            "devices": {"type": family, "per_node": per_node},
             **where(family, toolkit, simulated),
         }
         path = ascendrun.folder / f"{whole['name']}-{family}.yaml"
