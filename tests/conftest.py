@@ -8,12 +8,14 @@ import signal
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
+from ascendrun.text import use_language
 from tests.thorough import THOROUGH_VARIABLE
 
 SESSION_VARIABLE = "ASCENDRUN_TEST_SESSION"
@@ -58,6 +60,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--thorough"):
         os.environ[THOROUGH_VARIABLE] = "yes"
     os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
+
+
+@pytest.fixture(autouse=True)
+def english() -> Iterator[None]:
+    """A test that runs the command in this process with another language leaves English to the next one."""
+    yield
+    use_language("en")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

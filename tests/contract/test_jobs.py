@@ -53,7 +53,11 @@ def test_a_failing_rank_fails_the_job_by_name(place: Place) -> None:
 def test_a_command_that_does_not_exist_starts_nobody(place: Place) -> None:
     done = place.run(place.job("absent", command=["no-such-program"]))
     assert done.returncode == 1, run_text(done)
-    assert "no-such-program" in done.stderr and "nothing was started" in done.stderr
+    assert "no-such-program" in done.stderr
+    job = done.stdout.split()[0] if done.stdout else "absent"
+    detail = place.show(job)
+    assert detail["job"]["state"] == "FAILED"
+    assert not any(rank["pid"] for rank in detail["ranks"])
 
 
 def test_stop_ends_every_rank_and_the_job_says_so(place: Place) -> None:
