@@ -1,6 +1,6 @@
-"""What is known of each Ascend chip: memory, dies, links, which device sets HCCL takes, bf16, peak.
+"""What is known of each Ascend chip: memory, dies, links, which device sets HCCL takes, bf16.
 
-chip_of("910B3") -> Chip | None       device_faults(chip, ids) -> ["..."]        peak_fp16_tflops(chip) -> Peak
+chip_of("910B3") -> Chip | None       device_faults(chip, ids) -> ["..."]
 """
 
 from __future__ import annotations
@@ -35,16 +35,6 @@ class Chip:
     aicore_mhz: int | None
     roce_mbit_per_s: int | None
     verified: bool
-    source: str
-    doubt: str | None
-
-
-@dataclass(frozen=True)
-class Peak:
-    """FP16 matrix throughput of one die; `measured` says whether core count and clock came from the node itself."""
-
-    fp16_tflops: float
-    measured: bool
     source: str
     doubt: str | None
 

@@ -1,7 +1,7 @@
 """Version files that driver, firmware and CANN leave on a node's disk.
 
 parse_driver, parse_firmware (version.info), parse_cann (ascend_*_install.info),
-parse_install (/etc/ascend_install.info), parse_components (version.cfg); where they lie: VERSION_FILES
+parse_install (/etc/ascend_install.info), parse_components (version.cfg)
 """
 
 from __future__ import annotations
@@ -14,19 +14,7 @@ from ascendrun.ascend.reading import field_of, read_word, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 from ascendrun.ascend.versions import is_within
 
-DEFAULT_ROOT = "/usr/local/Ascend"
-
 # What to read under the install root, newest layout first; {arch} is aarch64 or x86_64 (of uname -m).
-VERSION_FILES: Mapping[str, tuple[str, ...]] = {
-    "driver": ("driver/version.info",),
-    "firmware": ("firmware/version.info",),
-    "cann": (
-        "cann/{arch}-linux/ascend_toolkit_install.info",  # CANN 8.5 and newer
-        "ascend-toolkit/latest/{arch}-linux/ascend_toolkit_install.info",  # up to CANN 8.3
-    ),
-    "nnae": ("nnae/latest/ascend_nnae_install.info", "nnae/latest/{arch}-linux/ascend_nnae_install.info"),
-    "components": ("ascend-toolkit/latest/version.cfg",),
-}
 
 _PAIR = re.compile(r"\[([^\[\],]{1,60}),([^\[\],]{1,60})\]")
 
@@ -108,11 +96,6 @@ class Components:
     @property
     def cann_versions(self) -> tuple[str, ...]:
         return tuple(sorted({one.cann_version for one in self.components}))
-
-
-def files_of(kind: str, *, arch: str, root: str = DEFAULT_ROOT) -> tuple[str, ...]:
-    """The files to try for a kind of VERSION_FILES, in order; the first that is there counts."""
-    return tuple(f"{root.rstrip('/')}/{path.format(arch=arch)}" for path in VERSION_FILES[kind])
 
 
 def parse_driver(text: str) -> DriverVersion:

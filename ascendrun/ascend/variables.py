@@ -60,16 +60,12 @@ class VariableFinding:
     source: str | None
 
 
-def known_variables() -> Mapping[str, Variable]:
-    return _variables()
-
-
 def check_variable(name: str, value: str, chip: Chip | None = None) -> tuple[VariableFinding, ...]:
     """What is wrong with one setting on one chip; without a chip only what holds for all; () for what is none of ours.
 
     A name of HCCL's or torch_npu's that the table lacks is reported as unknown: newer, or misspelt.
     """
-    variable = _variables().get(name)
+    variable = known_variables().get(name)
     if variable is None:
         return _not_in_table(name, value)
     found: list[VariableFinding] = []
@@ -100,7 +96,7 @@ def check_environment(environment: Mapping[str, str], chip: Chip | None = None) 
     ours = sorted(filter(_may_be_ours, environment))
     found = [one for name in ours for one in check_variable(name, environment[name], chip)]
     for name, message, hint in forms.conflicts(environment, chip.family if chip else None):
-        source = _variables()[name].source if name in _variables() else None
+        source = known_variables()[name].source if name in known_variables() else None
         found.append(VariableFinding(name, environment[name], "conflict", WARNING, message, hint, source))
     return tuple(found)
 
@@ -181,7 +177,7 @@ def _applies(when: str, value: str) -> bool:
 def _may_be_ours(name: str) -> bool:
     """Whether the table says something of the name; most of what an environment holds is none of ours."""
     prefixes = [rule["prefix"] for rule in load_table("variables")["prefixes"]]
-    return name in _variables() or name.startswith(("HCCL_", "P2P_HCCL_", *prefixes))
+    return name in known_variables() or name.startswith(("HCCL_", "P2P_HCCL_", *prefixes))
 
 
 def _not_in_table(name: str, value: str) -> tuple[VariableFinding, ...]:
@@ -191,7 +187,7 @@ def _not_in_table(name: str, value: str) -> tuple[VariableFinding, ...]:
             return (VariableFinding(name, value, "no-effect", rule["severity"], message, _hint(rule["hint"]), None),)
     if not name.startswith(("HCCL_", "P2P_HCCL_")):
         return ()
-    near = difflib.get_close_matches(name, _variables(), n=1, cutoff=0.85)
+    near = difflib.get_close_matches(name, known_variables(), n=1, cutoff=0.85)
     message = Text("variable.unknown", "unknown variable: misspelled, or newer than this version of ascendrun")
     hint = (
         Text("variable.did-you-mean", "did you mean {name}?", name=near[0])
@@ -202,7 +198,7 @@ def _not_in_table(name: str, value: str) -> tuple[VariableFinding, ...]:
 
 
 @lru_cache(maxsize=1)
-def _variables() -> Mapping[str, Variable]:
+def known_variables() -> Mapping[str, Variable]:
     variables: dict[str, Variable] = {}
     for row in load_table("variables")["rows"]:
         variables[row["name"]] = Variable(

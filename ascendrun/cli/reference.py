@@ -40,17 +40,6 @@ def visible_commands() -> tuple[CliCommand, ...]:
     return tuple(command for command in found if isinstance(command, CliCommand))
 
 
-def help_messages() -> Mapping[str, str]:
-    """The English of every text of --help, by the key of its Chinese."""
-    found: dict[str, str] = {f"help.{entry.name}.summary": entry.summary for entry in COMMANDS if not entry.hidden}
-    for command in (cli, *visible_commands()):
-        found[f"help.{command.name}"] = inspect.cleandoc(command.help or "")
-        for param in command.params:
-            if isinstance(param, click.Option) and param.help:
-                found[f"help.{command.name}.{max(param.opts, key=len)}"] = param.help
-    return found
-
-
 def make_manuals() -> Mapping[str, str]:
     """Man pages in troff, by file name."""
     pages = {"ascendrun.1": _manual(cli, "ascendrun")}

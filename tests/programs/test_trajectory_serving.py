@@ -20,7 +20,7 @@ import pytest
 
 from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.evaluation.calibrate import Adjustment
-from ascendrun.programs.trajectory.grammars import text_of
+from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.stages.serve import MOST_BYTES, MOST_TRACKS, make_server, serve_until
 from ascendrun.programs.trajectory.stages.stream import answer_lines
@@ -42,7 +42,7 @@ def classifier(trained: Path) -> Classifier:
 
 
 def track_text(number: int = 0) -> str:
-    return text_of(generate(number + 1, seed=9)[number], {"grammar": "motion", "resolution": 10})
+    return as_texts([generate(number + 1, seed=9)[number]], grammar="motion", resolution=10)[0].text()
 
 
 def points(number: int = 0) -> list[dict[str, Any]]:

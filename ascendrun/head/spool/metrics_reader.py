@@ -14,21 +14,6 @@ METRICS_FILE = re.compile(r"^rank-(\d+)\.metrics\.(\d+)$")
 CHUNK_BYTES = 1024 * 1024
 TAIL_BYTES = 256 * 1024
 """What a `MetricsTail` takes of one rank at a time: what is older than that when it looks is of no use to it."""
-READ_BYTES = 64 * 1024 * 1024
-"""What `read_metrics` takes of all ranks together: of each the newest part of that."""
-
-
-def read_metrics(
-    attempt_dir: Path, *, ranks: Collection[int] | None = None, max_bytes: int = READ_BYTES
-) -> Mapping[int, tuple[MetricsLine, ...]]:
-    """Every rank's lines in the order written; of very long files the newest part, `max_bytes` over all ranks.
-
-    `ranks`: only these. A rank that wrote nothing yet is missing. Lines that cannot be read are passed over.
-    """
-    files = find_metrics(attempt_dir, ranks=ranks)
-    share = max_bytes // max(1, len(files))
-    found = {rank: tuple(iter_lines(paths, last_bytes=share)) for rank, paths in files.items()}
-    return {rank: lines for rank, lines in found.items() if lines}
 
 
 def newest_values(attempt_dir: Path, rank: int, *, host: str) -> Mapping[str, Any] | None:

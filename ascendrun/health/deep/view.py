@@ -22,27 +22,6 @@ from ascendrun.text import Text
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-CODES: tuple[str, ...] = (
-    "deep-device-inconsistent",
-    "deep-device-wrong",
-    "deep-device-slow",
-    "deep-node-slow",
-    "deep-host-disconnected",
-    "deep-host-slow",
-    "deep-split-disconnected",
-    "deep-split-slow",
-    "deep-link-disconnected",
-    "deep-link-slow",
-    "deep-pair-disconnected",
-    "deep-pair-slow",
-    "deep-host-failed",
-    "deep-host-busy",
-    "deep-host-not-ready",
-    "deep-network-slower-than-before",
-    "deep-node-slower-than-before",
-    "deep-device-slower-than-before",
-)
-"""All codes of a deep check."""
 
 TFLOPS, BYTES_PER_S = "TFLOP/s", "B/s"
 

@@ -46,12 +46,6 @@ def test_driver_and_firmware_of_one_release_fit_and_others_do_not():
     assert install.driver_takes_firmware(driver, install.parse_firmware("")) is None
 
 
-def test_the_install_root_moves_every_file_and_newer_layouts_come_first():
-    files = install.files_of("cann", arch="aarch64", root="/opt/Ascend/")
-    assert files[0] == "/opt/Ascend/cann/aarch64-linux/ascend_toolkit_install.info"
-    assert files[1] == "/opt/Ascend/ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info"
-
-
 def test_a_mixed_install_shows_more_than_one_cann():
     assert recorded("components", "mixed").cann_versions == ("8.0.0", "8.1.RC1")
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ascendrun.head.spool.metrics_reader import (
-    TAIL_BYTES,
-    MetricsTail,
-    find_metrics,
-    iter_lines,
-    newest_values,
-    read_metrics,
-)
+from ascendrun.head.spool.metrics_reader import TAIL_BYTES, MetricsTail, find_metrics, iter_lines, newest_values
 
 
 def write(attempt: Path, host: str, rank: int, text: str, *, generation: int = 0) -> Path:
@@ -27,10 +20,14 @@ def steps(first: int, last: int, **more: object) -> str:
     return "".join(json.dumps({"step": step, **more}) + "\n" for step in range(first, last + 1))
 
 
+def read_metrics(attempt: Path, **choice: object) -> dict[int, list[int | None]]:
+    return {rank: [line.step for line in iter_lines(paths)] for rank, paths in find_metrics(attempt, **choice).items()}
+
+
 def test_an_attempt_of_which_nothing_came_has_no_lines(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "nowhere") == {}
     write(tmp_path, "a", 0, "")
-    assert read_metrics(tmp_path) == {}
+    assert read_metrics(tmp_path) == {0: []}
 
 
 def test_the_ranks_of_all_hosts_are_read_each_over_its_generations(tmp_path: Path) -> None:
@@ -40,20 +37,18 @@ def test_the_ranks_of_all_hosts_are_read_each_over_its_generations(tmp_path: Pat
     write(tmp_path, "b", 7, steps(1, 1))
     (tmp_path / "b" / "rank-1.metrics.tmp").write_text("{}")
     (tmp_path / "complete").write_text("")
-    found = read_metrics(tmp_path, ranks=(0, 1))
-    assert {rank: [line.step for line in lines] for rank, lines in found.items()} == {0: [1, 2, 3, 4], 1: [1, 2, 3]}
+    assert read_metrics(tmp_path, ranks=(0, 1)) == {0: [1, 2, 3, 4], 1: [1, 2, 3]}
 
 
 def test_a_torn_line_costs_itself_only(tmp_path: Path) -> None:
     write(tmp_path, "a", 0, '{"step": 1}\n{"step": 2, "lo{"step": 3}\n\x00\x00\n{"step": 4}\n{"step": 5, "lo')
-    assert [line.step for line in read_metrics(tmp_path)[0]] == [1, 4]
+    assert read_metrics(tmp_path) == {0: [1, 4]}
 
 
 def test_of_a_long_file_the_newest_part_is_read_and_no_half_line(tmp_path: Path) -> None:
     write(tmp_path, "a", 0, steps(1, 1000))
     write(tmp_path, "a", 0, steps(1001, 1010), generation=1)
-    lines = read_metrics(tmp_path, max_bytes=1000)[0]
-    got = [line.step for line in lines]
+    got = [line.step for line in iter_lines(find_metrics(tmp_path)[0], last_bytes=1000)]
     assert got[-1] == 1010 and 30 < len(got) < 80
     assert got == list(range(1010 - len(got) + 1, 1011))
 

@@ -17,12 +17,22 @@ from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, ShownProcess, 
 from ascendrun.sim.ascend.tool.model import dump_node, load_node
 
 ROOT = "/usr/local/Ascend"
+VERSION_FILES = {
+    "driver": ("driver/version.info",),
+    "firmware": ("firmware/version.info",),
+    "cann": (
+        "cann/{arch}-linux/ascend_toolkit_install.info",  # CANN 8.5 and newer
+        "ascend-toolkit/latest/{arch}-linux/ascend_toolkit_install.info",  # up to CANN 8.3
+    ),
+    "nnae": ("nnae/latest/ascend_nnae_install.info", "nnae/latest/{arch}-linux/ascend_nnae_install.info"),
+    "components": ("ascend-toolkit/latest/version.cfg",),
+}
 
 
 def found(node, kind, scenario):
     """The first of the files in which a kind's version may stand, as the checks look for it."""
-    paths = [node.root / path.lstrip("/") for path in install.files_of(kind, arch=scenario.arch)]
-    return next((path.read_text() for path in paths if path.exists()), None)
+    files = (node.root / ROOT.lstrip("/") / file.format(arch=scenario.arch) for file in VERSION_FILES[kind])
+    return next((file.read_text() for file in files if file.exists()), None)
 
 
 @pytest.mark.parametrize("version", ["7.0.T10", "8.0.RC3", "8.3.RC1", "8.5.0", "9.1.0"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Callable
+from typing import Callable
 
 from ascendrun.programs.trajectory.grammars.compact import compact_words
 from ascendrun.programs.trajectory.grammars.guide import PUBLISHED, guide_words, make_words
@@ -26,8 +26,3 @@ GRAMMARS: dict[str, Grammar] = {
 
 def as_texts(tracks: Sequence[Track], *, grammar: str, resolution: int) -> list[Words]:
     return [GRAMMARS[grammar](track, resolution=resolution) for track in tracks]
-
-
-def text_of(track: Track, text: dict[str, Any]) -> str:
-    """`text`: grammar and resolution, as a saved model holds them."""
-    return as_texts([track], **text)[0].text()
