@@ -7,14 +7,13 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.core.hosts import Host, parse_hostfile
 from ascendrun.core.jobfile.pipeline import StageJob
-from ascendrun.core.jobfile.source_text import in_order
 from ascendrun.core.jobfile.spec import INIT_HINT, JobSpec, LocalFiles, parse_stages, require_hostfile, resolve_paths
-from ascendrun.core.jobfile.tree import place_of
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.pipelines import newest_stages
 from ascendrun.core.jobs.plan import Tree, choose_hosts, placement_faults
@@ -38,8 +37,13 @@ def read_job(job_file: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
     return read_stages(job_file, overrides=overrides)[0].spec
 
 
-def read_stages(job_file: Path, *, overrides: Sequence[str] = ()) -> tuple[StageJob, ...]:
-    """As `read_job`, every stage of a pipeline; of any other file its one job."""
+def read_stages(
+    job_file: Path, *, overrides: Sequence[str] = (), is_placed: bool = False, hostfile: Path | None = None
+) -> tuple[StageJob, ...]:
+    """As `read_job`, every stage of a pipeline; of any other file its one job.
+
+    `is_placed`: report also what the hosts lack, those of `hostfile` or of the job's own.
+    """
     programs = load_programs()
     directory = job_file.absolute().parent
     stages = parse_stages(
@@ -52,6 +56,7 @@ def read_stages(job_file: Path, *, overrides: Sequence[str] = ()) -> tuple[Stage
             is_directory=lambda path: (directory / path).is_dir(),
             is_readable=lambda path: os.access(directory / path, os.R_OK),
         ),
+        placement=partial(_placement_faults, directory=directory, hostfile=hostfile) if is_placed else None,
     )
     return tuple(replace(stage, spec=resolve_paths(stage.spec, str(directory), programs)) for stage in stages)
 
@@ -71,21 +76,19 @@ def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -
 def stage_hosts(
     stages: Sequence[StageJob], job_file: Path, *, hostfile: Path | None = None
 ) -> tuple[tuple[Host, ...], ...]:
-    """As `read_hosts`, for every stage. Raises InvalidInputError with every place where hosts or slots are missing."""
-    found, problems = [], []
-    for stage in stages:
-        path = hostfile or Path(require_hostfile(stage.spec, str(job_file)))
-        hosts = parse_hostfile(_read(path), str(path))
-        faults = list(placement_faults(stage.spec, hosts))
-        for key, message, hint in faults:
-            place = None if stage.root is None else place_of(stage.root, key)
-            problems.append(
-                Problem(str(job_file), None, None, message, hint) if place is None else place.problem(message, hint)
-            )
-        found.append(() if faults else choose_hosts(stage.spec, hosts))
-    if problems:
-        raise InvalidInputError(in_order(problems))
-    return tuple(found)
+    """As `read_hosts`, for every stage."""
+    return tuple(read_hosts(stage.spec, job_file, hostfile=hostfile) for stage in stages)
+
+
+def _placement_faults(
+    spec: JobSpec, *, directory: Path, hostfile: Path | None
+) -> Sequence[tuple[tuple[str, ...], Text, Text]]:
+    """What the hosts lack for the job; () without a hostfile, or with one that `read_hosts` will reject."""
+    path = hostfile or (directory / spec.hostfile if spec.hostfile else None)
+    try:
+        return () if path is None else tuple(placement_faults(spec, parse_hostfile(_read(path), str(path))))
+    except InvalidInputError:
+        return ()
 
 
 def make_submission(
@@ -115,7 +118,7 @@ def make_submissions(
 
     A file that is no pipeline gives the one submission of its job, without a stage.
     """
-    stages = read_stages(job_file, overrides=overrides)
+    stages = read_stages(job_file, overrides=overrides, is_placed=True, hostfile=hostfile)
     hosts = stage_hosts(stages, job_file, hostfile=hostfile)
     make_state_dir(state_dir)
     return tuple(

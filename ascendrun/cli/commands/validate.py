@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -39,23 +40,28 @@ def command(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...]
     return 0
 
 
-def _check(file: Path, overrides: tuple[str, ...]) -> str:
-    """What the file is, in a few words. Raises InvalidInputError."""
+def _check(file: Path, overrides: tuple[str, ...]) -> Text:
+    """What the file is. Raises InvalidInputError."""
     if file.suffix == ".hosts":
         from ascendrun.cli.options import read_hostfile
 
-        return f"fine: {_count(read_hostfile(file))}"
+        hosts = len(read_hostfile(file))
+        return Text("validate.hostfile", "valid: {hosts:plural host hosts}", hosts=hosts)
     from ascendrun.query.submit import read_stages, stage_hosts
 
-    stages = read_stages(file, overrides=overrides)
+    stages = read_stages(file, overrides=overrides, is_placed=True)
     placed = [stage for stage in stages if stage.spec.hostfile]
-    taken = {host.name: host for hosts in stage_hosts(placed, file) for host in hosts}
-    on_hosts = f" on {_count(tuple(taken.values()))}" if taken else ""
+    hosts = len({host.name for hosts in stage_hosts(placed, file) for host in hosts})
     if stages[0].stage is None:
-        return f"fine: job {stages[0].spec.name}{on_hosts}"
-    names = ", ".join(str(one.stage) for one in stages)
-    return f"fine: pipeline of {len(stages)} stages ({names}){on_hosts}"
-
-
-def _count(hosts: tuple[object, ...]) -> str:
-    return f"{len(hosts)} host{'s' if len(hosts) != 1 else ''}"
+        what = Text("validate.job", "valid: job {name}", name=stages[0].spec.name)
+    else:
+        names = [str(stage.stage) for stage in stages]
+        what = Text(
+            "validate.pipeline",
+            "valid: pipeline of {count:plural stage stages} ({names})",
+            count=len(stages),
+            names=names,
+        )
+    if not hosts:
+        return what
+    return Text("validate.on-hosts", "{what} on {hosts:plural host hosts}", what=what, hosts=hosts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
 from pydantic import BaseModel, ValidationError
@@ -87,9 +87,14 @@ def parse_stages(
     programs: Mapping[str, ProgramOptions],
     check_names: Optional[Callable[[], Mapping[str, str]]] = None,
     files: Optional[LocalFiles] = None,
+    placement: Optional[Callable[[JobSpec], Iterable[tuple[tuple[str, ...], Text, Text]]]] = None,
 ) -> tuple[StageJob, ...]:
     """As `parse_job`, one job for each stage of a pipeline, in order, each with the keys of the file and its own;
-    a single job for any other file."""
+    a single job for any other file.
+
+    `placement` returns what the hosts lack for a job: (key, message, hint). It also gets the name, nodes, devices,
+    launcher and hostfile of a job whose other keys have problems. None: not checked.
+    """
     source = read_yaml(text, file)
     if not source.is_complete:
         raise InvalidInputError(in_order(source.problems))
@@ -107,6 +112,10 @@ def parse_stages(
     for stage in [StageRoot("", None, root)] if roots is None else roots:
         draft = Draft(stage.root, job_data(stage.root, source), source, programs, check_names, files)
         spec = _read_spec(draft, problems)
+        placed = spec or _placement_part(draft)
+        if placement is not None and placed is not None:
+            for key, message, hint in placement(placed):
+                problems.append(place_of(stage.root, key).problem(message, hint))
         if spec is not None:
             jobs.append(StageJob(None if roots is None else stage.name, stage.needs, spec, stage.root))
     problems.extend(parallel_conflicts(jobs, roots or ()))
@@ -121,6 +130,16 @@ def _read_spec(draft: Draft, problems: list[Problem]) -> Optional[JobSpec]:
     problems.extend(broken_rules(draft))
     data = {**draft.data, "args": typed_args(draft)} if isinstance(draft.data.get("args"), dict) else draft.data
     return _validate(data, draft, problems)
+
+
+def _placement_part(draft: Draft) -> Optional[JobSpec]:
+    """A job with the keys that decide its placement; None when one of them has a problem."""
+    name = draft.data.get("name")
+    keys = {key: draft.data[key] for key in ("nodes", "devices", "launcher", "hostfile") if key in draft.data}
+    try:
+        return JobSpec.model_validate({**keys, "name": name if isinstance(name, str) else "job", "command": ("true",)})
+    except ValidationError:
+        return None
 
 
 def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOptions]) -> JobSpec:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.core.errors import InvalidInputError
+from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.model import JobBody
 from ascendrun.core.jobfile.spec import (
     JobSpec,
@@ -15,9 +16,11 @@ from ascendrun.core.jobfile.spec import (
     migrate_spec,
     parse_job,
     parse_program_options,
+    parse_stages,
     require_hostfile,
     resolve_paths,
 )
+from ascendrun.core.jobs.plan import placement_faults
 
 TRAJECTORY = parse_program_options(
     "trajectory",
@@ -331,3 +334,19 @@ def test_no_job_file_crashes_the_parser(data, overrides):
         assert error.problems and all(problem.message for problem in error.problems)
     else:
         assert spec.name and (spec.command or spec.program)
+
+
+def test_what_the_hosts_lack_is_reported_with_the_other_problems():
+    hosts = parse_hostfile("a slots=4\n", "h")
+    with pytest.raises(InvalidInputError) as caught:
+        parse_stages(
+            SMALL + "nodes: 2\ncolour: 3\ndevices: {per_node: 8}\n",
+            "job.yaml",
+            programs={},
+            placement=lambda spec: placement_faults(spec, hosts),
+        )
+    assert [(problem.line, problem.message.key) for problem in caught.value.problems] == [
+        (3, "plan.too-few-hosts"),
+        (4, "jobfile.unknown-key"),
+        (5, "plan.too-few-slots"),
+    ]
