@@ -37,6 +37,7 @@ from ascendrun.query.views import (
     make_job_view,
     make_pipeline_view,
 )
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.spec import JobSpec
@@ -170,8 +171,13 @@ class Cluster:
         with self._reading() as store:
             if store is None:
                 raise NotFoundError(
-                    f"no job {ref!r}: nothing was ever submitted with {self.settings.state_dir}",
-                    hint="`ascendrun submit jobs/quickstart.yaml` submits the first one",
+                    Text(
+                        "cluster.no-jobs",
+                        "{job}: job not found ({path} has no jobs)",
+                        job=ref,
+                        path=self.settings.state_dir,
+                    ),
+                    hint=Text("cluster.submit-first", "run `ascendrun submit jobs/quickstart.yaml`"),
                 )
             stored = store.find(ref)
             events = store.events(stored.job.id)
@@ -210,8 +216,14 @@ class Cluster:
                 return detail
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineExceededError(
-                    f"{detail.job.id} is still {detail.job.state} after {timeout_s:g} s",
-                    hint=f"the job goes on; `ascendrun logs -f {detail.job.id}` follows it",
+                    Text(
+                        "cluster.wait-timeout",
+                        "{job}: not finished after {limit_s:duration} (state {state})",
+                        job=detail.job.id,
+                        state=detail.job.state,
+                        limit_s=timeout_s,
+                    ),
+                    hint=Text("cluster.follow", "follow the job: ascendrun logs -f {job}", job=detail.job.id),
                 )
             time.sleep(POLL_S)
 

@@ -66,8 +66,7 @@ def _hosts(ctx: click.Context) -> Iterable[str]:
 def _templates(ctx: click.Context) -> Iterable[str]:
     from ascendrun.cli import templates
 
-    listed = getattr(templates, "list_templates", None) or templates.list_skeletons
-    return [template.name for template in listed()]
+    return [template.name for template in templates.list_templates()]
 
 
 _COMPLETERS = {

@@ -1,4 +1,4 @@
-"""logs --files: every file of an attempt that lies on the head, and what could not be had."""
+"""logs --files: every file of an attempt on the head node, and which files could not be collected."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ascendrun.core.logs.log_lines import describe_bytes
 from ascendrun.core.names import fold_names
 from ascendrun.head.spool.artifact_store import hosts_awaited, read_gathered, read_hccl_settings
 from ascendrun.head.state.settings import spool_dir
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
     from ascendrun.query.log_view import LogView
 
 OWN_FILE = re.compile(
-    r"^(?:rank-(?P<rank>\d+)\.(?P<kind>out|err|metrics|error)|(?P<word>events|samples|clock))(?:\.\d+)?$"
+    r"^(?:rank-(?P<rank>\d+)\.(?P<kind>out|err|metrics|error)|(?P<name>events|samples|clock))(?:\.\d+)?$"
 )
 KINDS = {"out": "output", "err": "errors", "metrics": "metrics", "error": "error file"}
 
 
 @dataclass(frozen=True)
 class FileRow:
-    """`kind`: output, errors, metrics, error file, events, samples, clock, or the name under which it was gathered.
-    `path` None: it is not here, `note` says why. `note`: also what was left out."""
+    """`kind`: output, errors, metrics, error file, events, samples, clock, or the name under which it was collected.
+    `path` None: the file is not here, `note` has the reason. `note`: also that it was truncated."""
 
     host: str
     kind: str
@@ -69,9 +70,9 @@ def print_files(ctx: CliContext, job: JobView, attempt: int, view: LogView, outp
             )
         )
     if rows and output in (None, "table", "wide"):
-        sys.stdout.write(_describe_settings(folder, hosts))
+        sys.stdout.write(_format_settings(folder, hosts))
     for host in hosts_awaited(ctx.settings.state_dir, job.id, attempt):
-        ctx.echo(f"{host} has been asked for more and has not answered yet")
+        ctx.echo(Text("logs.files-pending", "{host}: collection of files is still running", host=host))
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,14 @@ class _Setting:
     hosts: list[str]
 
 
-def _describe_settings(folder: Path, hosts: list[str]) -> str:
-    """What HCCL says that it took for its settings; hosts that say the same share a row. "" when none says anything."""
+def _format_settings(folder: Path, hosts: list[str]) -> str:
+    """Return a table of the settings that HCCL logged; hosts with equal values share a row. "" without any."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for host in hosts:
         for name, one in read_hccl_settings(read_gathered(folder, host)).items():
             value = "" if one.value is None else one.value + one.unit
             found.setdefault((name, value, one.origin), []).append(host)
-    rows = [_Setting(*key, said_by) for key, said_by in sorted(found.items())]
+    rows = [_Setting(*key, hosts) for key, hosts in sorted(found.items())]
     return (
         ""
         if not rows
@@ -107,7 +108,7 @@ def _describe_settings(folder: Path, hosts: list[str]) -> str:
 
 
 def list_files(attempt_dir: Path, host: str) -> Iterator[FileRow]:
-    """Output and metrics by rank, then what was gathered, then what could not be."""
+    """Yield output and metrics by rank, then collected files, then those that could not be collected."""
     folder = attempt_dir / host
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -119,7 +120,7 @@ def list_files(attempt_dir: Path, host: str) -> Iterator[FileRow]:
                     rank is None,
                     rank or 0,
                     path.name,
-                    FileRow(host, KINDS.get(match["kind"] or "", match["word"]), rank, path.stat().st_size, str(path)),
+                    FileRow(host, KINDS.get(match["kind"] or "", match["name"]), rank, path.stat().st_size, str(path)),
                 )
             )
     for _no_rank, _rank, _name, row in sorted(found, key=lambda one: one[:3]):
@@ -128,8 +129,7 @@ def list_files(attempt_dir: Path, host: str) -> Iterator[FileRow]:
     for file in gathered.files:
         note = None
         if file.of_bytes is None or file.of_bytes > file.bytes:
-            whole = "more" if file.of_bytes is None else describe_bytes(file.of_bytes)
-            note = f"of {whole}; the rest was left out"
+            note = str(Text("logs.file-truncated", "truncated, whole size: {size:bytes}", size=file.of_bytes))
         yield FileRow(host, file.name, None, file.bytes, str(file.path), file.source, note)
     for name, text in gathered.problems:
         yield FileRow(host, name, None, None, None, None, str(text))

@@ -105,8 +105,10 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        hint = "`ascendrun init` shows skeletons of hostfiles"
-        raise InvalidInputError([Problem(str(path), None, None, f"cannot be read: {error.strerror}", hint)]) from error
+        why = (error.strerror or type(error).__name__).lower()
+        message = Text("submit.unreadable", "cannot read the file: {why}", why=why)
+        hint = Text("cli.init-hostfile", "list templates: ascendrun init")
+        raise InvalidInputError([Problem(str(path), None, None, message, hint)]) from error
     return parse_hostfile(raw, str(path))
 
 
@@ -117,7 +119,7 @@ def parse_host_words(words: list[str]) -> tuple[Host, ...]:
 
     for word in words:
         if ("/" in word or word.endswith(".hosts")) and Path(word).is_file():
-            message = Text("cli.file-not-host", "{word} is a file, not a host", word=word)
-            raise UsageError(message, hint=Text("cli.use-hostfile", "--hostfile {word}", word=word))
+            message = Text("cli.file-not-host", "{path} is a file, not a host", path=word)
+            raise UsageError(message, hint=Text("cli.use-hostfile", "use --hostfile {path}", path=word))
     pieces = [piece.strip() for word in words for piece in split_list(word)]
     return parse_hostfile("\n".join(piece for piece in pieces if piece), "HOSTS")

@@ -1,4 +1,4 @@
-"""What `ascendrun init` copies: the job skeletons of templates/ and the ready jobs of jobs/ with their hostfiles."""
+"""The templates of `ascendrun init`: those of templates/, and the jobs of jobs/ with their hostfiles."""
 
 from __future__ import annotations
 
@@ -8,85 +8,89 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ascendrun.core.errors import ConflictError, NotFoundError
+from ascendrun.text import Text
 
 JOB_FILE = "job.yaml"
 
 
 @dataclass(frozen=True)
-class Skeleton:
-    """`says`: the first sentence of the job file's comment. `files`: where a copied file comes from, by its path
+class Template:
+    """`summary`: the first sentence of the comment of the job file. `files`: the source of each file by its path
     in the target. `job_file`: the one of them to submit."""
 
     name: str
-    says: str
+    summary: str
     files: dict[str, Path]
     job_file: str
 
 
-def list_skeletons() -> tuple[Skeleton, ...]:
-    """Every skeleton, by name."""
-    root = skeletons_root()
-    found = [_from_folder(path.parent) for path in root.glob(f"templates/*/{JOB_FILE}")]
+def list_templates() -> tuple[Template, ...]:
+    """Return every template, by name."""
+    root = templates_root()
+    found = [_from_directory(path.parent) for path in root.glob(f"templates/*/{JOB_FILE}")]
     found += [_from_job(path, root) for path in root.glob("jobs/*.yaml")]
-    return tuple(sorted(found, key=lambda skeleton: skeleton.name))
+    return tuple(sorted(found, key=lambda template: template.name))
 
 
-def copy_skeleton(name: str, target: Path) -> tuple[Path, ...]:
-    """Copies the skeleton's files into `target` (made when missing); returns the new files, the job file first.
+def copy_template(name: str, target: Path) -> tuple[Path, ...]:
+    """Copy the files of the template into `target` (made when missing); return the new files, the job file first.
 
-    Raises NotFoundError for an unknown name; ConflictError when a file is there already, and then nothing was copied.
+    Raises NotFoundError for an unknown name; ConflictError when a file exists; then nothing was copied.
     """
-    skeleton = _find(name)
-    copies = {target / place: source for place, source in skeleton.files.items()}
+    template = _find(name)
+    copies = {target / place: source for place, source in template.files.items()}
     taken = [str(path) for path in copies if path.exists() or path.is_symlink()]
     if taken:
         raise ConflictError(
-            f"{', '.join(taken)}: there already; nothing was copied",
-            hint=f"name another folder: ascendrun init {name} FOLDER",
+            Text("init.exists", "{paths}: file exists; nothing was copied", paths=taken),
+            hint=Text("init.other-directory", "name another directory: ascendrun init {name} DIRECTORY", name=name),
         )
     for path, source in copies.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, path)
-    return tuple(sorted(copies, key=lambda path: path != target / skeleton.job_file))
+    return tuple(sorted(copies, key=lambda path: path != target / template.job_file))
 
 
-def skeletons_root() -> Path:
-    """The folder of jobs/, hostfiles/ and templates/: inside the installed package, or the checkout."""
+def templates_root() -> Path:
+    """Return the directory with jobs/, hostfiles/ and templates/: inside the installed package, or the checkout."""
     package = Path(__file__).resolve().parent.parent
     installed = package / "skeletons"
     return installed if installed.is_dir() else package.parent
 
 
-def _find(name: str) -> Skeleton:
-    skeletons = {skeleton.name: skeleton for skeleton in list_skeletons()}
-    if name in skeletons:
-        return skeletons[name]
-    raise NotFoundError(f"there is no skeleton {name!r}", hint=f"there are: {', '.join(skeletons)}")
+def _find(name: str) -> Template:
+    templates = {template.name: template for template in list_templates()}
+    if name in templates:
+        return templates[name]
+    raise NotFoundError(
+        Text("init.unknown", "unknown template {name:quote}", name=name),
+        hint=Text("init.known", "known templates: {names}", names=list(templates)),
+    )
 
 
-def _from_folder(folder: Path) -> Skeleton:
+def _from_directory(directory: Path) -> Template:
     files = {
-        path.relative_to(folder).as_posix(): path
-        for path in sorted(folder.rglob("*"))
+        path.relative_to(directory).as_posix(): path
+        for path in sorted(directory.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    return Skeleton(folder.name, _first_sentence(folder / JOB_FILE), files, JOB_FILE)
+    return Template(directory.name, _first_sentence(directory / JOB_FILE), files, JOB_FILE)
 
 
-def _from_job(path: Path, root: Path) -> Skeleton:
-    """A ready job keeps its place beside hostfiles/, so that its own relative paths stay true."""
+def _from_job(path: Path, root: Path) -> Template:
+    """A job of jobs/ keeps its place next to hostfiles/, so that its relative paths stay valid."""
     files = {f"jobs/{path.name}": path}
     hostfile = _hostfile_of(path)
     if hostfile is not None:
         files[hostfile.relative_to(root).as_posix()] = hostfile
-    return Skeleton(path.stem, _first_sentence(path), files, f"jobs/{path.name}")
+    return Template(path.stem, _first_sentence(path), files, f"jobs/{path.name}")
 
 
 def _hostfile_of(job_file: Path) -> Path | None:
-    """None: the job names no hostfile of ours."""
+    """Return the hostfile of the job, None: it names none of this package."""
     import yaml
 
-    job = yaml.safe_load(job_file.read_text(encoding="utf-8"))  # our own file: nothing to guard against
+    job = yaml.safe_load(job_file.read_text(encoding="utf-8"))  # a file of this package
     name = job.get("hostfile")
     path = (job_file.parent / name).resolve() if name else None
     return path if path is not None and path.is_file() else None

@@ -1,4 +1,4 @@
-"""The training stack of this machine: installed into the checkout's own .venv before a bundled program needs it."""
+"""The training packages of this machine: installed into the .venv of the checkout before a bundled program runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Callable
 
 from ascendrun.core.errors import PreflightError
+from ascendrun.text import Text
 
 PACKAGES = {
     "torch": "torch",
@@ -27,39 +28,40 @@ PACKAGES = {
     "tokenizers": "tokenizers",
     "transformers": "transformers",
 }
-"""What the bundled programs import, and the package that brings it."""
+"""Modules that the bundled programs import, and their packages."""
 
-ASK_S = 60.0
-LOOK = "import importlib.util as u, json, sys; print(json.dumps([n for n in sys.argv[1:] if not u.find_spec(n)]))"
+QUERY_S = 60.0
+FIND_MISSING = (
+    "import importlib.util as u, json, sys; print(json.dumps([n for n in sys.argv[1:] if not u.find_spec(n)]))"
+)
 
 
 def ensure_training_stack(python: str | None, progress: Callable[[str], None] | None = None) -> None:
-    """Returns when `python` (None: our own) can import what the bundled programs import; for nodes with addr=local.
+    """Return when `python` (None: that of ascendrun) has the packages of the bundled programs; for local nodes.
 
-    Where that is the checkout's own .venv, what is missing is installed, which takes minutes the first time; `progress`
-    is called with every line about it (None: the lines go to stderr). Any other Python is its owner's: raises
-    PreflightError
-    with the pip command. Nothing is imported.
+    Into the .venv of the checkout, missing packages are installed, which takes minutes the first time; `progress`
+    gets every line about it (None: stderr). Any other Python is not changed: raises PreflightError with the pip
+    command. Nothing is imported.
     """
-    missing = _missing_here() if _is_ours(python) else _missing_in(str(python))
+    missing = _missing_here() if _is_own(python) else _missing_in(str(python))
     if not missing:
         return
     setup = _own_setup()
-    if setup is None or not _is_ours(python):
-        raise _lacks(python or sys.executable, missing)
-    _install(setup, progress or _say, missing)
+    if setup is None or not _is_own(python):
+        raise _missing_error(python or sys.executable, missing)
+    _install(setup, progress or _print, missing)
     still_missing = _missing_here()
     if still_missing:
-        raise _lacks(sys.executable, still_missing)
+        raise _missing_error(sys.executable, still_missing)
 
 
-def _is_ours(python: str | None) -> bool:
-    """The path counts, not what it links to: an environment's Python links to the one that it stands on."""
+def _is_own(python: str | None) -> bool:
+    """Compare paths, not link targets: the Python of an environment is a link to its base Python."""
     return python is None or os.path.abspath(python) == os.path.abspath(sys.executable)
 
 
 def _own_setup() -> Path | None:
-    """bin/setup-env of the checkout whose .venv runs us; None when we run from elsewhere."""
+    """Return bin/setup-env of the checkout whose .venv runs ascendrun; None when another Python runs it."""
     checkout = Path(__file__).resolve().parent.parent.parent
     setup = checkout / "bin" / "setup-env"
     is_own = os.path.realpath(sys.prefix) == os.path.realpath(checkout / ".venv") and setup.is_file()
@@ -74,24 +76,37 @@ def _missing_here() -> tuple[str, ...]:
 def _missing_in(python: str) -> tuple[str, ...]:
     try:
         answer = subprocess.run(
-            [python, "-c", LOOK, *PACKAGES], capture_output=True, text=True, timeout=ASK_S, check=True
+            [python, "-c", FIND_MISSING, *PACKAGES], capture_output=True, text=True, timeout=QUERY_S, check=True
         )
         return tuple(PACKAGES[module] for module in json.loads(answer.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         detail = str(getattr(error, "stderr", None) or error).strip().splitlines()
         raise PreflightError(
-            f"{python} does not run on this machine: {detail[-1] if detail else error!r}",
-            hint="set the job's python: to a Python that does, or leave it out",
+            Text(
+                "train-env.python-broken",
+                "{python} does not run on this machine: {reason}",
+                python=python,
+                reason=detail[-1] if detail else repr(error),
+            ),
+            hint=Text("train-env.set-python", "set `python` of the job to another Python, or remove the key"),
         ) from error
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def _install(setup: Path, progress: Callable[[str], None], missing: Sequence[str]) -> None:
-    progress(f"the bundled programs need {', '.join(missing)} here; installing them once, which takes minutes")
-    is_live = sys.stderr.isatty()  # then the seconds count there, which no line by line can show
+    progress(
+        str(
+            Text(
+                "train-env.installing",
+                "installing {packages} for the bundled programs, takes minutes",
+                packages=missing,
+            )
+        )
+    )
+    is_live = sys.stderr.isatty()  # a live counter of seconds, which cannot be passed on line by line
     with subprocess.Popen(
         [str(setup), "train"],
         stdin=subprocess.DEVNULL,
@@ -104,11 +119,18 @@ def _install(setup: Path, progress: Callable[[str], None], missing: Sequence[str
             progress(line.rstrip("\n"))
     if child.returncode != 0:
         raise PreflightError(
-            "the training stack could not be installed", hint=f"see {setup.parent.parent}/.venv/bootstrap.log"
+            Text("train-env.install-failed", "cannot install the training packages"),
+            hint=Text("train-env.see-log", "see {path}", path=f"{setup.parent.parent}/.venv/bootstrap.log"),
         )
 
 
-def _lacks(python: str, missing: Sequence[str]) -> PreflightError:
+def _missing_error(python: str, missing: Sequence[str]) -> PreflightError:
     commands = [["torch"], [name for name in missing if name != "torch"]] if "torch" in missing else [list(missing)]
     pip = " && ".join(shlex.join([python, "-m", "pip", "install", *names]) for names in commands if names)
-    return PreflightError(f"{python} lacks {', '.join(missing)}, which the bundled programs need", hint=pip)
+    message = Text(
+        "train-env.missing",
+        "{python}: packages not found: {packages} (required by the bundled programs)",
+        python=python,
+        packages=list(missing),
+    )
+    return PreflightError(message, hint=pip)

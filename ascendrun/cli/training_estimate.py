@@ -1,4 +1,4 @@
-"""What a bundled program reckons of its training before a device is taken: for `submit --dry-run`."""
+"""The memory estimate of a bundled program, computed before a device is in use: for `submit --dry-run`."""
 
 from __future__ import annotations
 
@@ -16,49 +16,51 @@ from typing import Any, Callable
 from ascendrun.core.jobfile.launchers import PROGRAMS_PACKAGE
 from ascendrun.core.jobfile.pipeline import StageJob
 from ascendrun.options import ProgramOptions, make_arguments
+from ascendrun.text import Text
 
 TRAINS = ("train", "pretrain", "finetune")
-"""Modes of bundled programs that train; the others are over before a device fills up."""
-RECKONS = "plan"
+"""Modes of bundled programs that train; the others need little memory."""
+PLAN_MODE = "plan"
 TOO_LARGE = "ModelTooLargeError: "
-"""How a program's error begins that says so."""
+"""The kind of a program's error when its model does not fit."""
 BAD_INPUT = ("InvalidDataError: ", "InvalidWeightsError: ")
-"""How those begin whose words say all."""
+"""Kinds of errors whose message needs no kind."""
 LIMIT_S = 600.0
-ON_A_NODE = "on a node, in the job's place: --set args.mode=plan"
 TRAINING_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ASCENDRUN_METRICS_FILE")
 
 
 @dataclass(frozen=True)
-class Arithmetic:
-    """`fits` None: not reckoned; then `lines` say why, and what helps."""
+class Estimate:
+    """`fits` None: unknown; then `lines` have the reason and a hint."""
 
     fits: bool | None
-    lines: tuple[str, ...]
+    lines: tuple[Text | str, ...]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended. `error`: the kind of its error and its words, as torch elastic's file has them."""
+    """The end of a program. `error`: the kind and message of its error, as in the error file of torch elastic."""
 
     code: int | None
     out: str
     error: str
 
 
-def can_reckon(program: ProgramOptions | None, args: Mapping[str, Any]) -> bool:
-    """Whether this is a training of a program that knows its arithmetic."""
+def can_estimate(program: ProgramOptions | None, args: Mapping[str, Any]) -> bool:
+    """True for a training of a program that can estimate its memory."""
     mode = program.options.get("mode") if program is not None else None
-    return mode is not None and RECKONS in mode.choices and (args.get("mode") or mode.default) in TRAINS
+    return mode is not None and PLAN_MODE in mode.choices and (args.get("mode") or mode.default) in TRAINS
 
 
-def title_of(stage: StageJob, job: str) -> str:
+def title_of(stage: StageJob, job: str) -> Text:
     if stage.stage is None:
-        return f"{job}:"
-    return f"stage {stage.stage}" + (f", which takes what {stage.needs} will make:" if stage.needs else ":")
+        return Text("estimate.job", "{job}:", job=job)
+    if stage.needs:
+        return Text("estimate.stage-needs", "stage {stage} (requires {needs}):", stage=stage.stage, needs=stage.needs)
+    return Text("estimate.stage", "stage {stage}:", stage=stage.stage)
 
 
-def reckon(
+def estimate(
     program: str,
     args: Mapping[str, Any],
     *,
@@ -66,38 +68,48 @@ def reckon(
     family: str,
     chip: Callable[[], str | None],
     run: Callable[[Sequence[str]], Ended] | None = None,
-) -> Arithmetic:
-    """`chip`: asks what the job's devices are, None: nobody knows. `run`: starts such a command here; None: really."""
-    card = args.get("chip") or ("" if family == "cpu" else chip())
-    if card is None:
-        return Arithmetic(
-            None, ("memory was not reckoned: what the devices are is not known; name them: --set args.chip=910B3",)
-        )
+) -> Estimate:
+    """`chip` returns the chip model of the job's devices, None: unknown. `run` runs a command, None: here."""
+    model = args.get("chip") or ("" if family == "cpu" else chip())
+    if model is None:
+        reason = Text("estimate.unknown-chip", "unknown chip model")
+        return Estimate(None, (_unknown(reason), Text("estimate.set-chip", "hint: --set args.chip=910B3")))
     if run is None and find_spec("torch") is None:
-        return Arithmetic(None, ("memory was not reckoned: the Python of this machine has no torch; " + ON_A_NODE,))
-    given = {**args, "mode": RECKONS, "world_size": ranks, **({"chip": card} if card else {})}
+        reason = Text("estimate.no-torch", "torch not found on this machine")
+        return Estimate(None, (_unknown(reason), _on_a_node()))
+    given = {**args, "mode": PLAN_MODE, "world_size": ranks, **({"chip": model} if model else {})}
     return judge((run or run_here)([sys.executable, "-m", f"{PROGRAMS_PACKAGE}.{program}", *make_arguments(given)]))
 
 
-def judge(ended: Ended) -> Arithmetic:
+def judge(ended: Ended) -> Estimate:
     lines = tuple(line for line in ended.out.splitlines() if line.strip())
     if ended.code == 0:
-        return Arithmetic(True, lines)
+        return Estimate(True, lines)
     if ended.error.startswith(TOO_LARGE):
-        return Arithmetic(
-            False, (*lines, *(f"does not fit: {line}" for line in ended.error[len(TOO_LARGE) :].splitlines()))
-        )
-    why = ended.error or f"exit code {ended.code}"
-    why = next((why[len(kind) :] for kind in BAD_INPUT if why.startswith(kind)), why)
-    return Arithmetic(None, (*lines, f"memory was not reckoned: {why}; {ON_A_NODE}"))
+        return Estimate(False, (*lines, *(_too_large(line) for line in ended.error[len(TOO_LARGE) :].splitlines())))
+    error = next((ended.error[len(kind) :] for kind in BAD_INPUT if ended.error.startswith(kind)), ended.error)
+    reason = error or Text("estimate.exit-code", "exit code {code}", code=ended.code)
+    return Estimate(None, (*lines, _unknown(reason), _on_a_node()))
+
+
+def _too_large(line: str) -> Text:
+    return Text("estimate.too-large", "does not fit: {reason}", reason=line)
+
+
+def _unknown(reason: Text | str) -> Text:
+    return Text("estimate.unknown", "memory estimate: unknown ({reason})", reason=reason)
+
+
+def _on_a_node() -> Text:
+    return Text("estimate.on-a-node", "hint: compute it on a node: --set args.mode=plan")
 
 
 def run_here(argv: Sequence[str]) -> Ended:
-    """In a process of its own: torch is never imported into this one."""
+    """Run in a child process: torch is never imported into this one."""
     environ = {name: value for name, value in os.environ.items() if name not in TRAINING_ENV}
     with tempfile.TemporaryDirectory(prefix="ascendrun-plan-") as folder:
-        told = Path(folder) / "error.json"
-        environ.update(TORCHELASTIC_ERROR_FILE=str(told), PYTHONPATH=str(Path(__file__).resolve().parents[2]))
+        error_file = Path(folder) / "error.json"
+        environ.update(TORCHELASTIC_ERROR_FILE=str(error_file), PYTHONPATH=str(Path(__file__).resolve().parents[2]))
         try:
             child = subprocess.run(
                 argv,
@@ -110,12 +122,12 @@ def run_here(argv: Sequence[str]) -> Ended:
                 timeout=LIMIT_S,
             )
         except subprocess.TimeoutExpired:
-            return Ended(None, "", f"it took more than {LIMIT_S:.0f} s")
-        return Ended(child.returncode, child.stdout, _error_in(told) or child.stderr.strip()[-500:])
+            return Ended(None, "", str(Text("estimate.timeout", "timed out after {limit_s:duration}", limit_s=LIMIT_S)))
+        return Ended(child.returncode, child.stdout, _error_in(error_file) or child.stderr.strip()[-500:])
 
 
 def _error_in(path: Path) -> str:
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["message"]["message"])
     except (OSError, ValueError, KeyError, TypeError):
-        return ""  # it ended well, or before it could write: then its last words tell
+        return ""  # no error, or it ended before it could write one

@@ -1,4 +1,4 @@
-"""Bytes of the ranks' output that exist nowhere any more: how many, when and why. No copy is silently short."""
+"""Lost bytes of the output of ranks: how many, when and why."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from typing import Any
 
 from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.head.spool.spool_files import StreamFiles, size_of
+from ascendrun.text import Text
 
 
 @dataclass(frozen=True)
 class LogGap:
-    """`at_s`: when it was noticed, in the head's clock. `why`: a few words."""
+    """`at_s`: when it was noticed, in the clock of the head node."""
 
     at_s: float
     host: str
     rank: int
     stream: str
     missing_bytes: int
-    why: str
+    why: Text
 
 
 def read_gaps(attempt_dir: Path, attempt: int) -> tuple[LogGap, ...]:
-    """Every gap that the nodes have told of, by time."""
+    """Return every gap that the nodes reported, by time."""
     found = []
     for host, clock in read_clocks(attempt_dir).items():
         for event in _events(attempt_dir / host / "events.0"):
             try:
                 gap = _gap(event, attempt_dir, host, attempt, clock.to_head_s(int(event["at_ns"]) / 1e9))
             except (KeyError, TypeError, ValueError):
-                continue  # the file lies where the job itself can write
+                continue  # the job itself can write to this file
             if gap is not None and gap.missing_bytes > 0:
                 found.append(gap)
     return tuple(sorted(found, key=lambda gap: gap.at_s))
@@ -48,7 +49,11 @@ def _gap(event: Mapping[str, Any], attempt_dir: Path, host: str, attempt: int, a
             int(event["rank"]),
             str(event["stream"]),
             int(event["bytes"]),
-            f"not written: {event.get('reason') or 'the disk was full'}",
+            Text(
+                "logs.not-written",
+                "not written: {reason}",
+                reason=event.get("reason") or Text("logs.disk-full", "disk full"),
+            ),
         )
     if kind == "log_cut":
         files = StreamFiles(attempt_dir / host, host, int(event["rank"]), str(event["stream"]), attempt)
@@ -59,13 +64,13 @@ def _gap(event: Mapping[str, Any], attempt_dir: Path, host: str, attempt: int, a
             files.rank,
             files.stream,
             int(event["had"]) - have,
-            "somebody cut or removed the file on the node before they were copied",
+            Text("logs.truncated-on-node", "the file on the node was truncated or removed before it was copied"),
         )
     return None
 
 
 def _events(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Only lines that may tell of a gap are parsed: the file is long, gaps are rare."""
+    """Yield events of gaps. Only lines that may be one are parsed: the file is long, gaps are rare."""
     if not os.path.exists(path):
         return
     with open(path, "rb") as file:

@@ -147,18 +147,28 @@ def stages_to_repeat(
     names = [one.stage or "" for one in submissions]
     if pipeline is not None and not before:
         raise NotFoundError(
-            f"no pipeline {pipeline!r}", hint="`ascendrun ps -a` lists them; --resume takes a pipeline's id"
+            Text("submit.no-pipeline", "{pipeline}: pipeline not found", pipeline=pipeline),
+            hint=Text("submit.list-pipelines", "`ascendrun ps -a` lists pipelines; --resume requires the id of one"),
         )
     if from_stage is not None and from_stage not in names:
-        raise NotFoundError(f"no stage {from_stage!r} in the file", hint=suggestion(from_stage, names))
+        raise NotFoundError(
+            Text("submit.no-stage", "{stage}: stage not found in the file", stage=from_stage),
+            hint=suggestion(from_stage, names),
+        )
     live = [job.id for job in before if not job.is_terminal]
     if live:
-        raise ConflictError(f"{pipeline} still runs ({', '.join(live)})", hint=f"ascendrun stop {pipeline}")
+        raise ConflictError(
+            Text("submit.pipeline-runs", "{pipeline} still runs ({jobs})", pipeline=pipeline, jobs=live),
+            hint=f"ascendrun stop {pipeline}",
+        )
     done = {str(before[index].stage) for index in newest_stages(before) if before[index].state is State.SUCCEEDED}
     left = [name for name in names if name not in done]
     first = from_stage or (left[0] if left else None)
     if first is None:
-        raise ConflictError(f"every stage of {pipeline} has succeeded", hint=f"--from-stage {names[-1]} repeats one")
+        raise ConflictError(
+            Text("submit.all-succeeded", "every stage of {pipeline} has succeeded", pipeline=pipeline),
+            hint=Text("submit.repeat-stage", "--from-stage {stage} repeats a stage", stage=names[-1]),
+        )
     missing = [
         one.needs
         for one in submissions[names.index(first) :]
@@ -166,7 +176,8 @@ def stages_to_repeat(
     ]
     if missing:
         raise ConflictError(
-            f"stage {missing[0]}, which is needed, has not succeeded", hint=f"--from-stage {missing[0]}"
+            Text("submit.needed-stage", "required stage {stage} has not succeeded", stage=missing[0]),
+            hint=f"--from-stage {missing[0]}",
         )
     return tuple(submissions[names.index(first) :])
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun import __version__
-from ascendrun.cli.templates import list_skeletons
+from ascendrun.cli.templates import list_templates
 from tests.packaging.checkouts import CHECKOUT, run
 
 PARTS = (
@@ -103,8 +103,8 @@ def test_the_installed_command_answers(installed: Path, environ: dict[str, str])
 def test_the_installed_command_has_the_checkouts_skeletons(
     installed: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    code = "from ascendrun.cli.templates import list_skeletons as l; print([(s.name, sorted(s.files)) for s in l()])"
-    assert ask(installed, environ, code) == f"{[(each.name, sorted(each.files)) for each in list_skeletons()]}\n"
+    code = "from ascendrun.cli.templates import list_templates as l; print([(s.name, sorted(s.files)) for s in l()])"
+    assert ask(installed, environ, code) == f"{[(each.name, sorted(each.files)) for each in list_templates()]}\n"
     made = run([installed / "bin" / "ascendrun", "init", "script", tmp_path / "mine"], environ, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     assert (tmp_path / "mine" / "job.yaml").read_bytes() == (CHECKOUT / "templates/script/job.yaml").read_bytes()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ascendrun.cli.training_estimate import reckon
+from ascendrun.cli.training_estimate import estimate
 
 ARGS = {"synthetic_samples": 40, "batch_size": 4, "cutoff_len": 128}
 
 
 @pytest.mark.thorough
 def test_a_program_s_own_arithmetic_says_what_fits_on_the_chips_of_the_nodes():
-    small = reckon("qwen_lora", ARGS, ranks=2, family="npu", chip=lambda: "910B4")
+    small = estimate("qwen_lora", ARGS, ranks=2, family="npu", chip=lambda: "910B4")
     assert small.fits is True and any("GB of 32.0 GB per device" in line for line in small.lines)
-    large = reckon("qwen_lora", {**ARGS, "model_preset": "qwen2.5-72b"}, ranks=1, family="npu", chip=lambda: "910B4")
+    large = estimate("qwen_lora", {**ARGS, "model_preset": "qwen2.5-72b"}, ranks=1, family="npu", chip=lambda: "910B4")
     assert large.fits is False and "does not fit: " in large.lines[-1] and "; change one of: " in large.lines[-1]
-    absent = reckon("qwen_lora", {"data_path": "/no/such/rows.json"}, ranks=1, family="cpu", chip=lambda: None)
+    absent = estimate("qwen_lora", {"data_path": "/no/such/rows.json"}, ranks=1, family="cpu", chip=lambda: None)
     assert absent.fits is None and "/no/such/rows.json" in absent.lines[-1] and "args.mode=plan" in absent.lines[-1]

@@ -140,7 +140,10 @@ def _print(ctx: CliContext, bundle: Bundle) -> None:
             ctx.echo(Text("bundle.parsed", "ascend-fd parse succeeded on the logs of {node}", node=result.node))
         else:
             failed = Text(
-                "bundle.parse-failed", "ascend-fd parse of the logs of {node}: {why}", node=result.node, why=result.says
+                "bundle.parse-failed",
+                "ascend-fd parse of the logs of {node}: {why}",
+                node=result.node,
+                why=result.output,
             )
             ctx.error(failed)
     if bundle.parsed_dir is not None:

@@ -1,4 +1,4 @@
-"""config: the settings, and from which place each came."""
+"""config: the settings and their origin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import cli_command, output_option
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -37,14 +39,17 @@ class SettingView:
 @click.pass_obj
 def command(ctx: CliContext, action: str, name: str | None, output: str | None) -> int:
     """Show settings: flag > $ASCENDRUN_… > ~/.config/ascendrun/config.yaml > /etc/ascendrun/config.yaml > default."""
-    from ascendrun.cli.app import did_you_mean
     from ascendrun.cli.output import Column, print_rows
     from ascendrun.cli.sanitise import sanitise_line
+    from ascendrun.text.suggest import suggestion
 
     views = _views(ctx)
     if action == "list":
         if name is not None:
-            raise click.UsageError(f"one setting is shown by `config get {name}`")
+            raise UsageError(
+                Text("config.extra-name", "`config list` cannot be combined with a name"),
+                hint=f"ascendrun config get {name}",
+            )
         print_rows(
             views,
             [
@@ -59,10 +64,17 @@ def command(ctx: CliContext, action: str, name: str | None, output: str | None) 
         )
         return 0
     if name is None:
-        raise click.UsageError("config get: which setting? `ascendrun config` lists them")
+        raise UsageError(
+            Text("config.no-name", "`config get` requires a name"),
+            hint=Text("config.list", "list settings: ascendrun config"),
+        )
     view = next((view for view in views if view.name == name), None)
     if view is None:
-        raise click.UsageError(f"there is no setting {name!r}{did_you_mean(name, [view.name for view in views])}")
+        raise UsageError(
+            Text("config.unknown", "unknown setting {name:quote}", name=name),
+            hint=suggestion(name, [view.name for view in views])
+            or Text("config.list", "list settings: ascendrun config"),
+        )
     print("" if view.value is None else sanitise_line(view.value))
     return 0
 
@@ -80,14 +92,14 @@ def _views(ctx: CliContext) -> list[SettingView]:
 
 
 def _notice_views(ctx: CliContext) -> list[SettingView]:
-    """Where notices go; of URLs the host only, since the rest of them is a credential."""
+    """Return the targets of notifications; of URLs the host only, since the rest is a credential."""
     from ascendrun.head.state.settings import NOTICE_BLOCKS
 
     notices = ctx.settings.notices
     meanings = {
-        "notify": "services that are told of jobs",
-        "hook": "command that is told of jobs",
-        "deadman": "URL that is asked while jobs live",
+        "notify": str(Text("config.meaning.notify", "services that receive notifications")),
+        "hook": str(Text("config.meaning.hook", "command that receives notifications")),
+        "deadman": str(Text("config.meaning.deadman", "URL requested at intervals while jobs run")),
     }
     texts: dict[str, list[str]] = {block: [] for block in NOTICE_BLOCKS}
     if notices is not None:

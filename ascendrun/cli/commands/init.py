@@ -1,4 +1,4 @@
-"""init: a job to begin with."""
+"""init: list templates, or copy one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 @cli_command(
     "init",
     examples="""
-    ascendrun init                       # what there is
-    ascendrun init quickstart            # copies it here
+    ascendrun init                       # list templates
+    ascendrun init quickstart            # copy the template into this directory
     ascendrun init quickstart ~/train
 """,
 )
@@ -25,15 +25,18 @@ if TYPE_CHECKING:
 @click.argument("target", required=False, type=click.Path(path_type=Path))
 @click.pass_obj
 def command(ctx: CliContext, name: str | None, target: Path | None) -> int:
-    """Copy the skeleton NAME (a job file and what it needs) to TARGET, by default here; without NAME list them."""
+    """Copy the template NAME (a job file and the files it uses) to the directory TARGET.
+
+    The default is the current directory. Without NAME, list the templates.
+    """
     from ascendrun.cli import templates
 
     if name is None:
-        for skeleton in templates.list_skeletons():
-            print(f"{skeleton.name:20s} {skeleton.says}")
+        for template in templates.list_templates():
+            print(f"{template.name:20s} {template.summary}")
         return 0
-    paths = templates.copy_skeleton(name, target or Path())
+    paths = templates.copy_template(name, target or Path())
     for path in paths:
         print(path)
-    ctx.echo(f"hint: ascendrun submit {paths[0]}")
+    ctx.hint(f"ascendrun submit {paths[0]}")
     return 0

@@ -82,9 +82,9 @@ def command(
 
 
 def dashboard_file() -> Path:
-    from ascendrun.cli.templates import skeletons_root
+    from ascendrun.cli.templates import templates_root
 
-    return skeletons_root() / "templates" / "grafana" / "ascendrun.json"
+    return templates_root() / "templates" / "grafana" / "ascendrun.json"
 
 
 def parse_listen(address: str) -> tuple[str, int]:

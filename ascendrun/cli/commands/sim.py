@@ -1,4 +1,4 @@
-"""sim npu: runs a command with the real torch_npu on a simulated CANN, on this machine's CPU."""
+"""sim npu: run a command with the real torch_npu on a simulated CANN, on the CPU of this machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NOTE = Text(
     "faults",
     multiple=True,
     metavar="NAME[:RANK][@COLLECTIVE]",
-    help="Inject a fault: device-lost, hbm-ecc, silent or absent.",
+    help="Inject a fault: `device-lost`, `hbm-ecc`, `silent` or `absent`.",
 )
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
@@ -73,10 +73,10 @@ def command(
 
     target = choose_target(python, argv[0])
     environ = environment(build(target), dict(os.environ))
-    beside = os.path.dirname(os.path.abspath(target.python))
-    environ["PATH"] = os.pathsep.join((beside, environ.get("PATH", os.defpath)))
-    wishes = {"DEVICES": devices, "CHIP": chip, "MEMORY_MB": memory, "FAULTS": " ".join(faults) or None}
-    environ.update({f"ASCENDRUN_SIM_NPU_{name}": str(wish) for name, wish in wishes.items() if wish is not None})
+    scripts = os.path.dirname(os.path.abspath(target.python))
+    environ["PATH"] = os.pathsep.join((scripts, environ.get("PATH", os.defpath)))
+    requested = {"DEVICES": devices, "CHIP": chip, "MEMORY_MB": memory, "FAULTS": " ".join(faults) or None}
+    environ.update({f"ASCENDRUN_SIM_NPU_{name}": str(value) for name, value in requested.items() if value is not None})
     words = command_of(argv, target.python)
     program = shutil.which(words[0], path=environ["PATH"])
     if program is None:
@@ -90,9 +90,9 @@ def command(
 
 
 def choose_target(python: str | None, program: str) -> Target:
-    """The environment that has torch_npu: as told, else the command's own, else the one that lies beside ascendrun's.
+    """Return the environment with torch_npu: as given, else that of the command, else .venv-npu next to our own.
 
-    Raises PreflightError saying why there is none.
+    Raises PreflightError with the reason.
     """
     from ascendrun.core.errors import PreflightError
     from ascendrun.sim.npu.target import find_target
@@ -109,8 +109,8 @@ def choose_target(python: str | None, program: str) -> Target:
 
 
 def command_of(argv: Sequence[str], python: str) -> list[str]:
-    """The words to run. A launcher that is called by its bare name becomes a module of this Python: its script may be
-    that of another environment, whose ranks would have no torch_npu."""
+    """Return the command to run. A launcher named without a path runs as a module of this Python: its script may
+    belong to another environment, whose ranks would have no torch_npu."""
     if argv[0] not in LAUNCHERS:
         return list(argv)
     # torch_npu has imported torchrun's module by then, about which runpy would warn.
@@ -118,9 +118,9 @@ def command_of(argv: Sequence[str], python: str) -> list[str]:
 
 
 def python_of(program: str) -> str:
-    """The Python that runs this program: itself, the one beside it where a path is given, or the one on PATH."""
-    folder, name = os.path.split(program)
+    """Return the Python that runs this program: itself, the one in its directory, or the one on PATH."""
+    directory, name = os.path.split(program)
     if name.startswith("python"):
         return shutil.which(program) or program
-    beside = os.path.join(folder, "python") if folder else ""
-    return shutil.which(beside) or shutil.which("python") or shutil.which("python3") or sys.executable
+    neighbour = os.path.join(directory, "python") if directory else ""
+    return shutil.which(neighbour) or shutil.which("python") or shutil.which("python3") or sys.executable

@@ -18,7 +18,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cli.training_estimate import Arithmetic
+    from ascendrun.cli.training_estimate import Estimate
     from ascendrun.cluster import JobView
     from ascendrun.core.hosts import Host
     from ascendrun.query.log_view import LogView
@@ -99,48 +99,50 @@ def _print_plan(
     from ascendrun.core.jobs.plan_view import render_text
 
     plans = ctx.cluster.plan(file, overrides=overrides, hostfile=hostfile)
-    sums = _arithmetic(ctx, file, overrides, hostfile, plans)
+    estimates = _estimates(ctx, file, overrides, hostfile, plans)
     if output in (None, "table", "wide"):
         sys.stdout.write(sanitise("\n".join(render_text(plan) for plan in plans)))
-        for title, each in sums:
+        for title, each in estimates:
             if each is not None:
                 sys.stdout.write(sanitise("".join(f"# {line}\n" for line in ("", title, *each.lines))))
     else:
         assert output is not None
         whole = [
-            plan if each is None else {**plan, "arithmetic": {"fits": each.fits, "lines": list(each.lines)}}
-            for plan, (_, each) in zip(plans, sums)
+            plan
+            if each is None
+            else {**plan, "estimate": {"fits": each.fits, "lines": [str(line) for line in each.lines]}}
+            for plan, (_, each) in zip(plans, estimates)
         ]
         sys.stdout.write(format_one(whole[0] if len(whole) == 1 else {"stages": whole}, output))
-    return 3 if any(each is not None and each.fits is False for _, each in sums) else 0
+    return 3 if any(each is not None and each.fits is False for _, each in estimates) else 0
 
 
-def _arithmetic(
+def _estimates(
     ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: Path | None, plans: Sequence[Mapping[str, Any]]
-) -> Sequence[tuple[str, Arithmetic | None]]:
-    """What each stage's program reckons, with a title; None for a stage that has nothing to reckon."""
-    from ascendrun.cli.training_estimate import can_reckon, reckon, title_of
+) -> Sequence[tuple[Text, Estimate | None]]:
+    """Return the memory estimate of each stage with a title; None for a stage without training."""
+    from ascendrun.cli.training_estimate import can_estimate, estimate, title_of
     from ascendrun.head.survey.programs import load_programs
     from ascendrun.query.submit import read_hosts, read_stages
 
     programs = load_programs()
-    sums: list[tuple[str, Arithmetic | None]] = []
+    estimates: list[tuple[Text, Estimate | None]] = []
     for plan, stage in zip(plans, read_stages(file, overrides=overrides)):
         spec, title = stage.spec, title_of(stage, plan["job"])
-        if spec.program is None or not can_reckon(programs.get(spec.program), spec.args):
-            sums.append((title, None))
+        if spec.program is None or not can_estimate(programs.get(spec.program), spec.args):
+            estimates.append((title, None))
             continue
         hosts = read_hosts(spec, file, hostfile=hostfile)
         family = plan["nodes"][0]["prepare"]["ranks"][0]["env"].get("ASCENDRUN_DEVICE_TYPE", "auto")
-        sums.append(
+        estimates.append(
             (
                 title,
-                reckon(
+                estimate(
                     spec.program, spec.args, ranks=plan["world_size"], family=family, chip=partial(_chip_of, ctx, hosts)
                 ),
             )
         )
-    return sums
+    return estimates
 
 
 def _chip_of(ctx: CliContext, hosts: Sequence[Host]) -> str | None:

@@ -1,4 +1,4 @@
-"""The folder layout that Huawei's `ascend-fd parse` reads, one folder for each node, and the run of that tool.
+"""The directory layout that `ascend-fd parse` of Huawei reads, one directory for each node, and the run of that tool.
 
 Layout and command as MindCluster FaultDiag documents them (hiascend.com mindcluster 7.3.0 "Log Collection Directory
 Structure" and gitcode.com/Ascend/mind-cluster docs/en/faultdiag, read in 2026):
@@ -9,11 +9,11 @@ Structure" and gitcode.com/Ascend/mind-cluster docs/en/faultdiag, read in 2026):
     <node>/environment_check/npu_info_after.txt          command lines of npu-smi and hccn_tool, each with its answer
     <node>/environment_check/npu_smi_<npu>_details.csv   time,dev_id,hbm_rate,aicore_rate,rated_freq,freq,temp,power
 
-Each folder must hold one machine's files only, and is parsed by itself: `ascend-fd parse -i <node> -o <out>`; then
-`ascend-fd diag -i <folder with all outs> -o <report>`. Not written: npu_info_before.txt (nothing is asked before a
+Each directory has the files of one machine and is parsed separately: `ascend-fd parse -i <node> -o <out>`; then
+`ascend-fd diag -i <directory with all outs> -o <report>`. Not written: npu_info_before.txt (not recorded before a
 start in that form), npu_<id>_details.csv (port counters in time), host_metrics_<cores>.json, device_log (needs
 msnpureport as root), dl_log, mindie, amct_log, messages (of components that this cluster does not run or that need
-root). Not verified: the tool itself was never run on such a folder of ours; `rated_freq` is left empty, since it is not
+root). Not verified: the tool itself was never run on such a directory; `rated_freq` is left empty, since it is not
 measured, and `npu-smi info -c 0` is written where the chip was not asked by number.
 """
 
@@ -33,6 +33,7 @@ from ascendrun.core.logs.log_lines import merge
 from ascendrun.head.notify.hook import run_hook
 from ascendrun.query.bundle.archive import Piece, file_piece, text_piece
 from ascendrun.query.bundle.contents import LeftOut, Subject, read_samples
+from ascendrun.text import Text
 
 TOOL = "ascend-fd"
 TOOL_S = 900.0
@@ -45,18 +46,18 @@ _PLOG = re.compile(r"(?:^|/)((?:debug|run)/(?:plog|device-\d+)/[^/]+)$")
 
 @dataclass(frozen=True)
 class Parsed:
-    """How `ascend-fd parse` fared with one node's folder. `code` None: it did not end in time."""
+    """The result of `ascend-fd parse` for the directory of one node. `code` None: it did not run, or timed out."""
 
     node: str
     code: int | None
-    says: str
+    output: Text | str
 
 
 def collect_for_faultdiag(subject: Subject, left_out: LeftOut) -> list[Piece]:
-    """The pieces of the newest attempt that left something here."""
+    """Return the pieces of the newest attempt with files on this machine."""
     attempts = list(subject.attempts)
     if not attempts:
-        left_out.append(("everything", "no attempt of the job has left anything here"))
+        left_out.append(("*", Text("bundle.no-attempt", "no attempt has saved files on this machine")))
         return []
     attempt, folder = attempts[-1]
     pieces: list[Piece] = []
@@ -65,16 +66,16 @@ def collect_for_faultdiag(subject: Subject, left_out: LeftOut) -> list[Piece]:
         pieces += _gathered(folder, node, left_out)
     pieces += _device_tables(subject, left_out)
     for what, why in (
-        ("device_log", "needs msnpureport as root on the node"),
-        ("dl_log, mindie, amct_log", "logs of components that do not run here"),
-        ("npu_info_before.txt", "nothing is asked in that form before a start"),
+        ("device_log", Text("bundle.needs-root", "requires msnpureport as root on the node")),
+        ("dl_log, mindie, amct_log", Text("bundle.not-used", "logs of components that ascendrun does not use")),
+        ("npu_info_before.txt", Text("bundle.not-recorded", "not recorded before a start")),
     ):
         left_out.append((what, why))
     return pieces
 
 
 def _console_logs(folder: Path, attempt: int, node: str) -> Iterator[Piece]:
-    """Both outputs of a rank in the order in which their lines came."""
+    """Yield both outputs of a rank in the order of arrival of their lines."""
     from ascendrun.head.spool.spool_files import find_streams
     from ascendrun.query.log_reader import read_all
 
@@ -92,7 +93,7 @@ def _gathered(folder: Path, node: str, left_out: LeftOut) -> Iterator[Piece]:
         left_out.append(
             (
                 f"{node}: process_log, dmesg, environment_check",
-                "nothing was gathered there; `ascendrun explain --collect JOB` asks the node",
+                Text("bundle.not-collected", "not collected; `ascendrun explain --collect JOB` collects it"),
             )
         )
     checks: list[str] = []
@@ -107,15 +108,20 @@ def _gathered(folder: Path, node: str, left_out: LeftOut) -> Iterator[Piece]:
             elif file.name in ("npu-smi", "hccn"):
                 checks.append(as_commands(file.path.read_text("utf-8", "replace"), is_port=file.name == "hccn"))
         except OSError as error:
-            left_out.append((f"{node}: {file.name}/{file.file}", f"cannot be read: {error.strerror or error}"))
+            left_out.append(
+                (
+                    f"{node}: {file.name}/{file.file}",
+                    Text("bundle.unreadable", "cannot read the file: {why}", why=error.strerror or str(error)),
+                )
+            )
     for name, why in gathered.problems:
-        left_out.append((f"{node}: {name}", str(why)))
+        left_out.append((f"{node}: {name}", why))
     if any(checks):
         yield text_piece(f"{node}/environment_check/npu_info_after.txt", "\n".join(checks))
 
 
 def as_commands(text: str, *, is_port: bool) -> str:
-    """Gathered answers as the tool wants them: the whole command, then what it said, then an empty line."""
+    """Return collected output in the form of the tool: the whole command, its output, an empty line."""
     sections = _SECTION.findall(text)
     if not sections:
         return f"{_NPU_SMI} info\n{text.strip()}\n" if not is_port and text.strip() else ""
@@ -139,7 +145,7 @@ def _device_tables(subject: Subject, left_out: LeftOut) -> Iterator[Piece]:
                 [
                     str(int(one.at_s)),
                     str(device),
-                    _share(one),
+                    _percent(one),
                     _number(one.utilisation),
                     "",
                     _number(one.frequency_mhz),
@@ -152,7 +158,7 @@ def _device_tables(subject: Subject, left_out: LeftOut) -> Iterator[Piece]:
         yield text_piece(f"{host}/environment_check/npu_smi_{device}_details.csv", "\n".join(rows) + "\n")
 
 
-def _share(sample: Any) -> str:
+def _percent(sample: Any) -> str:
     if sample.memory_used_bytes is None or not sample.memory_total_bytes:
         return ""
     return f"{100 * sample.memory_used_bytes / sample.memory_total_bytes:.0f}"
@@ -170,7 +176,7 @@ def find_tool() -> str | None:
 
 
 def run_parse(tool: str, archive: Path, out: Path, *, nodes: Sequence[str], timeout_s: float = TOOL_S) -> list[Parsed]:
-    """Unpacks the archive under `out` and has the tool parse every node's folder into `out`/parsed/<node>.
+    """Unpack the archive under `out` and have the tool parse the directory of every node into `out`/parsed/<node>.
 
     Raises OSError.
     """
@@ -186,14 +192,14 @@ def run_parse(tool: str, archive: Path, out: Path, *, nodes: Sequence[str], time
 
 
 def _unpack(archive: Path, out: Path) -> str:
-    """Writes the files of an archive of ours; the name of its one folder."""
+    """Write the files of an archive of ascendrun; return the name of its one directory."""
     root = ""
     with tarfile.open(archive) as tar:
         for member in tar:
             file = tar.extractfile(member)
             parts = Path(member.name).parts
             if file is None or ".." in parts or member.name.startswith("/"):
-                raise OSError(f"{archive} is no archive of ours: {member.name!r}")
+                raise OSError(f"{archive} has an unsafe member: {member.name!r}")
             root = parts[0]
             target = out.joinpath(*parts)
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -207,5 +213,5 @@ def _run(tool: str, node: str, folder: Path, parsed: Path, timeout_s: float) -> 
             [tool, "parse", "-i", str(folder), "-o", str(parsed)], stdin=b"", env=os.environ, timeout_s=timeout_s
         )
     except OSError as error:
-        return Parsed(node, None, f"cannot be run: {error}")
+        return Parsed(node, None, Text("bundle.tool-failed", "cannot run the tool: {reason}", reason=str(error)))
     return Parsed(node, end.code, end.output.decode("utf-8", "replace").strip()[-OUTPUT_SHOWN:])

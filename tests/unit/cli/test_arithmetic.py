@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from ascendrun.cli.training_estimate import Arithmetic, Ended, can_reckon, judge, reckon, run_here, title_of
+from ascendrun.cli.training_estimate import Ended, Estimate, can_estimate, estimate, judge, run_here, title_of
 from ascendrun.core.jobfile.pipeline import StageJob
 from ascendrun.core.jobfile.spec import JobSpec
 from ascendrun.head.survey.programs import load_programs
+from ascendrun.text import Text
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ from ascendrun.head.survey.programs import load_programs
 def test_trainings_of_programs_that_know_their_arithmetic_are_reckoned(
     program: str, args: object, is_asked: bool
 ) -> None:
-    assert can_reckon(load_programs().get(program), args) is is_asked  # type: ignore[arg-type]
+    assert can_estimate(load_programs().get(program), args) is is_asked  # type: ignore[arg-type]
 
 
 def asked(args: object, *, family: str = "npu", chip: str | None = "910B3") -> list[Sequence[str]]:
@@ -37,8 +38,8 @@ def asked(args: object, *, family: str = "npu", chip: str | None = "910B3") -> l
         seen.append(argv)
         return Ended(0, "12 M weights\n\nchosen: ddp\n", "")
 
-    found = reckon("qwen_lora", args, ranks=16, family=family, chip=lambda: chip, run=run)  # type: ignore[arg-type]
-    assert not seen or found == Arithmetic(True, ("12 M weights", "chosen: ddp"))
+    found = estimate("qwen_lora", args, ranks=16, family=family, chip=lambda: chip, run=run)  # type: ignore[arg-type]
+    assert not seen or found == Estimate(True, ("12 M weights", "chosen: ddp"))
     return seen
 
 
@@ -63,26 +64,31 @@ def test_a_chip_that_the_job_names_is_not_asked_for_and_a_cpu_has_none() -> None
 
 
 def test_devices_that_nobody_knows_are_told_with_the_way_out() -> None:
-    found = reckon("qwen_lora", {}, ranks=2, family="npu", chip=lambda: None, run=lambda argv: Ended(0, "", ""))
-    assert found.fits is None and "--set args.chip=910B3" in found.lines[0]
+    found = estimate("qwen_lora", {}, ranks=2, family="npu", chip=lambda: None, run=lambda argv: Ended(0, "", ""))
+    assert found.fits is None and "--set args.chip=910B3" in str(found.lines[-1])
 
 
 def test_what_does_not_fit_is_told_line_by_line_and_what_could_not_be_reckoned_is_no_verdict() -> None:
-    assert judge(Ended(1, "sums\n", "ModelTooLargeError: needs 71 GB of 64 GB\ntry more cards")) == Arithmetic(
-        False, ("sums", "does not fit: needs 71 GB of 64 GB", "does not fit: try more cards")
+    assert judge(Ended(1, "sums\n", "ModelTooLargeError: needs 71 GB of 64 GB\ntry more cards")) == Estimate(
+        False,
+        (
+            "sums",
+            Text("estimate.too-large", "", reason="needs 71 GB of 64 GB"),
+            Text("estimate.too-large", "", reason="try more cards"),
+        ),
     )
     other = judge(Ended(1, "", "InvalidDataError: /data/train.json: no such file"))
     assert other.fits is None
-    assert "not reckoned: /data/train.json: no such file" in other.lines[-1]
-    assert "--set args.mode=plan" in other.lines[-1]
-    assert judge(Ended(2, "", "")).lines[-1].startswith("memory was not reckoned: exit code 2")
+    assert other.lines[-2] == Text("estimate.unknown", "", reason="/data/train.json: no such file")
+    assert "--set args.mode=plan" in str(other.lines[-1])
+    assert judge(Ended(2, "", "")).lines[0].values["reason"] == Text("estimate.exit-code", "", code=2)
 
 
 def test_of_a_pipeline_the_stage_is_named_and_what_it_waits_for() -> None:
     spec = JobSpec(name="ships", program="trajectory")
-    assert title_of(StageJob(None, None, spec), "j-new") == "j-new:"
-    assert title_of(StageJob("prepare", None, spec), "j-new") == "stage prepare:"
-    assert title_of(StageJob("tune", "prepare", spec), "j-new") == "stage tune, which takes what prepare will make:"
+    assert title_of(StageJob(None, None, spec), "j-new").values == {"job": "j-new"}
+    assert title_of(StageJob("prepare", None, spec), "j-new").values == {"stage": "prepare"}
+    assert title_of(StageJob("tune", "prepare", spec), "j-new").values == {"stage": "tune", "needs": "prepare"}
 
 
 def test_a_command_s_error_file_and_else_its_last_words_tell_why() -> None:

@@ -1,4 +1,4 @@
-"""Skeletons: each is a valid job with its hostfile, and copying never writes over anything."""
+"""Templates: each is a valid job with its hostfile, and copying never writes over anything."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.cli.templates import copy_skeleton, list_skeletons
+from ascendrun.cli.templates import copy_template, list_templates
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.spec import parse_job
 from ascendrun.head.survey.programs import load_programs
+from ascendrun.text import Text
 
-NAMES = [skeleton.name for skeleton in list_skeletons()]
+NAMES = [template.name for template in list_templates()]
 
 
-def test_the_skeletons_are_there_and_say_what_they_are() -> None:
+def test_the_templates_are_there_and_say_what_they_are() -> None:
     assert {"quickstart", "script", "trajectory", "qwen32b"} <= set(NAMES)
-    assert len(set(NAMES)) == len(NAMES), "a name leads to one skeleton"
-    assert all(skeleton.says.endswith(".") for skeleton in list_skeletons())
+    assert len(set(NAMES)) == len(NAMES), "a name leads to one template"
+    assert all(template.summary.endswith(".") for template in list_templates())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_copied_skeleton_is_a_valid_job_beside_its_hostfile(name: str, tmp_path: Path) -> None:
-    written = copy_skeleton(name, tmp_path / "new folder")
+def test_a_copied_template_is_a_valid_job_beside_its_hostfile(name: str, tmp_path: Path) -> None:
+    written = copy_template(name, tmp_path / "new folder")
     job_file = written[0]
     assert job_file.suffix == ".yaml"
     job = parse_job(job_file.read_text(), str(job_file), programs=load_programs())
@@ -38,8 +39,8 @@ def test_a_copied_skeleton_is_a_valid_job_beside_its_hostfile(name: str, tmp_pat
 
 def test_nothing_is_written_when_one_file_is_there_already(tmp_path: Path) -> None:
     (tmp_path / "cluster.hosts").write_text("mine\n")
-    with pytest.raises(ConflictError, match=r"cluster\.hosts: there already; nothing was copied"):
-        copy_skeleton("script", tmp_path)
+    with pytest.raises(ConflictError, match=r"cluster\.hosts"):
+        copy_template("script", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.hosts"]
     assert (tmp_path / "cluster.hosts").read_text() == "mine\n"
 
@@ -47,13 +48,13 @@ def test_nothing_is_written_when_one_file_is_there_already(tmp_path: Path) -> No
 def test_a_dangling_link_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConflictError):
-        copy_skeleton("script", tmp_path)
+        copy_template("script", tmp_path)
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_an_unknown_skeleton_is_told_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_template_is_told_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError) as caught:
-        copy_skeleton("scrpt", tmp_path)
-    assert "'scrpt'" in caught.value.message
-    assert caught.value.hint == f"there are: {', '.join(NAMES)}"
+        copy_template("scrpt", tmp_path)
+    assert caught.value.message == Text("init.unknown", "", name="scrpt")
+    assert caught.value.hint == Text("init.known", "", names=NAMES)
     assert not any(tmp_path.iterdir())

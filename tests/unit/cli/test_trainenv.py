@@ -22,7 +22,7 @@ def test_another_python_without_the_stack_is_refused_with_the_commands_that_mend
     before = sorted(folder.rglob("*"))
     with pytest.raises(PreflightError) as caught:
         ensure_training_stack(python, print)
-    assert "lacks torch, " in caught.value.message
+    assert caught.value.message.values["packages"][0] == "torch"
     first, second = (caught.value.hint or "").split(" && ")
     assert shlex.split(first) == [python, "-m", "pip", "install", "torch"]
     assert shlex.split(second)[4:] == [name for name in PACKAGES.values() if name != "torch"]
@@ -49,7 +49,7 @@ def test_a_python_that_does_not_run_is_told_as_such(tmp_path: Path, text: str) -
     if text is not None:
         python.write_text(text)
         python.chmod(0o755)
-    with pytest.raises(PreflightError, match=f"{python} does not run on this machine"):
+    with pytest.raises(PreflightError, match=str(python)):
         ensure_training_stack(str(python))
 
 
