@@ -111,7 +111,9 @@ def _gathered(folder: Path, node: str, left_out: LeftOut) -> Iterator[Piece]:
             left_out.append(
                 (
                     f"{node}: {file.name}/{file.file}",
-                    Text("bundle.unreadable", "cannot read the file: {why}", why=error.strerror or str(error)),
+                    Text(
+                        "bundle.collected-unreadable", "cannot read the file: {why}", why=error.strerror or str(error)
+                    ),
                 )
             )
     for name, why in gathered.problems:
