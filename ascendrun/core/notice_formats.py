@@ -56,7 +56,7 @@ def make_request(notice: Notice, target: Target, *, url: str, secret: str | None
     """The notice as the target's service wants it. `url`, `secret`: the target's, as read at this moment."""
     if target.kind == "deadman":
         return Request(append_path(url, target.suffixes.get(notice.kind, "")), {}, None)
-    words = describe(notice, target.lang)
+    words = describe(notice, target.language)
     headers = {"Content-Type": "application/json; charset=utf-8"}
     if target.kind == "generic":
         return _generic(notice, words, target, url, secret, headers, now_s)
@@ -93,7 +93,7 @@ def _generic(
     notice: Notice, words: Words, target: Target, url: str, secret: str | None, headers: dict[str, str], now_s: float
 ) -> Request:
     """Our own format; docs/notices.md has its schema. The signature covers timestamp and body."""
-    body = _encode(generic_body(notice, words, target.lang))
+    body = _encode(generic_body(notice, words, target.language))
     headers["Idempotency-Key"] = notice.id
     if secret:
         stamp = str(int(now_s))

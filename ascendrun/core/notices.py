@@ -13,7 +13,7 @@ from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.logs.redaction import redact_text
 from ascendrun.core.names import fold_names
-from ascendrun.text import Text, fill, from_json, to_json
+from ascendrun.text import Text, fill, from_json, language, to_json
 
 SCHEMA_VERSION = 2
 SERVICES = ("generic", "feishu", "lark", "dingtalk", "wecom", "slack")
@@ -88,7 +88,7 @@ class Target:
     `url` and `secret` are credentials: never shown; `url_file` and `secret_file` hold them, read at every sending.
     `jobs`: globs over names and ids; one with ! before it excludes. `command`, `timeout_s`: of a hook. `suffixes`: of
     a dead-man's switch, by kind of notice, what is appended to its URL; `every_s`: how often it is asked while a job
-    is live.
+    is live. `lang`: None: the language of the process.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Target:
     on: tuple[str, ...] = ("ended",)
     jobs: tuple[str, ...] = DEFAULT_JOBS
     style: str = "rich"
-    lang: str = "en"
+    lang: str | None = None
     url: str | None = field(default=None, repr=False)
     url_file: str | None = None
     secret: str | None = field(default=None, repr=False)
@@ -105,6 +105,10 @@ class Target:
     timeout_s: float = 30.0
     suffixes: Mapping[str, str] = field(default_factory=dict)
     every_s: float = 60.0
+
+    @property
+    def language(self) -> str:
+        return self.lang or language()
 
     def wants(self, notice: Notice) -> bool:
         if notice.kind == "test":

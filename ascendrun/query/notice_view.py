@@ -69,7 +69,7 @@ def view_targets(settings: NoticeSettings, state_dir: Path) -> tuple[NoticeTarge
                 where=where_of(target),
                 on=on,
                 jobs=target.jobs,
-                lang=target.lang,
+                lang=target.language,
                 waiting=sum(row["state"] in ("waiting", "sending") for row in mine),
                 last_at_s=tried["tried_at_s"] if tried else None,
                 last_state=tried["state"] if tried else None,

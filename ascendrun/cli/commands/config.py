@@ -87,7 +87,7 @@ def _views(ctx: CliContext) -> list[SettingView]:
     for one in SETTINGS:
         value = getattr(settings, one.name)
         text = None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-        views.append(SettingView(one.name, text, settings.origins[one.name], one.meaning))
+        views.append(SettingView(one.name, text, settings.origins[one.name], str(one.meaning)))
     return views + _notice_views(ctx)
 
 

@@ -59,12 +59,14 @@ def _hide(text: str, url: str, secret: str | None) -> str:
 
 
 def _run_hook(notice: Notice, target: Target, stop: threading.Event | None) -> Verdict:
-    body = json.dumps(generic_body(notice, describe(notice, target.lang), target.lang), ensure_ascii=False) + "\n"
+    body = (
+        json.dumps(generic_body(notice, describe(notice, target.language), target.language), ensure_ascii=False) + "\n"
+    )
     try:
         end = run_hook(
             target.command,
             stdin=body.encode(),
-            env=_hook_env(notice, target.lang),
+            env=_hook_env(notice, target.language),
             timeout_s=target.timeout_s,
             stop=stop,
         )

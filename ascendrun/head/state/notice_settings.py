@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Optional
 from urllib.parse import urlsplit
 
 from ascendrun.core.notices import DEFAULT_JOBS, ON, SERVICES, Target, with_name
 from ascendrun.text import LANGUAGES, Text
+from ascendrun.text.suggest import renamed, suggestion, write
 
 if TYPE_CHECKING:
     from ascendrun.core.errors import Problem
@@ -51,6 +52,10 @@ class NoticeSettings:
 class UnreadableCredentialsError(ValueError):
     """A file that should hold a URL or a secret cannot be used; the message names the file, never its content."""
 
+    def __init__(self, message: Text) -> None:
+        super().__init__(message)
+        self.message = message
+
 
 def read_credentials(target: Target) -> tuple[str, str | None]:
     """(URL, secret) of the target as its files have them now. Raises UnreadableCredentialsError."""
@@ -58,7 +63,9 @@ def read_credentials(target: Target) -> tuple[str, str | None]:
     secret = target.secret if target.secret_file is None else _read_line(target.secret_file)
     problem = _url_problem(url or "", target.kind)
     if problem:
-        raise UnreadableCredentialsError(f"{target.url_file or target.name}: {problem}")
+        raise UnreadableCredentialsError(
+            Text("notify.target-url", "{target}: {problem}", target=target.url_file or target.name, problem=problem)
+        )
     assert url is not None
     return url, secret
 
@@ -68,33 +75,36 @@ def _read_line(path: str) -> str:
         with open(path, "rb") as opened:
             raw = opened.read(SECRET_BYTES + 1)
     except OSError as error:
-        raise UnreadableCredentialsError(f"{path} cannot be read: {error.strerror}") from error
+        message = Text("notify.cannot-read", "cannot read {path}: {error}", path=path, error=error.strerror)
+        raise UnreadableCredentialsError(message) from error
     try:
         lines = raw.decode("utf-8").split()
     except UnicodeDecodeError:
         lines = []
     if len(lines) != 1 or len(raw) > SECRET_BYTES:
-        raise UnreadableCredentialsError(f"{path} does not hold exactly one line without spaces")
+        raise UnreadableCredentialsError(
+            Text("notify.one-line", "{path}: expected exactly one line without spaces", path=path)
+        )
     return lines[0]
 
 
-def _url_problem(url: str, kind: str) -> str | None:
+def _url_problem(url: str, kind: str) -> Text | None:
     """What is wrong with a URL, without the URL; None: nothing."""
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  # raises when it is no number
     except ValueError:
-        return "not a URL"
+        return Text("notify.url", "invalid URL")
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii() or not url.isprintable():
-        return "not a URL of http or https"
+        return Text("notify.url-scheme", "expected an http or https URL")
     if parts.scheme == "http" and kind in SERVICES and kind != "generic" and not _LOOPBACK.fullmatch(parts.hostname):
-        return "http would show the credential in it to everybody on the way; use https"
+        return Text("notify.url-plain", "http sends the credential in the URL unencrypted; https is required")
     return None
 
 
 # ---------------------------------------------------------------- from YAML
 
-Refuse = Callable[[Union[Text, str], Any, Union[Text, str, None]], None]
+Refuse = Callable[[Text, Any, Optional[Text]], None]
 """(message, node, hint)"""
 
 
@@ -102,7 +112,7 @@ def parse_blocks(nodes: Mapping[str, Any], file: Path, problems: list[Problem]) 
     """Targets from the YAML nodes of the blocks; what is wrong goes to `problems`. Paths start at the file's folder."""
     from ascendrun.core.errors import Problem
 
-    def refuse(message: Text | str, node: Any, hint: Text | str | None = None) -> None:
+    def refuse(message: Text, node: Any, hint: Text | None = None) -> None:
         problems.append(Problem(str(file), node.start_mark.line + 1, node.start_mark.column + 1, message, hint))
 
     before = len(problems)
@@ -111,10 +121,14 @@ def parse_blocks(nodes: Mapping[str, Any], file: Path, problems: list[Problem]) 
         target = _parse_target(node, file.parent, refuse)
         if target is not None:
             if target.name and target.name in {other.name for other in targets}:
-                refuse(f"notify: two targets are named {target.name!r}", node, None)
+                refuse(Text("notify.same-name", "notify: duplicate target name {name}", name=target.name), node, None)
             targets.append(target)
     if len(targets) > MOST_TARGETS:
-        refuse(f"notify: more than {MOST_TARGETS} targets", nodes["notify"], "one generic webhook can serve the rest")
+        refuse(
+            Text("notify.too-many", "notify: at most {limit} targets", limit=MOST_TARGETS),
+            nodes["notify"],
+            Text("notify.too-many-hint", "use one generic webhook that forwards to the others"),
+        )
     hook = _parse_hook(nodes["hook"], file.parent, refuse) if "hook" in nodes else None
     deadman = _parse_deadman(nodes["deadman"], file.parent, refuse) if "deadman" in nodes else None
     if len(problems) > before:
@@ -136,20 +150,25 @@ def merge(weak: NoticeSettings, strong: NoticeSettings) -> NoticeSettings:
     return NoticeSettings(tuple(targets), deadman, {**weak.origins, **strong.origins})
 
 
+def with_language(settings: NoticeSettings, lang: str) -> NoticeSettings:
+    """The same, with a language for targets that set none."""
+    return replace(settings, targets=tuple(replace(target, lang=target.lang or lang) for target in settings.targets))
+
+
 def _parse_target(node: Any, folder: Path, refuse: Refuse) -> Target | None:
     fields = _fields(node, "notify", _TARGET_FIELDS, refuse)
     if fields is None:
         return None
     kind = _text(fields, "type", refuse)
     if kind is None or kind not in SERVICES:
-        refuse(f"notify: type {kind!r} is none of {', '.join(SERVICES)}", fields.get("type", node), None)
+        refuse(_not_one_of("notify.type", kind, SERVICES), fields.get("type", node), None)
         return None
     name = _text(fields, "name", refuse) or ""
     if name in ("hook", "deadman") or (name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)):
         refuse(
-            f"notify: {name!r} cannot be the name of a target",
+            Text("notify.name", "invalid target name {name:quote}", name=name[:40]),
             fields["name"],
-            "letters, digits, '.', '_', '-'; not hook or deadman, which are taken",
+            Text("notify.name-hint", "use letters, digits, '.', '_' and '-'; hook and deadman are reserved"),
         )
     return Target(
         name=name,
@@ -157,7 +176,7 @@ def _parse_target(node: Any, folder: Path, refuse: Refuse) -> Target | None:
         on=_words(fields, "events", ("ended",), refuse, ON),
         jobs=_jobs(fields, refuse),
         style=_choice(fields, "format", STYLES, refuse),
-        lang=_choice(fields, "lang", LANGUAGES, refuse),
+        lang=_choice(fields, "lang", LANGUAGES, refuse) if "lang" in fields else None,
         **_credentials(fields, node, kind, folder, refuse),
     )
 
@@ -169,7 +188,9 @@ def _parse_hook(node: Any, folder: Path, refuse: Refuse) -> Target | None:
     command = _list_of_texts(fields["command"], refuse) if "command" in fields else ()
     if not command or "command" in fields and type(fields["command"]).__name__ == "ScalarNode":
         refuse(
-            "hook: command is a list of arguments", fields.get("command", node), "command: [/path/to/script, --flag]"
+            Text("notify.hook-command", "hook.command must be a list of arguments"),
+            fields.get("command", node),
+            write("command: [/path/to/script, --flag]"),
         )
         return None
     program = os.path.expanduser(command[0])
@@ -179,7 +200,7 @@ def _parse_hook(node: Any, folder: Path, refuse: Refuse) -> Target | None:
         kind="hook",
         on=_words(fields, "events", ("ended",), refuse, ON),
         jobs=_jobs(fields, refuse),
-        lang=_choice(fields, "lang", LANGUAGES, refuse),
+        lang=_choice(fields, "lang", LANGUAGES, refuse) if "lang" in fields else None,
         command=command,
         timeout_s=_seconds(fields, "timeout_s", 30.0, (0.1, 3600.0), refuse),
     )
@@ -194,7 +215,11 @@ def _parse_deadman(node: Any, folder: Path, refuse: Refuse) -> Target | None:
         if word in fields:
             suffix = _text(fields, word, refuse) or ""
             if suffix and not re.fullmatch(r"/[A-Za-z0-9._~/-]{1,100}", suffix):
-                refuse(f'deadman: {word} is what is appended to the URL\'s path: /fail, or ""', fields[word], None)
+                refuse(
+                    Text("notify.suffix", "deadman.{key} must be a path to append to the URL", key=word),
+                    fields[word],
+                    write(f"{word}: /fail"),
+                )
             suffixes.update(dict.fromkeys(kinds, suffix))
     target = Target(
         name="deadman",
@@ -216,46 +241,67 @@ def _credentials(fields: Mapping[str, Any], node: Any, kind: str, folder: Path, 
         found[name] = text
     if (found["url"] is None) == (found["url_file"] is None):
         refuse(
-            f"{block}: give either url_file or url", node, "url_file: a file that only you can read, with the URL in it"
+            Text("notify.one-url", "{block}: expected either url_file or url", block=block),
+            node,
+            Text("notify.one-url-hint", "set url_file to a file (chmod 600) that contains the URL"),
         )
     elif found["url"] is not None:
         problem = _url_problem(found["url"], kind)
         if problem:
-            refuse(f"{block}: url: {problem}", fields["url"], None)
+            refuse(
+                Text("notify.block-url", "{block}.url: {problem}", block=block, problem=problem), fields["url"], None
+            )
     if found["secret"] is not None and found["secret_file"] is not None:
-        refuse(f"{block}: give either secret_file or secret", node, None)
+        refuse(Text("notify.one-secret", "{block}: expected either secret_file or secret", block=block), node, None)
     if kind in ("wecom", "slack") and (found["secret"] or found["secret_file"]):
-        refuse(f"{block}: {kind} knows no signing secret", node, "its URL is the only credential")
+        refuse(
+            Text("notify.no-secret", "{kind} does not support a signing secret", kind=kind),
+            node,
+            Text("notify.no-secret-hint", "remove secret; the URL is the only credential"),
+        )
     return found
 
 
 def _fields(node: Any, block: str, known: Sequence[str], refuse: Refuse) -> dict[str, Any] | None:
     """name -> value node of a mapping; None when it is none."""
     if type(node).__name__ != "MappingNode":
-        refuse(f"{block}: not a mapping of names to values", node, None)
+        refuse(Text("notify.mapping", "{block}: expected a mapping", block=block), node, None)
         return None
     fields: dict[str, Any] = {}
     for key, value in node.value:
         new = RENAMED.get(f"{block}.{key.value}")
         if new is not None:
-            from ascendrun.text.suggest import renamed, write
-
             written = value.value if isinstance(value.value, str) else "…"
             refuse(renamed(f"{block}.{key.value}", new), key, write(f"{new.partition('.')[2]}: {written}"))
         elif key.value not in known:
-            from ascendrun.text.suggest import suggestion
-
-            refuse(f"{block}: unknown name {str(key.value)[:40]!r}", key, suggestion(str(key.value), known))
+            unknown = Text(
+                "notify.unknown-key", "{block}: unknown key {key:quote}", block=block, key=str(key.value)[:40]
+            )
+            refuse(unknown, key, suggestion(str(key.value), known))
         elif key.value in fields:
-            refuse(f"{block}: {key.value!r} is set twice", key, None)
+            refuse(Text("notify.duplicate-key", "{block}: duplicate key {key}", block=block, key=key.value), key, None)
         else:
             fields[key.value] = value
     return fields
 
 
+def _not_one_of(key: str, value: str | None, choices: Iterable[str]) -> Text:
+    return Text(
+        "notify.choice",
+        "{key}: expected one of {choices}, got {value:quote}",
+        key=key,
+        choices=list(choices),
+        value=str(value)[:40],
+    )
+
+
 def _list_of(node: Any, refuse: Refuse) -> list[Any]:
     if type(node).__name__ != "SequenceNode":
-        refuse("notify: not a list of targets", node, "notify: [{type: slack, url_file: slack.url}]")
+        refuse(
+            Text("notify.list", "notify: expected a list of targets"),
+            node,
+            write("notify: [{type: slack, url_file: slack.url}]"),
+        )
         return []
     return list(node.value)
 
@@ -265,7 +311,7 @@ def _list_of_texts(node: Any, refuse: Refuse) -> tuple[str, ...]:
     items = node.value if type(node).__name__ == "SequenceNode" else [node]
     for item in items:
         if type(item).__name__ != "ScalarNode":
-            refuse("not a plain value", item, None)
+            refuse(Text("notify.plain-items", "expected plain values"), item, None)
             return ()
     return tuple(str(item.value) for item in items)
 
@@ -275,7 +321,7 @@ def _text(fields: Mapping[str, Any], name: str, refuse: Refuse) -> str | None:
     if node is None:
         return None
     if type(node).__name__ != "ScalarNode":
-        refuse(f"{name}: not a plain value", node, None)
+        refuse(Text("notify.plain", "{key}: expected a plain value", key=name), node, None)
         return None
     return str(node.value)
 
@@ -288,7 +334,7 @@ def _words(
     words = _list_of_texts(fields[name], refuse)
     for word in words:
         if word not in known:
-            refuse(f"{name}: {word!r} is none of {', '.join(known)}", fields[name], None)
+            refuse(_not_one_of(name, word, known), fields[name], None)
     return words
 
 
@@ -300,7 +346,7 @@ def _jobs(fields: Mapping[str, Any], refuse: Refuse) -> tuple[str, ...]:
 def _choice(fields: Mapping[str, Any], name: str, choices: Sequence[str], refuse: Refuse) -> str:
     text = _text(fields, name, refuse)
     if text is not None and text not in choices:
-        refuse(f"{name}: {text!r} is none of {', '.join(choices)}", fields[name], None)
+        refuse(_not_one_of(name, text, choices), fields[name], None)
     return text if text is not None and text in choices else choices[0]
 
 
@@ -313,6 +359,16 @@ def _seconds(
     except ValueError:
         seconds = -1.0
     if not bounds[0] <= seconds <= bounds[1]:
-        refuse(f"{name}: not a number of seconds from {bounds[0]:g} to {bounds[1]:g}", fields[name], None)
+        refuse(
+            Text(
+                "notify.seconds",
+                "{key}: expected a number of seconds from {low:g} to {high:g}",
+                key=name,
+                low=bounds[0],
+                high=bounds[1],
+            ),
+            fields[name],
+            None,
+        )
         return default
     return seconds

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.text import LANGUAGES, Text
+
 if TYPE_CHECKING:
     from ascendrun.core.errors import Problem
     from ascendrun.head.state.notice_settings import NoticeSettings
@@ -40,15 +42,23 @@ class Settings:
     notices: NoticeSettings | None = None
 
 
+class InvalidSettingError(ValueError):
+    """The text of a setting is not a value of it."""
+
+    def __init__(self, message: Text) -> None:
+        super().__init__(message)
+        self.message = message
+
+
 @dataclass(frozen=True)
 class Setting:
-    """One name that may be set: what it means, and how its text becomes a value (raises ValueError with a sentence).
+    """One name that may be set: what it means, and how its text becomes a value (raises InvalidSettingError).
 
     `parse` gets the text and the folder that a relative path starts from.
     """
 
     name: str
-    meaning: str
+    meaning: Text
     parse: Callable[[str, Path], Any]
 
     @property
@@ -58,17 +68,23 @@ class Setting:
 
 def _parse_path(text: str, folder: Path) -> Path:
     if not text:
-        raise ValueError("an empty path")
+        raise InvalidSettingError(Text("settings.empty-path", "expected a path"))
     return Path(os.path.abspath(folder / os.path.expanduser(text)))
 
 
 def _one_of(*choices: str) -> Callable[[str, Path], str]:
     def parse(text: str, _folder: Path) -> str:
         if text not in choices:
-            raise ValueError(f"{text!r} is none of {', '.join(choices)}")
+            raise _not_one_of(text, choices)
         return text
 
     return parse
+
+
+def _not_one_of(text: str, choices: Sequence[str]) -> InvalidSettingError:
+    return InvalidSettingError(
+        Text("settings.choice", "expected one of {choices}, got {value:quote}", choices=list(choices), value=text)
+    )
 
 
 def _parse_seconds(text: str, _folder: Path) -> float:
@@ -77,7 +93,9 @@ def _parse_seconds(text: str, _folder: Path) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds <= 86400:
-        raise ValueError(f"{text!r} is no number of seconds from 1 to 86400")
+        raise InvalidSettingError(
+            Text("settings.seconds", "expected a number of seconds up to 86400, got {value:quote}", value=text)
+        )
     return seconds
 
 
@@ -85,21 +103,29 @@ def _parse_lang(text: str, _folder: Path) -> str:
     """Also the name of a locale, such as zh_CN.UTF-8, and the language of tests."""
     lang = next((lang for lang in ("en", "zh", "pseudo") if text.lower().startswith(lang)), None)
     if lang is None:
-        raise ValueError(f"{text!r} is none of en, zh")
+        raise _not_one_of(text, LANGUAGES)
     return lang
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("state_dir", "folder for everything the head keeps; on a local disk", _parse_path),
-    Setting("hostfile", "hosts of nodes, exec and trust when none are named", _parse_path),
-    Setting("color", "auto, always or never", _one_of("auto", "always", "never")),
-    Setting("exec_timeout_s", "time limit of a command of exec on a host, in seconds", _parse_seconds),
+    Setting(
+        "state_dir", Text("settings.state-dir", "directory of jobs, logs and samples; on a local disk"), _parse_path
+    ),
+    Setting("hostfile", Text("settings.hostfile", "hosts of nodes, exec and trust if none are given"), _parse_path),
+    Setting(
+        "color", Text("settings.color", "colored output: auto, always or never"), _one_of("auto", "always", "never")
+    ),
+    Setting(
+        "exec_timeout_s",
+        Text("settings.exec-timeout", "time limit of a command of exec on a host, in seconds"),
+        _parse_seconds,
+    ),
     Setting(
         "transport",
-        "auto, paramiko, or openssh: how hosts behind SSH are reached",
+        Text("settings.transport", "SSH implementation: auto, paramiko or openssh"),
         _one_of("auto", "paramiko", "openssh"),
     ),
-    Setting("lang", "language of messages: en or zh; the locale decides where it is not set", _parse_lang),
+    Setting("lang", Text("settings.lang", "language of messages: en or zh (default: that of the locale)"), _parse_lang),
 )
 
 
@@ -136,6 +162,10 @@ def load_settings(
     for name, text in (flags or {}).items():
         flag = f"--{name.replace('_', '-')}"
         _set(values, origins, name, text, flag, Path.cwd(), (flag, None, None), problems)
+    if values.get("notices") and values.get("lang"):
+        from ascendrun.head.state.notice_settings import with_language
+
+        values["notices"] = with_language(values["notices"], values["lang"])
     if problems:
         from ascendrun.core.errors import InvalidInputError
 
@@ -163,15 +193,19 @@ def _set(
         return
     try:
         if setting is None:
-            raise ValueError(f"unknown setting {name!r}")
+            raise InvalidSettingError(Text("settings.unknown", "unknown setting {name:quote}", name=name))
         values[name] = setting.parse(text, folder)
         origins[name] = origin
-    except ValueError as error:
+    except InvalidSettingError as error:
         from ascendrun.core.errors import Problem
+        from ascendrun.text.suggest import suggestion
 
-        known = ", ".join(one.name for one in SETTINGS)
-        hint = f"known: {known}" if setting is None else f"{name}: {setting.meaning}"
-        problems.append(Problem(*place, message=str(error), hint=hint))
+        hint = (
+            suggestion(name, [setting.name for setting in SETTINGS])
+            if setting is None
+            else Text("settings.meaning", "{name}: {meaning}", name=name, meaning=setting.meaning)
+        )
+        problems.append(Problem(*place, message=error.message, hint=hint))
 
 
 def _read_file(file: Path, problems: list[Problem], blocks: dict[str, Any]) -> dict[str, tuple[str, int, int]]:
@@ -179,8 +213,9 @@ def _read_file(file: Path, problems: list[Problem], blocks: dict[str, Any]) -> d
     go to `blocks`."""
     from ascendrun.core.errors import Problem
 
-    def refuse(message: str, line: int | None = None, column: int | None = None) -> None:
-        problems.append(Problem(str(file), line, column, message, "a settings file has lines like `color: never`"))
+    def refuse(message: Text, line: int | None = None, column: int | None = None) -> None:
+        hint = Text("settings.form", "write one setting on each line, such as `color: never`")
+        problems.append(Problem(str(file), line, column, message, hint))
 
     try:
         with open(file, "rb") as opened:
@@ -188,10 +223,10 @@ def _read_file(file: Path, problems: list[Problem], blocks: dict[str, Any]) -> d
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
-        refuse(f"cannot be read: {error.strerror}")
+        refuse(Text("settings.cannot-read", "cannot read the file: {error}", error=error.strerror))
         return {}
     if len(raw) > FILE_LIMIT_BYTES:
-        refuse(f"larger than {FILE_LIMIT_BYTES} bytes")
+        refuse(Text("settings.too-large", "the file exceeds {limit:bytes}", limit=FILE_LIMIT_BYTES))
         return {}
     return _parse_mapping(raw, refuse, blocks)
 
@@ -203,13 +238,18 @@ def _parse_mapping(raw: bytes, refuse: Callable[..., None], blocks: dict[str, An
         node = yaml.compose(raw.decode("utf-8"), Loader=yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        what = getattr(error, "problem", None) or ("nested too deep" if isinstance(error, RecursionError) else error)
-        refuse(f"not YAML: {what}", mark.line + 1 if mark else None, mark.column + 1 if mark else None)
+        what = (
+            Text("settings.too-deep", "nested too deeply")
+            if isinstance(error, RecursionError)
+            else getattr(error, "problem", None) or str(error)
+        )
+        message = Text("settings.not-yaml", "invalid YAML: {error}", error=what)
+        refuse(message, mark.line + 1 if mark else None, mark.column + 1 if mark else None)
         return {}
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):
-        refuse("not a mapping of names to values", 1, 1)
+        refuse(Text("settings.mapping", "expected a mapping of names to values"), 1, 1)
         return {}
     found: dict[str, tuple[str, int, int]] = {}
     for key, value in node.value:
@@ -217,9 +257,9 @@ def _parse_mapping(raw: bytes, refuse: Callable[..., None], blocks: dict[str, An
         if key.value in NOTICE_BLOCKS and key.value not in blocks:
             blocks[key.value] = value
         elif not (isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)):
-            refuse("a name needs one plain value", line, column)
+            refuse(Text("settings.plain", "expected one plain value for each name"), line, column)
         elif key.value in found:
-            refuse(f"{key.value!r} is set twice", line, column)
+            refuse(Text("settings.duplicate", "duplicate setting {name}", name=key.value), line, column)
         else:
             found[key.value] = (value.value, line, column)
     return found

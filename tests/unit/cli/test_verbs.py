@@ -213,10 +213,10 @@ def test_config_tells_each_value_and_its_origin(desk: Desk) -> None:
     (desk.folder / "config" / "ascendrun" / "config.yaml").write_text("exec_timeout_s: 7\n")
     shown = json.loads(desk.say("--color", "never", "config", "-o", "json").out)["settings"]
     settings = {one["name"]: one for one in shown}
-    assert settings["timeout_s"]["value"] == "7" and settings["timeout_s"]["origin"].endswith("config.yaml")
+    assert settings["exec_timeout_s"]["value"] == "7" and settings["exec_timeout_s"]["origin"].endswith("config.yaml")
     assert (settings["color"]["value"], settings["color"]["origin"]) == ("never", "--color")
     assert settings["state_dir"]["origin"] == "$ASCENDRUN_STATE_DIR"
-    assert desk.say("config", "get", "timeout_s").out == "7\n"
+    assert desk.say("config", "get", "exec_timeout_s").out == "7\n"
     assert "did you mean 'color'" in desk.say("config", "get", "colour").err
 
 

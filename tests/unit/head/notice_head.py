@@ -83,4 +83,4 @@ class Head:
 
 
 def target(service: Service, kind: str = "generic", **more: Any) -> dict[str, Any]:
-    return {"kind": kind, "url": service.url(), **more}
+    return {"type": kind, "url": service.url(), **more}

@@ -25,7 +25,7 @@ def test_a_url_file_is_read_at_every_sending(heads: Any, serve: Any, tmp_path: P
     head = heads(settings_text([{"kind": "generic", "url_file": "url"}]))
     head.move(head.submit(), "FAILED")
     await_that(lambda: head.rows()["generic"]["answer"])
-    assert "cannot be read" in head.rows()["generic"]["answer"]
+    assert "cannot read" in head.rows()["generic"]["answer"]
     (tmp_path / "url").write_text(service.url() + "\n")
     head.await_state("generic", "delivered")
 

@@ -11,6 +11,7 @@ from ascendrun.core.notices import DEFAULT_JOBS
 from ascendrun.head.state.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.settings import load_settings
 from ascendrun.query.notice_view import view_targets
+from ascendrun.text import use_language
 
 URL = "https://open.feishu.cn/open-apis/bot/v2/hook/5e3d587e-topsecret"
 
@@ -85,6 +86,17 @@ def test_the_stronger_file_replaces_whole_blocks(tmp_path: Path) -> None:
     settings = load(tmp_path, "notify: [{type: slack, url: 'https://x/y'}]\n", weak=weak)
     assert [target.kind for target in settings.targets] == ["slack", "hook"] and settings.deadman is not None
     assert settings.origins["notify"].endswith("user.yaml") and settings.origins["hook"].endswith("weak.yaml")
+
+
+def test_the_language_of_a_target_is_its_own_else_that_of_the_settings_else_that_of_the_process(tmp_path: Path) -> None:
+    targets = "notify: [{type: slack, url_file: a, lang: en}, {type: feishu, url_file: b}]\n"
+    use_language("zh")
+    try:
+        assert [target.language for target in load(tmp_path, targets).targets] == ["en", "zh"]
+        use_language("en")
+        assert [target.language for target in load(tmp_path, targets + "lang: zh\n").targets] == ["en", "zh"]
+    finally:
+        use_language("en")
 
 
 @pytest.mark.parametrize(
