@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from re import Match
 
-from ascendrun.ascend.peer_messages.addresses import IP
-from ascendrun.ascend.peer_messages.message import CONNECT, EXEC, MessageTable, PeerMessage, numbers_in
+from ascendrun.ascend.peer_messages.message import CONNECT, EXEC, IP, MessageTable, PeerMessage, numbers_in
 
 TABLE = MessageTable()
 _message = TABLE.row

@@ -5,8 +5,15 @@ from __future__ import annotations
 import re
 from re import Match
 
-from ascendrun.ascend.peer_messages.addresses import addresses_in
-from ascendrun.ascend.peer_messages.message import CONNECT, EXEC, LOST, MessageTable, PeerMessage, numbers_in
+from ascendrun.ascend.peer_messages.message import (
+    CONNECT,
+    EXEC,
+    LOST,
+    MessageTable,
+    PeerMessage,
+    addresses_in,
+    numbers_in,
+)
 
 TABLE = MessageTable()
 _message = TABLE.row

@@ -7,9 +7,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ascendrun.ascend.peer_messages import CONNECT, EXEC, LOST, PeerMessage, read_messages
+from ascendrun.ascend.peer_messages.message import NAME
 from ascendrun.health.diagnosis.evidence import Line
 
-__all__ = ["CONNECT", "EXEC", "LOST", "PeerLine", "accuses", "failed_itself", "find_peer_lines", "looks_suffered"]
+__all__ = [
+    "CONNECT",
+    "EXEC",
+    "LOST",
+    "PeerLine",
+    "accuses",
+    "failed_itself",
+    "find_peer_lines",
+    "has_bare_service",
+    "is_loopback",
+    "looks_suffered",
+    "services_in",
+]
 
 
 @dataclass(frozen=True)
@@ -68,3 +81,29 @@ def looks_suffered(text: str) -> str | None:
     if _LOOKS_LOST.search(text):
         return LOST
     return EXEC if _LOOKS_WAITED.search(text) else None
+
+
+_SERVICE = re.compile(
+    r"\b(?:https?|s3a?|rediss?|postgres(?:ql)?|mysql|mongodb|amqps?|ftp|hdfs)://(?:[^@/\s]*@)?(" + NAME + r")|"
+    r"\bhost=['\"]?(" + NAME + ")"
+)
+_BARE = re.compile(r"[\d.]+|localhost")
+
+
+def services_in(text: str) -> tuple[str, ...]:
+    """Hosts of services, such as a web server, that a line names; an address does not tell whose it is."""
+    return tuple(name for name in _of_services(text) if not _BARE.fullmatch(name))
+
+
+def has_bare_service(text: str) -> bool:
+    """A service is named by an address: it may be outside of the job, or one of its own ranks."""
+    return any(_BARE.fullmatch(name) for name in _of_services(text))
+
+
+def _of_services(text: str) -> tuple[str, ...]:
+    return tuple(one for found in _SERVICE.findall(text) for one in found if one)
+
+
+def is_loopback(address: str) -> bool:
+    """Every host takes it for itself."""
+    return address in ("localhost", "::1") or address.startswith("127.")

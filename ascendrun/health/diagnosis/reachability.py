@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ascendrun.core.names import fold_names
 from ascendrun.health.diagnosis.candidates import Candidate
-from ascendrun.health.diagnosis.lines.addresses import is_loopback
+from ascendrun.health.diagnosis.peers import is_loopback
 from ascendrun.health.diagnosis.wait_table import Report, Table
 
 _OWN_FAULT = frozenset({"no_network", "no_name"})

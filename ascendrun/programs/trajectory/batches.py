@@ -1,12 +1,14 @@
-"""What training sees of a track: a random stretch of it, with some words hidden; decided by a key alone."""
+"""What pretraining and training see of a track: a random stretch of it, some words hidden; decided by a key alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ascendrun.programs.trajectory.tokens import Encoded, Ids
+from ascendrun.programs.trajectory.grammars.guide import END
+from ascendrun.programs.trajectory.tokens import MASK, SPECIAL, Encoded, Ids
 
 
 def augment(sample: Encoded, *, min_points: int, crop: float, hide: float, unknown: int, key: Sequence[int]) -> Ids:
@@ -23,3 +25,34 @@ def augment(sample: Encoded, *, min_points: int, crop: float, hide: float, unkno
     ids = np.concatenate([sample.head, *points])
     ids[rng.uniform(size=len(ids)) < hide] = unknown
     return ids
+
+
+NEVER_HIDDEN = ("YEAR_", "MONTH_", "DAY_", "HOUR_", "MINUTE_", "SECOND_")
+"""Clock words are as good as random; nothing is learned by guessing them."""
+AS_MASK, AS_OTHER = 0.8, 0.1
+"""Of the hidden words so many become [MASK], so many another word, and the rest stay to be guessed all the same."""
+
+
+def guessable(vocabulary: Mapping[str, int]) -> NDArray[np.bool_]:
+    """By word id."""
+    may = np.zeros(len(vocabulary), dtype=bool)
+    for word, number in vocabulary.items():
+        may[number] = word not in SPECIAL and word != END and not word.startswith(NEVER_HIDDEN)
+    return may
+
+
+def hide_words(
+    ids: Ids, may: NDArray[np.bool_], vocabulary: Mapping[str, int], *, rate: float, key: Sequence[int]
+) -> tuple[Ids, Ids]:
+    """(ids with words hidden, places of those words). Of the guessable words `rate` are hidden, rounded up or down by
+    chance so that the rate is true on average too. `key` decides everything."""
+    rng = np.random.default_rng([4, *key])
+    open_places = np.flatnonzero(may[ids])
+    count = int(rate * len(open_places) + rng.uniform())
+    places = np.sort(rng.permutation(open_places)[:count])
+    hidden = ids.copy()
+    draw = rng.uniform(size=len(places))
+    hidden[places[draw < AS_MASK]] = vocabulary[MASK]
+    other = places[(draw >= AS_MASK) & (draw < AS_MASK + AS_OTHER)]
+    hidden[other] = rng.choice(np.flatnonzero(may), size=len(other))
+    return hidden, places

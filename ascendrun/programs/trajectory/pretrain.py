@@ -14,9 +14,8 @@ from ascendrun.programs.trainer.data import Batch, Buckets, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.task import Task
-from ascendrun.programs.trajectory.batches import augment
+from ascendrun.programs.trajectory.batches import augment, guessable, hide_words
 from ascendrun.programs.trajectory.data import Options, Samples, multiple_of
-from ascendrun.programs.trajectory.masking import guessable, hide_words
 from ascendrun.programs.trajectory.model import WordGuesser, pad
 from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
 from ascendrun.programs.trajectory.train import identity_of, make_engine, make_settings, plan_of

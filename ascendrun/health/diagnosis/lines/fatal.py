@@ -17,7 +17,6 @@ from ascendrun.health.diagnosis.indicators import (
     Indicator,
     without_quotes,
 )
-from ascendrun.health.diagnosis.lines.addresses import has_bare_service, services_in
 from ascendrun.health.diagnosis.lines.after_error import WORK_LINES
 from ascendrun.health.diagnosis.lines.exits import is_full, signal_of
 from ascendrun.health.diagnosis.lines.line_kinds import HANDLED, WENT_ON, points_elsewhere
@@ -38,7 +37,9 @@ from ascendrun.health.diagnosis.peers import (
     accuses,
     failed_itself,
     find_peer_lines,
+    has_bare_service,
     looks_suffered,
+    services_in,
 )
 
 MESSAGE_CHARACTERS = 1000

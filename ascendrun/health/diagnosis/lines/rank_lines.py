@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, Indicator, normalised, proof_of, same_line
-from ascendrun.health.diagnosis.lines.addresses import is_loopback
 from ascendrun.health.diagnosis.lines.after_error import (
     AFTERWARDS_LIMIT,
     SURVIVED_S,
@@ -21,7 +20,7 @@ from ascendrun.health.diagnosis.lines.exception_chains import without_handled
 from ascendrun.health.diagnosis.lines.exits import CRASHES, signal_of
 from ascendrun.health.diagnosis.lines.line_kinds import is_informational, is_list_of_causes, is_try
 from ascendrun.health.diagnosis.lines.tracebacks import find_chains, same_exception
-from ascendrun.health.diagnosis.peers import PeerLine, find_peer_lines
+from ascendrun.health.diagnosis.peers import PeerLine, find_peer_lines, is_loopback
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, is_after_stop, moment
 
