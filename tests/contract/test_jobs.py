@@ -54,8 +54,7 @@ def test_a_command_that_does_not_exist_starts_nobody(place: Place) -> None:
     done = place.run(place.job("absent", command=["no-such-program"]))
     assert done.returncode == 1, run_text(done)
     assert "no-such-program" in done.stderr
-    job = done.stdout.split()[0] if done.stdout else "absent"
-    detail = place.show(job)
+    detail = place.show("absent")
     assert detail["job"]["state"] == "FAILED"
     assert not any(rank["pid"] for rank in detail["ranks"])
 

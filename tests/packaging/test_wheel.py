@@ -119,7 +119,17 @@ def test_the_metadata_names_what_it_needs(installed: Path, environ: dict[str, st
     code = "import importlib.metadata as m; d = m.distribution('ascendrun'); print(*d.requires, sep='\\n')"
     requires: list[str] = ask(installed, environ, code).splitlines()
     base = {line.split(">")[0].strip() for line in requires if "extra" not in line}
-    assert base == {"click", "ClusterShell", "paramiko", "prometheus-client", "psutil", "pydantic", "PyYAML", "tomli"}
+    assert base == {
+        "click",
+        "ClusterShell",
+        "Jinja2",
+        "paramiko",
+        "prometheus-client",
+        "psutil",
+        "pydantic",
+        "PyYAML",
+        "tomli",
+    }
     assert any(line.startswith("torch>=") and 'extra == "train"' in line for line in requires)
     assert not any(line.startswith("torch==") for line in requires)  # an NPU's image brings its own
 
