@@ -235,7 +235,7 @@ def test_validate_reports_every_problem_of_every_file(desk: Desk) -> None:
     (desk.folder / "bad.hosts").write_text("n1 slot=8\nn1\n")
     result = desk.say("validate", "job.yaml", "bad.yaml", "bad.hosts", "missing.yaml")
     assert result.code == 2
-    assert result.out == "job.yaml: fine: job demo on 2 hosts\n"
+    assert result.out == "job.yaml: valid: job demo on 2 hosts\n"
     for place in ("bad.yaml:2:", "bad.yaml:3:", "bad.hosts:1:4", "bad.hosts:2:1", "missing.yaml: cannot read the file"):
         assert f"error: {place}" in result.err
     assert "    1 | n1 slot=8\n           ^\n" in result.err
