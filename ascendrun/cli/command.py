@@ -53,9 +53,24 @@ def exclusive(one: str, other: str) -> Text:
     return Text("cli.exclusive", "{one} cannot be combined with {other}", one=one, other=other)
 
 
+class HelpFormatter(click.HelpFormatter):
+    """Headings end with the colon of the language."""
+
+    def write_heading(self, heading: str) -> None:
+        colon = "：" if text.language() == "zh" else ":"
+        self.write(f"{'':>{self.current_indent}}{heading}{colon}\n")
+
+
+class HelpContext(click.Context):
+    """The context of one command line."""
+
+    formatter_class = HelpFormatter
+
+
 class CliCommand(click.Command):
     """`examples`: the lines at the end of its help."""
 
+    context_class = HelpContext
     examples = ""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
