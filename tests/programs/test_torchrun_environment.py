@@ -40,13 +40,13 @@ def test_torchrun_sets_nothing_that_we_forget(tmp_path):
         ranks_before=0,
         interface="lo",
         master_address="127.0.0.1",
-        family="cpu",
+        device_type="cpu",
         device_ids=(0,),
         threads=1,
         attempt_folder="/a",
         checkpoint_folder="/c",
     )
-    job = JobShare(job="j", attempt=1, tag="j.1", max_restarts=0, signal="TERM", env={})
+    job = JobShare(job="j", attempt=1, run_id="j.1", signal="TERM", env={})
     ours = set(rank_environment(job, node, 0, python_path=None))
     assert theirs - FROM_THE_LOGIN - FROM_THE_AGENT - TOLD_TO_TORCHRUN_ITSELF <= ours
     assert {"RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"} <= theirs, "this is torchrun's environment"
