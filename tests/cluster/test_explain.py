@@ -72,7 +72,9 @@ def test_the_rank_that_raised_is_named_though_the_other_host_s_clock_is_a_minute
     assert roles <= {"consequence", "teardown"}, found["chain"]
     assert "rank 2 on node2 failed first: ValueError: sample 17 has no label" in said
 
-    screen = scene.ascendrun("explain", "raises", "--lang", "en").stdout
+    shown = scene.ascendrun("explain", "raises", "--lang", "en")
+    assert shown.returncode == 0, run_text(shown)
+    screen = shown.stdout
     assert "sample 17 has no label" in screen and RAISES_AT in screen and "[certain]" in screen
     assert len(screen.splitlines()) <= 40
 
