@@ -38,7 +38,7 @@ def test_the_stages_hand_their_work_on_and_the_report_holds_what_it_promises(sta
         ranks=2,
         name="finetune",
     ).succeed()
-    assert "starting from" in second.text() and "validation split" in second.text()
+    assert "starting from" in second.text() and "val split" in second.text()
     frozen, whole = (line for line in second.metrics() if line.get("event") == "start")
     assert 0 < frozen["parameters"] < 0.1 * whole["parameters"] and 2 * frozen["total_steps"] == whole["total_steps"]
     assert "test" not in second.report(), "test ships are looked at once, by evaluate"
