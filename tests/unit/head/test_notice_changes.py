@@ -22,7 +22,7 @@ from ascendrun.head.notify.settings_watch import LOOK_S
 
 def test_a_url_file_is_read_at_every_sending(heads: Any, serve: Any, tmp_path: Path) -> None:
     service = serve()
-    head = heads(settings_text([{"kind": "generic", "url_file": "url"}]))
+    head = heads(settings_text([{"type": "generic", "url_file": "url"}]))
     head.move(head.submit(), "FAILED")
     await_that(lambda: head.rows()["generic"]["answer"])
     assert "cannot read" in head.rows()["generic"]["answer"]

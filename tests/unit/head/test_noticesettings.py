@@ -55,7 +55,7 @@ notify:
   - {type: dingtalk, url: "topsecret", url_file: x, events: [faild], lang: fr, stile: text}
   - slack
 hook: {command: "echo topsecret", timeout_s: 0}
-deadman: {url: "https://x/topsecret", every_s: soon, failed: "topsecret"}
+deadman: {url: "https://x/topsecret", interval_s: soon, failed: "topsecret"}
 """
     with pytest.raises(InvalidInputError) as caught:
         load(tmp_path, text)

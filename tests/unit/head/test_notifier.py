@@ -135,7 +135,7 @@ def test_a_hook_gets_the_notice_and_its_failure_stands_in_the_story(heads: Any, 
 
 def test_the_dead_mans_switch_is_pressed_while_a_job_lives_and_told_its_end(heads: Any, serve: Any) -> None:
     service = serve()
-    head = heads(settings_text([], deadman={"url": service.url("/ping"), "every_s": 1, "failed": "/fail"}))
+    head = heads(settings_text([], deadman={"url": service.url("/ping"), "interval_s": 1, "failed": "/fail"}))
     head.beat()
     job = head.submit()
     head.beat()
