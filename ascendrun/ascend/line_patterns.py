@@ -89,7 +89,7 @@ def _gap(name: str, kind: str) -> str:
     elif kind.startswith("=") or "|" in kind:
         inner = "|".join(map(re.escape, kind.lstrip("=").split("|")))
     else:
-        raise ValueError(f"{kind!r} is no kind of value; there are {', '.join(sorted(filter(None, KINDS)))}")
+        raise ValueError(f"{kind!r} unknown kind of value; expected one of {', '.join(sorted(filter(None, KINDS)))}")
     return f"(?P<{name}>{inner})" if name else f"(?:{inner})"
 
 

@@ -109,7 +109,7 @@ class SshBackend:
         try:
             return shown_key(link)
         finally:
-            link.drop("only its key was wanted")
+            link.drop("only the host key was read")
 
     def record_host_key(self, host: Host, key: HostKey, *, replace: bool = False) -> bool:
         """Writes `key` into ascendrun's own known_hosts; with `replace` it takes the place of others.

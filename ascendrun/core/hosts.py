@@ -189,12 +189,12 @@ def _parse_names(word: str) -> tuple[Sequence[str], str | None]:
         )
     if "=" in name:
         raise _InvalidHostError(
-            Text("hostfile.name-first", "expected a host name, got {word:quote}", word=name), ONE_HOST
+            Text("hostfile.name-first", "expected a host name, got {field:quote}", field=name), ONE_HOST
         )
     head, colon, tail = name.rpartition(":")
     if colon and tail.isdigit() and is_name(head):
         raise _InvalidHostError(
-            Text("hostfile.ambiguous-number", "{word:quote}: ambiguous number", word=name),
+            Text("hostfile.ambiguous-number", "{field:quote}: ambiguous number", field=name),
             Text(
                 "hostfile.ambiguous-number-hint",
                 "write {host} slots={number} or {host} port={number}",
@@ -235,12 +235,12 @@ def _parse_pair(word: str) -> tuple[str, Any]:
     key = "max_slots" if key == "max-slots" else key
     if not equals:
         raise _InvalidHostError(
-            Text("hostfile.pair", "expected KEY=VALUE, got {word:quote}", word=word),
+            Text("hostfile.pair", "expected KEY=VALUE, got {field:quote}", field=word),
             Text("hostfile.pair-hint", "write one host on each line, with the keys {keys}", keys=list(KEYS)),
         )
     if not key:
         raise _InvalidHostError(
-            Text("hostfile.no-key", "{word:quote}: key missing before =", word=word),
+            Text("hostfile.no-key", "{field:quote}: key missing before =", field=word),
             Text("hostfile.no-spaces", "write {example} without spaces", example="slots=8"),
         )
     if key not in KEYS:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ascendrun.core.hosts import Host
-from ascendrun.core.names import fold_names
 from ascendrun.core.reports import NodeReport, Route
+from ascendrun.text import Text
 
 LOOPBACK = Route(interface="lo", source="127.0.0.1")
 
@@ -28,7 +28,7 @@ class Network:
     interfaces: Mapping[str, str]
 
 
-def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], faults: list[str]) -> Network:
+def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], faults: list[Text]) -> Network:
     """The source address that the first host uses towards most others, and each host's interface towards the first.
 
     Hosts that are all this one machine meet on the loopback. What does not fit is added to `faults`.
@@ -40,8 +40,13 @@ def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], fau
     routes = [route for route in (_route(reports, first, host) for host in away) if route is not None]
     if not routes:
         faults.append(
-            f"{first.name} has no route to {fold_names(host.name for host in away)}; "
-            f"{first.name} is node 0, where all ranks meet: check its network and name resolution"
+            Text(
+                "network.node-0-no-route",
+                "{host}: no route to {peers:hosts}; all ranks connect to {host} (node 0); "
+                "check its network and name resolution",
+                host=first.name,
+                peers=[host.name for host in away],
+            )
         )
         return Network("", {host.name: "" for host in hosts})
     majority = _majority(routes)
@@ -78,13 +83,20 @@ def _route(reports: Mapping[str, NodeReport], host: Host, peer: Host) -> Route |
     return None if route is None or _is_loopback(route.source) else route
 
 
-def _no_route(reports: Mapping[str, NodeReport], host: Host, peer: Host) -> str:
+def _no_route(reports: Mapping[str, NodeReport], host: Host, peer: Host) -> Text:
     if peer.name in reports[host.name].routes:
-        return (
-            f"{host.name} takes {peer.name} for itself: the name leads to its own loopback; "
-            f"mend /etc/hosts there, or give {peer.name} an addr= in the hostfile"
+        return Text(
+            "network.loopback",
+            "{host}: {peer} resolves to a loopback address; correct /etc/hosts on that host, or set addr= of {peer}",
+            host=host.name,
+            peer=peer.name,
         )
-    return f"{host.name} has no route to {peer.name}, where all ranks meet: check name resolution, cable, firewall"
+    return Text(
+        "network.no-route",
+        "{host}: no route to {peer}, where all ranks connect; check name resolution, cabling and firewall",
+        host=host.name,
+        peer=peer.name,
+    )
 
 
 def _is_here(host: Host) -> bool:

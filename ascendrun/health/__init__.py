@@ -8,6 +8,6 @@ To add a check:
    probe's name.
 3. Check: a function `(context) -> Iterator[Finding]` in a module of `checks/` and its row in `CHECKS` of that module.
    A fact that is None finds nothing.
-4. Text: message, hint and fix of each code in `texts/findings.json`, the Chinese in `ascendrun/text/zh`. Then run
+4. Text: message, hint and fix of each code in `texts/findings.json`, the Chinese in `ascendrun/text/zh.json`. Then run
    `python -m ascendrun.health.checks_page > docs/checks.md`.
 """

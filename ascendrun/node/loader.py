@@ -65,11 +65,11 @@ if sys.version_info < (3, 7):
 import os, hashlib
 root, name = sys.argv[2:4]
 path = os.path.join(root, "agent-" + name + ".pyz")
-def say(text):
+def emit(text):
     os.write(1, ("\\nASCENDRUN-" + text + "\\n").encode("utf-8", "replace"))
 def fits(data):
     return hashlib.sha256(data).hexdigest().startswith(name)
-def stands():
+def is_there():
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as f:
             return os.fstat(f.fileno()).st_uid == os.geteuid() and fits(f.read())
@@ -106,12 +106,12 @@ def take():
         if os.path.exists(temp):
             os.unlink(temp)
 try:
-    if not stands():
-        say("NEED " + name)
+    if not is_there():
+        emit("NEED " + name)
         take()
     os.write(3, sys.executable.encode())
 except Exception as e:
-    say("FAILED " + " ".join(str(e).split())[:1000])
+    emit("FAILED " + " ".join(str(e).split())[:1000])
     sys.exit(96)
 """
 
@@ -211,7 +211,7 @@ class Boot:
             return Step(FAILED, why)
         self._uploads += 1
         if self._uploads > MAX_UPLOADS:
-            return Step(FAILED, "the node asks for the agent again and again")
+            return Step(FAILED, "the node requests the agent repeatedly")
         return Step(NEED_AGENT, name)
 
     def _keep_noise(self, count: int) -> None:

@@ -11,8 +11,8 @@ from ascendrun.core.samples import DeviceDetail
 Labelled = Sequence[tuple[tuple[str, ...], DeviceDetail]]
 
 NAMES: Mapping[str, tuple[str, str]] = {
-    "npu_chip_info_used_memory": ("ddr_used_mb", "Memory beside HBM in use, MB"),
-    "npu_chip_info_total_memory": ("ddr_total_mb", "Memory beside HBM altogether, MB"),
+    "npu_chip_info_used_memory": ("ddr_used_mb", "Memory other than HBM in use, MB"),
+    "npu_chip_info_total_memory": ("ddr_total_mb", "Memory other than HBM in total, MB"),
     "npu_chip_info_hbm_utilization": ("hbm_percent", "HBM in use, percent"),
     "npu_chip_info_hbm_ecc_single_bit_error_cnt": ("hbm_single_bit", "HBM errors of one bit since the driver started"),
     "npu_chip_info_hbm_ecc_double_bit_error_cnt": ("hbm_double_bit", "HBM errors of two bits since the driver started"),
@@ -26,7 +26,7 @@ NAMES: Mapping[str, tuple[str, str]] = {
         "hbm_double_bit_pages",
         "HBM pages out of use for errors of two bits",
     ),
-    "npu_chip_link_up_num": ("link_ups", "How often the NPU's network port came up"),
+    "npu_chip_link_up_num": ("link_ups", "Number of times the NPU's network port became up"),
     "npu_chip_mac_rx_pause_num": ("mac_rx_mac_pause_num", "Pause frames received"),
     "npu_chip_mac_tx_pause_num": ("mac_tx_mac_pause_num", "Pause frames sent"),
     "npu_chip_mac_rx_pfc_pkt_num": ("mac_rx_pfc_pkt_num", "PFC frames received"),
@@ -43,7 +43,7 @@ NAMES: Mapping[str, tuple[str, str]] = {
     "npu_chip_roce_tx_err_pkt_num": ("roce_tx_err_pkt_num", "Bad RoCE packets sent"),
     "npu_chip_roce_rx_cnp_pkt_num": ("roce_rx_cnp_pkt_num", "Congestion notices received"),
     "npu_chip_roce_tx_cnp_pkt_num": ("roce_tx_cnp_pkt_num", "Congestion notices sent"),
-    "npu_chip_roce_unexpected_ack_num": ("roce_unexpected_ack_num", "RoCE acknowledgements that nobody waited for"),
+    "npu_chip_roce_unexpected_ack_num": ("roce_unexpected_ack_num", "Unexpected RoCE acknowledgements"),
     "npu_chip_roce_out_of_order_num": ("roce_out_of_order_num", "RoCE packets out of order or lost"),
     "npu_chip_roce_verification_err_num": ("roce_verification_err_num", "RoCE packets that failed verification"),
     "npu_chip_roce_qp_status_err_num": ("roce_qp_status_err_num", "RoCE packets to a queue pair in a wrong state"),

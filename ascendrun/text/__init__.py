@@ -4,7 +4,7 @@
 
 A `Text` travels and is stored as data; `str()` renders it where a person reads it, in the language of the process
 (`use_language`). The English template is the source. zh.json has the Chinese ones, by key; a key that is missing
-there shows in English. `bin/messages` lists what is missing and what is no longer used; tests/docs checks both.
+there shows in English. tests/docs checks that none is missing.
 
 Tables (event codes, findings, signatures) keep their English next to their codes and render through `fill` with the
 key of the row. Standard library only: programs on nodes use this package too.
@@ -80,12 +80,11 @@ def translations(lang: str) -> Mapping[str, str]:
     """Every template of a language by key; empty for English, whose templates are in the code."""
     import json
 
-    rows: dict[str, str] = {}
-    folder = os.path.join(os.path.dirname(__file__), lang)
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        if name.endswith(".json"):
-            with open(os.path.join(folder, name), encoding="utf-8") as file:
-                rows.update(json.load(file))
+    path = os.path.join(os.path.dirname(__file__), f"{lang}.json")
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        rows: dict[str, str] = json.load(file)
     return rows
 
 

@@ -49,9 +49,16 @@ def inline() -> Iterator[Message]:
 
 
 def chinese() -> Mapping[str, str]:
-    rows: dict[str, str] = {}
-    for file in sorted((PACKAGE / "text" / "zh").glob("*.json")):
-        rows.update(json.loads(file.read_text(encoding="utf-8")))
+    """Every Chinese template. Raises ValueError for a key that is there twice."""
+    text = (PACKAGE / "text" / "zh.json").read_text(encoding="utf-8")
+    rows: dict[str, str] = json.loads(text, object_pairs_hook=_once)
+    return rows
+
+
+def _once(found: list[tuple[str, str]]) -> dict[str, str]:
+    rows = dict(found)
+    if len(rows) != len(found):
+        raise ValueError("a key is there twice")
     return rows
 
 
@@ -72,4 +79,5 @@ def tables() -> Iterator[Message]:
             yield Message(f"signature.{row.code}.{part}", english, None, "ascend/signatures.toml")
     for program, table in load_programs().items():
         for name, option in table.options.items():
-            yield Message(f"option.{program}.{name}", option.help, None, f"programs/{program}/options.json")
+            help_ = option.help.replace("{", "{{").replace("}", "}}")
+            yield Message(f"option.{program}.{name}", help_, None, f"programs/{program}/options.json")

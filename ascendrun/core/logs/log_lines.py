@@ -247,7 +247,7 @@ def _parse_rank_range(part: str) -> Sequence[int]:
     first, dash, last = part.partition("-")
     ends = [first, last] if dash else [first]
     if not all(end.isascii() and end.isdigit() and len(end) <= 7 for end in ends):
-        raise ValueError(f"{part!r} is no rank and no range of ranks; write 3 or 0,8-15")
+        raise ValueError(f"expected a rank or a range of ranks such as 3 or 0,8-15, got {part!r}")
     low, high = int(ends[0]), int(ends[-1])
     if high < low:
         raise ValueError(f"the range {part} runs backwards")

@@ -116,7 +116,7 @@ class ChildStream:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise StreamClosedError("the command takes no more input") from error
+            raise StreamClosedError("the command does not accept more input") from error
 
     def close_input(self) -> None:
         with self._send_lock:

@@ -207,7 +207,7 @@ def needs_openssh(target: SshTarget) -> str | None:
     """Why these keys need the OpenSSH binary (certificates, security keys); None when paramiko can use them."""
     for path in target.identity_files or default_key_files():
         if os.path.exists(path + "-cert.pub"):
-            return f"a certificate beside {path}"
+            return f"a certificate next to {path}"
         public = public_blob(path)
         if target.identity_files and public and public[4:7] == b"sk-":
             return f"a security key ({path})"

@@ -171,7 +171,7 @@ _FAILURES: tuple[tuple[str, Callable[[re.Match[str]], FirstFailure]], ...] = (
     (r"(\S+) could not be started: (.*)", lambda m: FirstFailure("start-failed", m[1], detail=m[2])),
 )
 _REASONS: tuple[tuple[str, Callable[[re.Match[str]], Text]], ...] = (
-    (r"waits to be looked at", lambda m: reasons.new()),
+    (r"waits to be looked at", lambda m: reasons.new()),  # voice: ok text of an old store
     (r"attempt (\d+) waits for its nodes", lambda m: reasons.next_attempt(int(m[1]))),
     (r"all (\d+) ranks are alive", lambda m: reasons.running(int(m[1]))),
     (r"all (\d+) ranks exited 0", lambda m: reasons.succeeded(int(m[1]))),
@@ -180,10 +180,13 @@ _REASONS: tuple[tuple[str, Callable[[re.Match[str]], Text]], ...] = (
     (r"nothing was started: (.*)", lambda m: reasons.preflight_failed(_leading_hosts(m[1]), m[1])),
     (r"(\S+): its ranks ended before they had finished", lambda m: reasons.ranks_ended_early(m[1])),
     (
-        r"(\S+): the job's supervisor was killed, its ranks are without a keeper",
+        r"(\S+): the job's supervisor was killed, its ranks are without a keeper",  # voice: ok text of an old store
         lambda m: reasons.supervisor_lost(m[1]),
     ),
-    (r"waits behind (\S+) \((.*)\), which wants (\S+).* too", lambda m: reasons.queued_behind(m[1], m[2], [m[3]])),
+    (
+        r"waits behind (\S+) \((.*)\), which wants (\S+).* too",  # voice: ok text of an old store
+        lambda m: reasons.queued_behind(m[1], m[2], [m[3]]),
+    ),
     (r"waits for (\S+).*: not confirmed that (\S+) is gone there", lambda m: reasons.nodes_unconfirmed(m[2], [m[1]])),
     (r"waits for (\S+).*, held by (\S+) \((.*)\)", lambda m: reasons.nodes_in_use(m[2], m[3], [m[1]])),
     (r"waits for stage (\S+) \((\S+)\)", lambda m: reasons.waiting_for_job(m[2], m[1])),

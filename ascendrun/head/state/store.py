@@ -56,7 +56,7 @@ _MIGRATIONS: tuple[Migration, ...] = (
         job TEXT NOT NULL, seq INTEGER NOT NULL, at_s REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL,
         PRIMARY KEY (job, seq)) WITHOUT ROWID;
     """,
-    """
+    """  -- voice: ok name of a table that is already on disk
     CREATE TABLE story (
         number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, seq INTEGER NOT NULL, at_s REAL NOT NULL,
         kind TEXT NOT NULL, text TEXT NOT NULL, UNIQUE (job, seq));

@@ -1,4 +1,4 @@
-"""The message, hint and fix of every finding by its code (findings.json); Chinese in ascendrun/text/zh.
+"""The message, hint and fix of every finding by its code (findings.json); Chinese in ascendrun/text/zh.json.
 
 Keys of the catalogue: `finding.CODE.message`, `finding.CODE.hint`. A fix is a shell command and is not translated.
 """
