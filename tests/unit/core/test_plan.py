@@ -137,21 +137,24 @@ def test_a_node_without_a_route_to_node_0_is_named_with_it():
     hosts = parse_hostfile("a\nb\nc\n", "h")
     reports = meshed(hosts)
     reports["c"] = report("c", routes={"b": Route("eth0", "10.0.0.3")})
-    assert refusal(job(), "a\nb\nc\n", reports).startswith("c has no route to a, where all ranks meet")
+    fault = refusal(job(), "a\nb\nc\n", reports)
+    assert (fault.key, fault.values) == ("network.no-route", {"host": "c", "peer": "a"})
 
 
 def test_a_name_that_leads_to_the_nodes_own_loopback_is_no_route():
     hosts = parse_hostfile("a\nb\n", "h")
     reports = meshed(hosts)
     reports["b"] = report("b", routes={"a": Route("lo", "127.0.0.1")})
-    assert refusal(job(), "a\nb\n", reports).startswith("b takes a for itself")
+    fault = refusal(job(), "a\nb\n", reports)
+    assert (fault.key, fault.values) == ("network.loopback", {"host": "b", "peer": "a"})
 
 
 def test_a_node_0_that_reaches_nobody_does_not_fit():
     hosts = parse_hostfile("a\nb\nc\n", "h")
     reports = meshed(hosts)
     reports["a"] = report("a", routes={"b": Route("lo", "127.0.0.1")})
-    assert refusal(job(), "a\nb\nc\n", reports).startswith("a has no route to b,c; a is node 0")
+    fault = refusal(job(), "a\nb\nc\n", reports)
+    assert (fault.key, fault.values) == ("network.node-0-no-route", {"host": "a", "peers": ["b", "c"]})
 
 
 def test_the_meeting_address_is_the_one_node_0_shows_to_most_others():
