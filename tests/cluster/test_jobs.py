@@ -260,9 +260,9 @@ def test_the_bundled_classifier_trains_over_two_hosts_and_beats_the_majority(sce
         "--set",
         f"python={venv_python()}",
         "--set",
-        "args.tracks=600",
+        "args.synthetic_tracks=600",
         "--set",
-        "args.epochs=3",
+        "args.num_train_epochs=3",
         timeout=400,
     )
     assert done.returncode == 0, run_text(done)

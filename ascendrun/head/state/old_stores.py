@@ -68,7 +68,7 @@ def type_events(db: sqlite3.Connection) -> None:
 
 def rename_keys(db: sqlite3.Connection) -> None:
     """The migration of job specs (`stage`, `devices.family`, `checkpoint.grace_s`) and of the `note` of exits."""
-    from ascendrun.core.jobfile.model import migrate_spec
+    from ascendrun.core.jobfile.model import migrate_spec  # pydantic: only when an old store is opened
 
     for number, spec, record in db.execute("SELECT number, spec, record FROM jobs WHERE record != ''").fetchall():
         values = json.loads(record)

@@ -141,7 +141,7 @@ def test_two_spaces_in_a_pattern_stand_for_any_blanks():
     assert all(pattern.search(line)["rank"] == "7" for line in ("|7|time out|", "|   7 |  time out     |"))
 
 
-@pytest.mark.parametrize(("text", "says"), [("{a} {b}", "no fixed text"), ("rank {a:digits}", "no kind of value")])
+@pytest.mark.parametrize(("text", "says"), [("{a} {b}", "no fixed text"), ("rank {a:digits}", "unknown kind of value")])
 def test_a_pattern_that_cannot_be_searched_for_is_refused(text, says):
     with pytest.raises(ValueError, match=says):
         parse_pattern(text)

@@ -298,7 +298,7 @@ def test_the_tool_parses_each_nodes_folder_by_itself(world: World, monkeypatch: 
     monkeypatch.setenv("PATH", str(tools), prepend=":")
     bundle = world.bundle(layout="ascend-fd")
     assert [(result.node, result.code) for result in bundle.parsed] == [("a", 0), ("b", 3 if bad else 0)]
-    assert bundle.parsed_dir is not None and "complete" in bundle.parsed[0].says
+    assert bundle.parsed_dir is not None and "complete" in bundle.parsed[0].output
     parsed = (bundle.parsed_dir / "b" / "ascend-kg-parser.json").read_text().splitlines()
     assert "rank-1.txt" in parsed and "process_log/debug/plog/plog-11_2026.log" in parsed
 

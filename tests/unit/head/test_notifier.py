@@ -123,7 +123,7 @@ def test_a_hook_gets_the_notice_and_its_failure_stands_in_the_story(heads: Any, 
         "echo API_KEY=q1w2e3r4t5 went wrong\nexit 3\n"
     )
     script.chmod(0o755)
-    head = heads(settings_text([], hook={"command": ["./hook.sh"], "on": ["failed"]}))
+    head = heads(settings_text([], hook={"command": ["./hook.sh"], "events": ["failed"]}))
     job = head.submit()
     head.move(job, "FAILED", "rank 3")
     head.await_state("hook", "refused")
