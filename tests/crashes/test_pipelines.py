@@ -114,7 +114,7 @@ def test_a_pipeline_goes_on_and_is_followed_when_the_controller_is_killed_betwee
     code, shown, talk = logs.result()
     assert code == 0 and shown.count("of 0") == shown.count("of 1") == 2, shown + talk  # train and judge
     assert [f"stage {n}/3" in talk for n in (1, 2, 3)] == [True] * 3 and f"{job}-3 SUCCEEDED" in talk
-    assert talk.splitlines()[-1].startswith(f"{job} SUCCEEDED after ") and talk.endswith(": all 3 stages of pipe\n")
+    assert talk.splitlines()[-1].startswith(f"{job} SUCCEEDED after ") and talk.endswith(": 3 stages of pipe\n")
     code, shown, _ = events.result()
     story = [json.loads(line) for line in shown.splitlines()]
     assert code == 0 and {line["job"] for line in story} == {f"{job}-{n}" for n in (1, 2, 3)}

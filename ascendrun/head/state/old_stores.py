@@ -68,9 +68,12 @@ def type_events(db: sqlite3.Connection) -> None:
 
 def rename_keys(db: sqlite3.Connection) -> None:
     """The migration of job specs (`stage`, `devices.family`, `checkpoint.grace_s`) and of the `note` of exits."""
-    from ascendrun.core.jobfile.model import migrate_spec  # pydantic: only when an old store is opened
+    rows = db.execute("SELECT number, spec, record FROM jobs WHERE record != ''").fetchall()
+    if not rows:
+        return
+    from ascendrun.core.jobfile.model import migrate_spec  # pydantic, which a new store does not need
 
-    for number, spec, record in db.execute("SELECT number, spec, record FROM jobs WHERE record != ''").fetchall():
+    for number, spec, record in rows:
         values = json.loads(record)
         for node in values.get("nodes", ()):
             for end in node["exits"].values():
