@@ -217,7 +217,7 @@ def test_the_files_of_an_attempt_are_listed_with_what_was_gathered_and_what_was_
     )
     out = story.say("logs", "demo", "--files", "--hosts", "n2").out
     assert out.splitlines()[-1].split() == ["HCCL_EXEC_TIMEOUT", "600s", "environment", "n2"]
-    assert "plog-1_2.log" in out and "of 5.0 kB" in out and "(no hccn_tool)" in out
+    assert "plog-1_2.log" in out and "4.9 KiB" in out and "(no hccn_tool)" in out
     assert "rank-2.out.0" in out and "rank-1" not in out and ".times" not in out
     rows = json.loads(story.say("logs", "demo", "--files", "-o", "json").out)["files"]
     assert {(row["host"], row["kind"], row["rank"]) for row in rows} >= {
