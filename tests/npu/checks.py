@@ -179,10 +179,10 @@ def memory() -> dict[str, Any]:
 def classifier(folder: str) -> Any:
     """How far the probabilities of some tracks on the device are from those on the host; the class names of both."""
     from ascendrun.programs.trajectory.api import Classifier
-    from ascendrun.programs.trajectory.grammars import text_of
+    from ascendrun.programs.trajectory.grammars import as_texts
     from ascendrun.programs.trajectory.points.generate import generate
 
-    texts = [text_of(track, {"grammar": "motion", "resolution": 10}) for track in generate(6, seed=9)]
+    texts = [words.text() for words in as_texts(generate(6, seed=9), grammar="motion", resolution=10)]
     here()
     said = [Classifier(folder, device=family).predict_batch(texts, return_probs=True) for family in ("npu", "cpu")]
     off = max(

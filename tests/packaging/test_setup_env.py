@@ -261,7 +261,7 @@ def test_the_training_stack_is_added_where_a_bundled_program_needs_it(
     added = run([checkout / ".venv/bin/python", "-I", "-c", ask], environ)
     assert added.returncode == 0, added.stderr
     assert added.stdout.splitlines()[0] == (
-        f"the bundled programs need {', '.join(TRAINING)} here; installing them once, which takes minutes"
+        f"installing {', '.join(TRAINING)} for the bundled programs, takes minutes"
     )
     steps = [line for line in added.stdout.splitlines() if "train:" in line]
     assert [step.split("train: ")[1].split(" ...")[0] for step in steps] == ["torch", ", ".join(list(TRAINING)[1:])]
@@ -277,5 +277,5 @@ def test_a_training_stack_that_cannot_be_installed_stops_with_its_log(
     failed = run([checkout / ".venv/bin/python", "-I", "-c", ask], {**environ, "PIP_FIND_LINKS": str(tmp_path)})
     assert failed.returncode == 1
     assert "train: torch: exit code 1" in failed.stderr
-    assert "PreflightError: the training stack could not be installed" in failed.stderr
+    assert "PreflightError: cannot install the training packages" in failed.stderr
     assert run([checkout / "bin" / "ascendrun", "--version"], environ).stdout == VERSION

@@ -205,7 +205,7 @@ def test_nodes_in_another_order_and_new_ones_are_told_not_trained_on(tiny, tmp_p
     assert "the part of rank 0 is on another node" in swapped.error_files[1].read_text()
     fresh = {0: apart[0], 1: {"ASCENDRUN_CHECKPOINT_DIR": str(tmp_path / "new")}}
     assert (
-        "no checkpoint is complete on all nodes (rank 0: steps 2; rank 1: none)"
+        "no checkpoint is complete on all nodes (rank 0 has steps 2; rank 1 has none)"
         in tiny(rank_env=fresh, **how).succeed().text()
     )
 

@@ -182,6 +182,6 @@ def test_the_motion_grammar_reads_headings_and_size_where_they_are_known():
 
 
 def test_one_track_under_two_names_in_two_splits_is_a_leak():
-    with pytest.raises(LabelLeakError, match="a in train is b in test"):
+    with pytest.raises(LabelLeakError, match="a in train = b in test"):
         check_same_segments({"train": [("a", "mark"), ("c", "other")], "test": [("b", "mark")]})
     check_same_segments({"train": [("a", "mark"), ("a2", "mark")], "test": [("b", "another")]})

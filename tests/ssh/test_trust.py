@@ -57,7 +57,7 @@ def test_keys_are_recorded_after_a_yes(lab: Any, environ: dict[str, str]) -> Non
         assert server.host_key.fingerprint in (child.before or "")
     assert not lab.own_known_hosts.exists()
     child.sendline("y")
-    child.expect_exact("2 keys recorded")
+    child.expect_exact("recorded 2 keys")
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0

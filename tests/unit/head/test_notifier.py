@@ -18,7 +18,7 @@ from web_service import DROP, HANG, Answer, Say, await_that, settings_text
 
 def test_the_end_of_a_job_is_told_once_to_everyone_who_asked(heads: Any, serve: Any) -> None:
     one, other = serve(), serve()
-    head = heads(settings_text([target(one), target(other, "dingtalk", on=["started"])]))
+    head = heads(settings_text([target(one), target(other, "dingtalk", events=["started"])]))
     job = head.submit()
     head.move(job, "RUNNING")
     head.move(job, "FAILED", "rank 3 ended with 1")
@@ -81,7 +81,7 @@ def test_a_refusal_stands_in_the_story_and_is_not_repeated(heads: Any, serve: An
 
 def test_no_credential_is_in_the_store_the_story_or_the_log(heads: Any, serve: Any, capfd: Any, tmp_path: Path) -> None:
     echo = serve(Say(400, b"bad url /hook/0123456789abcdef?key=topsecret99 and s3cr3tS1gn"))
-    dead = {"kind": "generic", "name": "dead", "url": "http://127.0.0.1:9/hook/0123456789abcdef?key=topsecret99"}
+    dead = {"type": "generic", "name": "dead", "url": "http://127.0.0.1:9/hook/0123456789abcdef?key=topsecret99"}
     head = heads(settings_text([target(echo, "dingtalk", secret="s3cr3tS1gn"), dead]))
     job = head.submit()
     head.move(job, "FAILED")
