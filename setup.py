@@ -1,7 +1,7 @@
-"""Names the packages: setup.cfg can find them or list them, but not both; the rest stands there."""
+"""Names the packages. The job files, hostfiles and templates of the checkout are installed in ascendrun/data."""
 
 from setuptools import find_packages, setup
 
-SKELETONS = ["ascendrun.skeletons." + folder for folder in ("jobs", "hostfiles", "templates")]
+DATA = ["ascendrun.data." + directory for directory in ("jobs", "hostfiles", "templates")]
 
-setup(packages=find_packages(include=["ascendrun", "ascendrun.*"]) + SKELETONS)
+setup(packages=find_packages(include=["ascendrun", "ascendrun.*"]) + DATA)

@@ -54,7 +54,7 @@ def copy_template(name: str, target: Path) -> tuple[Path, ...]:
 def templates_root() -> Path:
     """Return the directory with jobs/, hostfiles/ and templates/: inside the installed package, or the checkout."""
     package = Path(__file__).resolve().parent.parent
-    installed = package / "skeletons"
+    installed = package / "data"
     return installed if installed.is_dir() else package.parent
 
 

@@ -24,7 +24,7 @@ print(json.dumps([torch.npu.device_count(), torch.npu.get_device_name(0), total,
 
 @pytest.fixture
 def sim(toolkit, tmp_path):
-    """sim(*words): `ascendrun sim npu` with these in a folder that has the skeleton's training script."""
+    """sim(*words): `ascendrun sim npu` with these in a directory that has the template's training script."""
     shutil.copy(REPO / "templates" / "script" / "train.py", tmp_path)
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
 

@@ -84,7 +84,7 @@ def test_the_wheel_has_every_source_file_and_nothing_of_the_tests(wheel: Path) -
     }
     for folder in ("jobs", "hostfiles", "templates"):
         expected |= {
-            f"ascendrun/skeletons/{path.relative_to(CHECKOUT).as_posix()}"
+            f"ascendrun/data/{path.relative_to(CHECKOUT).as_posix()}"
             for path in (CHECKOUT / folder).rglob("*")
             if path.is_file() and "__pycache__" not in path.parts
         }
@@ -100,7 +100,7 @@ def test_the_installed_command_answers(installed: Path, environ: dict[str, str])
     assert where.startswith(str(installed))
 
 
-def test_the_installed_command_has_the_checkouts_skeletons(
+def test_the_installed_command_has_the_checkouts_templates(
     installed: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:
     code = "from ascendrun.cli.templates import list_templates as l; print([(s.name, sorted(s.files)) for s in l()])"
