@@ -260,9 +260,7 @@ def test_the_training_stack_is_added_where_a_bundled_program_needs_it(
     ask = "from ascendrun.cli.train_env import ensure_training_stack as ensure; ensure(None, print); import torch, h3"
     added = run([checkout / ".venv/bin/python", "-I", "-c", ask], environ)
     assert added.returncode == 0, added.stderr
-    assert added.stdout.splitlines()[0] == (
-        f"installing {', '.join(TRAINING)} for the bundled programs, takes minutes"
-    )
+    assert added.stdout.splitlines()[0] == (f"installing {', '.join(TRAINING)} for the bundled programs, takes minutes")
     steps = [line for line in added.stdout.splitlines() if "train:" in line]
     assert [step.split("train: ")[1].split(" ...")[0] for step in steps] == ["torch", ", ".join(list(TRAINING)[1:])]
     again = run([checkout / ".venv/bin/python", "-I", "-c", ask], environ)

@@ -21,9 +21,9 @@ LONGEST = 2000
 """A longer line is compared as it is: what is that long was not written to be compared by eye."""
 CACHED = 4096
 
-GAP = "\ud800"
-"""Stands for a variable part in a template: half a character, which no decoded text holds."""
 MEASURED, CLOCK, ADDRESS, OWN_RANK = "measured", "clock", "address", "own rank"
+GAPS = {MEASURED: "\ud800", CLOCK: "\ud801", ADDRESS: "\ud802", OWN_RANK: "\ud803"}
+"""The character of a variable part in a template: a high surrogate, which no decoded text contains."""
 
 _UNIT = (
     r"[ ]?(?:%|(?:[mun\u00b5]?s|sec|secs|seconds|min|[KMGT]i?B|[kmg]b|[KMGT]i?B/s|it/s|s/it|tok(?:en)?s?/s(?:ec)?"
@@ -140,12 +140,12 @@ def _own(text: str, found: tuple[Template, Shape], rank: int) -> tuple[Template,
 def _make_shape(zeros: str, fields: tuple[Field, ...]) -> Shape:
     if not fields:
         return PLAIN
-    pieces, counted, at = [], [], 0
-    for start, end in [*((field.start, field.end) for field in fields), (len(zeros), len(zeros))]:
-        pieces.append(zeros[at:start])
+    literal, counted, at = "", [], 0
+    for start, end, kind in [*fields, (len(zeros), len(zeros), None)]:
+        literal += zeros[at:start] + (GAPS[kind] if kind else "")
         counted += [slice(*match.span()) for match in _DIGITS.finditer(zeros, at, start)]
         at = end
-    return Shape(fields, GAP.join(pieces), tuple(counted), any(field.kind == OWN_RANK for field in fields))
+    return Shape(fields, literal, tuple(counted), any(field.kind == OWN_RANK for field in fields))
 
 
 def find_shape(zeros: str) -> Shape:

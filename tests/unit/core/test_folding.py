@@ -226,6 +226,11 @@ def test_what_was_measured_is_shown_as_one(texts: list[str], text: str) -> None:
     assert shown(texts) == [((0, 1), text)]
 
 
+def test_variable_parts_of_different_kinds_are_different_sentences() -> None:
+    said = ["at 2.5", "at 10:30:01", "at 0x7f3a10ff", "at 10:30:02"]
+    assert shown(said) == [((0,), said[0]), ((1, 3), said[1]), ((2,), said[2])]
+
+
 def test_numbers_of_different_widths_are_the_same_sentence() -> None:
     assert shown(["took 9.5 s", "took 10.5 s"]) == [((0, 1), "took 10.0±0.5 s")]
 
