@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Callable
 from ascendrun.core.errors import ConflictError, DeadlineExceededError, NotFoundError, UnreachableError
 from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
+from ascendrun.core.settings import Settings, load_settings
 from ascendrun.head.spool.metrics_reader import newest_values
-from ascendrun.head.state.settings import Settings, load_settings, spool_dir
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.query.views import (
     ExecResult,
     HostStatus,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from ascendrun.core.jobfile.spec import JobSpec
     from ascendrun.core.jobs.job import Job
     from ascendrun.core.logs.folding import FoldedLine
+    from ascendrun.core.logs.log_view import LogView
     from ascendrun.core.metrics import MetricsLine
     from ascendrun.core.samples import Newest
     from ascendrun.head.protocol.control_messages import ControllerStatus, R, Request
@@ -56,7 +58,6 @@ if TYPE_CHECKING:
     from ascendrun.query.deep_check import DeepCheck, DeepOptions
     from ascendrun.query.event_stream import EventStream
     from ascendrun.query.explain import Explanation
-    from ascendrun.query.log_view import LogView
     from ascendrun.query.notice_view import NoticeTargetView, NoticeTestResult
     from ascendrun.query.top_source import TopSource
 
@@ -533,14 +534,14 @@ class Cluster:
 
     def notification_targets(self) -> tuple[NoticeTargetView, ...]:
         """Where notifications go, and the result of the last one; without credentials."""
-        from ascendrun.head.state.notice_settings import NoticeSettings
+        from ascendrun.core.notice_settings import NoticeSettings
         from ascendrun.query.notice_view import view_targets
 
         return view_targets(self.settings.notices or NoticeSettings(), self.settings.state_dir)
 
     def test_notifications(self, name: str | None = None) -> tuple[NoticeTestResult, ...]:
         """Send a test notification to one target, or to all."""
-        from ascendrun.head.state.notice_settings import NoticeSettings
+        from ascendrun.core.notice_settings import NoticeSettings
         from ascendrun.query.notice_view import send_tests
 
         return send_tests(self.settings.notices or NoticeSettings(), name=name)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from ascendrun.core.logs.folding import fold
 from ascendrun.core.logs.log_lines import LogLine, merge
-from ascendrun.query.log_view import FOLD_WINDOW_S
+from ascendrun.core.logs.log_view import FOLD_WINDOW_S
 from ascendrun.sim.vcluster.spec import root_home
 from benchmarks.bed import Bed
 from benchmarks.ours import CHECKOUT, Ours

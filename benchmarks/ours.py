@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ascendrun.head.state.settings import STATE_VARIABLE
+from ascendrun.core.settings import STATE_VARIABLE
 from ascendrun.node.layout import ROOT_VARIABLE
 from ascendrun.sim.vcluster.machines import HEAD
 from ascendrun.sim.vcluster.processes import Process

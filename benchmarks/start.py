@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascendrun.head.state.settings import STATE_VARIABLE
+from ascendrun.core.settings import STATE_VARIABLE
 from ascendrun.node.layout import ROOT_VARIABLE
 from benchmarks.ours import CHECKOUT
 from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, write_page

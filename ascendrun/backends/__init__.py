@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.hosts import Host
+from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines
-from ascendrun.head.state.settings import Settings
 
 if TYPE_CHECKING:
     from ascendrun.backends.ssh import SshBackend

@@ -6,10 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 from ascendrun.backends import Backends
+from ascendrun.core.settings import Settings, load_settings, settings_files
 from ascendrun.head.loop import daemon
 from ascendrun.head.notify.notifier import Notifier
 from ascendrun.head.ssh.askpass import find_askpass
-from ascendrun.head.state.settings import Settings, load_settings, settings_files
 
 if TYPE_CHECKING:
     from ascendrun.head.state.store import Store

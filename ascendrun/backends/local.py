@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
+from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.child_process import ChildStream
 from ascendrun.head.ssh.transport import Deadlines, Receiver, StreamClosedError
-from ascendrun.head.state.settings import Settings
 from ascendrun.text import Text
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AuthenticationError, UnreachableError
 from ascendrun.core.hosts import Host
+from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.config import SshConfig, SshTarget, parse_jump
 from ascendrun.head.ssh.host_keys import (
     OWN_FILE,
@@ -22,7 +23,6 @@ from ascendrun.head.ssh.host_keys import (
     record_host_keys,
 )
 from ascendrun.head.ssh.transport import Connection, Deadlines
-from ascendrun.head.state.settings import Settings
 from ascendrun.text import Text
 
 if TYPE_CHECKING:

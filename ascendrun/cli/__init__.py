@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
     from ascendrun.cluster import Cluster
-    from ascendrun.head.state.settings import Settings
+    from ascendrun.core.settings import Settings
 
 PROGRAM = "ascendrun"
 COMPLETE_VARIABLE = "_ASCENDRUN_COMPLETE"

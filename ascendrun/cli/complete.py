@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Callable
 import click
 
 if TYPE_CHECKING:
-    from ascendrun.head.state.settings import Settings
+    from ascendrun.core.settings import Settings
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
@@ -36,7 +36,7 @@ def _quiet(values: Callable[[click.Context], Iterable[str]]) -> Completer:
 
 
 def _settings(ctx: click.Context) -> Settings:
-    from ascendrun.head.state.settings import load_settings
+    from ascendrun.core.settings import load_settings
 
     state_dir = ctx.find_root().params.get("state_dir")
     return load_settings(os.environ, flags={"state_dir": state_dir} if state_dir else {})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from ascendrun.cli.screen import Screen
     from ascendrun.cluster import Cluster
-    from ascendrun.head.state.settings import Settings
+    from ascendrun.core.settings import Settings
     from ascendrun.text import Text
 
 
@@ -29,7 +29,7 @@ class CliContext:
     def settings(self) -> Settings:
         """Raises InvalidInputError with every wrong setting."""
         if self._settings is None:
-            from ascendrun.head.state.settings import load_settings
+            from ascendrun.core.settings import load_settings
 
             self._settings = load_settings(self.environ, flags=self.flags)
         return self._settings

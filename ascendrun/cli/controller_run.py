@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.head.state.settings import Settings
+    from ascendrun.core.settings import Settings
 
 
 def run_controller(settings: Settings) -> int:

@@ -11,10 +11,10 @@ from ascendrun.cli.screen import Screen
 from ascendrun.cluster import Cluster, JobDetail, JobView
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.core.jobs.job import TERMINAL
+from ascendrun.core.logs.log_view import LogView
 from ascendrun.head.spool.spool_files import is_complete
-from ascendrun.head.state.settings import spool_dir
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.query.log_follow import COMPLETE_DEADLINE_S, AttemptLogs, count_ranks, pause_after
-from ascendrun.query.log_view import LogView
 from ascendrun.text import Text
 
 POLL_S = (0.02, 0.1)

@@ -78,7 +78,7 @@ def _setting(environ: Mapping[str, str]) -> str:
 
 
 def settings_files(environ: Mapping[str, str]) -> tuple[str, str]:
-    """As `head.state.settings.settings_files`, without its imports."""
+    """As `core.settings.settings_files`, without its imports."""
     base = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     return "/etc/ascendrun/config.yaml", os.path.join(base, "ascendrun", "config.yaml")
 

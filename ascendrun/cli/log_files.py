@@ -13,13 +13,13 @@ from ascendrun.cli.output import Column, format_many, format_table
 from ascendrun.core.logs.log_lines import describe_bytes
 from ascendrun.core.names import fold_names
 from ascendrun.head.spool.artifact_store import hosts_awaited, read_gathered, read_hccl_settings
-from ascendrun.head.state.settings import spool_dir
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
     from ascendrun.cluster import JobView
-    from ascendrun.query.log_view import LogView
+    from ascendrun.core.logs.log_view import LogView
 
 OWN_FILE = re.compile(
     r"^(?:rank-(?P<rank>\d+)\.(?P<kind>out|err|metrics|error)|(?P<name>events|samples|clock))(?:\.\d+)?$"

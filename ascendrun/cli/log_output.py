@@ -10,9 +10,9 @@ from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
 from ascendrun.core.logs.folding import FoldedLine
 from ascendrun.core.logs.log_lines import fold_ranks
-from ascendrun.head.state.settings import spool_dir
+from ascendrun.core.logs.log_view import LogView
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.query.log_gaps import read_gaps
-from ascendrun.query.log_view import LogView
 from ascendrun.text import Text
 
 

@@ -10,8 +10,9 @@ from ascendrun.cli.output import describe_progress, describe_seconds
 from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
 from ascendrun.cluster import Cluster, JobDetail, JobView, RankView
+from ascendrun.core.settings import Settings
 from ascendrun.head.spool.spool_files import find_streams
-from ascendrun.head.state.settings import Settings, spool_dir
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.query.log_reader import read_all
 from ascendrun.text import Text
 

@@ -16,8 +16,7 @@ from ascendrun.core.findings import Finding
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.model import Checkpoint, Checks, Devices, JobSpec, Timeouts
 from ascendrun.core.jobs.plan import Tree
-from ascendrun.head.state.settings import SPOOL_COMPLETE, spool_dir
-from ascendrun.head.state.state_dir import make_state_dir
+from ascendrun.head.state.state_dir import SPOOL_COMPLETE, make_state_dir, spool_dir
 from ascendrun.head.survey.submission import Submission
 from ascendrun.health.deep.pair_schedule import PARTNERS, Exchange, next_round
 from ascendrun.health.deep.results import (

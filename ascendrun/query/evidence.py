@@ -15,7 +15,7 @@ from ascendrun.head.spool.artifact_store import Gathered, read_gathered
 from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.head.spool.metrics_reader import newest_values
 from ascendrun.head.spool.spool_files import StreamFiles, find_streams
-from ascendrun.head.state.settings import spool_dir
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.health.diagnosis.evidence import (
     Clock,
     DeviceFact,

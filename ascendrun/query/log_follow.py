@@ -11,12 +11,13 @@ from typing import Protocol
 
 from ascendrun.core.logs.folding import FoldedLine, Folder, fold
 from ascendrun.core.logs.log_lines import LogLine, merge, merge_batches
+from ascendrun.core.logs.log_view import FOLD_WINDOW_S, LogView, first_of_each_rank
+from ascendrun.core.settings import Settings
 from ascendrun.head.spool.clocks import HostClock, read_clocks
 from ascendrun.head.spool.spool_files import find_streams, is_complete
-from ascendrun.head.state.settings import Settings, spool_dir
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.query.log_reader import StreamReader, batch_lines_for
 from ascendrun.query.log_sources import open_streams
-from ascendrun.query.log_view import FOLD_WINDOW_S, LogView, first_of_each_rank
 from ascendrun.query.views import JobDetail, JobView
 
 NEW_STREAMS_POLL_S = (0.05, 0.5)

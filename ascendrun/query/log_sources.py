@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.logs.log_lines import LogLine
+from ascendrun.core.logs.log_view import LineTest, LogView
 from ascendrun.head.spool.clocks import HostClock, read_clocks
 from ascendrun.head.spool.grep import HostHits, Position, Wanted, ask_hosts, make_request, starts_of
 from ascendrun.head.spool.spool_files import StreamFiles, find_streams, is_complete
-from ascendrun.head.state.settings import spool_dir
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.query.log_reader import read_batches
-from ascendrun.query.log_view import LineTest, LogView
 from ascendrun.query.views import JobDetail
 from ascendrun.text import Text
 

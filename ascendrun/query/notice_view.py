@@ -12,9 +12,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ascendrun.core.errors import ConflictError, NotFoundError
+from ascendrun.core.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
 from ascendrun.core.notices import Target, make_test_notice
 from ascendrun.head.notify.delivery import deliver, press
-from ascendrun.head.state.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.store import Store
 
 TEST_S = 15.0

@@ -14,7 +14,7 @@ from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.head.spool.clocks import HostClock, read_clocks
 from ascendrun.head.spool.metrics_reader import find_metrics, iter_lines
 from ascendrun.head.state.sample_store import SampleStore
-from ascendrun.head.state.settings import spool_dir
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.health.report.data import Material, Report, make_report
 

@@ -13,13 +13,20 @@ from pathlib import Path
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.core.hosts import Host, parse_hostfile
 from ascendrun.core.jobfile.pipeline import StageJob
-from ascendrun.core.jobfile.spec import INIT_HINT, JobSpec, LocalFiles, parse_stages, require_hostfile, resolve_paths
+from ascendrun.core.jobfile.spec import (
+    INIT_HINT,
+    JobSpec,
+    LocalFiles,
+    load_programs,
+    parse_stages,
+    require_hostfile,
+    resolve_paths,
+)
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.pipelines import newest_stages
 from ascendrun.core.jobs.plan import Tree, choose_hosts, placement_faults
 from ascendrun.core.node_messages import node_hint, node_text
 from ascendrun.head.state.state_dir import make_state_dir
-from ascendrun.head.survey.programs import load_programs
 from ascendrun.head.survey.staging import tree_file
 from ascendrun.head.survey.submission import Submission
 from ascendrun.node import tree_hash

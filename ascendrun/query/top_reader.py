@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.jobs.job import State
 from ascendrun.core.samples import Newest
-from ascendrun.head.state.settings import spool_dir
-from ascendrun.head.state.state_dir import StoreUnusableError
+from ascendrun.head.state.state_dir import StoreUnusableError, spool_dir
 from ascendrun.health.top.view import Progress, RankPlace, Slow, TopJob
 from ascendrun.text import Text
 

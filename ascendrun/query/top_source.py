@@ -13,7 +13,7 @@ from ascendrun.core.samples import Newest
 
 if TYPE_CHECKING:
     from ascendrun.core.hosts import Host
-    from ascendrun.head.state.settings import Settings
+    from ascendrun.core.settings import Settings
     from ascendrun.health.top.view import TopView
 
 STATUS_S = 1.0

@@ -19,7 +19,7 @@ from typing import Any, Callable
 
 import pytest
 
-from ascendrun.head.state.settings import STATE_VARIABLE
+from ascendrun.core.settings import STATE_VARIABLE
 from ascendrun.node.layout import ROOT_VARIABLE
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 from ascendrun.sim.vcluster.machines import HEAD

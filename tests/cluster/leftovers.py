@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from ascendrun.head.state.settings import STATE_VARIABLE
+from ascendrun.core.settings import STATE_VARIABLE
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 from ascendrun.sim.vcluster.groups import groups_present
 from ascendrun.sim.vcluster.machines import HEAD

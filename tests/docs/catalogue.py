@@ -66,7 +66,7 @@ def tables() -> Iterator[Message]:
     """The rows of tables that keep English next to their codes."""
     from ascendrun.ascend.signatures import signatures
     from ascendrun.core.events import EVENTS
-    from ascendrun.head.survey.programs import load_programs
+    from ascendrun.core.jobfile.spec import load_programs
     from ascendrun.health.texts import templates
 
     for code, kind in EVENTS.items():

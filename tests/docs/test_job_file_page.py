@@ -11,8 +11,7 @@ import yaml
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.jobfile.keys import list_keys, render_page
 from ascendrun.core.jobfile.model import RENAMED, UNSUPPORTED
-from ascendrun.core.jobfile.spec import job_json_schema, parse_stages
-from ascendrun.head.survey.programs import load_programs
+from ascendrun.core.jobfile.spec import job_json_schema, load_programs, parse_stages
 from ascendrun.text import translations
 
 ROOT = Path(__file__).resolve().parents[2]

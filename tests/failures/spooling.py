@@ -13,7 +13,7 @@ from corpus import BEGAN_S, Case
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import new
 from ascendrun.head.spool.clocks import Reading, keep_reading
-from ascendrun.head.state.settings import spool_dir
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.health.diagnosis import Evidence, HostEvidence, Line, RankEvidence
 

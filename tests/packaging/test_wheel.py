@@ -111,7 +111,7 @@ def test_the_installed_command_has_the_checkouts_templates(
 
 
 def test_the_installed_package_knows_its_programs(installed: Path, environ: dict[str, str]) -> None:
-    code = "from ascendrun.head.survey.programs import load_programs; print(sorted(load_programs()))"
+    code = "from ascendrun.core.jobfile.spec import load_programs; print(sorted(load_programs()))"
     assert ask(installed, environ, code) == "['meshtest', 'qwen_lora', 'trajectory']\n"
 
 

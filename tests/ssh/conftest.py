@@ -22,8 +22,8 @@ from sshd import Sshd, descendants, make_key, trust, wait_until  # its folder is
 
 from ascendrun.backends import Backends
 from ascendrun.core.hosts import Host
+from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.transport import Connection, Deadlines, Receiver, Stream
-from ascendrun.head.state.settings import Settings
 
 DEADLINES = Deadlines()
 

@@ -83,7 +83,7 @@ def test_each_host_has_a_private_folder_and_the_heads_python(lab: Any) -> None:
 def test_local_hosts_and_the_backends_module_import_no_paramiko(lab: Any) -> None:
     code = (
         "import sys; from pathlib import Path; from ascendrun.backends import Backends;"
-        "from ascendrun.core.hosts import Host; from ascendrun.head.state.settings import Settings;"
+        "from ascendrun.core.hosts import Host; from ascendrun.core.settings import Settings;"
         "from ascendrun.head.ssh.transport import Deadlines;"
         f"Backends(Settings(Path({str(lab.folder)!r}))).connect(Host('a', addr='local'), deadlines=Deadlines());"
         "assert 'paramiko' not in sys.modules"

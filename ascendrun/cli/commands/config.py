@@ -80,7 +80,7 @@ def command(ctx: CliContext, action: str, name: str | None, output: str | None) 
 
 
 def _views(ctx: CliContext) -> list[SettingView]:
-    from ascendrun.head.state.settings import SETTINGS
+    from ascendrun.core.settings import SETTINGS
 
     settings = ctx.settings
     views = []
@@ -93,7 +93,7 @@ def _views(ctx: CliContext) -> list[SettingView]:
 
 def _notice_views(ctx: CliContext) -> list[SettingView]:
     """Return the targets of notifications; of URLs the host only, since the rest is a credential."""
-    from ascendrun.head.state.settings import NOTICE_BLOCKS
+    from ascendrun.core.settings import NOTICE_BLOCKS
 
     notices = ctx.settings.notices
     meanings = {

@@ -87,7 +87,7 @@ def check_machine() -> None:
 def demo_environ(environ: Mapping[str, str], directory: Path) -> dict[str, str]:
     """Return the environment of the demo: its own state directory, no user settings, this ascendrun, its mark."""
     import ascendrun
-    from ascendrun.head.state.settings import SETTINGS, STATE_VARIABLE
+    from ascendrun.core.settings import SETTINGS, STATE_VARIABLE
 
     settings = {setting.variable for setting in SETTINGS}
     kept = {
@@ -123,7 +123,7 @@ def environment(environ: Mapping[str, str]) -> Iterator[None]:
 
 def cluster_of(directory: Path) -> Cluster:
     from ascendrun.cluster import Cluster
-    from ascendrun.head.state.settings import Settings
+    from ascendrun.core.settings import Settings
 
     return Cluster(Settings(state_dir=directory / "state"))
 

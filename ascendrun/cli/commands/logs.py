@@ -16,7 +16,7 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
     from ascendrun.cluster import JobDetail, JobView
-    from ascendrun.query.log_view import LogView
+    from ascendrun.core.logs.log_view import LogView
 
 
 @cli_command(
@@ -151,8 +151,8 @@ def _make_view(
 ) -> LogView:
     """Raises BadParameter naming the option whose text is wrong."""
     from ascendrun.core.logs.log_lines import parse_ranks
+    from ascendrun.core.logs.log_view import LogView
     from ascendrun.core.names import expand_names, split_list
-    from ascendrun.query.log_view import LogView
 
     option = ""
     try:
@@ -204,8 +204,8 @@ def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int, view: LogView
     from ascendrun.cli.log_output import format_line, print_gaps
     from ascendrun.core.logs.folding import fold
     from ascendrun.core.logs.log_lines import merge_batches
+    from ascendrun.core.logs.log_view import FOLD_WINDOW_S, first_of_each_rank
     from ascendrun.query.log_sources import open_streams, why_nothing
-    from ascendrun.query.log_view import FOLD_WINDOW_S, first_of_each_rank
 
     sources = open_streams(ctx.settings.state_dir, detail, attempt, view, warn=ctx.warn)
     if not sources:
@@ -227,7 +227,7 @@ def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int, view: LogView
 def _write_raw(ctx: CliContext, job: JobView, attempt: int, view: LogView) -> None:
     from ascendrun.cli.log_output import print_gaps
     from ascendrun.head.spool.spool_files import find_streams, read_bytes
-    from ascendrun.head.state.settings import spool_dir
+    from ascendrun.head.state.state_dir import spool_dir
 
     sys.stdout.flush()
     folder = spool_dir(ctx.settings.state_dir, job.id, attempt)

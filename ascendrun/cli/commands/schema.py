@@ -36,7 +36,7 @@ def _explain(key: str) -> list[str]:
     from ascendrun.core.errors import NotFoundError
     from ascendrun.core.jobfile.keys import describe_key, describe_option, describe_rows, list_keys
     from ascendrun.core.jobfile.model import RENAMED
-    from ascendrun.head.survey.programs import load_programs
+    from ascendrun.core.jobfile.spec import load_programs
     from ascendrun.text import Text
     from ascendrun.text.suggest import closest, did_you_mean
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ascendrun.cli.training_estimate import Estimate
     from ascendrun.cluster import JobView
     from ascendrun.core.hosts import Host
-    from ascendrun.query.log_view import LogView
+    from ascendrun.core.logs.log_view import LogView
 
 
 @cli_command(
@@ -122,7 +122,7 @@ def _estimates(
 ) -> Sequence[tuple[Text, Estimate | None]]:
     """Return the memory estimate of each stage with a title; None for a stage without training."""
     from ascendrun.cli.training_estimate import can_estimate, estimate, title_of
-    from ascendrun.head.survey.programs import load_programs
+    from ascendrun.core.jobfile.spec import load_programs
     from ascendrun.query.submit import read_hosts, read_stages
 
     programs = load_programs()
@@ -251,7 +251,7 @@ def follow_to_the_end(
         from ascendrun.cli.follow import follow_job
         from ascendrun.cli.outcome import print_outcome
         from ascendrun.cli.output import format_one
-        from ascendrun.query.log_view import LogView
+        from ascendrun.core.logs.log_view import LogView
 
         detail = follow_job(ctx.cluster, job_id, screen=screen, view=view or LogView(), shows_lines=shows_lines)
     except KeyboardInterrupt:

@@ -138,7 +138,7 @@ class LogScreen(LiveScreen):
 
         from ascendrun.core.logs.log_lines import merge
         from ascendrun.head.spool.spool_files import find_streams
-        from ascendrun.head.state.settings import spool_dir
+        from ascendrun.head.state.state_dir import spool_dir
         from ascendrun.query.log_reader import read_all
 
         attempt = max(1, self.cluster.job(self._job).job.attempt)

@@ -39,6 +39,7 @@ __all__ = [
     "ProgramOptions",
     "StageJob",
     "job_json_schema",
+    "load_programs",
     "migrate_spec",
     "parse_job",
     "parse_program_options",
@@ -57,6 +58,18 @@ def parse_program_options(name: str, json_text: str) -> ProgramOptions:
     except InvalidTableError as error:
         file = f"{name}/options.json"
         raise InvalidInputError([Problem(file, error.line, error.column, fault) for fault in error.faults]) from error
+
+
+def load_programs() -> Mapping[str, ProgramOptions]:
+    """The option tables of the bundled programs by name. Raises InvalidInputError."""
+    from importlib import resources
+
+    programs: dict[str, ProgramOptions] = {}
+    for directory in sorted(resources.files("ascendrun").joinpath("programs").iterdir(), key=lambda each: each.name):
+        table = directory.joinpath("options.json")
+        if directory.is_dir() and table.is_file():
+            programs[directory.name] = parse_program_options(directory.name, table.read_text(encoding="utf-8"))
+    return programs
 
 
 def parse_job(

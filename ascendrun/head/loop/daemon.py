@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
+from ascendrun.core.settings import STATE_VARIABLE
 from ascendrun.head.ssh.transport import Backend
-from ascendrun.head.state.settings import STATE_VARIABLE
 from ascendrun.head.state.state_dir import make_state_dir
 from ascendrun.text import Text
 

@@ -26,7 +26,7 @@ from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockKeeper
 from ascendrun.head.spool.collector import NodeSpool, SpoolGapError
 from ascendrun.head.spool.log_pruning import KEEP_BYTES, Releaser
 from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
-from ascendrun.head.state.settings import SPOOL_COMPLETE, make_spool_dir, spool_dir
+from ascendrun.head.state.state_dir import SPOOL_COMPLETE, make_spool_dir, spool_dir
 from ascendrun.head.survey.doctor import Answers, Examination
 from ascendrun.head.survey.planning import build_plan
 from ascendrun.head.survey.preflight import gate_question, judge_answers

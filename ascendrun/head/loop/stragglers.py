@@ -13,7 +13,7 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.samples import Newest
-from ascendrun.head.state.settings import spool_dir
+from ascendrun.head.state.state_dir import spool_dir
 
 if TYPE_CHECKING:
     from ascendrun.health.stragglers.detect import Straggler

@@ -10,10 +10,10 @@ import time
 
 from ascendrun.core.logs.redaction import hide_values, redact_text
 from ascendrun.core.notice_formats import Verdict, append_path, generic_body, judge_answer, make_request
+from ascendrun.core.notice_settings import UnreadableCredentialsError, read_credentials
 from ascendrun.core.notices import TEXT_LIMIT, Notice, Target, describe
 from ascendrun.head.notify.hook import run_hook
 from ascendrun.head.notify.http_client import Cut, RequestFailedError, ask_web
-from ascendrun.head.state.notice_settings import UnreadableCredentialsError, read_credentials
 
 SHOWN_CHARACTERS = 1500
 _NOT_FOR_HOOKS = ("ASCENDRUN_FAILPOINT",)

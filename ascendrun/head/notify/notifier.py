@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ascendrun.core.events import JobEvent
     from ascendrun.core.jobs.job import Job
     from ascendrun.core.notice_formats import Verdict
+    from ascendrun.core.notice_settings import NoticeSettings
     from ascendrun.core.notices import Notice, Target
     from ascendrun.head.notify.http_client import Cut
     from ascendrun.head.state.notice_queue import NoticeQueue, Waiting
-    from ascendrun.head.state.notice_settings import NoticeSettings
 
 ASK_S = 10.0
 """How long one service has for its whole answer."""

@@ -14,7 +14,7 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.core.logs.redaction import redact_text
 
 if TYPE_CHECKING:
-    from ascendrun.head.state.notice_settings import NoticeSettings
+    from ascendrun.core.notice_settings import NoticeSettings
 
 LOOK_S = 2.0
 """How often the files are looked at."""

@@ -27,7 +27,7 @@ from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Link, Reply
 from ascendrun.head.spool.artifact_store import FOLDER, INDEX, hosts_gathered, read_wish, wishes_dir
-from ascendrun.head.state.settings import make_spool_dir, spool_dir
+from ascendrun.head.state.state_dir import make_spool_dir, spool_dir
 from ascendrun.health.survey import npu_scripts
 from ascendrun.node import layout
 from ascendrun.node.files import write_json

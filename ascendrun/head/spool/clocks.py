@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from ascendrun.head.state.settings import make_spool_dir
+from ascendrun.head.state.state_dir import make_spool_dir
 
 CLOCK_FILE = "clock"
 """In a host's folder of an attempt's spool: JSON lines {at_s, offset_s, error_s}."""

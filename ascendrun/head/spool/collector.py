@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ascendrun.head.state.settings import make_spool_dir
+from ascendrun.head.state.state_dir import make_spool_dir
 from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.records import parse_events
 

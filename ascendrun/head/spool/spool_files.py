@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascendrun.head.state.settings import SPOOL_COMPLETE
+from ascendrun.head.state.state_dir import SPOOL_COMPLETE
 
 CHUNK_BYTES = 128 * 1024
 TIME_RECORD = struct.Struct(">QQ")

@@ -81,3 +81,18 @@ def filesystem_of(path: Path, mounts: str) -> str | None:
         if inside and len(point) >= best[0]:
             best = (len(point), fields[2])
     return best[1]
+
+
+def spool_dir(state_dir: Path, job_id: str, attempt: int) -> Path:
+    """The head's copies of what an attempt's nodes write: <host>/<file>.<generation>, named as in `node/layout.py`."""
+    return state_dir / "jobs" / job_id / f"attempt-{attempt}"
+
+
+def make_spool_dir(folder: Path) -> None:
+    """Makes a host's folder in an attempt's spool; private at every level, whatever the umask. Raises OSError."""
+    for level in (*reversed(tuple(folder.parents)[:3]), folder):
+        level.mkdir(mode=0o700, exist_ok=True)
+
+
+SPOOL_COMPLETE = "complete"
+"""A file of this name in an attempt's spool folder: the collector has every byte of every file there."""

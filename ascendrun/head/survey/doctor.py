@@ -258,7 +258,7 @@ def input_paths(spec: JobSpec | None) -> tuple[str, ...]:
     """The paths that the job's program will read on every node."""
     if spec is None or spec.program is None:
         return ()
-    from ascendrun.head.survey.programs import load_programs
+    from ascendrun.core.jobfile.spec import load_programs
 
     program = load_programs().get(spec.program)
     if program is None:

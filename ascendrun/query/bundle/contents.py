@@ -19,8 +19,8 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.record import dump_job
 from ascendrun.core.logs.redaction import SECRET_NAME, Redactor, redact_tree, secrets_in_tree
-from ascendrun.head.state.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
-from ascendrun.head.state.settings import spool_dir
+from ascendrun.core.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store, StoredJob
 from ascendrun.query.bundle.archive import Piece, file_piece, json_piece, text_piece
 from ascendrun.text import Text

@@ -9,8 +9,8 @@ import pytest
 from ascendrun.backends.local import LOGIN_FILE, LocalBackend, local_root, read_login
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
+from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.transport import Deadlines
-from ascendrun.head.state.settings import Settings
 
 
 def test_a_host_without_variables_of_its_own_has_none(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from story_cluster import Desk, Run, StoryCluster
 
 from ascendrun.cli import main
-from ascendrun.head.state.settings import Settings
+from ascendrun.core.settings import Settings
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from ascendrun.cluster import Cluster, ExecResult, HostStatus, JobDetail, JobVie
 from ascendrun.core.errors import ConflictError, DeadlineExceededError, NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
-from ascendrun.head.state.settings import Settings, spool_dir
+from ascendrun.core.settings import Settings
+from ascendrun.head.state.state_dir import spool_dir
 
 HOSTS = ("n1", "n2")
 Step = Callable[["StoryCluster"], None]

@@ -9,8 +9,7 @@ import pytest
 
 from ascendrun.cli.training_estimate import Ended, Estimate, can_estimate, estimate, judge, run_here, title_of
 from ascendrun.core.jobfile.pipeline import StageJob
-from ascendrun.core.jobfile.spec import JobSpec
-from ascendrun.head.survey.programs import load_programs
+from ascendrun.core.jobfile.spec import JobSpec, load_programs
 from ascendrun.text import Text
 
 

@@ -25,7 +25,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import State
 from ascendrun.core.samples import DeviceSample, Newest
-from ascendrun.head.state.settings import Settings
+from ascendrun.core.settings import Settings
 from ascendrun.head.state.store import Store
 from ascendrun.health.top.view import TopView
 from ascendrun.query.top_source import TopSource

@@ -22,7 +22,8 @@ from ascendrun.cli.top.detail import DetailScreen
 from ascendrun.cli.top.screens import EventScreen, LogScreen, TextScreen
 from ascendrun.cluster import Cluster
 from ascendrun.core.errors import AscendrunError
-from ascendrun.head.state.settings import Settings, spool_dir
+from ascendrun.core.settings import Settings
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.health.top.rows import Choice, Order
 from ascendrun.query.top_source import TopSource
 

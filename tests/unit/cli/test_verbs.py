@@ -404,7 +404,7 @@ def test_the_language(
 
 def test_settings_files_are_those_that_are_loaded() -> None:
     from ascendrun.cli import language
-    from ascendrun.head.state import settings
+    from ascendrun.core import settings
 
     for environ in ({"XDG_CONFIG_HOME": "/c"}, {}):
         assert language.settings_files(environ) == tuple(map(str, settings.settings_files(environ)))

@@ -14,7 +14,7 @@ from top_world import TopWorld
 from ascendrun.cli.top.app import TopApp
 from ascendrun.cli.top.table import RowsTable
 from ascendrun.cluster import Cluster
-from ascendrun.head.state.settings import Settings
+from ascendrun.core.settings import Settings
 from ascendrun.health.top.rows import Choice, Order
 from ascendrun.query.top_source import TopSource
 from ascendrun.text import use_language

@@ -16,7 +16,7 @@ from ascendrun.core.jobs.job import TERMINAL, Job, NodeProgress, Phase, State
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample
 from ascendrun.head.loop.daemon import LOCK_NAME
 from ascendrun.head.state.sample_store import SampleStore
-from ascendrun.head.state.settings import spool_dir
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.health.samples.device_samples import PORT_COUNTERS
 

@@ -15,8 +15,8 @@ from web_service import Say, Service, await_that
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import legacy
+from ascendrun.core.settings import load_settings
 from ascendrun.head.notify.notifier import Notifier
-from ascendrun.head.state.settings import load_settings
 from ascendrun.head.state.store import Store
 
 OK = Say(200, b'{"errcode":0,"code":0}')

@@ -18,7 +18,7 @@ from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.artifact_fetch import Gatherer, Subject, failed_attempt, items_for, left_unasked
 from ascendrun.head.spool.artifact_store import hosts_awaited, hosts_gathered, read_gathered
-from ascendrun.head.state.settings import spool_dir
+from ascendrun.head.state.state_dir import spool_dir
 
 JOB = Job(id="j-0001", name="demo", run="head-j-0001", hosts=("n1", "n2"), grace_s=1.0, start_s=1.0, created_at_s=0.0)
 HOSTS = (Host(name="n1"), Host(name="n2"))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.errors import InvalidInputError
+from ascendrun.core.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
 from ascendrun.core.notices import DEFAULT_JOBS
-from ascendrun.head.state.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
-from ascendrun.head.state.settings import load_settings
+from ascendrun.core.settings import load_settings
 from ascendrun.query.notice_view import view_targets
 from ascendrun.text import use_language
 

@@ -14,9 +14,9 @@ from ascendrun.cluster import Cluster
 from ascendrun.core.errors import ConflictError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.settings import Settings
 from ascendrun.head.protocol.control_messages import ControllerStatus, Done
 from ascendrun.head.protocol.control_socket import Answer, ControlServer
-from ascendrun.head.state.settings import Settings
 from ascendrun.head.state.store import Store
 
 PIPELINE = "j-0001"

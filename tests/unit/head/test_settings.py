@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.errors import InvalidInputError
-from ascendrun.head.state.settings import load_settings, make_spool_dir, user_file
+from ascendrun.core.settings import load_settings, user_file
+from ascendrun.head.state.state_dir import make_spool_dir
 
 
 def write(path: Path, text: str) -> Path:

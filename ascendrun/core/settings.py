@@ -1,4 +1,4 @@
-"""What the operator may set for the head, from which place each value came, and where the head's files lie."""
+"""Settings: flags, environment variables and settings files, and where each value came from."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ascendrun.text import LANGUAGES, Text
 
 if TYPE_CHECKING:
     from ascendrun.core.errors import Problem
-    from ascendrun.head.state.notice_settings import NoticeSettings
+    from ascendrun.core.notice_settings import NoticeSettings
 
 STATE_VARIABLE = "ASCENDRUN_STATE_DIR"
 SYSTEM_FILE = Path("/etc/ascendrun/config.yaml")
 FILE_LIMIT_BYTES = 64 * 1024
 NOTICE_BLOCKS = ("notify", "hook", "deadman")
-"""Of a settings file; what stands in them is the matter of head/state/notice_settings.py."""
+"""Of a settings file; what stands in them is the matter of core/notice_settings.py."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def load_settings(
         for name, (text, line, column) in _read_file(file, of_file, blocks).items():
             _set(values, origins, name, text, str(file), file.parent, (str(file), line, column), of_file)
         if blocks:
-            from ascendrun.head.state.notice_settings import NoticeSettings, merge, parse_blocks
+            from ascendrun.core.notice_settings import NoticeSettings, merge, parse_blocks
 
             values["notices"] = merge(values.get("notices") or NoticeSettings(), parse_blocks(blocks, file, of_file))
         problems.extend(sorted(of_file, key=lambda problem: (problem.line or 0, problem.column or 0)))
@@ -163,7 +163,7 @@ def load_settings(
         flag = f"--{name.replace('_', '-')}"
         _set(values, origins, name, text, flag, Path.cwd(), (flag, None, None), problems)
     if values.get("notices") and values.get("lang"):
-        from ascendrun.head.state.notice_settings import with_language
+        from ascendrun.core.notice_settings import with_language
 
         values["notices"] = with_language(values["notices"], values["lang"])
     if problems:
@@ -278,18 +278,3 @@ def user_file(environ: Mapping[str, str]) -> Path:
 def default_state_dir(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return Path(base) / "ascendrun"
-
-
-def spool_dir(state_dir: Path, job_id: str, attempt: int) -> Path:
-    """The head's copies of what an attempt's nodes write: <host>/<file>.<generation>, named as in `node/layout.py`."""
-    return state_dir / "jobs" / job_id / f"attempt-{attempt}"
-
-
-def make_spool_dir(folder: Path) -> None:
-    """Makes a host's folder in an attempt's spool; private at every level, whatever the umask. Raises OSError."""
-    for level in (*reversed(tuple(folder.parents)[:3]), folder):
-        level.mkdir(mode=0o700, exist_ok=True)
-
-
-SPOOL_COMPLETE = "complete"
-"""A file of this name in an attempt's spool folder: the collector has every byte of every file there."""
