@@ -108,8 +108,8 @@ def _fields(found: Diagnosis, cells: int | None) -> list[str]:
     return lines
 
 
-def _joined(texts: Sequence[str]) -> str:
-    return ("；" if language() == "zh" else "; ").join(texts)
+def _joined(texts: Sequence[str | Text]) -> str:
+    return ("；" if language() == "zh" else "; ").join(map(str, texts))
 
 
 def _when(found: Diagnosis) -> str:

@@ -86,7 +86,9 @@ def test_a_job_that_runs_says_what_is_odd(tmp_path: Path, say: Say, monkeypatch:
     job = keep(tmp_path, "it_runs_with_a_silent_node")
     found = explain_job(tmp_path, job, now_s=1_790_000_120.0, liveness={job: {"npu02": "UNREACHABLE"}}).diagnosis
     assert found.code == "running"
-    assert any("npu02 unreachable" in text for text in found.anomalies), found.anomalies
+    assert ("diagnosis.anomaly.host-unreachable", ["npu02"]) in [
+        (anomaly.key, anomaly.values["hosts"]) for anomaly in found.anomalies if "hosts" in anomaly.values
+    ], found.anomalies
 
 
 def test_a_job_that_is_not_there_exits_4(tmp_path: Path, say: Say) -> None:

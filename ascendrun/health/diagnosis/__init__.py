@@ -65,7 +65,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     return replace(decide(whole, timelines), outcome=_outcome(whole))
 
 
-def _outcome(evidence: Evidence) -> tuple[str | Text, ...]:
+def _outcome(evidence: Evidence) -> tuple[Text, ...]:
     """The events from the moment on when the attempt was being stopped; of an attempt that failed and was not
     restarted, that as well."""
     states = {

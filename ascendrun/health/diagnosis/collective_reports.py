@@ -214,4 +214,4 @@ def blame_missing(table: Table) -> Candidate | None:
         named = set(range(total)) - came
     if not named or len(named) >= max(table.evidence.world_size, 2):
         return None
-    return table.make("ranks-missing", 60, named, table.words("missing", "connected"), caveats=("silent",))
+    return table.make("ranks-missing", 60, named, table.words("missing", "connected"), caveats=("no-response",))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
+from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof
 from ascendrun.health.diagnosis.times import moment
 from ascendrun.text import Text
@@ -27,7 +28,7 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
     """The diagnosis of an attempt that has no failure of its own to be found; None: look for one."""
     failed = [rank for rank in evidence.ranks if rank.has_failed]
     if evidence.state == "SUCCEEDED":
-        return _told(evidence, "succeeded", anomalies=_anomalies(evidence))
+        return _diagnosis(evidence, "succeeded", anomalies=_anomalies(evidence))
     if evidence.cause is None and evidence.state in LIVE:
         return _live(evidence)
     code = _BY_CAUSE.get(evidence.cause or "")
@@ -37,11 +38,11 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
         return None
     named = evidence.reason.values.get("hosts", ()) if evidence.reason is not None else ()
     hosts = tuple(sorted(named)) if code in ("preflight-failed", "start-timeout") else ()
-    told = _told(evidence, code, hosts=hosts)
+    diagnosis = _diagnosis(evidence, code, hosts=hosts)
     unseen = code in ("stopped-by-user", "time-limit") and any(
         rank.pid is not None and not rank.has_ended for rank in evidence.ranks
     )
-    return replace(told, confidence=Confidence.LIKELY, caveats=("not-all-seen",)) if unseen else told
+    return replace(diagnosis, confidence=Confidence.LIKELY, caveats=(caveat("not-all-seen"),)) if unseen else diagnosis
 
 
 def _failed_before(evidence: Evidence, failed: Sequence[RankEvidence]) -> bool:
@@ -53,8 +54,8 @@ def _failed_before(evidence: Evidence, failed: Sequence[RankEvidence]) -> bool:
     return False
 
 
-def _told(
-    evidence: Evidence, code: str, *, hosts: tuple[str, ...] = (), anomalies: tuple[str | Text, ...] = ()
+def _diagnosis(
+    evidence: Evidence, code: str, *, hosts: tuple[str, ...] = (), anomalies: tuple[Text, ...] = ()
 ) -> Diagnosis:
     reason = evidence.reason
     proofs = tuple(
@@ -91,7 +92,7 @@ def _live(evidence: Evidence) -> Diagnosis:
     )
 
 
-def _anomalies(evidence: Evidence) -> tuple[str | Text, ...]:
+def _anomalies(evidence: Evidence) -> tuple[Text, ...]:
     """What an operator would want to know of a job that has not failed."""
     found: list[Text] = []
     unreachable = [host.host for host in evidence.hosts if host.reachable is False]

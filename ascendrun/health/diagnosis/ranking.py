@@ -10,6 +10,7 @@ from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, SYMPTOM, TEARDOWN
 from ascendrun.health.diagnosis.kernel_messages import candidates_of_kernels
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
+from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Role
 from ascendrun.health.diagnosis.times import Moment, earliest
 from ascendrun.health.diagnosis.wait_blame import blame_waiting
@@ -47,7 +48,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
         winner = _symptom(timelines)
     if winner is None:
         return _unknown(evidence, timelines)
-    caveats = doubts_about(winner, candidates, evidence, timelines)
+    caveats = caveats_of(winner, candidates, evidence, timelines)
     chain = make_chain(winner, timelines)
     return Diagnosis(
         code=winner.code,
@@ -60,7 +61,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
         lag_s=_lag(chain),
         evidence=winner.proofs,
         chain=chain,
-        caveats=caveats,
+        caveats=tuple(map(caveat, caveats)),
         alternatives=tuple(map(_as_link, _alternatives(winner, candidates))),
         missing=_missing(evidence),
         retry=winner.retry if winner.retry != "unknown" else RETRIES.get(winner.code, "unknown"),
@@ -149,7 +150,7 @@ def _symptom(timelines: Sequence[RankTimeline]) -> Candidate | None:
 # ---------------------------------------------------------------- how sure
 
 
-def doubts_about(
+def caveats_of(
     winner: Candidate, candidates: Sequence[Candidate], evidence: Evidence, timelines: Sequence[RankTimeline]
 ) -> tuple[str, ...]:
     """Names of what speaks against calling it certain; () nothing does."""
@@ -159,7 +160,7 @@ def doubts_about(
     if winner.code in ("killed", "terminated", "interrupted"):
         caveats.append("killer-unknown")
     if winner.code in ("exit-code", "crash"):
-        caveats.append("said-nothing")
+        caveats.append("no-error-output")
     if winner.strength < CERTAIN_FROM and not caveats:
         caveats.append("weak")
     inside = {timeline.rank.rank for timeline in timelines if timeline.rank.inner}

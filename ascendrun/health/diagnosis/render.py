@@ -43,7 +43,7 @@ def messages() -> Mapping[str, Any]:
 
 
 def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
-    """With its sentences in a language (None: that of the process); nothing else changes."""
+    """With its strings in a language (None: that of the process); caveats, anomalies and outcome stay texts."""
     lang = lang or language()
     plain = {name: _string(value, lang) for name, value in diagnosis.values.items()}
     values = {"who": who(diagnosis.ranks, diagnosis.hosts).render(lang), **plain}
@@ -57,9 +57,6 @@ def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
         cause=sentences.cause,
         hint=sentences.hint,
         chain=tuple(replace(link, message=_end_of(link, lang)) for link in diagnosis.chain),
-        caveats=tuple(_caveat(name, lang) for name in diagnosis.caveats),
-        anomalies=tuple(_string(anomaly, lang) for anomaly in diagnosis.anomalies),
-        outcome=tuple(_string(text, lang) for text in diagnosis.outcome),
         alternatives=tuple(
             replace(alternative, message=_short(alternative.code, alternative.values, lang))
             for alternative in diagnosis.alternatives
@@ -190,8 +187,9 @@ def _end_of(link: ChainLink, lang: str) -> str:
     return FIRST.render(lang) if link.role is Role.INITIATING else _short(link.code, link.values, lang)
 
 
-def _caveat(name: str, lang: str) -> str:
-    return template_of(f"diagnosis.caveat.{name}", messages()["caveats"].get(name, name), lang)
+def caveat(name: str) -> Text:
+    """Why a diagnosis is not certain, by its name in texts/messages.json."""
+    return Text(f"diagnosis.caveat.{name}", messages()["caveats"][name])
 
 
 def _evidence(proof: Proof, lang: str) -> str:

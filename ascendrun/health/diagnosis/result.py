@@ -62,10 +62,10 @@ class ChainLink:
 @dataclass(frozen=True)
 class Diagnosis:
     """Why an attempt ended. `code`: of texts/messages.json or of the signature catalogue; `ranks` and `hosts`: the
-    first to fail, () for none. `caveats`: codes of reasons why it is not certain; `alternatives`: what else may have
-    been first. `lag_s`: seconds from the first failure to the next end that followed from it. `retry`: same, exclude,
-    never, unknown. `outcome`: what ascendrun did next. `missing`: evidence that could not be read.
-    `message`, `cause`, `hint`: filled by `render`, which also makes the caveats, anomalies and outcome sentences."""
+    first to fail, () for none. `caveats`: why it is not certain. `alternatives`: what else may have been first.
+    `lag_s`: seconds from the first failure to the next end that followed from it. `retry`: same, exclude, never,
+    unknown. `outcome`: what ascendrun did next. `anomalies`: of a job that did not fail. `missing`: evidence that could
+    not be read. `message`, `cause`, `hint`: filled by `render`. Texts are rendered where a person reads them."""
 
     code: str
     confidence: Confidence
@@ -77,11 +77,11 @@ class Diagnosis:
     lag_s: float | None = None
     evidence: tuple[Proof, ...] = ()
     chain: tuple[ChainLink, ...] = ()
-    caveats: tuple[str, ...] = ()
+    caveats: tuple[Text, ...] = ()
     alternatives: tuple[ChainLink, ...] = ()
     retry: str = "unknown"
-    outcome: tuple[str | Text, ...] = ()
-    anomalies: tuple[str | Text, ...] = ()
+    outcome: tuple[Text, ...] = ()
+    anomalies: tuple[Text, ...] = ()
     missing: tuple[str, ...] = ()
     message: str = ""
     cause: str = ""

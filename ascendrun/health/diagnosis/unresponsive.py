@@ -58,7 +58,7 @@ def blame_unreachable(table: Table) -> Candidate | None:
         ranks_there,
         table.waits[:1],
         hosts=hosts,
-        caveats=("silent",),
+        caveats=("no-response",),
         retry="same",
         blames="node",
     )
@@ -117,7 +117,7 @@ def blame_silent(table: Table) -> Candidate | None:
         return None
     unseen = all(not table.by_rank[rank].rank.has_ended for rank in ranks)
     code = "node-unreachable" if whole and unseen and len(table.evidence.hosts) > len(hosts) else "rank-unresponsive"
-    made = table.make(code, 54, ranks, naming(table, ranks) or table.waits[:1], caveats=("silent",))
+    made = table.make(code, 54, ranks, naming(table, ranks) or table.waits[:1], caveats=("no-response",))
     return replace(made, proofs=(*table.last_output(ranks), *made.proofs))
 
 
