@@ -1,19 +1,21 @@
-"""The reference of the command line: docs/cli.md and man pages, made from the commands themselves.
+"""The reference of the command line, made from the commands: docs/cli.md, and the pages of `ascendrun man`.
 
-`python -m ascendrun.cli.reference docs/cli.md` writes the page, `… man DIRECTORY` ascendrun.1 and a page a command.
+`python -m ascendrun.cli.reference docs/cli.md` writes the page.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import click
 
-from ascendrun.cli.app import ALIASES, COMMANDS, cli
+from ascendrun import __version__
+from ascendrun.cli.app import ALIASES, COMMANDS, CommandEntry, cli, summary_of
 from ascendrun.cli.command import RENAMED_FLAGS, CliCommand, option_help, translated_help
+from ascendrun.text import Text
 
 HEAD = """# Command-line reference
 
@@ -34,9 +36,8 @@ def make_page() -> str:
 
 
 def visible_commands() -> tuple[CliCommand, ...]:
-    """Every command that --help lists."""
     context = click.Context(cli, info_name="ascendrun")
-    found = [cli.get_command(context, entry.name) for entry in COMMANDS if not entry.hidden]
+    found = [cli.get_command(context, entry.name) for entry in _listed()]
     return tuple(command for command in found if isinstance(command, CliCommand))
 
 
@@ -99,28 +100,32 @@ def _block(text: str) -> str:
 
 def _manual(command: CliCommand | click.Command, path: str) -> str:
     name = path.replace(" ", "-")
-    options = "".join(f".TP\n.B {_troff(flags)}\n{_troff(text)}\n" for flags, text in _options(command))
-    lines = [
-        f'.TH "{name.upper()}" "1" "" "ascendrun"',
-        f".SH NAME\n{_troff(name)} \\- {_troff(_summary(command))}",
-        f".SH SYNOPSIS\n{_troff(_usage(command, path))}",
-        f".SH DESCRIPTION\n{_troff(_description(command))}",
-        f".SH OPTIONS\n{options}",
-    ]
-    examples = getattr(command, "examples", "")
-    if examples:
-        lines.append(f".SH EXAMPLES\n.nf\n{_troff(examples)}\n.fi")
-    if command is cli:
-        names = "".join(f".TP\n.BR ascendrun-{entry.name} (1)\n{_troff(entry.summary)}\n" for entry in COMMANDS)
-        lines.append(f".SH COMMANDS\n{names}")
-    else:
-        lines.append(".SH SEE ALSO\n.BR ascendrun (1)")
-    return "\n".join(line.rstrip("\n") for line in lines) + "\n"
-
-
-def _summary(command: click.Command) -> str:
     entry = next((entry for entry in COMMANDS if entry.name == command.name), None)
-    return (entry.summary if entry else "launch and monitor distributed training on an NPU cluster").rstrip(".")
+    summary = summary_of(entry) if entry else _description(cli)
+    sections = [
+        (Text("man.name", "Name"), f"{_troff(name)} \\- {_troff(summary.rstrip('.。'))}"),
+        (Text("man.synopsis", "Synopsis"), _troff(_usage(command, path))),
+        (Text("man.description", "Description"), _troff(_description(command))),
+        (Text("click.options", "Options"), _items((_troff(flags), text) for flags, text in _options(command))),
+    ]
+    if command is cli:
+        pages = ((f"{_troff(f'ascendrun-{entry.name}')}(1)", summary_of(entry)) for entry in _listed())
+        sections.append((Text("click.commands", "Commands"), _items(pages)))
+    else:
+        examples = translated_help(f"help.{command.name}.examples", getattr(command, "examples", ""))
+        sections.append((Text("cli.examples", "Examples"), f".nf\n{_troff(examples)}\n.fi"))
+        sections.append((Text("man.see-also", "See also"), ".BR ascendrun (1)"))
+    head = f'.TH "{name.upper()}" "1" "" "ascendrun {__version__}"\n'
+    return head + "".join(f".SH {str(title).upper()}\n{body}\n" for title, body in sections)
+
+
+def _items(items: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f".TP\n.B {name}\n{_troff(text)}" for name, text in items)
+
+
+def _listed() -> Iterator[CommandEntry]:
+    """Every command that --help lists."""
+    return (entry for entry in COMMANDS if not entry.hidden)
 
 
 def _troff(text: str) -> str:
@@ -130,12 +135,6 @@ def _troff(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) == 2 and arguments[0] == "man":
-        directory = Path(arguments[1])
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, page in make_manuals().items():
-            (directory / name).write_text(page, encoding="utf-8")
-        return 0
     if len(arguments) != 1:
         print(__doc__, file=sys.stderr)
         return 2

@@ -63,13 +63,15 @@ def pip_only_from(wheels: Path) -> dict[str, str]:
     return {**kept, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull}
 
 
-def run(argv: Sequence[object], environ: dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    argv: Sequence[object], environ: dict[str, str], *, timeout_s: float = 120.0, **options: Any
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(word) for word in argv],
         env=environ,
         text=True,
         capture_output=True,
-        timeout=120,
+        timeout=timeout_s,
         stdin=subprocess.DEVNULL,
         **options,
     )

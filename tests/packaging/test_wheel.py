@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import site
@@ -9,12 +10,15 @@ import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ascendrun import __version__
+from ascendrun.cli.app import COMMANDS
 from ascendrun.cli.templates import list_templates
+from ascendrun.text import translations
 from tests.packaging.checkouts import CHECKOUT, run
 
 PARTS = (
@@ -27,7 +31,9 @@ PARTS = (
     "pyproject.toml",
     "README.md",
     "CHANGELOG.md",
+    "LICENSE",
 )
+RUN_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +72,19 @@ def installed(wheel: Path, environ: dict[str, str], tmp_path_factory: pytest.Tem
     assert install.returncode == 0, install.stdout + install.stderr
     (target / "lent.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     return folder
+
+
+@pytest.fixture
+def user(installed: Path, environ: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a user who has only the wheel; at the end no controller of it runs."""
+    own = {
+        **environ,
+        "PATH": f"{installed}/bin:/usr/bin:/bin",
+        "ASCENDRUN_STATE_DIR": str(tmp_path / "state"),
+        "ASCENDRUN_NODE_ROOT": str(tmp_path / "node"),
+    }
+    yield own
+    subprocess.run(["ascendrun", "controller", "stop"], env=own, timeout=60, check=False, capture_output=True)
 
 
 def ask(installed: Path, environ: dict[str, str], code: str) -> str:
@@ -108,6 +127,47 @@ def test_the_installed_command_has_the_checkouts_templates(
     made = run([installed / "bin" / "ascendrun", "init", "script", tmp_path / "mine"], environ, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     assert (tmp_path / "mine" / "job.yaml").read_bytes() == (CHECKOUT / "templates/script/job.yaml").read_bytes()
+
+
+def test_the_wheel_has_the_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/LICENSE") and ".dist-info/" in name)
+        assert archive.read(name) == (CHECKOUT / "LICENSE").read_bytes()
+
+
+def test_the_installed_command_speaks_chinese(user: dict[str, str], tmp_path: Path) -> None:
+    answer = run(["ascendrun", "--help"], {**user, "LC_ALL": "zh_CN.UTF-8", "LANG": "zh_CN.UTF-8"}, cwd=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.startswith(translations("zh")["click.usage"])
+
+
+def test_the_installed_command_writes_its_man_pages(user: dict[str, str], tmp_path: Path) -> None:
+    written = run(["ascendrun", "man", tmp_path / "share" / "man1"], user, cwd=tmp_path)
+    assert written.returncode == 0, written.stderr
+    pages = {path.name for path in (tmp_path / "share" / "man1").iterdir()}
+    listed = {entry.name for entry in COMMANDS if not entry.hidden}
+    assert pages == {"ascendrun.1", *(f"ascendrun-{name}.1" for name in listed)}
+    assert set(written.stdout.split()) == {str(tmp_path / "share" / "man1" / name) for name in pages}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(RUN_S + 60)
+def test_the_demo_runs_from_the_wheel(user: dict[str, str], tmp_path: Path) -> None:
+    shown = run(["ascendrun", "demo", "--no-pause"], user, cwd=tmp_path, timeout_s=RUN_S)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "SUCCEEDED" in shown.stdout and "FAILED" in shown.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(RUN_S + 60)
+def test_the_quickstart_trains_from_the_wheel(user: dict[str, str], tmp_path: Path) -> None:
+    made = run(["ascendrun", "init", "quickstart"], user, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    short = ["--set", "args.num_train_epochs=1", "--set", "args.synthetic_tracks=400"]
+    trained = run(["ascendrun", "submit", *made.stdout.split()[:1], *short], user, cwd=tmp_path, timeout_s=RUN_S)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    jobs = json.loads(run(["ascendrun", "ps", "--all", "-o", "json"], user, cwd=tmp_path).stdout)["jobs"]
+    assert [(job["name"], job["state"]) for job in jobs] == [("quickstart", "SUCCEEDED")]
 
 
 def test_the_installed_package_knows_its_programs(installed: Path, environ: dict[str, str]) -> None:
