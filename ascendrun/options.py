@@ -26,8 +26,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from ascendrun.text import Text
-from ascendrun.text.suggest import closest, did_you_mean, suggestion, write
+from ascendrun.text import Text, closest, did_you_mean, suggestion, write
 
 TYPES = ("int", "float", "str", "bool", "path", "list")
 ROW_KEYS = (

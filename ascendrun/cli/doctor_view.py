@@ -56,14 +56,14 @@ def _print(line: str) -> None:
 
 def _table(rows: Sequence[FactRow], count: int) -> list[str]:
     """One line a fact; the nodes that differ follow the value of most."""
-    from ascendrun.core.names import fold_names
+    from ascendrun.text.format import fold_hosts
 
     lines = []
     for row in rows:
         parts = []
         for group in row.groups:
             value = str(Text("doctor.unknown", "unknown")) if group.value is None else sanitise_line(str(group.value))
-            parts.append(value if len(group.hosts) == count else f"{value}  {fold_names(group.hosts)}")
+            parts.append(value if len(group.hosts) == count else f"{value}  {fold_hosts(group.hosts)}")
         label = str(LABELS.get(row.name, row.name))
         lines.append(f"{label}{' ' * max(1, LABEL_WIDTH - width_of(label))}{parts[0]}")
         lines.extend(f"{'':<8}! {part}" for part in parts[1:])
@@ -139,7 +139,7 @@ def print_script(report: DoctorReport, hostfile: str | None) -> None:
     """All fixes as a shell script to read and select from: commands where there are some, otherwise comments."""
     import shlex
 
-    from ascendrun.core.names import fold_names
+    from ascendrun.text.format import fold_hosts
 
     write = sys.stdout.write
     header = Text("doctor.script-header", "Read before you run: each block fixes one finding of `ascendrun doctor`.")
@@ -151,5 +151,5 @@ def print_script(report: DoctorReport, hostfile: str | None) -> None:
         if view.hint is not None:
             write(f"#   {sanitise_line(str(view.hint))}\n")
         if view.fix is not None:
-            hosts = f"--hosts {shlex.quote(fold_names(view.hosts))} " if view.hosts else ""
+            hosts = f"--hosts {shlex.quote(fold_hosts(view.hosts))} " if view.hosts else ""
             write(f"ascendrun exec {hosts_from}{hosts}-- sh -c {shlex.quote(sanitise_line(view.fix))}\n")

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from ascendrun.cli.output import cut, describe_seconds, describe_time, terminal_width, width_of, wrap
 from ascendrun.cli.sanitise import headline, sanitise, sanitise_line
-from ascendrun.core.logs.log_lines import fold_ranks
-from ascendrun.core.names import fold_names
 from ascendrun.health.diagnosis.render import CONFIDENCE, who
 from ascendrun.health.diagnosis.result import Role
 from ascendrun.text import Text, language
+from ascendrun.text.format import fold_hosts, fold_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,11 +144,11 @@ def _links(links: Sequence[ChainLink], cells: int | None) -> list[str]:
     for link in links:
         name = "unclear" if link.role is Role.UNKNOWN else link.role.value
         if not link.ranks:
-            ranks = fold_names(link.hosts)
+            ranks = fold_hosts(link.hosts)
         elif len(link.ranks) == 1:
             ranks = f"rank {link.ranks[0]}"
         else:
-            ranks = str(Text("explain.ranks", "ranks {ranks}", ranks=fold_ranks(link.ranks)))
+            ranks = str(Text("explain.ranks", "ranks {ranks}", ranks=fold_numbers(link.ranks)))
         lag = "" if link.lag_s is None else f"  {Text('explain.later', '{lag} later', lag=_lag(link.lag_s))}"
         rows.append((str(LABELS[name]), ranks, sanitise_line(link.message) + lag))
     widths = [max((width_of(row[place]) for row in rows), default=0) for place in (0, 1)]
@@ -201,4 +200,4 @@ def _with_job(hint: str, explanation: Explanation) -> str:
     files = (SPOOLED.search(proof.file or "") for proof in explanation.diagnosis.evidence[:1])
     ranks = tuple(int(match.group(1)) for match in files if match is not None) or explanation.diagnosis.ranks
     text = hint.replace("JOB.yaml", "\0").replace("JOB", explanation.id).replace("\0", "JOB.yaml")
-    return text.replace("--rank R", f"--rank {fold_ranks(ranks)}") if ranks else text.replace(" --rank R", "")
+    return text.replace("--rank R", f"--rank {fold_numbers(ranks)}") if ranks else text.replace(" --rank R", "")

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascendrun.cli.output import Column, format_many, format_table
-from ascendrun.core.logs.log_lines import describe_bytes
-from ascendrun.core.names import fold_names
 from ascendrun.head.spool.artifact_store import hosts_awaited, read_gathered, read_hccl_settings
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts, format_bytes
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -61,7 +60,7 @@ def print_files(ctx: CliContext, job: JobView, attempt: int, view: LogView, outp
                     Column("HOST", lambda row: row.host),
                     Column("KIND", lambda row: row.kind),
                     Column("RANK", lambda row: "" if row.rank is None else str(row.rank)),
-                    Column("SIZE", lambda row: "" if row.bytes is None else describe_bytes(row.bytes)),
+                    Column("SIZE", lambda row: "" if row.bytes is None else format_bytes(row.bytes)),
                     Column("PATH", lambda row: row.path or f"({row.note})"),
                     Column("NOTE", lambda row: (row.note or "") if row.path else ""),
                     Column("FROM", lambda row: row.source or "", is_wide=True),
@@ -101,7 +100,7 @@ def _format_settings(folder: Path, hosts: list[str]) -> str:
                 Column("HCCL SETTING", lambda row: row.name),
                 Column("VALUE", lambda row: row.value),
                 Column("SET BY", lambda row: row.origin),
-                Column("HOSTS", lambda row: fold_names(row.hosts)),
+                Column("HOSTS", lambda row: fold_hosts(row.hosts)),
             ],
         )
     )

@@ -9,18 +9,18 @@ from ascendrun.cli.errors import warning_lines
 from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
 from ascendrun.core.logs.folding import FoldedLine
-from ascendrun.core.logs.log_lines import fold_ranks
 from ascendrun.core.logs.log_view import LogView
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.query.log_gaps import read_gaps
 from ascendrun.text import Text
+from ascendrun.text.format import fold_numbers
 
 
 def format_line(view: LogView, line: FoldedLine, screen: Screen) -> str:
     """`[0-3] text`, made harmless, with its time when the view has times."""
     text = sanitise(line.text)
     if view.has_prefix:
-        text = f"{screen.paint_rank(f'[{fold_ranks(line.ranks)}]', line.ranks[0])} {text}"
+        text = f"{screen.paint_rank(f'[{fold_numbers(line.ranks)}]', line.ranks[0])} {text}"
     if view.has_times:
         text = f"{format_time(line.at_s)} {text}"
     return text

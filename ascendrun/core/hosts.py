@@ -11,9 +11,8 @@ from typing import Any, Callable, NamedTuple
 from ascendrun.core.errors import InvalidInputError, NotFoundError, Problem
 from ascendrun.core.jobfile.source_text import MAX_PROBLEMS, REMOVE, decode_text, in_order
 from ascendrun.core.names import MAX_NAMES, InvalidNamesError, expand_names, is_name, split_list
-from ascendrun.text import Text
+from ascendrun.text import Text, closest, did_you_mean, suggestion, write
 from ascendrun.text.format import is_hidden
-from ascendrun.text.suggest import closest, did_you_mean, suggestion, write
 
 LOCAL_ADDRESS = "local"
 """`addr=local` in a hostfile: this machine, reached without SSH, with a separate node directory."""

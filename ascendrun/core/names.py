@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from typing import Union
 
 from ascendrun.text import Text
@@ -70,16 +69,6 @@ def split_list(text: str) -> list[str]:
         else:
             pieces[-1] += character
     return pieces
-
-
-def fold_names(names: Iterable[str]) -> str:
-    """Names as people write them, sorted: `npu[01-06,09]`. Empty for none."""
-    given: Sequence[str] = list(dict.fromkeys(names))
-    if len(given) <= 1 or not all(is_name(name) for name in given):
-        return ",".join(given)
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
-
-    return str(NodeSet.fromlist(given, resolver=RESOLVER_NOGROUP))
 
 
 def _split_pieces(text: str) -> list[_Piece]:

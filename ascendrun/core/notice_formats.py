@@ -107,7 +107,7 @@ def generic_body(notice: Notice, words: Words, lang: str) -> dict[str, Any]:
     from datetime import datetime, timezone
 
     from ascendrun.core.logs.redaction import redact_text
-    from ascendrun.core.names import fold_names
+    from ascendrun.text.format import fold_hosts
 
     def utc(at_s: float | None) -> str | None:
         if at_s is None:
@@ -123,7 +123,7 @@ def generic_body(notice: Notice, words: Words, lang: str) -> dict[str, Any]:
             "state": notice.state,
             "attempt": notice.attempt,
             "hosts": list(notice.hosts),
-            "nodes": fold_names(notice.hosts),
+            "nodes": fold_hosts(notice.hosts),
             "ranks": notice.ranks,
             "created_at": utc(notice.created_at_s),
             "started_at": utc(notice.started_at_s),

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from urllib.parse import urlsplit
 
 from ascendrun.core.notices import DEFAULT_JOBS, ON, SERVICES, Target, with_name
-from ascendrun.text import LANGUAGES, Text
-from ascendrun.text.suggest import renamed, suggestion, write
+from ascendrun.text import LANGUAGES, Text, renamed, suggestion, write
 
 if TYPE_CHECKING:
     from ascendrun.core.errors import Problem

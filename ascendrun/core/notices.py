@@ -12,8 +12,8 @@ from typing import Any
 from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.logs.redaction import redact_text
-from ascendrun.core.names import fold_names
 from ascendrun.text import Text, fill, from_json, language, to_json
+from ascendrun.text.format import fold_hosts
 
 SCHEMA_VERSION = 2
 SERVICES = ("generic", "feishu", "lark", "dingtalk", "wecom", "slack")
@@ -228,7 +228,7 @@ def describe(notice: Notice, lang: str) -> Words:
     if reason:
         facts.append((label("reason"), reason))
     if notice.hosts:
-        facts.append((label("hosts"), fold_names(notice.hosts)))
+        facts.append((label("hosts"), fold_hosts(notice.hosts)))
     if notice.ranks:
         facts.append((label("ranks"), str(notice.ranks)))
     if notice.started_at_s is not None and notice.ended_at_s is not None:

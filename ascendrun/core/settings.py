@@ -186,7 +186,7 @@ def _set(
     setting = next((setting for setting in SETTINGS if setting.name == name), None)
     if name in RENAMED:
         from ascendrun.core.errors import Problem
-        from ascendrun.text.suggest import renamed, write
+        from ascendrun.text import renamed, write
 
         new = RENAMED[name]
         problems.append(Problem(*place, message=renamed(name, new), hint=write(f"{new}: {text}")))
@@ -198,7 +198,7 @@ def _set(
         origins[name] = origin
     except InvalidSettingError as error:
         from ascendrun.core.errors import Problem
-        from ascendrun.text.suggest import suggestion
+        from ascendrun.text import suggestion
 
         hint = (
             suggestion(name, [setting.name for setting in SETTINGS])

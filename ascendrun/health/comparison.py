@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Optional, Union
 
 from ascendrun.core.findings import SEVERITIES, Finding, Severity
-from ascendrun.core.names import fold_names
 from ascendrun.health.deep.results import DeepReport
 from ascendrun.health.deep.view import summary_rows
 from ascendrun.health.forecast import Forecast
@@ -15,6 +14,7 @@ from ascendrun.health.survey.check_context import CheckContext, compare
 from ascendrun.health.survey.facts import NOT_INSTALLED, NodeFacts, Unreached
 from ascendrun.health.texts import fix_of, hint_of, message_of
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def view_findings(findings: Iterable[Finding]) -> tuple[FindingView, ...]:
         FindingView(
             code=finding.code,
             severity=finding.severity,
-            nodes=fold_names(finding.hosts),
+            nodes=fold_hosts(finding.hosts),
             hosts=finding.hosts,
             message=message_of(finding),
             hint=hint_of(finding),

@@ -30,8 +30,7 @@ from ascendrun.head.state.state_dir import make_state_dir
 from ascendrun.head.survey.staging import tree_file
 from ascendrun.head.survey.submission import Submission
 from ascendrun.node import tree_hash
-from ascendrun.text import Text
-from ascendrun.text.suggest import suggestion
+from ascendrun.text import Text, suggestion
 
 _CACHE = "__pycache__"
 

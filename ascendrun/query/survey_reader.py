@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.core.gc_pause import nothing_collected
+from ascendrun.core.findings import paused_collector
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.protocol.agent_events import load_report
 from ascendrun.head.protocol.control_messages import SurveyReply
@@ -24,7 +24,7 @@ def read_world(
     reports: dict[str, NodeReport] = {}
     unreached: dict[str, Unreached] = {}
     everyone = {answer.host: None for answer in answers}
-    with nothing_collected():
+    with paused_collector():
         for answer in answers:
             why = answer.refused
             if why is not None:

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from ascendrun.text.format import Formatter
+from ascendrun.text.format import SEPARATOR, SPECIAL, UNKNOWN
 
 LANGUAGES = ("en", "zh")
 PSEUDO = "pseudo"
 """Every English template with its words in another order: what a test uses to show that no code reads a message."""
 _TEXT = "$text"
+_PLACE = re.compile(r"\{\{|\}\}|\{(\w+)(!r)?(?::([^{}]*))?\}")
 _language = "en"
 
 
@@ -61,11 +62,39 @@ def fill(key: str, english: str, values: Mapping[str, Any], *, lang: str | None 
     """The template of `key` in a language (None: that of the process) with its values.
 
     A value that is missing shows as "?", a format that does not fit its value as the value: a message never fails.
+    In addition to Python's format specifications:
+    `{n:plural rank ranks}` "1 rank", "4 ranks" · `{hosts:hosts}` npu[01-04] · `{ranks:ranks}` 0-3,7
+    `{texts:lines}` one per line
+    `{n:bytes}` 1.5 GiB · `{s:duration}` 2 min 5 s · `{x:percent}` 0.31 as 31% · `{x:quote}` 'x'
     """
     lang = lang or _language
-    return Formatter(lang, lambda text: text.render(lang) if isinstance(text, Text) else None).format(
-        template_of(key, english, lang), values
-    )
+
+    def put(place: re.Match[str]) -> str:
+        name, as_repr, spec = place.groups()
+        if name is None:
+            return place.group()[0]
+        value = values.get(name, "?")
+        return _show(repr(value) if as_repr else value, spec or "", lang)
+
+    return _PLACE.sub(put, template_of(key, english, lang))
+
+
+def _show(value: Any, spec: str, lang: str) -> str:
+    if value is None:
+        return UNKNOWN.get(lang, "unknown")
+    name, _, rest = spec.partition(" ")
+    try:
+        if name in SPECIAL:
+            return SPECIAL[name](value, rest)
+        if name == "lines":
+            return "".join(f"\n  {_show(item, '', lang)}" for item in value)
+        if isinstance(value, Text):
+            return value.render(lang)
+        if isinstance(value, (list, tuple)):
+            return SEPARATOR.get(lang, ", ").join(_show(item, spec, lang) for item in value)
+        return format(value, spec)
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def template_of(key: str, english: str, lang: str) -> str:
@@ -133,3 +162,37 @@ def _reworded(english: str) -> str:
     words = [word for piece in pieces for word in ([piece] if piece.startswith("{") else piece.split())]
     random.Random(english).shuffle(words)
     return " ".join(words)
+
+
+def closest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that `word` is probably a slip of; None when none is near."""
+    if len(word) > 80:
+        return None
+    import difflib
+
+    by_lower = {choice.lower(): choice for choice in choices}
+    found = difflib.get_close_matches(word.lower().replace("-", "_"), list(by_lower), n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(name: str) -> Text:
+    return Text("suggest.did-you-mean", "did you mean {name}?", name=name)
+
+
+def write(piece: str) -> Text:
+    """The hint to write a piece of a file or a command line as it stands."""
+    return Text("suggest.write", "write {piece}", piece=piece)
+
+
+def renamed(old: str, new: str) -> Text:
+    return Text("jobfile.renamed", "{old} was renamed to {new}", old=old, new=new)
+
+
+def suggestion(word: str, choices: Sequence[str]) -> Text | None:
+    """The hint for an unknown name: the nearest choice, else all of them when they are few; None without choices."""
+    near = closest(word, choices)
+    if near is not None:
+        return did_you_mean(near)
+    if 0 < len(choices) <= 30:
+        return Text("suggest.known", "expected one of: {names}", names=sorted(choices))
+    return None

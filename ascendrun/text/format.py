@@ -1,10 +1,10 @@
-"""How values show in a message: the format specifications of its template, such as `{size:bytes}`."""
+"""How values show in a message: hosts, ranks, sizes, durations, quotes, and the width of texts in a terminal."""
 
 from __future__ import annotations
 
-import string
+import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
 UNKNOWN = {"zh": "未知"}
@@ -13,61 +13,24 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
-class Formatter(string.Formatter):
-    """Fills a template in one language. `render`: a nested text in that language, None: the value is no text.
-
-    In addition to Python's own specifications:
-    `{n:plural rank ranks}` "1 rank", "4 ranks" · `{hosts:hosts}` npu[01-04] · `{ranks:ranks}` 0-3,7
-    `{texts:lines}` one per line
-    `{n:bytes}` 1.5 GiB · `{s:duration}` 2 min 5 s · `{x:percent}` 0.31 as 31% · `{x:quote}` 'x'
-    """
-
-    def __init__(self, lang: str, render: Callable[[Any], str | None]) -> None:
-        self._lang, self._render = lang, render
-
-    def format(self, template: str, values: Mapping[str, Any]) -> str:  # type: ignore[override]
-        return self.vformat(template, (), _Known(values))
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if value is None:
-            return UNKNOWN.get(self._lang, "unknown")
-        name, _, rest = format_spec.partition(" ")
-        special = _SPECIAL.get(name)
-        try:
-            if special is not None:
-                return special(value, rest)
-            if name == "lines":
-                return "".join(f"\n  {self.format_field(item, '')}" for item in value)
-            nested = self._render(value)
-            if nested is not None:
-                return nested
-            if isinstance(value, (list, tuple)):
-                return SEPARATOR.get(self._lang, ", ").join(self.format_field(item, format_spec) for item in value)
-            return format(value, format_spec)
-        except (TypeError, ValueError):
-            return str(value)
-
-
-class _Known(dict[str, Any]):
-    def __missing__(self, name: str) -> str:
-        return "?"
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def fold_hosts(hosts: Iterable[str]) -> str:
     """Host names as people write them, sorted: `npu[01-06,09]`; with commas where they cannot be folded."""
     given = [hosts] if isinstance(hosts, str) else list(dict.fromkeys(hosts))
-    if len(given) <= 1:
+    if len(given) <= 1 or not all(_HOST.fullmatch(name) for name in given):
         return ",".join(given)
     try:
         from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
         return str(NodeSet.fromlist(given, resolver=RESOLVER_NOGROUP))
-    except Exception:  # not installed on a node, or names that are no names: the list itself is good enough
+    except ImportError:  # on a node
         return ",".join(given)
 
 
-def fold_numbers(numbers: int | Sequence[int]) -> str:
-    """Ascending numbers as ranges: `0-3,7`."""
+def fold_numbers(numbers: int | Iterable[int]) -> str:
+    """Numbers, sorted, as ranges: `0-3,7`."""
     given = [numbers] if isinstance(numbers, int) else sorted(set(numbers))
     ranges: list[list[int]] = []
     for number in given:
@@ -134,7 +97,7 @@ def _plural(count: float, words: str) -> str:
     return f"{count} {one if count == 1 else many}"
 
 
-_SPECIAL: Mapping[str, Callable[[Any, str], str]] = {
+SPECIAL: Mapping[str, Callable[[Any, str], str]] = {
     "plural": _plural,
     "hosts": lambda value, _: fold_hosts(value),
     "ranks": lambda value, _: fold_numbers(value),
@@ -143,3 +106,4 @@ _SPECIAL: Mapping[str, Callable[[Any, str], str]] = {
     "percent": lambda value, _: f"{100 * value:.0f}%",
     "quote": lambda value, _: quote(str(value)),
 }
+"""Specifications of values in addition to Python's; fill() in __init__.py lists them."""

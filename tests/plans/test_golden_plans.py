@@ -7,8 +7,7 @@ import pytest
 
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.spec import parse_job, parse_program_options, resolve_paths
-from ascendrun.core.jobs.plan import Folders, Tree, make_plan, render_plan
-from ascendrun.core.jobs.plan_view import render_text
+from ascendrun.core.jobs.plan import Folders, Tree, make_plan, render_plan, render_text
 from ascendrun.core.reports import NodeReport, Route
 
 HERE = Path(__file__).parent

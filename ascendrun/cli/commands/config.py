@@ -41,7 +41,7 @@ def command(ctx: CliContext, action: str, name: str | None, output: str | None) 
     """Show settings: flag > $ASCENDRUN_… > ~/.config/ascendrun/config.yaml > /etc/ascendrun/config.yaml > default."""
     from ascendrun.cli.output import Column, print_rows
     from ascendrun.cli.sanitise import sanitise_line
-    from ascendrun.text.suggest import suggestion
+    from ascendrun.text import suggestion
 
     views = _views(ctx)
     if action == "list":

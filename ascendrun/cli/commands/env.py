@@ -86,8 +86,8 @@ def command(
 
 def _write(ctx: CliContext, context: CheckContext, target: str) -> int:
     from ascendrun.core.errors import PreflightError, UnreachableError
-    from ascendrun.core.names import fold_names
     from ascendrun.health.env_view import write_env_file
+    from ascendrun.text.format import fold_hosts
 
     if context.unreached:
         raise UnreachableError(
@@ -96,7 +96,7 @@ def _write(ctx: CliContext, context: CheckContext, target: str) -> int:
                 "{hosts:hosts} unreachable; --write requires all hosts",
                 hosts=tuple(context.unreached),
             ),
-            hint=f"ascendrun nodes --hosts {fold_names(context.unreached)}",
+            hint=f"ascendrun nodes --hosts {fold_hosts(context.unreached)}",
         )
     host = next(iter(context.facts))
     try:
@@ -139,13 +139,13 @@ def _print(report: EnvReport, *, diff: bool) -> None:
 
 def _lines(row: EnvRow, count: int) -> Sequence[str]:
     from ascendrun.cli.sanitise import sanitise_line
-    from ascendrun.core.names import fold_names
     from ascendrun.health.env_view import NOT_SET
+    from ascendrun.text.format import fold_hosts
 
     lines = []
     for index, group in enumerate(row.groups):
         value = sanitise_line(str(NOT_SET if group.value is None else group.value))
-        where = "" if len(group.hosts) == count else f"  {fold_names(group.hosts)}"
+        where = "" if len(group.hosts) == count else f"  {fold_hosts(group.hosts)}"
         lines.append(f"  {row.name}={value}{where}" if index == 0 else f"    ! {value}{where}")
     return lines
 

@@ -93,7 +93,7 @@ def _collect(ctx: CliContext, answers: object, names: Sequence[str]) -> list[Exe
 def _print_folded(results: Sequence[ExecResult]) -> None:
     """Standard output to stdout, standard error to stderr, each under the names that share it."""
     from ascendrun.cli.sanitise import sanitise
-    from ascendrun.core.names import fold_names
+    from ascendrun.text.format import fold_hosts
 
     for stream, outputs in (
         (sys.stdout, [(one.stdout, one.host) for one in results]),
@@ -103,7 +103,7 @@ def _print_folded(results: Sequence[ExecResult]) -> None:
             count = f" ({len(names)})" if len(names) > 1 else ""
             kind = " stderr" if stream is sys.stderr else ""
             body = sanitise(text.decode("utf-8", "replace")).rstrip("\n")
-            stream.write(f"{RULE}\n{fold_names(names)}{count}{kind}\n{RULE}\n{body}\n")
+            stream.write(f"{RULE}\n{fold_hosts(names)}{count}{kind}\n{RULE}\n{body}\n")
         stream.flush()
 
 
@@ -117,7 +117,7 @@ def group_by_text(outputs: Sequence[tuple[bytes, str]]) -> list[tuple[bytes, lis
 
 
 def _print_failures(ctx: CliContext, results: Sequence[ExecResult]) -> int:
-    from ascendrun.core.names import fold_names
+    from ascendrun.text.format import fold_hosts
 
     reasons: dict[str, list[str]] = {}
     for result in results:
@@ -128,7 +128,7 @@ def _print_failures(ctx: CliContext, results: Sequence[ExecResult]) -> int:
             reason = str(Text("exec.exit-code", "exit code {code}", code=result.exit_code))
             reasons.setdefault(reason, []).append(result.host)
     for reason, names in reasons.items():
-        ctx.error(Text("cli.at", "{place}: {message}", place=fold_names(names), message=reason))
+        ctx.error(Text("cli.at", "{place}: {message}", place=fold_hosts(names), message=reason))
     failed = sum(len(names) for names in reasons.values())
     if failed and len(results) > 1:
         ctx.echo(Text("exec.failed", "{failed} of {count} hosts failed", failed=failed, count=len(results)))

@@ -60,7 +60,7 @@ def command(ctx: CliContext, hostfile: str | None, names: str | None, timeout: f
 def _print_unreached(rows: Sequence[HostStatus]) -> int:
     """Print each hint once, for all hosts that share it."""
     from ascendrun.cli.errors import error_lines, hint_lines
-    from ascendrun.core.names import fold_names
+    from ascendrun.text.format import fold_hosts
 
     missed = [row for row in rows if not row.reachable]
     if not missed:
@@ -78,7 +78,7 @@ def _print_unreached(rows: Sequence[HostStatus]) -> int:
     )
     lines = error_lines(message)
     for hint, names in hints.items():
-        lines += hint_lines(f"{fold_names(names)}: {hint}")
+        lines += hint_lines(f"{fold_hosts(names)}: {hint}")
     for line in lines:
         print(line, file=sys.stderr)
     return 6

@@ -45,7 +45,7 @@ def command(ctx: CliContext, everything: bool, output: str | None) -> int:
 def job_columns(now_s: float) -> list[Column]:
     from ascendrun.cli.output import Column, describe_progress, describe_seconds, describe_time
     from ascendrun.cli.sanitise import headline
-    from ascendrun.core.names import fold_names
+    from ascendrun.text.format import fold_hosts
 
     def duration_s(job: object) -> float | None:
         started_s = getattr(job, "started_at_s", None)
@@ -59,7 +59,7 @@ def job_columns(now_s: float) -> list[Column]:
         Column("NAME", lambda job: job.name),
         Column("STATE", lambda job: job.state),
         Column("ATTEMPT", lambda job: str(job.attempt), dropped=4),
-        Column("NODES", lambda job: fold_names(job.hosts), dropped=1),
+        Column("NODES", lambda job: fold_hosts(job.hosts), dropped=1),
         Column("RANKS", lambda job: str(job.world_size), dropped=3),
         Column("AGE", lambda job: describe_seconds(now_s - job.created_at_s), dropped=5),
         Column("DURATION", lambda job: describe_seconds(duration_s(job)), dropped=2),

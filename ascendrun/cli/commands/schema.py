@@ -37,8 +37,7 @@ def _explain(key: str) -> list[str]:
     from ascendrun.core.jobfile.keys import describe_key, describe_option, describe_rows, list_keys
     from ascendrun.core.jobfile.model import RENAMED
     from ascendrun.core.jobfile.spec import load_programs
-    from ascendrun.text import Text
-    from ascendrun.text.suggest import closest, did_you_mean
+    from ascendrun.text import Text, closest, did_you_mean
 
     keys, programs = {each.path: each for each in list_keys()}, load_programs()
     program, _, option_name = key.partition(".")

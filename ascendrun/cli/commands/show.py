@@ -74,7 +74,7 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
     `why`: the diagnosis, None: there is none.
     """
     from ascendrun.cli.output import Column, describe_time, format_pairs, format_table
-    from ascendrun.core.logs.log_lines import fold_ranks
+    from ascendrun.text.format import fold_numbers
 
     pairs = _head(detail, now_s)
     if why is not None:
@@ -88,7 +88,7 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
                 detail.nodes,
                 [
                     Column("NODE", lambda node: node.host),
-                    Column("RANKS", lambda node: fold_ranks(node.ranks)),
+                    Column("RANKS", lambda node: fold_numbers(node.ranks)),
                     Column("LIVENESS", lambda node: "-" if has_ended else node.liveness),
                     Column("PHASE", lambda node: node.phase),
                 ],
@@ -111,10 +111,10 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
 
 def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
     from ascendrun.cli.output import describe_progress, describe_seconds, describe_time
-    from ascendrun.core.names import fold_names
+    from ascendrun.text.format import fold_hosts
 
     job = detail.job
-    hosts = fold_names(job.hosts)
+    hosts = fold_hosts(job.hosts)
     reason = job.reason
     pairs = [
         (Text("show.job", "job"), f"{job.id} ({job.name})"),
@@ -138,7 +138,7 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
         pairs.append((Text("show.first-failure", "first failure"), detail.first_failure))
     if detail.unconfirmed_hosts:
         label = Text("show.unconfirmed-hosts", "unconfirmed hosts")
-        pairs.append((label, fold_names(detail.unconfirmed_hosts)))
+        pairs.append((label, fold_hosts(detail.unconfirmed_hosts)))
     return [(str(label), value) for label, value in pairs]
 
 

@@ -78,7 +78,7 @@ def describe(job: JobView) -> str:
 
 def _wait_until_ended(ctx: CliContext, job_id: str, screen: Screen) -> JobDetail:
     from ascendrun.cli.output import describe_seconds
-    from ascendrun.core.names import fold_names
+    from ascendrun.text.format import fold_hosts
 
     started_s = time.monotonic()
     while True:
@@ -87,7 +87,7 @@ def _wait_until_ended(ctx: CliContext, job_id: str, screen: Screen) -> JobDetail
             screen.close()
             return detail
         left = [node.host for node in detail.nodes if node.phase not in ("ENDED", "LOST")]
-        parts = [f"{job_id} {detail.job.state}", fold_names(left), describe_seconds(time.monotonic() - started_s)]
+        parts = [f"{job_id} {detail.job.state}", fold_hosts(left), describe_seconds(time.monotonic() - started_s)]
         screen.progress(" · ".join(part for part in parts if part))
         time.sleep(POLL_S)
 

@@ -96,7 +96,7 @@ def _print_plan(
 ) -> int:
     from ascendrun.cli.output import format_one
     from ascendrun.cli.sanitise import sanitise
-    from ascendrun.core.jobs.plan_view import render_text
+    from ascendrun.core.jobs.plan import render_text
 
     plans = ctx.cluster.plan(file, overrides=overrides, hostfile=hostfile)
     estimates = _estimates(ctx, file, overrides, hostfile, plans)

@@ -55,16 +55,16 @@ def _range(pair: tuple[float, float] | None, unit: str) -> str:
 
 
 def _span(numbers: Sequence[int]) -> str:
-    from ascendrun.core.logs.log_lines import fold_ranks
+    from ascendrun.text.format import fold_numbers
 
-    return fold_ranks(numbers)
+    return fold_numbers(numbers)
 
 
 def host_cell(line: Line) -> str:
     if isinstance(line, IdleHosts):
-        from ascendrun.core.names import fold_names
+        from ascendrun.text.format import fold_hosts
 
-        return fold_names(line.hosts)
+        return fold_hosts(line.hosts)
     return line.host
 
 
@@ -302,9 +302,9 @@ def _slowest(row: JobRow) -> str:
 
 
 def _nodes(row: JobRow) -> str:
-    from ascendrun.core.names import fold_names
+    from ascendrun.text.format import fold_hosts
 
-    return fold_names(row.job.hosts)
+    return fold_hosts(row.job.hosts)
 
 
 JOB_COLUMNS: tuple[TopColumn, ...] = (

@@ -163,7 +163,7 @@ def _table(
 
 def _without_data(hosts: Sequence[HostRow]) -> list[str]:
     """Hosts without data, those with the same reason in one line."""
-    from ascendrun.core.names import fold_names
+    from ascendrun.text.format import fold_hosts
 
     reasons: dict[str, list[str]] = {}
     for host in hosts:
@@ -172,7 +172,7 @@ def _without_data(hosts: Sequence[HostRow]) -> list[str]:
     if not reasons:
         return []
     header = str(Text("top.without-data", "without data:"))
-    return ["", header, *(f"  {fold_names(names)}  {why}" for why, names in reasons.items())]
+    return ["", header, *(f"  {fold_hosts(names)}  {why}" for why, names in reasons.items())]
 
 
 def why_no_data(host: HostRow) -> str:

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Dict, Literal, Mapping, Optional, Tuple, Unio
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from ascendrun.text import Text
-from ascendrun.text.suggest import write
+from ascendrun.text import Text, write
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 PROGRAM_PATTERN = r"^[a-z][a-z0-9_]{0,62}$"

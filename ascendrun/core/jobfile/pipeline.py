@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobfile.model import NAME_PATTERN
 from ascendrun.core.jobfile.yaml_source import ListNode, MappingNode, Node, Place, ScalarNode, Source
-from ascendrun.text import Text
-from ascendrun.text.suggest import suggestion, write
+from ascendrun.text import Text, suggestion, write
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec

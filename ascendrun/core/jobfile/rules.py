@@ -15,8 +15,7 @@ from ascendrun.core.jobfile.tree import key_place, place_of
 from ascendrun.core.jobfile.yaml_source import MappingNode, Place, ScalarNode, Source, find
 from ascendrun.core.rank_env import OWN_VARIABLES, VISIBLE_DEVICES, is_own_variable
 from ascendrun.options import JOB_FILE, OptionProblem, ProgramOptions, check_arguments
-from ascendrun.text import Text
-from ascendrun.text.suggest import suggestion, write
+from ascendrun.text import Text, suggestion, write
 
 MAX_ARGUMENT_BYTES = 131_071
 """Linux passes no single argument or variable above 128 KiB to a process."""

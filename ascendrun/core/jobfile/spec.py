@@ -29,9 +29,8 @@ from ascendrun.core.jobfile.yaml_source import (
     to_plain,
 )
 from ascendrun.options import InvalidTableError, ProgramOptions, read_table
-from ascendrun.text import Text
+from ascendrun.text import Text, closest, did_you_mean, renamed, suggestion, write
 from ascendrun.text.format import quote
-from ascendrun.text.suggest import closest, did_you_mean, renamed, suggestion, write
 
 __all__ = [
     "JobSpec",

@@ -18,9 +18,8 @@ from ascendrun.core.jobfile.yaml_source import (
     scalar_value,
     to_plain,
 )
-from ascendrun.text import Text
+from ascendrun.text import Text, write
 from ascendrun.text.format import is_hidden
-from ascendrun.text.suggest import write
 
 if TYPE_CHECKING:
     from ascendrun.options import ProgramOptions

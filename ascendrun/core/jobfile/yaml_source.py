@@ -16,8 +16,7 @@ import yaml
 
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobfile.source_text import MAX_PROBLEMS, NUL, REMOVE, decode_text
-from ascendrun.text import Text
-from ascendrun.text.suggest import write
+from ascendrun.text import Text, write
 
 WRITE_OUT = Text("yaml.write-out", "write the value out where it is used")
 KEY_VALUE = write("key: value")

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from typing import NamedTuple
 
+from ascendrun.text import Text
+from ascendrun.text.format import format_bytes
+
 SHOWN_LINE_BYTES = 64 * 1024
 """A longer line is cut on screen; `logs --raw` still has every byte."""
 
@@ -95,7 +98,7 @@ class LineSplitter:
             kept = _without_broken_end(kept)
         text = decode_line(kept)
         if self._dropped:
-            text += f"... (+{describe_bytes(self._dropped)})"
+            text += f"... (+{format_bytes(self._dropped)})"
         self._restart()
         return text
 
@@ -124,18 +127,6 @@ def _without_broken_end(data: bytes) -> bytes:
             needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
             return data if back >= needed else data[:-back]
     return data
-
-
-def describe_bytes(count: int) -> str:
-    """9.9 MB, 512 bytes: powers of 1000, two digits where it helps."""
-    if count < 1000:
-        return f"{count} bytes"
-    size = float(count)
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 999.5:
-            return f"{size:.1f} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
-    return f"{size / 1000:.1f} TB"
 
 
 # ---------------------------------------------------------------- merge
@@ -221,36 +212,15 @@ def never_back(times: Sequence[float | None], newest_s: float) -> list[float]:
 # ---------------------------------------------------------------- ranks
 
 
-def fold_ranks(ranks: Iterable[int]) -> str:
-    """0-3,8: the short way to write many ranks."""
-    parts: list[str] = []
-    ordered = sorted(set(ranks))
-    start = 0
-    for index, rank in enumerate(ordered):
-        if index + 1 < len(ordered) and ordered[index + 1] == rank + 1:
-            continue
-        first = ordered[start]
-        parts.append(str(rank) if first == rank else f"{first}-{rank}")
-        start = index + 1
-    return ",".join(parts)
-
-
 def parse_ranks(text: str) -> frozenset[int]:
-    """0,8-15 as a set. Raises ValueError with a sentence saying which part is wrong."""
-    ranks: list[int] = []
+    """`0,8-15` as a set. Raises ValueError with the part that is wrong."""
+    ranks: set[int] = set()
     for part in text.split(","):
-        ranks.extend(_parse_rank_range(part.strip()))
+        first, dash, last = part.strip().partition("-")
+        ends = [first, last] if dash else [first]
+        if not all(end.isascii() and end.isdigit() and len(end) <= 7 for end in ends) or not (
+            int(first) <= int(ends[-1]) < RANKS_LIMIT
+        ):
+            raise ValueError(Text("ranks.range", "expected ranks such as 3 or 0,8-15, got {part:quote}", part=part))
+        ranks.update(range(int(first), int(ends[-1]) + 1))
     return frozenset(ranks)
-
-
-def _parse_rank_range(part: str) -> Sequence[int]:
-    first, dash, last = part.partition("-")
-    ends = [first, last] if dash else [first]
-    if not all(end.isascii() and end.isdigit() and len(end) <= 7 for end in ends):
-        raise ValueError(f"expected a rank or a range of ranks such as 3 or 0,8-15, got {part!r}")
-    low, high = int(ends[0]), int(ends[-1])
-    if high < low:
-        raise ValueError(f"the range {part} runs backwards")
-    if high >= RANKS_LIMIT:
-        raise ValueError(f"{part}: ranks above {RANKS_LIMIT - 1} do not exist")
-    return range(low, high + 1)

@@ -223,7 +223,7 @@ class Store:
         now_s: float,
     ) -> Job:
         """As `add_job`, within a transaction of the caller; `make_job(number of the row, head_id)` names the job."""
-        from ascendrun.core.jobs.record import load_job
+        from ascendrun.core.jobs.job import load_job
 
         known = db.execute("SELECT record FROM jobs WHERE key = ?", (key,)).fetchone()
         if known:
@@ -245,7 +245,7 @@ class Store:
             self._write(db, job, events, now_s)
 
     def _write(self, db: sqlite3.Connection, job: Job, events: Sequence[Event], now_s: float) -> None:
-        from ascendrun.core.jobs.record import dump_job
+        from ascendrun.core.jobs.job import dump_job
 
         db.execute(
             "UPDATE jobs SET name = ?, state = ?, record = ?, has_unconfirmed = ? WHERE id = ?",
@@ -275,7 +275,7 @@ class Store:
         rows = self._db.execute(f"SELECT record, key, spec, hosts, trees, file FROM jobs {tail}", values).fetchall()
         if not rows:
             return ()
-        from ascendrun.core.jobs.record import load_job
+        from ascendrun.core.jobs.job import load_job
 
         return tuple(
             StoredJob(load_job(json.loads(record)), key, json.loads(spec), json.loads(hosts), json.loads(trees), file)
@@ -293,7 +293,7 @@ class Store:
         newer job of that name that is no pipeline."""
         if self.stages(ref):
             return ref
-        from ascendrun.core.jobs.record import load_job
+        from ascendrun.core.jobs.job import load_job
 
         rows = self._db.execute(
             "SELECT number, record FROM jobs WHERE substr(name, 1, ?) = ? ORDER BY number DESC",

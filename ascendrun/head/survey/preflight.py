@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.core.findings import Finding, Severity
-from ascendrun.core.gc_pause import nothing_collected
+from ascendrun.core.findings import Finding, Severity, paused_collector
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.survey.doctor import Answers, Question
@@ -55,7 +54,7 @@ def judge_answers(
 
     facts: dict[str, NodeFacts] = {}
     unreached: dict[str, Unreached] = {}
-    with nothing_collected():
+    with paused_collector():
         for host, report in reports.items():
             answer = answers.get(host, {})
             if "results" in answer:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ascendrun.core.findings import Finding, Severity, fold_findings
-from ascendrun.core.gc_pause import nothing_collected
+from ascendrun.core.findings import Finding, Severity, fold_findings, paused_collector
 from ascendrun.health.checks import (
     cann,
     device_network,
@@ -69,7 +68,7 @@ def run_checks(
     context: CheckContext, *, is_full: bool = True, skip: Iterable[str] = (), require: Iterable[str] = ()
 ) -> tuple[Finding, ...]:
     """Return the findings of the chosen checks, merged over hosts, the most severe first."""
-    with nothing_collected():
+    with paused_collector():
         return fold_findings(_run(choose_checks(is_full=is_full, skip=skip, require=require), context))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.core.names import fold_names
 from ascendrun.core.reports import Route
 from ascendrun.health.survey.check_context import Check, CheckContext
 from ascendrun.health.survey.facts import ConnectionTest, NodeFacts, PortHolder
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
 
 HCCL_BASE, HCCL_COUNT, HCCL_DEVICE_PORT = 60000, 32, 16666
 _MOVED = ("HCCL_IF_BASE_PORT", "HCCL_HOST_SOCKET_PORT_RANGE")
@@ -44,7 +44,7 @@ def check_one_interface(context: CheckContext) -> Iterator[Finding]:
                 Severity.WARN,
                 (host,),
                 {"interfaces": tuple(sorted(used))},
-                tuple(f"{name}: {fold_names(peers)}" for name, peers in sorted(used.items())),
+                tuple(f"{name}: {fold_hosts(peers)}" for name, peers in sorted(used.items())),
             )
 
 

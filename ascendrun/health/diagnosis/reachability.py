@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ascendrun.core.names import fold_names
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.peers import is_loopback
 from ascendrun.health.diagnosis.wait_table import Report, Table
+from ascendrun.text.format import fold_hosts
 
 _OWN_FAULT = frozenset({"no_network", "no_name"})
 """The kernel or the resolver of the host that complains says these by itself: nobody else was asked."""
@@ -97,7 +97,7 @@ def blame_unreached(table: Table) -> Candidate | None:
         retry="exclude",
         values={
             "reason": chosen[0][1].values["reason"],
-            "from": fold_names(sorted(sources)),
+            "from": fold_hosts(sorted(sources)),
             "to": target or _place(chosen),
         },
     )

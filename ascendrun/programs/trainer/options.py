@@ -10,8 +10,7 @@ from typing import Any
 
 from ascendrun import options
 from ascendrun.options import COMMAND_LINE, OptionProblem, ProgramOptions
-from ascendrun.text import Text, language_of, use_language
-from ascendrun.text.suggest import write
+from ascendrun.text import Text, language_of, use_language, write
 
 
 class InvalidOptionsError(Exception):

@@ -17,7 +17,7 @@ from typing import Any, Union
 from ascendrun import __version__
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.record import dump_job
+from ascendrun.core.jobs.job import dump_job
 from ascendrun.core.logs.redaction import SECRET_NAME, Redactor, redact_tree, secrets_in_tree
 from ascendrun.core.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.state_dir import spool_dir

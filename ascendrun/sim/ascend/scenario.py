@@ -17,8 +17,7 @@ from ascendrun.core.jobfile.yaml_source import MappingNode, read_yaml, to_plain
 from ascendrun.sim.ascend.tool.families import FAMILIES, Family
 from ascendrun.sim.ascend.tool.faults import KINDS, OF_CARD
 from ascendrun.sim.ascend.tool.model import Chip, Fault, Node, Row
-from ascendrun.text import Text
-from ascendrun.text.suggest import suggestion
+from ascendrun.text import Text, suggestion
 
 T = TypeVar("T")
 

@@ -123,7 +123,7 @@ def test_a_job_that_has_ended_without_a_word_has_no_output_yet_to_come(desk: Des
 def test_a_giant_line_is_cut_on_screen(desk: Desk) -> None:
     desk.cluster.write(0, b"x" * 10_000_000 + b"\nend\n")
     lines = desk.say("logs", "demo").out.splitlines()
-    assert len(lines[0]) < 70_000 and lines[0].endswith("... (+9.9 MB)")
+    assert len(lines[0]) < 70_000 and lines[0].endswith("... (+9.5 MiB)")
     assert lines[1] == "[0] end"
 
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from ascendrun.core.errors import InvalidInputError, NotFoundError
 from ascendrun.core.hosts import Host, parse_hostfile, select_hosts
-from ascendrun.core.names import InvalidNamesError, expand_names, fold_names
+from ascendrun.core.names import InvalidNamesError, expand_names
+from ascendrun.text.format import fold_hosts
 
 
 def names(hosts):
@@ -90,17 +91,17 @@ def test_selecting_by_what_is_no_set_of_names_is_refused(wanted):
 
 
 def test_names_are_folded():
-    assert fold_names(["npu01", "npu02", "npu03", "npu09"]) == "npu[01-03,09]"
-    assert fold_names(["b", "a"]) == "a,b"
-    assert fold_names(["npu7"]) == "npu7"
-    assert fold_names([]) == ""
+    assert fold_hosts(["npu01", "npu02", "npu03", "npu09"]) == "npu[01-03,09]"
+    assert fold_hosts(["b", "a"]) == "a,b"
+    assert fold_hosts(["npu7"]) == "npu7"
+    assert fold_hosts([]) == ""
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,3}(-[0-9]{2}|[0-9]{1,3})?", fullmatch=True), min_size=1, max_size=30))
 def test_folding_loses_no_name(given_names):
     from ClusterShell.NodeSet import NodeSet
 
-    assert set(NodeSet(fold_names(given_names))) == set(given_names)
+    assert set(NodeSet(fold_hosts(given_names))) == set(given_names)
 
 
 @given(st.text(max_size=60))

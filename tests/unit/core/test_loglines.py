@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.logs.log_lines import LineSplitter, LogLine, describe_bytes, fold_ranks, merge, parse_ranks
+from ascendrun.core.logs.log_lines import LineSplitter, LogLine, merge, parse_ranks
+from ascendrun.text.format import fold_numbers, format_bytes
 
 
 def line(rank: int, text: str, at_s: float | None = 0.0, *, stream: str = "out", attempt: int = 1) -> LogLine:
@@ -82,7 +83,7 @@ def test_windows_line_ends_are_taken_off() -> None:
 
 
 def test_a_long_line_is_cut_and_says_how_much_is_missing() -> None:
-    assert split(b"x" * 10_000_000 + b"\nnext\n", limit_bytes=100_000) == ["x" * 100_000 + "... (+9.9 MB)", "next"]
+    assert split(b"x" * 10_000_000 + b"\nnext\n", limit_bytes=100_000) == ["x" * 100_000 + "... (+9.4 MiB)", "next"]
 
 
 def test_a_cut_never_falls_inside_a_character() -> None:
@@ -125,15 +126,9 @@ def test_what_is_no_rank_is_refused_with_a_sentence(text: str) -> None:
 @given(st.sets(st.integers(0, 300)))
 def test_folded_ranks_read_back(ranks: set[int]) -> None:
     if ranks:
-        assert parse_ranks(fold_ranks(ranks)) == ranks
+        assert parse_ranks(fold_numbers(ranks)) == ranks
 
 
 def test_sizes_are_written_for_people() -> None:
-    assert [describe_bytes(count) for count in (0, 999, 1000, 9_934_465, 120_000_000, 5_000_000_000_000)] == [
-        "0 bytes",
-        "999 bytes",
-        "1.0 kB",
-        "9.9 MB",
-        "120 MB",
-        "5.0 TB",
-    ]
+    sizes = [format_bytes(count) for count in (0, 999, 1024, 9_934_465, 120_000_000, 5_000_000_000_000)]
+    assert sizes == ["0 B", "999 B", "1.0 KiB", "9.5 MiB", "114 MiB", "4.5 TiB"]

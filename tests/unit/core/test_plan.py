@@ -20,8 +20,8 @@ from ascendrun.core.jobs.plan import (
     placement_faults,
     prepare_request,
     render_plan,
+    render_text,
 )
-from ascendrun.core.jobs.plan_view import render_text
 from ascendrun.core.network import candidate_ports
 from ascendrun.core.rank_env import OWN_VARIABLES
 from ascendrun.core.reports import NodeReport, Route
