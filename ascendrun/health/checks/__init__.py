@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 
 from ascendrun.core.findings import Finding, Severity, fold_findings, paused_collector
 from ascendrun.health.checks import (
@@ -19,16 +20,14 @@ from ascendrun.health.checks import (
 )
 from ascendrun.health.survey.check_context import Check, CheckContext
 
-NPU_CHECKS: tuple[Check, ...] = (*npu.CHECKS, *cann.CHECKS, *device_network.CHECKS, *npu_job.CHECKS)
-CHECKS: tuple[Check, ...] = (
-    *reach.CHECKS,
-    *host.CHECKS,
-    *storage.CHECKS,
-    *network.CHECKS,
-    *software.CHECKS,
-    *environment.CHECKS,
-    *NPU_CHECKS,
-)
+
+def _checks_in(*modules: ModuleType) -> tuple[Check, ...]:
+    """The checks of modules, in the order in which they are defined."""
+    return tuple(value for module in modules for value in vars(module).values() if isinstance(value, Check))
+
+
+NPU_CHECKS = _checks_in(npu, cann, device_network, npu_job)
+CHECKS = (*_checks_in(reach, host, storage, network, software, environment), *NPU_CHECKS)
 """In the order of a manual search for causes: first what makes the rest unknown."""
 
 NAMES: tuple[str, ...] = tuple(check.name for check in CHECKS)

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ascendrun.ascend.compatibility import HDK_HINT, INCOMPATIBLE, UNKNOWN, VersionFact, Versions, compare_versions
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.checks.devices import npu_nodes
-from ascendrun.health.survey.check_context import Check, CheckContext, differing
+from ascendrun.health.survey.check_context import CheckContext, check, differing, finding, npu_nodes
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.text import Text
 
@@ -25,6 +24,11 @@ _UNPROVEN = ("torch_npu", "torch_npu/cann")
 _CANN_NAMES = ("libhccl", "libascendcl", "libascend_hal", "ASCEND_OPP_PATH", "set_env.sh", "cann package")
 
 
+@check(
+    "versions-consistency",
+    "driver, firmware and CANN are the same on all nodes",
+    "driver-differs firmware-differs cann-differs",
+)
 def check_versions_consistency(context: CheckContext) -> Iterator[Finding]:
     if context.family not in (None, "npu"):
         return
@@ -44,6 +48,12 @@ def _cann(facts: NodeFacts) -> str | None:
     return facts.npu.cann.version if facts.npu.cann is not None else None
 
 
+@check(
+    "version-compatibility",
+    "driver, firmware, CANN, torch_npu, torch and Python are compatible",
+    *(code for code, _ in _INCOMPATIBLE.values()),
+    "versions-unproven",
+)
 def check_version_compatibility(context: CheckContext) -> Iterator[Finding]:
     for host, facts in npu_nodes(context):
         facts_of_pairs = compare_versions(versions_of(facts))
@@ -59,7 +69,7 @@ def check_version_compatibility(context: CheckContext) -> Iterator[Finding]:
 
 def _version_finding(code: str, severity: Severity, host: str, fact: VersionFact) -> Finding:
     evidence = (f"source: {fact.source}",) if fact.source else ()
-    return Finding(code, severity, (host,), {"problem": fact.message, "hint": fact.hint}, evidence)
+    return finding(code, severity, host, evidence=evidence, problem=fact.message, hint=fact.hint)
 
 
 def _boards(host: str, facts: NodeFacts) -> Iterator[Finding]:
@@ -74,13 +84,8 @@ def _boards(host: str, facts: NodeFacts) -> Iterator[Finding]:
             driver=board.software_version,
             firmware=board.firmware_version,
         )
-        yield Finding(
-            "driver-firmware",
-            Severity.WARN,
-            (host,),
-            {"problem": problem, "hint": HDK_HINT},
-            (f"npu-smi info -t board -i {bad[0]}: Compatibility: NOK",),
-        )
+        evidence = (f"npu-smi info -t board -i {bad[0]}: Compatibility: NOK",)
+        yield finding("driver-firmware", Severity.WARN, host, evidence, problem=problem, hint=HDK_HINT)
 
 
 def versions_of(facts: NodeFacts) -> Versions:
@@ -98,6 +103,7 @@ def versions_of(facts: NodeFacts) -> Versions:
     )
 
 
+@check("cann-mixed", "the components of CANN are of one release", "cann-mixed")
 def check_cann_mixed(context: CheckContext) -> Iterator[Finding]:
     """Components of two CANN releases in one directory: an upgrade did not complete."""
     for host, facts in npu_nodes(context):
@@ -105,11 +111,15 @@ def check_cann_mixed(context: CheckContext) -> Iterator[Finding]:
         versions = shell.components.cann_versions if shell is not None and shell.components is not None else ()
         if len(versions) > 1 and shell is not None and shell.components is not None:
             lines = tuple(f"{one.name}: {one.cann_version}" for one in shell.components.components)
-            yield Finding(
-                "cann-mixed", Severity.WARN, (host,), {"versions": tuple(versions), "home": shell.home or ""}, lines[:8]
-            )
+            evidence = lines[:8]
+            yield finding("cann-mixed", Severity.WARN, host, evidence, versions=tuple(versions), home=shell.home or "")
 
 
+@check(
+    "set-env",
+    "CANN is installed and set in the shell of the job",
+    "cann-missing set-env-missing set-env-stale set-env-partial",
+)
 def check_set_env(context: CheckContext) -> Iterator[Finding]:
     """In the shell of the job. A command other than Python may source set_env.sh itself: then it is a note."""
     if context.job is None or context.family != "npu":
@@ -120,14 +130,14 @@ def check_set_env(context: CheckContext) -> Iterator[Finding]:
             continue
         severity = Severity.FAIL if facts.python is not None else Severity.NOTE
         if shell.home is None and files is not None and not files.canns and not files.set_env:
-            yield Finding("cann-missing", severity, (host,))
+            yield finding("cann-missing", severity, host)
         elif shell.home is None:
             source = files.set_env[0] if files is not None and files.set_env else "…/set_env.sh"
-            yield Finding("set-env-missing", severity, (host,), {"file": source})
+            yield finding("set-env-missing", severity, host, file=source)
         elif shell.is_gone:
-            yield Finding("set-env-stale", severity, (host,), {"home": shell.home})
+            yield finding("set-env-stale", severity, host, home=shell.home)
         elif facts.environ is not None and not _leads_home(facts.environ, shell.home):
-            yield Finding("set-env-partial", Severity.WARN, (host,), {"home": shell.home})
+            yield finding("set-env-partial", Severity.WARN, host, home=shell.home)
 
 
 def _leads_home(environ: Mapping[str, str], home: str) -> bool:
@@ -135,6 +145,7 @@ def _leads_home(environ: Mapping[str, str], home: str) -> bool:
     return any(path.startswith(folder) for path in environ.get("LD_LIBRARY_PATH", "").split(":"))
 
 
+@check("torch-npu", "torch_npu is installed with the job's torch and finds CANN", "torch-npu-missing torch-needs-cann")
 def check_torch_npu(context: CheckContext) -> Iterator[Finding]:
     """torch without torch_npu, and an import that fails because CANN is missing.
 
@@ -145,58 +156,22 @@ def check_torch_npu(context: CheckContext) -> Iterator[Finding]:
     for host, facts in context.facts.items():
         modules = (facts.python.modules if facts.python is not None else None) or {}
         if modules.get("torch") and "torch-npu" in modules and modules["torch-npu"] is None:
-            yield Finding(
+            yield finding(
                 "torch-npu-missing",
                 Severity.FAIL,
-                (host,),
-                {
-                    "torch": modules["torch"] or "",
-                    "release": (modules["torch"] or "").partition("+")[0],
-                    "python": (facts.python.executable if facts.python is not None else None) or "python3",
-                },
+                host,
+                torch=modules["torch"] or "",
+                release=(modules["torch"] or "").partition("+")[0],
+                python=(facts.python.executable if facts.python is not None else None) or "python3",
             )
         error = _output(facts)
         if error and modules.get("torch-npu") and any(name in error for name in _CANN_NAMES):
             step = (facts.torch.step if facts.torch is not None else None) or "import torch"
-            yield Finding(
-                "torch-needs-cann",
-                Severity.FAIL,
-                (host,),
-                {"step": step},
-                tuple(line[:300] for line in error.splitlines()[:3]),
-            )
+            evidence = tuple(line[:300] for line in error.splitlines()[:3])
+            yield finding("torch-needs-cann", Severity.FAIL, host, evidence, step=step)
 
 
 def _output(facts: NodeFacts) -> str:
     """What an import of torch that failed printed; "": nothing, or it did not fail."""
     error = facts.torch.error if facts.torch is not None else None
     return str(error.values.get("line", "")) if isinstance(error, Text) else error or ""
-
-
-CHECKS: tuple[Check, ...] = (
-    Check(
-        "versions-consistency",
-        check_versions_consistency,
-        "driver, firmware and CANN are the same on all nodes",
-        ("driver-differs", "firmware-differs", "cann-differs"),
-    ),
-    Check(
-        "version-compatibility",
-        check_version_compatibility,
-        "driver, firmware, CANN, torch_npu, torch and Python are compatible",
-        (*(code for code, _ in _INCOMPATIBLE.values()), "versions-unproven"),
-    ),
-    Check("cann-mixed", check_cann_mixed, "the components of CANN are of one release", ("cann-mixed",)),
-    Check(
-        "set-env",
-        check_set_env,
-        "CANN is installed and set in the shell of the job",
-        ("cann-missing", "set-env-missing", "set-env-stale", "set-env-partial"),
-    ),
-    Check(
-        "torch-npu",
-        check_torch_npu,
-        "torch_npu is installed with the job's torch and finds CANN",
-        ("torch-npu-missing", "torch-needs-cann"),
-    ),
-)

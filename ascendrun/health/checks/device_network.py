@@ -8,8 +8,7 @@ from typing import Any
 from ascendrun.ascend.hccn_counters import Optical
 from ascendrun.ascend.hccn_history import LinkHistory
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.checks.devices import is_many, npu_nodes, severity_at
-from ascendrun.health.survey.check_context import Check, CheckContext, compare
+from ascendrun.health.survey.check_context import CheckContext, check, compare, finding, is_many, npu_nodes, severity_at
 from ascendrun.health.survey.npu_facts import Port, PortPing, chip_of_node
 from ascendrun.text import Text
 
@@ -42,56 +41,49 @@ def _severity(context: CheckContext, host: str, devices: Mapping[int, object]) -
     return severity_at(context, host, devices) if is_many(context) else Severity.NOTE
 
 
+@check("hccn-tool", "hccn_tool works", "hccn-hangs hccn-refused")
 def check_tool(context: CheckContext) -> Iterator[Finding]:
     for host, facts in npu_nodes(context):
         ports, table = facts.npu.ports, facts.npu.table
         if ports is None or (table is not None and table.info is not None and table.info.errors):
             if "hccn" in facts.late and facts.npu.has_any:
-                yield Finding("hccn-hangs", Severity.FAIL if is_many(context) else Severity.NOTE, (host,))
+                yield finding("hccn-hangs", Severity.FAIL if is_many(context) else Severity.NOTE, host)
             continue  # without the driver its other tool adds nothing
         if ports.hung or "hccn" in facts.late:
-            yield Finding(
-                "hccn-hangs", Severity.FAIL if is_many(context) else Severity.NOTE, (host,), {}, ports.hung[:3]
-            )
+            severity = Severity.FAIL if is_many(context) else Severity.NOTE
+            yield finding("hccn-hangs", severity, host, evidence=ports.hung[:3])
         refused = [error for error in ports.errors if error.kind == "permission"]
         if refused:
-            yield Finding("hccn-refused", Severity.NOTE, (host,), {"user": facts.user or "?"}, (refused[0].text,))
+            yield finding("hccn-refused", Severity.NOTE, host, evidence=(refused[0].text,), user=facts.user or "?")
 
 
+@check("device-links", "the link of every NPU port is up", "device-link-down")
 def check_links(context: CheckContext) -> Iterator[Finding]:
     for host, ports in port_nodes(context):
         down = {device: port for device, port in ports.items() if port.link is not None and port.link.is_up is False}
         if down:
-            yield Finding(
-                "device-link-down",
-                _severity(context, host, down),
-                (host,),
-                _named(down),
-                tuple(f"hccn_tool -i {device} -link -g: link status: DOWN" for device in list(down)[:4]),
-            )
+            evidence = tuple(f"hccn_tool -i {device} -link -g: link status: DOWN" for device in list(down)[:4])
+            yield finding("device-link-down", _severity(context, host, down), host, evidence, **_named(down))
 
 
+@check("device-flaps", "the links of the NPU ports stay up", "device-link-flaps", is_full=True)
 def check_flaps(context: CheckContext) -> Iterator[Finding]:
     """A link that goes down repeatedly: collectives time out, although each check finds it up."""
     for host, ports in port_nodes(context):
         flaps = {device: _downs(port.history) for device, port in ports.items()}
         restless = {device: count for device, count in flaps.items() if count >= FLAPS}
         if restless:
-            yield Finding(
-                "device-link-flaps",
-                Severity.WARN if is_many(context) else Severity.NOTE,
-                (host,),
-                _named(restless),
-                tuple(
-                    Text(
-                        "doctor.link-flaps",
-                        "device {device}: down {count:plural time times} within a day",
-                        device=device,
-                        count=count,
-                    )
-                    for device, count in restless.items()
-                )[:4],
-            )
+            evidence = tuple(
+                Text(
+                    "doctor.link-flaps",
+                    "device {device}: down {count:plural time times} within a day",
+                    device=device,
+                    count=count,
+                )
+                for device, count in restless.items()
+            )[:4]
+            severity = Severity.WARN if is_many(context) else Severity.NOTE
+            yield finding("device-link-flaps", severity, host, evidence, **_named(restless))
 
 
 def _downs(history: LinkHistory | None) -> int:
@@ -109,18 +101,18 @@ def _named(devices: Mapping[int, object]) -> dict[str, Any]:
     return {"devices": tuple(sorted(devices)), "first": min(devices)}
 
 
+@check(
+    "device-addresses",
+    "every NPU port has its own address, as in /etc/hccn.conf",
+    "device-ip-missing device-ip-twice hccn-conf-stale",
+)
 def check_addresses(context: CheckContext) -> Iterator[Finding]:
     holders: dict[str, list[str]] = {}
     for host, ports in port_nodes(context):
         unset = {device: port for device, port in ports.items() if port.has_no_address}
         if unset and is_many(context):
-            yield Finding(
-                "device-ip-missing",
-                _severity(context, host, unset),
-                (host,),
-                _named(unset),
-                _conf_lines(context, host, unset),
-            )
+            evidence = _conf_lines(context, host, unset)
+            yield finding("device-ip-missing", _severity(context, host, unset), host, evidence, **_named(unset))
         yield from _conf_differs(context, host, ports)
         for device, port in ports.items():
             if port.address is not None:
@@ -129,13 +121,8 @@ def check_addresses(context: CheckContext) -> Iterator[Finding]:
         if len(places) > 1:
             hosts = tuple(dict.fromkeys(place.rpartition(" ")[0] for place in places))
             severity = Severity.FAIL if context.job is not None or len(hosts) == 1 else Severity.WARN
-            yield Finding(
-                "device-ip-twice",
-                severity,
-                hosts,
-                {"address": address},
-                tuple(f"{place.rpartition(' ')[0]}: device {place.rpartition(' ')[2]}" for place in places),
-            )
+            lines = tuple(f"{place.rpartition(' ')[0]}: device {place.rpartition(' ')[2]}" for place in places)
+            yield finding("device-ip-twice", severity, hosts, lines, address=address)
 
 
 def _conf_of(context: CheckContext, host: str) -> Mapping[int, str | None]:
@@ -165,15 +152,11 @@ def _conf_differs(context: CheckContext, host: str, ports: Mapping[int, Port]) -
         if port.address and conf.get(device) not in (None, port.address)
     }
     if stale:
-        yield Finding(
-            "hccn-conf-stale",
-            Severity.WARN if is_many(context) else Severity.NOTE,
-            (host,),
-            _named(stale),
-            tuple(stale.values())[:4],
-        )
+        severity = Severity.WARN if is_many(context) else Severity.NOTE
+        yield finding("hccn-conf-stale", severity, host, evidence=tuple(stale.values())[:4], **_named(stale))
 
 
+@check("device-address-family", "the addresses of NPU ports are of one family", "device-ip-family")
 def check_address_family(context: CheckContext) -> Iterator[Finding]:
     """HCCL rejects device addresses of two families in one job."""
     families = {
@@ -185,6 +168,7 @@ def check_address_family(context: CheckContext) -> Iterator[Finding]:
     yield from _outliers(context, families, "device-ip-family")
 
 
+@check("device-tls", "TLS is on or off on all NPU ports", "device-tls-differs")
 def check_tls(context: CheckContext) -> Iterator[Finding]:
     """All ranks of a job must agree (EI0016)."""
     switches = {
@@ -206,12 +190,11 @@ def _outliers(context: CheckContext, values: Mapping[str, str], code: str) -> It
             by_host.setdefault(host, {})[int(device)] = value
         for host, devices in by_host.items():
             majority = same.majority if same else ""
-            yield Finding(
+            yield finding(
                 code,
                 _severity(context, host, devices),
-                (host,),
-                {**_named(devices), "value": value, "majority": majority, "switch": 1 if majority == "on" else 0},
-                (
+                host,
+                evidence=(
                     Text(
                         "doctor.ports-differ",
                         "{count} of {total} ports: {value}",
@@ -220,9 +203,14 @@ def _outliers(context: CheckContext, values: Mapping[str, str], code: str) -> It
                         value=value,
                     ),
                 ),
+                **_named(devices),
+                value=value,
+                majority=majority,
+                switch=1 if majority == "on" else 0,
             )
 
 
+@check("net-health", "the NPU ports reach their gateway", "device-net-health", is_full=True)
 def check_net_health(context: CheckContext) -> Iterator[Finding]:
     """The driver's own test of its gateway; a warning, since a wrong netdetect address gives the same result."""
     for host, ports in port_nodes(context):
@@ -232,26 +220,28 @@ def check_net_health(context: CheckContext) -> Iterator[Finding]:
             if word in NET_HEALTH_BAD and not port.has_no_address and (port.link is None or port.link.is_up):
                 groups.setdefault(str(word), {})[device] = port
         for word, devices in groups.items():
-            yield Finding(
-                "device-net-health",
-                Severity.WARN if is_many(context) else Severity.NOTE,
-                (host,),
-                {**_named(devices), "status": word},
-            )
+            severity = Severity.WARN if is_many(context) else Severity.NOTE
+            yield finding("device-net-health", severity, host, **_named(devices), status=word)
 
 
+@check(
+    "device-cables",
+    "the NPU ports use FEC and their optical modules work",
+    "device-fec-off device-optical",
+    is_full=True,
+)
 def check_cables(context: CheckContext) -> Iterator[Finding]:
     for host, ports in port_nodes(context):
         bare = {
             device: port for device, port in ports.items() if port.fec is not None and port.fec.mode == "no FEC mode"
         }
         if bare:
-            yield Finding("device-fec-off", Severity.WARN, (host,), _named(bare))
+            yield finding("device-fec-off", Severity.WARN, host, **_named(bare))
         faults = {
             device: fault for device, port in ports.items() for fault in [_optical_fault(device, port.optical)] if fault
         }
         if faults:
-            yield Finding("device-optical", Severity.WARN, (host,), _named(faults), tuple(faults.values())[:4])
+            yield finding("device-optical", Severity.WARN, host, evidence=tuple(faults.values())[:4], **_named(faults))
 
 
 def _optical_fault(device: int, optical: Optical | None) -> Text | None:
@@ -276,6 +266,9 @@ def _optical_fault(device: int, optical: Optical | None) -> Text | None:
     )
 
 
+@check(
+    "hccl-ping", "NPU ports of different nodes reach each other", "device-unreachable device-ping-loss", is_full=True
+)
 def check_ping(context: CheckContext) -> Iterator[Finding]:
     owners = {
         port.address: f"{host} device {device}"
@@ -292,13 +285,8 @@ def check_ping(context: CheckContext) -> Iterator[Finding]:
         ):
             if pings:
                 devices = {one.device: one for one in pings}
-                yield Finding(
-                    code,
-                    _severity(context, host, devices),
-                    (host,),
-                    _named(devices),
-                    tuple(_ping_line(one, owners) for one in pings[:4]),
-                )
+                evidence = tuple(_ping_line(one, owners) for one in pings[:4])
+                yield finding(code, _severity(context, host, devices), host, evidence, **_named(devices))
 
 
 def _is_lost(one: PortPing) -> bool:
@@ -318,38 +306,3 @@ def _ping_line(one: PortPing, owners: Mapping[str, str]) -> Text:
         received=one.ping.received if one.ping is not None else None,
         sent=one.ping.sent if one.ping is not None else None,
     )
-
-
-CHECKS: tuple[Check, ...] = (
-    Check("hccn-tool", check_tool, "hccn_tool works", ("hccn-hangs", "hccn-refused")),
-    Check("device-links", check_links, "the link of every NPU port is up", ("device-link-down",)),
-    Check("device-flaps", check_flaps, "the links of the NPU ports stay up", ("device-link-flaps",), is_full=True),
-    Check(
-        "device-addresses",
-        check_addresses,
-        "every NPU port has its own address, as in /etc/hccn.conf",
-        ("device-ip-missing", "device-ip-twice", "hccn-conf-stale"),
-    ),
-    Check(
-        "device-address-family",
-        check_address_family,
-        "the addresses of NPU ports are of one family",
-        ("device-ip-family",),
-    ),
-    Check("device-tls", check_tls, "TLS is on or off on all NPU ports", ("device-tls-differs",)),
-    Check("net-health", check_net_health, "the NPU ports reach their gateway", ("device-net-health",), is_full=True),
-    Check(
-        "device-cables",
-        check_cables,
-        "the NPU ports use FEC and their optical modules work",
-        ("device-fec-off", "device-optical"),
-        is_full=True,
-    ),
-    Check(
-        "hccl-ping",
-        check_ping,
-        "NPU ports of different nodes reach each other",
-        ("device-unreachable", "device-ping-loss"),
-        is_full=True,
-    ),
-)

@@ -10,7 +10,7 @@ from ascendrun.ascend.compatibility import minimum_for, too_old_for
 from ascendrun.ascend.variables import check_environment
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.env_view import AGENT_DIRECTORY, NOT_SET, is_secret
-from ascendrun.health.survey.check_context import Check, CheckContext, compare
+from ascendrun.health.survey.check_context import CheckContext, check, compare, finding
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.npu_facts import chip_of_node
 from ascendrun.text import Text
@@ -42,28 +42,31 @@ def rank_variables(context: CheckContext, host: str) -> dict[str, str]:
     return found
 
 
+@check(
+    "ascend-variables",
+    "every HCCL, Ascend and torch_npu variable is valid and effective",
+    "variable-wrong variable-conflict",
+)
 def check_ascend_variables(context: CheckContext) -> Iterator[Finding]:
     if context.family != "npu":
         return
     for host, facts in context.facts.items():
         for one in check_environment(rank_variables(context, host), chip_of_node(facts.npu)):
             code = "variable-conflict" if one.code == "conflict" else "variable-wrong"
-            yield Finding(
-                code,
-                _SEVERITIES[one.severity],
-                (host,),
-                {"name": one.name, "value": one.value[:80], "problem": one.message, "hint": one.hint},
-            )
+            severity = _SEVERITIES[one.severity]
+            yield finding(code, severity, host, name=one.name, value=one.value[:80], problem=one.message, hint=one.hint)
 
 
+@check("slow-settings", "no debugging setting is active", "variable-slows")
 def check_slow_settings(context: CheckContext) -> Iterator[Finding]:
     for host in context.facts:
         variables = rank_variables(context, host)
         for name, bad in _SLOW.items():
             if variables.get(name, "").upper() in bad and name in variables:
-                yield Finding("variable-slows", Severity.WARN, (host,), {"name": name, "value": variables[name][:80]})
+                yield finding("variable-slows", Severity.WARN, host, name=name, value=variables[name][:80])
 
 
+@check("threads", "OMP_NUM_THREADS does not exceed the CPUs", "threads-wrong threads-many")
 def check_threads(context: CheckContext) -> Iterator[Finding]:
     for host, facts in context.facts.items():
         text = rank_variables(context, host).get("OMP_NUM_THREADS")
@@ -71,11 +74,12 @@ def check_threads(context: CheckContext) -> Iterator[Finding]:
             continue
         first = text.partition(",")[0]
         if not first.isdigit() or int(first) < 1:
-            yield Finding("threads-wrong", Severity.WARN, (host,), {"value": text[:40]})
+            yield finding("threads-wrong", Severity.WARN, host, value=text[:40])
         elif int(first) > facts.cpus:
-            yield Finding("threads-many", Severity.WARN, (host,), {"value": int(first), "cpus": facts.cpus})
+            yield finding("threads-many", Severity.WARN, host, value=int(first), cpus=facts.cpus)
 
 
+@check("interfaces", "interfaces named by variables exist", "interface-missing")
 def check_interfaces(context: CheckContext) -> Iterator[Finding]:
     """A variable that names an interface which the node does not have."""
     for host, facts in context.facts.items():
@@ -83,11 +87,13 @@ def check_interfaces(context: CheckContext) -> Iterator[Finding]:
             continue
         for name, value in rank_variables(context, host).items():
             if name.endswith("_SOCKET_IFNAME") and value and not _names_some(name, value, tuple(facts.addresses)):
-                yield Finding(
+                yield finding(
                     "interface-missing",
                     Severity.FAIL,
-                    (host,),
-                    {"name": name, "value": value, "interfaces": tuple(sorted(facts.addresses))},
+                    host,
+                    name=name,
+                    value=value,
+                    interfaces=tuple(sorted(facts.addresses)),
                 )
 
 
@@ -101,6 +107,7 @@ def _names_some(name: str, value: str, interfaces: tuple[str, ...]) -> bool:
     return any(interface.startswith(word) for word in words for interface in interfaces)
 
 
+@check("own-address", "HCCL_IF_IP is an address of its node that peers reach", "if-ip-foreign if-ip-elsewhere")
 def check_own_address(context: CheckContext) -> Iterator[Finding]:
     """HCCL_IF_IP is an address of the very node, where the others find it: one value for all nodes cannot be right,
     and the first one that `hostname -I` prints may be a bridge's."""
@@ -111,17 +118,13 @@ def check_own_address(context: CheckContext) -> Iterator[Finding]:
         at = [interface for interface, addresses in facts.addresses.items() if value in addresses]
         routes = {route.interface for peer, route in (facts.routes or {}).items() if peer in context.facts}
         if not at:
-            yield Finding("if-ip-foreign", Severity.FAIL, (host,), {"value": value})
+            yield finding("if-ip-foreign", Severity.FAIL, host, value=value)
         elif routes and not routes & set(at):
             severity = Severity.FAIL if ip_address(value).is_loopback else Severity.WARN
-            yield Finding(
-                "if-ip-elsewhere",
-                severity,
-                (host,),
-                {"value": value, "interface": at[0], "routes": tuple(sorted(routes))},
-            )
+            yield finding("if-ip-elsewhere", severity, host, value=value, interface=at[0], routes=tuple(sorted(routes)))
 
 
+@check("allocator", "driver and CANN support the settings of the allocator", "allocator-setting-new")
 def check_allocator(context: CheckContext) -> Iterator[Finding]:
     """Settings of torch_npu's allocator that the driver or CANN of the node does not have yet."""
     for host, facts in context.facts.items() if context.family == "npu" else ():
@@ -132,16 +135,14 @@ def check_allocator(context: CheckContext) -> Iterator[Finding]:
                 feature = f"PYTORCH_NPU_ALLOC_CONF={setting}"
                 needs = minimum_for(feature)
                 if needs and too_old_for(feature, driver=facts.npu.driver_version, cann=cann):
-                    yield Finding(
+                    yield finding(
                         "allocator-setting-new",
                         Severity.WARN,
-                        (host,),
-                        {
-                            "name": name,
-                            "setting": setting,
-                            "required": _releases(needs.driver, needs.cann),
-                            "found": _releases(facts.npu.driver_version, cann),
-                        },
+                        host,
+                        name=name,
+                        setting=setting,
+                        required=_releases(needs.driver, needs.cann),
+                        found=_releases(facts.npu.driver_version, cann),
                     )
 
 
@@ -150,6 +151,7 @@ def _releases(driver: str | None, cann: str | None) -> tuple[Text | str, ...]:
     return (*named, *(() if cann is None else (f"CANN {cann}",)))
 
 
+@check("variables-consistency", "the variables that matter are the same on all nodes", "variable-differs")
 def check_variables_consistency(context: CheckContext) -> Iterator[Finding]:
     """Of what matters to a job, in the shell that it gets."""
     shells = {host: facts for host, facts in context.facts.items() if facts.environ is not None}
@@ -162,7 +164,7 @@ def check_variables_consistency(context: CheckContext) -> Iterator[Finding]:
             continue
         severity = Severity.WARN if _MEETING.match(name) else Severity.NOTE
         for _, hosts in same.others:
-            yield Finding("variable-differs", severity, hosts, {"name": name}, same.evidence())
+            yield finding("variable-differs", severity, hosts, evidence=same.evidence(), name=name)
 
 
 def _value(facts: NodeFacts, name: str) -> str | Text:
@@ -172,34 +174,3 @@ def _value(facts: NodeFacts, name: str) -> str | Text:
         return NOT_SET
     value = value[:200]
     return value.replace(facts.root, AGENT_DIRECTORY) if facts.root else value
-
-
-CHECKS = (
-    Check(
-        "ascend-variables",
-        check_ascend_variables,
-        "every HCCL, Ascend and torch_npu variable is valid and effective",
-        ("variable-wrong", "variable-conflict"),
-    ),
-    Check("slow-settings", check_slow_settings, "no debugging setting is active", ("variable-slows",)),
-    Check("threads", check_threads, "OMP_NUM_THREADS does not exceed the CPUs", ("threads-wrong", "threads-many")),
-    Check("interfaces", check_interfaces, "interfaces named by variables exist", ("interface-missing",)),
-    Check(
-        "own-address",
-        check_own_address,
-        "HCCL_IF_IP is an address of its node that peers reach",
-        ("if-ip-foreign", "if-ip-elsewhere"),
-    ),
-    Check(
-        "allocator",
-        check_allocator,
-        "driver and CANN support the settings of the allocator",
-        ("allocator-setting-new",),
-    ),
-    Check(
-        "variables-consistency",
-        check_variables_consistency,
-        "the variables that matter are the same on all nodes",
-        ("variable-differs",),
-    ),
-)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Callable
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import Check, CheckContext, differing
+from ascendrun.health.survey.check_context import CheckContext, check, differing, finding
 from ascendrun.health.survey.facts import NodeFacts
 
 CLOCK_NOTE_S, CLOCK_WARN_S = 1.0, 10.0
@@ -21,30 +21,17 @@ STARTUPS_FEW = 5
 SESSIONS_FEW = 2
 
 
-def check_clock(context: CheckContext) -> Iterator[Finding]:
-    """Relative to the median of the nodes: a wrong clock of the head node (a laptop) is not their fault."""
-    known = sorted(facts.clock_offset_s for facts in context.facts.values() if facts.clock_offset_s is not None)
-    if not known:
-        return
-    # Two nodes have no majority: the clock of the head node decides.
-    middle = known[(len(known) - 1) // 2] if len(known) > 2 else 0.0
-    for host, facts in context.facts.items():
-        off_s = 0.0 if facts.clock_offset_s is None else facts.clock_offset_s - middle
-        if abs(off_s) >= CLOCK_NOTE_S:
-            severity = Severity.WARN if abs(off_s) >= CLOCK_WARN_S else Severity.NOTE
-            yield Finding("clock-skew", severity, (host,), {"seconds": round(off_s, 1)})
-
-
+@check("identity", "no machine is listed under two names", "same-machine machine-id-shared")
 def check_identity(context: CheckContext) -> Iterator[Finding]:
     """Two names for one machine: its devices would count twice. Local hosts may share this machine."""
     by_boot = _groups(context, _machine)
     for hosts in by_boot.values():
-        yield Finding("same-machine", Severity.FAIL, hosts, {"names": hosts})
+        yield finding("same-machine", Severity.FAIL, hosts, names=hosts)
     joined = {host for hosts in by_boot.values() for host in hosts}
     by_id = _groups(context, lambda facts: None if facts.is_local else facts.machine_id)
     for hosts in by_id.values():
         if not set(hosts) <= joined:
-            yield Finding("machine-id-shared", Severity.NOTE, hosts, {})
+            yield finding("machine-id-shared", Severity.NOTE, hosts)
 
 
 def _machine(facts: NodeFacts) -> str | None:
@@ -64,12 +51,33 @@ def _groups(context: CheckContext, value_of: Callable[[NodeFacts], str | None]) 
     return {value: tuple(hosts) for value, hosts in groups.items() if len(hosts) > 1}
 
 
+@check("clock", "the nodes' clocks agree", "clock-skew")
+def check_clock(context: CheckContext) -> Iterator[Finding]:
+    """Relative to the median of the nodes: a wrong clock of the head node (a laptop) is not their fault."""
+    known = sorted(facts.clock_offset_s for facts in context.facts.values() if facts.clock_offset_s is not None)
+    if not known:
+        return
+    # Two nodes have no majority: the clock of the head node decides.
+    middle = known[(len(known) - 1) // 2] if len(known) > 2 else 0.0
+    for host, facts in context.facts.items():
+        off_s = 0.0 if facts.clock_offset_s is None else facts.clock_offset_s - middle
+        if abs(off_s) >= CLOCK_NOTE_S:
+            severity = Severity.WARN if abs(off_s) >= CLOCK_WARN_S else Severity.NOTE
+            yield finding("clock-skew", severity, host, seconds=round(off_s, 1))
+
+
+@check(
+    "system",
+    "all nodes have the same architecture, kernel and operating system",
+    "arch-differs kernel-differs os-differs",
+)
 def check_system(context: CheckContext) -> Iterator[Finding]:
     yield from differing(context, "arch-differs", Severity.WARN, lambda facts: facts.arch)
     yield from differing(context, "kernel-differs", Severity.NOTE, lambda facts: facts.kernel)
     yield from differing(context, "os-differs", Severity.NOTE, lambda facts: facts.os_name)
 
 
+@check("hardware", "all nodes have the same CPUs and memory", "cpus-differ memory-differs")
 def check_hardware(context: CheckContext) -> Iterator[Finding]:
     yield from differing(context, "cpus-differ", Severity.NOTE, lambda facts: facts.cpus)
     yield from differing(context, "memory-differs", Severity.WARN, _memory_class)
@@ -82,6 +90,7 @@ def _memory_class(facts: NodeFacts) -> float | None:
     return float(f"{2 ** (round(math.log2(facts.memory_bytes) * 8) / 8) / (1 << 30):.3g}")
 
 
+@check("user", "the login user is the same on all nodes, by name and uid", "user-differs uid-differs")
 def check_user(context: CheckContext) -> Iterator[Finding]:
     yield from differing(context, "user-differs", Severity.NOTE, lambda facts: facts.user)
     same_user = len({facts.user for facts in context.facts.values()}) == 1
@@ -89,24 +98,30 @@ def check_user(context: CheckContext) -> Iterator[Finding]:
         yield from differing(context, "uid-differs", Severity.WARN, lambda facts: facts.uid)
 
 
+@check(
+    "limits",
+    "the limits of open files, processes and memory are sufficient",
+    "limit-files limit-processes limit-locked limit-address-space",
+)
 def check_limits(context: CheckContext) -> Iterator[Finding]:
     """In the non-interactive shell: /etc/security/limits.conf may apply to interactive logins only."""
     for host, facts in context.facts.items():
         files = _soft(facts, "NOFILE")
         if files is not None and files < FILES_GOOD:
             severity = Severity.WARN if files < FILES_FEW else Severity.NOTE
-            yield Finding("limit-files", severity, (host,), {"limit": files, "good": FILES_GOOD})
+            yield finding("limit-files", severity, host, limit=files, good=FILES_GOOD)
         processes = _soft(facts, "NPROC")
         if processes is not None and processes < PROCESSES_FEW:
-            yield Finding("limit-processes", Severity.WARN, (host,), {"limit": processes})
+            yield finding("limit-processes", Severity.WARN, host, limit=processes)
         locked = _soft(facts, "MEMLOCK")
         if context.family == "cuda" and locked is not None and locked < LOCKED_BYTES_GOOD:
-            yield Finding("limit-locked", Severity.NOTE, (host,), {"limit": locked})
+            yield finding("limit-locked", Severity.NOTE, host, limit=locked)
         space = _soft(facts, "AS")
         if space is not None:
-            yield Finding("limit-address-space", Severity.WARN, (host,), {"limit": space})
+            yield finding("limit-address-space", Severity.WARN, host, limit=space)
 
 
+@check("limits-consistency", "the limits are the same on all nodes", "limits-differ")
 def check_limits_consistency(context: CheckContext) -> Iterator[Finding]:
     yield from differing(context, "limits-differ", Severity.NOTE, _limits_text)
 
@@ -126,54 +141,24 @@ def _soft(facts: NodeFacts, name: str) -> int | None:
     return (facts.limits or {}).get(name, (None, None))[0]
 
 
+@check("sshd", "sshd accepts the connections of several users in parallel", "sshd-startups sshd-sessions")
 def check_sshd(context: CheckContext) -> Iterator[Finding]:
     for host, facts in context.facts.items():
         if facts.sshd is None:
             continue
         first = (facts.sshd.max_startups or "").partition(":")[0]
         if first.isdigit() and 0 < int(first) < STARTUPS_FEW:
-            yield Finding("sshd-startups", Severity.WARN, (host,), {"limit": facts.sshd.max_startups or ""})
+            yield finding("sshd-startups", Severity.WARN, host, limit=facts.sshd.max_startups or "")
         sessions = facts.sshd.max_sessions
         if sessions is not None and sessions < SESSIONS_FEW:
-            yield Finding("sshd-sessions", Severity.WARN, (host,), {"limit": sessions})
+            yield finding("sshd-sessions", Severity.WARN, host, limit=sessions)
 
 
+@check("logind", "logind does not kill a job when its SSH connection closes", "kill-user-processes")
 def check_logind(context: CheckContext) -> Iterator[Finding]:
     """logind spares root and users with lingering enabled."""
     for host, facts in context.facts.items():
         if not facts.kills_user_processes or not facts.user or facts.uid in (None, 0):
             continue
         if facts.user not in (facts.lingering_users or ()):
-            yield Finding("kill-user-processes", Severity.WARN, (host,), {"user": facts.user})
-
-
-CHECKS = (
-    Check("identity", check_identity, "no machine is listed under two names", ("same-machine", "machine-id-shared")),
-    Check("clock", check_clock, "the nodes' clocks agree", ("clock-skew",)),
-    Check(
-        "system",
-        check_system,
-        "all nodes have the same architecture, kernel and operating system",
-        ("arch-differs", "kernel-differs", "os-differs"),
-    ),
-    Check("hardware", check_hardware, "all nodes have the same CPUs and memory", ("cpus-differ", "memory-differs")),
-    Check(
-        "user", check_user, "the login user is the same on all nodes, by name and uid", ("user-differs", "uid-differs")
-    ),
-    Check(
-        "limits",
-        check_limits,
-        "the limits of open files, processes and memory are sufficient",
-        ("limit-files", "limit-processes", "limit-locked", "limit-address-space"),
-    ),
-    Check("limits-consistency", check_limits_consistency, "the limits are the same on all nodes", ("limits-differ",)),
-    Check(
-        "sshd",
-        check_sshd,
-        "sshd accepts the connections of several users in parallel",
-        ("sshd-startups", "sshd-sessions"),
-    ),
-    Check(
-        "logind", check_logind, "logind does not kill a job when its SSH connection closes", ("kill-user-processes",)
-    ),
-)
+            yield finding("kill-user-processes", Severity.WARN, host, user=facts.user)

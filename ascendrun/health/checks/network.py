@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.reports import Route
-from ascendrun.health.survey.check_context import Check, CheckContext
+from ascendrun.health.survey.check_context import CheckContext, check, finding
 from ascendrun.health.survey.facts import ConnectionTest, NodeFacts, PortHolder
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
@@ -15,6 +15,7 @@ HCCL_BASE, HCCL_COUNT, HCCL_DEVICE_PORT = 60000, 32, 16666
 _MOVED = ("HCCL_IF_BASE_PORT", "HCCL_HOST_SOCKET_PORT_RANGE")
 
 
+@check("routes", "every node has a route to every other", "peer-is-loopback no-route")
 def check_routes(context: CheckContext) -> Iterator[Finding]:
     away = {host for host, facts in context.facts.items() if not facts.is_local}
     for host, facts in context.facts.items():
@@ -23,12 +24,13 @@ def check_routes(context: CheckContext) -> Iterator[Finding]:
         if any(_is_loopback(route.source) for route in facts.route_kinds):
             own = [peer for route, peers in _by_route(facts, context) if _is_loopback(route.source) for peer in peers]
             if own:
-                yield Finding("peer-is-loopback", Severity.FAIL, (host,), {"peers": tuple(own)})
+                yield finding("peer-is-loopback", Severity.FAIL, host, peers=tuple(own))
         lost = away.difference(facts.routes, (host,))
         if lost:
-            yield Finding("no-route", Severity.FAIL, (host,), {"peers": tuple(sorted(lost))})
+            yield finding("no-route", Severity.FAIL, host, peers=tuple(sorted(lost)))
 
 
+@check("one-interface", "one interface reaches all peers", "several-interfaces")
 def check_one_interface(context: CheckContext) -> Iterator[Finding]:
     """Collectives bind one interface; it must reach all peers."""
     for host, facts in context.facts.items():
@@ -39,13 +41,8 @@ def check_one_interface(context: CheckContext) -> Iterator[Finding]:
             if route.interface and not _is_loopback(route.source):
                 used.setdefault(route.interface, []).extend(peers)
         if len(used) > 1:
-            yield Finding(
-                "several-interfaces",
-                Severity.WARN,
-                (host,),
-                {"interfaces": tuple(sorted(used))},
-                tuple(f"{name}: {fold_hosts(peers)}" for name, peers in sorted(used.items())),
-            )
+            evidence = tuple(f"{name}: {fold_hosts(peers)}" for name, peers in sorted(used.items()))
+            yield finding("several-interfaces", Severity.WARN, host, evidence, interfaces=tuple(sorted(used)))
 
 
 def _by_route(facts: NodeFacts, context: CheckContext) -> list[tuple[Route, list[str]]]:
@@ -61,6 +58,7 @@ def _is_loopback(address: str | None) -> bool:
     return bool(address) and (str(address).startswith("127.") or address == "::1")
 
 
+@check("master-port", "MASTER_PORT is free on the node of rank 0", "port-taken port-ephemeral")
 def check_master_port(context: CheckContext) -> Iterator[Finding]:
     """The node of rank 0 needs one free candidate; a port set by the user is the only one."""
     if context.plan is None:
@@ -81,9 +79,12 @@ def _in_ephemeral_range(host: str, facts: NodeFacts, port: int) -> Iterator[Find
         return
     (low, high), reserved = facts.port_ranges
     if low <= port <= high and not any(first <= port <= last for first, last in reserved):
-        yield Finding("port-ephemeral", Severity.NOTE, (host,), {"port": port, "low": low, "high": high})
+        yield finding("port-ephemeral", Severity.NOTE, host, port=port, low=low, high=high)
 
 
+@check(
+    "hccl-ports", "HCCL's ports are free and reserved from outgoing connections", "hccl-port-taken ports-not-reserved"
+)
 def check_hccl_ports(context: CheckContext) -> Iterator[Finding]:
     """HCCL's root binds the base port, the others follow. Where a variable moves them they are unknown."""
     if context.family != "npu":
@@ -108,7 +109,7 @@ def _hccl_ports_reserved(host: str, facts: NodeFacts) -> Iterator[Finding]:
     (low, high), reserved = facts.port_ranges
     wanted = range(max(low, HCCL_BASE), min(high, HCCL_BASE + HCCL_COUNT - 1) + 1)
     if any(not any(first <= port <= last for first, last in reserved) for port in wanted):
-        yield Finding("ports-not-reserved", Severity.WARN, (host,), {"low": low, "high": high})
+        yield finding("ports-not-reserved", Severity.WARN, host, low=low, high=high)
 
 
 def _taken(code: str, severity: Severity, host: str, port: int, holder: PortHolder) -> Finding:
@@ -122,9 +123,14 @@ def _taken(code: str, severity: Severity, host: str, port: int, holder: PortHold
         who = Text("doctor.port-of-user", "a process of uid {uid}", uid=holder.uid)
     else:
         who = Text("doctor.port-of-unknown", "an unknown process")
-    return Finding(code, severity, (host,), {"port": port, "holder": who})
+    return finding(code, severity, host, port=port, holder=who)
 
 
+@check(
+    "peer-ports",
+    "nodes can connect to each other over TCP on the ports of a job",
+    "peer-timeout peer-refuses peer-wrong peer-fails",
+)
 def check_peer_ports(context: CheckContext) -> Iterator[Finding]:
     """Connection tests to the ports of a job. Peers that have findings of their own are reported there."""
     for host, facts in context.facts.items():
@@ -136,25 +142,4 @@ def check_peer_ports(context: CheckContext) -> Iterator[Finding]:
             values = {"peers": tuple(test.peer for test in tests), "port": port, "how": tests[0].error or ""}
             evidence = tuple(f"{host} -> {test.peer} ({test.address}:{test.port}): {test.error}" for test in tests[:4])
             known = {"silent": "peer-timeout", "refused": "peer-refuses", "wrong-host": "peer-wrong"}
-            yield Finding(known.get(code, "peer-fails"), Severity.FAIL, (host,), values, evidence)
-
-
-CHECKS = (
-    Check("routes", check_routes, "every node has a route to every other", ("peer-is-loopback", "no-route")),
-    Check("one-interface", check_one_interface, "one interface reaches all peers", ("several-interfaces",)),
-    Check(
-        "master-port", check_master_port, "MASTER_PORT is free on the node of rank 0", ("port-taken", "port-ephemeral")
-    ),
-    Check(
-        "hccl-ports",
-        check_hccl_ports,
-        "HCCL's ports are free and reserved from outgoing connections",
-        ("hccl-port-taken", "ports-not-reserved"),
-    ),
-    Check(
-        "peer-ports",
-        check_peer_ports,
-        "nodes can connect to each other over TCP on the ports of a job",
-        ("peer-timeout", "peer-refuses", "peer-wrong", "peer-fails"),
-    ),
-)
+            yield finding(known.get(code, "peer-fails"), Severity.FAIL, host, evidence=evidence, **values)

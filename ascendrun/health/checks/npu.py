@@ -11,8 +11,16 @@ from ascendrun.ascend.npu_smi import NpuChip, NpuProcess
 from ascendrun.ascend.npu_smi_views import EccCounts
 from ascendrun.ascend.tool_errors import ToolError
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.checks.devices import npu_nodes, planned_devices, severity_at
-from ascendrun.health.survey.check_context import Check, CheckContext, compare
+from ascendrun.health.survey.check_context import (
+    CheckContext,
+    check,
+    compare,
+    finding,
+    npu_nodes,
+    outliers,
+    planned_devices,
+    severity_at,
+)
 from ascendrun.health.survey.npu_facts import NpuFacts, Owner, chips_by_device
 from ascendrun.health.survey.npu_probes import DRIVER_NODES
 from ascendrun.text import Text
@@ -42,40 +50,47 @@ _HEALTH = {
 }
 
 
+@check(
+    "npu-driver",
+    "npu-smi reaches the driver and lists the devices",
+    "npu-none npu-smi-hangs npu-smi-missing npu-driver-unreachable npu-held-elsewhere",
+    "npu-smi-error npu-smi-unreadable driver-incomplete",
+)
 def check_driver(context: CheckContext) -> Iterator[Finding]:
     """Whether npu-smi works, and if not, why."""
     for host, facts in context.facts.items():
         table = facts.npu.table
         if context.family == "npu" and facts.npu.has_any is False:
-            yield Finding("npu-none", Severity.FAIL, (host,))
+            yield finding("npu-none", Severity.FAIL, host)
         if table is None or facts.npu.has_any is False or context.family not in (None, "npu"):
             continue
         if table.hung:
-            yield Finding("npu-smi-hangs", Severity.FAIL, (host,))
+            yield finding("npu-smi-hangs", Severity.FAIL, host)
         elif table.info is None:
-            yield Finding("npu-smi-missing", Severity.FAIL, (host,), {"devices": facts.npu.davinci})
+            yield finding("npu-smi-missing", Severity.FAIL, host, devices=facts.npu.davinci)
         elif table.info.errors:
             yield _tool_error(host, table.info.errors)
         elif not table.info.chips:
-            yield Finding("npu-smi-unreadable", Severity.FAIL, (host,), {}, _some(table.info.unparsed))
+            yield finding("npu-smi-unreadable", Severity.FAIL, host, evidence=_some(table.info.unparsed))
         if table.info is not None and table.info.driver_incomplete:
-            yield Finding("driver-incomplete", Severity.WARN, (host,))
+            yield finding("driver-incomplete", Severity.WARN, host)
         elif (
             facts.npu.files is not None
             and facts.npu.files.install is not None
             and facts.npu.files.install.is_complete is False
         ):
-            yield Finding("driver-incomplete", Severity.WARN, (host,), {}, ("/etc/ascend_install.info",))
+            yield finding("driver-incomplete", Severity.WARN, host, evidence=("/etc/ascend_install.info",))
 
 
 def _tool_error(host: str, errors: tuple[ToolError, ...]) -> Finding:
     first = next((error for error in errors if error.kind in _ERROR_CODES), errors[0])
-    return Finding(
+    return finding(
         _ERROR_CODES.get(first.kind, "npu-smi-error"),
         Severity.FAIL,
-        (host,),
-        {"problem": first.message, "hint": first.hint or Text("tool-error.hint", "run on this node: npu-smi info")},
-        tuple(error.text for error in errors[:3]),
+        host,
+        evidence=tuple(error.text for error in errors[:3]),
+        problem=first.message,
+        hint=first.hint or Text("tool-error.hint", "run on this node: npu-smi info"),
     )
 
 
@@ -83,6 +98,11 @@ def _some(lines: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(line.encode("ascii", "backslashreplace").decode()[:120] for line in lines[:2])
 
 
+@check(
+    "device-files",
+    "the driver's files in /dev exist and the user of the job may open them",
+    "device-file-missing device-file-closed",
+)
 def check_device_files(context: CheckContext) -> Iterator[Finding]:
     """Device files of the driver. Without access to one of them every rank fails with drvRet=87 or -8005."""
     for host, facts in npu_nodes(context):
@@ -91,21 +111,19 @@ def check_device_files(context: CheckContext) -> Iterator[Finding]:
             continue
         missing = [name for name in DRIVER_NODES if name not in devices]
         if missing:
-            yield Finding("device-file-missing", Severity.FAIL, (host,), {"files": tuple(missing)})
+            yield finding("device-file-missing", Severity.FAIL, host, files=tuple(missing))
         if not facts.npu.davinci:
-            yield Finding("device-file-missing", Severity.FAIL, (host,), {"files": ("davinci0",)})
+            yield finding("device-file-missing", Severity.FAIL, host, files=("davinci0",))
         closed = sorted(name for name, node in devices.items() if not node.is_open)
         if closed:
             node = devices[closed[0]]
-            yield Finding(
-                "device-file-closed",
-                Severity.FAIL,
-                (host,),
-                {"files": tuple(closed), "user": facts.user or "USER"},
-                (f"/dev/{closed[0]}: mode {node.mode:04o}, uid {node.uid}, gid {node.gid}",),
+            evidence = (f"/dev/{closed[0]}: mode {node.mode:04o}, uid {node.uid}, gid {node.gid}",)
+            yield finding(
+                "device-file-closed", Severity.FAIL, host, evidence, files=tuple(closed), user=facts.user or "USER"
             )
 
 
+@check("npu-count", "all NPUs are on the bus, and the devices of the job exist", "npu-missing npu-too-few npu-more")
 def check_count(context: CheckContext) -> Iterator[Finding]:
     """A card that dropped off the bus is missing in the driver's list, although its file in /dev may still exist."""
     counts = {host: len(facts.npu.info.chips) for host, facts in npu_nodes(context) if facts.npu.info is not None}
@@ -118,22 +136,17 @@ def check_count(context: CheckContext) -> Iterator[Finding]:
         if count >= most:
             short = wanted is not None and [one for one in wanted if one >= count]
             if short:
-                yield Finding(
-                    "npu-too-few", Severity.FAIL, (host,), {"found": count, "ids": tuple(short)}, (_listed(facts),)
+                yield finding(
+                    "npu-too-few", Severity.FAIL, host, evidence=(_listed(facts),), found=count, ids=tuple(short)
                 )
             continue
-        yield Finding(
-            "npu-missing",
-            severity_at(context, host, range(count, most)),
-            (host,),
-            {"found": count, "expected": most},
-            (_listed(facts), *_files_line(facts)),
-        )
+        evidence = (_listed(facts), *_files_line(facts))
+        severity = severity_at(context, host, range(count, most))
+        yield finding("npu-missing", severity, host, evidence, found=count, expected=most)
     for value, hosts in same.others if same is not None else ():
         if same is not None and value > same.majority:
-            yield Finding(
-                "npu-more", Severity.NOTE, hosts, {"value": value, "majority": same.majority}, same.evidence()
-            )
+            lines = same.evidence()
+            yield finding("npu-more", Severity.NOTE, hosts, lines, value=value, majority=same.majority)
 
 
 def _listed(facts: NpuFacts) -> Text:
@@ -147,17 +160,10 @@ def _files_line(facts: NpuFacts) -> tuple[Text, ...]:
     return (Text("doctor.npu-files", "/dev has davinci{devices:ranks}", devices=facts.davinci),)
 
 
+@check("chips-consistency", "all nodes have the same chip", "chip-differs")
 def check_chips_consistency(context: CheckContext) -> Iterator[Finding]:
     names = {host: _chip_names(facts.npu) for host, facts in npu_nodes(context)}
-    same = compare(names)
-    for value, hosts in same.others if same else ():
-        yield Finding(
-            "chip-differs",
-            Severity.WARN,
-            hosts,
-            {"value": value, "majority": same.majority if same else ""},
-            same.evidence() if same else (),
-        )
+    yield from outliers("chip-differs", Severity.WARN, names)
 
 
 def _chip_names(facts: NpuFacts) -> str | None:
@@ -165,6 +171,7 @@ def _chip_names(facts: NpuFacts) -> str | None:
     return ", ".join(names) or None
 
 
+@check("npu-health", "every NPU reports health OK", *(code for code, _ in _HEALTH.values()), "npu-fault-code")
 def check_health(context: CheckContext) -> Iterator[Finding]:
     for host, facts in npu_nodes(context):
         groups: dict[str, dict[int, NpuChip]] = {}
@@ -175,13 +182,8 @@ def check_health(context: CheckContext) -> Iterator[Finding]:
             code, worst = _HEALTH[word]
             ids = {chip.npu_id for chip in chips.values()}
             severity = severity_at(context, host, chips) if worst is Severity.FAIL else worst
-            yield Finding(
-                code,
-                severity,
-                (host,),
-                _named(ids),
-                (*(_chip_line(chip) for chip in chips.values()), *_code_lines(facts.npu, ids)),
-            )
+            evidence = [*map(_chip_line, chips.values()), *_code_lines(facts.npu, ids)]
+            yield finding(code, severity, host, evidence, **_named(ids))
         yield from _fault_codes(context, host, facts.npu)
 
 
@@ -199,7 +201,7 @@ def _codes_of(facts: NpuFacts, npu_id: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(code for chip in found for code in chip.error_codes or ()))
 
 
-def _code_lines(facts: NpuFacts, npu_ids: Iterable[int]) -> Iterator[Text]:
+def _code_lines(facts: NpuFacts, npu_ids: Iterable[int]) -> Iterator[str | Text]:
     for npu_id in sorted(npu_ids):
         for code in _codes_of(facts, npu_id):
             fault = fault_of(code)
@@ -229,21 +231,20 @@ def _fault_codes(context: CheckContext, host: str, facts: NpuFacts) -> Iterator[
                 if of_class is None or of_class.rank > 0
                 else Severity.NOTE
             )
-            yield Finding(
+            yield finding(
                 "npu-fault-code",
                 severity,
-                (host,),
-                {
-                    "npu": chip.npu_id,
-                    "code": code,
-                    "problem": (fault.message if fault is not None else None) or Text("fault.unknown", "unknown code"),
-                    "hint": of_class.hint
-                    if of_class is not None
-                    else Text("fault.unknown.hint", "see Huawei's list of fault codes"),
-                },
+                host,
+                npu=chip.npu_id,
+                code=code,
+                problem=(fault.message if fault is not None else None) or Text("fault.unknown", "unknown code"),
+                hint=of_class.hint
+                if of_class is not None
+                else Text("fault.unknown.hint", "see Huawei's list of fault codes"),
             )
 
 
+@check("ecc", "the NPUs' memory has no ECC errors", "ecc-double ecc-pages-retired ecc-past ecc-single", is_full=True)
 def check_ecc(context: CheckContext) -> Iterator[Finding]:
     for host, facts in npu_nodes(context):
         groups: dict[tuple[str, Severity], list[tuple[int, Text]]] = {}
@@ -257,7 +258,7 @@ def check_ecc(context: CheckContext) -> Iterator[Finding]:
             ids = [npu_id for npu_id, _ in lines]
             if severity is Severity.FAIL:
                 severity = severity_at(context, host, _devices_of(facts.npu, ids))
-            yield Finding(code, severity, (host,), _named(ids), tuple(line for _, line in lines))
+            yield finding(code, severity, host, evidence=tuple(line for _, line in lines), **_named(ids))
 
 
 def _ecc_fault(counts: EccCounts) -> tuple[str, Severity] | None:
@@ -290,6 +291,7 @@ def _devices_of(facts: NpuFacts, npu_ids: Iterable[int]) -> set[int]:
     return {device for device, chip in chips_by_device(facts).items() if chip.npu_id in wanted}
 
 
+@check("hbm-size", "the NPUs' memory has its rated size", "hbm-short")
 def check_memory_size(context: CheckContext) -> Iterator[Finding]:
     for host, facts in npu_nodes(context):
         short: dict[int, Text] = {}
@@ -308,15 +310,12 @@ def check_memory_size(context: CheckContext) -> Iterator[Finding]:
                     rated=rated,
                 )
         if short:
-            yield Finding(
-                "hbm-short",
-                severity_at(context, host, short),
-                (host,),
-                _named(chips[device].npu_id for device in short),
-                tuple(short.values()),
-            )
+            evidence = tuple(short.values())
+            severity = severity_at(context, host, short)
+            yield finding("hbm-short", severity, host, evidence, **_named(chips[device].npu_id for device in short))
 
 
+@check("hbm-owner", "all NPU memory in use belongs to listed processes", "hbm-owner-unknown")
 def check_memory_held(context: CheckContext) -> Iterator[Finding]:
     """Memory of no listed process: in use by a container, or left by a process that crashed."""
     for host, facts in npu_nodes(context):
@@ -338,13 +337,14 @@ def check_memory_held(context: CheckContext) -> Iterator[Finding]:
                     listed=listed,
                 )
         if held:
-            yield Finding("hbm-owner-unknown", Severity.WARN, (host,), _named(held), tuple(held.values()))
+            yield finding("hbm-owner-unknown", Severity.WARN, host, evidence=tuple(held.values()), **_named(held))
 
 
 def _is_on(process: NpuProcess, chip: NpuChip) -> bool:
     return process.npu_id == chip.npu_id and process.chip_id in (None, chip.chip_id)
 
 
+@check("npu-processes", "no other process uses the NPUs", "npu-busy npu-busy-run npu-ghost")
 def check_processes(context: CheckContext) -> Iterator[Finding]:
     """Processes on devices that the job would use; on other devices it is a note."""
     for host, facts in npu_nodes(context):
@@ -374,13 +374,13 @@ def _holder(
     if context.plan is None:
         severity = Severity.WARN
     if owner is None:
-        return Finding("npu-ghost", severity, (host,), values, tuple(_process_line(row) for row in rows[:2]))
+        return finding("npu-ghost", severity, host, evidence=tuple(_process_line(row) for row in rows[:2]), **values)
     command = owner.command or values["name"]
     if owner.tag is not None:
         run = owner.tag.rpartition(".")[0] or owner.tag
         severity = Severity.NOTE if context.plan is None else severity
-        return Finding("npu-busy-run", severity, (host,), {**values, "user": owner.user, "run": run}, (command,))
-    return Finding("npu-busy", severity, (host,), {**values, "user": owner.user, "command": command[:120]})
+        return finding("npu-busy-run", severity, host, evidence=(command,), **values, user=owner.user, run=run)
+    return finding("npu-busy", severity, host, **values, user=owner.user, command=command[:120])
 
 
 def _process_line(row: NpuProcess) -> Text:
@@ -392,53 +392,3 @@ def _process_line(row: NpuProcess) -> Text:
         name=row.name or "?",
         memory_mb=row.memory_mb,
     )
-
-
-CHECKS: tuple[Check, ...] = (
-    Check(
-        "npu-driver",
-        check_driver,
-        "npu-smi reaches the driver and lists the devices",
-        (
-            "npu-none",
-            "npu-smi-hangs",
-            "npu-smi-missing",
-            "npu-driver-unreachable",
-            "npu-held-elsewhere",
-            "npu-smi-error",
-            "npu-smi-unreadable",
-            "driver-incomplete",
-        ),
-    ),
-    Check(
-        "device-files",
-        check_device_files,
-        "the driver's files in /dev exist and the user of the job may open them",
-        ("device-file-missing", "device-file-closed"),
-    ),
-    Check(
-        "npu-count",
-        check_count,
-        "all NPUs are on the bus, and the devices of the job exist",
-        ("npu-missing", "npu-too-few", "npu-more"),
-    ),
-    Check("chips-consistency", check_chips_consistency, "all nodes have the same chip", ("chip-differs",)),
-    Check(
-        "npu-health",
-        check_health,
-        "every NPU reports health OK",
-        (*(code for code, _ in _HEALTH.values()), "npu-fault-code"),
-    ),
-    Check(
-        "ecc",
-        check_ecc,
-        "the NPUs' memory has no ECC errors",
-        ("ecc-double", "ecc-pages-retired", "ecc-past", "ecc-single"),
-        is_full=True,
-    ),
-    Check("hbm-size", check_memory_size, "the NPUs' memory has its rated size", ("hbm-short",)),
-    Check("hbm-owner", check_memory_held, "all NPU memory in use belongs to listed processes", ("hbm-owner-unknown",)),
-    Check(
-        "npu-processes", check_processes, "no other process uses the NPUs", ("npu-busy", "npu-busy-run", "npu-ghost")
-    ),
-)

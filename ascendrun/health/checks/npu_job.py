@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from ascendrun.ascend.chips import device_faults
 from ascendrun.ascend.variable_forms import effective_ids
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.checks.devices import npu_nodes, planned_devices
-from ascendrun.health.survey.check_context import Check, CheckContext
+from ascendrun.health.survey.check_context import CheckContext, check, finding, npu_nodes, planned_devices
 from ascendrun.health.survey.npu_facts import chip_of_node
 
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 
 
+@check("visible-devices", "ASCEND_RT_VISIBLE_DEVICES includes the devices of the job", "visible-fewer visible-beyond")
 def check_visible_devices(context: CheckContext) -> Iterator[Finding]:
     """The variable as a rank gets it, after setup; an invalid form is reported with the other variables."""
     for host, facts in npu_nodes(context):
@@ -22,35 +22,30 @@ def check_visible_devices(context: CheckContext) -> Iterator[Finding]:
             continue
         ids, wanted = effective_ids(value), planned_devices(context, host)
         if wanted is not None and len(ids) < len(wanted):
-            yield Finding(
-                "visible-fewer",
-                Severity.FAIL,
-                (host,),
-                {"value": value[:80], "found": len(ids), "expected": len(wanted)},
-            )
+            yield finding("visible-fewer", Severity.FAIL, host, value=value[:80], found=len(ids), expected=len(wanted))
         count = len(facts.npu.info.chips) if facts.npu.info is not None else None
         over = [number for number in ids if count is not None and number >= count]
         if over:
-            yield Finding(
-                "visible-beyond", Severity.FAIL, (host,), {"value": value[:80], "ids": tuple(over), "count": count}
-            )
+            yield finding("visible-beyond", Severity.FAIL, host, value=value[:80], ids=tuple(over), count=count)
 
 
+@check("device-set", "the chip supports the devices of the job together", "device-set")
 def check_device_set(context: CheckContext) -> Iterator[Finding]:
     """Which devices of one server HCCL supports together, by the chip's links. Only the 910A rejects others."""
     for host, facts in npu_nodes(context):
         chip, wanted = chip_of_node(facts.npu), planned_devices(context, host)
         for fault in device_faults(chip, wanted) if chip is not None and wanted else ():
             severity = Severity.FAIL if chip is not None and chip.family == "A1" else Severity.WARN
-            yield Finding("device-set", severity, (host,), {"problem": fault})
+            yield finding("device-set", severity, host, problem=fault)
 
 
+@check("bf16", "the chip supports bf16 if the job requests it", "bf16-unsupported")
 def check_bf16(context: CheckContext) -> Iterator[Finding]:
     argument = bf16_argument(context)
     for host, facts in npu_nodes(context) if argument is not None else ():
         chip = chip_of_node(facts.npu)
         if chip is not None and not chip.has_bf16:
-            yield Finding("bf16-unsupported", Severity.FAIL, (host,), {"chip": chip.name, "argument": argument})
+            yield finding("bf16-unsupported", Severity.FAIL, host, chip=chip.name, argument=argument)
 
 
 def bf16_argument(context: CheckContext) -> str | None:
@@ -71,15 +66,3 @@ def bf16_argument(context: CheckContext) -> str | None:
 
 def _means_bf16(name: str, value: str) -> bool:
     return name.lower() in ("bf16", "bfloat16") or value.lower() in ("bf16", "bfloat16")
-
-
-CHECKS: tuple[Check, ...] = (
-    Check(
-        "visible-devices",
-        check_visible_devices,
-        "ASCEND_RT_VISIBLE_DEVICES includes the devices of the job",
-        ("visible-fewer", "visible-beyond"),
-    ),
-    Check("device-set", check_device_set, "the chip supports the devices of the job together", ("device-set",)),
-    Check("bf16", check_bf16, "the chip supports bf16 if the job requests it", ("bf16-unsupported",)),
-)

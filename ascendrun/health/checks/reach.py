@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import Check, CheckContext
+from ascendrun.health.survey.check_context import CheckContext, check, finding
 
 LOGIN_SLOW_S, LOGIN_TOO_SLOW_S = 2.0, 10.0
 """2 s delay every command; 10 s use up a good part of HCCL's connect timeout."""
@@ -18,45 +18,39 @@ _CODES = {
 }
 
 
+@check(
+    "ssh",
+    "every host is reachable, accepts the login and runs the agent",
+    "unreachable auth-failed host-key-unknown host-key-changed no-python",
+)
 def check_ssh(context: CheckContext) -> Iterator[Finding]:
     for host, why in context.unreached.items():
         hint = why.hint or f"ssh {host} true"
-        yield Finding(_CODES.get(why.code, "unreachable"), Severity.FAIL, (host,), {"why": why.message, "hint": hint})
+        yield finding(_CODES.get(why.code, "unreachable"), Severity.FAIL, host, why=why.message, hint=hint)
 
 
+@check("login-time", "login startup files are fast", "login-slow")
 def check_login_time(context: CheckContext) -> Iterator[Finding]:
     for host, facts in context.facts.items():
         wait_s = facts.login_s
         if wait_s is None or wait_s < LOGIN_SLOW_S:
             continue
         severity = Severity.WARN if wait_s >= LOGIN_TOO_SLOW_S else Severity.NOTE
-        yield Finding("login-slow", severity, (host,), {"seconds": round(wait_s, 1)})
+        yield finding("login-slow", severity, host, seconds=round(wait_s, 1))
 
 
+@check("login-noise", "login startup files print nothing into the connection", "login-noise")
 def check_login_noise(context: CheckContext) -> Iterator[Finding]:
     for host, facts in context.facts.items():
         if facts.login_noise:
             lines = facts.login_noise.splitlines()
-            yield Finding(
-                "login-noise", Severity.NOTE, (host,), {"line": lines[0][:120]}, tuple(line[:200] for line in lines[:3])
-            )
+            evidence = tuple(line[:200] for line in lines[:3])
+            yield finding("login-noise", Severity.NOTE, host, evidence, line=lines[0][:120])
 
 
+@check("probes", "every probe returns in time", "probe-timeout")
 def check_probes(context: CheckContext) -> Iterator[Finding]:
     """A probe that does not return in time is a finding by itself."""
     for host, facts in context.facts.items():
         if facts.late:
-            yield Finding("probe-timeout", Severity.WARN, (host,), {"probes": facts.late})
-
-
-CHECKS = (
-    Check(
-        "ssh",
-        check_ssh,
-        "every host is reachable, accepts the login and runs the agent",
-        ("unreachable", "auth-failed", "host-key-unknown", "host-key-changed", "no-python"),
-    ),
-    Check("login-time", check_login_time, "login startup files are fast", ("login-slow",)),
-    Check("login-noise", check_login_noise, "login startup files print nothing into the connection", ("login-noise",)),
-    Check("probes", check_probes, "every probe returns in time", ("probe-timeout",)),
-)
+            yield finding("probe-timeout", Severity.WARN, host, probes=facts.late)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import Check, CheckContext, compare, differing
+from ascendrun.health.survey.check_context import CheckContext, check, differing, finding, outliers
 from ascendrun.health.survey.facts import NOT_INSTALLED, NodeFacts, TorchFacts
 from ascendrun.text import Text
 
@@ -14,6 +14,7 @@ MEETING_MODULES = ("torch", "torch-npu", "deepspeed")
 """Two versions of these in one job fail to connect or compute wrong numbers; of others only the results may differ."""
 
 
+@check("python", "the setup of the job works and its interpreter starts", "setup-failed python-missing python-broken")
 def check_python(context: CheckContext) -> Iterator[Finding]:
     for host, facts in context.facts.items():
         python = facts.python
@@ -21,19 +22,12 @@ def check_python(context: CheckContext) -> Iterator[Finding]:
             continue
         if python.setup == "failed":
             why = python.error or Text("doctor.setup-failed", "it failed without output")
-            yield Finding("setup-failed", Severity.FAIL, (host,), {"why": why})
+            yield finding("setup-failed", Severity.FAIL, host, why=why)
         elif python.setup == "no-command" or python.is_missing:
-            yield Finding(
-                "python-missing",
-                Severity.FAIL,
-                (host,),
-                {"python": _job_python(context)},
-                (python.error,) if python.error else (),
-            )
+            evidence = (python.error,) if python.error else ()
+            yield finding("python-missing", Severity.FAIL, host, evidence, python=_job_python(context))
         elif python.error is not None:
-            yield Finding(
-                "python-broken", Severity.FAIL, (host,), {"python": _job_python(context), "why": python.error}
-            )
+            yield finding("python-broken", Severity.FAIL, host, python=_job_python(context), why=python.error)
 
 
 def _job_python(context: CheckContext) -> str:
@@ -45,6 +39,7 @@ def _job_python(context: CheckContext) -> str:
     return first if first.rpartition("/")[2].startswith("python") else "python3"
 
 
+@check("python-consistency", "the interpreter is the same on all nodes", "python-differs python-patch-differs")
 def check_python_consistency(context: CheckContext) -> Iterator[Finding]:
     yield from differing(context, "python-differs", Severity.WARN, _minor)
     minors = {_minor(facts) for facts in context.facts.values()} - {None}
@@ -59,39 +54,33 @@ def _minor(facts: NodeFacts) -> str | None:
     return ".".join(version.split(".")[:2]) if version else None
 
 
+@check("packages", "torch and related packages have the same versions on all nodes", "package-differs torch-missing")
 def check_packages(context: CheckContext) -> Iterator[Finding]:
     names = dict.fromkeys(name for facts in context.facts.values() for name in _modules(facts))
     for name in names:
-        same = compare(
-            {
-                host: _modules(facts)[name] or NOT_INSTALLED if name in _modules(facts) else None
-                for host, facts in context.facts.items()
-            }
-        )
         severity = Severity.WARN if name in MEETING_MODULES else Severity.NOTE
-        for value, hosts in same.others if same else ():
-            yield Finding(
-                "package-differs",
-                severity,
-                hosts,
-                {"package": name, "value": value, "majority": same.majority if same else ""},
-                same.evidence() if same else (),
-            )
+        versions = {
+            host: _modules(facts)[name] or NOT_INSTALLED if name in _modules(facts) else None
+            for host, facts in context.facts.items()
+        }
+        yield from outliers("package-differs", severity, versions, package=name)
     if context.job is not None and context.job.program is not None:
         for host, facts in context.facts.items():
             if "torch" in _modules(facts) and _modules(facts)["torch"] is None:
-                yield Finding(
-                    "torch-missing",
-                    Severity.FAIL,
-                    (host,),
-                    {"python": (facts.python.executable if facts.python else None) or "python3"},
-                )
+                python = (facts.python.executable if facts.python else None) or "python3"
+                yield finding("torch-missing", Severity.FAIL, host, python=python)
 
 
 def _modules(facts: NodeFacts) -> Mapping[str, str | None]:
     return (facts.python.modules if facts.python else None) or {}
 
 
+@check(
+    "torch",
+    "torch can be imported, finds its devices and has their backend",
+    "torch-import torch-slow devices-missing backend-missing",
+    is_full=True,
+)
 def check_torch(context: CheckContext) -> Iterator[Finding]:
     """In a child process: with torch_npu installed and CANN absent even `import torch` fails."""
     severity = Severity.FAIL if context.job is not None else Severity.NOTE
@@ -100,16 +89,13 @@ def check_torch(context: CheckContext) -> Iterator[Finding]:
         if torch is None or (facts.python is not None and facts.python.error is not None):
             continue
         if torch.error is not None:
-            yield Finding(
-                "torch-import",
-                severity,
-                (host,),
-                {"step": torch.step or "import torch", "why": _first_line(torch.error)},
+            yield finding(
+                "torch-import", severity, host, step=torch.step or "import torch", why=_first_line(torch.error)
             )
             continue
         if torch.import_s is not None and torch.import_s >= IMPORT_NOTE_S:
             how_bad = Severity.WARN if torch.import_s >= IMPORT_WARN_S else Severity.NOTE
-            yield Finding("torch-slow", how_bad, (host,), {"seconds": round(torch.import_s, 1)})
+            yield finding("torch-slow", how_bad, host, seconds=round(torch.import_s, 1))
         yield from _devices(context, host, torch, severity)
 
 
@@ -117,14 +103,16 @@ def _devices(context: CheckContext, host: str, torch: TorchFacts, severity: Seve
     if context.family in ("npu", "cuda") and torch.devices is not None:
         expected = expected_devices(context, host)
         if torch.devices < max(1, expected):
-            yield Finding(
+            yield finding(
                 "devices-missing",
                 severity,
-                (host,),
-                {"device_type": context.family, "found": torch.devices, "expected": max(1, expected)},
+                host,
+                device_type=context.family,
+                found=torch.devices,
+                expected=max(1, expected),
             )
     if torch.has_backend is False:
-        yield Finding("backend-missing", severity, (host,), {"backend": torch.backend or ""})
+        yield finding("backend-missing", severity, host, backend=torch.backend or "")
 
 
 def _first_line(error: str | Text) -> str | Text:
@@ -141,32 +129,3 @@ def expected_devices(context: CheckContext, host: str) -> int:
         else None
     )
     return len(visible.split(",")) if visible else 0
-
-
-CHECKS = (
-    Check(
-        "python",
-        check_python,
-        "the setup of the job works and its interpreter starts",
-        ("setup-failed", "python-missing", "python-broken"),
-    ),
-    Check(
-        "python-consistency",
-        check_python_consistency,
-        "the interpreter is the same on all nodes",
-        ("python-differs", "python-patch-differs"),
-    ),
-    Check(
-        "packages",
-        check_packages,
-        "torch and related packages have the same versions on all nodes",
-        ("package-differs", "torch-missing"),
-    ),
-    Check(
-        "torch",
-        check_torch,
-        "torch can be imported, finds its devices and has their backend",
-        ("torch-import", "torch-slow", "devices-missing", "backend-missing"),
-        is_full=True,
-    ),
-)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import Check, CheckContext, compare
+from ascendrun.health.survey.check_context import CheckContext, check, finding, outliers
 from ascendrun.health.survey.facts import Disk, PathSize
 from ascendrun.text import Text
 
@@ -18,6 +19,7 @@ SHM, SHM_BYTES, SHM_FREE_BYTES = "/dev/shm", 1 << 30, 64 << 20
 SLOW_WRITE_S = 1.0
 
 
+@check("disk-space", "disk space and inodes are available where a job writes", "disk-full disk-low inodes-low")
 def check_disk_space(context: CheckContext) -> Iterator[Finding]:
     for host, facts in context.facts.items():
         seen = set()
@@ -29,44 +31,51 @@ def check_disk_space(context: CheckContext) -> Iterator[Finding]:
 
 
 def _space(host: str, path: str, disk: Disk) -> Iterator[Finding]:
-    values = {"path": path, "free": disk.free_bytes}
+    values: dict[str, Any] = {"path": path, "free": disk.free_bytes}
     if disk.free_bytes is not None and disk.free_bytes < LOW_BYTES:
         is_small = disk.total_bytes is not None and disk.total_bytes <= LOW_BYTES
         if disk.free_bytes < ROOM_BYTES:
-            yield Finding("disk-full", Severity.FAIL, (host,), values)
+            yield finding("disk-full", Severity.FAIL, host, **values)
         elif not is_small or disk.free_bytes * 4 < (disk.total_bytes or 0):
-            yield Finding("disk-low", Severity.WARN, (host,), values)
+            yield finding("disk-low", Severity.WARN, host, **values)
     if disk.total_inodes and disk.free_inodes is not None and disk.free_inodes < disk.total_inodes * LOW_INODES:
         severity = Severity.FAIL if disk.free_inodes == 0 else Severity.WARN
-        yield Finding("inodes-low", severity, (host,), {"path": path, "free": disk.free_inodes})
+        yield finding("inodes-low", severity, host, path=path, free=disk.free_inodes)
 
 
+@check("shared-memory", "/dev/shm exists and is large enough", "shm-missing shm-small shm-full")
 def check_shared_memory(context: CheckContext) -> Iterator[Finding]:
     for host, facts in context.facts.items():
         disk = (facts.disks or {}).get(SHM)
         if disk is None:
             continue
         if disk.at != SHM:
-            yield Finding("shm-missing", Severity.WARN, (host,), {})
+            yield finding("shm-missing", Severity.WARN, host)
         elif disk.total_bytes is not None and disk.total_bytes < SHM_BYTES:
-            yield Finding("shm-small", Severity.WARN, (host,), {"size": disk.total_bytes})
+            yield finding("shm-small", Severity.WARN, host, size=disk.total_bytes)
         elif disk.free_bytes is not None and disk.free_bytes < SHM_FREE_BYTES:
-            yield Finding("shm-full", Severity.WARN, (host,), {"free": disk.free_bytes})
+            yield finding("shm-full", Severity.WARN, host, free=disk.free_bytes)
 
 
+@check(
+    "directories",
+    "work, checkpoint and log directories accept a write, a rename and an fsync",
+    "directory-hangs directory-not-writable directory-slow",
+)
 def check_directories(context: CheckContext) -> Iterator[Finding]:
     """Write, rename, fsync: what a checkpoint does."""
     for host, facts in context.facts.items():
         for path, result in (facts.writes or {}).items():
             values = {"path": path}
             if result.is_late:
-                yield Finding("directory-hangs", Severity.FAIL, (host,), values)
+                yield finding("directory-hangs", Severity.FAIL, host, **values)
             elif result.error is not None and result.code != "disk-full":
-                yield Finding("directory-not-writable", Severity.FAIL, (host,), {**values, "why": result.error})
+                yield finding("directory-not-writable", Severity.FAIL, host, **values, why=result.error)
             elif result.wall_s is not None and result.wall_s > SLOW_WRITE_S:
-                yield Finding("directory-slow", Severity.WARN, (host,), {**values, "seconds": round(result.wall_s, 1)})
+                yield finding("directory-slow", Severity.WARN, host, **values, seconds=round(result.wall_s, 1))
 
 
+@check("paths", "model and data exist, with the same size on all nodes", "path-not-found path-unreadable path-differs")
 def check_paths(context: CheckContext) -> Iterator[Finding]:
     """Model and data exist and are the same on every node."""
     asked = dict.fromkeys(path for facts in context.facts.values() for path in facts.paths or {})
@@ -74,18 +83,11 @@ def check_paths(context: CheckContext) -> Iterator[Finding]:
         found = {host: (facts.paths or {}).get(path) for host, facts in context.facts.items()}
         for host, size in found.items():
             if size is not None and size.missing:
-                yield Finding("path-not-found", Severity.FAIL, (host,), {"path": path})
+                yield finding("path-not-found", Severity.FAIL, host, path=path)
             elif size is not None and size.error is not None:
-                yield Finding("path-unreadable", Severity.FAIL, (host,), {"path": path, "why": size.error})
-        same = compare({host: _contents(size) for host, size in found.items()})
-        for value, hosts in same.others if same else ():
-            yield Finding(
-                "path-differs",
-                Severity.WARN,
-                hosts,
-                {"path": path, "value": value, "majority": same.majority if same else ""},
-                same.evidence() if same else (),
-            )
+                yield finding("path-unreadable", Severity.FAIL, host, path=path, why=size.error)
+        contents = {host: _contents(size) for host, size in found.items()}
+        yield from outliers("path-differs", Severity.WARN, contents, path=path)
 
 
 def _contents(size: PathSize | None) -> Text | None:
@@ -96,31 +98,3 @@ def _contents(size: PathSize | None) -> Text | None:
             "doctor.directory-contents", "{files:plural file files}, {bytes} B", files=size.files, bytes=size.size_bytes
         )
     return Text("doctor.file-contents", "a file of {bytes} B", bytes=size.size_bytes)
-
-
-CHECKS: tuple[Check, ...] = (
-    Check(
-        "disk-space",
-        check_disk_space,
-        "disk space and inodes are available where a job writes",
-        ("disk-full", "disk-low", "inodes-low"),
-    ),
-    Check(
-        "shared-memory",
-        check_shared_memory,
-        "/dev/shm exists and is large enough",
-        ("shm-missing", "shm-small", "shm-full"),
-    ),
-    Check(
-        "directories",
-        check_directories,
-        "work, checkpoint and log directories accept a write, a rename and an fsync",
-        ("directory-hangs", "directory-not-writable", "directory-slow"),
-    ),
-    Check(
-        "paths",
-        check_paths,
-        "model and data exist, with the same size on all nodes",
-        ("path-not-found", "path-unreadable", "path-differs"),
-    ),
-)

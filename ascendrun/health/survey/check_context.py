@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Callable
 
+from ascendrun.ascend.variable_forms import effective_ids
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.survey.facts import NodeFacts, Unreached
 from ascendrun.text import Text
@@ -38,6 +39,9 @@ class CheckContext:
         return {node.host: node.ranks[0] for node in (self.plan.nodes if self.plan is not None else ()) if node.ranks}
 
 
+CheckFunction = Callable[[CheckContext], Iterator[Finding]]
+
+
 @dataclass(frozen=True)
 class Check:
     """One function of checks/. `name`: kebab-case, for checks.skip and checks.require of a job file.
@@ -47,10 +51,22 @@ class Check:
     """
 
     name: str
-    function: Callable[[CheckContext], Iterator[Finding]]
+    function: CheckFunction
     summary: str
     codes: tuple[str, ...]
     is_full: bool = False
+
+
+def check(name: str, summary: str, *codes: str, is_full: bool = False) -> Callable[[CheckFunction], Check]:
+    """Make a function a check. `codes`: separated by spaces."""
+    return lambda function: Check(name, function, summary, tuple(" ".join(codes).split()), is_full)
+
+
+def finding(
+    code: str, severity: Severity, where: str | tuple[str, ...], /, evidence: Iterable[str | Text] = (), **values: Any
+) -> Finding:
+    """`where`: one host or several."""
+    return Finding(code, severity, (where,) if isinstance(where, str) else where, values, tuple(evidence))
 
 
 @dataclass(frozen=True)
@@ -81,16 +97,48 @@ def compare(values: Mapping[str, Hashable | None]) -> Majority | None:
     return Majority(groups[0][0], groups[0][1], tuple(groups[1:]))
 
 
+def outliers(code: str, severity: Severity, values: Mapping[str, Hashable | None], **more: Any) -> Iterator[Finding]:
+    """Yield one finding of `code` for each value other than the majority's; values `value`, `majority` and `more`."""
+    same = compare(values)
+    for value, hosts in same.others if same else ():
+        evidence = same.evidence() if same else ()
+        yield finding(code, severity, hosts, evidence, **more, value=value, majority=same.majority if same else "")
+
+
 def differing(
     context: CheckContext, code: str, severity: Severity, value_of: Callable[[NodeFacts], Hashable | None]
 ) -> Iterator[Finding]:
-    """Yield one finding of `code` for each value other than the majority's; values `value`, `majority`."""
-    same = compare({host: value_of(facts) for host, facts in context.facts.items()})
-    for value, hosts in same.others if same else ():
-        yield Finding(
-            code,
-            severity,
-            hosts,
-            {"value": value, "majority": same.majority if same else ""},
-            same.evidence() if same else (),
-        )
+    """Yield the outliers of a value of nodes."""
+    yield from outliers(code, severity, {host: value_of(facts) for host, facts in context.facts.items()})
+
+
+# ---------------------------------------------------------------- NPUs
+
+
+def npu_nodes(context: CheckContext) -> Iterator[tuple[str, NodeFacts]]:
+    """The nodes whose NPUs matter here: of an npu job all, without a job those that have some."""
+    if context.family not in (None, "npu"):
+        return
+    for host, facts in context.facts.items():
+        if context.family == "npu" or facts.npu.has_any:
+            yield host, facts
+
+
+def planned_devices(context: CheckContext, host: str) -> tuple[int, ...] | None:
+    """The device ids that the job gets on the host; None: no plan, or none for this host."""
+    first = context.first_ranks.get(host)
+    value = first.env.get("ASCEND_RT_VISIBLE_DEVICES") if first is not None else None
+    return effective_ids(value) if value is not None else None
+
+
+def severity_at(
+    context: CheckContext, host: str, devices: Iterable[int], *, otherwise: Severity = Severity.WARN
+) -> Severity:
+    """FAIL where the job takes one of the devices, or where it is not known which it takes; else `otherwise`."""
+    wanted = planned_devices(context, host)
+    return Severity.FAIL if wanted is None or set(wanted) & set(devices) else otherwise
+
+
+def is_many(context: CheckContext) -> bool:
+    """Whether devices of several nodes are to talk to each other."""
+    return len(context.facts) + len(context.unreached) > 1
