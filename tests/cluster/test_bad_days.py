@@ -230,9 +230,8 @@ def test_sshd_that_stops_and_comes_back_under_a_job_is_not_noticed(scene: Scene)
     def hurt() -> None:
         scene.cluster.sshd_restart("node1")
         scene.cluster.sshd_stop("node2")
-        for one in scene.cluster.processes("node2"):
-            if "sshd" in one.argv[0] and one.inner_pid != 1:
-                os.kill(one.pid, signal.SIGKILL)  # its sessions too
+        processes = scene.cluster.processes("node2")  # its sessions too
+        leftovers.kill([one for one in processes if "sshd" in one.argv[0] and one.inner_pid != 1])
         stays(scene, "RUNNING", for_s=3)
         scene.cluster.sshd_start("node2")
 

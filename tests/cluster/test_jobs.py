@@ -106,8 +106,7 @@ def test_a_rank_killed_by_a_signal_is_named_with_the_signal(scene: Scene) -> Non
 def test_training_outlives_the_controller_and_a_cut_cable_and_every_byte_arrives_once(scene: Scene) -> None:
     job = scene.start(scene.job("outliving", "meet", "beat", 45, "print", "done"))
     scene.await_line(job, "beat 20")
-    for process in leftovers.controllers(scene.cluster, scene.ascendrun.state_dir):
-        os.kill(process.pid, signal.SIGKILL)
+    leftovers.kill(leftovers.controllers(scene.cluster, scene.ascendrun.state_dir))
     scene.cluster.cut("node2")
     assert scene.state(job) == "RUNNING"  # asking starts a new controller
     await_that(

@@ -6,9 +6,7 @@ The small one is always run; `--long=SEED,ROUNDS` floods a gigabyte over 16 host
 from __future__ import annotations
 
 import hashlib
-import os
 import random
-import signal
 import time
 from typing import Any, Callable
 
@@ -52,9 +50,7 @@ def flood(scene: Scene, *, hosts: list[str], mb_each: float, seconds: float) -> 
 
 
 def kill_some(scene: Scene, host: str, word: str) -> None:
-    for one in scene.cluster.processes(host):
-        if word in one.argv:
-            os.kill(one.pid, signal.SIGKILL)
+    leftovers.kill([one for one in scene.cluster.processes(host) if word in one.argv])
 
 
 def copied_bytes(scene: Scene, job: str) -> int:
@@ -76,8 +72,7 @@ def trouble(scene: Scene, job: str, luck: random.Random, *, cut_s: float, until:
         elif what == "agent":
             kill_some(scene, host, "serve")
         else:
-            for one in leftovers.controllers(scene.cluster, scene.ascendrun.state_dir):
-                os.kill(one.pid, signal.SIGKILL)
+            leftovers.kill(leftovers.controllers(scene.cluster, scene.ascendrun.state_dir))
             scene.state(job)  # whoever looks starts a new one
         await_true(lambda wanted=wanted: copied_bytes(scene, job) > wanted or until(), deadline_s=5.0)
     return told

@@ -5,9 +5,7 @@ Runs only with `--long` (`--long=SEED,ROUNDS`); a failure names its seed and rou
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from typing import Any, Callable
 
 import leftovers
@@ -28,14 +26,11 @@ def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
 
 
 def kill_some(scene: Scene, host: str, word: str) -> None:
-    for one in scene.cluster.processes(host):
-        if word in one.argv:
-            os.kill(one.pid, signal.SIGKILL)
+    leftovers.kill([one for one in scene.cluster.processes(host) if word in one.argv])
 
 
 def kill_controller(scene: Scene) -> None:
-    for one in leftovers.controllers(scene.cluster, scene.ascendrun.state_dir):
-        os.kill(one.pid, signal.SIGKILL)
+    leftovers.kill(leftovers.controllers(scene.cluster, scene.ascendrun.state_dir))
 
 
 def faults(scene: Scene, host: str) -> dict[str, Callable[[], None]]:

@@ -46,6 +46,15 @@ def whole(head: Head) -> dict[str, Any]:
     return dict(only)
 
 
+def reason(head: Head, job: str) -> tuple[str, dict[str, Any]]:
+    """The code of the job's newest reason, and its values; the stage that is needed as (stage, job)."""
+    newest = [event["values"]["reason"] for event in head.show(job)["events"] if "reason" in event["values"]][-1]
+    values = dict(newest["values"])
+    if "needed" in values:
+        values["needed"] = tuple(values["needed"]["values"].values())
+    return newest["code"], values
+
+
 def states(head: Head) -> list[str]:
     return [stage["state"] for stage in whole(head)["stages"]]
 
@@ -54,14 +63,16 @@ def test_a_failed_stage_calls_off_those_after_it_and_a_later_submit_goes_on_in_t
     touch(head.folder / "broken")
     job = pipeline(head)
     await_that(lambda: states(head) == ["RUNNING", "QUEUED", "QUEUED"])
-    needed = head.show(f"{job}-2")["job"]["reason"]
-    assert "prepare" in needed and f"{job}-1" in needed
+    await_that(lambda: len(head.show(f"{job}-2")["events"]) >= 2)
+    prepare = {"needed": ("prepare", f"{job}-1"), "job": f"{job}-1"}
+    assert reason(head, f"{job}-2") == ("reason.waiting-for-job", prepare)
     touch(head.folder / "prepared")
     assert head.run("wait", job).returncode == 1
     assert states(head) == ["SUCCEEDED", "FAILED", "STOPPED"]
-    assert whole(head)["state"] == "FAILED" and whole(head)["reason"].startswith("stage 2/3 train: rank ")
-    skipped = head.show(f"{job}-3")["job"]["reason"]
-    assert all(word in skipped for word in ("train", f"{job}-2", "FAILED")), skipped
+    assert whole(head)["state"] == "FAILED" and whole(head)["stage"] == "train"
+    assert reason(head, f"{job}-2")[0] == "reason.rank-exited"
+    train = {"needed": ("train", f"{job}-2"), "job": f"{job}-2", "state": "FAILED"}
+    assert reason(head, f"{job}-3") == ("reason.dependency-failed", train)
     assert head.show("pipe")["job"]["id"] == f"{job}-2"  # the stage that tells how it stands
     told = {line["job"] for line in json.loads(head.run("events", "pipe", "-o", "json").stdout)["events"]}
     assert told == {f"{job}-1", f"{job}-2", f"{job}-3"}
@@ -75,7 +86,7 @@ def test_a_failed_stage_calls_off_those_after_it_and_a_later_submit_goes_on_in_t
     assert states(head) == ["SUCCEEDED"] * 3 and whole(head)["state"] == "SUCCEEDED"
     assert [stage["job_id"] for stage in whole(head)["stages"]] == [f"{job}-1", f"{job}-4", f"{job}-5"]
     nothing_left = head.run("submit", "pipe.yaml", "--resume", job)
-    assert nothing_left.returncode == 7 and "has succeeded" in nothing_left.stderr
+    assert nothing_left.returncode == 7 and job in nothing_left.stderr
     assert head.run("submit", "pipe.yaml", "--resume", job, "--from-stage", "judge").returncode == 0
 
 
@@ -114,7 +125,7 @@ def test_a_pipeline_goes_on_and_is_followed_when_the_controller_is_killed_betwee
     code, shown, talk = logs.result()
     assert code == 0 and shown.count("of 0") == shown.count("of 1") == 2, shown + talk  # train and judge
     assert [f"stage {n}/3" in talk for n in (1, 2, 3)] == [True] * 3 and f"{job}-3 SUCCEEDED" in talk
-    assert talk.splitlines()[-1].startswith(f"{job} SUCCEEDED after ") and talk.endswith(": 3 stages of pipe\n")
+    assert talk.splitlines()[-1].startswith(f"{job} SUCCEEDED after ")
     code, shown, _ = events.result()
     story = [json.loads(line) for line in shown.splitlines()]
     assert code == 0 and {line["job"] for line in story} == {f"{job}-{n}" for n in (1, 2, 3)}

@@ -13,74 +13,17 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sshd import Sshd, descendants, make_key, trust, wait_until  # its folder is no package
+from sshd import DEADLINES, Ear, Sshd, descendants, make_key, trust, wait_until  # its folder is no package
 
 from ascendrun.backends import Backends
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import Settings
-from ascendrun.head.ssh.transport import Connection, Deadlines, Receiver, Stream
-
-DEADLINES = Deadlines()
-
-
-class Ear:
-    """A receiver that keeps what it hears, and that its calls came one at a time with `on_closed` once and last."""
-
-    def __init__(self) -> None:
-        self.data: list[bytes] = []
-        self.error_data: list[bytes] = []
-        self.ends: list[tuple[str, int | None]] = []
-        self.faults: list[str] = []
-        self.closed = threading.Event()
-        self._busy = threading.Lock()
-
-    def receiver(self) -> Receiver:
-        return Receiver(
-            lambda data: self._hear(self.data, data), lambda data: self._hear(self.error_data, data), self._end
-        )
-
-    def _hear(self, heap: list[Any], item: Any) -> None:
-        if not self._busy.acquire(blocking=False):
-            self.faults.append("two calls at once")
-            return
-        if self.ends and heap is not self.ends:
-            self.faults.append("data after the end")
-        heap.append(item)
-        self._busy.release()
-
-    def _end(self, reason: str, status: int | None) -> None:
-        self._hear(self.ends, (reason, status))
-        self.closed.set()
-
-    @property
-    def output(self) -> bytes:
-        return b"".join(self.data)
-
-    @property
-    def errors(self) -> bytes:
-        return b"".join(self.error_data)
-
-    def wait(self, deadline_s: float = 60.0) -> tuple[str, int | None]:
-        assert self.closed.wait(deadline_s), f"not closed within {deadline_s:g} s; heard {self.output[-200:]!r}"
-        assert self.faults == [] and len(self.ends) == 1
-        return self.ends[0]
-
-
-def connects(backends: Backends, host: Host, deadlines: Deadlines = DEADLINES) -> None:
-    """Connects, runs a command, and closes."""
-    connection = backends.connect(host, deadlines=deadlines)
-    try:
-        ear = Ear()
-        connection.open("echo fine", ear.receiver(), deadline_s=20.0)
-        assert ear.wait()[1] == 0
-        assert ear.output == b"fine\n"
-    finally:
-        connection.close()
+from ascendrun.head.ssh.transport import Connection, Stream
 
 
 class Lab:

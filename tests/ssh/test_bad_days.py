@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from conftest import DEADLINES, Ear, connects
-from sshd import trust
+from sshd import DEADLINES, Ear, connects, trust
 
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.core.hosts import Host

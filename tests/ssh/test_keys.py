@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DEADLINES, connects
-from sshd import make_key, public_key, wait_until
+from sshd import DEADLINES, connects, make_key, public_key, wait_until
 
 from ascendrun.core.errors import AuthenticationError, HostKeyChangedError, HostKeyUnknownError
 from ascendrun.head.ssh.host_keys import known_name, record_host_keys

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DEADLINES, Ear
-from sshd import wait_until
+from sshd import DEADLINES, Ear, wait_until
 
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host

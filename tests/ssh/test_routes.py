@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DEADLINES, Ear, connects
-from sshd import wait_until
+from sshd import DEADLINES, Ear, connects, wait_until
 
 from ascendrun.core.errors import HostKeyUnknownError, UnreachableError
 from ascendrun.core.hosts import Host
