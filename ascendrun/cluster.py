@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
@@ -139,7 +138,7 @@ class Cluster:
     def jobs(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
         """Live jobs, newest first; with `everything` the ended ones too. `folded`: of a pipeline one view."""
         with self._reading() as store:
-            stored = store.all_jobs() if store else ()
+            stored = store.all_jobs()
         wanted = [one for one in reversed(stored) if everything or not one.job.is_terminal]
         self._keep_watched([one.job for one in wanted])
         status = self._status_of([one.job for one in wanted])
@@ -159,8 +158,8 @@ class Cluster:
     def stages(self, ref: str) -> tuple[StoredJob, ...]:
         """Every job of a pipeline, oldest first; () when `ref` (an id or a name) names none."""
         with self._reading() as store:
-            pipeline = store.pipeline_id(ref) if store else None
-            return store.stages(pipeline) if store and pipeline else ()
+            pipeline = store.pipeline_id(ref)
+            return store.stages(pipeline) if pipeline else ()
 
     def pipeline(self, ref: str) -> JobView | None:
         """A whole pipeline in one view, as the stage stands that tells most; None when `ref` names none."""
@@ -170,16 +169,6 @@ class Cluster:
     def job(self, ref: str) -> JobDetail:
         """By id, name (the newest of that name) or unambiguous start of an id. Raises NotFoundError."""
         with self._reading() as store:
-            if store is None:
-                raise NotFoundError(
-                    Text(
-                        "cluster.no-jobs",
-                        "{job}: job not found ({path} has no jobs)",
-                        job=ref,
-                        path=self.settings.state_dir,
-                    ),
-                    hint=Text("cluster.submit-first", "run `ascendrun submit jobs/quickstart.yaml`"),
-                )
             stored = store.find(ref)
             events = store.events(stored.job.id)
         self._keep_watched([stored.job])
@@ -344,8 +333,7 @@ class Cluster:
     ) -> DeepCheck:
         """Measures the hosts alone and in pairs with small jobs made from `base` (see head/deep.make_base), and keeps
         the report. Hosts that a job holds are left in peace, and the `unfit` too. `say` gets a line for every step."""
-        from ascendrun.query.deep_check import default_options, evaluate_and_save, run_deep_check
-        from ascendrun.query.deep_check_jobs import StoreJobs
+        from ascendrun.query.deep_check import StoreJobs, default_options, evaluate_and_save, run_deep_check
 
         holders = {host: job.id for job in self.jobs() for host in job.hosts if job.state not in ("QUEUED", "BACKOFF")}
         jobs = StoreJobs(
@@ -361,7 +349,7 @@ class Cluster:
 
     def samples(self, *, hosts: Collection[str] | None = None, since_s: float | None = None) -> Newest:
         """The newest stored sample of every device, host and rank. `since_s`: UTC seconds; None: the last minute."""
-        from ascendrun.query.top_source import newest_samples
+        from ascendrun.query.top_reader import newest_samples
 
         return newest_samples(self.settings.state_dir, hosts=hosts, since_s=since_s)
 
@@ -404,7 +392,7 @@ class Cluster:
         from collections import Counter
 
         with self._reading() as store:
-            return Counter(state.value for state in store.states().values()) if store else {}
+            return Counter(state.value for state in store.states().values())
 
     def metrics(self, ref: str, *, rank: int = 0, attempt: int | None = None) -> tuple[MetricsLine, ...]:
         """The metrics that a rank has written, in order. `attempt`: None: the newest."""
@@ -631,16 +619,10 @@ class Cluster:
 
     # Reading
 
-    @contextmanager
-    def _reading(self) -> Iterator[Store | None]:
+    def _reading(self) -> Store:
         from ascendrun.head.state.store import Store
 
-        store = Store.open_for_reading(self.settings.state_dir)
-        try:
-            yield store
-        finally:
-            if store is not None:
-                store.close()
+        return Store.open_for_reading(self.settings.state_dir)
 
     def _status_of(self, jobs: Sequence[Job]) -> ControllerStatus | None:
         """The controller's status where a job runs, whose state may be older than what the controller knows."""

@@ -45,13 +45,8 @@ def _settings(ctx: click.Context) -> Settings:
 def _jobs(ctx: click.Context) -> Iterable[str]:
     from ascendrun.head.state.store import Store
 
-    store = Store.open_for_reading(_settings(ctx).state_dir)
-    if store is None:
-        return ()
-    try:
+    with Store.open_for_reading(_settings(ctx).state_dir) as store:
         names = store.job_names()
-    finally:
-        store.close()
     return [*reversed(tuple(names)), *dict.fromkeys(names.values())]
 
 

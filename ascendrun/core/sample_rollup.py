@@ -11,7 +11,7 @@ from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 S = TypeVar("S", DeviceSample, HostSample, RankSample)
 
 IDENTITY: Mapping[type[Any], tuple[str, ...]] = {
-    DeviceSample: ("host", "family", "device"),
+    DeviceSample: ("host", "device_type", "device"),
     HostSample: ("host",),
     RankSample: ("host", "job", "attempt", "rank"),
 }

@@ -24,7 +24,7 @@ class DeviceSample:
     at_s: float
     host: str
     device: int
-    family: str
+    device_type: str
     name: str | None = None
     utilisation: float | None = None
     memory_used_bytes: int | None = None
@@ -50,7 +50,7 @@ class DeviceDetail:
     at_s: float
     host: str
     device: int
-    family: str
+    device_type: str
     bus_id: str | None = None
     values: Mapping[str, int] = field(default_factory=dict)
     processes: tuple[tuple[int, int | None], ...] = ()

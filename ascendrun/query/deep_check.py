@@ -10,13 +10,18 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Protocol
+from typing import Any, Callable
 
+from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.findings import Finding
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.model import Checkpoint, Checks, Devices, JobSpec, Timeouts
+from ascendrun.core.jobs.job import TERMINAL, State
 from ascendrun.core.jobs.plan import Tree
+from ascendrun.head.loop.daemon import is_running
+from ascendrun.head.protocol.control_messages import Request, Stop, Submit
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE, make_state_dir, spool_dir
+from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission
 from ascendrun.health.deep.pair_schedule import PARTNERS, Exchange, next_round
 from ascendrun.health.deep.results import (
@@ -35,6 +40,7 @@ from ascendrun.query.submit import pack_trees
 from ascendrun.text import Text
 
 FOLDER = "deep"
+POLL_S, WATCH_S = 0.1, 2.0
 DRAIN_S, FAILED_DRAIN_S = 30.0, 3.0
 OUTPUT_BYTES, OUTPUT_LENGTH = 4096, 200
 SLACK_S = 60.0
@@ -61,9 +67,9 @@ class DeepOptions:
     job_s: float = 240.0
 
 
-def default_options(family: str) -> DeepOptions:
+def default_options(device_type: str) -> DeepOptions:
     """What suits the devices: CPUs and their networks are slower, and mostly wanted for something else."""
-    if family == "cpu":
+    if device_type == "cpu":
         return DeepOptions(burn_s=1.0, sizes=(64 << 10, 1 << 20, 8 << 20), budget_s=1.0, meet_s=45.0)
     return DeepOptions()
 
@@ -86,24 +92,59 @@ class DeepCheck:
     file: Path
 
 
-class Jobs(Protocol):
-    """What the deep look needs of a cluster."""
+class StoreJobs:
+    """The jobs of one state directory. `ask(request)`: one request to the controller, which may be repeated.
+    `ensure_controller` starts one when none runs."""
+
+    def __init__(
+        self, state_dir: Path, ask: Callable[[Request[Any]], Any], ensure_controller: Callable[[], None]
+    ) -> None:
+        self._state_dir, self._request, self._ensure_controller = state_dir, ask, ensure_controller
 
     def submit_made(self, submission: Submission) -> str:
         """Stores the job and returns its id."""
+        return str(self._request(Submit((submission.to_json(),))).job)
 
     def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> tuple[str, ...]:
         """Returns when all have ended, or in time; those that have not."""
+        until = time.monotonic() + timeout_s
+        check_at = 0.0
+        with Store.open_for_reading(self._state_dir) as store:
+            while True:
+                states = store.states()
+                left = tuple(job for job in jobs if states[job] not in TERMINAL)
+                now = time.monotonic()
+                if not left or now > until:
+                    return left
+                if now > check_at:  # somebody has to care for them when the controller died
+                    check_at = now + WATCH_S
+                    if not is_running(self._state_dir):
+                        self._ensure_controller()
+                time.sleep(POLL_S)
 
     def outcome(self, job: str) -> tuple[str | None, int]:
         """Why the job did not succeed (None: it did), or the reason why it has not ended; and its attempt."""
+        with Store.open_for_reading(self._state_dir) as store:
+            record = store.find(job).job
+        if record.state is State.SUCCEEDED:
+            return None, record.attempt
+        reason = record.first_failure.reason() if record.first_failure is not None else record.reason
+        return str(reason), record.attempt
 
     def end(self, jobs: Sequence[str], *, timeout_s: float) -> None:
         """Stops those that still live, at once, and waits for their end."""
+        left = self.await_ended(jobs, timeout_s=0.0) if jobs else ()
+        for job in left:
+            try:
+                self._request(Stop(job, now=True))
+            except (ConflictError, NotFoundError):
+                continue  # it has just ended by itself
+        if left:
+            self.await_ended(left, timeout_s=timeout_s)
 
 
 def run_deep_check(
-    jobs: Jobs,
+    jobs: StoreJobs,
     base: JobSpec,
     hosts: Sequence[Host],
     options: DeepOptions,
@@ -157,12 +198,12 @@ def run_deep_check(
 
 
 def make_base(
-    spec: JobSpec | None, *, family: str = "cpu", python: str | None = None, setup: str | None = None
+    spec: JobSpec | None, *, device_type: str = "cpu", python: str | None = None, setup: str | None = None
 ) -> JobSpec:
     """What the small jobs have in common, from the user's job; or, without one, from what is given here."""
     if spec is None:
         # CPU ranks of one host would only measure each other.
-        devices = Devices.model_validate({"type": family, "per_node": 1 if family == "cpu" else None})
+        devices = Devices.model_validate({"type": device_type, "per_node": 1 if device_type == "cpu" else None})
         spec = JobSpec(name="deep", program="meshtest", devices=devices, python=python, setup=setup)
     env = {**spec.env, **(HCCL_LIMITS if spec.devices.type == "npu" else {})}
     env.pop("MASTER_PORT", None)  # several jobs may meet on one host, if only for a moment
@@ -186,7 +227,7 @@ class _Bench:
 
     def __init__(
         self,
-        jobs: Jobs,
+        jobs: StoreJobs,
         base: JobSpec,
         hosts: Mapping[str, Host],
         options: DeepOptions,

@@ -15,13 +15,8 @@ def event_codes(state_dir: Path) -> tuple[str, ...]:
     """The codes of events that this state directory holds."""
     from ascendrun.head.state.store import Store
 
-    store = Store.open_for_reading(state_dir)
-    if store is None:
-        return ()
-    try:
+    with Store.open_for_reading(state_dir) as store:
         return store.event_codes()
-    finally:
-        store.close()
 
 
 class EventStream:
@@ -48,8 +43,6 @@ class EventStream:
     def new_events(self) -> tuple[JobEvent, ...]:
         """What was written since the last call; at first, what is there."""
         store = self._open()
-        if store is None:
-            return ()
         events: list[JobEvent] = []
         while True:
             batch = store.stream(
@@ -62,19 +55,18 @@ class EventStream:
 
     def job_names(self) -> Mapping[str, str]:
         """The name of every job, by its id."""
-        store = self._open()
-        return store.job_names() if store is not None else {}
+        return self._open().job_names()
 
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
             self._store = None
 
-    def _open(self) -> Store | None:
+    def _open(self) -> Store:
         from ascendrun.head.state.store import Store
 
         if self._store is not None and self._store.is_copy:
-            self.close()  # a controller may have migrated the file meanwhile
+            self.close()  # a controller may have created or migrated the file meanwhile
         if self._store is None:
             self._store = Store.open_for_reading(self._state_dir)
         return self._store

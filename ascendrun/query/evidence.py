@@ -4,13 +4,15 @@ there and says what is missing."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.job import Cause, Phase, State
+from ascendrun.core.jobs import job as w
+from ascendrun.core.jobs.job import Cause, Exit, JobInput, Phase, State
+from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.spool.artifact_store import Gathered, read_gathered
 from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.head.spool.metrics_reader import newest_values
@@ -33,8 +35,7 @@ from ascendrun.health.diagnosis.lines.devices import (
     one_per_device,
 )
 from ascendrun.health.diagnosis.lines.launchers import error_lines
-from ascendrun.query.attempt_records import HostRecords, read_records
-from ascendrun.query.headroom import Left, read_left
+from ascendrun.node.records import parse_events
 from ascendrun.query.stream_tail import Budget, budget_for, last_arrival_s, read_tail, read_text_lines
 from ascendrun.text import Text
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job, NodeProgress
     from ascendrun.head.state.store import StoredJob
 
+AROUND_END_S = 120.0
 ERROR_FILE_BYTES = 1 << 20
 GATHERED_BYTES = 1 << 20
 PLOG_BYTES = 2 << 20
@@ -78,7 +80,7 @@ def read_evidence(
     hosts = {host: reading.host(host, story) for host in job.hosts}
     ranks = tuple(rank for host in job.hosts for rank in reading.ranks(host, hosts[host]))
     has_failed = any(rank.has_failed for rank in ranks)
-    left = read_left(state_dir, job.hosts, end_s=_end_of(job, ranks, now_s)) if has_failed else {}
+    left = read_headroom(state_dir, job.hosts, end_s=_end_of(job, ranks, now_s)) if has_failed else {}
     env = stored.spec.get("env") or {}
     return Evidence(
         job=job.id,
@@ -96,7 +98,7 @@ def read_evidence(
         started_at_s=job.started_at_s if is_newest else None,
         ended_at_s=job.ended_at_s if is_newest else None,
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
-        hosts=tuple(_with_left(host, left.get(name)) for name, host in hosts.items()),
+        hosts=tuple(_with_headroom(host, left.get(name)) for name, host in hosts.items()),
         events=story,
         slow=tuple(slow),
         missing=reading.missing(folder),
@@ -121,6 +123,82 @@ def events_of_attempt(events: Sequence[Event], attempt: int) -> tuple[Event, ...
             found.append(event)
             break
     return tuple(found)
+
+
+# ---------------------------------------------------------------- records and samples of the hosts
+
+
+@dataclass
+class HostRecords:
+    """By rank. Times are of the host's clock. `is_there`: the file exists."""
+
+    pids: dict[int, int] = field(default_factory=dict)
+    local: dict[int, int] = field(default_factory=dict)
+    exits: dict[int, Exit] = field(default_factory=dict)
+    hung_at_exit: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    stopped_at_s: float | None = None
+    stopped_by: str | None = None
+    has_ended: bool = False
+    lost: bool = False
+    is_there: bool = False
+
+
+def read_records(path: Path, host: str) -> HostRecords:
+    """Of a missing file: an empty one. Torn and unknown lines are skipped."""
+    found = HostRecords()
+    try:
+        raw = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return found
+    found.is_there = True
+    for line in parse_events(raw):
+        event = make_event(host, line)
+        if event is not None:
+            _add(found, event)
+    return found
+
+
+def _add(found: HostRecords, event: JobInput) -> None:
+    if isinstance(event, w.RankStarted):
+        found.pids[event.rank], found.local[event.rank] = event.pid, event.local_rank
+    elif isinstance(event, w.RankExited):
+        found.exits.setdefault(event.rank, event.exit)
+    elif isinstance(event, w.RankHungAtExit):
+        found.hung_at_exit[event.rank] = event.cause
+    elif isinstance(event, w.StartFailed) and event.rank is not None:
+        found.failed[event.rank] = str(event.why)
+    elif isinstance(event, w.StopStarted) and found.stopped_at_s is None:
+        found.stopped_at_s, found.stopped_by = event.at_s, event.by
+    elif isinstance(event, w.NodeEnded):
+        found.has_ended = True
+    elif isinstance(event, w.SupervisorLost):
+        found.lost = True
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """The least of `free_bytes` of memory and of `disk_free_bytes` that was measured; None: was not."""
+
+    free_bytes: int
+    total_bytes: int
+    disk_free_bytes: int | None
+
+
+def read_headroom(state_dir: Path, hosts: Collection[str], *, end_s: float) -> dict[str, Headroom]:
+    """What the hosts had left of memory and disk around a failure, by host; {} when nothing was measured."""
+    from ascendrun.head.state.sample_store import SampleStore
+
+    found: dict[str, Headroom] = {}
+    with SampleStore.open_for_reading(state_dir) as store:
+        samples = store.host_series(since_s=end_s - AROUND_END_S, until_s=end_s + AROUND_END_S)
+    for sample in samples:
+        used, total = sample.memory_used_bytes, sample.memory_total_bytes
+        if sample.host in hosts and used is not None and total is not None:
+            known = found.get(sample.host, Headroom(total, total, None))
+            disks = [disk for disk in (known.disk_free_bytes, sample.disk_free_bytes) if disk is not None]
+            found[sample.host] = Headroom(min(known.free_bytes, total - used), total, min(disks, default=None))
+    return found
 
 
 # ---------------------------------------------------------------- one attempt's folder
@@ -378,7 +456,7 @@ def _end_of(job: Job, ranks: Sequence[RankEvidence], now_s: float) -> float:
     return min(ends, default=job.ended_at_s or now_s)
 
 
-def _with_left(host: HostEvidence, left: Left | None) -> HostEvidence:
+def _with_headroom(host: HostEvidence, left: Headroom | None) -> HostEvidence:
     if left is None:
         return host
     return replace(

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import NotFoundError
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.events import Event
     from ascendrun.health.diagnosis import Diagnosis
-    from ascendrun.text import Text
 
 SLOW_SHOWN = 3
 
@@ -46,22 +46,20 @@ def explain_job(
     from ascendrun.health.diagnosis import diagnose, render
     from ascendrun.query.evidence import attempt_to_explain, read_evidence
 
-    store = Store.open_for_reading(state_dir)
-    if store is None:
-        raise NotFoundError(
-            f"no job {ref!r}: nothing was ever submitted with {state_dir}",
-            hint="`ascendrun submit jobs/quickstart.yaml` submits the first one",
-        )
-    try:
+    with Store.open_for_reading(state_dir) as store:
         stored = store.find(ref)
         events = store.events(stored.job.id)
-    finally:
-        store.close()
     job = stored.job
     number = attempt or attempt_to_explain(job)
     if number > job.attempt:
         raise NotFoundError(
-            f"{job.id} has no attempt {number}", hint=f"it has had {job.attempt}: ascendrun show {job.id}"
+            Text("explain.no-attempt", "{job}: attempt {attempt} not found", job=job.id, attempt=number),
+            hint=Text(
+                "explain.attempts",
+                "it has {count:plural attempt attempts}: ascendrun show {job}",
+                count=job.attempt,
+                job=job.id,
+            ),
         )
     slow = slow_now(events) if job.state.value == "RUNNING" and number == job.attempt else ()
     evidence = read_evidence(

@@ -12,20 +12,13 @@ from ascendrun.health.forecast import History, JobTimeline, sum_up
 
 def read_history(state_dir: Path, *, now_s: float) -> History:
     """An empty one when nothing was ever submitted here. Raises StoreUnusableError."""
-    store = Store.open_for_reading(state_dir)
-    if store is None:
-        return History()
-    try:
-        stories: list[JobTimeline] = []
-        for stored in store.all_jobs():
-            job = stored.job
-            stories.append(
-                JobTimeline(
-                    nodes=len(job.hosts),
-                    transitions=state_changes(store.events(job.id)),
-                    lost_a_node=job.cause is Cause.NODE_LOST and job.is_terminal,
-                )
+    with Store.open_for_reading(state_dir) as store:
+        timelines = [
+            JobTimeline(
+                nodes=len(job.hosts),
+                transitions=state_changes(store.events(job.id)),
+                lost_a_node=job.cause is Cause.NODE_LOST and job.is_terminal,
             )
-        return sum_up(stories, now_s=now_s)
-    finally:
-        store.close()
+            for job in (stored.job for stored in store.all_jobs())
+        ]
+    return sum_up(timelines, now_s=now_s)

@@ -50,12 +50,8 @@ class NoticeTestResult:
 
 
 def view_targets(settings: NoticeSettings, state_dir: Path) -> tuple[NoticeTargetView, ...]:
-    store = Store.open_for_reading(state_dir)
-    try:
-        rows = store.notices(limit=1000) if store is not None else ()
-    finally:
-        if store is not None:
-            store.close()
+    with Store.open_for_reading(state_dir) as store:
+        rows = store.notices(limit=1000)
     views = []
     for target in settings.everyone:
         mine = [row for row in rows if row["target"] == target.name]

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -21,7 +21,6 @@ from ascendrun.core.jobs.job import State
 from ascendrun.core.samples import DeviceDetail
 from ascendrun.health.top.join import STALE_S
 from ascendrun.health.top.view import HostRow, JobRow, TopRow, TopView
-from ascendrun.query.npu_exporter import detail_families
 
 MIB = 1024.0**2
 MEGA = 1e6
@@ -34,10 +33,11 @@ LIVENESS = ("ALIVE", "SUSPECT", "UNREACHABLE")
 
 Read = Callable[[], tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]]
 """Gives the view, how many jobs are in each state, and the details of devices."""
-Row = tuple[str, str, Callable[[Any], Optional[float]]]
+Row = tuple[str, str, Union[str, Callable[[Any], Optional[float]]]]
+"""(name, description, path of the value or how to read it)"""
 
 
-def _scaled(path: str, by: float) -> Callable[[Any], float | None]:
+def _scaled(path: str, by: float = 1.0) -> Callable[[Any], float | None]:
     """`path`: a field of the thing, or of what it holds, as in progress.step."""
     find = attrgetter(path)
 
@@ -46,10 +46,6 @@ def _scaled(path: str, by: float) -> Callable[[Any], float | None]:
         return None if value is None else value / by
 
     return read
-
-
-def _plain(path: str) -> Callable[[Any], float | None]:
-    return _scaled(path, 1.0)
 
 
 def _health(row: TopRow) -> float | None:
@@ -68,12 +64,12 @@ def _processes(row: TopRow) -> float | None:
 
 
 NPU_ROWS: tuple[Row, ...] = (
-    ("npu_chip_info_utilization", "AI core utilisation in percent", _plain("metrics.utilisation")),
+    ("npu_chip_info_utilization", "AI core utilisation in percent", "metrics.utilisation"),
     ("npu_chip_info_hbm_used_memory", "HBM in use, MB", _scaled("metrics.memory_used_bytes", MIB)),
     ("npu_chip_info_hbm_total_memory", "Total HBM, MB", _scaled("metrics.memory_total_bytes", MIB)),
-    ("npu_chip_info_power", "Power in W", _plain("metrics.power_w")),
-    ("npu_chip_info_temperature", "Temperature in degrees Celsius", _plain("metrics.temperature_c")),
-    ("npu_chip_info_aicore_current_freq", "AI core clock in MHz", _plain("metrics.frequency_mhz")),
+    ("npu_chip_info_power", "Power in W", "metrics.power_w"),
+    ("npu_chip_info_temperature", "Temperature in degrees Celsius", "metrics.temperature_c"),
+    ("npu_chip_info_aicore_current_freq", "AI core clock in MHz", "metrics.frequency_mhz"),
     ("npu_chip_info_health_status", "1: the NPU is OK, 0: it is not", _health),
     ("npu_chip_info_link_status", "1: the NPU's network port is up, 0: it is down", _link),
     ("npu_chip_info_bandwidth_tx", "Sent over the NPU's network port, MB/s", _scaled("metrics.link_tx_bytes_s", MEGA)),
@@ -92,72 +88,102 @@ NPU_ROWS: tuple[Row, ...] = (
 """Of NPUs, with the names and units of npu-exporter."""
 
 DEVICE_ROWS: tuple[Row, ...] = (
-    ("ascendrun_device_utilization_percent", "Use of a device's compute cores", _plain("metrics.utilisation")),
-    ("ascendrun_device_memory_used_bytes", "A device's memory in use", _plain("metrics.memory_used_bytes")),
-    ("ascendrun_device_memory_total_bytes", "Total memory of a device", _plain("metrics.memory_total_bytes")),
-    ("ascendrun_device_power_watts", "A device's power", _plain("metrics.power_w")),
-    ("ascendrun_device_temperature_celsius", "A device's temperature", _plain("metrics.temperature_c")),
-    ("ascendrun_device_frequency_megahertz", "A device's clock", _plain("metrics.frequency_mhz")),
+    ("ascendrun_device_utilization_percent", "Use of a device's compute cores", "metrics.utilisation"),
+    ("ascendrun_device_memory_used_bytes", "A device's memory in use", "metrics.memory_used_bytes"),
+    ("ascendrun_device_memory_total_bytes", "Total memory of a device", "metrics.memory_total_bytes"),
+    ("ascendrun_device_power_watts", "A device's power", "metrics.power_w"),
+    ("ascendrun_device_temperature_celsius", "A device's temperature", "metrics.temperature_c"),
+    ("ascendrun_device_frequency_megahertz", "A device's clock", "metrics.frequency_mhz"),
     ("ascendrun_device_healthy", "1: the health of the device is OK, 0: it is not", _health),
     ("ascendrun_device_link_up", "1: the device's own network port is up", _link),
-    (
-        "ascendrun_device_link_downs",
-        "How often that port went down since the driver started",
-        _plain("metrics.link_downs"),
-    ),
-    ("ascendrun_device_ecc_errors", "Uncorrectable memory errors", _plain("metrics.ecc_errors")),
+    ("ascendrun_device_link_downs", "How often that port went down since the driver started", "metrics.link_downs"),
+    ("ascendrun_device_ecc_errors", "Uncorrectable memory errors", "metrics.ecc_errors"),
     (
         "ascendrun_device_external_processes",
         "Processes on the device that belong to no rank",
         lambda row: None if row.external_pids is None else float(len(row.external_pids)),
     ),
 )
-DEVICE_AGE: tuple[Row, ...] = (
-    ("ascendrun_device_sample_age_seconds", "Age of the latest device sample", _plain("age_s")),
-)
+DEVICE_AGE: tuple[Row, ...] = (("ascendrun_device_sample_age_seconds", "Age of the latest device sample", "age_s"),)
 RANK_ROWS: tuple[Row, ...] = (
-    ("ascendrun_rank_step", "Latest step that the rank reported", _plain("progress.step")),
-    ("ascendrun_rank_step_seconds", "Median time of the latest steps of the rank", _plain("progress.step_s")),
+    ("ascendrun_rank_step", "Latest step that the rank reported", "progress.step"),
+    ("ascendrun_rank_step_seconds", "Median time of the latest steps of the rank", "progress.step_s"),
     (
         "ascendrun_rank_slowdown_ratio",
         "Step time of the rank without waiting, divided by the median of the other ranks",
-        _plain("slower_by"),
+        "slower_by",
     ),
-    ("ascendrun_rank_cpu_percent", "CPU of the rank's processes; 100: one core", _plain("cpu")),
-    ("ascendrun_rank_resident_bytes", "Host memory of the rank's processes", _plain("rss_bytes")),
+    ("ascendrun_rank_cpu_percent", "CPU of the rank's processes; 100: one core", "cpu"),
+    ("ascendrun_rank_resident_bytes", "Host memory of the rank's processes", "rss_bytes"),
     ("ascendrun_rank_straggles", "1: the rank is a straggler", lambda row: float("slow" in row.problems)),
 )
 JOB_ROWS: tuple[Row, ...] = (
     ("ascendrun_job_ranks", "Ranks of the job", lambda row: float(row.job.world_size) if row.job.world_size else None),
-    ("ascendrun_job_step", "Latest step that was reported", _plain("progress.step")),
-    ("ascendrun_job_total_steps", "Steps that the program will run", _plain("progress.total_steps")),
-    ("ascendrun_job_epoch", "Epochs done", _plain("progress.epoch")),
-    ("ascendrun_job_loss", "Latest loss; NaN where the program reports it", _plain("progress.loss")),
-    (
-        "ascendrun_job_tokens_per_second",
-        "Tokens per second, as reported by the program",
-        _plain("progress.tokens_per_s"),
-    ),
-    ("ascendrun_job_mfu_ratio", "Model FLOPS utilisation from 0 to 1", _plain("progress.mfu")),
-    ("ascendrun_job_step_seconds", "Median time of a step over all ranks", _plain("progress.step_s")),
-    (
-        "ascendrun_job_slowest_ratio",
-        "Step time of the slowest rank divided by the median of the others",
-        _plain("slower_by"),
-    ),
+    ("ascendrun_job_step", "Latest step that was reported", "progress.step"),
+    ("ascendrun_job_total_steps", "Steps that the program will run", "progress.total_steps"),
+    ("ascendrun_job_epoch", "Epochs done", "progress.epoch"),
+    ("ascendrun_job_loss", "Latest loss; NaN where the program reports it", "progress.loss"),
+    ("ascendrun_job_tokens_per_second", "Tokens per second, as reported by the program", "progress.tokens_per_s"),
+    ("ascendrun_job_mfu_ratio", "Model FLOPS utilisation from 0 to 1", "progress.mfu"),
+    ("ascendrun_job_step_seconds", "Median time of a step over all ranks", "progress.step_s"),
+    ("ascendrun_job_slowest_ratio", "Step time of the slowest rank divided by the median of the others", "slower_by"),
     ("ascendrun_job_stragglers", "Stragglers", lambda row: float(len(row.stragglers))),
-    ("ascendrun_job_started_timestamp_seconds", "Time at which the job started running", _plain("job.started_at_s")),
+    ("ascendrun_job_started_timestamp_seconds", "Time at which the job started running", "job.started_at_s"),
 )
 HOST_ROWS: tuple[Row, ...] = (
-    ("ascendrun_host_cpu_percent", "Use of all cores of a host", _plain("metrics.cpu")),
-    ("ascendrun_host_load1", "Load of a host over a minute", _plain("metrics.load1")),
-    ("ascendrun_host_memory_used_bytes", "A host's memory in use", _plain("metrics.memory_used_bytes")),
-    ("ascendrun_host_memory_total_bytes", "Total memory of a host", _plain("metrics.memory_total_bytes")),
-    ("ascendrun_host_disk_free_bytes", "Free space on the file system of ascendrun", _plain("metrics.disk_free_bytes")),
-    ("ascendrun_host_network_receive_bytes_per_second", "Received by a host", _plain("metrics.net_rx_bytes_s")),
-    ("ascendrun_host_network_transmit_bytes_per_second", "Sent by a host", _plain("metrics.net_tx_bytes_s")),
+    ("ascendrun_host_cpu_percent", "Use of all cores of a host", "metrics.cpu"),
+    ("ascendrun_host_load1", "Load of a host over a minute", "metrics.load1"),
+    ("ascendrun_host_memory_used_bytes", "A host's memory in use", "metrics.memory_used_bytes"),
+    ("ascendrun_host_memory_total_bytes", "Total memory of a host", "metrics.memory_total_bytes"),
+    ("ascendrun_host_disk_free_bytes", "Free space on the file system of ascendrun", "metrics.disk_free_bytes"),
+    ("ascendrun_host_network_receive_bytes_per_second", "Received by a host", "metrics.net_rx_bytes_s"),
+    ("ascendrun_host_network_transmit_bytes_per_second", "Sent by a host", "metrics.net_tx_bytes_s"),
 )
-HOST_AGE: tuple[Row, ...] = (("ascendrun_host_sample_age_seconds", "Age of the latest host sample", _plain("age_s")),)
+HOST_AGE: tuple[Row, ...] = (("ascendrun_host_sample_age_seconds", "Age of the latest host sample", "age_s"),)
+
+
+Labelled = Sequence[tuple[tuple[str, ...], DeviceDetail]]
+
+DETAIL_NAMES: Mapping[str, tuple[str, str]] = {
+    "npu_chip_info_used_memory": ("ddr_used_mb", "Memory other than HBM in use, MB"),
+    "npu_chip_info_total_memory": ("ddr_total_mb", "Memory other than HBM in total, MB"),
+    "npu_chip_info_hbm_utilization": ("hbm_percent", "HBM in use, percent"),
+    "npu_chip_info_hbm_ecc_single_bit_error_cnt": ("hbm_single_bit", "HBM errors of one bit since the driver started"),
+    "npu_chip_info_hbm_ecc_double_bit_error_cnt": ("hbm_double_bit", "HBM errors of two bits since the driver started"),
+    "npu_chip_info_hbm_ecc_total_single_bit_error_cnt": ("hbm_single_bit_total", "HBM errors of one bit ever"),
+    "npu_chip_info_hbm_ecc_total_double_bit_error_cnt": ("hbm_double_bit_total", "HBM errors of two bits ever"),
+    "npu_chip_info_hbm_ecc_single_bit_isolated_pages_cnt": (
+        "hbm_single_bit_pages",
+        "HBM pages out of use for errors of one bit",
+    ),
+    "npu_chip_info_hbm_ecc_double_bit_isolated_pages_cnt": (
+        "hbm_double_bit_pages",
+        "HBM pages out of use for errors of two bits",
+    ),
+    "npu_chip_link_up_num": ("link_ups", "Number of times the NPU's network port became up"),
+    "npu_chip_mac_rx_pause_num": ("mac_rx_mac_pause_num", "Pause frames received"),
+    "npu_chip_mac_tx_pause_num": ("mac_tx_mac_pause_num", "Pause frames sent"),
+    "npu_chip_mac_rx_pfc_pkt_num": ("mac_rx_pfc_pkt_num", "PFC frames received"),
+    "npu_chip_mac_tx_pfc_pkt_num": ("mac_tx_pfc_pkt_num", "PFC frames sent"),
+    "npu_chip_mac_rx_bad_pkt_num": ("mac_rx_bad_pkt_num", "Bad packets received"),
+    "npu_chip_mac_tx_bad_pkt_num": ("mac_tx_bad_pkt_num", "Bad packets sent"),
+    "npu_chip_mac_rx_bad_oct_num": ("mac_rx_bad_oct_num", "Bytes of bad packets received"),
+    "npu_chip_mac_tx_bad_oct_num": ("mac_tx_bad_oct_num", "Bytes of bad packets sent"),
+    "npu_chip_info_rx_fcs_num": ("mac_rx_fcs_err_pkt_num", "Packets received with a wrong checksum"),
+    "npu_chip_info_rx_ecn_num": ("roce_ecn_db_num", "RoCE packets received with a congestion mark"),
+    "npu_chip_roce_rx_all_pkt_num": ("roce_rx_all_pkt_num", "RoCE packets received"),
+    "npu_chip_roce_tx_all_pkt_num": ("roce_tx_all_pkt_num", "RoCE packets sent"),
+    "npu_chip_roce_rx_err_pkt_num": ("roce_rx_err_pkt_num", "Bad RoCE packets received"),
+    "npu_chip_roce_tx_err_pkt_num": ("roce_tx_err_pkt_num", "Bad RoCE packets sent"),
+    "npu_chip_roce_rx_cnp_pkt_num": ("roce_rx_cnp_pkt_num", "Congestion notices received"),
+    "npu_chip_roce_tx_cnp_pkt_num": ("roce_tx_cnp_pkt_num", "Congestion notices sent"),
+    "npu_chip_roce_unexpected_ack_num": ("roce_unexpected_ack_num", "Unexpected RoCE acknowledgements"),
+    "npu_chip_roce_out_of_order_num": ("roce_out_of_order_num", "RoCE packets out of order or lost"),
+    "npu_chip_roce_verification_err_num": ("roce_verification_err_num", "RoCE packets that failed verification"),
+    "npu_chip_roce_qp_status_err_num": ("roce_qp_status_err_num", "RoCE packets to a queue pair in a wrong state"),
+    "npu_chip_roce_new_pkt_rty_num": ("roce_new_pkt_rty_num", "RoCE packets sent again"),
+}
+"""npu-exporter's names of counters, each with the tool's own name and what it counts. All are gauges there."""
 
 
 def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence[DeviceDetail] = ()) -> list[Metric]:
@@ -192,6 +218,24 @@ def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence
         _gauge("ascendrun_build_info", "The version is a label; always 1", ("version",), [((__version__,), 1.0)]),
     ]
     return [family for family in families if family.samples]
+
+
+def detail_families(labels: Sequence[str], details: Labelled) -> Iterator[Metric]:
+    """`labels`: the names of those that stand with each detail. What no tool said is absent."""
+    for name, (key, description) in DETAIL_NAMES.items():
+        values = [(given, float(detail.values[key])) for given, detail in details if key in detail.values]
+        yield _gauge(name, description, labels, values)
+    yield _gauge(
+        "npu_chip_info_process_info",
+        "Memory of a process on the NPU, MB",
+        (*labels, "process_id", "container_id"),
+        [
+            ((*given, str(pid), ""), float(memory_mb))
+            for given, detail in details
+            for pid, memory_mb in detail.processes
+            if memory_mb is not None
+        ],
+    )
 
 
 def _hosts(hosts: Sequence[HostRow]) -> Iterator[Metric]:
@@ -233,7 +277,8 @@ def _gauge(name: str, description: str, labels: Sequence[str], values: Iterable[
 def _families(
     rows: Sequence[Row], labels: Sequence[str], items: Sequence[tuple[Sequence[str], Any]]
 ) -> Iterator[Metric]:
-    for name, description, read in rows:
+    for name, description, value_of in rows:
+        read = _scaled(value_of) if isinstance(value_of, str) else value_of
         known = ((given, read(item)) for given, item in items)
         yield _gauge(name, description, labels, ((given, value) for given, value in known if value is not None))
 

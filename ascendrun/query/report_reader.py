@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs.job import State
 from ascendrun.core.metrics import MetricsLine
-from ascendrun.core.samples import DeviceSample, HostSample, RankSample
+from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.head.spool.clocks import HostClock, read_clocks
 from ascendrun.head.spool.metrics_reader import find_metrics, iter_lines
 from ascendrun.head.state.sample_store import SampleStore
@@ -74,44 +75,24 @@ def read_first_rank(attempt_dir: Path, *, most: int = LINES) -> tuple[tuple[Metr
 def _read_samples(
     state_dir: Path, job: Job, *, since_s: float, until_s: float
 ) -> tuple[Sequence[DeviceSample], Sequence[HostSample]]:
-    store = SampleStore.open_for_reading(state_dir)
-    if store is None:
-        return (), ()
     devices: list[DeviceSample] = []
     hosts: list[HostSample] = []
     every_s = (until_s - since_s) / POINTS
-    try:
-        own = _own_devices(store.rank_series(since_s=since_s, until_s=until_s, job=job.id, every_s=max(every_s, 60.0)))
+    own: dict[str, set[int]] = {}  # hosts without samples are missing
+    window = {"since_s": since_s, "until_s": until_s}
+    with SampleStore.open_for_reading(state_dir) as store:
+        for sample in store.rank_series(job=job.id, every_s=max(every_s, 60.0), **window):
+            if sample.device is not None:
+                own.setdefault(sample.host, set()).add(sample.device)
         for host in job.hosts:
-            mine = store.device_series(since_s=since_s, until_s=until_s, host=host, every_s=every_s)
-            devices += [one for one in mine if own.get(host) is None or one.device in own[host]]
-            hosts += store.host_series(since_s=since_s, until_s=until_s, host=host, every_s=every_s)
-    finally:
-        store.close()
-    return sorted(devices, key=_at), sorted(hosts, key=_at)
-
-
-def _at(sample: DeviceSample | HostSample) -> float:
-    return sample.at_s
-
-
-def _own_devices(samples: Sequence[RankSample]) -> Mapping[str, set[int]]:
-    """By host the devices of the job's ranks; hosts without samples are missing."""
-    found: dict[str, set[int]] = {}
-    for one in samples:
-        if one.device is not None:
-            found.setdefault(one.host, set()).add(one.device)
-    return found
+            mine = store.device_series(host=host, every_s=every_s, **window)
+            devices += [device for device in mine if host not in own or device.device in own[host]]
+            hosts += store.host_series(host=host, every_s=every_s, **window)
+    at_s = attrgetter("at_s")
+    return sorted(devices, key=at_s), sorted(hosts, key=at_s)
 
 
 def find_report(state_dir: Path, ref: str, *, now_s: float) -> Report:
     """The same, opening the store. Raises NotFoundError, ConflictError, StoreUnusableError."""
-    from ascendrun.core.errors import NotFoundError
-
-    store: Store | None = Store.open_for_reading(state_dir)
-    if store is None:
-        raise NotFoundError(f"no job {ref!r}", hint="`ascendrun ps -a` lists all jobs")
-    try:
+    with Store.open_for_reading(state_dir) as store:
         return read_report(store, state_dir, ref, now_s=now_s)
-    finally:
-        store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ TAIL_BYTES, LEAST_TAIL_BYTES = 4096, 2048
 HEAD_BYTES = 4096
 FEW_RANKS = 64
 STRAGGLERS_EVERY_S = 60.0
+FRESH_S = 60.0
+"""A sample that is older says nothing of now."""
 WITH_RANKS = (State.STARTING, State.RUNNING, State.STOPPING)
 
 
@@ -39,6 +42,17 @@ class TopInputs:
     newest: Newest
     ended: tuple[TopJob, ...] = ()
     samples_error: str | Text | None = None
+
+
+def newest_samples(state_dir: Path, *, hosts: Collection[str] | None = None, since_s: float | None = None) -> Newest:
+    """The newest sample of every device, host and rank; an empty one when nothing was measured.
+
+    `since_s`: not older than that, None: than a minute. Raises StoreUnusableError.
+    """
+    from ascendrun.head.state.sample_store import SampleStore
+
+    with SampleStore.open_for_reading(state_dir) as store:
+        return store.newest(since_s=time.time() - FRESH_S if since_s is None else since_s, hosts=hosts)
 
 
 class TopReader:
@@ -68,7 +82,7 @@ class TopReader:
         """
         newest, samples_error = Newest(), None
         try:
-            newest = read_newest(self._state_dir, since_s=now_s - window_s, hosts=hosts)
+            newest = newest_samples(self._state_dir, since_s=now_s - window_s, hosts=hosts)
         except StoreUnusableError as error:
             samples_error = error.message
         live, over = _read_jobs(self._state_dir, {sample.job for sample in newest.ranks})
@@ -139,13 +153,8 @@ def _told_slow(state_dir: Path, job: Job) -> list[int]:
     from ascendrun.head.loop.stragglers import known_from_events
     from ascendrun.head.state.store import Store
 
-    store = Store.open_for_reading(state_dir)
-    if store is None:
-        return []
-    try:
+    with Store.open_for_reading(state_dir) as store:
         events = store.events(job.id)
-    finally:
-        store.close()
     found: list[int] = []
     for host, rank in known_from_events(job.attempt, events).missing:
         found.extend(
@@ -181,37 +190,19 @@ def _read_progress(paths: Sequence[Path], clock: Any, *, with_total: bool, last_
     return progress
 
 
-def read_newest(state_dir: Path, *, since_s: float, hosts: Collection[str] | None = None) -> Newest:
-    """The latest samples, empty where nothing was measured. Raises StoreUnusableError."""
-    from ascendrun.head.state.sample_store import SampleStore
-
-    store = SampleStore.open_for_reading(state_dir)
-    if store is None:
-        return Newest()
-    try:
-        return store.newest(since_s=since_s, hosts=hosts)
-    finally:
-        store.close()
-
-
 def _read_jobs(state_dir: Path, measured: Collection[str]) -> tuple[list[StoredJob], list[StoredJob]]:
     """(live jobs, those of `measured` that are over)"""
     from ascendrun.core.errors import NotFoundError
     from ascendrun.head.state.store import Store
 
-    store = Store.open_for_reading(state_dir)
-    if store is None:
-        return [], []
     live: list[StoredJob] = []
     over: list[StoredJob] = []
-    try:
+    with Store.open_for_reading(state_dir) as store:
         for stored in store.live_jobs():
             (over if stored.job.is_terminal else live).append(stored)
         for job_id in sorted(set(measured) - {stored.job.id for stored in (*live, *over)}):
             with contextlib.suppress(NotFoundError):
                 over.append(store.find(job_id))
-    finally:
-        store.close()
     return live, over
 
 
@@ -246,7 +237,7 @@ def _places(stored: StoredJob, node: NodeProgress) -> list[RankPlace]:
 
 
 def devices_given(spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], name: str) -> tuple[int, ...] | None:
-    """The devices that the plan gave the job on a host, in order of its ranks there; None: it has none (family cpu)."""
+    """The devices that the plan gave the job on a host, in order of its ranks there; None: it has none (type cpu)."""
     wanted = spec.get("devices") or {}
     if wanted.get("type", "cpu") == "cpu":
         return None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 from ascendrun.core.samples import Newest
+from ascendrun.query.top_reader import TopReader, newest_samples
 
 if TYPE_CHECKING:
     from ascendrun.core.hosts import Host
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 STATUS_S = 1.0
 """How long the controller may take to report what it knows of hosts."""
-FRESH_S = 60.0
-"""A sample that is older says nothing of now."""
 
 
 class SampledCluster(Protocol):
@@ -36,22 +33,6 @@ class SampledCluster(Protocol):
     def sample_now(self, hosts: Sequence[Host], *, timeout_s: float) -> tuple[Newest, Mapping[str, str]]: ...
 
     def request_samples(self, hosts: Sequence[Host]) -> None: ...
-
-
-def newest_samples(state_dir: Path, *, hosts: Collection[str] | None = None, since_s: float | None = None) -> Newest:
-    """The newest sample of every device, host and rank; an empty one when nothing was measured.
-
-    `since_s`: not older than that, None: than a minute. Raises StoreUnusableError.
-    """
-    from ascendrun.head.state.sample_store import SampleStore
-
-    store = SampleStore.open_for_reading(state_dir)
-    if store is None:
-        return Newest()
-    try:
-        return store.newest(since_s=time.time() - FRESH_S if since_s is None else since_s, hosts=hosts)
-    finally:
-        store.close()
 
 
 ASK_EVERY_S = 10.0
@@ -77,8 +58,6 @@ class TopSource:
         wish: Callable[[Sequence[Host]], None] | None = None,
         is_patient: bool = False,
     ) -> None:
-        from ascendrun.query.top_reader import TopReader
-
         self.cluster = cluster
         self.hosts = tuple(hosts)
         self._ask = ask or (lambda hosts, timeout_s: cluster.sample_now(hosts, timeout_s=timeout_s))

@@ -120,7 +120,7 @@ def measure(
     job = read_job(file, overrides=overrides) if file is not None else None
     failing = {host for view in report.findings if view.severity is Severity.FAIL for host in view.hosts}
     not_ready = [host.name for host in reached if host.name in failing]
-    base = make_base(job, family=report.device_type or "cpu")
+    base = make_base(job, device_type=report.device_type or "cpu")
     if base.python is None and any(host.is_local for host in reached):
         from ascendrun.cli.train_env import ensure_training_stack
 

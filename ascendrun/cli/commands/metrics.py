@@ -98,7 +98,7 @@ def parse_listen(address: str) -> tuple[str, int]:
 
 def make_registry(ctx: CliContext, hostfile: str | None) -> CollectorRegistry:
     from ascendrun.cli.options import hosts_of
-    from ascendrun.head.state.sample_details import read_details
+    from ascendrun.head.state.sample_store import SampleStore
     from ascendrun.health.top.join import STALE_S
     from ascendrun.query.prometheus import make_registry
     from ascendrun.query.top_source import TopSource
@@ -107,12 +107,12 @@ def make_registry(ctx: CliContext, hostfile: str | None) -> CollectorRegistry:
     source = TopSource(ctx.cluster, hosts)
 
     def read() -> tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]:
-        view, state_dir = source.look(now_s=time.time()), ctx.settings.state_dir
-        return (
-            view,
-            ctx.cluster.count_states(),
-            () if view.samples_error else read_details(state_dir, since_s=view.at_s - STALE_S),
-        )
+        view = source.look(now_s=time.time())
+        states = ctx.cluster.count_states()
+        if view.samples_error:
+            return view, states, ()
+        with SampleStore.open_for_reading(ctx.settings.state_dir) as store:
+            return view, states, store.details(since_s=view.at_s - STALE_S)
 
     return make_registry(read)
 

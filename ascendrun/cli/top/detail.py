@@ -92,10 +92,7 @@ def read_series(state_dir: Any, row: TopRow, *, since_s: float, until_s: float) 
     """The samples of the row's device, host and rank. Raises StoreUnusableError."""
     from ascendrun.head.state.sample_store import SampleStore
 
-    store = SampleStore.open_for_reading(state_dir)
-    if store is None:
-        return (), (), ()
-    try:
+    with SampleStore.open_for_reading(state_dir) as store:
         devices: tuple[DeviceSample, ...] = ()
         ranks: tuple[RankSample, ...] = ()
         if row.device is not None:
@@ -103,8 +100,6 @@ def read_series(state_dir: Any, row: TopRow, *, since_s: float, until_s: float) 
         if row.job is not None and row.rank is not None:
             ranks = store.rank_series(since_s=since_s, until_s=until_s, job=row.job, rank=row.rank)
         return devices, store.host_series(since_s=since_s, until_s=until_s, host=row.host), ranks
-    finally:
-        store.close()
 
 
 class DetailPage:

@@ -9,7 +9,7 @@ from typing import Any
 from ascendrun.cli.output import as_record
 from ascendrun.health.top.view import HostRow, JobRow, TopRow, TopView
 
-_NOT_OF_DEVICE = ("at", "host", "device", "family", "name", "pids", "source")
+_NOT_OF_DEVICE = ("at", "host", "device", "device_type", "name", "pids", "source")
 _NOT_OF_HOST = ("at", "host", "disk_read_bytes_s", "disk_write_bytes_s")
 _NOT_OF_RANK = ("at", "total_steps", "epoch", "own_s")
 _NOT_OF_JOB = ("at", "own_s")

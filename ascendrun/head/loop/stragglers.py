@@ -66,21 +66,13 @@ def _read_samples(state_dir: Path, job_id: str, hosts: frozenset[str], *, now_s:
     from ascendrun.head.state.sample_store import SampleStore
 
     try:
-        store = SampleStore.open_for_reading(state_dir)
-        if store is None:
-            return Newest()
-        try:
-            since_s, until_s, every_s = now_s - SAMPLES_S, now_s + 1.0, 0.0 if few else 60.0
-            devices = store.device_series(since_s=since_s, until_s=until_s, every_s=every_s)
-            of_hosts = store.host_series(since_s=since_s, until_s=until_s, every_s=every_s)
-            ranks = store.rank_series(since_s=since_s, until_s=until_s, job=job_id, every_s=every_s)
+        with SampleStore.open_for_reading(state_dir) as store:
+            window = {"since_s": now_s - SAMPLES_S, "until_s": now_s + 1.0, "every_s": 0.0 if few else 60.0}
             return Newest(
-                tuple(one for one in devices if one.host in hosts),
-                tuple(one for one in of_hosts if one.host in hosts),
-                ranks,
+                tuple(sample for sample in store.device_series(**window) if sample.host in hosts),
+                tuple(sample for sample in store.host_series(**window) if sample.host in hosts),
+                store.rank_series(job=job_id, **window),
             )
-        finally:
-            store.close()
     except AscendrunError:
         return Newest()
 

@@ -60,7 +60,7 @@ KERNEL_WORDS = [
 ]
 
 
-def items_for(family: str) -> list[dict[str, Any]]:
+def items_for(device_type: str) -> list[dict[str, Any]]:
     """What to ask a node for, as node/agent/artifacts.py wants it."""
     items: list[dict[str, Any]] = [
         {
@@ -88,9 +88,9 @@ def items_for(family: str) -> list[dict[str, Any]]:
             "commands": [["sh", "-c", "df -Pk; echo; df -Pi"]],
         },
     ]
-    if family in ("npu", "auto"):
+    if device_type in ("npu", "auto"):
         items += _npu_items()
-    if family in ("cuda", "auto"):
+    if device_type in ("cuda", "auto"):
         items.append(
             {
                 "name": "nvidia-smi",
@@ -174,7 +174,7 @@ class Subject:
 
     job_id: str
     run: str
-    family: str
+    device_type: str
     attempt: int
     hosts: tuple[Host, ...]
 
@@ -296,7 +296,7 @@ class Gatherer:
         wish.tries += 1
         attempt_dir = spool_dir(self._state_dir, wish.subject.job_id, wish.attempt)
         self._receiving[(wish.tag, dialled(wish.host))] = _Receiving(attempt_dir / wish.host.name)
-        fields = {"tag": wish.tag, "items": items_for(wish.subject.family), "timeout_s": GATHER_S}
+        fields = {"tag": wish.tag, "items": items_for(wish.subject.device_type), "timeout_s": GATHER_S}
         self._links.get(wish.host).call(
             "gather", fields, deadline_s=GATHER_S + 30.0, done=lambda reply: self._post(lambda: self._hear(wish, reply))
         )

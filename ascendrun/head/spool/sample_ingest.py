@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.samples import DeviceDetail, Newest, RawText, Sample
-from ascendrun.head.state.sample_file import FILE_NAME, KNOWN_GENERATIONS
+from ascendrun.head.state.sample_store import KNOWN_GENERATIONS, SampleStore
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
-    from ascendrun.head.state.sample_store import SampleStore
     from ascendrun.health.samples.sample_lines import LineReader
 
 GATHER_S = 0.5
@@ -105,13 +104,9 @@ class SampleKeeper:
 
     def start(self) -> None:
         """Reads how far the files were read before; a store that cannot be read counts as an empty one."""
-        from ascendrun.head.state.sample_store import SampleStore
-
         try:
-            store = SampleStore.open_for_reading(self._state_dir, busy_s=START_BUSY_S)
-            if store is not None:
+            with SampleStore.open_for_reading(self._state_dir, busy_s=START_BUSY_S) as store:
                 self._known = store.all_progress()
-                store.close()
         except AscendrunError as error:
             self._say(error)
         self._thread.start()
@@ -303,7 +298,8 @@ class SampleKeeper:
             self._give_up(error)
 
     def _tend(self) -> bool:
-        store = self._open() if self._store or self._last_fault or (self._state_dir / FILE_NAME).exists() else None
+        is_there = self._store or self._last_fault or (self._state_dir / SampleStore.FILE_NAME).exists()
+        store = self._open() if is_there else None
         try:
             return store is not None and store.tend(now_s=time.time())
         except AscendrunError as error:
@@ -313,8 +309,6 @@ class SampleKeeper:
     def _open(self) -> SampleStore | None:
         """None: it could not be used a moment ago, and what comes is let go."""
         if self._store is None and time.monotonic() >= self._retry_mono:
-            from ascendrun.head.state.sample_store import SampleStore
-
             try:
                 store = SampleStore.open(self._state_dir)
                 known = store.all_progress()

@@ -1,11 +1,12 @@
-"""What was measured, in a SQLite file of its own: samples as they came for two hours, then ever coarser means.
+"""Samples in an SQLite file: as measured for two hours, then means of one and of ten minutes.
 
-Beside the store of jobs, never in it: figures come by the thousand, may be lost with a power cut, and may be thrown
-away as a whole. Together with the rows stands how far each node's file was read, so every line counts once.
+Separate from the store of jobs: samples come by the thousand, may be lost with a power cut and may be deleted. The
+offset up to which each node's file was read is stored in the same transaction, so that every line counts once.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,23 +16,9 @@ from typing import Any
 
 from ascendrun.core.sample_rollup import IDENTITY, figures_of, mean_of, peak_of
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample, RawText, Sample
-from ascendrun.head.state.migrations import immediate, migrate, refuse_newer, version_of
-from ascendrun.head.state.sample_details import add_details
-from ascendrun.head.state.sample_file import (
-    BUSY_S,
-    FILE_NAME,
-    KNOWN_GENERATIONS,
-    LEVELS,
-    MIGRATIONS,
-    MINUTE,
-    OTHERWISE,
-    RAW,
-    TEN_MINUTES,
-    Level,
-    connect,
-    raising_unusable,
-)
-from ascendrun.head.state.state_dir import make_private_file, make_state_dir
+from ascendrun.head.state.database import Database, immediate, version_of
+from ascendrun.node.sampler.sample import GENERATIONS
+from ascendrun.text import Text
 
 LINGERING_S = 10.0
 """So long after its end a minute is summed up: what its last second said may still be on the way."""
@@ -45,64 +32,95 @@ SWEPT_AT_ONCE = 200
 
 _KINDS: Mapping[str, type[Any]] = {"device": DeviceSample, "host": HostSample, "rank": RankSample}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+_EVER_S = float("inf")
+
+# Tables
+
+KNOWN_GENERATIONS = 2 * GENERATIONS
+"""Of a node's file the progress in so many is remembered: the node has no older ones, and a job may run for months."""
 
 
 @dataclass(frozen=True)
-class _Thing:
+class Level:
+    """One coarseness. `step_s` 0: as it came. Its means are in the table KIND_NAME, its peaks in KIND_NAME_peak."""
+
+    name: str
+    step_s: int
+    kept_s: float
+
+
+RAW, MINUTE, TEN_MINUTES = Level("raw", 0, 7200.0), Level("minute", 60, 7 * 86400.0), Level("ten", 600, 90 * 86400.0)
+LEVELS = (RAW, MINUTE, TEN_MINUTES)
+
+_DEVICE = """name, utilisation, memory_used_bytes, memory_total_bytes, power_w, temperature_c, frequency_mhz, health,
+    link_up, link_downs, link_tx_bytes_s, link_rx_bytes_s, ecc_errors, pids, source"""
+_HOST = """cpu, load1, memory_used_bytes, memory_total_bytes, disk_free_bytes, disk_read_bytes_s, disk_write_bytes_s,
+    net_rx_bytes_s, net_tx_bytes_s"""
+_RANK = "pid, device, cpu, rss_bytes, read_bytes_s, write_bytes_s, threads, state"
+
+
+MIGRATIONS: tuple[str, ...] = (
+    "".join(
+        f"CREATE TABLE {kind}_{level} (thing INTEGER NOT NULL, at_s REAL NOT NULL, {columns},"
+        " PRIMARY KEY (thing, at_s)) WITHOUT ROWID;"
+        for kind, columns in (("device", _DEVICE), ("host", _HOST), ("rank", _RANK))
+        for level in ("raw", "minute", "minute_peak", "ten", "ten_peak")
+    )
+    + """
+    CREATE TABLE things (
+        id INTEGER PRIMARY KEY, kind TEXT NOT NULL, host TEXT NOT NULL, family TEXT, device INTEGER, job TEXT,
+        attempt INTEGER, rank INTEGER, newest_s REAL NOT NULL);
+    CREATE INDEX things_by_time ON things (newest_s);
+    CREATE TABLE unsummed (thing INTEGER NOT NULL, at_s REAL NOT NULL, step_s INTEGER NOT NULL,
+        PRIMARY KEY (step_s, at_s, thing)) WITHOUT ROWID;
+    CREATE TABLE pruned (level TEXT PRIMARY KEY, before_s REAL NOT NULL) WITHOUT ROWID;
+    CREATE TABLE progress (source TEXT NOT NULL, generation INTEGER NOT NULL, offset INTEGER NOT NULL,
+        PRIMARY KEY (source, generation)) WITHOUT ROWID;
+    CREATE TABLE raw_texts (
+        id INTEGER PRIMARY KEY, at_s REAL NOT NULL, host TEXT NOT NULL, tool TEXT NOT NULL, text TEXT NOT NULL,
+        why TEXT NOT NULL);
+    CREATE INDEX raw_texts_by_tool ON raw_texts (host, tool)
+    """,
+    "CREATE TABLE details (thing INTEGER PRIMARY KEY, at_s REAL NOT NULL, text TEXT NOT NULL)",
+    "ALTER TABLE things RENAME COLUMN family TO device_type",
+)
+"""`things`: the series, one for each device, host and rank. Every kind has the same tables at every level."""
+OLDER_VIEWS: tuple[tuple[int, str], ...] = (
+    (2, "CREATE TEMP TABLE details (thing INTEGER PRIMARY KEY, at_s REAL NOT NULL, text TEXT NOT NULL)"),
+    (3, "CREATE TEMP VIEW things AS SELECT *, family AS device_type FROM main.things"),
+)
+"""What a reader adds to a file below that version, which may be large and is migrated by the next controller only."""
+
+
+@dataclass(frozen=True)
+class _Series:
     id: int
     kind: str
-    key: tuple[Any, ...]
+    key: Mapping[str, Any]
 
 
-class SampleStore:
-    """Open it for writing in the controller alone; everybody may read."""
+class SampleStore(Database):
+    """The samples of a state directory."""
+
+    FILE_NAME = "samples.db"
+    MIGRATIONS = MIGRATIONS
+    BUSY_S = 5.0
+    SYNCHRONOUS = "NORMAL"
+    OTHERWISE = Text("store.move-file-aside", "move the file aside")
+    UNUSABLE = Text(
+        "samples.move-aside",
+        "free disk space, or move the file aside (jobs keep running; samples on the nodes are read later)",
+    )
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self._db = connection
-        self.path = path
+        super().__init__(connection, path)
         self._ids: dict[tuple[Any, ...], int] = {}
         self._swept = 0
 
-    @classmethod
-    def open(cls, state_dir: Path) -> SampleStore:
-        """Opens or makes it for writing. Raises StoreUnusableError: no space, not ours, held, broken."""
-        make_state_dir(state_dir)
-        path = state_dir / FILE_NAME
-        with raising_unusable(path):
-            make_private_file(path)
-            connection = connect(path)
-            try:
-                migrate(connection, path, MIGRATIONS, otherwise=OTHERWISE)
-            except BaseException:
-                connection.close()
-                raise
-        return cls(connection, path)
-
-    @classmethod
-    def open_for_reading(cls, state_dir: Path, *, busy_s: float = BUSY_S) -> SampleStore | None:
-        """The samples as a reader sees them, or None when nothing was ever measured here.
-
-        `busy_s`: how long a lock is waited for. Raises StoreUnusableError.
-        """
-        path = state_dir / FILE_NAME
-        if not path.exists():
-            return None
-        with raising_unusable(path):
-            connection = connect(path, busy_s=busy_s)
-            try:
-                refuse_newer(connection, path, MIGRATIONS, otherwise=OTHERWISE)
-                is_empty = version_of(connection) == 0
-                connection.execute("PRAGMA query_only = ON")
-            except BaseException:
-                connection.close()
-                raise
-        if is_empty:
-            connection.close()
-            return None
-        return cls(connection, path)
-
-    def close(self) -> None:
-        self._db.close()
+    def _read_older(self) -> None:
+        for version, statement in OLDER_VIEWS:
+            if version_of(self._db) < version:
+                self._db.execute(statement)
 
     # Writing
 
@@ -122,7 +140,7 @@ class SampleStore:
         rows: dict[str, list[tuple[Any, ...]]] = {}
         newest: dict[int, float] = {}
         unsummed = set()
-        with raising_unusable(self.path), self._transaction() as db:
+        with self.raising_unusable(self.path), self._transaction() as db:
             for sample in samples:
                 kind = _NAMES[type(sample)]
                 thing = self._id_of(kind, sample)
@@ -144,25 +162,23 @@ class SampleStore:
                 [(source, generation - KNOWN_GENERATIONS) for source, generation in progress],
             )
             self._add_raw(db, raw)
-            add_details(db, details, lambda detail: self._id_of("device", detail))
-
-    def progress(self, source: str) -> Mapping[int, int]:
-        """{generation: offset} up to which a node's file has been read; {}: not begun. Raises StoreUnusableError."""
-        with raising_unusable(self.path):
-            rows = self._db.execute("SELECT generation, offset FROM progress WHERE source = ?", (source,)).fetchall()
-        return {int(generation): int(offset) for generation, offset in rows}
+            db.executemany(
+                "INSERT INTO details VALUES (?, ?, ?) ON CONFLICT (thing) DO UPDATE SET at_s = excluded.at_s,"
+                " text = excluded.text WHERE excluded.at_s >= at_s",
+                [(self._id_of("device", detail), detail.at_s, _dump_detail(detail)) for detail in details],
+            )
 
     def all_progress(self) -> Mapping[str, Mapping[int, int]]:
-        """The same of every source that is not forgotten."""
+        """{source: {generation: offset}} up to which each node's file has been read. Raises StoreUnusableError."""
         found: dict[str, dict[int, int]] = {}
-        with raising_unusable(self.path):
+        with self.raising_unusable(self.path):
             for source, generation, offset in self._db.execute("SELECT source, generation, offset FROM progress"):
                 found.setdefault(source, {})[int(generation)] = int(offset)
         return found
 
     def forget_progress(self, source: str) -> None:
         """The source's file will not be read again. Raises StoreUnusableError."""
-        with raising_unusable(self.path):
+        with self.raising_unusable(self.path):
             self._db.execute("DELETE FROM progress WHERE source = ?", (source,))
 
     def tend(self, *, now_s: float) -> bool:
@@ -170,7 +186,7 @@ class SampleStore:
 
         True: there is more to do at once. Raises StoreUnusableError.
         """
-        with raising_unusable(self.path), self._transaction() as db:
+        with self.raising_unusable(self.path), self._transaction() as db:
             return self._sum_up(db, now_s) or self._sweep(db, now_s)
 
     def _id_of(self, kind: str, sample: Sample | DeviceDetail) -> int:
@@ -234,12 +250,12 @@ class SampleStore:
         }
         means: dict[str, list[tuple[Any, ...]]] = {}
         peaks: dict[str, list[tuple[Any, ...]]] = {}
-        for thing in self._things(ids=dues):
-            fine = self._rows(thing, finer.name, at_s, at_s + level.step_s)
-            high = fine if finer is RAW else self._rows(thing, f"{finer.name}_peak", at_s, at_s + level.step_s)
+        for series in self._series_of(ids=dues):
+            fine = self._rows(series, finer.name, at_s, at_s + level.step_s)
+            high = fine if finer is RAW else self._rows(series, f"{finer.name}_peak", at_s, at_s + level.step_s)
             if fine:
-                means.setdefault(thing.kind, []).append((thing.id, *_row_of(mean_of(fine, at_s=at_s))))
-                peaks.setdefault(thing.kind, []).append((thing.id, *_row_of(peak_of(high or fine, at_s=at_s))))
+                means.setdefault(series.kind, []).append((series.id, *_row_of(mean_of(fine, at_s=at_s))))
+                peaks.setdefault(series.kind, []).append((series.id, *_row_of(peak_of(high or fine, at_s=at_s))))
         for kind in means:
             self._insert(kind, level.name, means[kind])
             self._insert(kind, f"{level.name}_peak", peaks[kind])
@@ -280,56 +296,40 @@ class SampleStore:
     # Reading
 
     def newest(self, *, since_s: float, hosts: Collection[str] | None = None) -> Newest:
-        """The newest sample of everything that was measured since then; None: of every host. Raises
-        StoreUnusableError."""
+        """The newest sample of each device, host and rank since then; `hosts` None: all. Raises StoreUnusableError."""
         found: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
-        with raising_unusable(self.path), self._snapshot():
-            for thing in self._things(since_s=since_s, hosts=hosts):
-                found[thing.kind].extend(self._rows(thing, RAW.name, since_s, None, newest_only=True))
+        with self.raising_unusable(self.path), self._snapshot():
+            for series in self._series_of(since_s=since_s, hosts=hosts):
+                found[series.kind].extend(self._rows(series, RAW.name, since_s, _EVER_S, newest_only=True))
         for samples in found.values():
             samples.sort(key=lambda sample: tuple(getattr(sample, name) for name in IDENTITY[type(sample)]))
         return Newest(tuple(found["device"]), tuple(found["host"]), tuple(found["rank"]))
 
-    def device_series(
-        self,
-        *,
-        since_s: float,
-        until_s: float,
-        host: str | None = None,
-        device: int | None = None,
-        every_s: float = 0.0,
-        peaks: bool = False,
-    ) -> tuple[DeviceSample, ...]:
-        """All samples of devices in a time, in time order, each stretch from the finest level that still has it.
+    def device_series(self, **wanted: Any) -> tuple[DeviceSample, ...]:
+        """Samples of devices as `_read_series` has them; of one `host`, one `device`. Raises StoreUnusableError."""
+        return self._read_series("device", **wanted)
 
-        `every_s`: one in so many seconds is enough, coarser levels are read where they exist. `peaks`: the highest
-        instead of the mean of what was summed up. Raises StoreUnusableError.
-        """
-        return self._series("device", since_s, until_s, {"host": host, "device": device}, every_s, peaks)
+    def host_series(self, **wanted: Any) -> tuple[HostSample, ...]:
+        """The same of hosts, of one `host`."""
+        return self._read_series("host", **wanted)
 
-    def host_series(
-        self, *, since_s: float, until_s: float, host: str | None = None, every_s: float = 0.0, peaks: bool = False
-    ) -> tuple[HostSample, ...]:
-        """The same of hosts."""
-        return self._series("host", since_s, until_s, {"host": host}, every_s, peaks)
+    def rank_series(self, **wanted: Any) -> tuple[RankSample, ...]:
+        """The same of ranks, of all attempts; of one `job`, `rank`, `host`."""
+        return self._read_series("rank", **wanted)
 
-    def rank_series(
-        self,
-        *,
-        since_s: float,
-        until_s: float,
-        job: str | None = None,
-        rank: int | None = None,
-        host: str | None = None,
-        every_s: float = 0.0,
-        peaks: bool = False,
-    ) -> tuple[RankSample, ...]:
-        """The same of ranks, of all attempts."""
-        return self._series("rank", since_s, until_s, {"job": job, "rank": rank, "host": host}, every_s, peaks)
+    def details(self, *, since_s: float) -> tuple[DeviceDetail, ...]:
+        """The newest detail of every device with one since then. Raises StoreUnusableError."""
+        with self.raising_unusable(self.path):
+            rows = self._db.execute(
+                "SELECT details.at_s, host, device, device_type, text FROM details JOIN things ON things.id = thing"
+                " WHERE details.at_s >= ? ORDER BY host, device",
+                (since_s,),
+            ).fetchall()
+        return tuple(_load_detail(*row) for row in rows)
 
     def raw(self, *, hosts: Collection[str] | None = None, tool: str | None = None) -> tuple[RawText, ...]:
         """The texts that nobody understood, oldest first. Raises StoreUnusableError."""
-        with raising_unusable(self.path):
+        with self.raising_unusable(self.path):
             rows = self._db.execute("SELECT at_s, host, tool, text, why FROM raw_texts ORDER BY id").fetchall()
         return tuple(
             text
@@ -337,18 +337,23 @@ class SampleStore:
             if (hosts is None or text.host in hosts) and tool in (None, text.tool)
         )
 
-    def _series(
-        self, kind: str, since_s: float, until_s: float, wanted: Mapping[str, Any], every_s: float, peaks: bool
+    def _read_series(
+        self, kind: str, *, since_s: float, until_s: float, every_s: float = 0.0, peaks: bool = False, **key: Any
     ) -> tuple[Any, ...]:
+        """All samples of a time in time order, each stretch from the finest level that still has it.
+
+        `every_s`: one in so many seconds is enough, coarser levels are read where they exist. `peaks`: the highest
+        instead of the mean of what was summed up. `key`: values that name the series; None: any.
+        """
         found: list[Any] = []
-        with raising_unusable(self.path), self._snapshot():
+        key = {name: value for name, value in key.items() if value is not None}
+        with self.raising_unusable(self.path), self._snapshot():
             spans = self._spans(since_s, until_s, every_s)
-            for thing in self._things(since_s=since_s):
-                if thing.kind != kind or not _fits(thing, wanted):
-                    continue
-                for level, begin_s, end_s in spans:
-                    table = f"{level.name}_peak" if peaks and level is not RAW else level.name
-                    found.extend(self._rows(thing, table, begin_s, end_s))
+            for series in self._series_of(since_s=since_s):
+                if series.kind == kind and key.items() <= series.key.items():
+                    for level, begin_s, end_s in spans:
+                        table = f"{level.name}_peak" if peaks and level is not RAW else level.name
+                        found.extend(self._rows(series, table, begin_s, end_s))
         found.sort(key=lambda sample: sample.at_s)
         return tuple(found)
 
@@ -374,32 +379,29 @@ class SampleStore:
         floors.update(self._db.execute("SELECT level, before_s FROM pruned").fetchall())
         return floors
 
-    def _things(
+    def _series_of(
         self, *, ids: Collection[int] | None = None, since_s: float = 0.0, hosts: Collection[str] | None = None
-    ) -> list[_Thing]:
-        rows = self._db.execute(
-            "SELECT id, kind, host, family, device, job, attempt, rank FROM things WHERE newest_s >= ?", (since_s,)
-        ).fetchall()
+    ) -> list[_Series]:
+        names = ("host", "device_type", "device", "job", "attempt", "rank")
+        rows = self._db.execute(f"SELECT id, kind, {', '.join(names)} FROM things WHERE newest_s >= ?", (since_s,))
         return [
-            _Thing(row[0], row[1], _key_of(row))
-            for row in rows
-            if (ids is None or row[0] in ids) and (hosts is None or row[2] in hosts)
+            _Series(number, kind, {name: key[names.index(name)] for name in IDENTITY[_KINDS[kind]]})
+            for number, kind, *key in rows.fetchall()
+            if (ids is None or number in ids) and (hosts is None or key[0] in hosts)
         ]
 
     def _rows(
-        self, thing: _Thing, table: str, begin_s: float, end_s: float | None, *, newest_only: bool = False
+        self, series: _Series, table: str, begin_s: float, end_s: float, *, newest_only: bool = False
     ) -> list[Any]:
         """Samples with begin_s <= at_s < end_s, in order."""
-        made = _KINDS[thing.kind]
-        names = ("at_s", *figures_of(made))
-        order = "DESC LIMIT 1" if newest_only else "ASC"
+        kind = _KINDS[series.kind]
+        names = ("at_s", *figures_of(kind))
         rows = self._db.execute(
-            f"SELECT {', '.join(names)} FROM {thing.kind}_{table} WHERE thing = ? AND at_s >= ? AND at_s < ?"
-            f" ORDER BY at_s {order}",
-            (thing.id, begin_s, float("inf") if end_s is None else end_s),
+            f"SELECT {', '.join(names)} FROM {series.kind}_{table} WHERE thing = ? AND at_s >= ? AND at_s < ?"
+            f" ORDER BY at_s {'DESC LIMIT 1' if newest_only else 'ASC'}",
+            (series.id, begin_s, end_s),
         )
-        key = dict(zip(IDENTITY[made], thing.key))
-        return [made(**key, **_figures_from(names, row)) for row in rows]
+        return [kind(**series.key, **_figures_from(names, row)) for row in rows]
 
     # Transactions
 
@@ -422,14 +424,14 @@ class SampleStore:
             self._db.execute("ROLLBACK")
 
 
-def _fits(thing: _Thing, wanted: Mapping[str, Any]) -> bool:
-    have = dict(zip(IDENTITY[_KINDS[thing.kind]], thing.key))
-    return all(value is None or have[name] == value for name, value in wanted.items())
+def _dump_detail(detail: DeviceDetail) -> str:
+    return json.dumps({"bus": detail.bus_id, "processes": detail.processes, "values": detail.values})
 
 
-def _key_of(row: Sequence[Any]) -> tuple[Any, ...]:
-    values = dict(zip(("id", "kind", "host", "family", "device", "job", "attempt", "rank"), row))
-    return tuple(values[name] for name in IDENTITY[_KINDS[row[1]]])
+def _load_detail(at_s: float, host: str, device: int, device_type: str, text: str) -> DeviceDetail:
+    saved = json.loads(text)
+    processes = tuple((int(pid), memory_mb) for pid, memory_mb in saved["processes"])
+    return DeviceDetail(at_s, host, device, device_type, saved["bus"], saved["values"], processes)
 
 
 def _row_of(sample: Sample) -> tuple[Any, ...]:

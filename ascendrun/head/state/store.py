@@ -1,4 +1,4 @@
-"""What the head must not forget, in SQLite: jobs, their stories, and who may write."""
+"""Jobs, their events and notifications, and the controller's lease, in SQLite."""
 
 from __future__ import annotations
 
@@ -12,33 +12,24 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Protocol
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.events import Event, JobEvent
-from ascendrun.head.state.migrations import Migration, immediate, migrate, refuse_newer, version_of
-from ascendrun.head.state.state_dir import StoreUnusableError, make_private_file, make_state_dir
+from ascendrun.head.state.database import Database, Migration, immediate
+from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job, State
 
-FILE_NAME = "state.db"
 _EVENT = 'code, "values", hosts, ranks, attempt, at_s'
-BUSY_S = 10.0
-OTHERWISE = Text("store.other-directory", "set another ASCENDRUN_STATE_DIR")
 
 
-def _type_events(connection: sqlite3.Connection) -> None:
-    from ascendrun.head.state.old_stores import type_events
+def _old_stores() -> Any:
+    from ascendrun.head.state import old_stores
 
-    type_events(connection)
-
-
-def _rename_keys(connection: sqlite3.Connection) -> None:
-    from ascendrun.head.state.old_stores import rename_keys
-
-    rename_keys(connection)
+    return old_stores
 
 
 _MIGRATIONS: tuple[Migration, ...] = (
@@ -70,8 +61,8 @@ _MIGRATIONS: tuple[Migration, ...] = (
         cuts INTEGER NOT NULL DEFAULT 0, tried_at_s REAL, answer TEXT, UNIQUE (id, target));
     CREATE INDEX notices_by_due ON notices (target, state, due_at_s);
     """,
-    _type_events,
-    _rename_keys,
+    lambda db: _old_stores().type_events(db),
+    lambda db: _old_stores().rename_keys(db),
 )
 
 
@@ -97,55 +88,35 @@ Outbox = Callable[["Job", Sequence[JobEvent]], Sequence[tuple[str, str, str]]]
 """(job, its new events) -> notices as (id, name of the target, body); stored in the transaction of the events."""
 
 
-class Store:
-    """One state folder's database. Open it for writing in the controller alone; everybody may read."""
+class Store(Database):
+    """The jobs of a state directory."""
 
-    def __init__(self, connection: sqlite3.Connection, token: str | None, path: Path) -> None:
-        self._db = connection
+    FILE_NAME = "state.db"
+    MIGRATIONS = _MIGRATIONS
+    BUSY_S = 10.0
+    SYNCHRONOUS = "FULL"
+    OTHERWISE = Text("store.other-directory", "set another ASCENDRUN_STATE_DIR")
+    UNUSABLE = Text("store.move-aside", "move the file aside to start with an empty store (jobs keep running)")
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, token: str | None = None) -> None:
+        super().__init__(connection, path)
         self._token = token
-        self._path = path
         self.outbox: Outbox | None = None
-        self.is_copy = False
-        """In memory, of a file that an earlier release wrote and no controller has migrated yet."""
 
     @classmethod
     def open(cls, state_dir: Path) -> Store:
-        """Opens or makes the store for writing and takes the lease from whoever had it.
+        """As of any database; takes the lease from its owner.
 
         The caller holds the controller's file lock, so a lease that is still there belongs to a dead process.
-        Raises StoreUnusableError.
         """
-        make_state_dir(state_dir)
-        path = state_dir / FILE_NAME
-        make_private_file(path)
-        connection = _connect(path)
-        migrate(connection, path, _MIGRATIONS, otherwise=OTHERWISE)
-        token = secrets.token_hex(16)
-        with immediate(connection):
-            connection.execute("INSERT OR REPLACE INTO lease VALUES (1, ?, ?, ?)", (token, os.getpid(), time.time()))
-            connection.execute("INSERT OR IGNORE INTO meta VALUES ('head_id', ?)", (secrets.token_hex(4),))
-        return cls(connection, token, path)
-
-    @classmethod
-    def open_for_reading(cls, state_dir: Path) -> Store | None:
-        """The store as a reader sees it, or None when nothing was ever submitted here. Raises StoreUnusableError."""
-        path = state_dir / FILE_NAME
-        if not path.exists():
-            return None
-        connection = _connect(path)
-        if version_of(connection) == 0:
-            connection.close()
-            return None
-        refuse_newer(connection, path, _MIGRATIONS, otherwise=OTHERWISE)
-        if version_of(connection) < len(_MIGRATIONS):
-            store = cls(_migrated_copy(connection, path), None, path)
-            store.is_copy = True
-            return store
-        connection.execute("PRAGMA query_only = ON")
-        return cls(connection, None, path)
-
-    def close(self) -> None:
-        self._db.close()
+        store = super().open(state_dir)
+        store._token = secrets.token_hex(16)
+        with immediate(store._db):
+            store._db.execute(
+                "INSERT OR REPLACE INTO lease VALUES (1, ?, ?, ?)", (store._token, os.getpid(), time.time())
+            )
+            store._db.execute("INSERT OR IGNORE INTO meta VALUES ('head_id', ?)", (secrets.token_hex(4),))
+        return store
 
     @property
     def head_id(self) -> str:
@@ -155,7 +126,8 @@ class Store:
 
     def beside(self) -> Store:
         """The same store with a connection of its own, for another thread; it writes by the same lease."""
-        return Store(_connect(self._path), self._token, self._path)
+        with self.raising_unusable(self.path):
+            return Store(self._connect(self.path, self.BUSY_S), self.path, self._token)
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -173,7 +145,7 @@ class Store:
                     )
                 yield self._db
         except sqlite3.OperationalError as error:
-            raise _unwritable(self._path, error) from error
+            raise _unwritable(self.path, error) from error
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -181,34 +153,12 @@ class Store:
         try:
             yield self._db
         except sqlite3.OperationalError as error:
-            raise _unwritable(self._path, error) from error
+            raise _unwritable(self.path, error) from error
 
-    def add_job(
-        self,
-        *,
-        key: str,
-        make_job: JobMaker,
-        spec: Mapping[str, Any],
-        hosts: Sequence[Mapping[str, Any]],
-        trees: Sequence[Mapping[str, Any]],
-        file: str | None,
-        now_s: float,
-    ) -> Job:
-        """Stores a new job and returns it; with a key that is known, returns that job and stores nothing.
-
-        `make_job(id, head_id)` makes the record once the id is known. On return it is on disk.
-        """
+    def add_job(self, *, make_job: Callable[[str, str], Job], **row: Any) -> Job:
+        """As `insert`, in a transaction; `make_job(id, head_id)`. On return the job is on disk."""
         with self.writing() as db:
-            return self.insert(
-                db,
-                key=key,
-                spec=spec,
-                hosts=hosts,
-                trees=trees,
-                file=file,
-                now_s=now_s,
-                make_job=lambda number, head_id: make_job(job_id_of(number), head_id),
-            )
+            return self.insert(db, make_job=lambda number, head_id: make_job(job_id_of(number), head_id), **row)
 
     def insert(
         self,
@@ -222,7 +172,10 @@ class Store:
         file: str | None,
         now_s: float,
     ) -> Job:
-        """As `add_job`, within a transaction of the caller; `make_job(number of the row, head_id)` names the job."""
+        """Store a new job within a transaction of the caller; with a known `key` return its job and store nothing.
+
+        `make_job(number of the row, head_id)` makes the record.
+        """
         from ascendrun.core.jobs.job import load_job
 
         known = db.execute("SELECT record FROM jobs WHERE key = ?", (key,)).fetchone()
@@ -327,6 +280,11 @@ class Store:
                 Text("job.ambiguous", "{job} matches several jobs: {found}", job=ref, found=begins[:5]),
                 hint=Text("job.longer-id", "give more characters of the id"),
             )
+        if not self.job_names():
+            raise NotFoundError(
+                Text("job.none", "{job}: job not found ({path} has no jobs)", job=ref, path=str(self.path.parent)),
+                hint=Text("job.submit-first", "run `ascendrun submit jobs/quickstart.yaml`"),
+            )
         if not begins or not ref:
             raise NotFoundError(
                 Text("job.not-found", "job {job:quote} not found", job=ref),
@@ -410,49 +368,13 @@ def _dump_event(event: Event) -> tuple[Any, ...]:
 
 def _load_event(row: Sequence[Any]) -> Event:
     code, values, hosts, ranks, attempt, at_s = row
-    return Event.from_json(
-        {
-            "code": code,
-            "values": json.loads(values),
-            "hosts": json.loads(hosts),
-            "ranks": json.loads(ranks),
-            "attempt": attempt,
-            "at_s": at_s,
-        }
-    )
+    lists = {"values": json.loads(values), "hosts": json.loads(hosts), "ranks": json.loads(ranks)}
+    return Event.from_json({"code": code, **lists, "attempt": attempt, "at_s": at_s})
 
 
 def job_id_of(number: int) -> str:
     """j-0003: how a job is called by the number of its row."""
     return f"j-{number:04d}"
-
-
-class JobMaker(Protocol):
-    """The shape of `make_job`: (job id, head id) -> Job."""
-
-    def __call__(self, job_id: str, head_id: str) -> Job: ...
-
-
-def _migrated_copy(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """A store of an earlier release in memory: a reader does not change the file, the next controller does."""
-    copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    connection.backup(copy)
-    connection.close()
-    migrate(copy, path, _MIGRATIONS, otherwise=OTHERWISE)
-    return copy
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    try:
-        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-    except sqlite3.Error as error:
-        raise StoreUnusableError(
-            Text("store.error", "{path}: {error}", path=str(path), error=str(error)),
-            hint=Text("store.move-aside", "move the file aside to start with an empty store (jobs keep running)"),
-        ) from error
-    return connection
 
 
 def _unwritable(path: Path, error: sqlite3.OperationalError) -> StoreUnusableError:

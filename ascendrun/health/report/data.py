@@ -151,7 +151,7 @@ def make_report(material: Material, *, now_s: float) -> Report:
     attempts = {number: _attempt_steps(found) for number, found in lines.items() if found}
     time = account(stays, attempts)
     family = str(material.spec.get("devices", {}).get("type") or "auto")
-    family = material.devices[0].family if material.devices else "cpu" if family == "auto" else family
+    family = material.devices[0].device_type if material.devices else "cpu" if family == "auto" else family
     cost = count_cost(stays, devices=_device_count(material), device_type=family, samples=material.devices)
     return Report(
         made_at_s=now_s,

@@ -1,6 +1,6 @@
 """What to run on a node, how often, to know how its devices are; and from what the tools say to samples.
 
-    sampling_items(family, every_s=5) -> items for the node, which runs them and knows nothing of what they mean
+    sampling_items(device_type, every_s=5) -> items for the node, which runs them and knows nothing of what they mean
     DeviceReader(host).take(ToolOutput(...)) -> (samples, texts that were not understood)
 
 One table tells the most of every NPU in one call (`npu-smi info`); only what it does not say is asked of single
@@ -84,16 +84,16 @@ class ToolOutput:
     timed_out: bool = False
 
 
-def sampling_wish(family: str, *, every_s: float, hosts: int) -> Mapping[str, Any] | None:
+def sampling_wish(device_type: str, *, every_s: float, hosts: int) -> Mapping[str, Any] | None:
     """What each node of a job is asked to do beside it; None: nothing. So many samples come to one head that on
     very many hosts they are made rarer."""
     if every_s == 0:
         return None
     every_s = max(every_s, hosts / HOSTS_A_SECOND)
-    return {"every_s": every_s, "items": list(sampling_items(family, every_s=every_s))}
+    return {"every_s": every_s, "items": list(sampling_items(device_type, every_s=every_s))}
 
 
-def sampling_items(family: str | None, *, every_s: float = EVERY_S) -> tuple[Mapping[str, Any], ...]:
+def sampling_items(device_type: str | None, *, every_s: float = EVERY_S) -> tuple[Mapping[str, Any], ...]:
     """The items of a node whose job uses these devices (npu, cuda, cpu); None: of any kind that is there."""
     asked = (
         {
@@ -103,10 +103,10 @@ def sampling_items(family: str | None, *, every_s: float = EVERY_S) -> tuple[Map
             HISTORY: _argv(npu_scripts.PORTS, "link_stat"),
             ECC: _argv(npu_scripts.CARDS, "ecc"),
         }
-        if family in (None, "npu")
+        if device_type in (None, "npu")
         else {}
     )
-    if family in (None, "cuda"):
+    if device_type in (None, "cuda"):
         asked[GPUS] = _argv(_NVIDIA)
     return tuple(
         {

@@ -73,7 +73,7 @@ class TopJob:
     liveness: Mapping[str, str] = field(default_factory=dict)
 
 
-_NO_DEVICE = DeviceSample(at_s=0.0, host="", device=-1, family="")
+_NO_DEVICE = DeviceSample(at_s=0.0, host="", device=-1, device_type="")
 _NO_HOST = HostSample(at_s=0.0, host="")
 
 
@@ -113,7 +113,7 @@ class TopRow:
     @property
     def device_type(self) -> str | None:
         """npu or cuda; None: the device was not measured."""
-        return None if self.sample is None else self.sample.family
+        return None if self.sample is None else self.sample.device_type
 
 
 @dataclass(frozen=True)

@@ -59,16 +59,9 @@ def _event(event: Event) -> dict[str, Any]:
 
 def find_subject(state_dir: Path, ref: str) -> Subject:
     """Raises NotFoundError, ConflictError, StoreUnusableError."""
-    from ascendrun.core.errors import NotFoundError
-
-    store = Store.open_for_reading(state_dir)
-    if store is None:
-        raise NotFoundError(f"no job {ref!r}: nothing was ever submitted with {state_dir}")
-    try:
+    with Store.open_for_reading(state_dir) as store:
         stored = store.find(ref)
         return Subject(stored, store.events(stored.job.id), state_dir)
-    finally:
-        store.close()
 
 
 def make_redactor(
@@ -215,22 +208,14 @@ def read_samples(subject: Subject, left_out: LeftOut) -> Mapping[str, Sequence[A
     if job.started_at_s is None:
         return {}
     last_s = job.ended_at_s or max([event.at_s for event in subject.events] or [job.started_at_s])
-    since_s, until_s = job.started_at_s - 60.0, last_s + 60.0
+    window = {"since_s": job.started_at_s - 60.0, "until_s": last_s + 60.0}
     try:
-        store = SampleStore.open_for_reading(subject.state_dir)
-        if store is None:
-            return {}
-        try:
-            hosts = set(job.hosts)
-            devices = store.device_series(since_s=since_s, until_s=until_s)
-            of_hosts = store.host_series(since_s=since_s, until_s=until_s)
+        with SampleStore.open_for_reading(subject.state_dir) as store:
             return {
-                "devices": [one for one in devices if one.host in hosts],
-                "hosts": [one for one in of_hosts if one.host in hosts],
-                "ranks": store.rank_series(since_s=since_s, until_s=until_s, job=job.id),
+                "devices": [sample for sample in store.device_series(**window) if sample.host in job.hosts],
+                "hosts": [sample for sample in store.host_series(**window) if sample.host in job.hosts],
+                "ranks": store.rank_series(job=job.id, **window),
             }
-        finally:
-            store.close()
     except AscendrunError as error:
         left_out.append(("samples", error.message))
         return {}

@@ -138,7 +138,7 @@ def as_commands(text: str, *, is_port: bool) -> str:
 def _device_tables(subject: Subject, left_out: LeftOut) -> Iterator[Piece]:
     by_device: dict[tuple[str, int], list[Any]] = {}
     for sample in read_samples(subject, left_out).get("devices", ()):
-        if sample.family == "npu":
+        if sample.device_type == "npu":
             by_device.setdefault((sample.host, sample.device), []).append(sample)
     for (host, device), samples in sorted(by_device.items()):
         rows = ["time,dev_id,hbm_rate,aicore_rate,rated_freq,freq,temp,power"]

@@ -159,8 +159,8 @@ def test_nothing_anywhere_is_said_plainly(say: Say) -> None:
 
 def test_a_job_on_cpus_has_rows_without_the_columns_of_devices(say: Say, tmp_path: Path) -> None:
     world = make_world(tmp_path / "state")
-    job = world.add_job("quick", ["local1"], per_node=2, family="cpu")
-    world.add_samples(["local1"], job=job, per_node=2, family="cpu")
+    job = world.add_job("quick", ["local1"], per_node=2, device_type="cpu")
+    world.add_samples(["local1"], job=job, per_node=2, device_type="cpu")
     out = say("top", "--once").out
     assert "CPU" in out and "104%" in out and "MEM GiB" not in out and "POWER" not in out
 

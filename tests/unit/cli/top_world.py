@@ -38,7 +38,7 @@ class TopWorld:
         *,
         per_node: int = PER_NODE,
         state: State = State.RUNNING,
-        family: str = "npu",
+        device_type: str = "npu",
         steps: int = 40,
         slow: Mapping[int, float] = {},
         step_s: float = 1.5,
@@ -80,7 +80,7 @@ class TopWorld:
             job = store.add_job(
                 key=name,
                 make_job=make,
-                spec={"name": name, "devices": {"family": family, "per_node": per_node}},
+                spec={"name": name, "devices": {"type": device_type, "per_node": per_node}},
                 hosts=[{"name": host, "slots": per_node} for host in hosts],
                 trees=[],
                 file=None,
@@ -121,7 +121,7 @@ class TopWorld:
         first_rank: int = 0,
         changes: Mapping[tuple[str, int], Mapping[str, Any]] = {},
         per_node: int = PER_NODE,
-        family: str = "npu",
+        device_type: str = "npu",
     ) -> None:
         """What a sampler says of hosts with 8 devices, busy where there is a job."""
         found: list[Any] = []
@@ -143,12 +143,12 @@ class TopWorld:
             for device in range(per_node):
                 rank = first_rank + i * per_node + device
                 pid = 1000 + rank
-                if family != "cpu":
+                if device_type != "cpu":
                     sample = DeviceSample(
                         at_s,
                         host,
                         device,
-                        family,
+                        device_type,
                         name="910B3",
                         utilisation=88.0 + device if job else 0.0,
                         memory_used_bytes=int((55 + device / 4) * GIB) if job else 3 * GIB + device * 2**20,
@@ -174,7 +174,7 @@ class TopWorld:
                             pid=pid,
                             cpu=104.0,
                             rss_bytes=9 * GIB,
-                            device=None if family == "cpu" else device,
+                            device=None if device_type == "cpu" else device,
                             threads=80,
                             state="R",
                         )
@@ -188,13 +188,13 @@ class TopWorld:
                         one.at_s,
                         one.host,
                         one.device,
-                        one.family,
+                        one.device_type,
                         "0000:C1:00.0",
                         {"hbm_single_bit": 3, "link_ups": 2, **dict.fromkeys(PORT_COUNTERS, 7), "hbm_percent": 85},
                         tuple((pid, 3105) for pid in one.pids or ()),
                     )
                     for one in found
-                    if isinstance(one, DeviceSample) and one.family == "npu"
+                    if isinstance(one, DeviceSample) and one.device_type == "npu"
                 ],
             )
         finally:

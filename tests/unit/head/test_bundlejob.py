@@ -240,7 +240,7 @@ def test_the_folders_are_those_that_the_tool_documents(world: World) -> None:
                 at_s=1500.0,
                 host="a",
                 device=3,
-                family="npu",
+                device_type="npu",
                 utilisation=91.0,
                 memory_used_bytes=1,
                 memory_total_bytes=2,

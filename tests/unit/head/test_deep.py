@@ -121,7 +121,7 @@ def look(
     said = [] if said is None else said
     return run_deep_check(
         world,
-        make_base(None, family="npu"),
+        make_base(None, device_type="npu"),
         hosts,
         OPTIONS,
         state_dir=world.state_dir,
@@ -234,8 +234,8 @@ def test_the_small_jobs_get_the_jobs_own_shell_and_none_of_its_work(tmp_path: Pa
 
 
 def test_without_a_job_cpu_hosts_get_one_rank_and_others_all_their_devices() -> None:
-    assert make_base(None, family="cpu").devices.per_node == 1
-    assert make_base(None, family="npu").devices.per_node is None
+    assert make_base(None, device_type="cpu").devices.per_node == 1
+    assert make_base(None, device_type="npu").devices.per_node is None
 
 
 def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from typing import Any, Callable
 
 import pytest
 
-from ascendrun.core.samples import Newest
+from ascendrun.core.samples import DeviceDetail, Newest
 from ascendrun.head.spool import sample_ingest
 from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
-from ascendrun.head.state.sample_details import read_details
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.node.sampler.sample import GENERATIONS
 
@@ -39,15 +38,15 @@ def lines(count: int, first: int = 0) -> bytes:
     return b"".join(line(number) for number in range(first, first + count))
 
 
+def details(state_dir: Path, *, since_s: float) -> tuple[DeviceDetail, ...]:
+    with SampleStore.open_for_reading(state_dir) as store:
+        return store.details(since_s=since_s)
+
+
 def seconds_in(state_dir: Path) -> list[int]:
     """The seconds for which the store has a sample of the host, in order, each as often as it is there."""
-    store = SampleStore.open_for_reading(state_dir)
-    if store is None:
-        return []
-    try:
+    with SampleStore.open_for_reading(state_dir) as store:
         return [int(sample.at_s) - T for sample in store.host_series(since_s=0, until_s=2 * T)]
-    finally:
-        store.close()
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
@@ -145,7 +144,7 @@ def test_a_line_that_our_reader_stumbles_over_is_kept_raw_and_told_and_costs_no_
     keeper.close()
     assert [one.cpu for one in newest.hosts] == [5.0] and seconds_in(tmp_path) == [0, 0, 1]
     store = SampleStore.open(tmp_path)
-    assert store.progress(SOURCE.name) == {0: len(both) + len(json.dumps(stumble)) + 1}
+    assert store.all_progress()[SOURCE.name] == {0: len(both) + len(json.dumps(stumble)) + 1}
     raw, asked = (store.raw(hosts=[host], tool="sampler") for host in ("a1", "b2"))
     store.close()
     assert json.loads(raw[-1].text) == stumble and raw[-1].why.startswith("reading it failed: ValueError")
@@ -155,19 +154,16 @@ def test_a_line_that_our_reader_stumbles_over_is_kept_raw_and_told_and_costs_no_
 
 
 def test_of_what_is_said_beyond_figures_the_newest_is_kept(keepers: Any, tmp_path: Path) -> None:
-    assert read_details(tmp_path, since_s=0) == ()
+    assert details(tmp_path, since_s=0) == ()
     said = (Path(__file__).parents[2] / "recordings/ascend/npu_smi_info/L1-910B3-busy.txt").read_text()
     keeper, data = keepers(), b""
     for second in (0, 40):
         data += json.dumps({"at_ns": (T + second) * 10**9, "tool": "npu-smi", "code": 0, "text": said}).encode() + b"\n"
     assert keeper.take(SOURCE, 0, 0, data, ahead_s=0.0)
     keeper.close()
-    found = read_details(tmp_path, since_s=0)
+    found = details(tmp_path, since_s=0)
     assert len(found) >= 2 and {one.at_s for one in found} == {T + 40.0} and found[0].bus_id
-    assert any(one.processes for one in found) and read_details(tmp_path, since_s=T + 41) == ()
-    with sqlite3.connect(tmp_path / "samples.db") as db:
-        db.execute("PRAGMA user_version = 1")  # as before a controller of this release has opened the file
-    assert read_details(tmp_path, since_s=0) == ()
+    assert any(one.processes for one in found) and details(tmp_path, since_s=T + 41) == ()
 
 
 def test_what_was_received_is_not_asked_for_again_after_the_attempt(keepers: Any, tmp_path: Path) -> None:
@@ -193,7 +189,6 @@ def test_a_host_without_a_job_is_answered_and_kept(keepers: Any, tmp_path: Path)
 FEED = """
 import sys, pathlib, time
 from ascendrun.head.spool import sample_ingest
-from ascendrun.head.state.sample_details import read_details
 from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
 sample_ingest.GATHER_S = 0.002
 keeper = SampleKeeper(pathlib.Path(sys.argv[1]))

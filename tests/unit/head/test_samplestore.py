@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from ascendrun.core.sample_rollup import IDENTITY, figures_of
-from ascendrun.core.samples import DeviceSample, HostSample, RankSample, RawText
-from ascendrun.head.state.sample_file import LEVELS
-from ascendrun.head.state.sample_store import RAW_TEXTS, SampleStore
+from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample, RawText
+from ascendrun.head.state.sample_store import LEVELS, RAW_TEXTS, SampleStore
 from ascendrun.head.state.state_dir import StoreUnusableError
 
 T = 1_700_000_000.0 // 600 * 600
@@ -51,7 +50,9 @@ def test_opening_a_file_once_more_leaves_the_locks_that_say_it_is_in_use(store: 
 
 
 def test_nothing_is_there_before_anything_was_measured(tmp_path: Path) -> None:
-    assert SampleStore.open_for_reading(tmp_path) is None
+    reader = SampleStore.open_for_reading(tmp_path)
+    assert reader.newest(since_s=0) == Newest() and reader.details(since_s=0) == ()
+    assert not (tmp_path / "samples.db").exists()
 
 
 def test_the_tables_have_every_figure_of_the_words(store: SampleStore, tmp_path: Path) -> None:
@@ -221,14 +222,14 @@ def test_texts_that_nobody_understood_are_kept_but_not_without_end(store: Sample
 def test_how_far_was_read_stands_with_the_rows(store: SampleStore) -> None:
     store.add([device(T)], progress={("tag.1/a1", 0): 100})
     store.add([device(T + 5)], progress={("tag.1/a1", 0): 200, ("tag.1/a1", 1): 7, ("tag.1/b2", 0): 1})
-    assert store.progress("tag.1/a1") == {0: 200, 1: 7}
-    assert store.progress("tag.2/a1") == {}
+    assert store.all_progress().get("tag.1/a1", {}) == {0: 200, 1: 7}
+    assert store.all_progress().get("tag.2/a1", {}) == {}
 
 
 WRITER = """
 import sys, pathlib
 from ascendrun.core.samples import DeviceSample
-from ascendrun.head.state.sample_store import SampleStore
+from ascendrun.head.state.sample_store import LEVELS, SampleStore
 store = SampleStore.open(pathlib.Path(sys.argv[1]))
 for k in range(1_000_000):
     store.add([DeviceSample(1e9 + k, "a1", n, "npu") for n in range(5)], progress={("s", 0): k + 1})
@@ -244,7 +245,7 @@ def test_after_a_kill_in_the_middle_rows_and_progress_say_the_same(tmp_path: Pat
     writer.kill()
     writer.communicate()
     store = SampleStore.open(tmp_path)
-    done = store.progress("s")[0]
+    done = store.all_progress().get("s", {})[0]
     assert done >= 20
     assert len(store.device_series(since_s=0, until_s=T + 2_000_000)) == 5 * done
     store.close()
@@ -274,6 +275,28 @@ def test_a_file_of_a_newer_version_is_left_alone(store: SampleStore, tmp_path: P
     for open_it in (SampleStore.open, SampleStore.open_for_reading):
         with pytest.raises(StoreUnusableError, match="newer ascendrun"):
             open_it(tmp_path)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_an_earlier_release_is_read_as_it_is_and_migrated_by_the_controller(
+    tmp_path: Path, version: int
+) -> None:
+    with sqlite3.connect(tmp_path / "samples.db") as db:
+        for statement in ";".join(SampleStore.MIGRATIONS[:version]).split(";"):
+            db.execute(statement)
+        db.execute("INSERT INTO things VALUES (1, 'device', 'a1', 'npu', 3, NULL, NULL, NULL, ?)", (T,))
+        db.execute("INSERT INTO device_raw (thing, at_s, utilisation) VALUES (1, ?, 40.0)", (T,))
+        if version > 1:
+            detail = '{"bus": "0000:C1", "processes": [[7, 12]], "values": {"x": 1}}'
+            db.execute("INSERT INTO details VALUES (1, ?, ?)", (T, detail))
+        db.execute(f"PRAGMA user_version = {version}")
+    db.close()
+    expected = (DeviceSample(T, "a1", 3, "npu", utilisation=40.0),)
+    for open_it in (SampleStore.open_for_reading, SampleStore.open):
+        with open_it(tmp_path) as store:
+            assert store.newest(since_s=0).devices == store.device_series(since_s=0, until_s=2 * T) == expected
+            found = [(detail.device_type, detail.bus_id, detail.processes) for detail in store.details(since_s=0)]
+            assert found == ([("npu", "0000:C1", ((7, 12),))] if version > 1 else [])
 
 
 def test_nobody_else_may_read_it(store: SampleStore, tmp_path: Path) -> None:

@@ -113,7 +113,12 @@ def test_a_failed_write_leaves_neither_record_nor_story_behind(tmp_path: Path) -
 
 
 def test_readers_work_before_anything_was_ever_submitted(tmp_path: Path) -> None:
-    assert Store.open_for_reading(tmp_path / "nothing here") is None
+    reader = Store.open_for_reading(tmp_path / "nothing here")
+    assert reader.all_jobs() == () and reader.events("j-0001") == ()
+    with pytest.raises(NotFoundError) as caught:
+        reader.find("j-0001")
+    assert caught.value.message.key == "job.none"
+    assert not (tmp_path / "nothing here").exists()
 
 
 def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -192,7 +197,7 @@ def test_a_store_of_the_first_version_is_brought_along_with_its_stories(tmp_path
 
     (tmp_path / "state").mkdir()
     with sqlite3.connect(tmp_path / "state" / "state.db") as db:
-        for statement in module._MIGRATIONS[0].split(";"):
+        for statement in module.Store.MIGRATIONS[0].split(";"):
             db.execute(statement)
         db.executemany(
             "INSERT INTO events VALUES (?, ?, ?, 'note', ?)",

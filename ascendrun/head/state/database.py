@@ -1,0 +1,166 @@
+"""An SQLite file of the state directory: opened, brought to the newest version, refused when it is a later one."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Callable, ClassVar, TypeVar, Union
+
+from ascendrun.head.state.state_dir import StoreUnusableError, make_private_file, make_state_dir
+from ascendrun.text import Text
+
+Migration = Union[str, Callable[[sqlite3.Connection], None]]
+"""SQL statements, or a function that is called within the transaction."""
+D = TypeVar("D", bound="Database")
+
+
+class Database:
+    """Open it for writing in the controller only. `OTHERWISE`: the other remedy for a file of a later release.
+
+    `SYNCHRONOUS`: FULL keeps each transaction through a power cut. `is_copy`: in memory, since there is no file yet, or
+    one that no controller of this release has migrated.
+    """
+
+    FILE_NAME: ClassVar[str]
+    MIGRATIONS: ClassVar[Sequence[Migration]]
+    BUSY_S: ClassVar[float]
+    SYNCHRONOUS: ClassVar[str]
+    OTHERWISE: ClassVar[Text]
+    UNUSABLE: ClassVar[Text]
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._db = connection
+        self.path = path
+        self.is_copy = False
+
+    def __enter__(self: D) -> D:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._db.close()
+
+    @classmethod
+    def open(cls: type[D], state_dir: Path) -> D:
+        """Create or migrate the file, open it for writing. Raises StoreUnusableError: no space, in use, damaged."""
+        make_state_dir(state_dir)
+        path = state_dir / cls.FILE_NAME
+        with cls.raising_unusable(path):
+            make_private_file(path)
+            store = cls(cls._connect(path, cls.BUSY_S), path)
+            try:
+                store._migrate()
+            except BaseException:
+                store.close()
+                raise
+        return store
+
+    @classmethod
+    def open_for_reading(cls: type[D], state_dir: Path, *, busy_s: float | None = None) -> D:
+        """The file as a reader sees it; an empty copy when it does not exist. `busy_s`: wait for a lock this long.
+
+        Raises StoreUnusableError.
+        """
+        path = state_dir / cls.FILE_NAME
+        with cls.raising_unusable(path):
+            store = cls(cls._connect(path, cls.BUSY_S if busy_s is None else busy_s), path) if path.exists() else None
+            try:
+                if store is None or version_of(store._db) == 0:
+                    empty = cls(_in_memory(), path)
+                    empty.is_copy = True
+                    empty._migrate()
+                    if store is not None:
+                        store.close()
+                    return empty
+                store._refuse_newer()
+                if version_of(store._db) < len(cls.MIGRATIONS):
+                    store._read_older()
+                store._db.execute("PRAGMA query_only = ON")
+            except BaseException:
+                if store is not None:
+                    store.close()
+                raise
+        return store
+
+    def _read_older(self) -> None:
+        """Migrate a copy in memory: a reader does not change the file, the next controller does."""
+        copy = _in_memory()
+        self._db.backup(copy)
+        self._db.close()
+        self._db, self.is_copy = copy, True
+        self._migrate()
+
+    @classmethod
+    def _connect(cls, path: Path, busy_s: float) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {cls.SYNCHRONOUS}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @classmethod
+    @contextmanager
+    def raising_unusable(cls, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            message = Text("store.error", "{path}: {error}", path=str(path), error=str(error))
+            raise StoreUnusableError(message, hint=cls.UNUSABLE) from error
+
+    def _refuse_newer(self) -> None:
+        found, known = version_of(self._db), len(self.MIGRATIONS)
+        if found > known:
+            raise StoreUnusableError(
+                Text(
+                    "store.newer",
+                    "{path} was written by a newer ascendrun (schema {found}; this release supports {known})",
+                    path=str(self.path),
+                    found=found,
+                    known=known,
+                ),
+                hint=Text("store.use-newer", "use that release, or {otherwise}", otherwise=self.OTHERWISE),
+            )
+
+    def _migrate(self) -> None:
+        """Take the steps that the file lacks, each in one transaction."""
+        self._refuse_newer()
+        for version in range(version_of(self._db), len(self.MIGRATIONS)):
+            with immediate(self._db):
+                if version_of(self._db) > version:
+                    continue
+                step = self.MIGRATIONS[version]
+                if callable(step):
+                    step(self._db)
+                else:
+                    for statement in step.split(";"):
+                        self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {version + 1}")
+
+
+@contextmanager
+def immediate(connection: sqlite3.Connection) -> Iterator[None]:
+    """One transaction that holds the write lock from its start."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite itself rolls back when the disk is full
+            connection.execute("ROLLBACK")
+        raise
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """How many migrations the file has behind it; 0: nothing was ever written."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _in_memory() -> sqlite3.Connection:
+    return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
