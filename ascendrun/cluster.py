@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from ascendrun.core.logs.log_view import LogView
     from ascendrun.core.metrics import MetricsLine
     from ascendrun.core.samples import Newest
-    from ascendrun.head.protocol.control_messages import ControllerStatus, R, Request
+    from ascendrun.head.protocol.control_messages import ControllerStatus
     from ascendrun.head.protocol.control_socket import ControlClient
+    from ascendrun.head.protocol.messages import R, Request
     from ascendrun.head.state.store import Store, StoredJob
     from ascendrun.health.comparison import DoctorReport
     from ascendrun.health.forecast import Forecast

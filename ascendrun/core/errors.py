@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ascendrun.core.dataclass_json import load_dataclass
 from ascendrun.text import Text, from_json, to_json
 
 
@@ -32,7 +33,7 @@ class Problem:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Problem:
-        return cls(**from_json(row))
+        return load_dataclass(cls, from_json(row))
 
 
 class AscendrunError(Exception):
@@ -126,6 +127,12 @@ class HostKeyChangedError(UnreachableError):
     """The node's host key differs from the recorded one; nothing was sent to the node."""
 
     code = "host-key-changed"
+
+
+class AgentVersionError(UnreachableError):
+    """The agent of a node speaks another version of the protocol than this controller."""
+
+    code = "other-version"
 
 
 class ConflictError(AscendrunError):

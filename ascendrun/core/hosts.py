@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Callable, NamedTuple
 
+from ascendrun.core.dataclass_json import load_dataclass
 from ascendrun.core.errors import InvalidInputError, NotFoundError, Problem
 from ascendrun.core.jobfile.source_text import MAX_PROBLEMS, REMOVE, decode_text, in_order
 from ascendrun.core.names import MAX_NAMES, InvalidNamesError, expand_names, is_name, split_list
@@ -411,13 +412,4 @@ def _invalid_address(address: str) -> Text:
 
 def load_hosts(values: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
     """Hosts from the JSON values of their dataclass."""
-    return tuple(
-        Host(
-            **{
-                **value,
-                "groups": tuple(value["groups"]),
-                "devices": None if value["devices"] is None else tuple(value["devices"]),
-            }
-        )
-        for value in values
-    )
+    return tuple(load_dataclass(Host, value, groups=tuple, devices=tuple) for value in values)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from ascendrun.core.dataclass_json import load_dataclass
 from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.logs.redaction import redact_text
@@ -76,9 +77,7 @@ class Notice:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Notice:
-        event = None if values.get("event") is None else Event.from_json(values["event"])
-        hosts = tuple(values["hosts"])
-        return cls(**{**values, "hosts": hosts, "reason": from_json(values["reason"]), "event": event})
+        return load_dataclass(cls, values, hosts=tuple, reason=from_json, event=Event.from_json)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from ascendrun.core.jobfile.model import Checkpoint, Checks, Devices, JobSpec, T
 from ascendrun.core.jobs.job import TERMINAL, State
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.head.loop.daemon import is_running
-from ascendrun.head.protocol.control_messages import Request, Stop, Submit
+from ascendrun.head.protocol.control_messages import Stop, Submit
+from ascendrun.head.protocol.messages import Request
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE, make_state_dir, spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission

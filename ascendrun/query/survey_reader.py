@@ -7,8 +7,7 @@ from typing import Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.findings import paused_collector
-from ascendrun.core.reports import NodeReport
-from ascendrun.head.protocol.agent_events import load_report
+from ascendrun.core.reports import NodeReport, load_report
 from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.head.survey.submission import Submission, make_job
 from ascendrun.health.survey.check_context import CheckContext
@@ -31,7 +30,7 @@ def read_world(
                 unreached[answer.host] = Unreached(why.code, why.message, why.hint)
             else:
                 report = reports[answer.host] = load_report(answer.report, everyone)
-                facts[answer.host] = read_facts(report, answer.hello, answer.results)
+                facts[answer.host] = read_facts(report, answer.results)
     spec = submission.spec if submission is not None else None
     return CheckContext(
         facts=facts,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Union
 
+from ascendrun.core.dataclass_json import load_dataclass
 from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.reasons import Detail, FirstFailure
 from ascendrun.text import Text, from_json, to_json
@@ -67,7 +68,7 @@ class Exit:
     code: int | None
     signal: int | None
     at_ns: int
-    stopped: bool
+    stopped: bool = False
     killed_at_exit: bool = False
     exited_ns: int | None = None
     max_rss_bytes: int | None = None
@@ -369,23 +370,26 @@ def dump_job(job: Job) -> dict[str, Any]:
 
 def load_job(record: Mapping[str, Any]) -> Job:
     """The job of a record made by `dump_job`, also after a trip through JSON."""
-    values = dict(record)
-    values["state"] = State(values["state"])
-    values["reason"] = from_json(values["reason"])
-    failure = from_json(values["first_failure"])
-    values["first_failure"] = None if failure is None else FirstFailure(**failure)
-    values["cause"] = None if values["cause"] is None else Cause(values["cause"])
-    for name in ("hosts", "unconfirmed"):
-        values[name] = tuple(values[name])
-    values["nodes"] = tuple(_load_node(node) for node in values["nodes"])
-    return Job(**values)
+    return load_dataclass(
+        Job,
+        record,
+        state=State,
+        reason=from_json,
+        first_failure=lambda row: load_dataclass(FirstFailure, from_json(row)),
+        cause=Cause,
+        hosts=tuple,
+        unconfirmed=tuple,
+        nodes=lambda rows: tuple(map(_load_node, rows)),
+    )
 
 
 def _load_node(record: Mapping[str, Any]) -> NodeProgress:
-    values = dict(record)
-    values["phase"] = Phase(values["phase"])
-    values["ranks"] = tuple(values["ranks"])
-    values["lingering"] = tuple(values["lingering"])
-    values["pids"] = {int(rank): pid for rank, pid in values["pids"].items()}
-    values["exits"] = {int(rank): Exit(**exit) for rank, exit in values["exits"].items()}
-    return NodeProgress(**values)
+    return load_dataclass(
+        NodeProgress,
+        record,
+        phase=Phase,
+        ranks=tuple,
+        lingering=tuple,
+        pids=lambda pids: {int(rank): pid for rank, pid in pids.items()},
+        exits=lambda exits: {int(rank): load_dataclass(Exit, row) for rank, row in exits.items()},
+    )

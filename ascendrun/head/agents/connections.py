@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -14,6 +14,7 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.head.agents.oneshot import OneShotCommand
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
+from ascendrun.head.protocol.agent_messages import Exec, ExecReply
 from ascendrun.head.protocol.remote import Link, LinkListener, Reply
 from ascendrun.head.ssh.transport import Backend, Connection
 
@@ -40,7 +41,7 @@ class Connections:
         return link
 
     def run_once(
-        self, host: Host, fields: Mapping[str, object], *, deadline_s: float, done: Callable[[Reply], None]
+        self, host: Host, request: Exec, *, deadline_s: float, done: Callable[[Reply[ExecReply]], None]
     ) -> bool:
         """Runs a command on a host that is not connected yet, and keeps the connection until `start_agents`.
 
@@ -52,14 +53,14 @@ class Connections:
             return False
 
         def failed(error: AscendrunError) -> None:
-            link.call("exec", fields, deadline_s=deadline_s, done=done)  # should it come up after all
+            link.call(request, deadline_s=deadline_s, done=done)  # should it come up after all
             link.fail(turn, error)
 
         def keep(connection: Connection) -> None:
             self._kept.append(lambda: link.adopt(turn, connection))
 
         once = OneShotCommand(
-            host, fields, backend=self._backend, done=done, keep=keep, failed=failed, lost=partial(link.fail, turn)
+            host, request, backend=self._backend, done=done, keep=keep, failed=failed, lost=partial(link.fail, turn)
         )
         self._connecting.submit(once.run)
         return True

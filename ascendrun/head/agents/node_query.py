@@ -6,13 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import Callable
 
-from ascendrun.core.errors import AscendrunError, AuthenticationError, HostKeyChangedError, HostKeyUnknownError
+from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.agent_events import make_report
-from ascendrun.head.protocol.remote import Link, Reply
+from ascendrun.head.protocol.agent_messages import Probe, ProbeReply
+from ascendrun.head.protocol.remote import Link, Reply, is_permanent
 
 PROBE_S = 60.0
 CONNECT_TRIES = 3
@@ -60,13 +61,10 @@ class NodeQuery:
                 continue
             self._probed.add(host.name)
             peers = {other.name: _names_of(peer) for other, peer in links.items() if other != host}
-            link.call("probe", {"peers": peers}, deadline_s=PROBE_S, done=self._answer_of(host, time.time_ns()))
+            link.call(Probe(peers), deadline_s=PROBE_S, done=self._answer_of(host, time.time_ns()))
 
     def on_down(self, link: Link, error: AscendrunError) -> None:
-        is_final = (
-            isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError))
-            or link.failures >= CONNECT_TRIES
-        )
+        is_final = is_permanent(error) or link.failures >= CONNECT_TRIES
         for host in self._hosts:
             if is_final and self._links.same(host, link.host) and host.name not in self._answered:
                 self._answered.add(host.name)
@@ -81,22 +79,23 @@ class NodeQuery:
                 self._refused(host.name, failure)
         self.on_up()
 
-    def _answer_of(self, host: Host, sent_ns: int) -> Callable[[Reply], None]:
-        def done(reply: Reply) -> None:
+    def _answer_of(self, host: Host, sent_ns: int) -> Callable[[Reply[ProbeReply]], None]:
+        def done(reply: Reply[ProbeReply]) -> None:
             middle_ns = (sent_ns + time.time_ns()) // 2
             self._post(lambda: self._take(host, reply, middle_ns))
 
         return done
 
-    def _take(self, host: Host, reply: Reply, middle_ns: int) -> None:
+    def _take(self, host: Host, reply: Reply[ProbeReply], middle_ns: int) -> None:
         if host.name in self._answered:
             return
         self._answered.add(host.name)
         if reply.error is not None:
             self._refused(host.name, reply.error)
             return
-        offset_s = (int(reply.header["at_ns"]) - middle_ns) / 1e9
-        self._reported(make_report(host.name, self._links.get(host).hello, reply.header, clock_offset_s=offset_s))
+        offset_s = (reply.message.at_ns - middle_ns) / 1e9
+        link = self._links.get(host)
+        self._reported(make_report(host, link.info, reply.message, clock_offset_s=offset_s, login=link.login))
 
 
 def _names_of(link: Link) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from collections.abc import Sequence
+from typing import Callable
 
 from ascendrun.core.errors import AscendrunError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
+from ascendrun.head.protocol.agent_messages import Exec, ExecReply
 from ascendrun.head.protocol.remote import Reply, internal_failure
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
 from ascendrun.text import Text
@@ -52,27 +53,25 @@ def _encode_byte(byte: int) -> bytes:
 class OneShotCommand:
     """Connects, then runs argv and tells `done` exactly once; `keep` gets the connection, still good for an agent.
 
-    `fields`: those of the agent's `exec` (argv, timeout_s, max_bytes), so that callers need not know who ran it.
+    `request`: as for an agent, so that callers need not know who ran it.
     `failed`: it could not connect, nothing was run. `lost`: the connection ended while the command ran.
     """
 
     def __init__(
         self,
         host: Host,
-        fields: Mapping[str, Any],
+        request: Exec,
         *,
         backend: Backend,
-        done: Callable[[Reply], None],
+        done: Callable[[Reply[ExecReply]], None],
         keep: Callable[[Connection], None],
         failed: Callable[[AscendrunError], None],
         lost: Callable[[AscendrunError], None],
     ) -> None:
         self._host, self._backend = host, backend
-        self._argv: list[str] = list(fields["argv"])
-        self._timeout_s = float(fields["timeout_s"])
-        self._max_bytes = int(fields["max_bytes"])
+        self._request = request
         self._done, self._keep, self._failed, self._lost = done, keep, failed, lost
-        self._out, self._err = _Part(self._max_bytes, after=MAGIC), _Part(self._max_bytes)
+        self._out, self._err = _Part(request.max_bytes, after=MAGIC), _Part(request.max_bytes)
         self._connection: Connection | None = None
         self._stream: Stream | None = None
         self._is_over = threading.Lock()
@@ -91,7 +90,7 @@ class OneShotCommand:
         self._connection = connection
         self._started_mono = time.monotonic()
         receiver = Receiver(self._out.take, self._err.take, self._closed)
-        words = [f"{self._timeout_s:g}", *self._argv]
+        words = [f"{self._request.timeout_s:g}", *self._request.argv]
         try:
             stream = self._stream = connection.open(COMMAND, receiver, deadline_s=Deadlines().open_s)
             stream.send(encode_words(words), deadline_s=SEND_S)
@@ -114,24 +113,24 @@ class OneShotCommand:
                     reason=reason,
                 )
             )
-            self._done(Reply({}, b"", Failure("link-lost", error.message)))
+            self._done(Reply(None, error=Failure("link-lost", error.message)))
             self._lost(error)
             return
         signal = status - 128 if status > 128 else None
-        header = {
-            "code": None if signal else status,
-            "signal": signal,
-            "timed_out": status == TIMED_OUT and self._is_late(),
-            "out_bytes": len(self._out.data),
-            "err_bytes": len(self._err.data),
-            "truncated": self._out.is_cut or self._err.is_cut,
-        }
-        self._done(Reply(header, bytes(self._out.data + self._err.data), None))
+        ended = ExecReply(
+            code=None if signal else status,
+            signal=signal,
+            timed_out=status == TIMED_OUT and self._is_late(),
+            out_bytes=len(self._out.data),
+            err_bytes=len(self._err.data),
+            truncated=self._out.is_cut or self._err.is_cut,
+        )
+        self._done(Reply(ended, bytes(self._out.data + self._err.data)))
         self._keep(connection)
 
     def _is_late(self) -> bool:
         """`timeout` says 124, and so may a command: only one that took its time was timed out."""
-        return time.monotonic() - self._started_mono >= self._timeout_s
+        return time.monotonic() - self._started_mono >= self._request.timeout_s
 
 
 class _Part:

@@ -22,7 +22,9 @@ from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.notify.notifier import Notifier, NotifierMaker
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
+from ascendrun.head.protocol.agent_messages import ArtifactData
 from ascendrun.head.protocol.control_socket import Answer, ControlServer
+from ascendrun.head.protocol.messages import Done, Message
 from ascendrun.head.protocol.remote import Link, LinkListener
 from ascendrun.head.spool.artifact_store import wishes_dir
 from ascendrun.head.ssh.transport import Backend
@@ -97,10 +99,11 @@ class Controller:
     def _on_request(self, op: str, header: Mapping[str, Any], body: bytes, answer: Answer) -> None:
         self.post(lambda: self._serve(op, header, answer))
 
-    def _on_link_event(self, link: Link, header: Mapping[str, Any], body: bytes) -> None:
-        if header.get("event") == "gathered" and self._gatherer is not None:
-            self._gatherer.take(link, header, body)
-        self._jobs.handle_message(link, header, body)
+    def _on_link_event(self, link: Link, event: Message, body: bytes) -> None:
+        if not isinstance(event, ArtifactData):
+            self._jobs.handle_message(link, event, body)
+        elif self._gatherer is not None:
+            self._gatherer.take(link, event, body)
 
     # The loop
 
@@ -266,7 +269,7 @@ class Controller:
         self._store.save(job, [Event("stop-requested", values, attempt=job.attempt, at_s=now_s)], now_s=now_s)
         self._jobs.feed(stored.job.id, StopRequested(now=request.now))
         self._jobs.work_off_events()
-        answer(messages.Done(), b"", True)
+        answer(Done(), b"", True)
 
     def _grep(self, request: messages.Grep, answer: Answer) -> None:
         from ascendrun.head.spool.grep import relay
@@ -293,5 +296,5 @@ class Controller:
         answer(messages.ControllerStatus(os.getpid(), tuple(live), hosts, silence_s, staged), b"", True)
 
     def _shutdown(self, request: messages.Shutdown, answer: Answer) -> None:
-        answer(messages.Done(), b"", True)
+        answer(Done(), b"", True)
         self._is_over = True

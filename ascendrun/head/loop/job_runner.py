@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
@@ -20,9 +20,11 @@ from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.agents.node_query import NodeQuery
+from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.agent_events import make_event
+from ascendrun.head.protocol.messages import Done, Message, R, Request
 from ascendrun.head.protocol.remote import Link, Reply
-from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockKeeper, Reading, node_time_of
+from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockKeeper, Reading
 from ascendrun.head.spool.collector import NodeSpool, SpoolGapError
 from ascendrun.head.spool.log_pruning import KEEP_BYTES, Releaser
 from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
@@ -109,7 +111,7 @@ class JobRunner:
         elif isinstance(action, w.AbortNodes):
             for host in self.job.hosts:
                 if self.link(host).is_up:
-                    self.link(host).call("abort", {"tag": action.run_id}, deadline_s=GO_S, done=_ignore)
+                    self.link(host).call(agent.Abort(action.run_id), deadline_s=GO_S, done=_ignore)
         elif isinstance(action, w.StopNodes):
             for host in action.hosts:
                 self._stop(host, now=action.now, grace_s=action.grace_s)
@@ -155,8 +157,7 @@ class JobRunner:
         """Starts the job only when no check failed."""
         if self.job.state is not State.CHECKING or plan.run_id != self.job.run_id:
             return
-        hellos = {host.name: {**self.link(host.name).hello, "is_local": host.is_local} for host in self.hosts}
-        result = judge_answers(answers, self._reports, hellos, spec=self.spec, plan=plan, now_s=time.time())
+        result = judge_answers(answers, self._reports, spec=self.spec, plan=plan, now_s=time.time())
         self._feed(w.Checked(result.warnings))
         if result.refusal is not None:
             self._feed(w.Refused(None, result.refusal, result.hosts))
@@ -171,7 +172,7 @@ class JobRunner:
         push = self._pushes[host] = TreePush(
             self._context.state_dir,
             self.trees,
-            ask=lambda op, fields, body, then: self._call(host, op, fields, body, deadline_s=STAGE_S, then=then),
+            ask=lambda request, body, then: self._call(host, request, body, deadline_s=STAGE_S, then=then),
             refused=lambda failure: self._refuse(host, failure),
             finished=lambda: self._feed(w.NodeStaged(host)),
         )
@@ -188,11 +189,10 @@ class JobRunner:
         node = next(node for node in self._plan.nodes if node.host == host)
         self._call(
             host,
-            "prepare",
-            prepare_request(node, self._plan),
+            agent.Prepare.from_header(prepare_request(node, self._plan)),
             deadline_s=CHECK_S,
             then=lambda reply: (
-                self._feed(w.NodeReady(host, reply.header.get("master_port")))
+                self._feed(w.NodeReady(host, reply.message.master_port))
                 if reply.error is None
                 else self._refuse(host, reply.error)
             ),
@@ -204,10 +204,10 @@ class JobRunner:
         except AscendrunError as error:
             self._refuse(host, Failure.of(error))
             return
-        fields = {"tag": self.job.run_id, "master_port": self.job.master_port, "secret_env": secret_env}
-        self._call(host, "go", fields, deadline_s=GO_S, then=lambda reply: self._went(host, reply))
+        request = agent.Go(self.job.run_id, self.job.master_port, secret_env)
+        self._call(host, request, deadline_s=GO_S, then=lambda reply: self._went(host, reply))
 
-    def _went(self, host: str, reply: Reply) -> None:
+    def _went(self, host: str, reply: Reply[agent.GoReply]) -> None:
         if reply.error is None:
             self._follow(host)
         elif reply.error.code not in (
@@ -225,11 +225,11 @@ class JobRunner:
         """The proof comes as the event `ended`, also from a host that never started anything: so it is followed."""
         self._follow(host)
         self._stop_due[host] = time.monotonic() + grace_s + PROOF_S
-        fields = {"tag": self.job.run_id, "now": now, "grace_s": grace_s}
-        self._call(host, "stop", fields, deadline_s=GO_S, then=lambda reply: self._stop_replied(host, reply))
+        request = agent.Stop(self.job.run_id, now, grace_s)
+        self._call(host, request, deadline_s=GO_S, then=lambda reply: self._stop_replied(host, reply))
 
-    def _stop_replied(self, host: str, reply: Reply) -> None:
-        if not reply.ok:
+    def _stop_replied(self, host: str, reply: Reply[Done]) -> None:
+        if reply.error is not None:
             self._stop_due[host] = time.monotonic() + AGAIN_S
 
     # What is said again when it did not lead anywhere
@@ -262,7 +262,7 @@ class JobRunner:
         node = next((node for node in self.job.nodes if node.host == host), None)
         if node is None or self.job.go_sent_at_s is None:
             return
-        boot_id = self.link(host).hello["boot_id"]
+        boot_id = self.link(host).info.boot_id
         if node.may_run_processes and node.boot_id and boot_id != node.boot_id:
             self._feed(w.NodeRebooted(host))
             self._follow(host)  # its disk may have lived on, with the last lines of the logs
@@ -283,12 +283,12 @@ class JobRunner:
 
     def _follow(self, host: str) -> None:
         offsets = {**self.spool(host).offsets(), "samples": self._context.samples.offsets(self._source(host))}
-        fields = {"tag": self.job.run_id, "offsets": offsets}
-        self._call(host, "follow", fields, deadline_s=GO_S, then=lambda reply: self._follow_replied(host, reply))
+        request = agent.Follow(self.job.run_id, offsets)
+        self._call(host, request, deadline_s=GO_S, then=lambda reply: self._follow_replied(host, reply))
         self._clocks.measure(host)
         self.take_events(host)
 
-    def _follow_replied(self, host: str, reply: Reply) -> None:
+    def _follow_replied(self, host: str, reply: Reply[Done]) -> None:
         if reply.error is not None and reply.error.code != "link-lost":
             self.follow_later(host)
 
@@ -299,29 +299,27 @@ class JobRunner:
             self._spools[host] = spool
         return spool
 
-    def take_data(self, host: str, header: Mapping[str, Any], body: bytes) -> None:
+    def take_data(self, host: str, data: agent.FileData, body: bytes) -> None:
         """Bytes of a followed file; called in the link's thread, which is the only writer of this host's spool."""
-        if header.get("tag") != self.job.run_id:
+        if data.tag != self.job.run_id:
             return
-        if header["file"] == "samples":
-            self._take_samples(host, header, body)
+        if data.file == "samples":
+            self._take_samples(host, data, body)
             return
         try:
-            self.spool(host).write(str(header["file"]), int(header["generation"]), int(header["offset"]), body)
+            self.spool(host).write(data.file, data.generation, data.offset, body)
         except SpoolGapError:
             self._context.post(lambda: self.follow_later(host, wait_s=0.0))
             return
         except OSError:  # the head's disk is full: nothing is lost, the node has it
             self._context.post(lambda: self.follow_later(host))
             return
-        if header["file"] == "events":
+        if data.file == "events":
             self._context.post(lambda: self.take_events(host))
 
-    def _take_samples(self, host: str, header: Mapping[str, Any], body: bytes) -> None:
+    def _take_samples(self, host: str, data: agent.FileData, body: bytes) -> None:
         ahead_s = self._ahead_s.get(host) or self.job.node(host).clock_offset_s or 0.0
-        if not self._context.samples.take(
-            self._source(host), int(header["generation"]), int(header["offset"]), body, ahead_s=ahead_s
-        ):
+        if not self._context.samples.take(self._source(host), data.generation, data.offset, body, ahead_s=ahead_s):
             self._context.post(lambda: self.follow_later(host))
 
     def _source(self, host: str) -> Source:
@@ -335,13 +333,15 @@ class JobRunner:
 
     def _ping(self, host: str, heard: Callable[[int | None], None]) -> None:
         self.link(host).call(
-            "ping", {}, deadline_s=PING_DEADLINE_S, done=lambda reply: heard(node_time_of(reply.header))
+            agent.Ping(),
+            deadline_s=PING_DEADLINE_S,
+            done=lambda reply: heard(reply.message.at_ns if reply.error is None else None),
         )
 
     def _release(self, tag: str, host: str, have: Mapping[str, Mapping[str, int]]) -> None:
         """Called in a thread of the releaser of the attempt `tag`, which may be over by then."""
-        fields = {"tag": tag, "have": have, "keep_bytes": KEEP_BYTES}
-        self._context.post(lambda: self._call(host, "release", fields, deadline_s=GO_S, then=_ignore))
+        request = agent.Release(tag, have, KEEP_BYTES)
+        self._context.post(lambda: self._call(host, request, deadline_s=GO_S, then=_ignore))
 
     def _keep_clock(self, host: str, reading: Reading) -> None:
         self._ahead_s[host] = reading.offset_s
@@ -360,7 +360,7 @@ class JobRunner:
         for host in self.job.hosts:
             if host not in self._drained and host not in self._asked_sizes and self.link(host).is_up:
                 self._asked_sizes.add(host)
-                self._call(host, "files", {"tag": self.job.run_id}, deadline_s=GO_S, then=partial(self._compare, host))
+                self._call(host, agent.Files(self.job.run_id), deadline_s=GO_S, then=partial(self._compare, host))
         if self._drained == set(self.job.hosts):
             self._clocks.tick(())
             folder = spool_dir(self._context.state_dir, self.job.id, self.job.attempt)
@@ -368,18 +368,18 @@ class JobRunner:
             (folder / SPOOL_COMPLETE).touch(0o600)
             self._context.drained(self.job.id)
 
-    def _compare(self, host: str, reply: Reply) -> None:
+    def _compare(self, host: str, reply: Reply[agent.FilesReply]) -> None:
         self._asked_sizes.discard(host)
-        if not reply.ok:
+        if reply.error is not None:
             return
-        sizes = dict(reply.header["files"])
+        sizes = dict(reply.message.files)
         lacks_samples = self._context.samples.lacks(self._source(host), sizes.pop("samples", {}))
         if lacks_samples or self.spool(host).differs_from(sizes):
             self.follow_later(host)
             return
         self._drained.add(host)
         self._context.samples.finish(self._source(host))
-        self._call(host, "unfollow", {"tag": self.job.run_id}, deadline_s=GO_S, then=_ignore)
+        self._call(host, agent.Unfollow(self.job.run_id), deadline_s=GO_S, then=_ignore)
 
     # Plumbing
 
@@ -406,24 +406,17 @@ class JobRunner:
         self._context.feed(self.job.id, event)
 
     def _call(
-        self,
-        host: str,
-        op: str,
-        fields: Mapping[str, Any],
-        body: bytes = b"",
-        *,
-        deadline_s: float,
-        then: Callable[[Reply], None],
+        self, host: str, request: Request[R], body: bytes = b"", *, deadline_s: float, then: Callable[[Reply[R]], None]
     ) -> None:
         """Asks the host; `then` runs in the controller's thread, unless the job has moved on to another attempt."""
         attempt = self.job.attempt
 
-        def answered(reply: Reply) -> None:
+        def answered(reply: Reply[R]) -> None:
             self._post(lambda: self._hear(reply, attempt, then))
 
-        self.link(host).call(op, fields, body, deadline_s=deadline_s, done=answered)
+        self.link(host).call(request, body, deadline_s=deadline_s, done=answered)
 
-    def _hear(self, reply: Reply, attempt: int, then: Callable[[Reply], None]) -> None:
+    def _hear(self, reply: Reply[R], attempt: int, then: Callable[[Reply[R]], None]) -> None:
         if self.job.attempt == attempt:
             then(reply)
 
@@ -435,5 +428,5 @@ class JobRunner:
         self._releaser = Releaser(partial(self._release, self.job.run_id))
 
 
-def _ignore(reply: Reply) -> None:
+def _ignore(reply: Reply[Message]) -> None:
     """For answers that change nothing: the proof comes as an event, or the call is said again."""

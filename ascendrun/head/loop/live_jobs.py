@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.safe_call import Guard
+from ascendrun.head.protocol.agent_messages import FileData, FileTruncated, FileUnreadable, FollowFailed
+from ascendrun.head.protocol.messages import Message
 from ascendrun.head.protocol.remote import Link
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store, StoredJob
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 
 SETTLING_S = 30.0
 """So long after a job's end its last bytes may still be coming."""
-FILE_TROUBLES = ("truncated", "follow_held")
-"""Events of a node about one file of an attempt, which become events of the job."""
 
 
 class LiveJobs:
@@ -73,20 +73,20 @@ class LiveJobs:
 
     # From any thread
 
-    def handle_message(self, link: Link, header: Mapping[str, Any], body: bytes) -> None:
+    def handle_message(self, link: Link, event: Message, body: bytes) -> None:
         """An event of a node: bytes of an attempt's files, or that they cannot be followed."""
-        if header.get("event") not in ("data", "follow_failed", *FILE_TROUBLES):
+        if not isinstance(event, (FileData, FileTruncated, FileUnreadable, FollowFailed)):
             return
         for runner in self:
-            host = runner.uses(link) if runner.job.run_id == header.get("tag") else None
+            host = runner.uses(link) if runner.job.run_id == event.tag else None
             if host is None:
                 continue
-            if header["event"] == "data":
-                runner.take_data(host, header, body)
-            elif header["event"] == "follow_failed":
+            if isinstance(event, FileData):
+                runner.take_data(host, event, body)
+            elif isinstance(event, FollowFailed):
                 self._post(partial(runner.follow_later, host))
             else:
-                self._post(partial(self._record_trouble, runner, host, header))
+                self._post(partial(self._record_trouble, runner, host, event))
 
     # Coming and going
 
@@ -189,8 +189,8 @@ class LiveJobs:
         if job_id in self._runners:
             self._store.save(self._runners[job_id].job, events, now_s=time.time())
 
-    def _record_trouble(self, runner: JobRunner, host: str, header: Mapping[str, Any]) -> None:
-        self.record(runner.job.id, [file_event(host, header, attempt=runner.job.attempt, now_s=time.time())])
+    def _record_trouble(self, runner: JobRunner, host: str, trouble: FileTruncated | FileUnreadable) -> None:
+        self.record(runner.job.id, [file_event(host, trouble, attempt=runner.job.attempt, now_s=time.time())])
 
     # Events, decisions, actions
 
@@ -264,9 +264,9 @@ class LiveJobs:
             self._guard(partial(self._gathering().gather, before.id, attempt))
 
 
-def file_event(host: str, header: Mapping[str, Any], *, attempt: int, now_s: float) -> Event:
-    """The event that one of FILE_TROUBLES becomes."""
-    values = {"file": str(header.get("file")), "generation": header.get("generation")}
-    if header.get("event") == "truncated":
-        return Event("file-truncated", {**values, "size": header.get("size")}, (host,), (), attempt, now_s)
-    return Event("file-unreadable", {**values, "error": str(header.get("error"))}, (host,), (), attempt, now_s)
+def file_event(host: str, trouble: FileTruncated | FileUnreadable, *, attempt: int, now_s: float) -> Event:
+    """The event of the job that a node's event about one of its files becomes."""
+    values = {"file": trouble.file, "generation": trouble.generation}
+    if isinstance(trouble, FileTruncated):
+        return Event("file-truncated", {**values, "size": trouble.size}, (host,), (), attempt, now_s)
+    return Event("file-unreadable", {**values, "error": trouble.error}, (host,), (), attempt, now_s)

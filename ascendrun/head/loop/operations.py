@@ -6,20 +6,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Callable
 
-from ascendrun.core.errors import (
-    AscendrunError,
-    AuthenticationError,
-    HostKeyChangedError,
-    HostKeyUnknownError,
-    PreflightError,
-    Problem,
-)
+from ascendrun.core.errors import AscendrunError, PreflightError, Problem
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.agents.connections import Connections
+from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.control_socket import Answer
-from ascendrun.head.protocol.remote import Link, Reply
+from ascendrun.head.protocol.remote import Link, Reply, is_permanent
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -176,33 +170,34 @@ class _Exec:
 
     def start(self, post: Callable[[Callable[[], None]], None], sweep: Callable[[], None]) -> None:
         timeout_s = self._request.timeout_s
-        fields = {"argv": list(self._request.argv), "timeout_s": timeout_s, "max_bytes": EXEC_BYTES}
+        request = agent.Exec(self._request.argv, timeout_s, EXEC_BYTES)
 
-        def answered(host: Host, reply: Reply) -> None:
+        def answered(host: Host, reply: Reply[agent.ExecReply]) -> None:
             self._say(host, reply)
             sweep()
 
-        def done_of(host: Host) -> Callable[[Reply], None]:
+        def done_of(host: Host) -> Callable[[Reply[agent.ExecReply]], None]:
             return lambda reply: post(lambda: answered(host, reply))
 
         deadline_s = timeout_s + 30.0
         for host in self._request.hosts:
-            if not self._links.run_once(host, fields, deadline_s=deadline_s, done=done_of(host)):
-                self._links.get(host).call("exec", fields, deadline_s=deadline_s, done=done_of(host))
+            if not self._links.run_once(host, request, deadline_s=deadline_s, done=done_of(host)):
+                self._links.get(host).call(request, deadline_s=deadline_s, done=done_of(host))
 
     def on_down(self, link: Link, error: AscendrunError) -> None:
-        is_hopeless = isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError))
-        is_final = is_hopeless or link.failures >= EXEC_CONNECT_TRIES
+        is_final = is_permanent(error) or link.failures >= EXEC_CONNECT_TRIES
         for host in self._request.hosts:
             if is_final and self._links.same(host, link.host):
-                self._say(host, Reply({}, b"", Failure.of(error)))
+                self._say(host, Reply(None, error=Failure.of(error)))
 
-    def _say(self, host: Host, reply: Reply) -> None:
+    def _say(self, host: Host, reply: Reply[agent.ExecReply]) -> None:
         if host.name not in self.waiting:
             return
         self.waiting.discard(host.name)
         reply_of = messages.ExecReply(host.name, time.monotonic() - self._started_mono, reply.error)
-        if reply.ok:
-            names = ("code", "signal", "timed_out", "out_bytes")
-            reply_of = replace(reply_of, **{name: reply.header[name] for name in names if name in reply.header})
+        if reply.error is None:
+            end = reply.message
+            reply_of = replace(
+                reply_of, code=end.code, signal=end.signal, timed_out=end.timed_out, out_bytes=end.out_bytes
+            )
         self._answer(reply_of, reply.body, not self.waiting)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError
-from ascendrun.head.protocol.control_messages import Request
 from ascendrun.head.protocol.control_socket import Answer
+from ascendrun.head.protocol.messages import Request
 from ascendrun.head.state.store import LostLeaseError
 from ascendrun.text import Text
 

@@ -29,6 +29,17 @@ class AgentImage:
         return cls(pyz, sha256, loader.login_command(sha256[:16]))
 
 
+@dataclass(frozen=True)
+class Login:
+    """A login. `wait_s`: until its shell ran our command. `noise`: what its startup files wrote.
+
+    Startup files that write into the connection do so at every login, also into those of scp and git.
+    """
+
+    wait_s: float | None = None
+    noise: str | None = None
+
+
 class AgentBootstrap:
     """One dialogue. `feed` is called by the connection's thread, the rest by others."""
 
@@ -43,16 +54,12 @@ class AgentBootstrap:
         self._began_mono = time.monotonic()
         self._spoke_mono: float | None = None
 
-    def login(self) -> dict[str, Any]:
-        """What the login cost and said: {"wait_s": until the first word of ours, "noise": text of its startup files}.
-
-        Startup files that write into the connection do so at every login, also into those of scp and git.
-        """
+    def login(self) -> Login:
         with self._lock:
             noise = (self._boot.noise.strip() + b"\n" + self._errors.strip()).strip()
             spoke = self._spoke_mono
         wait_s = None if spoke is None else round(spoke - self._began_mono, 3)
-        return {"wait_s": wait_s, "noise": noise[:NOISE_BYTES].decode("utf-8", "replace")}
+        return Login(wait_s, noise[:NOISE_BYTES].decode("utf-8", "replace"))
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
         """Frames completed by what came on standard output; none before the agent talks. Raises wire.FrameError."""

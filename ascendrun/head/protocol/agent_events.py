@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import job as w
 from ascendrun.core.node_messages import Failure, node_text
 from ascendrun.core.reports import NodeReport, Route
+from ascendrun.head.protocol.agent_bootstrap import Login
+from ascendrun.head.protocol.agent_messages import AgentInfo, ProbeReply
 
 
 def make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
@@ -62,59 +65,32 @@ def start_failure(line: Mapping[str, Any]) -> Failure:
     return Failure.of_node(line)
 
 
-def make_report(
-    host: str, hello: Mapping[str, Any], probe: Mapping[str, Any], *, clock_offset_s: float | None
-) -> NodeReport:
-    """A node's report from its agent's greeting and its answer to `probe`."""
+def make_report(host: Host, info: AgentInfo, probe: ProbeReply, *, clock_offset_s: float, login: Login) -> NodeReport:
+    """A node's report from its agent's first event and its reply to a probe."""
     kinds: dict[tuple[str, str], Route] = {}  # one object for all peers behind a route: of a thousand that is a million
-    routes = {
-        peer: kinds.setdefault((route["interface"], route["source"]), Route(route["interface"], route["source"]))
-        for peer, route in probe.get("routes", {}).items()
-        if route["interface"] and route["source"]
-    }
+    routes: dict[str, Route] = {}
+    for peer, route in probe.routes.items():
+        interface, source = route["interface"], route["source"]
+        if interface and source:
+            routes[peer] = kinds.setdefault((interface, source), Route(interface, source))
     return NodeReport(
-        host=host,
-        root=hello["root"],
-        hostname=hello["hostname"],
-        boot_id=hello["boot_id"],
-        machine_id=hello.get("machine_id"),
-        user=hello["user"],
-        python=hello["python"],
-        python_version=hello["python_version"],
-        kernel=hello["kernel"],
-        arch=hello["arch"],
-        cpus=int(hello["cpus"]),
-        memory_bytes=hello.get("memory_bytes"),
-        free_bytes=probe.get("free_bytes"),
+        host=host.name,
+        root=info.root,
+        hostname=info.hostname,
+        boot_id=info.boot_id,
+        machine_id=info.machine_id,
+        user=info.user,
+        python=info.python,
+        python_version=info.python_version,
+        kernel=info.kernel,
+        arch=info.arch,
+        cpus=info.cpus,
+        memory_bytes=info.memory_bytes,
+        free_bytes=probe.free_bytes,
         clock_offset_s=clock_offset_s,
         routes=routes,
+        uid=info.uid,
+        is_local=host.is_local,
+        login_s=login.wait_s,
+        login_noise=login.noise,
     )
-
-
-def report_values(report: NodeReport, everyone: Collection[str] = ()) -> dict[str, Any]:
-    """A report as plain data, for the socket. Routes as [interface, source, peers]: all peers share a few.
-
-    peers null: all of `everyone` but the host itself. A thousand hosts would else name each other a million times.
-    """
-    groups: dict[Route, list[str]] = {}
-    for peer, route in report.routes.items():
-        groups.setdefault(route, []).append(peer)
-    values = dict(vars(report))
-    others = {*everyone} - {report.host}
-    values["routes"] = [
-        [route.interface, route.source, None if len(peers) == len(others) and others.issuperset(peers) else peers]
-        for route, peers in groups.items()
-    ]
-    return values
-
-
-def load_report(values: Mapping[str, Any], everyone: Collection[str] = ()) -> NodeReport:
-    """The report of `report_values`, with the same `everyone`."""
-    routes: dict[str, Route] = {}
-    for interface, source, peers in values["routes"]:
-        if peers is None:
-            routes = dict.fromkeys(everyone, Route(interface, source))
-            routes.pop(values["host"], None)
-        else:
-            routes.update(dict.fromkeys(peers, Route(interface, source)))
-    return NodeReport(**{**values, "routes": routes})

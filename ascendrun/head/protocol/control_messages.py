@@ -6,109 +6,30 @@ A message is the JSON header of a frame, its fields by name. Raise control_socke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.core.dataclass_json import load_dataclass
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.node_messages import Failure
-from ascendrun.text import Text, from_json, to_json
+from ascendrun.core.reports import NodeReport, load_report, report_values
+from ascendrun.head.protocol.messages import Done, Message, Request, converted
+from ascendrun.text import Text, from_json
 
 if TYPE_CHECKING:
-    from ascendrun.core.reports import NodeReport
     from ascendrun.core.samples import DeviceSample, HostSample
-
-M = TypeVar("M", bound="Message")
-R = TypeVar("R", bound="Message", covariant=True)
-
-
-class Message:
-    """The parent of the messages. A field with a default may be missing in a header."""
-
-    OP: ClassVar[str]
-
-    def to_header(self) -> dict[str, Any]:
-        return {
-            one.name: one.metadata.get("write", _plain)(getattr(self, one.name))
-            for one in fields(self)  # type: ignore[arg-type]
-        }
-
-    @classmethod
-    def from_header(cls: type[M], header: Mapping[str, Any]) -> M:
-        """Unknown fields are ignored. Raises InvalidInputError for a missing or unreadable one."""
-        values: dict[str, Any] = {}
-        for one in fields(cls):  # type: ignore[arg-type]
-            if one.name in header:
-                try:
-                    values[one.name] = one.metadata.get("read", _same)(header[one.name])
-                except (AttributeError, KeyError, TypeError, ValueError) as error:
-                    reason = Text("control.invalid-field", "invalid value ({error})", error=repr(error))
-                    raise _invalid(cls, one.name, reason) from error
-            elif one.default is MISSING and one.default_factory is MISSING:
-                raise _invalid(cls, one.name, Text("control.missing-field", "missing"))
-        return cls(**values)
-
-
-class Request(Message, Generic[R]):
-    """What a command asks for. `REPLY`: the R of the class."""
-
-    REPLY: ClassVar[type[Any]]
-
-
-def _invalid(kind: type[Message], name: str, reason: Text) -> InvalidInputError:
-    where = Text("control.field", "{op}: {field}: {reason}", op=kind.OP, field=name, reason=reason)
-    return InvalidInputError([Problem(kind.OP, None, None, where)])
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """A field's value for JSON. Mappings are raw data already, and may be large."""
-    if isinstance(value, Text):
-        return to_json(value)
-    if hasattr(value, "to_json"):
-        return value.to_json()
-    if is_dataclass(value):
-        return dict(vars(value))
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _read(read: Callable[[Any], Any], *, write: Callable[[Any], Any] = _plain, **default: Any) -> Any:
-    """A field that `write` makes JSON of and `read` turns back. None stays None."""
-    return field(metadata={"read": lambda value: None if value is None else read(value), "write": write}, **default)
-
-
-def _load_report(values: Mapping[str, Any]) -> NodeReport:
-    from ascendrun.head.protocol.agent_events import load_report
-
-    return load_report(values)
-
-
-def _report_values(report: NodeReport | None) -> Mapping[str, Any] | None:
-    from ascendrun.head.protocol.agent_events import report_values
-
-    return None if report is None else report_values(report)
 
 
 def _load_devices(rows: Any) -> tuple[DeviceSample, ...]:
     from ascendrun.core.samples import DeviceSample
 
-    return tuple(DeviceSample(**{**row, "pids": None if row["pids"] is None else tuple(row["pids"])}) for row in rows)
+    return tuple(load_dataclass(DeviceSample, row, pids=tuple) for row in rows)
 
 
 def _load_host_samples(rows: Any) -> tuple[HostSample, ...]:
     from ascendrun.core.samples import HostSample
 
-    return tuple(HostSample(**row) for row in rows)
-
-
-@dataclass(frozen=True)
-class Done(Message):
-    """The reply to a request of which only the end matters."""
-
-    OP = "done"
+    return tuple(load_dataclass(HostSample, row) for row in rows)
 
 
 @dataclass(frozen=True)
@@ -127,7 +48,7 @@ class Submit(Request[Submitted]):
     """
 
     OP, REPLY = "submit", Submitted
-    submissions: tuple[Mapping[str, Any], ...] = _read(tuple)
+    submissions: tuple[Mapping[str, Any], ...] = converted(tuple)
     pipeline: str | None = None
 
 
@@ -166,7 +87,7 @@ class ExecReply(Message):
     OP = "exec"
     host: str
     wall_s: float
-    failed: Failure | None = _read(Failure.from_json, default=None)
+    failed: Failure | None = converted(Failure.from_json, default=None)
     code: int | None = None
     signal: int | None = None
     timed_out: bool = False
@@ -178,9 +99,9 @@ class Exec(Request[ExecReply]):
     """Run a command on every host; one reply from each."""
 
     OP, REPLY = "exec", ExecReply
-    hosts: tuple[Host, ...] = _read(load_hosts)
-    argv: tuple[str, ...] = _read(tuple)
-    timeout_s: float = _read(float)
+    hosts: tuple[Host, ...] = converted(load_hosts)
+    argv: tuple[str, ...] = converted(tuple)
+    timeout_s: float = converted(float)
 
 
 @dataclass(frozen=True)
@@ -189,8 +110,10 @@ class NodeReply(Message):
 
     OP = "nodes"
     host: str
-    report: NodeReport | None = _read(_load_report, write=_report_values, default=None)
-    refused: Failure | None = _read(Failure.from_json, default=None)
+    report: NodeReport | None = converted(
+        load_report, write=lambda report: None if report is None else report_values(report), default=None
+    )
+    refused: Failure | None = converted(Failure.from_json, default=None)
 
 
 @dataclass(frozen=True)
@@ -198,22 +121,21 @@ class Nodes(Request[NodeReply]):
     """The state of every host; one reply from each."""
 
     OP, REPLY = "nodes", NodeReply
-    hosts: tuple[Host, ...] = _read(load_hosts)
+    hosts: tuple[Host, ...] = converted(load_hosts)
 
 
 @dataclass(frozen=True)
 class SurveyReply(Message):
     """The raw answers of one host, or why there are none.
 
-    `report`: as report_values makes it with all hosts of the survey. `results`: by probe. `hello`: of the agent.
+    `report`: as report_values makes it with all hosts of the survey. `results`: by probe.
     """
 
     OP = "survey"
     host: str
-    refused: Failure | None = _read(Failure.from_json, default=None)
+    refused: Failure | None = converted(Failure.from_json, default=None)
     report: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
-    hello: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -224,11 +146,11 @@ class Survey(Request[SurveyReply]):
     """
 
     OP, REPLY = "survey", SurveyReply
-    hosts: tuple[Host, ...] = _read(load_hosts)
+    hosts: tuple[Host, ...] = converted(load_hosts)
     submission: Mapping[str, Any] | None = None
     device_type: str | None = None
-    paths: tuple[str, ...] = _read(tuple, default=())
-    names: tuple[str, ...] | None = _read(tuple, default=None)
+    paths: tuple[str, ...] = converted(tuple, default=())
+    names: tuple[str, ...] | None = converted(tuple, default=None)
     is_full: bool = True
     every_pair: bool = False
 
@@ -239,9 +161,9 @@ class SampleReply(Message):
 
     OP = "sample"
     host: str
-    devices: tuple[DeviceSample, ...] = _read(_load_devices, default=())
-    hosts: tuple[HostSample, ...] = _read(_load_host_samples, default=())
-    refused: Failure | None = _read(Failure.from_json, default=None)
+    devices: tuple[DeviceSample, ...] = converted(_load_devices, default=())
+    hosts: tuple[HostSample, ...] = converted(_load_host_samples, default=())
+    refused: Failure | None = converted(Failure.from_json, default=None)
 
 
 @dataclass(frozen=True)
@@ -252,8 +174,8 @@ class Sample(Request[SampleReply]):
     """
 
     OP, REPLY = "sample", SampleReply
-    hosts: tuple[Host, ...] = _read(load_hosts)
-    timeout_s: float = _read(float)
+    hosts: tuple[Host, ...] = converted(load_hosts)
+    timeout_s: float = converted(float)
     device_type: str | None = None
     unless_asked: bool = False
 
@@ -264,7 +186,7 @@ class GrepReply(Message):
 
     OP = "grep"
     host: str
-    problem: Text | str | None = _read(from_json, default=None)
+    problem: Text | str | None = converted(from_json, default=None)
     complete: bool = False
 
 
@@ -284,7 +206,7 @@ class GatherReply(Message):
 
     OP = "gather"
     host: str
-    problem: Text | str | None = _read(from_json, default=None)
+    problem: Text | str | None = converted(from_json, default=None)
 
 
 @dataclass(frozen=True)
@@ -302,7 +224,7 @@ class ControllerStatus(Message):
 
     OP = "status"
     pid: int
-    jobs: tuple[str, ...] = _read(tuple, default=())
+    jobs: tuple[str, ...] = converted(tuple, default=())
     liveness: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     silence_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     staged: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Callable, Union
 
 from ascendrun.core.errors import AscendrunError, ConflictError, DeadlineExceededError, UnreachableError
-from ascendrun.head.protocol.control_messages import Message, R, Request
+from ascendrun.head.protocol.messages import Message, R, Request
 from ascendrun.node import wire
 from ascendrun.text import Text
 
 SOCKET_NAME = "controller.sock"
-PROTOCOL = 3
+PROTOCOL = 4
 """Of the messages between commands and the controller; raised with every change that the other side must know."""
 ANY_PROTOCOL = ("status", "shutdown")
 """Requests that a controller of any version serves: with them another one is found and stopped."""

@@ -10,18 +10,22 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Generic
 
 from ascendrun.core.errors import (
+    AgentVersionError,
     AscendrunError,
     AuthenticationError,
     HostKeyChangedError,
     HostKeyUnknownError,
+    InvalidInputError,
     UnreachableError,
 )
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.protocol.agent_bootstrap import AgentBootstrap, AgentImage
+from ascendrun.head.protocol.agent_bootstrap import AgentBootstrap, AgentImage, Login
+from ascendrun.head.protocol.agent_messages import EVENTS, AgentInfo
+from ascendrun.head.protocol.messages import Message, R, Request
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
 from ascendrun.node import wire
 from ascendrun.text import Text
@@ -39,27 +43,29 @@ _HOPELESS_RETRY_S = 60.0
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What an agent replied. `error`: the agent's, or "link-lost", "deadline" and "too-large" of this side."""
+class Reply(Generic[R]):
+    """What an agent replied: a message and its body, or an error.
 
-    header: Mapping[str, Any]
-    body: bytes
-    error: Failure | None
+    `error`: the agent's, or "link-lost", "deadline", "too-large" and "invalid-reply" of this side.
+    """
+
+    received: R | None
+    body: bytes = b""
+    error: Failure | None = None
 
     @property
-    def ok(self) -> bool:
-        return self.error is None
-
-
-Done = Callable[[Reply], None]
+    def message(self) -> R:
+        """Of a reply without an error."""
+        assert self.received is not None
+        return self.received
 
 
 @dataclass
 class _Call:
-    header: dict[str, Any]
+    request: Request[Any]
     body: bytes
     deadline_mono: float
-    done: Done
+    done: Callable[[Reply[Any]], None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class LinkListener:
 
     on_up: Callable[[Link], None]
     on_down: Callable[[Link, AscendrunError], None]
-    on_event: Callable[[Link, Mapping[str, Any], bytes], None]
+    on_event: Callable[[Link, Message, bytes], None]
 
 
 class Link:
@@ -88,7 +94,8 @@ class Link:
         sending: Executor,
     ) -> None:
         self.host = host
-        self.hello: Mapping[str, Any] = {}
+        self._info: AgentInfo | None = None
+        self.login = Login()
         self.peer_address: str | None = None
         self.last_error: AscendrunError | None = None
         self._backend, self._image, self._listener = backend, image, listener
@@ -111,6 +118,12 @@ class Link:
     @property
     def is_up(self) -> bool:
         return self._is_up
+
+    @property
+    def info(self) -> AgentInfo:
+        """Of the agent that was up last. Only after it was up once."""
+        assert self._info is not None
+        return self._info
 
     @property
     def failures(self) -> int:
@@ -156,10 +169,12 @@ class Link:
         """Whoever had the turn could not connect."""
         self._drop(epoch, error)
 
-    def call(self, op: str, fields: Mapping[str, Any], body: bytes = b"", *, deadline_s: float, done: Done) -> None:
-        """Asks the agent; `done` gets exactly one Reply, within `deadline_s` also when the host never answers."""
+    def call(
+        self, request: Request[R], body: bytes = b"", *, deadline_s: float, done: Callable[[Reply[R]], None]
+    ) -> None:
+        """Send a request; `done` gets exactly one Reply, within `deadline_s` also when the host never responds."""
         request_id = next(self._ids)
-        call = _Call({"id": request_id, "op": op, **fields}, body, time.monotonic() + deadline_s, done)
+        call = _Call(request, body, time.monotonic() + deadline_s, done)
         with self._lock:
             self._outbox.append((request_id, call))
         self._pump()
@@ -285,7 +300,7 @@ class Link:
             stream = self._stream  # None: the answer came before `open` returned; _connect looks again
             if stream is not None and booting.takes_agent():
                 self._sending.submit(self._send_agent, epoch, booting, stream)
-        except wire.FrameError as error:
+        except (wire.FrameError, InvalidInputError) as error:
             self._drop(
                 epoch,
                 UnreachableError(
@@ -293,7 +308,7 @@ class Link:
                         "agent.invalid-data",
                         "{host}: invalid data from the agent: {error}",
                         host=self.host.name,
-                        error=str(error),
+                        error=error.problems[0].message if isinstance(error, InvalidInputError) else str(error),
                     ),
                     hint=Text(
                         "agent.invalid-data.hint",
@@ -308,20 +323,23 @@ class Link:
             with self._lock:
                 call = self._pending.pop(header["re"], None)
             if call is not None:  # None: it came after its deadline
-                call.done(Reply(header, body, None if header.get("ok") else Failure.of_node(header.get("error") or {})))
-        elif header.get("event") == "hello":
-            self._greet(epoch, {**header, "login": booting.login()})
-        elif header.get("event") != "beat":
-            self._listener.on_event(self, header, body)
-
-    def _greet(self, epoch: int, hello: Mapping[str, Any]) -> None:
-        if hello.get("protocol") != wire.PROTOCOL:
-            self._drop(epoch, _other_version(self.host.name, hello.get("protocol")))
+                call.done(read_reply(call.request, header, body))
             return
+        kind = EVENTS.get(str(header.get("event")))
+        if kind is AgentInfo:
+            self._greet(epoch, header, booting.login())
+        elif kind is not None:  # None: a heartbeat, which has done its work by arriving
+            self._listener.on_event(self, kind.from_header(header), body)
+
+    def _greet(self, epoch: int, header: Mapping[str, Any], login: Login) -> None:
+        if header.get("protocol") != wire.PROTOCOL:
+            self._drop(epoch, _other_version(self.host.name, header.get("protocol")))
+            return
+        info = AgentInfo.from_header(header)
         with self._lock:
             if epoch != self._epoch or self._is_closed:
                 return
-            self.hello = {**hello, "heard_at_s": time.time()}
+            self._info, self.login = info, login
             self.peer_address = self._connection.peer_address if self._connection else None
             self._is_up, self._is_connecting, self._failures, self.last_error = True, False, 0, None
             self._boot_deadline_mono = None
@@ -344,7 +362,7 @@ class Link:
         if connection is not None:
             connection.close()
         for call in lost:
-            call.done(Reply({}, b"", Failure("link-lost", error.message, error.hint)))
+            call.done(Reply(None, error=Failure("link-lost", error.message, error.hint)))
         self._listener.on_down(self, error)
 
     def _as_ours(self, error: AscendrunError | StreamClosedError) -> AscendrunError:
@@ -369,7 +387,8 @@ class Link:
                 request_id, call = self._outbox.popleft()
                 self._pending[request_id] = call
             try:
-                stream.send(wire.pack(call.header, call.body), deadline_s=SEND_S)
+                header = {"id": request_id, "op": call.request.OP, **call.request.to_header()}
+                stream.send(wire.pack(header, call.body), deadline_s=SEND_S)
             except (AscendrunError, StreamClosedError) as error:
                 self._drop(epoch, self._as_ours(error))
             except wire.FrameError as error:
@@ -378,16 +397,32 @@ class Link:
                 call.done(_failed("too-large", on_host(self.host.name, str(error)), None))
 
 
-def _failed(code: str, message: Text, cause: AscendrunError | None) -> Reply:
-    return Reply({}, b"", Failure(code, message, cause.hint if cause else None))
+def is_permanent(error: AscendrunError) -> bool:
+    """Whether only a person can help: connecting again does not."""
+    return isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError, AgentVersionError))
+
+
+def read_reply(request: Request[R], header: Mapping[str, Any], body: bytes) -> Reply[R]:
+    """The reply to `request` in a frame; one that cannot be read is an error."""
+    if not header.get("ok"):
+        return Reply(None, error=Failure.of_node(header.get("error") or {}))
+    try:
+        return Reply(request.REPLY.from_header(header), body)
+    except InvalidInputError as error:
+        reason = Text("agent.invalid-reply", "invalid reply of the agent: {reason}", reason=error.problems[0].message)
+        return Reply(None, error=Failure("invalid-reply", reason))
+
+
+def _failed(code: str, message: Text, cause: AscendrunError | None) -> Reply[Any]:
+    return Reply(None, error=Failure(code, message, cause.hint if cause else None))
 
 
 def _closed(host: str) -> Text:
     return Text("agent.closed", "{host}: the connection was closed", host=host)
 
 
-def _other_version(host: str, agent: object) -> UnreachableError:
-    return UnreachableError(
+def _other_version(host: str, agent: object) -> AgentVersionError:
+    return AgentVersionError(
         Text(
             "agent.other-version",
             "{host}: the agent is of another version (protocol {agent}, the controller uses {controller})",
@@ -395,7 +430,10 @@ def _other_version(host: str, agent: object) -> UnreachableError:
             agent=agent,
             controller=wire.PROTOCOL,
         ),
-        hint=Text("agent.other-version.hint", "remove ~/.ascendrun/agent-*.pyz on {host}, then repeat", host=host),
+        hint=Text(
+            "agent.other-version.hint",
+            "run `ascendrun controller stop`, then repeat the command; running jobs are not affected",
+        ),
     )
 
 
@@ -423,7 +461,7 @@ def agent_start_timeout(host: str, limit_s: float) -> UnreachableError:
 
 
 def _retry_after_s(failures: int, error: AscendrunError) -> float:
-    if isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError)):
+    if is_permanent(error):
         return _HOPELESS_RETRY_S
     first_s, most_s = _RETRY_S
     ceiling_s: float = min(most_s, first_s * 2.0 ** min(failures, 10))

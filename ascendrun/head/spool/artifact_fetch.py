@@ -11,7 +11,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,8 @@ from ascendrun.core.errors import NotFoundError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.lifecycle import Transition
-from ascendrun.core.node_messages import Failure
 from ascendrun.head.agents.connections import Connections, dialled
+from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Link, Reply
@@ -267,11 +267,11 @@ class Gatherer:
             if not wish.is_asked and dialled(wish.host) == dialled(link.host):
                 self._ask(wish)
 
-    def take(self, link: Link, header: Mapping[str, Any], body: bytes) -> None:
+    def take(self, link: Link, part: agent.ArtifactData, body: bytes) -> None:
         """Bytes of a gathered file; called in the link's thread."""
-        receiving = self._receiving.get((str(header.get("tag")), dialled(link.host)))
+        receiving = self._receiving.get((part.tag, dialled(link.host)))
         if receiving is not None:
-            receiving.write(str(header["name"]), str(header["file"]), int(header["offset"]), body)
+            receiving.write(part.name, part.file, part.offset, body)
 
     def _want(
         self, subject: Subject, attempt: int, host: Host, told: Callable[[Text | str | None], None] | None = None
@@ -296,19 +296,20 @@ class Gatherer:
         wish.tries += 1
         attempt_dir = spool_dir(self._state_dir, wish.subject.job_id, wish.attempt)
         self._receiving[(wish.tag, dialled(wish.host))] = _Receiving(attempt_dir / wish.host.name)
-        fields = {"tag": wish.tag, "items": items_for(wish.subject.device_type), "timeout_s": GATHER_S}
         self._links.get(wish.host).call(
-            "gather", fields, deadline_s=GATHER_S + 30.0, done=lambda reply: self._post(lambda: self._hear(wish, reply))
+            agent.Gather(wish.tag, items_for(wish.subject.device_type), GATHER_S),
+            deadline_s=GATHER_S + 30.0,
+            done=lambda reply: self._post(lambda: self._hear(wish, reply)),
         )
 
-    def _hear(self, wish: _Wish, reply: Reply) -> None:
+    def _hear(self, wish: _Wish, reply: Reply[agent.GatherReply]) -> None:
         receiving = self._receiving.pop((wish.tag, dialled(wish.host)))
         wish.is_asked = False
-        if reply.ok:
-            self._end(wish, receiving.finish(reply.header))
+        error = reply.error
+        if error is None:
+            self._end(wish, receiving.finish(reply.message))
             return
         receiving.drop()
-        error = reply.error or Failure("internal", "")
         if error.code in ("link-lost", "deadline") and wish.tries < TRIES:
             if self._links.get(wish.host).is_up:
                 self._ask(wish)
@@ -362,9 +363,9 @@ class _Receiving:
             self._names[(name, file)] = safe
         return self._names[(name, file)]
 
-    def finish(self, reply: Mapping[str, Any]) -> Text | str | None:
+    def finish(self, reply: agent.GatherReply) -> Text | str | None:
         """Puts what came in its place, instead of what an earlier look brought; a sentence when that failed."""
-        for one in reply.get("files", ()):
+        for one in reply.files:
             if one.get("bytes") == 0:  # an empty file came without a frame
                 self.write(str(one["name"]), str(one["file"]), 0, b"")
         if self._problem is not None:
@@ -372,13 +373,15 @@ class _Receiving:
             return self._problem
         files = [
             {**one, "file": self._safe(str(one["name"]), str(one["file"]))}
-            for one in reply.get("files", ())
+            for one in reply.files
             if _NAME.match(str(one["name"]))
         ]
         index = {
-            **{key: reply.get(key) for key in ("start_ns", "boot_ns", "at_ns")},
+            "start_ns": reply.start_ns,
+            "boot_ns": reply.boot_ns,
+            "at_ns": reply.at_ns,
             "files": files,
-            "problems": list(reply.get("problems", ())),
+            "problems": list(reply.problems),
         }
         place, old = self._host_dir / FOLDER, self._host_dir / f"{self._part.name}.old"
         try:

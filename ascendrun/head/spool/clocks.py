@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from ascendrun.head.state.state_dir import make_spool_dir
 
@@ -301,9 +301,3 @@ class _Round:
                 self._ask()
                 return
         self.is_over = True
-
-
-def node_time_of(reply: Mapping[str, Any]) -> int | None:
-    """`at_ns` of an agent's answer; None when there is none."""
-    at_ns = reply.get("at_ns")
-    return at_ns if isinstance(at_ns, int) else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.logs.log_lines import LogLine
 from ascendrun.core.node_messages import Failure
+from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Grep, GrepReply
 from ascendrun.head.protocol.control_socket import Answer, ControlClient
 from ascendrun.head.protocol.remote import Reply
@@ -105,12 +106,13 @@ def relay(
     tag = layout.make_tag(subject.run, request.attempt)
     waiting = set(request.hosts)
 
-    def say(host: str, reply: Reply) -> None:
+    def say(host: str, reply: Reply[agent.GrepReply]) -> None:
         waiting.discard(host)
+        is_complete = reply.error is None and reply.message.complete
         problem = None if reply.error is None else reply.error.message
-        answer(GrepReply(host, problem, bool(reply.header.get("complete"))), reply.body, not waiting)
+        answer(GrepReply(host, problem, is_complete), reply.body, not waiting)
 
-    def say_later(host: str) -> Callable[[Reply], None]:
+    def say_later(host: str) -> Callable[[Reply[agent.GrepReply]], None]:
         return lambda reply: post(partial(say, host, reply))
 
     away = Failure("unreachable", Text("agent.not-connected", "not reachable now"))
@@ -118,9 +120,10 @@ def relay(
     for name, wanted in request.hosts.items():
         link = links.get(by_name[name]) if name in by_name else None
         if link is None or not link.is_up:
-            say(name, Reply({}, b"", away))
+            say(name, Reply(None, error=away))
             continue
-        link.call("grep", {**wanted, "tag": tag}, deadline_s=ANSWER_S, done=say_later(name))
+        request_ = agent.Grep.from_header({**wanted, "tag": tag})
+        link.call(request_, deadline_s=ANSWER_S, done=say_later(name))
 
 
 def starts_of(

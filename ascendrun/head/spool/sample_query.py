@@ -7,14 +7,15 @@ import time
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from ascendrun.core.errors import AscendrunError, AuthenticationError, HostKeyChangedError, HostKeyUnknownError
+from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.samples import Newest
 from ascendrun.head.agents.connections import Connections
+from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Sample, SampleReply
 from ascendrun.head.protocol.control_socket import Answer
-from ascendrun.head.protocol.remote import Link, Reply
+from ascendrun.head.protocol.remote import Link, Reply, is_permanent
 from ascendrun.head.spool.sample_ingest import SampleKeeper
 from ascendrun.health.samples.device_samples import sampling_items
 from ascendrun.text import Text
@@ -57,38 +58,30 @@ class SampleOperation:
             link = self._links.get(host)
             if not link.is_up:
                 link.connect()
-            link.call(
-                "sample", {"items": items, "timeout_s": tool_s}, deadline_s=self._timeout_s, done=self._done_of(host)
-            )
+            link.call(agent.Sample(items, tool_s), deadline_s=self._timeout_s, done=self._done_of(host))
 
     def on_down(self, link: Link, error: AscendrunError) -> None:
-        is_final = (
-            isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError))
-            or link.failures >= CONNECT_TRIES
-        )
+        is_final = is_permanent(error) or link.failures >= CONNECT_TRIES
         for host in self._hosts:
             if is_final and self._links.same(host, link.host):
                 self._refuse(host.name, Failure.of(error))
 
-    def _done_of(self, host: Host) -> Callable[[Reply], None]:
-        def done(reply: Reply) -> None:
+    def _done_of(self, host: Host) -> Callable[[Reply[agent.SampleReply]], None]:
+        def done(reply: Reply[agent.SampleReply]) -> None:
             now_s = time.time()
             self._post(lambda: self._hear(host.name, reply, now_s))
 
         return done
 
-    def _hear(self, host: str, reply: Reply, heard_s: float) -> None:
+    def _hear(self, host: str, reply: Reply[agent.SampleReply], heard_s: float) -> None:
         if host not in self.waiting:
             return
-        if not reply.ok:
-            self._refuse(host, reply.error or Failure("internal", ""))
+        if reply.error is not None:
+            self._refuse(host, reply.error)
             return
-        ahead_s = int(reply.header["at_ns"]) / 1e9 - heard_s
+        ahead_s = reply.message.at_ns / 1e9 - heard_s
         self._keeper.take_lines(
-            host,
-            reply.header["lines"],
-            ahead_s=ahead_s,
-            done=lambda newest: self._post(lambda: self._tell(host, newest)),
+            host, reply.message.lines, ahead_s=ahead_s, done=lambda newest: self._post(lambda: self._tell(host, newest))
         )
 
     def _tell(self, host: str, newest: Newest) -> None:

@@ -13,8 +13,8 @@ from ascendrun.core.network import candidate_ports
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Connections
+from ascendrun.head.protocol.agent_messages import Survey, SurveyReply
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
@@ -93,23 +93,16 @@ class Examination:
         self._secrets = read_secrets(self._question.spec)
         for host in self._hosts:
             request = make_survey_request(host, self._reports[host.name], self._question, self._plan)
-            fields = {
-                "items": survey_items(request),
-                "timeout_s": timeout_s,
-                "shell": {**make_shell(host.name, self._question.spec, self._plan), "secret_env": self._secrets},
-            }
-            self._ask(host, fields, timeout_s, self._take_survey)
+            shell = {**make_shell(host.name, self._question.spec, self._plan), "secret_env": self._secrets}
+            self._ask(host, Survey(survey_items(request), timeout_s, shell), self._take_survey)
         if not self._hosts:
             self._finish()
 
-    def _take_survey(self, host: str, reply: Reply) -> None:
-        results = reply.header.get("results") if reply.ok else None
-        if isinstance(results, dict):
-            self._results[host] = scrub(results, self._secrets)
+    def _take_survey(self, host: str, reply: Reply[SurveyReply]) -> None:
+        if reply.error is None:
+            self._results[host] = scrub(reply.message.results, self._secrets)
         else:
-            self._refused[host] = reply.error or Failure(
-                "invalid-reply", Text("agent.invalid-reply", "invalid reply of the agent")
-            )
+            self._refused[host] = reply.error
         if not self._waiting:
             self._touch()
 
@@ -128,7 +121,7 @@ class Examination:
             items = touch_items(host.name, plan, nonce, touch_s) if plan is not None else []
             items += [pings[host.name]] if host.name in pings else []
             timeout_s = max([touch_s, *(float(item["timeout_s"]) for item in items)])
-            self._ask(host, {"items": items, "timeout_s": timeout_s}, timeout_s, self._take_touch)
+            self._ask(host, Survey(items, timeout_s), self._take_touch)
 
     def _touch_plan(self) -> ConnectionTestPlan | None:
         from ascendrun.health.survey.connection_test_plan import choose_ports, plan_connection_tests
@@ -155,9 +148,9 @@ class Examination:
             return {}
         return ping_items(self._results, every_pair=self._question.every_pair)
 
-    def _take_touch(self, host: str, reply: Reply) -> None:
-        results = reply.header.get("results") if reply.ok else None
-        self._results[host].update(results if isinstance(results, dict) else {})
+    def _take_touch(self, host: str, reply: Reply[SurveyReply]) -> None:
+        if reply.error is None:
+            self._results[host].update(reply.message.results)
         if not self._waiting:
             self._finish()
 
@@ -166,14 +159,14 @@ class Examination:
         answers.update({host: {"refused": error} for host, error in self._refused.items()})
         self._done(answers)
 
-    def _ask(self, host: Host, fields: Mapping[str, Any], timeout_s: float, then: Callable[[str, Reply], None]) -> None:
-        def heard(reply: Reply) -> None:
+    def _ask(self, host: Host, request: Survey, then: Callable[[str, Reply[SurveyReply]], None]) -> None:
+        def heard(reply: Reply[SurveyReply]) -> None:
             if host.name in self._waiting:
                 self._waiting.discard(host.name)
                 then(host.name, reply)
 
         self._links.get(host).call(
-            "survey", fields, deadline_s=timeout_s + SPARE_S, done=lambda reply: self._post(lambda: heard(reply))
+            request, deadline_s=request.timeout_s + SPARE_S, done=lambda reply: self._post(lambda: heard(reply))
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ascendrun.core.findings import Finding, Severity, paused_collector
 from ascendrun.core.node_messages import Failure
@@ -37,13 +37,7 @@ def gate_question(spec: JobSpec) -> Question:
 
 
 def judge_answers(
-    answers: Answers,
-    reports: Mapping[str, NodeReport],
-    hellos: Mapping[str, Mapping[str, Any]],
-    *,
-    spec: JobSpec,
-    plan: LaunchPlan,
-    now_s: float,
+    answers: Answers, reports: Mapping[str, NodeReport], *, spec: JobSpec, plan: LaunchPlan, now_s: float
 ) -> PreflightResult:
     """FAIL findings refuse the start; a node that could not be examined does too: nobody knows whether it is fit."""
     from ascendrun.health.checks import run_checks
@@ -58,7 +52,7 @@ def judge_answers(
         for host, report in reports.items():
             answer = answers.get(host, {})
             if "results" in answer:
-                facts[host] = read_facts(report, hellos[host], answer["results"])
+                facts[host] = read_facts(report, answer["results"])
             else:
                 why: Failure = answer.get("refused") or Failure("internal", "")
                 unreached[host] = Unreached(why.code, why.message, why.hint)

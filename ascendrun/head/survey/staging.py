@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -10,6 +10,8 @@ from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.rank_env import is_own_variable
+from ascendrun.head.protocol.agent_messages import HasTree, HasTreeReply, PutTree, PutTreeReply
+from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.text import Text
 
@@ -27,7 +29,7 @@ def tree_file(state_dir: Path, sha256: str) -> Path:
 class TreePush:
     """Brings a job's trees to one node, one question at a time: is it there? then its chunks.
 
-    `ask(op, fields, body, then)` calls the agent; exactly one of `refused` and `finished` is called, once.
+    `ask(request, body, then)` calls the agent; exactly one of `refused` and `finished` is called, once.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class TreePush:
         state_dir: Path,
         trees: Sequence[Tree],
         *,
-        ask: Callable[[str, Mapping[str, Any], bytes, Callable[[Reply], None]], None],
+        ask: Callable[[Request[Any], bytes, Callable[[Reply[Any]], None]], None],
         refused: Callable[[Failure], None],
         finished: Callable[[], None],
     ) -> None:
@@ -49,12 +51,12 @@ class TreePush:
         if not self._rest:
             self._finished()
             return
-        self._ask("tree_have", {"sha256": self._rest[0].sha256}, b"", self._know)
+        self._ask(HasTree(self._rest[0].sha256), b"", self._know)
 
-    def _know(self, reply: Reply) -> None:
+    def _know(self, reply: Reply[HasTreeReply]) -> None:
         if reply.error is not None:
             self._refused(reply.error)
-        elif reply.header["have"]:
+        elif reply.message.have:
             self.done_bytes += self._rest.pop(0).size_bytes
             self.go_on()
         else:
@@ -83,10 +85,10 @@ class TreePush:
                 )
             )
             return
-        fields = {"sha256": tree.sha256, "offset": offset, "total": total}
-        self._ask("tree_put", fields, chunk, lambda reply: self._sent(reply, offset, offset + len(chunk), total))
+        request = PutTree(tree.sha256, offset, total)
+        self._ask(request, chunk, lambda reply: self._sent(reply, offset, offset + len(chunk), total))
 
-    def _sent(self, reply: Reply, offset: int, end: int, total: int) -> None:
+    def _sent(self, reply: Reply[PutTreeReply], offset: int, end: int, total: int) -> None:
         if reply.error is not None:
             self._refused(reply.error)
         elif end < total:

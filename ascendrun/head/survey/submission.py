@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.core.dataclass_json import load_dataclass
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.jobs.job import Job
 from ascendrun.core.jobs.plan import Tree
@@ -184,4 +185,4 @@ def _load_spec(values: Mapping[str, Any]) -> JobSpec:
 
 
 def _load_trees(values: Sequence[Mapping[str, Any]]) -> tuple[Tree, ...]:
-    return tuple(Tree(**value) for value in values)
+    return tuple(load_dataclass(Tree, value) for value in values)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Callable
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
-from ascendrun.core.reports import NodeReport
+from ascendrun.core.reports import NodeReport, report_values
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.agents.node_query import NodeQuery
-from ascendrun.head.protocol.agent_events import report_values
 from ascendrun.head.protocol.control_messages import Survey, SurveyReply
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.survey.doctor import Answers, Examination, Question
@@ -115,6 +114,5 @@ class SurveyOperation:
                     host.name,
                     report=report_values(self._reports[host.name], everyone),
                     results=found.get("results", {}),
-                    hello={**self._links.get(host).hello, "is_local": host.is_local},
                 )
             self._answer(reply, b"", index == len(self._hosts) - 1)

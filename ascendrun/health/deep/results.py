@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from ascendrun.core.dataclass_json import load_dataclass
 from ascendrun.health.deep.pair_schedule import Exchange
 from ascendrun.text import Text, from_json, to_json
 
@@ -151,10 +152,12 @@ def load_report(values: Mapping[str, Any]) -> DeepReport:
     """Return the report of such values. Raises KeyError, TypeError or ValueError for any others."""
     values = from_json(values)
     hosts = {
-        host: HostResult(**{**result, "devices": tuple(DeviceResult(**one) for one in result["devices"])})
+        host: load_dataclass(
+            HostResult, result, devices=lambda rows: tuple(load_dataclass(DeviceResult, row) for row in rows)
+        )
         for host, result in values["hosts"].items()
     }
-    rounds = tuple(tuple(Exchange(**one) for one in found) for found in values["rounds"])
+    rounds = tuple(tuple(load_dataclass(Exchange, one) for one in found) for found in values["rounds"])
     return DeepReport(
         at_s=float(values["at_s"]),
         device_type=str(values["device_type"] if "device_type" in values else values["family"]),

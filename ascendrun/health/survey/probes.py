@@ -130,18 +130,17 @@ def late_probes(results: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def read_facts(report: NodeReport, hello: Mapping[str, Any], results: Mapping[str, Any]) -> NodeFacts:
-    """Return facts from a node's report, its agent info and its raw survey results."""
+def read_facts(report: NodeReport, results: Mapping[str, Any]) -> NodeFacts:
+    """Return facts from a node's report and its raw survey results."""
     values = read_results(results)
-    login = hello.get("login") or {}
     return NodeFacts(
         host=report.host,
-        is_local=hello.get("is_local"),
+        is_local=report.is_local,
         root=report.root,
-        login_s=login.get("wait_s"),
-        login_noise=login.get("noise"),
+        login_s=report.login_s,
+        login_noise=report.login_noise,
         user=report.user,
-        uid=hello.get("uid"),
+        uid=report.uid,
         hostname=report.hostname,
         boot_id=report.boot_id or None,
         machine_id=report.machine_id or None,

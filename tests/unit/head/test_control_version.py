@@ -11,8 +11,9 @@ import pytest
 
 from ascendrun.core.errors import AuthenticationError, ConflictError
 from ascendrun.head.protocol import control_socket
-from ascendrun.head.protocol.control_messages import ControllerStatus, Done, Nodes, Request, Shutdown, Status, Stop
+from ascendrun.head.protocol.control_messages import ControllerStatus, Nodes, Shutdown, Status, Stop
 from ascendrun.head.protocol.control_socket import Answer, ControlClient, ControlServer
+from ascendrun.head.protocol.messages import Done, Request
 from ascendrun.text import Text
 
 

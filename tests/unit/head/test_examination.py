@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, Route
+from ascendrun.head.protocol.agent_messages import Survey, SurveyReply
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.survey.doctor import Answers, Examination, Question, scrub
 from ascendrun.health.checks import run_checks
@@ -19,15 +20,15 @@ from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.probes import read_facts
 
 NAMES = ("n1", "n2", "n3")
-DEAD = Reply({}, b"", Failure("link-lost", "silent for 15 s"))
+DEAD: Reply[Any] = Reply(None, error=Failure("link-lost", "silent for 15 s"))
 
 
 class Agents:
     """Stands for the links: `answers` says what the agent of each host replies to its surveys, in order."""
 
-    def __init__(self, answers: Mapping[str, list[Reply]]) -> None:
+    def __init__(self, answers: Mapping[str, list[Reply[Any]]]) -> None:
         self.answers = {name: list(replies) for name, replies in answers.items()}
-        self.asked: dict[str, list[Mapping[str, Any]]] = {name: [] for name in answers}
+        self.asked: dict[str, list[Survey]] = {name: [] for name in answers}
 
     def get(self, host: Host) -> Agent:
         return Agent(self, host.name)
@@ -37,9 +38,9 @@ class Agent:
     def __init__(self, agents: Agents, name: str) -> None:
         self._agents, self._name = agents, name
 
-    def call(self, op: str, fields: Mapping[str, Any], *, deadline_s: float, done: Callable[[Reply], None]) -> None:
-        assert op == "survey" and deadline_s < 120
-        self._agents.asked[self._name].append(fields)
+    def call(self, request: Survey, *, deadline_s: float, done: Callable[[Reply[Any]], None]) -> None:
+        assert deadline_s < 120
+        self._agents.asked[self._name].append(request)
         replies = self._agents.answers[self._name]
         done(replies.pop(0) if replies else DEAD)
 
@@ -52,7 +53,7 @@ def report(name: str) -> NodeReport:
 LIGHT = Question(is_full=False)
 
 
-def examine(answers: Mapping[str, list[Reply]], question: Question = LIGHT) -> tuple[Answers, Agents]:
+def examine(answers: Mapping[str, list[Reply[Any]]], question: Question = LIGHT) -> tuple[Answers, Agents]:
     agents, waiting, ended = Agents(answers), [], []
     reports = {name: report(name) for name in NAMES}
     Examination(
@@ -64,15 +65,15 @@ def examine(answers: Mapping[str, list[Reply]], question: Question = LIGHT) -> t
     return ended[0], agents
 
 
-def fine(**results: Any) -> Reply:
-    return Reply({"results": results}, b"", None)
+def fine(**results: Any) -> Reply[Any]:
+    return Reply(SurveyReply(results))
 
 
 def test_hosts_that_died_meanwhile_are_answers_and_the_others_go_on_to_reach_each_other() -> None:
     answers, agents = examine({"n1": [fine(), fine(touch={"touched": []})], "n2": [DEAD], "n3": [fine(), DEAD]})
     assert answers["n2"] == {"refused": DEAD.error}
     assert answers["n1"]["results"]["touch"] == {"touched": []} and "touch" not in answers["n3"]["results"]
-    second = agents.asked["n1"][1]["items"]
+    second = agents.asked["n1"][1].items
     assert {target["peer"] for item in second if item["kind"] == "tcp" for target in item["targets"]} == {"n3"}
     assert [item["expect"] for item in second if item["kind"] == "listen"] == [["n3"]]
 
@@ -84,10 +85,10 @@ def test_when_nobody_answers_it_ends_all_the_same() -> None:
 
 def test_a_port_that_one_node_has_taken_is_not_used_to_reach_it() -> None:
     free, agents = examine({name: [fine(), fine()] for name in NAMES})
-    first = next(item["ports"][0] for item in agents.asked["n1"][1]["items"] if item["kind"] == "listen")
+    first = next(item["ports"][0] for item in agents.asked["n1"][1].items if item["kind"] == "listen")
     taken = fine(ports={"taken": {str(first): {"uid": 0}}})
     _, agents = examine({"n1": [fine(), fine()], "n2": [taken, fine()], "n3": [fine(), fine()]})
-    used = {port for item in agents.asked["n1"][1]["items"] if item["kind"] == "listen" for port in item["ports"]}
+    used = {port for item in agents.asked["n1"][1].items if item["kind"] == "listen" for port in item["ports"]}
     assert used and first not in used
 
 
@@ -109,15 +110,14 @@ NONSENSE = st.recursive(
 @given(st.lists(NONSENSE, min_size=6, max_size=6), st.booleans())
 def test_no_answer_can_keep_it_from_ending_or_make_the_judgement_fall_over(said: list[Any], is_full: bool) -> None:
     replies = [
-        Reply({"results": one if index % 2 else {"ports": one, "hccn": one, "touch": one}}, b"", None)
-        for index, one in enumerate(said)
+        Reply(SurveyReply({"ports": one, "hccn": one, "touch": one, "x": index})) for index, one in enumerate(said)
     ]
     answers, _ = examine(
         {name: replies[2 * place : 2 * place + 2] for place, name in enumerate(NAMES)},
         Question(is_full=is_full, family="npu"),
     )
     facts = {
-        name: read_facts(report(name), {}, answer["results"]) for name, answer in answers.items() if "results" in answer
+        name: read_facts(report(name), answer["results"]) for name, answer in answers.items() if "results" in answer
     }
     run_checks(CheckContext(facts=facts, family="npu"))
 

@@ -14,9 +14,11 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.lifecycle import Transition
 from ascendrun.core.node_messages import Failure
+from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply
+from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.head.spool.artifact_fetch import Gatherer, Subject, failed_attempt, items_for, left_unasked
+from ascendrun.head.spool.artifact_fetch import GATHER_S, Gatherer, Subject, failed_attempt, items_for, left_unasked
 from ascendrun.head.spool.artifact_store import hosts_awaited, hosts_gathered, read_gathered
 from ascendrun.head.state.state_dir import spool_dir
 
@@ -30,10 +32,10 @@ class FakeLink:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.is_up = False
-        self.calls: list[tuple[str, Mapping[str, Any], Callable[[Reply], None]]] = []
+        self.calls: list[tuple[Request[Any], Callable[[Reply[Any]], None]]] = []
 
-    def call(self, op: str, fields: Mapping[str, Any], *, deadline_s: float, done: Callable[[Reply], None]) -> None:
-        self.calls.append((op, fields, done))
+    def call(self, request: Request[Any], *, deadline_s: float, done: Callable[[Reply[Any]], None]) -> None:
+        self.calls.append((request, done))
 
 
 class World:
@@ -58,18 +60,17 @@ class World:
         return link
 
     def say(self, link: FakeLink, name: str, file: str, data: bytes, *, offset: int = 0) -> None:
-        header = {"event": "gathered", "tag": "head-j-0001.1", "name": name, "file": file, "offset": offset}
-        self.gatherer.take(link, header, data)
+        self.gatherer.take(link, agent.ArtifactData("head-j-0001.1", name, file, offset), data)
 
-    def end(self, link: FakeLink, *files: Mapping[str, Any], error: Mapping[str, Any] | None = None) -> None:
-        header = {
-            "files": list(files),
-            "problems": [{"name": "hccn", "text": "no such command: hccn_tool"}],
-            "at_ns": 7 * 10**9,
-            "start_ns": 5 * 10**9,
-            "boot_ns": 10**9,
-        }
-        link.calls.pop(0)[2](Reply(header, b"", error))
+    def end(self, link: FakeLink, *files: Mapping[str, Any], error: Failure | None = None) -> None:
+        reply = agent.GatherReply(
+            files=list(files),
+            problems=[{"name": "hccn", "text": "no such command: hccn_tool"}],
+            at_ns=7 * 10**9,
+            start_ns=5 * 10**9,
+            boot_ns=10**9,
+        )
+        link.calls.pop(0)[1](Reply(None if error else reply, error=error))
 
     @property
     def attempt_dir(self) -> Path:
@@ -84,7 +85,7 @@ def world(tmp_path: Path) -> World:
 def test_what_a_host_gives_is_there_once_all_of_it_is(world: World) -> None:
     world.gatherer.gather("j-0001", 1)
     link = world.come_up("n1")
-    assert link.calls[0][0] == "gather" and link.calls[0][1]["tag"] == "head-j-0001.1"
+    assert link.calls[0][0] == agent.Gather("head-j-0001.1", items_for("npu"), GATHER_S)
     world.say(link, "plog", "debug/plog/plog-1_2.log", b"hello ")
     world.say(link, "plog", "debug/plog/plog-1_2.log", b"world", offset=6)
     assert read_gathered(world.attempt_dir, "n1").at_s is None

@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.errors import UnreachableError
+from ascendrun.core.errors import AgentVersionError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
+from ascendrun.head.protocol.agent_messages import Ping, Pong
+from ascendrun.head.protocol.remote import Link, is_permanent, read_reply
+from ascendrun.head.ssh.transport import Receiver
+from ascendrun.node import wire
+from ascendrun.text import Text
 
 
 class Nowhere:
@@ -19,6 +24,25 @@ class Nowhere:
 
     def connect(self, host: Host, *, deadlines: Any) -> Any:
         raise UnreachableError(f"{host.name} is nowhere")
+
+    def close(self) -> None:
+        pass
+
+
+class OtherAgent:
+    """A cluster, a connection and a stream to hosts whose agent sends `frames` once it is up."""
+
+    peer_address = None
+
+    def __init__(self, *frames: dict[str, Any]) -> None:
+        self.data = wire.MAGIC + b"".join(map(wire.pack, frames))
+
+    def connect(self, host: Host, *, deadlines: Any) -> Any:
+        return self
+
+    def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> Any:
+        receiver.on_data(self.data)
+        return self
 
     def close(self) -> None:
         pass
@@ -55,3 +79,42 @@ def test_threads_that_ask_for_the_same_hosts_at_once_get_the_same_links(hasty: A
     same: list[bool] = [len({id(link) for link in of_host}) == 1 for of_host in zip(*found)]
     assert len(same) == len(hosts) and all(same)
     links.close()
+
+
+def connect(*frames: dict[str, Any]) -> Link:
+    """A link after one attempt to connect to such an agent, in this thread."""
+    now: Any = type("Now", (), {"submit": lambda self, call, *args: call(*args)})()
+    link = Link(
+        Host("n1"),
+        backend=OtherAgent(*frames),
+        image=AgentImage(b"", "", ""),
+        listener=Deaf(),  # type: ignore[arg-type]
+        connecting=now,
+        sending=now,
+    )
+    link.tick()
+    return link
+
+
+def test_an_agent_of_another_version_is_reported_with_the_fix() -> None:
+    link = connect({"event": "hello", "protocol": wire.PROTOCOL + 1})
+    error = link.last_error
+    assert isinstance(error, AgentVersionError) and isinstance(error.message, Text) and not link.is_up
+    assert (error.message.key, error.message.values["agent"]) == ("agent.other-version", wire.PROTOCOL + 1)
+    assert "ascendrun controller stop" in str(error.hint) and is_permanent(error)
+    old = connect({"event": "hello"}).last_error
+    assert isinstance(old, AgentVersionError) and isinstance(old.message, Text) and old.message.values["agent"] is None
+
+
+def test_an_event_that_cannot_be_read_ends_the_connection() -> None:
+    error = connect({"event": "data", "tag": "j.1", "file": "events"}).last_error
+    assert error is not None and isinstance(error.message, Text) and error.message.key == "agent.invalid-data"
+
+
+def test_a_reply_that_cannot_be_read_is_an_error_of_the_request() -> None:
+    reply = read_reply(Ping(), {"ok": True, "at_ns": None}, b"")
+    assert reply.error is not None and reply.error.code == "invalid-reply"
+    assert read_reply(Ping(), {"ok": True, "at_ns": 5, "from_the_future": 1}, b"").message == Pong(5)
+    refused = {"code": "unknown-op", "message": {"key": "unknown-op", "values": {"op": "ping", "version": 1}}}
+    error = read_reply(Ping(), {"ok": False, "error": refused}, b"").error
+    assert error is not None and error.code == "unknown-op" and "ascendrun controller stop" in str(error.hint)

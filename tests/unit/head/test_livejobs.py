@@ -17,13 +17,14 @@ from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
+from ascendrun.head.protocol.agent_messages import FileTruncated, FileUnreadable
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, make_job
 from tests.unit.head.test_links import Deaf, Nowhere
 
-CUT = {"event": "truncated", "file": "rank-0.out", "generation": 0, "size": 10, "sent": 100}
-HELD = {"event": "follow_held", "file": "rank-0.out", "generation": 1, "error": "Too many open files"}
+CUT = FileTruncated("", "rank-0.out", 0, 10)
+HELD = FileUnreadable("", "rank-0.out", 1, "Too many open files")
 
 
 class FullDisk(Store):
@@ -105,12 +106,12 @@ def test_a_job_for_which_an_action_cannot_be_done_ends_with_the_fault_and_the_pl
     assert "controller.log" in why.values["log"] and "Traceback" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("header", "code", "generation"), [(CUT, "file-truncated", 0), (HELD, "file-unreadable", 1)])
+@pytest.mark.parametrize(("trouble", "code", "generation"), [(CUT, "file-truncated", 0), (HELD, "file-unreadable", 1)])
 def test_the_trouble_of_a_node_with_a_file_stands_in_the_story_of_the_job_whose_it_is(
-    live: Live, header: dict[str, Any], code: str, generation: int
+    live: Live, trouble: FileTruncated | FileUnreadable, code: str, generation: int
 ) -> None:
     mine, other = live.add("mine"), live.add("other")
-    live.jobs.handle_message(live.links.get(Host("n1")), {**header, "tag": mine.job.run_id}, b"")
+    live.jobs.handle_message(live.links.get(Host("n1")), replace(trouble, tag=mine.job.run_id), b"")
     event = live.jobs.events_of(mine.job.id)[-1]
     assert (event.code, event.hosts, event.values["generation"]) == (code, ("n1",), generation)
     assert code not in [event.code for event in live.jobs.events_of(other.job.id)]

@@ -15,8 +15,9 @@ from ascendrun.core.errors import ConflictError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.settings import Settings
-from ascendrun.head.protocol.control_messages import ControllerStatus, Done
+from ascendrun.head.protocol.control_messages import ControllerStatus
 from ascendrun.head.protocol.control_socket import Answer, ControlServer
+from ascendrun.head.protocol.messages import Done
 from ascendrun.head.state.store import Store
 
 PIPELINE = "j-0001"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
@@ -11,6 +10,7 @@ import pytest
 
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.plan import Tree
+from ascendrun.head.protocol.agent_messages import HasTreeReply
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.survey import staging
 from ascendrun.query.views import Reachability, reason_now
@@ -26,9 +26,9 @@ def test_bytes_are_counted_as_they_arrive_and_when_they_are_there(tmp_path: Path
     staging.tree_file(tmp_path, trees[0].sha256).write_bytes(b"x" * 10)
     seen: list[int] = []
 
-    def ask(op: str, fields: Mapping[str, Any], body: bytes, then: Callable[[Reply], None]) -> None:
+    def ask(request: Any, body: bytes, then: Callable[[Reply[Any]], None]) -> None:
         seen.append(push.done_bytes)
-        then(Reply({"have": fields["sha256"] == trees[1].sha256}, b"", None))
+        then(Reply(HasTreeReply(request.sha256 == trees[1].sha256)))
 
     push = staging.TreePush(
         tmp_path, trees, ask=ask, refused=lambda failure: pytest.fail(str(failure)), finished=lambda: None

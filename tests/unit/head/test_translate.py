@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
-from ascendrun.core.reports import Route
-from ascendrun.head.protocol.agent_events import load_report, make_report, report_values
+from ascendrun.core.hosts import Host
+from ascendrun.core.reports import Route, load_report, report_values
+from ascendrun.head.protocol.agent_bootstrap import Login
+from ascendrun.head.protocol.agent_events import make_report
+from ascendrun.head.protocol.agent_messages import AgentInfo, ProbeReply
 
 HELLO = {
     "root": "/r",
@@ -22,12 +25,20 @@ HELLO = {
 
 def test_a_peer_without_a_route_is_missing_and_the_report_survives_the_socket():
     probe = {
+        "at_ns": 5,
         "routes": {
             "n2": {"interface": "eth0", "source": "10.0.0.1", "error": None},
             "n3": {"interface": None, "source": None, "error": "n3: no such name"},
-        }
+        },
     }
-    report = make_report("n1", HELLO, probe, clock_offset_s=0.5)
+    report = make_report(
+        Host("n1"),
+        AgentInfo.from_header(HELLO),
+        ProbeReply.from_header(probe),
+        clock_offset_s=0.5,
+        login=Login(0.2, "welcome"),
+    )
+    assert (report.login_s, report.login_noise, report.is_local) == (0.2, "welcome", False)
     assert report.routes == {"n2": Route("eth0", "10.0.0.1")}
     assert load_report(report_values(report)) == report
     everyone = [report.host, *report.routes]

@@ -1,0 +1,369 @@
+"""The messages between the controller and an agent: each request with its reply, and the agent's events.
+
+The agent (node/agent/serve.py) reads and writes the same fields as plain JSON: it runs on Python 3.7 and starts on
+hundreds of nodes. Raise node/wire.PROTOCOL when a message changes so that the other side must know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ascendrun.head.protocol.messages import Done, Message, Request, converted
+
+Sizes = Mapping[str, Mapping[str, int]]
+"""By file and generation: bytes, or an offset."""
+
+
+@dataclass(frozen=True)
+class Pong(Message):
+    OP = "ping"
+    at_ns: int = converted(int)
+
+
+@dataclass(frozen=True)
+class Ping(Request[Pong]):
+    OP, REPLY = "ping", Pong
+
+
+@dataclass(frozen=True)
+class ProbeReply(Message):
+    """`routes`: by peer {interface, source}, both None where unknown."""
+
+    OP = "probe"
+    at_ns: int = converted(int)
+    free_bytes: int | None = None
+    routes: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Probe(Request[ProbeReply]):
+    """`peers`: by host, its addresses and names; the first that resolves counts."""
+
+    OP, REPLY = "probe", ProbeReply
+    peers: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class HasTreeReply(Message):
+    OP = "tree_have"
+    have: bool
+
+
+@dataclass(frozen=True)
+class HasTree(Request[HasTreeReply]):
+    """Whether a staged directory is there."""
+
+    OP, REPLY = "tree_have", HasTreeReply
+    sha256: str
+
+
+@dataclass(frozen=True)
+class PutTreeReply(Message):
+    OP = "tree_put"
+    received: int
+
+
+@dataclass(frozen=True)
+class PutTree(Request[PutTreeReply]):
+    """The next part of a directory's tar is the body; `total`: bytes of the whole."""
+
+    OP, REPLY = "tree_put", PutTreeReply
+    sha256: str
+    offset: int
+    total: int
+
+
+@dataclass(frozen=True)
+class PrepareReply(Message):
+    """`kept`: names in the working directory that belong to the user and hide staged ones."""
+
+    OP = "prepare"
+    master_port: int | None = None
+    kept: tuple[str, ...] = converted(tuple, default=())
+
+
+@dataclass(frozen=True)
+class Prepare(Request[PrepareReply]):
+    """Check and reserve everything for an attempt, start nothing: core/jobs/plan.prepare_request makes the fields."""
+
+    OP, REPLY = "prepare", PrepareReply
+    tag: str
+    node_rank: int
+    ranks: Sequence[Mapping[str, Any]]
+    cwd: str
+    setup: str | None
+    trees: Sequence[str]
+    link_tree: str | None
+    ports: Sequence[int]
+    stop: Mapping[str, Any]
+    start_s: float
+    max_s: float | None
+    sampling: Mapping[str, Any] | None = None
+    home: str | None = None
+
+
+@dataclass(frozen=True)
+class GoReply(Message):
+    OP = "go"
+    supervisor_pid: int
+
+
+@dataclass(frozen=True)
+class Go(Request[GoReply]):
+    """Start what was prepared; repeatable."""
+
+    OP, REPLY = "go", GoReply
+    tag: str
+    master_port: int | None
+    secret_env: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Abort(Request[Done]):
+    """Forget an attempt that was not started."""
+
+    OP, REPLY = "abort", Done
+    tag: str
+
+
+@dataclass(frozen=True)
+class Stop(Request[Done]):
+    """End an attempt; the event `ended` of its records is the proof. `now`: without the grace period."""
+
+    OP, REPLY = "stop", Done
+    tag: str
+    now: bool
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class Follow(Request[Done]):
+    """Send what grows in an attempt's files, from these offsets on, as FileData."""
+
+    OP, REPLY = "follow", Done
+    tag: str
+    offsets: Sizes
+
+
+@dataclass(frozen=True)
+class Unfollow(Request[Done]):
+    OP, REPLY = "unfollow", Done
+    tag: str
+
+
+@dataclass(frozen=True)
+class FilesReply(Message):
+    OP = "files"
+    files: Sizes
+
+
+@dataclass(frozen=True)
+class Files(Request[FilesReply]):
+    """The size of every followed file of an attempt."""
+
+    OP, REPLY = "files", FilesReply
+    tag: str
+
+
+@dataclass(frozen=True)
+class ReleaseReply(Message):
+    OP = "release"
+    freed_bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True)
+class Release(Request[ReleaseReply]):
+    """Remove closed logs of which the head node has everything (`have`), until no more than `keep_bytes` are left."""
+
+    OP, REPLY = "release", ReleaseReply
+    tag: str
+    have: Sizes
+    keep_bytes: int
+
+
+@dataclass(frozen=True)
+class ExecReply(Message):
+    """The body is standard output, `out_bytes` long, then standard error.
+
+    `code` and `signal` both None: not even SIGKILL ended it.
+    """
+
+    OP = "exec"
+    code: int | None
+    signal: int | None
+    timed_out: bool
+    out_bytes: int
+    err_bytes: int
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class Exec(Request[ExecReply]):
+    """Run a command without a shell. `max_bytes`: of output that is kept."""
+
+    OP, REPLY = "exec", ExecReply
+    argv: Sequence[str]
+    timeout_s: float
+    max_bytes: int
+
+
+@dataclass(frozen=True)
+class SurveyReply(Message):
+    """By item's name, its raw answer: see node/agent/survey.py."""
+
+    OP = "survey"
+    results: Mapping[str, Any] = converted(dict)
+
+
+@dataclass(frozen=True)
+class Survey(Request[SurveyReply]):
+    """Examine the node. `shell`: {setup, env, secret_env, cwd} of a job, for items that run in it."""
+
+    OP, REPLY = "survey", SurveyReply
+    items: Sequence[Mapping[str, Any]]
+    timeout_s: float
+    shell: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class SampleReply(Message):
+    """`lines`: as in an attempt's `samples` file, see node/sampler/sample.py."""
+
+    OP = "sample"
+    lines: Sequence[Mapping[str, Any]]
+    at_ns: int = converted(int)
+
+
+@dataclass(frozen=True)
+class Sample(Request[SampleReply]):
+    OP, REPLY = "sample", SampleReply
+    items: Sequence[Mapping[str, Any]]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class GrepReply(Message):
+    """The body: frames of node/agent/grep.py."""
+
+    OP = "grep"
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Grep(Request[GrepReply]):
+    """Search the output of ranks. `files`: by stream, (generation, offset) to start at. Times in the node's clock."""
+
+    OP, REPLY = "grep", GrepReply
+    tag: str
+    files: Mapping[str, Sequence[int]]
+    patterns: Sequence[str]
+    ignore_case: bool
+    invert: bool
+    timeout_s: float
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class GatherReply(Message):
+    """Everything was sent as ArtifactData. `files`, `problems`: see node/agent/artifacts.py."""
+
+    OP = "gather"
+    files: Sequence[Mapping[str, Any]]
+    problems: Sequence[Mapping[str, Any]]
+    start_ns: int
+    boot_ns: int
+    at_ns: int
+
+
+@dataclass(frozen=True)
+class Gather(Request[GatherReply]):
+    """Send what may explain an attempt's end."""
+
+    OP, REPLY = "gather", GatherReply
+    tag: str
+    items: Sequence[Mapping[str, Any]]
+    timeout_s: float
+
+
+# Events: sent by the agent unasked
+
+
+@dataclass(frozen=True)
+class AgentInfo(Message):
+    """The first event of an agent. Its `protocol` is checked before the rest is read."""
+
+    OP = "hello"
+    root: str
+    hostname: str
+    boot_id: str
+    user: str
+    python: str
+    python_version: str
+    kernel: str
+    arch: str
+    cpus: int = converted(int)
+    machine_id: str | None = None
+    memory_bytes: int | None = None
+    uid: int | None = None
+
+
+@dataclass(frozen=True)
+class FileData(Message):
+    """The body: bytes of a followed file."""
+
+    OP = "data"
+    tag: str
+    file: str
+    generation: int = converted(int)
+    offset: int = converted(int)
+
+
+@dataclass(frozen=True)
+class FileTruncated(Message):
+    """A followed file became smaller than what was sent of it."""
+
+    OP = "truncated"
+    tag: str
+    file: str
+    generation: int
+    size: int
+
+
+@dataclass(frozen=True)
+class FileUnreadable(Message):
+    """A followed file cannot be opened now; it is sent when it can."""
+
+    OP = "follow_held"
+    tag: str
+    file: str
+    generation: int
+    error: str
+
+
+@dataclass(frozen=True)
+class FollowFailed(Message):
+    """An attempt is no longer followed."""
+
+    OP = "follow_failed"
+    tag: str
+    error: str
+
+
+@dataclass(frozen=True)
+class ArtifactData(Message):
+    """The body: bytes of a file that Gather found."""
+
+    OP = "gathered"
+    tag: str
+    name: str
+    file: str
+    offset: int = converted(int)
+
+
+EVENTS: Mapping[str, type[Message]] = {
+    kind.OP: kind for kind in (AgentInfo, FileData, FileTruncated, FileUnreadable, FollowFailed, ArtifactData)
+}

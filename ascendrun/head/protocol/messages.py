@@ -1,0 +1,88 @@
+"""Messages as dataclasses: a message is the JSON header of a frame of node/wire.py, its fields by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any, Callable, ClassVar, Generic, TypeVar
+
+from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.text import Text, to_json
+
+M = TypeVar("M", bound="Message")
+R = TypeVar("R", bound="Message", covariant=True)
+
+
+class Message:
+    """The parent of the messages. A field with a default may be missing in a header."""
+
+    OP: ClassVar[str]
+
+    def to_header(self) -> dict[str, Any]:
+        """A field that is None by default is left out when it is None."""
+        header = {}
+        for one in fields(self):  # type: ignore[arg-type]
+            value = one.metadata.get("write", _plain)(getattr(self, one.name))
+            if value is not None or one.default is not None:
+                header[one.name] = value
+        return header
+
+    @classmethod
+    def from_header(cls: type[M], header: Mapping[str, Any]) -> M:
+        """Unknown fields are ignored. Raises InvalidInputError for a missing or unreadable one."""
+        values: dict[str, Any] = {}
+        for one in fields(cls):  # type: ignore[arg-type]
+            if one.name in header:
+                try:
+                    values[one.name] = one.metadata.get("read", _same)(header[one.name])
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    reason = Text("control.invalid-field", "invalid value ({error})", error=repr(error))
+                    raise _invalid(cls, one.name, reason) from error
+            elif one.default is MISSING and one.default_factory is MISSING:
+                raise _invalid(cls, one.name, Text("control.missing-field", "missing"))
+        return cls(**values)
+
+
+class Request(Message, Generic[R]):
+    """What is asked of the other side. `REPLY`: the R of the class."""
+
+    REPLY: ClassVar[type[Any]]
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """The reply to a request of which only the end matters."""
+
+    OP = "done"
+
+
+def converted(read: Callable[[Any], Any], *, write: Callable[[Any], Any] | None = None, **default: Any) -> Any:
+    """A field that `write` makes JSON of and `read` turns back. None stays None where it is the default."""
+    may_be_none = default.get("default", MISSING) is None
+    return field(
+        metadata={
+            "read": lambda value: None if value is None and may_be_none else read(value),
+            "write": write or _plain,
+        },
+        **default,
+    )
+
+
+def _invalid(kind: type[Message], name: str, reason: Text) -> InvalidInputError:
+    where = Text("control.field", "{op}: {field}: {reason}", op=kind.OP, field=name, reason=reason)
+    return InvalidInputError([Problem(kind.OP, None, None, where)])
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """A field's value for JSON. Mappings are raw data already, and may be large."""
+    if isinstance(value, Text):
+        return to_json(value)
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return dict(vars(value))
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,180 @@
+"""Every message between the controller and an agent, through both ends: what one writes the other reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascendrun.head.protocol import agent_messages as messages
+from ascendrun.head.protocol.messages import Message, R, Request
+from ascendrun.node import pack, tree_hash, wire
+from ascendrun.node.agent import agent_info
+from ascendrun.node.agent.follow import Follow, Follower
+from ascendrun.node.agent.serve import Agent
+
+TAG = "head-job.1"
+
+
+class Header(dict):  # type: ignore[type-arg]
+    """A request's header that knows which of its fields were read."""
+
+    read: set[str]
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+
+class Node:
+    """An agent in this process."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(mode=0o700)
+        pyz = root / "agent.pyz"
+        pyz.write_bytes(pack.agent_pyz()[0])
+        self.root, self.read_fd = root, -1
+        self.read_fd, self._write_fd = os.pipe()
+        self.agent = Agent(
+            str(root),
+            agent=[sys.executable, "-I", "-S", str(pyz)],
+            umask=0o077,
+            in_fd=os.open(os.devnull, os.O_RDONLY),
+            out_fd=self._write_fd,
+        )
+        self.agent.outbox._on_broken = lambda: None  # the agent's own process would end now
+        self.reader = wire.FrameReader()
+        self.events: list[Message] = []
+        self.replies: list[tuple[dict[str, Any], bytes]] = []
+
+    def ask(self, request: Request[R], body: bytes = b"") -> tuple[R, bytes]:
+        """The reply, read by the controller's end; every field that was sent must have been read by the agent."""
+        header = Header(json.loads(json.dumps({"id": 1, "op": request.OP, **request.to_header()})))
+        header.read = set()
+        self.agent._take(header, body)
+        self.wait(lambda: bool(self.replies))
+        reply, reply_body = self.replies.pop()
+        assert reply["ok"], reply
+        if not isinstance(request, messages.Grep):  # handed on as a whole to a process
+            assert set(header) <= header.read | {"id", "op"}, request
+        return request.REPLY.from_header(reply), reply_body
+
+    def wait(self, condition: Any) -> None:
+        deadline = time.monotonic() + 20.0
+        while not condition():
+            assert time.monotonic() < deadline
+            if not select.select([self.read_fd], [], [], 1.0)[0]:
+                continue
+            for header, body in self.reader.feed(os.read(self.read_fd, 1 << 20)):
+                if "re" in header:
+                    self.replies.append((header, body))
+                elif header["event"] != "beat":
+                    self.events.append(messages.EVENTS[header["event"]].from_header(header))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path / "node")
+    yield made
+    os.close(made.read_fd)
+
+
+def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> None:
+    asked = set()
+
+    def ask(request: Request[R], body: bytes = b"") -> R:
+        asked.add(type(request))
+        return node.ask(request, body)[0]
+
+    assert ask(messages.Ping()).at_ns > 0
+    probe = ask(messages.Probe({"peer": ["127.0.0.1"]}))
+    assert probe.free_bytes and set(probe.routes["peer"]) == {"interface", "source"}
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "a.py").write_text("pass\n")
+    entries = tree_hash.list_tree(str(code))
+    sha256 = tree_hash.hash_listing(entries)
+    with open(tmp_path / "code.tar", "wb") as file:
+        tree_hash.write_tar(str(code), entries, file)
+    tar = (tmp_path / "code.tar").read_bytes()
+    assert not ask(messages.HasTree(sha256)).have
+    assert ask(messages.PutTree(sha256, 0, len(tar)), tar).received == len(tar)
+    prepare = messages.Prepare(
+        tag=TAG,
+        node_rank=0,
+        ranks=[{"rank": 0, "local_rank": 0, "argv": ["sh", "-c", "echo hello; sleep 30"], "env": {}}],
+        cwd=str(tmp_path),
+        setup=None,
+        trees=[sha256],
+        link_tree=sha256,
+        ports=[],
+        stop={"signal": "TERM", "grace_s": 1.0},
+        start_s=10.0,
+        max_s=None,
+        sampling=None,
+        home="head-job",
+    )
+    assert ask(prepare) == messages.PrepareReply()
+    assert ask(messages.Abort(TAG)) is not None
+    ask(prepare)
+    ask(messages.Follow(TAG, {"rank-0.out": {"0": 0}}))
+    assert ask(messages.Go(TAG, None, {"SECRET": "x"})).supervisor_pid > 0
+    node.wait(lambda: any(isinstance(one, messages.FileData) and one.file == "rank-0.out" for one in node.events))
+    assert ask(messages.Files(TAG)).files["rank-0.out"] == {"0": 6}
+    found, body = node.ask(messages.Grep(TAG, {"rank-0.out": [0, 0]}, ["hell"], False, False, 10.0))
+    assert found.complete and b"hello" in body
+    asked.add(messages.Grep)
+    assert ask(messages.Release(TAG, {}, 1 << 30)).freed_bytes == 0
+    gathered = ask(
+        messages.Gather(TAG, [{"name": "x", "kind": "argv", "file": "f", "commands": [["echo", "a"]]}], 10.0)
+    )
+    assert [file["name"] for file in gathered.files] == ["x"] and gathered.at_ns > gathered.boot_ns
+    ask(messages.Stop(TAG, True, 0.0))
+    ask(messages.Unfollow(TAG))
+    ran, body = node.ask(messages.Exec(["echo", "a"], 10.0, 100))
+    assert (ran.code, ran.timed_out, body[: ran.out_bytes]) == (0, False, b"a\n")
+    asked.add(messages.Exec)
+    shell = {"setup": None, "env": {}, "secret_env": {}, "cwd": ""}
+    survey = ask(messages.Survey([{"name": "limits", "kind": "limits"}], 10.0, shell))
+    assert "limits" in survey.results["limits"]
+    assert ask(messages.Sample([{"name": "e", "argv": ["echo", "a"], "timeout_s": 5.0}], 10.0)).lines[1]["tool"] == "e"
+    kinds = {one for one in Request.__subclasses__() if one.__module__ == messages.__name__}
+    assert asked == kinds
+    assert {type(one) for one in node.events} == {messages.FileData, messages.ArtifactData}
+
+
+def test_the_events_of_files_that_cannot_be_followed_and_the_first_event_of_an_agent(tmp_path: Path) -> None:
+    sent: list[Message] = []
+
+    def send(header: dict[str, Any], body: bytes) -> None:
+        sent.append(messages.EVENTS[header["event"]].from_header(json.loads(json.dumps(header))))
+
+    folder = tmp_path / "runs" / "head-job" / "attempt-1"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.out.0").write_text("a")
+    (folder / "rank-1.out.0").write_text("a")
+    follow = Follow(str(tmp_path), TAG, {"rank-0.out": {"0": 5}}, send)
+    follow._hold(("rank-1.out", 0), OSError(5, "broken disk"))
+    follow.look(1e9)
+    assert sent[0] == messages.FileUnreadable(TAG, "rank-1.out", 0, "[Errno 5] broken disk")
+    assert sent[1] == messages.FileTruncated(TAG, "rank-0.out", 0, 1)
+    follower = Follower(str(tmp_path), send=send, note_lost=lambda tag: None)
+    follow.look = lambda now_s: os.close(-1) or False  # type: ignore[method-assign, func-returns-value]
+    follower._look(TAG, follow, 0.0)
+    assert isinstance(sent[-1], messages.FollowFailed) and sent[-1].tag == TAG
+    agent_path = tmp_path / "agent.pyz"
+    agent_path.write_bytes(b"x")
+    send(agent_info.hello("/r", str(agent_path)), b"")
+    info = sent[-1]
+    assert isinstance(info, messages.AgentInfo) and info.root == "/r" and info.uid == os.geteuid()
