@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ascendrun"
+TAKES_TEXT = re.compile(r"Text\(|\w+Error\(|(here|self\.here|runtime)\.log\(")
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
@@ -33,17 +34,19 @@ def fields(template: str) -> frozenset[str]:
 
 
 def inline() -> Iterator[Message]:
-    """Every call of `Text("key", "English")` in the package."""
+    """Every call of `Text("key", "English")` in the package, and of errors and `log` that take the same arguments."""
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
-        if "Text(" not in source:
+        if not TAKES_TEXT.search(source):
             continue
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Text":
+            if isinstance(node, ast.Call) and TAKES_TEXT.fullmatch(f"{ast.unparse(node.func)}("):
                 place = f"{path.relative_to(PACKAGE.parent)}:{node.lineno}"
                 if not all(isinstance(argument, ast.Constant) for argument in node.args[:2]) or len(node.args) < 2:
                     continue  # a table's row, or a copy of another text: its key is checked where it is written
                 key, english = (argument.value for argument in node.args[:2])  # type: ignore[attr-defined]
+                if "." not in str(key):
+                    continue  # the code of an error on a node
                 names = [keyword.arg for keyword in node.keywords]
                 yield Message(key, english, None if None in names else frozenset(filter(None, names)), place)
 

@@ -8,7 +8,7 @@ from ascendrun.programs.trainer import runtime
 
 
 def main(argv: list[str]) -> None:
-    runtime.run(compare, expected=(), timeout_s=60)
+    runtime.run(compare, timeout_s=60)
 
 
 def compare(here: runtime.Runtime) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ascendrun.programs.trainer.data import Batch, Buckets, Loader, Packed, deal, deal_by_tokens
+from ascendrun.programs.trainer.errors import InvalidDataError
 
 LENGTHS = np.random.default_rng(0).integers(10, 200, 53).tolist()
 
@@ -116,7 +117,7 @@ def test_packed_rows_are_nearly_full_and_never_too_full():
     fills = [sum(lengths[i] for i in row) for row in plan.rows(0)]
     assert max(fills) <= 512
     assert np.mean(fills) > 0.97 * 512
-    with pytest.raises(ValueError, match="a sample of 600 tokens does not fit in sequences of 512"):
+    with pytest.raises(InvalidDataError, match="a sample of 600 tokens does not fit in sequences of 512"):
         Packed([600], row_tokens=512, batch_size=1, seed=0)
 
 

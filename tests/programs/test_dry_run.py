@@ -14,6 +14,8 @@ def test_a_program_s_own_arithmetic_says_what_fits_on_the_chips_of_the_nodes():
     small = estimate("qwen_lora", ARGS, ranks=2, family="npu", chip=lambda: "910B4")
     assert small.fits is True and any("GB of 32.0 GB per device" in line for line in small.lines)
     large = estimate("qwen_lora", {**ARGS, "model_preset": "qwen2.5-72b"}, ranks=1, family="npu", chip=lambda: "910B4")
-    assert large.fits is False and "does not fit: " in large.lines[-1] and "; change one of: " in large.lines[-1]
+    assert large.fits is False and large.lines[-1].key == "estimate.too-large"
+    assert "; change one of: " in large.lines[-1].values["reason"]
     absent = estimate("qwen_lora", {"data_path": "/no/such/rows.json"}, ranks=1, family="cpu", chip=lambda: None)
-    assert absent.fits is None and "/no/such/rows.json" in absent.lines[-1] and "args.mode=plan" in absent.lines[-1]
+    assert absent.fits is None and "/no/such/rows.json" in absent.lines[-2].values["reason"]
+    assert absent.lines[-1].key == "estimate.on-a-node"

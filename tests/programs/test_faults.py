@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ascendrun.programs.trainer.devices.accelerator import NoDeviceError, open_accelerator
-from ascendrun.programs.trainer.os_errors import in_words
+from ascendrun.programs.trainer.errors import in_words
 from tests.programs.conftest import TINY
 
 

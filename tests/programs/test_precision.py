@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, choose_precision, open_accelerator
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import parallel
 from ascendrun.programs.trainer.strategies.engine import Adam, cast
 from ascendrun.programs.trainer.strategies.zero3 import configuration
+from ascendrun.text import Text
 
 SAYS_YES = types.SimpleNamespace(is_bf16_supported=lambda: True)
 HALF = Precision(torch.float32, torch.float16, True, "float16")
@@ -31,19 +33,19 @@ def test_float16_never_comes_without_loss_scaling_and_float32_weights(name, want
     """S1-B3: weights in pure float16, AdamW, and a loss scale that nobody read."""
     chosen = choose_precision(wanted, card(name))
     assert (chosen.weights, chosen.compute, chosen.scales) == (torch.float32, torch.float16, True)
-    assert "loss scaling" in chosen.reason
+    assert chosen.reason.key == ("program.float16" if wanted == "auto" else "program.float16-requested")
 
 
 @pytest.mark.parametrize("name", NEW)
 def test_a_chip_with_bfloat16_needs_no_scaling(name):
     chosen = choose_precision("auto", card(name))
     assert (chosen.weights, chosen.compute, chosen.scales) == (torch.float32, torch.bfloat16, False)
-    assert name in chosen.reason
+    assert chosen.reason == Text("program.bfloat16", "", name=name)
 
 
 @pytest.mark.parametrize("name", OLD)
 def test_bfloat16_is_refused_with_the_way_out_where_it_would_be_emulated(name):
-    with pytest.raises(ValueError, match="does not support bfloat16"):
+    with pytest.raises(InvalidDataError, match="does not support bfloat16"):
         choose_precision("bfloat16", card(name))
 
 

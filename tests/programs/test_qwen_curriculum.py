@@ -7,8 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from ascendrun.programs.qwen_lora.curriculum import NO_DIFFICULTY, Course, Table, choose_table, pack_evenly
-from ascendrun.programs.qwen_lora.quotas import InvalidTableError, parse_stages, quotas, stage_of, targets
+from ascendrun.programs.qwen_lora.curriculum import FEW_ROWS, NO_DIFFICULTY, Course, Table, choose_table, pack_evenly
+from ascendrun.programs.qwen_lora.quotas import parse_stages, quotas, stage_of, targets
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.text import Text
 
 GUIDE = ["0.3=80/20/0", "0.7=40/40/20", "1=25/35/40"]
 LEVELS = ["explain", "reasoning", "topology"]
@@ -105,15 +107,15 @@ def choose(rows_of, wanted="auto"):
 
 def test_rows_without_difficulty_are_trained_on_as_usual_with_the_guides_warning():
     table = choose({None: 10})
-    assert not table.is_curriculum and table.notes[0].startswith("Warning: 'difficulty' field not found")
-    with pytest.raises(ValueError, match=NO_DIFFICULTY):
+    assert not table.is_curriculum and table.notes == (Text("program.no-curriculum", "", why=NO_DIFFICULTY),)
+    with pytest.raises(InvalidDataError, match=NO_DIFFICULTY):
         choose({None: 10}, wanted="on")
 
 
 def test_difficulties_that_the_table_cannot_place_are_refused():
-    with pytest.raises(ValueError, match="3 of 10 samples have no difficulty"):
+    with pytest.raises(InvalidDataError, match="3 of 10 samples have no difficulty"):
         choose({None: 3, "explain": 7})
-    with pytest.raises(ValueError, match="samples of difficulty hard, but --difficulty_levels has explain"):
+    with pytest.raises(InvalidDataError, match="samples of difficulty hard, but --difficulty_levels has explain"):
         choose({"hard": 3, "explain": 7})
     assert not choose({"hard": 3, None: 7}, wanted="off").is_curriculum
 
@@ -123,11 +125,11 @@ def test_a_level_without_rows_gives_its_share_to_the_next_easier_one():
     assert table.levels == ("explain", "reasoning")
     assert table.stages[2][1] == (Fraction(1, 4), Fraction(3, 4))
     assert table.notes == (
-        "no samples of difficulty topology: its fraction goes to reasoning",
-        "500 samples of difficulty reasoning; 1000 or more are recommended",
+        Text("program.level-missing", "", level="topology", home="reasoning"),
+        Text("program.few-samples", "", count=500, level="reasoning", advised=FEW_ROWS),
     )
     assert choose({"reasoning": 2000, "topology": 2000}).notes == (
-        "no samples of difficulty explain: its fraction goes to reasoning",
+        Text("program.level-missing", "", level="explain", home="reasoning"),
     )
 
 
@@ -143,5 +145,5 @@ def test_a_level_without_rows_gives_its_share_to_the_next_easier_one():
     ],
 )
 def test_a_table_that_is_none_is_refused(texts, says):
-    with pytest.raises(InvalidTableError, match=says):
+    with pytest.raises(InvalidDataError, match=says):
         parse_stages(texts, 3)

@@ -9,12 +9,13 @@ import torch
 
 from ascendrun.programs.qwen_lora import base, chat_template, modes, sizing
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
-from ascendrun.programs.qwen_lora.conversations import InvalidDataError
 from ascendrun.programs.qwen_lora.dataset import read_texts
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, open_accelerator
 from ascendrun.programs.trainer.devices.chips import chip_of
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.text import Text
 
 TINY = (
     "--synthetic_samples=120",
@@ -192,18 +193,19 @@ def reckoned(*given, card_bytes):
 def test_activations_are_kept_while_they_fit_and_made_anew_before_the_base_is_cut_up():
     """S3-B7: no checkpointing whatever the card. S3-B6: the fast way first."""
     roomy = reckoned(card_bytes=None)
-    assert str(roomy.chosen) == "ddp, activations kept" and roomy.lines[-1].endswith("the fastest strategy that fits")
+    assert roomy.chosen == sizing.Holding("ddp", False, False)
+    assert [reason.key for reason in roomy.lines[-1].values["why"]] == ["program.fastest"]
     tight = reckoned(card_bytes=roomy.need.on_card("cpu") - 1)
-    assert str(tight.chosen) == "ddp, activations recomputed"
+    assert tight.chosen == sizing.Holding("ddp", False, True)
     assert tight.need.activations < 0.7 * roomy.need.activations
-    assert "chosen: ddp, activations recomputed" in tight.lines[-1]
+    assert tight.lines[-1].values["layout"] == tight.chosen.text()
     forced = reckoned("--gradient_checkpointing=false", card_bytes=roomy.need.on_card("cpu") - 1)
-    assert str(forced.chosen) != "ddp, activations kept" and "recomputed" not in str(forced.chosen)
+    assert forced.chosen.how != "ddp" and not forced.chosen.checkpointing
 
 
 def test_what_fits_by_no_way_is_told_with_the_least_of_all_needs():
     found = reckoned(card_bytes=1000)
-    assert found.chosen is None and "; change one of: " in found.problems[0] and len(found.lines) == 1 + 8
+    assert found.chosen is None and found.problems[0].key == "program.does-not-fit" and len(found.lines) == 1 + 8
 
 
 def test_offloading_that_is_asked_for_is_never_forgotten():
@@ -214,11 +216,11 @@ def test_offloading_that_is_asked_for_is_never_forgotten():
 def test_a_way_that_was_asked_for_is_taken_and_activations_are_still_looked_at():
     holding, lines = sizing.choose(base.shape_config("tiny"), options_of("--strategy=ddp"), PIECE, alone(), FLOAT)
     assert (holding.how, holding.checkpointing) == ("ddp", False)
-    assert "strategy=ddp as requested, activations fit" in lines[-1]
+    assert [why.key for why in lines[-1].values["why"]] == ["program.strategy-requested", "program.activations-fit"]
     holding, lines = sizing.choose(
         base.shape_config("tiny"), options_of("--strategy=ddp", "--gradient_checkpointing=true"), PIECE, alone(), FLOAT
     )
-    assert holding.checkpointing and lines == ["ddp, activations recomputed, as requested"]
+    assert holding.checkpointing and lines == [Text("program.chosen-requested", "", chosen=holding.text())]
 
 
 def test_packing_is_on_and_attention_is_a_fused_one_whatever_the_base_says(tmp_path):
@@ -242,8 +244,7 @@ def test_the_plan_tells_what_the_cards_cannot_exceed():
         config, options_of(), {"rows": 1, "length": 64, "kept": 64, "pieces": 1}, FLOAT, is_cast=True, is_anew=False
     )
     line = sizing.speed_limit(config, sizes, chip_of("910B3"), ranks=16, mean_length=2048)
-    rows_per_s = float(line.split()[2])
-    assert 5 < rows_per_s < 50 and "16 x 294.9 TFLOP/s" in line
+    assert 5 < line.values["rate"] < 50 and line.values["peak"] == 294.9
     assert sizing.speed_limit(config, sizes, chip_of("310P3"), ranks=16, mean_length=2048) is None
 
 

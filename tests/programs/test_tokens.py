@@ -9,12 +9,13 @@ import h3
 import numpy as np
 import pytest
 
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trajectory.grammars import GRAMMARS, as_texts
 from ascendrun.programs.trajectory.grammars.bins import compass, speed_word
 from ascendrun.programs.trajectory.grammars.guide import PUBLISHED, digits_of, guide_words
 from ascendrun.programs.trajectory.leakage import LabelLeakError, check_leak, check_same_segments
 from ascendrun.programs.trajectory.points.generate import generate
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError, Track
+from ascendrun.programs.trajectory.points.tracks import Track
 from ascendrun.programs.trajectory.tokens import MASK, PAD, UNKNOWN, Words, encode, make_vocabulary
 
 

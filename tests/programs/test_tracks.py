@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trajectory.points.generate import KINDS, generate
 from ascendrun.programs.trajectory.points.read_ais import read_tracks
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError, Limits, Track, cut_tracks, without_outliers
+from ascendrun.programs.trajectory.points.tracks import Limits, Track, cut_tracks, without_outliers
 from ascendrun.programs.trajectory.records import from_tracks
 from ascendrun.programs.trajectory.split import check_disjoint, deal, split_records
 

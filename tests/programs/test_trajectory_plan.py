@@ -10,13 +10,13 @@ from transformers.models.qwen2 import modeling_qwen2
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer import target_device
 from ascendrun.programs.trainer.devices.accelerator import open_accelerator
+from ascendrun.programs.trainer.errors import InvalidDataError, ModelTooLargeError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trajectory import sizing
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import make_samples
 from ascendrun.programs.trajectory.model import make_guesser, make_model
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.pretrain import make_pretraining
 from ascendrun.programs.trajectory.stages import common, plan
 from ascendrun.programs.trajectory.train import make_loop
@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_refused_with_what_would_and_that_does(here):
     )
     options = options_of(*large)
     needs = r"finetune: [\d.]+ GB of 32.0 GB per device \(weights .*; change one of: --"
-    with pytest.raises(plan.ModelTooLargeError, match=needs) as told:
+    with pytest.raises(ModelTooLargeError, match=needs) as told:
         plan.plan_stage(options, here)
     ways = re.search(r"finetune: .*; change one of: (.*)", str(told.value)).group(1).split(", ")
     assert "--micro_batch_size=" in ways[0] or "--gradient_checkpointing=true" in ways[0]

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from ascendrun.programs.trainer import checkpoint
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_guesser, make_model, take_words
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.records import Prepared, Record, load_prepared, save_prepared
 from ascendrun.programs.trajectory.tokens import Words
 from tests.programs.test_training import assert_same_bits, last_state

@@ -13,6 +13,7 @@ from transformers.models.qwen2 import modeling_qwen2
 
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.devices.accelerator import open_accelerator
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import Samples, make_samples
@@ -20,7 +21,6 @@ from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.model import make_guesser, make_model
 from ascendrun.programs.trajectory.points.generate import generate
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.pretrain import Pretraining
 from ascendrun.programs.trajectory.stages import common, training
 from ascendrun.programs.trajectory.stages.evaluate_stage import adjusted

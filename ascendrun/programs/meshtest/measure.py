@@ -8,17 +8,10 @@ from typing import Any
 
 from ascendrun.programs.meshtest.burn import burn
 from ascendrun.programs.meshtest.exchange import measure_all_reduce
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.text import Text
 
 Options = Mapping[str, Any]
-
-
-class InvalidSizesError(Exception):
-    """The sizes are no ascending whole numbers of bytes."""
-
-
-EXPECTED = (InvalidSizesError,)
 
 
 def measure(options: Options, runtime: Runtime) -> None:
@@ -36,9 +29,7 @@ def measure(options: Options, runtime: Runtime) -> None:
             runtime.accelerator, seconds=options["matmul_s"], size=options["matmul_size"], seed=options["seed"]
         )
         runtime.record(measured="device", device=label, rank=runtime.rank, **burnt)
-        runtime.log(
-            Text("program.device-speed", "{device}: {tflops:.3f} TFLOP/s", device=label, tflops=burnt["tflops"])
-        )
+        runtime.log("program.device-speed", "{device}: {tflops:.3f} TFLOP/s", device=label, tflops=burnt["tflops"])
     if runtime.world_size == 1:
         return
     for name, ranks in exchanges(runtime):
@@ -48,13 +39,11 @@ def measure(options: Options, runtime: Runtime) -> None:
         runtime.record(measured=name, device=label, rank=runtime.rank, ranks=list(ranks), **found)
         widest = max(found["bandwidth_bytes_per_s"].values())
         runtime.log(
-            Text(
-                "program.exchange-speed",
-                "{name}: all-reduce bandwidth {gb:.3f} GB/s, latency {micro:.0f} µs",
-                name=name,
-                gb=widest / 1e9,
-                micro=found["latency_s"] * 1e6,
-            )
+            "program.exchange-speed",
+            "{name}: all-reduce bandwidth {gb:.3f} GB/s, latency {micro:.0f} µs",
+            name=name,
+            gb=widest / 1e9,
+            micro=found["latency_s"] * 1e6,
         )
 
 
@@ -73,17 +62,15 @@ def exchanges(runtime: Runtime) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def read_sizes(texts: Sequence[str]) -> tuple[int, ...]:
-    """Raises InvalidSizesError."""
+    """Raises InvalidDataError."""
     try:
         sizes = tuple(int(text) for text in texts)
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 8 or list(sizes) != sorted(set(sizes)):
-        raise InvalidSizesError(
-            Text(
-                "program.sizes",
-                "--message_sizes={sizes}: expected ascending integers of at least 8 bytes",
-                sizes=",".join(texts),
-            )
+        raise InvalidDataError(
+            "program.sizes",
+            "--message_sizes={sizes}: expected ascending integers of at least 8 bytes",
+            sizes=",".join(texts),
         )
     return sizes

@@ -13,14 +13,13 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
-from ascendrun.programs.qwen_lora.conversations import InvalidDataError
-from ascendrun.programs.trainer import os_errors
+from ascendrun.programs.trainer import errors
 from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import weights
 from ascendrun.programs.trainer.strategies.engine import cast
 from ascendrun.programs.trainer.strategies.fsdp2 import materialise
-from ascendrun.text import Text
 
 SHAPES = Path(__file__).with_name("shapes.json")
 WRAPPER, WRAPPED = "base_model.model.", ".base_layer."
@@ -35,12 +34,10 @@ def shape_config(name: str, **changes: Any) -> Any:
     shapes = json.loads(SHAPES.read_text(encoding="utf-8"))
     if name not in shapes:
         raise InvalidDataError(
-            Text(
-                "program.unknown-preset",
-                "--model_preset={name}: unknown preset; expected one of {known}",
-                name=name,
-                known=list(shapes),
-            )
+            "program.unknown-preset",
+            "--model_preset={name}: unknown preset; expected one of {known}",
+            name=name,
+            known=list(shapes),
         )
     # No window: transformers 4.51 warns of its default one, which is not used, on every rank.
     return Qwen2Config(
@@ -52,13 +49,11 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
     """`packed_tokens`: in a packed row, 0: rows are not packed. Raises InvalidDataError."""
     if not (folder / "config.json").is_file():
         raise InvalidDataError(
-            Text(
-                "program.no-config",
-                "{directory}: config.json not found\n"
-                "hint: set --base_model to a directory with config.json, tokenizer and *.safetensors, at the "
-                "same path on every node",
-                directory=folder,
-            )
+            "program.no-config",
+            "{directory}: config.json not found\n"
+            "hint: set --base_model to a directory with config.json, tokenizer and *.safetensors, at the "
+            "same path on every node",
+            directory=folder,
         )
     from transformers import AutoConfig
 
@@ -66,28 +61,24 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # of many kinds: not JSON, no object, a field or a model that transformers does not know
         raise InvalidDataError(
-            Text(
-                "program.config-rejected",
-                "{directory}/config.json: rejected by transformers ({error})\n"
-                "hint: copy the base again, or install a transformers version that supports it",
-                directory=folder,
-                error=os_errors.in_a_line(error),
-            )
+            "program.config-rejected",
+            "{directory}/config.json: rejected by transformers ({error})\n"
+            "hint: copy the base again, or install a transformers version that supports it",
+            directory=folder,
+            error=errors.in_a_line(error),
         ) from error
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", False) else None
     config.sliding_window = window  # transformers 4.51 warns of one that is not used, on every rank
     if window and packed_tokens > window:
         raise InvalidDataError(
-            Text(
-                "program.sliding-window",
-                "{directory}: tokens of this model attend to {window} tokens back; packed sequences of {packed} "
-                "tokens are not supported\n"
-                "hint: set --packing=false, or --cutoff_len={cutoff}",
-                directory=folder,
-                window=window,
-                packed=packed_tokens,
-                cutoff=window,
-            )
+            "program.sliding-window",
+            "{directory}: tokens of this model attend to {window} tokens back; packed sequences of {packed} "
+            "tokens are not supported\n"
+            "hint: set --packing=false, or --cutoff_len={cutoff}",
+            directory=folder,
+            window=window,
+            packed=packed_tokens,
+            cutoff=window,
         )
     return config
 
@@ -235,12 +226,10 @@ class weights_of:
 
         if name not in self.files:
             raise weights.InvalidWeightsError(
-                Text(
-                    "program.weight-not-found",
-                    "{directory}: no file has the weight {name}, which the model requires",
-                    directory=self.folder,
-                    name=name,
-                )
+                "program.weight-not-found",
+                "{directory}: no file has the weight {name}, which the model requires",
+                directory=self.folder,
+                name=name,
             )
         if self.files[name] != self.file:
             self.opened.close()

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascendrun.programs.qwen_lora.conversations import Conversation, InvalidDataError
-from ascendrun.programs.trainer import os_errors
+from ascendrun.programs.qwen_lora.conversations import Conversation
+from ascendrun.programs.trainer import errors
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.packing import IGNORED
-from ascendrun.text import Text
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -53,12 +53,10 @@ def encode(tokenizer: Any, conversation: Conversation, level: int, *, cutoff: in
         after = render(tokenizer, messages[: turn + 1], asks=False)
         if not before.startswith(done) or not after.startswith(before):
             raise InvalidDataError(
-                Text(
-                    "program.template-rewrites",
-                    "the chat template of the tokenizer rewrites earlier turns, so the replies of the assistant "
-                    "cannot be located\n"
-                    "hint: set --template=chatml",
-                )
+                "program.template-rewrites",
+                "the chat template of the tokenizer rewrites earlier turns, so the replies of the assistant "
+                "cannot be located\n"
+                "hint: set --template=chatml",
             )
         add(before[len(done) :], is_learned=False)
         said = after[len(before) :]
@@ -84,12 +82,9 @@ def encode_all(
     kept = [each for each in every if each.learned]
     if not kept:
         raise InvalidDataError(
-            Text(
-                "program.all-cut",
-                "--cutoff_len={cutoff} tokens: every sample is truncated before the reply of the assistant\n"
-                "hint: raise it",
-                cutoff=cutoff,
-            )
+            "program.all-cut",
+            "--cutoff_len={cutoff} tokens: every sample is truncated before the reply of the assistant\nhint: raise it",
+            cutoff=cutoff,
         )
     return kept, len(every) - len(kept)
 
@@ -141,13 +136,10 @@ def load_tokenizer(folder: Path, *, template: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # of many kinds; `tokenizers` raises the bare one
         raise InvalidDataError(
-            Text(
-                "program.tokenizer-unreadable",
-                "{directory}/tokenizer.json: transformers cannot read the tokenizer ({error})\n"
-                "hint: copy the base again",
-                directory=folder,
-                error=os_errors.in_a_line(error),
-            )
+            "program.tokenizer-unreadable",
+            "{directory}/tokenizer.json: transformers cannot read the tokenizer ({error})\nhint: copy the base again",
+            directory=folder,
+            error=errors.in_a_line(error),
         ) from error
     if template == "chatml" or not tokenizer.chat_template:
         tokenizer.chat_template = CHATML

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascendrun.text import Text
+from ascendrun.programs.trainer.errors import InvalidDataError
 
 ROLES = {
     "human": "user",
@@ -22,11 +22,6 @@ ROLES = {
     "tool": "tool",
     "function": "tool",
 }
-SHOWN_PROBLEMS = 8
-
-
-class InvalidDataError(Exception):
-    """The data cannot be trained on; the message names rows and what is wrong with each."""
 
 
 @dataclass(frozen=True)
@@ -42,28 +37,21 @@ def read_conversations(path: Path, *, system: str) -> list[Conversation]:
     problems."""
     if not path.is_file():
         raise InvalidDataError(
-            Text(
-                "program.file-not-found",
-                "{path}: file not found; the data must be at the same path on every node",
-                path=path,
-            )
+            "program.file-not-found",
+            "{path}: file not found; the data must be at the same path on every node",
+            path=path,
         )
     found: list[Conversation] = []
     problems: list[str] = []
     for place, row in read_rows(path):
         try:
             found.append(as_conversation(row, system=system))
-        except ValueError as error:
+        except InvalidDataError as error:
             problems.append(f"{path}: {place}: {error}")
     if problems:
-        more = (
-            str(Text("program.more", "\n… and {n} more", n=len(problems) - SHOWN_PROBLEMS))
-            if len(problems) > SHOWN_PROBLEMS
-            else ""
-        )
-        raise InvalidDataError("\n".join(problems[:SHOWN_PROBLEMS]) + more)
+        raise InvalidDataError.of(problems)
     if not found:
-        raise InvalidDataError(Text("program.no-samples", "{path}: no samples", path=path))
+        raise InvalidDataError("program.no-samples", "{path}: no samples", path=path)
     return found
 
 
@@ -73,36 +61,30 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidDataError(
-            str(
-                Text(
-                    "program.not-utf8",
-                    "{path}: not valid UTF-8 at byte {position:,}\nhint: convert the file: iconv -f ENCODING -t UTF-8",
-                    path=path,
-                    position=error.start,
-                )
-            )
+            "program.not-utf8",
+            "{path}: not valid UTF-8 at byte {position:,}\nhint: convert the file: iconv -f ENCODING -t UTF-8",
+            path=path,
+            position=error.start,
         ) from error
     try:
         whole = json.loads(text)
     except RecursionError:
         raise InvalidDataError(
-            Text("program.too-deep", "{path}: JSON is nested too deeply for a list of samples", path=path)
+            "program.too-deep", "{path}: JSON is nested too deeply for a list of samples", path=path
         ) from None
     except ValueError as error:
         if text.lstrip()[:1] == "[" and not is_json(text.lstrip().split("\n", 1)[0]):
             raise InvalidDataError(
-                Text("program.not-json", "{path}: not valid JSON: {error}", path=path, error=error)
+                "program.not-json", "{path}: not valid JSON: {error}", path=path, error=error
             ) from None
     else:
         rows = whole.get("data", [whole]) if isinstance(whole, dict) else whole
         if not isinstance(rows, list):
             raise InvalidDataError(
-                Text(
-                    "program.not-a-list",
-                    "{path}: expected a list of samples, got {found}",
-                    path=path,
-                    found=type(rows).__name__,
-                )
+                "program.not-a-list",
+                "{path}: expected a list of samples, got {found}",
+                path=path,
+                found=type(rows).__name__,
             )
         yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
         return
@@ -110,7 +92,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
         if line.strip():
             yield (
                 f"line {number}",
-                json.loads(line) if is_json(line) else ValueError(Text("program.line-not-json", "not valid JSON")),
+                json.loads(line) if is_json(line) else InvalidDataError("program.line-not-json", "not valid JSON"),
             )
 
 
@@ -123,8 +105,8 @@ def is_json(text: str) -> bool:
 
 
 def as_conversation(row: Any, *, system: str) -> Conversation:
-    """Raises ValueError saying what is wrong with the row."""
-    if isinstance(row, ValueError):
+    """Raises InvalidDataError saying what is wrong with the row."""
+    if isinstance(row, InvalidDataError):
         raise row
     if isinstance(row, Mapping) and "instruction" in row:
         turns, level = from_instruction(row), row.get("difficulty")
@@ -133,12 +115,12 @@ def as_conversation(row: Any, *, system: str) -> Conversation:
     else:
         turns, level = from_chat(row), None
     if not any(role == "assistant" and text.strip() for role, text in turns):
-        raise ValueError(Text("program.no-reply", "no reply of the assistant, so there is nothing to train on"))
+        raise InvalidDataError("program.no-reply", "no reply of the assistant, so there is nothing to train on")
     if system and turns[0][0] != "system":
         turns = [("system", system), *turns]
     if level is not None and not isinstance(level, str):
-        raise ValueError(
-            Text("program.difficulty-type", "difficulty: expected a string, got {level:quote}", level=level)
+        raise InvalidDataError(
+            "program.difficulty-type", "difficulty: expected a string, got {level:quote}", level=level
         )
     return Conversation(tuple(turns), level)
 
@@ -146,7 +128,7 @@ def as_conversation(row: Any, *, system: str) -> Conversation:
 def from_instruction(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     for key in ("instruction", "output"):
         if not isinstance(row.get(key), str):
-            raise ValueError(Text("program.key-missing", "{key} is missing or not a string", key=key))
+            raise InvalidDataError("program.key-missing", "{key} is missing or not a string", key=key)
     more = row.get("input") or ""
     question = row["instruction"] + (f"\n{more}" if more else "")
     turns = [("user", question), ("assistant", row["output"])]
@@ -155,20 +137,18 @@ def from_instruction(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def from_chat(messages: Any) -> list[tuple[str, str]]:
     if not isinstance(messages, list) or not messages:
-        raise ValueError(Text("program.unknown-format", "expected instruction and output, messages, or conversations"))
+        raise InvalidDataError("program.unknown-format", "expected instruction and output, messages, or conversations")
     turns = []
     for number, message in enumerate(messages, start=1):
         said = message if isinstance(message, Mapping) else {}
         role, content = said.get("role", said.get("from")), said.get("content", said.get("value"))
         if role not in ROLES:
-            raise ValueError(
-                Text(
-                    "program.unknown-role",
-                    "message {number}: unknown role {role:quote}; expected one of {known}",
-                    number=number,
-                    role=role,
-                    known=list(ROLES),
-                )
+            raise InvalidDataError(
+                "program.unknown-role",
+                "message {number}: unknown role {role:quote}; expected one of {known}",
+                number=number,
+                role=role,
+                known=list(ROLES),
             )
         turns.append((ROLES[role], plain(content, number)))
     return turns
@@ -179,7 +159,7 @@ def plain(content: Any, number: int) -> str:
     if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
         return "".join(str(part["text"]) for part in content)
     if not isinstance(content, str):
-        raise ValueError(Text("program.no-text", "message {number} has no text", number=number))
+        raise InvalidDataError("program.no-text", "message {number} has no text", number=number)
     return content
 
 

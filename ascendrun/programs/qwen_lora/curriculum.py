@@ -9,6 +9,7 @@ import numpy as np
 
 from ascendrun.programs.qwen_lora.quotas import Stage, parse_stages, quotas, stage_of
 from ascendrun.programs.trainer.data import Unit
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.text import Text
 
 NO_DIFFICULTY = "Warning: 'difficulty' field not found"
@@ -23,7 +24,7 @@ class Table:
 
     levels: tuple[str, ...]
     stages: tuple[Stage, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Text, ...] = ()
 
     @property
     def is_curriculum(self) -> bool:
@@ -35,7 +36,7 @@ def choose_table(
 ) -> Table:
     """`rows_of`: how many rows each difficulty has, None: rows without one. `wanted`: auto, on or off.
 
-    Raises ValueError when the data names levels that the table lacks, or a part of its rows none.
+    Raises InvalidDataError when the data names levels that the table lacks, or a part of its rows none.
     """
     parsed = parse_stages(stages, len(levels))
     flat = Table((EVERYTHING,), tuple(parse_stages(["1=1"], 1)))
@@ -44,65 +45,55 @@ def choose_table(
         return flat
     if not named:
         if wanted == "on":
-            raise ValueError(
-                Text(
-                    "program.curriculum-needs-difficulty",
-                    "{why}, but --curriculum=on requires it\n"
-                    "hint: add it to the samples, or set --curriculum to auto or off",
-                    why=NO_DIFFICULTY,
-                )
+            raise InvalidDataError(
+                "program.curriculum-needs-difficulty",
+                "{why}, but --curriculum=on requires it\n"
+                "hint: add it to the samples, or set --curriculum to auto or off",
+                why=NO_DIFFICULTY,
             )
         return Table(
             flat.levels,
             flat.stages,
-            (str(Text("program.no-curriculum", "{why}; training without a curriculum", why=NO_DIFFICULTY)),),
+            (Text("program.no-curriculum", "{why}; training without a curriculum", why=NO_DIFFICULTY),),
         )
     if None in rows_of:
-        raise ValueError(
-            Text(
-                "program.some-no-difficulty",
-                "{missing} of {total} samples have no difficulty; expected one of {levels}\n"
-                "hint: add it, or set --curriculum=off",
-                missing=rows_of[None],
-                total=sum(rows_of.values()),
-                levels=list(levels),
-            )
+        raise InvalidDataError(
+            "program.some-no-difficulty",
+            "{missing} of {total} samples have no difficulty; expected one of {levels}\n"
+            "hint: add it, or set --curriculum=off",
+            missing=rows_of[None],
+            total=sum(rows_of.values()),
+            levels=list(levels),
         )
     strange = sorted(set(named) - set(levels))
     if strange:
-        raise ValueError(
-            Text(
-                "program.unknown-level",
-                "samples of difficulty {strange}, but --difficulty_levels has {levels}\n"
-                "hint: list all of them, from easy to hard, and adapt --curriculum_schedule",
-                strange=list(strange),
-                levels=list(levels),
-            )
+        raise InvalidDataError(
+            "program.unknown-level",
+            "samples of difficulty {strange}, but --difficulty_levels has {levels}\n"
+            "hint: list all of them, from easy to hard, and adapt --curriculum_schedule",
+            strange=list(strange),
+            levels=list(levels),
         )
     missing = [level for level in levels if level not in named]
     homes = homes_of([level in named for level in levels])
     merged = give_to_neighbours(parsed, homes)
     notes = [
-        str(
-            Text(
-                "program.level-missing",
-                "no samples of difficulty {level}: its fraction goes to {home}",
-                level=level,
-                home=levels[homes[levels.index(level)]],
-            )
+        Text(
+            "program.level-missing",
+            "no samples of difficulty {level}: its fraction goes to {home}",
+            level=level,
+            home=levels[homes[levels.index(level)]],
         )
         for level in missing
     ]
     kept_levels = tuple(level for level in levels if level in named)
     notes += [
-        str(
-            Text(
-                "program.few-samples",
-                "{count} samples of difficulty {level}; {advised} or more are recommended",
-                count=named[level],
-                level=level,
-                advised=FEW_ROWS,
-            )
+        Text(
+            "program.few-samples",
+            "{count} samples of difficulty {level}; {advised} or more are recommended",
+            count=named[level],
+            level=level,
+            advised=FEW_ROWS,
         )
         for level in kept_levels
         if named[level] < FEW_ROWS
@@ -188,18 +179,16 @@ class Course:
         """Samples of each level that the steps before this one took."""
         return dict(zip(self.table.levels, self.given[step].tolist()))
 
-    def story(self) -> list[str]:
+    def story(self) -> list[Text]:
         """What will happen, for people: every stage with its shares, every level with how often its rows come."""
         if not self.table.is_curriculum:
             return [
-                str(
-                    Text(
-                        "program.steps",
-                        "{steps} steps of {batch} samples, {rows} samples in the data",
-                        steps=self.steps,
-                        batch=self.batch_size,
-                        rows=len(self.numbers[0]),
-                    )
+                Text(
+                    "program.steps",
+                    "{steps} steps of {batch} samples, {rows} samples in the data",
+                    steps=self.steps,
+                    batch=self.batch_size,
+                    rows=len(self.numbers[0]),
                 )
             ]
         lines, begin = [], 0
@@ -207,32 +196,28 @@ class Course:
             last = sum(1 for step in range(self.steps) if self.stage(step) < i)
             parts = ", ".join(f"{level} {float(share):.0%}" for level, share in zip(self.table.levels, shares))
             lines.append(
-                str(
-                    Text(
-                        "program.stage",
-                        "stage {stage}: steps {first}-{last}: {parts}",
-                        stage=i,
-                        first=begin + 1,
-                        last=last,
-                        parts=parts,
-                    )
+                Text(
+                    "program.stage",
+                    "stage {stage}: steps {first}-{last}: {parts}",
+                    stage=i,
+                    first=begin + 1,
+                    last=last,
+                    parts=parts,
                 )
                 if last > begin
-                else str(Text("program.stage-empty", "stage {stage}: no steps", stage=i))
+                else Text("program.stage-empty", "stage {stage}: no steps", stage=i)
             )
             begin = last
         for level, rows in zip(self.table.levels, self.numbers):
             count = self.given_of(self.steps)[level]
             lines.append(
-                str(
-                    Text(
-                        "program.level-use",
-                        "{level}: {rows} samples used {count} times in total, {times:.1f} times each",
-                        level=level,
-                        rows=len(rows),
-                        count=count,
-                        times=count / len(rows),
-                    )
+                Text(
+                    "program.level-use",
+                    "{level}: {rows} samples used {count} times in total, {times:.1f} times each",
+                    level=level,
+                    rows=len(rows),
+                    count=count,
+                    times=count / len(rows),
                 )
             )
         return lines

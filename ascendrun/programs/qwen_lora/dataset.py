@@ -9,16 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.programs.qwen_lora import chat_template
-from ascendrun.programs.qwen_lora.conversations import (
-    Conversation,
-    InvalidDataError,
-    digest_of,
-    read_conversations,
-    rows_of_levels,
-)
+from ascendrun.programs.qwen_lora.conversations import Conversation, digest_of, read_conversations, rows_of_levels
 from ascendrun.programs.qwen_lora.curriculum import Course, Table, choose_table
 from ascendrun.programs.qwen_lora.generate import make_conversations
 from ascendrun.programs.qwen_lora.sft_task import Rows
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text
 
@@ -70,12 +65,10 @@ def read_texts(options: Options) -> Texts:
         random.Random(options["seed"]).shuffle(order)
         if len(train) < 2:
             raise InvalidDataError(
-                Text(
-                    "program.one-sample",
-                    "{path}: {count} sample for training and validation\nhint: add samples, or set --val_size=0",
-                    path=options["data_path"],
-                    count=len(train),
-                )
+                "program.one-sample",
+                "{path}: {count} sample for training and validation\nhint: add samples, or set --val_size=0",
+                path=options["data_path"],
+                count=len(train),
             )
         count = max(1, round(len(train) * options["val_size"]))
         val, train = [train[i] for i in sorted(order[:count])], [train[i] for i in sorted(order[count:])]
@@ -87,25 +80,20 @@ def check_same(digest: str, here: Runtime) -> None:
     odd = here.odd_ones(digest)
     if odd:
         raise InvalidDataError(
-            Text(
-                "program.data-differs",
-                "ranks {ranks:ranks} read other data than the rest; the file must be the same on every node",
-                ranks=odd,
-            )
+            "program.data-differs",
+            "ranks {ranks:ranks} read other data than the rest; the file must be the same on every node",
+            ranks=odd,
         )
 
 
 def make_lessons(texts: Texts, tokenizer: Any, options: Options) -> Lessons:
     """Raises InvalidDataError."""
-    try:
-        table = choose_table(
-            rows_of_levels(texts.train),
-            wanted=options["curriculum"],
-            levels=options["difficulty_levels"],
-            stages=options["curriculum_schedule"],
-        )
-    except ValueError as error:
-        raise InvalidDataError(str(error)) from error
+    table = choose_table(
+        rows_of_levels(texts.train),
+        wanted=options["curriculum"],
+        levels=options["difficulty_levels"],
+        stages=options["curriculum_schedule"],
+    )
     pad_id, multiple = chat_template.pad_id_of(tokenizer), options["pad_to_multiple_of"]
     train, cut = chat_template.encode_all(tokenizer, texts.train, table.levels, cutoff=options["cutoff_len"])
     # Without a curriculum the validation's loss is still told by difficulty, so that two runs can be compared.
@@ -143,49 +131,43 @@ def make_course(lessons: Lessons, options: Options, *, world_size: int) -> Cours
     )
 
 
-def introduce(lessons: Lessons, course: Course, options: Options) -> list[str]:
+def introduce(lessons: Lessons, course: Course, options: Options) -> list[Text]:
     """For people: what was read and what will happen."""
     samples = lessons.train.samples
     tokens, learned = sum(len(each.ids) for each in samples), sum(each.learned for each in samples)
     longest = max(len(each.ids) for each in samples)
     lines = [
         *lessons.table.notes,
-        str(
-            Text(
-                "program.data",
-                "{count} samples from {source}: {mean:.0f} tokens on average, {longest} at most, "
-                "{learned:percent} of them trained on; {val} validation samples",
-                count=len(samples),
-                source=options["data_path"] or Text("program.synthetic-samples", "synthetic samples"),
-                mean=tokens / len(samples),
-                longest=longest,
-                learned=learned / tokens,
-                val=len(lessons.val.samples),
-            )
+        Text(
+            "program.data",
+            "{count} samples from {source}: {mean:.0f} tokens on average, {longest} at most, "
+            "{learned:percent} of them trained on; {val} validation samples",
+            count=len(samples),
+            source=options["data_path"] or Text("program.synthetic-samples", "synthetic samples"),
+            mean=tokens / len(samples),
+            longest=longest,
+            learned=learned / tokens,
+            val=len(lessons.val.samples),
         ),
     ]
     if lessons.cut:
         lines.append(
-            str(
-                Text(
-                    "program.samples-dropped",
-                    "{count} samples dropped: --cutoff_len={cutoff} truncates the whole reply",
-                    count=lessons.cut,
-                    cutoff=options["cutoff_len"],
-                )
+            Text(
+                "program.samples-dropped",
+                "{count} samples dropped: --cutoff_len={cutoff} truncates the whole reply",
+                count=lessons.cut,
+                cutoff=options["cutoff_len"],
             )
         )
     at_cutoff = sum(len(each.ids) == options["cutoff_len"] for each in samples)
     if at_cutoff:
         lines.append(
-            str(
-                Text(
-                    "program.samples-truncated",
-                    "{count} samples ({fraction:.1%}) truncated at {cutoff} tokens",
-                    count=at_cutoff,
-                    fraction=at_cutoff / len(samples),
-                    cutoff=options["cutoff_len"],
-                )
+            Text(
+                "program.samples-truncated",
+                "{count} samples ({fraction:.1%}) truncated at {cutoff} tokens",
+                count=at_cutoff,
+                fraction=at_cutoff / len(samples),
+                cutoff=options["cutoff_len"],
             )
         )
     return lines + course.story()

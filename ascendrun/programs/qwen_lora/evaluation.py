@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from ascendrun.programs.qwen_lora.chat_template import Encoded, encode, render
-from ascendrun.programs.qwen_lora.conversations import Conversation, InvalidDataError
+from ascendrun.programs.qwen_lora.conversations import Conversation
 from ascendrun.programs.qwen_lora.sft_task import Rows, forward
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
@@ -79,7 +80,7 @@ def mean_of(pairs: Sequence[tuple[float, int]]) -> float:
 def read_questions(path: Path, limit: int) -> list[Question]:
     """Raises InvalidDataError. `answer` is a letter, or the place counted from 0."""
     if not path.is_file():
-        raise InvalidDataError(Text("program.file-not-found-here", "{path}: file not found", path=path))
+        raise InvalidDataError("program.file-not-found-here", "{path}: file not found", path=path)
     found: list[Question] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip() or len(found) == limit:
@@ -100,21 +101,17 @@ def read_questions(path: Path, limit: int) -> list[Question]:
             found.append(Question(str(row["question"]), choices, place))
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidDataError(
-                Text(
-                    "program.question-line",
-                    "{path}:{number}: expected question, choices and the letter of the answer ({error})",
-                    path=path,
-                    number=number,
-                    error=error,
-                )
+                "program.question-line",
+                "{path}:{number}: expected question, choices and the letter of the answer ({error})",
+                path=path,
+                number=number,
+                error=error,
             ) from None
     if not found:
         raise InvalidDataError(
-            Text(
-                "program.no-question",
-                "{path}: no question; expected JSON lines of {{question, choices, answer}}",
-                path=path,
-            )
+            "program.no-question",
+            "{path}: no question; expected JSON lines of {{question, choices, answer}}",
+            path=path,
         )
     return found
 

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from ascendrun.programs.qwen_lora.base import WRAPPER, name_in_file
-from ascendrun.programs.qwen_lora.conversations import InvalidDataError
 from ascendrun.programs.trainer.data import seed_of
 from ascendrun.programs.trainer.distributed import Ranks
+from ascendrun.programs.trainer.errors import InvalidDataError, ProgramError
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.text import Text
 
@@ -31,7 +31,7 @@ QLORA = {
 }
 
 
-class IncompleteAdapterError(Exception):
+class IncompleteAdapterError(ProgramError):
     """The gathered adapter lacks a matrix, or one has another shape; nothing was saved."""
 
 
@@ -39,14 +39,12 @@ def refuse_qlora(quantize: str, family: str) -> None:
     """Raises InvalidDataError with the reason and the way out."""
     if quantize != "none":
         raise InvalidDataError(
-            Text(
-                "program.no-qlora",
-                "--quantization_bit={bits} on {family} is not supported: {why}\n"
-                "hint: set --strategy=fsdp2, which shards the base, or --strategy=zero3 with --cpu_offload=true",
-                bits=quantize,
-                family=family,
-                why=QLORA[family],
-            )
+            "program.no-qlora",
+            "--quantization_bit={bits} on {family} is not supported: {why}\n"
+            "hint: set --strategy=fsdp2, which shards the base, or --strategy=zero3 with --cpu_offload=true",
+            bits=quantize,
+            family=family,
+            why=QLORA[family],
         )
 
 
@@ -58,12 +56,10 @@ def add_lora(model: Any, options: Mapping[str, Any]) -> Any:
     unknown = [name for name in options["target_modules"] if name not in leaves]
     if unknown:
         raise InvalidDataError(
-            Text(
-                "program.unknown-target",
-                "--target_modules: the model has no linear layer {unknown}; it has {known}",
-                unknown=list(unknown),
-                known=sorted(leaves),
-            )
+            "program.unknown-target",
+            "--target_modules: the model has no linear layer {unknown}; it has {known}",
+            unknown=list(unknown),
+            known=sorted(leaves),
         )
     config = LoraConfig(
         r=options["lora_r"],
@@ -99,7 +95,7 @@ def first_values(
             values[name] = torch.zeros(shape)
         elif name not in values:
             raise InvalidDataError(
-                Text("program.unknown-adapter-part", "peft created {name}, which has no known initial value", name=name)
+                "program.unknown-adapter-part", "peft created {name}, which has no known initial value", name=name
             )
     return values
 
@@ -161,39 +157,28 @@ def save_adapter(
 
 def check_whole(weights: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raises IncompleteAdapterError: a save on one rank without gathering would leave empty matrices."""
-    problems: list[str] = []
+    problems: list[Text] = []
     for name, shape in expected.items():
         if name not in weights:
-            problems.append(str(Text("program.part-missing", "{name} is missing", name=name)))
+            problems.append(Text("program.part-missing", "{name} is missing", name=name))
         elif tuple(weights[name].shape) != tuple(shape):
             problems.append(
-                str(
-                    Text(
-                        "program.part-shape",
-                        "{name} has shape [{found}], not [{expected}]",
-                        name=name,
-                        found=list(weights[name].shape),
-                        expected=list(shape),
-                    )
+                Text(
+                    "program.part-shape",
+                    "{name} has shape [{found}], not [{expected}]",
+                    name=name,
+                    found=list(weights[name].shape),
+                    expected=list(shape),
                 )
             )
         elif not bool(torch.isfinite(weights[name]).all()):
-            problems.append(str(Text("program.part-not-finite", "{name} has values that are not finite", name=name)))
+            problems.append(Text("program.part-not-finite", "{name} has values that are not finite", name=name))
     problems += [
-        str(Text("program.part-unknown", "{name} is not part of the adapter", name=name))
+        Text("program.part-unknown", "{name} is not part of the adapter", name=name)
         for name in set(weights) - set(expected)
     ]
     if problems:
-        raise IncompleteAdapterError(
-            str(
-                Text(
-                    "program.adapter-not-saved",
-                    "the adapter was not saved: {problems}",
-                    problems="; ".join(problems[:4]),
-                )
-            )
-            + (str(Text("program.and-more", "; and {n} more", n=len(problems) - 4)) if len(problems) > 4 else "")
-        )
+        raise IncompleteAdapterError.of([Text("program.adapter-not-saved", "the adapter was not saved:"), *problems])
 
 
 def check_file(path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
@@ -201,18 +186,14 @@ def check_file(path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
 
     with safe_open(str(path), framework="pt") as opened:
         if set(opened.keys()) != set(wanted):
-            raise IncompleteAdapterError(
-                Text("program.adapter-file", "{path} does not hold what was written", path=path)
-            )
+            raise IncompleteAdapterError("program.adapter-file", "{path} does not hold what was written", path=path)
         differ = [name for name in wanted if not torch.equal(opened.get_tensor(name), wanted[name])]
     if differ:
         raise IncompleteAdapterError(
-            Text(
-                "program.adapter-values",
-                "{path}: {name} reads back with other values than were written\nhint: check the disk",
-                path=path,
-                name=differ[0],
-            )
+            "program.adapter-values",
+            "{path}: {name} reads back with other values than were written\nhint: check the disk",
+            path=path,
+            name=differ[0],
         )
 
 

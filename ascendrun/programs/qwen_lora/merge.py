@@ -12,8 +12,8 @@ from typing import Any, Callable
 import torch
 
 from ascendrun.programs.qwen_lora.lora import ADAPTER_FILE, read_settings, target_of
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.strategies.weights import file_of_tensor
-from ascendrun.text import Text
 
 COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 
@@ -31,14 +31,12 @@ def merge(base: Path, adapter: Path, out: Path) -> int:
         targets = target_of(list(opened.keys()))
         lost = sorted(set(targets) - set(files))
         if lost:
-            raise ValueError(
-                Text(
-                    "program.other-base",
-                    "{adapter} changes {name}, which {base} does not have; it belongs to another base",
-                    adapter=adapter,
-                    name=lost[0],
-                    base=base,
-                )
+            raise InvalidDataError(
+                "program.other-base",
+                "{adapter} changes {name}, which {base} does not have; it belongs to another base",
+                adapter=adapter,
+                name=lost[0],
+                base=base,
             )
         for file in sorted(set(files.values())):
             with safe_open(str(base / file), framework="pt") as source:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.programs.qwen_lora import base, chat_template, evaluation, lora, sizing
-from ascendrun.programs.qwen_lora.conversations import Conversation, InvalidDataError
+from ascendrun.programs.qwen_lora.conversations import Conversation
 from ascendrun.programs.qwen_lora.curriculum import Course
 from ascendrun.programs.qwen_lora.dataset import (
     Lessons,
@@ -24,31 +24,23 @@ from ascendrun.programs.qwen_lora.evaluation import Question
 from ascendrun.programs.qwen_lora.merge import merge
 from ascendrun.programs.qwen_lora.sft_task import Instructions, heaviest
 from ascendrun.programs.qwen_lora.sizing import Holding
-from ascendrun.programs.trainer import metrics, os_errors, runtime, task
+from ascendrun.programs.trainer import errors, metrics, runtime
 from ascendrun.programs.trainer.devices import accelerator, fused_ops, kernels
-from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision
+from ascendrun.programs.trainer.devices.accelerator import Precision
 from ascendrun.programs.trainer.devices.chips import chip_of
+from ascendrun.programs.trainer.errors import InvalidDataError, ModelTooLargeError, ProgramError
 from ascendrun.programs.trainer.files import replace_text
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import warmup_of
 from ascendrun.programs.trainer.strategies import parallel, zero3
 from ascendrun.programs.trainer.strategies.engine import Adam, Engine, size_of
-from ascendrun.programs.trainer.strategies.weights import InvalidWeightsError
 from ascendrun.programs.trainer.target_device import planned
 from ascendrun.programs.trainer.task import Settings
 from ascendrun.text import Text
 from ascendrun.text.format import pad_left
 
 Options = Mapping[str, Any]
-EXPECTED = (
-    InvalidDataError,
-    InvalidWeightsError,
-    sizing.ModelTooLargeError,
-    lora.IncompleteAdapterError,
-    *task.EXPECTED,
-)
-"""Faults of what was given, not of this program: their message is the whole story."""
 FREE_TO_CHANGE = (
     "mode",
     "data_path",
@@ -92,10 +84,10 @@ def train(options: Options, here: Runtime) -> None:
         if options["mc_eval_path"]
         else []
     )
-    precision = chosen_precision(options, here.accelerator)
+    precision = accelerator.choose_precision(options["dtype"], here.accelerator)
     sizing.refuse(options, world_size=here.world_size, precision=precision, has_deepspeed=sizing.has_deepspeed())
     folder, output = runtime.checkpoint_folder(options["output_dir"]), Path(options["output_dir"]).absolute()
-    os_errors.check_writable(output)
+    errors.check_writable(output)
     home = Path(options["base_model"]) if options["base_model"] else output / "base"
     texts = read_texts(options)
     check_same(texts.digest, here)
@@ -105,7 +97,7 @@ def train(options: Options, here: Runtime) -> None:
     for line in [*introduce(lessons, course, options), precision.reason]:
         here.log(line)
     for problem in batch_problems(course, options, here.world_size):
-        here.log(str(Text("program.note", "note: {text}", text=problem)))
+        here.log("program.note", "note: {text}", text=problem)
     piece = heaviest(
         lessons.train,
         course.units,
@@ -121,13 +113,11 @@ def train(options: Options, here: Runtime) -> None:
     loop.resume(options["resume_from_checkpoint"])
     if not loop.run().is_complete:
         here.log(
-            Text(
-                "program.stopped",
-                "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {directory}",
-                step=loop.progress.step,
-                steps=loop.settings.steps,
-                directory=loop.saver.parent,
-            )
+            "program.stopped",
+            "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {directory}",
+            step=loop.progress.step,
+            steps=loop.settings.steps,
+            directory=loop.saver.parent,
         )
         return
     if options["load_best_model_at_end"]:
@@ -136,16 +126,8 @@ def train(options: Options, here: Runtime) -> None:
     scores = final_scores(engine, lessons, questions, options, here, output)
     if here.is_first:
         write_report(output, options, lessons, course, loop, holding, piece, scores, time.monotonic() - began_s)
-    here.log(Text("program.results", "adapter, report and samples: {output}", output=output))
+    here.log("program.results", "adapter, report and samples: {output}", output=output)
     here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})
-
-
-def chosen_precision(options: Options, device: Accelerator) -> Precision:
-    """Raises InvalidDataError for a dtype that the device lacks."""
-    try:
-        return accelerator.choose_precision(options["dtype"], device)
-    except ValueError as error:
-        raise InvalidDataError(str(error)) from error
 
 
 def open_base(options: Options, home: Path, conversations: list[Any], here: Runtime) -> tuple[Any, Any]:
@@ -170,37 +152,33 @@ def make_text(home: Path, conversations: list[Any]) -> str:
     return made.read_text(encoding="utf-8") if made.is_file() else chat_template.make_tokenizer(conversations)
 
 
-def batch_problems(course: Course, options: Options, world_size: int) -> list[str]:
+def batch_problems(course: Course, options: Options, world_size: int) -> list[Text]:
     """Rows are even over the ranks already; what is left are pieces that do not divide, and ranks without rows."""
     rows = len(course.units(0))
     if rows < world_size:
         return [
-            str(
-                Text(
-                    "program.idle-ranks",
-                    "--global_batch_size={batch} makes {rows} sequences per step for {ranks} ranks; {idle} ranks "
-                    "have none\n"
-                    "hint: set at least {least}",
-                    batch=options["global_batch_size"],
-                    rows=rows,
-                    ranks=world_size,
-                    idle=world_size - rows,
-                    least=world_size,
-                )
+            Text(
+                "program.idle-ranks",
+                "--global_batch_size={batch} makes {rows} sequences per step for {ranks} ranks; {idle} ranks "
+                "have none\n"
+                "hint: set at least {least}",
+                batch=options["global_batch_size"],
+                rows=rows,
+                ranks=world_size,
+                idle=world_size - rows,
+                least=world_size,
             )
         ]
     micro = options["micro_batch_size"]
     if micro and rows % (world_size * micro):
         return [
-            str(
-                Text(
-                    "program.uneven-passes",
-                    "{rows} sequences per step are not divisible by {ranks} ranks x --micro_batch_size={micro}: "
-                    "some passes are not full",
-                    rows=rows,
-                    ranks=world_size,
-                    micro=micro,
-                )
+            Text(
+                "program.uneven-passes",
+                "{rows} sequences per step are not divisible by {ranks} ranks x --micro_batch_size={micro}: "
+                "some passes are not full",
+                rows=rows,
+                ranks=world_size,
+                micro=micro,
             )
         ]
     return []
@@ -217,15 +195,13 @@ def make_engine(
     """(peft's model, the engine, names and shapes of the adapter). The base's weights go where they will stay."""
     sound, reasons = kernels.sound_kernels(here.accelerator, precision.compute)
     for reason in reasons:
-        here.log(Text("program.not-fused", "not fused: {reason}", reason=reason))
+        here.log("program.not-fused", "not fused: {reason}", reason=reason)
     attention = kernels.attention_implementation(sound)
     here.log(
-        Text(
-            "program.attention",
-            "attention: fused implementation of {owner} ({name})",
-            owner="the NPU" if attention != "sdpa" else "torch",
-            name=attention,
-        )
+        "program.attention",
+        "attention: fused implementation of {owner} ({name})",
+        owner="the NPU" if attention != "sdpa" else "torch",
+        name=attention,
     )
     model, how = base.empty_model(config, attention=attention), holding.how
     if holding.checkpointing:
@@ -233,7 +209,7 @@ def make_engine(
     model = lora.add_lora(model, options)
     replaced = fused_ops.fuse(model, kernels.operators_of(sound), device=here.accelerator.device.type)
     if replaced:
-        here.log(Text("program.fused", "fused operators: {names}", names=list(replaced)))
+        here.log("program.fused", "fused operators: {names}", names=list(replaced))
     model.config.pad_token_id = getattr(config, "pad_token_id", None)
     with base.weights_of(home) as read:
         values = lora.first_values(model, seed=options["seed"], read=read, here=here)
@@ -324,25 +300,21 @@ def save(
         try:
             lora.save_adapter(weights, expected, model, output / "adapter", lessons.tokenizer)
             here.log(
-                Text(
-                    "program.adapter-saved",
-                    "adapter: {count} matrices, {numbers:,} values, complete: {path}",
-                    count=len(weights),
-                    numbers=sum(each.numel() for each in weights.values()),
-                    path=output / "adapter",
-                )
+                "program.adapter-saved",
+                "adapter: {count} matrices, {numbers:,} values, complete: {path}",
+                count=len(weights),
+                numbers=sum(each.numel() for each in weights.values()),
+                path=output / "adapter",
             )
             if options["save_merged_model"]:
                 changed = merge(home, output / "adapter", output / "merged")
                 here.log(
-                    Text(
-                        "program.merged",
-                        "merged model, {count} weights changed: {path}",
-                        count=changed,
-                        path=output / "merged",
-                    )
+                    "program.merged",
+                    "merged model, {count} weights changed: {path}",
+                    count=changed,
+                    path=output / "merged",
                 )
-        except (lora.IncompleteAdapterError, SafetensorError, OSError) as error:
+        except (ProgramError, SafetensorError, OSError) as error:
             problem = str(error)
     problem = here.share(problem)
     if problem is not None:
@@ -406,7 +378,7 @@ def write_report(
         "options": dict(options),
         "curriculum": {
             "levels": list(lessons.table.levels),
-            "notes": list(lessons.table.notes),
+            "notes": [str(note) for note in lessons.table.notes],
             "samples": given,
             "steps_by_stage": steps_by_stage(course),
         },
@@ -442,10 +414,7 @@ def plan(options: Options, here: Runtime) -> None:
         else base.shape_config(options["model_preset"])
     )
     lora.refuse_qlora(options["quantization_bit"], "npu" if options["chip"] else here.family)
-    try:
-        family, precision, card_bytes = planned(options["chip"], options["dtype"], here.accelerator)
-    except ValueError as error:
-        raise InvalidDataError(str(error)) from error
+    family, precision, card_bytes = planned(options["chip"], options["dtype"], here.accelerator)
     sizing.refuse(options, world_size=ranks, precision=precision)
     texts = read_texts(options)
     tokenizer = (
@@ -473,45 +442,38 @@ def plan(options: Options, here: Runtime) -> None:
     limit = sizing.speed_limit(
         config, report.simulated, chip_of(options["chip"]), ranks=ranks, mean_length=mean_length(course)
     )
-    notes = [
-        str(Text("program.note", "note: {text}", text=problem)) for problem in batch_problems(course, options, ranks)
-    ]
-    here.log("\n".join([*introduce(lessons, course, options), *notes, *report.lines, *([limit] if limit else [])]))
+    notes = [Text("program.note", "note: {text}", text=problem) for problem in batch_problems(course, options, ranks)]
+    for line in (*introduce(lessons, course, options), *notes, *report.lines, *([limit] if limit else [])):
+        here.log(line)
     if report.problems:
-        raise sizing.ModelTooLargeError("\n".join(report.problems))
+        raise ModelTooLargeError.of(report.problems)
 
 
 def compare(options: Options, here: Runtime) -> None:
     """Two runs on the same budget beside each other: comparison.json and a table. Raises InvalidDataError."""
     if len(options["compare_dirs"]) != 2:
-        raise InvalidDataError(
-            Text("program.compare-two", "--compare_dirs: expected the output directories of two runs")
-        )
+        raise InvalidDataError("program.compare-two", "--compare_dirs: expected the output directories of two runs")
     reports = []
     for name in options["compare_dirs"]:
         path = Path(name) / "report.json"
         if not path.is_file():
             raise InvalidDataError(
-                Text(
-                    "program.no-report",
-                    "{path}: report not found; the run did not finish, or used another directory or node",
-                    path=path,
-                )
+                "program.no-report",
+                "{path}: report not found; the run did not finish, or used another directory or node",
+                path=path,
             )
         reports.append(json.loads(path.read_text(encoding="utf-8")))
     first, second = reports
     budget = [(each["training"]["steps"], each["training"]["samples"]) for each in reports]
     if budget[0] != budget[1]:
         raise InvalidDataError(
-            Text(
-                "program.other-budgets",
-                "the runs have different budgets: {first} and {second} steps and samples",
-                first=budget[0],
-                second=budget[1],
-            )
+            "program.other-budgets",
+            "the runs have different budgets: {first} and {second} steps and samples",
+            first=budget[0],
+            second=budget[1],
         )
     rows = [(name, first["final"][name], second["final"][name]) for name in first["final"] if name in second["final"]]
-    here.log(Text("program.compare", "{steps} steps, {samples} samples each", steps=budget[0][0], samples=budget[0][1]))
+    here.log("program.compare", "{steps} steps, {samples} samples each", steps=budget[0][0], samples=budget[0][1])
     difference = pad_left(Text("program.difference", "difference"), 12)
     here.log(f"{'':<18}{options['compare_dirs'][0]:>14}{options['compare_dirs'][1]:>14}{difference}")
     for name, one, other in rows:

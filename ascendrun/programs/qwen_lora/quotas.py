@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ascendrun.text import Text
+from ascendrun.programs.trainer.errors import InvalidDataError
 
 Stage = tuple[Fraction, tuple[Fraction, ...]]
 """(where it ends, as a share of all steps; shares of the levels, adding up to 1)."""
@@ -19,55 +19,41 @@ Counts = Any
 TRIES, MOST_CHOICES = 1000, 20_000
 
 
-class InvalidTableError(ValueError):
-    """The table of stages is none; the message says what is wrong and what one looks like."""
-
-
 def parse_stages(texts: Sequence[str], levels: int) -> list[Stage]:
     """Of `0.3=80/20/0` for each stage: up to which share of the steps, and the levels' parts in it. Raises
-    InvalidTableError."""
+    InvalidDataError."""
     stages: list[Stage] = []
     for text in texts:
         end_text, _, parts_text = text.partition("=")
         try:
             end, parts = Fraction(end_text.strip()), [Fraction(part.strip()) for part in parts_text.split("/")]
         except (ValueError, ZeroDivisionError):
-            raise InvalidTableError(
-                Text(
-                    "program.stage-form",
-                    "--curriculum_schedule: {text:quote}: expected END=PART/PART/…, such as 0.3=80/20/0",
-                    text=text,
-                )
+            raise InvalidDataError(
+                "program.stage-form",
+                "--curriculum_schedule: {text:quote}: expected END=PART/PART/…, such as 0.3=80/20/0",
+                text=text,
             ) from None
         if len(parts) != levels:
-            raise InvalidTableError(
-                Text(
-                    "program.stage-parts",
-                    "--curriculum_schedule: {text:quote} has {parts} parts; expected {levels}, one for each level",
-                    text=text,
-                    parts=len(parts),
-                    levels=levels,
-                )
+            raise InvalidDataError(
+                "program.stage-parts",
+                "--curriculum_schedule: {text:quote} has {parts} parts; expected {levels}, one for each level",
+                text=text,
+                parts=len(parts),
+                levels=levels,
             )
         if min(parts) < 0 or sum(parts) == 0:
-            raise InvalidTableError(
-                Text(
-                    "program.stage-zero",
-                    "--curriculum_schedule: {text:quote}: parts must be 0 or more, and not all 0",
-                    text=text,
-                )
+            raise InvalidDataError(
+                "program.stage-zero",
+                "--curriculum_schedule: {text:quote}: parts must be 0 or more, and not all 0",
+                text=text,
             )
         if end <= (stages[-1][0] if stages else 0):
-            raise InvalidTableError(
-                Text(
-                    "program.stage-order",
-                    "--curriculum_schedule: {text:quote} ends before the previous stage",
-                    text=text,
-                )
+            raise InvalidDataError(
+                "program.stage-order", "--curriculum_schedule: {text:quote} ends before the previous stage", text=text
             )
         stages.append((end, tuple(part / sum(parts) for part in parts)))
     if not stages or stages[-1][0] != 1:
-        raise InvalidTableError(Text("program.stage-end", "--curriculum_schedule: the last stage must end at 1"))
+        raise InvalidDataError("program.stage-end", "--curriculum_schedule: the last stage must end at 1")
     return stages
 
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from ascendrun.programs.qwen_lora.base import build as build_model
 from ascendrun.programs.qwen_lora.base import checkpoint_activations
-from ascendrun.programs.qwen_lora.conversations import InvalidDataError
 from ascendrun.programs.qwen_lora.lora import add_lora
 from ascendrun.programs.qwen_lora.sft_task import forward
 from ascendrun.programs.trainer.devices.accelerator import Precision
 from ascendrun.programs.trainer.devices.chips import Chip
+from ascendrun.programs.trainer.errors import InvalidDataError, ModelTooLargeError
 from ascendrun.programs.trainer.metrics import flops_per_token
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
@@ -25,10 +25,6 @@ from ascendrun.programs.trainer.strategies.simulate import Simulated, simulate_d
 from ascendrun.text import Text
 
 WAYS = ("ddp", "fsdp2", "zero3")
-
-
-class ModelTooLargeError(Exception):
-    """No way of holding the base fits; the message has the numbers and ways out."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +35,15 @@ class Holding:
     offload: bool
     checkpointing: bool
 
-    def __str__(self) -> str:
-        return str(
-            Text(
-                "program.layout",
-                "{strategy}{offload}, activations {activations}",
-                strategy=self.how,
-                offload=Text("program.offloaded", ", offloaded") if self.offload else "",
-                activations=(
-                    Text("program.recomputed", "recomputed") if self.checkpointing else Text("program.kept", "kept")
-                ),
-            )
+    def text(self) -> Text:
+        return Text(
+            "program.layout",
+            "{strategy}{offload}, activations {activations}",
+            strategy=self.how,
+            offload=Text("program.offloaded", ", offloaded") if self.offload else "",
+            activations=(
+                Text("program.recomputed", "recomputed") if self.checkpointing else Text("program.kept", "kept")
+            ),
         )
 
 
@@ -58,8 +52,8 @@ class Reckoning:
     """`lines`: what was reckoned, for people. `problems`: why nothing fits, with the ways out; then `chosen` and `need`
     are None. `simulated`: one step, to know the model's sizes by."""
 
-    lines: tuple[str, ...]
-    problems: tuple[str, ...]
+    lines: tuple[Text, ...]
+    problems: tuple[Text, ...]
     chosen: Holding | None
     need: memory.Need | None
     simulated: Simulated
@@ -71,57 +65,46 @@ def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision,
     problems = []
     if how == "fsdp2" and precision.scales:
         problems.append(
-            str(
-                Text(
-                    "program.fsdp2-no-scaling",
-                    "strategy=fsdp2 has no loss scaling, and {reason}\nhint: set --strategy=ddp or --strategy=zero3",
-                    reason=precision.reason,
-                )
+            Text(
+                "program.fsdp2-no-scaling",
+                "strategy=fsdp2 has no loss scaling, and {reason}\nhint: set --strategy=ddp or --strategy=zero3",
+                reason=precision.reason,
             )
         )
     if how in ("fsdp2", "zero3") and world_size == 1:
         problems.append(
-            str(
-                Text(
-                    "program.one-rank",
-                    "strategy={strategy} requires at least 2 ranks, got 1\n"
-                    "hint: set --strategy=ddp, or use more devices",
-                    strategy=how,
-                )
+            Text(
+                "program.one-rank",
+                "strategy={strategy} requires at least 2 ranks, got 1\nhint: set --strategy=ddp, or use more devices",
+                strategy=how,
             )
         )
     if how == "zero3" and not has_deepspeed:
         problems.append(
-            str(
-                Text(
-                    "program.no-deepspeed",
-                    "strategy=zero3 requires deepspeed, which is not installed\n"
-                    "hint: pip install deepspeed, or set --strategy=fsdp2",
-                )
+            Text(
+                "program.no-deepspeed",
+                "strategy=zero3 requires deepspeed, which is not installed\n"
+                "hint: pip install deepspeed, or set --strategy=fsdp2",
             )
         )
     if is_offloaded and (how == "ddp" or world_size == 1):
         problems.append(
-            str(
-                Text(
-                    "program.offload-needs-sharding",
-                    "cpu_offload requires a base that is sharded over at least 2 ranks\n"
-                    "hint: set --strategy=fsdp2 or --strategy=zero3 on two or more devices, or "
-                    "--cpu_offload=false",
-                )
+            Text(
+                "program.offload-needs-sharding",
+                "cpu_offload requires a base that is sharded over at least 2 ranks\n"
+                "hint: set --strategy=fsdp2 or --strategy=zero3 on two or more devices, or "
+                "--cpu_offload=false",
             )
         )
     elif is_offloaded and precision.scales and not has_deepspeed:
         problems.append(
-            str(
-                Text(
-                    "program.offload-deepspeed",
-                    "cpu_offload with float16 requires deepspeed, which is not installed\nhint: pip install deepspeed",
-                )
+            Text(
+                "program.offload-deepspeed",
+                "cpu_offload with float16 requires deepspeed, which is not installed\nhint: pip install deepspeed",
             )
         )
     if problems:
-        raise InvalidDataError("; ".join(problems))
+        raise InvalidDataError.of(problems)
 
 
 def reckon(
@@ -139,7 +122,7 @@ def reckon(
     """`piece`: see learning.heaviest. `card_bytes` None: not known, so nothing can fail to fit. `everything`: also the
     slower ways than the one that is chosen."""
     seen: dict[tuple[bool, bool], Simulated] = {}
-    lines: list[str] = []
+    lines: list[Text] = []
     needs: list[tuple[memory.Need, Holding]] = []
     found: tuple[memory.Need, Holding] | None = None
     for holding in trials(options, ways):
@@ -158,34 +141,30 @@ def reckon(
             offload_weights=holding.offload,
         )
         needs.append((need, holding))
-        anew = str(Text("program.with-recompute", ", activations recomputed")) if holding.checkpointing else ""
-        lines.append(memory.as_sentence(need, card_bytes, family) + anew)
+        line = memory.as_sentence(need, card_bytes, family)
+        if holding.checkpointing:
+            line = Text("program.with-recompute", "{memory}, activations recomputed", memory=line)
+        lines.append(line)
         if found is None and (card_bytes is None or memory.fits(need, card_bytes, family)):
             found = need, holding
             if not everything:
                 break
     sizes = next(iter(seen.values()))
-    millions = str(
-        Text(
-            "program.model-size",
-            "{millions:,.2f} M weights, {trained:,.2f} M trained",
-            millions=sizes.parameters / 1e6,
-            trained=sizes.trained / 1e6,
-        )
+    size = Text(
+        "program.model-size",
+        "{millions:,.2f} M weights, {trained:,.2f} M trained; {precision}",
+        millions=sizes.parameters / 1e6,
+        trained=sizes.trained / 1e6,
+        precision=precision.reason,
     )
-    lines.insert(0, f"{millions}; {precision.reason}")
+    lines.insert(0, size)
     if found is not None:
         need, holding = found
         return Reckoning(
             (
                 *lines,
-                str(
-                    Text(
-                        "program.chosen",
-                        "chosen: {layout}; {why}",
-                        layout=str(holding),
-                        why=why(holding, options, ways),
-                    )
+                Text(
+                    "program.chosen", "chosen: {layout}; {why}", layout=holding.text(), why=why(holding, options, ways)
                 ),
             ),
             (),
@@ -195,13 +174,11 @@ def reckon(
         )
     least, holding = min(needs, key=lambda each: each[0].on_card(family))
     out = memory.fixes(least, micro_batch=piece["rows"], has_checkpointing=holding.checkpointing, how=least.how)
-    problem = str(
-        Text(
-            "program.does-not-fit",
-            "{need}; change one of: {fixes}",
-            need=memory.as_sentence(least, card_bytes, family),
-            fixes=out,
-        )
+    problem = Text(
+        "program.does-not-fit",
+        "{need}; change one of: {fixes}",
+        need=memory.as_sentence(least, card_bytes, family),
+        fixes=out,
     )
     return Reckoning(tuple(lines), (problem,), None, None, sizes)
 
@@ -219,34 +196,32 @@ def trials(options: Mapping[str, Any], ways: Sequence[str]) -> list[Holding]:
     return found
 
 
-def why(holding: Holding, options: Mapping[str, Any], ways: Sequence[str]) -> str:
+def why(holding: Holding, options: Mapping[str, Any], ways: Sequence[str]) -> list[Text]:
     """Of what was chosen here, and what was asked for."""
     parts = (
-        [str(Text("program.fastest", "the fastest strategy that fits"))]
+        [Text("program.fastest", "the fastest strategy that fits")]
         if len(ways) > 1
         else [
-            str(Text("program.only-strategy", "the only strategy available here"))
+            Text("program.only-strategy", "the only strategy available here")
             if options["strategy"] == "auto"
-            else str(Text("program.strategy-requested", "strategy={strategy} as requested", strategy=holding.how))
+            else Text("program.strategy-requested", "strategy={strategy} as requested", strategy=holding.how)
         ]
     )
     if options["gradient_checkpointing"] is not None:
         parts.append(
-            str(
-                Text(
-                    "program.checkpointing-requested",
-                    "gradient_checkpointing={value} as requested",
-                    value=str(holding.checkpointing).lower(),
-                )
+            Text(
+                "program.checkpointing-requested",
+                "gradient_checkpointing={value} as requested",
+                value=str(holding.checkpointing).lower(),
             )
         )
     elif len(ways) == 1:
         parts.append(
-            str(Text("program.activations-fit", "activations fit"))
+            Text("program.activations-fit", "activations fit")
             if not holding.checkpointing
-            else str(Text("program.activations-too-large", "activations do not fit"))
+            else Text("program.activations-too-large", "activations do not fit")
         )
-    return ", ".join(parts)
+    return parts
 
 
 def simulated_step(
@@ -286,7 +261,7 @@ def with_layers(config: Any, layers: int) -> Any:
     return shallow
 
 
-def speed_limit(config: Any, sizes: Simulated, chip: Chip | None, *, ranks: int, mean_length: float) -> str | None:
+def speed_limit(config: Any, sizes: Simulated, chip: Chip | None, *, ranks: int, mean_length: float) -> Text | None:
     """What the cards could do were all of their peak used, which no training does; None: the chip's is not known."""
     if chip is None or chip.peak_tflops is None:
         return None
@@ -300,15 +275,13 @@ def speed_limit(config: Any, sizes: Simulated, chip: Chip | None, *, ranks: int,
         embedding=words,
     )
     tokens_per_s = ranks * chip.peak_tflops * 1e12 / work
-    return str(
-        Text(
-            "program.speed-limit",
-            "upper bound: {rate:,.1f} samples/s of {mean:.0f} tokens ({ranks} x {peak:g} TFLOP/s at full use)",
-            rate=tokens_per_s / mean_length,
-            mean=mean_length,
-            ranks=ranks,
-            peak=chip.peak_tflops,
-        )
+    return Text(
+        "program.speed-limit",
+        "upper bound: {rate:,.1f} samples/s of {mean:.0f} tokens ({ranks} x {peak:g} TFLOP/s at full use)",
+        rate=tokens_per_s / mean_length,
+        mean=mean_length,
+        ranks=ranks,
+        peak=chip.peak_tflops,
     )
 
 
@@ -322,7 +295,7 @@ def card_bytes_of(here: Runtime) -> int | None:
 
 def choose(
     config: Any, options: Mapping[str, Any], piece: Mapping[str, int], here: Runtime, precision: Precision
-) -> tuple[Holding, list[str]]:
+) -> tuple[Holding, list[Text]]:
     """Return the strategy and the estimate for people; rank 0 estimates for all.
 
     Raises ModelTooLargeError. A strategy that was requested is used even then: an estimate may be wrong.
@@ -330,7 +303,7 @@ def choose(
     asked, is_anew = options["strategy"], options["gradient_checkpointing"]
     if asked != "auto" and is_anew is not None:
         chosen = Holding(asked, options["cpu_offload"], is_anew)
-        return chosen, [str(Text("program.chosen-requested", "{chosen}, as requested", chosen=chosen))]
+        return chosen, [Text("program.chosen-requested", "{chosen}, as requested", chosen=chosen.text())]
     told: Any = None
     if here.is_first:
         ways = ways_for(precision, here.world_size, has_deepspeed()) if asked == "auto" else (asked,)
@@ -349,18 +322,16 @@ def choose(
     if parts is not None:
         return Holding(*parts), list(lines)
     if asked == "auto":
-        raise ModelTooLargeError("\n".join([*lines, *problems]))
+        raise ModelTooLargeError.of([*lines, *problems], most=len(lines) + len(problems))
     chosen = Holding(asked, options["cpu_offload"], True)
     return chosen, [
         *lines,
-        *(str(Text("program.note", "note: {text}", text=problem)) for problem in problems),
-        str(
-            Text(
-                "program.chosen-strategy-requested",
-                "{chosen}: strategy={strategy} as requested",
-                chosen=chosen,
-                strategy=asked,
-            )
+        *(Text("program.note", "note: {text}", text=problem) for problem in problems),
+        Text(
+            "program.chosen-strategy-requested",
+            "{chosen}: strategy={strategy} as requested",
+            chosen=chosen.text(),
+            strategy=asked,
         ),
     ]
 

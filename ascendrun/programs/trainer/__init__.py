@@ -42,7 +42,7 @@ A whole program, `train.py`:
             return
         loop.load_best()                                    # into engine.module, when Settings.best names a score
 
-    runtime.run(lambda here: train(options, here), expected=task.EXPECTED)     # ends the process
+    runtime.run(lambda here: train(options, here))     # ends the process
 
 Random numbers of a step follow from (seed, step, rank), the order of samples from (seed, step): a resumed run equals
 one never stopped to the last bit on a CPU. `batch_size` is that of all ranks together, so a replicated training may go

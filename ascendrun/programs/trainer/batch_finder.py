@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 from typing import Callable
 
+from ascendrun.programs.trainer.errors import ProgramError
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.text import Text
 
 
-class DeviceOutOfMemoryError(Exception):
+class DeviceOutOfMemoryError(ProgramError):
     """Not even one sample fits."""
 
 
@@ -26,27 +26,21 @@ def find_micro_batch(here: Runtime, attempt: Callable[[int], None], *, largest: 
         ranks = [rank for rank, failed in enumerate(here.gather(has_failed)) if failed]
         if not ranks:
             here.log(
-                Text(
-                    "program.micro-batch-found", "micro-batch of {size}: the largest that fits on every rank", size=size
-                )
+                "program.micro-batch-found", "micro-batch of {size}: the largest that fits on every rank", size=size
             )
             return size
         if size == 1:
             raise DeviceOutOfMemoryError(
-                Text(
-                    "program.sample-does-not-fit",
-                    "a single sample does not fit on the device of rank {rank}\n"
-                    "hint: shorten the samples, or set gradient_checkpointing: true",
-                    rank=ranks[0],
-                )
-            )
-        here.log(
-            Text(
-                "program.micro-batch-too-large",
-                "micro-batch of {size}: rank {rank} is out of memory",
-                size=size,
+                "program.sample-does-not-fit",
+                "a single sample does not fit on the device of rank {rank}\n"
+                "hint: shorten the samples, or set gradient_checkpointing: true",
                 rank=ranks[0],
             )
+        here.log(
+            "program.micro-batch-too-large",
+            "micro-batch of {size}: rank {rank} is out of memory",
+            size=size,
+            rank=ranks[0],
         )
         size //= 2
 

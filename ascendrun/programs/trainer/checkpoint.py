@@ -131,15 +131,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def fault(folder: Path, *, hashed: Collection[str] | None = None) -> str | None:
+def fault(folder: Path, *, hashed: Collection[str] | None = None) -> Text | None:
     """Why this checkpoint cannot be trusted, or None when it is whole. `hashed`: the parts whose content is read;
     None: all. The size of every part is looked at."""
     try:
         manifest = read_manifest(folder)
     except FileNotFoundError:
-        return str(Text("program.file-missing", "{name} is missing", name=MANIFEST))
+        return Text("program.file-missing", "{name} is missing", name=MANIFEST)
     except (OSError, ValueError) as error:
-        return str(Text("program.file-unreadable", "{name} cannot be read ({error})", name=MANIFEST, error=error))
+        return Text("program.file-unreadable", "{name} cannot be read ({error})", name=MANIFEST, error=error)
     for name in manifest["here"]:
         problem = part_fault(folder / name, manifest["parts"].get(name), is_read=hashed is None or name in hashed)
         if problem is not None:
@@ -147,29 +147,25 @@ def fault(folder: Path, *, hashed: Collection[str] | None = None) -> str | None:
     return None
 
 
-def part_fault(path: Path, wanted: Any, *, is_read: bool) -> str | None:
+def part_fault(path: Path, wanted: Any, *, is_read: bool) -> Text | None:
     try:
         found = fingerprint(path) if is_read else {"bytes": path.stat().st_size}
     except OSError as error:
-        return str(
-            Text("program.part-unreadable", "{name} cannot be read ({error})", name=path.name, error=error.strerror)
-        )
+        return Text("program.part-unreadable", "{name} cannot be read ({error})", name=path.name, error=error.strerror)
     if not isinstance(wanted, dict) or "bytes" not in wanted or "sha256" not in wanted:
-        return str(
-            Text("program.no-fingerprint", "{name} has no fingerprint in {manifest}", name=path.name, manifest=MANIFEST)
+        return Text(
+            "program.no-fingerprint", "{name} has no fingerprint in {manifest}", name=path.name, manifest=MANIFEST
         )
     if found["bytes"] != wanted["bytes"]:
-        return str(
-            Text(
-                "program.part-size",
-                "{name} has {found} bytes, expected {expected}",
-                name=path.name,
-                found=found["bytes"],
-                expected=wanted["bytes"],
-            )
+        return Text(
+            "program.part-size",
+            "{name} has {found} bytes, expected {expected}",
+            name=path.name,
+            found=found["bytes"],
+            expected=wanted["bytes"],
         )
     if is_read and found["sha256"] != wanted["sha256"]:
-        return str(Text("program.part-hash", "{name} does not match its hash", name=path.name))
+        return Text("program.part-hash", "{name} does not match its hash", name=path.name)
     return None
 
 
@@ -182,7 +178,7 @@ def listed(parent: Path, kind: str) -> list[tuple[int, Path]]:
     return sorted(ours, reverse=True)
 
 
-def tell_skipped(folder: Path, problem: str) -> None:
+def tell_skipped(folder: Path, problem: Text) -> None:
     print(
         Text(
             "program.checkpoint-skipped",

@@ -15,8 +15,8 @@ from typing import Callable, Protocol
 import numpy as np
 import torch
 
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import stop_signals
-from ascendrun.text import Text
 
 PR_SET_PDEATHSIG = 1
 
@@ -92,13 +92,11 @@ class Packed:
     ) -> None:
         longest = max(lengths, default=0)
         if longest > row_tokens:
-            raise ValueError(
-                Text(
-                    "program.sample-too-long",
-                    "a sample of {longest} tokens does not fit in sequences of {limit}\nhint: truncate it before",
-                    longest=longest,
-                    limit=row_tokens,
-                )
+            raise InvalidDataError(
+                "program.sample-too-long",
+                "a sample of {longest} tokens does not fit in sequences of {limit}\nhint: truncate it before",
+                longest=longest,
+                limit=row_tokens,
             )
         self.lengths, self.row_tokens, self.batch_size = list(lengths), row_tokens, batch_size
         self.seed, self.window = seed, window

@@ -37,10 +37,10 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def log(self, text: Text | str) -> None:
-        """Print from rank 0 only."""
+    def log(self, message: Text | str, english: str = "", /, **values: Any) -> None:
+        """Print from rank 0 only: a message, or the arguments of a Text."""
         if self.is_first:
-            print(text, flush=True)
+            print(Text(str(message), english, **values) if english else message, flush=True)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sums over ranks, rounded once: the same to the last bit on every rank, and whatever else is summed with them.

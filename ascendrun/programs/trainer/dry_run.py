@@ -11,51 +11,45 @@ def nearest_multiples(value: int, of: int) -> tuple[int, int]:
     return below, below if below == value else below + of if below < value else below
 
 
-def batch_problems(*, batch_size: int, world_size: int, micro_batch: int, samples: int) -> list[str]:
+def batch_problems(*, batch_size: int, world_size: int, micro_batch: int, samples: int) -> list[Text]:
     """`batch_size`: samples a step over all ranks; `micro_batch`: a rank's at once, 0: its share; `samples`: of all."""
     unit = world_size * (micro_batch or 1)
     problems = []
     if batch_size < world_size:
         problems.append(
-            str(
-                Text(
-                    "program.ranks-without-sample",
-                    "--global_batch_size={batch} on {ranks} ranks leaves {idle} ranks without a sample in every "
-                    "step\n"
-                    "hint: set {least} or more, or use fewer devices",
-                    batch=batch_size,
-                    ranks=world_size,
-                    idle=world_size - batch_size,
-                    least=world_size,
-                )
+            Text(
+                "program.ranks-without-sample",
+                "--global_batch_size={batch} on {ranks} ranks leaves {idle} ranks without a sample in every "
+                "step\n"
+                "hint: set {least} or more, or use fewer devices",
+                batch=batch_size,
+                ranks=world_size,
+                idle=world_size - batch_size,
+                least=world_size,
             )
         )
     elif batch_size % unit:
         below, above = nearest_multiples(batch_size, unit)
         problems.append(
-            str(
-                Text(
-                    "program.batch-not-divisible",
-                    "--global_batch_size={batch} is not divisible by {unit} ({ranks:plural rank ranks}{micro}), "
-                    "so some "
-                    "ranks wait\nhint: set it to {nearest}",
-                    batch=batch_size,
-                    unit=unit,
-                    ranks=world_size,
-                    micro=f" x --micro_batch_size={micro_batch}" if micro_batch else "",
-                    nearest=sorted({below, above}),
-                )
+            Text(
+                "program.batch-not-divisible",
+                "--global_batch_size={batch} is not divisible by {unit} ({ranks:plural rank ranks}{micro}), "
+                "so some "
+                "ranks wait\nhint: set it to {nearest}",
+                batch=batch_size,
+                unit=unit,
+                ranks=world_size,
+                micro=f" x --micro_batch_size={micro_batch}" if micro_batch else "",
+                nearest=sorted({below, above}),
             )
         )
     if batch_size > samples:
         problems.append(
-            str(
-                Text(
-                    "program.batch-over-data",
-                    "--global_batch_size={batch} exceeds the {samples} samples of the data",
-                    batch=batch_size,
-                    samples=samples,
-                )
+            Text(
+                "program.batch-over-data",
+                "--global_batch_size={batch} exceeds the {samples} samples of the data",
+                batch=batch_size,
+                samples=samples,
             )
         )
     return problems

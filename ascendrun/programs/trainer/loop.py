@@ -64,7 +64,7 @@ class Loop:
             on_saved=self._tell_saved,
         )
         self.saved_step: int | None = None
-        self.save_problem: str | None = None
+        self.save_problem: Text | None = None
         self.clock = StepClock(here.accelerator)
         self.meter = Meter()
         self.peak = peak_flops(here.accelerator, settings.peak_tflops)
@@ -186,19 +186,19 @@ class Loop:
         )
         clock.mark("comm_s")
         if told[2]:
-            self._refuse(share, str(Text("program.bad-loss", "the loss is {loss}", loss=loss)) if is_bad else None)
+            self._refuse(share, Text("program.bad-loss", "the loss is {loss}", loss=loss) if is_bad else None)
         norm = self.engine.finish(self.settings.max_grad_norm)
         clock.mark("optimizer_s")
         clock.end()
         if not math.isfinite(norm) and not self.engine.precision.scales:
-            self._refuse(share, str(Text("program.bad-norm", "the gradient norm is {norm}", norm=norm)))
+            self._refuse(share, Text("program.bad-norm", "the gradient norm is {norm}", norm=norm))
         self._count(told, share, norm)
         self._share, self._weight = following, told[7]
         self.progress.step += 1
         if told[3] and self.settings.on_save_failure == "stop":
             raise SaveError(
                 self.save_problem
-                or str(Text("program.save-failed-elsewhere", "a checkpoint could not be written on another rank"))
+                or Text("program.save-failed-elsewhere", "a checkpoint could not be written on another rank")
             )
         return Ending.STOPPED if told[0] else Ending.OUT_OF_TIME if told[1] else None
 
@@ -252,30 +252,25 @@ class Loop:
             ]
         return numbers
 
-    def _refuse(self, share: Share, mine: str | None) -> None:
+    def _refuse(self, share: Share, mine: Text | None) -> None:
         """Raises NonFiniteError on every rank, with the ranks that have something to tell."""
-        numbers = [number for unit in share.units for number in unit]
-        shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+        numbers: list[int | str] = [number for unit in share.units for number in unit]
         told = self.here.gather(
             mine
-            and str(
-                Text(
-                    "program.bad-on-rank",
-                    "{what} on rank {rank} (samples {samples})",
-                    what=mine,
-                    rank=self.here.rank,
-                    samples=shown,
-                )
+            and Text(
+                "program.bad-on-rank",
+                "{what} on rank {rank} (samples {samples})",
+                what=mine,
+                rank=self.here.rank,
+                samples=numbers[:8] + (["…"] if len(numbers) > 8 else []),
             )
         )
         raise NonFiniteError(
-            Text(
-                "program.non-finite",
-                "step {step}: {problems}; the step was not taken, older checkpoints are valid\n"
-                "hint: lower --learning_rate, or inspect these samples",
-                step=share.step + 1,
-                problems="; ".join(each for each in told if each),
-            )
+            "program.non-finite",
+            "step {step}: {problems}; the step was not taken, older checkpoints are valid\n"
+            "hint: lower --learning_rate, or inspect these samples",
+            step=share.step + 1,
+            problems=[each for each in told if each],
         )
 
     def _count(self, told: list[float], share: Share, norm: float) -> None:
@@ -382,25 +377,23 @@ class Loop:
         )
         shown = " ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items())
         self.here.log(
-            Text(
-                "program.evaluation",
-                "step {step}/{steps} evaluation: {scores}{note}",
-                step=progress.step,
-                steps=settings.steps,
-                scores=shown,
-                note=note,
-            )
+            "program.evaluation",
+            "step {step}/{steps} evaluation: {scores}{note}",
+            step=progress.step,
+            steps=settings.steps,
+            scores=shown,
+            note=note,
         )
         self.meter.since_s += time.monotonic() - began_s
 
-    def _judge(self, scores: Mapping[str, float]) -> str:
+    def _judge(self, scores: Mapping[str, float]) -> Text | str:
         progress, settings = self.progress, self.settings
         score, best = scores[settings.best], progress.best_score
         is_better = best is None or (score < best if settings.best_is_low else score > best)
         if is_better:
             progress.best_step, progress.best_score, progress.evaluations_since_best = progress.step, score, 0
             self.best_weights, self.best_is_saved = self.engine.full_weights(), False
-            return str(Text("program.best-so-far", " (best so far)"))
+            return Text("program.best-so-far", " (best so far)")
         progress.evaluations_since_best += 1
         progress.ended = 0 < settings.early_stopping_patience <= progress.evaluations_since_best
         return ""
@@ -450,15 +443,13 @@ class Loop:
             )
             return
         self.best_is_saved = False
-        self.save_problem = str(
-            Text(
-                "program.checkpoint-failed",
-                "the checkpoint of step {step} could not be written to {directory}: {problem}; older checkpoints "
-                "are unchanged",
-                step=saved.step,
-                directory=saved.path.parent,
-                problem=saved.problem,
-            )
+        self.save_problem = Text(
+            "program.checkpoint-failed",
+            "the checkpoint of step {step} could not be written to {directory}: {problem}; older checkpoints "
+            "are unchanged",
+            step=saved.step,
+            directory=saved.path.parent,
+            problem=saved.problem,
         )
         self.here.record(event="checkpoint-failed", step=saved.step, problem=saved.problem)
         print(self.save_problem, file=sys.stderr, flush=True)
@@ -477,11 +468,9 @@ class Loop:
             found = self.saver.find(Path(choice))
             if found is None:
                 raise CannotResumeError(
-                    Text(
-                        "program.no-checkpoint-at",
-                        "--resume_from_checkpoint={path}: no complete checkpoint found",
-                        path=choice,
-                    )
+                    "program.no-checkpoint-at",
+                    "--resume_from_checkpoint={path}: no complete checkpoint found",
+                    path=choice,
                 )
         if found is None:
             return False
@@ -494,21 +483,17 @@ class Loop:
             best = self.saver.read_best(self.progress.best_step, found.folder.parent)
             if best is None:
                 raise CannotResumeError(
-                    Text(
-                        "program.best-missing",
-                        "the best model (step {step}), which {directory} refers to, is not complete on any node\n"
-                        "hint: remove that checkpoint, or set --resume_from_checkpoint=never",
-                        step=self.progress.best_step,
-                        directory=found.folder,
-                    )
+                    "program.best-missing",
+                    "the best model (step {step}), which {directory} refers to, is not complete on any node\n"
+                    "hint: remove that checkpoint, or set --resume_from_checkpoint=never",
+                    step=self.progress.best_step,
+                    directory=found.folder,
                 )
             self.best_weights = best["model"] if self.here.is_first else {}
             self.best_is_saved = is_own
         self.saved_step = self.progress.step if is_own else None
         self.here.log(
-            Text(
-                "program.resumed", "resumed at step {step}/{steps}", step=self.progress.step, steps=self.settings.steps
-            )
+            "program.resumed", "resumed at step {step}/{steps}", step=self.progress.step, steps=self.settings.steps
         )
         self.here.record(event="resume", step=self.progress.step, checkpoint=str(found.folder))
         return True
@@ -516,14 +501,12 @@ class Loop:
     def _check_identity(self, facts: Mapping[str, Any], folder: Path) -> None:
         theirs = facts.get("identity", {})
         differs = [
-            str(
-                Text(
-                    "program.option-differs",
-                    "{name} was {old}, is {new}",
-                    name=name,
-                    old=shown(theirs.get(name)),
-                    new=shown(value),
-                )
+            Text(
+                "program.option-differs",
+                "{name} was {old}, is {new}",
+                name=name,
+                old=shown(theirs.get(name)),
+                new=shown(value),
             )
             for name, value in self.identity.items()
             if theirs.get(name) != value
@@ -532,26 +515,22 @@ class Loop:
         sharded_ways = {how, self.engine.how} - {"none", "ddp"}
         if sharded_ways and (how, ranks) != (self.engine.how, self.here.world_size):
             differs.append(
-                str(
-                    Text(
-                        "program.layout-differs",
-                        "the model was sharded over {ranks} ranks ({strategy}), now over {now} ({current})",
-                        ranks=ranks,
-                        strategy=how,
-                        now=self.here.world_size,
-                        current=self.engine.how,
-                    )
+                Text(
+                    "program.layout-differs",
+                    "the model was sharded over {ranks} ranks ({strategy}), now over {now} ({current})",
+                    ranks=ranks,
+                    strategy=how,
+                    now=self.here.world_size,
+                    current=self.engine.how,
                 )
             )
         if differs:
             raise CannotResumeError(
-                Text(
-                    "program.other-training",
-                    "{directory} belongs to another training: {differs}\n"
-                    "hint: use another checkpoint directory, the old options, or --resume_from_checkpoint=never",
-                    directory=folder,
-                    differs=list(differs),
-                )
+                "program.other-training",
+                "{directory} belongs to another training: {differs}\n"
+                "hint: use another checkpoint directory, the old options, or --resume_from_checkpoint=never",
+                directory=folder,
+                differs=list(differs),
             )
 
     def load_best(self) -> int | None:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.text import Text
 
 SKIPPED_STEPS = 3
 """The first steps open connections and compile; they say nothing of the others."""
@@ -46,12 +45,10 @@ def open_profiler(folder: str, here: Runtime, *, steps: int) -> Iterator[Profile
         profile_memory=True,
     ) as profiler:
         here.log(
-            Text(
-                "program.profile",
-                "profiling steps {first} to {last}: {directory}",
-                first=SKIPPED_STEPS + 1,
-                last=SKIPPED_STEPS + steps,
-                directory=folder,
-            )
+            "program.profile",
+            "profiling steps {first} to {last}: {directory}",
+            first=SKIPPED_STEPS + 1,
+            last=SKIPPED_STEPS + steps,
+            directory=folder,
         )
         yield profiler

@@ -15,8 +15,8 @@ from typing import Any, Callable, NoReturn, TextIO
 import torch
 import torch.distributed as dist
 
-from ascendrun.programs.trainer import os_errors
-from ascendrun.programs.trainer.devices.accelerator import Accelerator, NoDeviceError, choose_family, open_accelerator
+from ascendrun.programs.trainer import errors
+from ascendrun.programs.trainer.devices.accelerator import Accelerator, choose_family, open_accelerator
 from ascendrun.programs.trainer.distributed import Ranks, join
 from ascendrun.programs.trainer.files import replace_text
 from ascendrun.text import Text
@@ -98,17 +98,11 @@ def stop_signals() -> list[int]:
     return [getattr(signal, "SIG" + name) for name in sorted(names)]
 
 
-def run(
-    body: Callable[[Runtime], None],
-    *,
-    family: str = "auto",
-    timeout_s: float = 600.0,
-    expected: tuple[type[Exception], ...] = (),
-) -> NoReturn:
+def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: float = 600.0) -> NoReturn:
     """Runs `body` as this rank and ends the process: code 0, or 1 with the error written where torch elastic looks.
 
-    `expected`: errors whose message says all that a person needs. Those, and faults of the machine, are told in a line;
-    the others with their traceback. The error file has the traceback of each.
+    A ProgramError and errors of the machine are printed in one line, others with their traceback. The error file has
+    the traceback of each.
     """
     try:
         runtime = start(family=family, timeout_s=timeout_s)
@@ -116,13 +110,11 @@ def run(
         leave(runtime)
     except BaseException as error:  # whatever it was, the process must end here and say why
         write_error_file(error)
-        of_machine = os_errors.in_words(error)
-        if isinstance(error, (NoDeviceError, *expected)):
-            print(Text("program.error", "error: {message}", message=str(error)), file=sys.stderr)
-        elif of_machine is not None:
-            print(Text("program.error", "error: {message}", message=of_machine), file=sys.stderr)
-        else:
+        message = str(error) if isinstance(error, errors.ProgramError) else errors.in_words(error)
+        if message is None:
             traceback.print_exc()
+        else:
+            print(Text("program.error", "error: {message}", message=message), file=sys.stderr)
         end_process(1)
     end_process(0)
 

@@ -219,15 +219,13 @@ class Saver:
             strangers = [rank for rank in self.here.gather(self._stranger(folder)) if rank is not None]
             if strangers:
                 raise CannotResumeError(
-                    Text(
-                        "program.nodes-reordered",
-                        "step {step} in {directory} is complete, but the part of rank {rank} is on another node\n"
-                        "hint: list the nodes in the order in which it was written, or set "
-                        "--resume_from_checkpoint=never",
-                        step=choice[0],
-                        directory=self.parent,
-                        rank=strangers[0],
-                    )
+                    "program.nodes-reordered",
+                    "step {step} in {directory} is complete, but the part of rank {rank} is on another node\n"
+                    "hint: list the nodes in the order in which it was written, or set "
+                    "--resume_from_checkpoint=never",
+                    step=choice[0],
+                    directory=self.parent,
+                    rank=strangers[0],
                 )
             return self._read(folder, source)
 
@@ -246,11 +244,9 @@ class Saver:
                 for rank, each in enumerate(offers)
             ]
             self.here.log(
-                Text(
-                    "program.no-complete-checkpoint",
-                    "warning: no checkpoint is complete on all nodes ({have}); starting from step 0",
-                    have="; ".join(map(str, have)),
-                )
+                "program.no-complete-checkpoint",
+                "warning: no checkpoint is complete on all nodes ({have}); starting from step 0",
+                have=have,
             )
 
     def _candidates(self, tried: set[tuple[int, str]], place: Path) -> dict[tuple[int, str], Path]:

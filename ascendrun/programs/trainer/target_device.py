@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, choose_precision
 from ascendrun.programs.trainer.devices.chips import chip_of
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.strategies import memory
-from ascendrun.text import Text
 
 NPU_NAMES = ("310", "910", "950")
 
@@ -21,8 +21,8 @@ def planned(card: str, dtype: str, here: Accelerator) -> tuple[str, Precision, i
         return here.family, choose_precision(dtype, here), here.memory_total_bytes()
     chip = chip_of(card)
     if chip is None:
-        raise ValueError(
-            Text("program.unknown-chip", "--chip={chip}: unknown chip; examples: 910B3, 910A, H100", chip=card)
+        raise InvalidDataError(
+            "program.unknown-chip", "--chip={chip}: unknown chip; examples: 910B3, 910A, H100", chip=card
         )
     family = "npu" if chip.name.startswith(NPU_NAMES) else "cuda"
     its_torch = SimpleNamespace(is_bf16_supported=lambda: chip.has_bf16)

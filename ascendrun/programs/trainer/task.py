@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ascendrun.programs.trainer.data import Batch, Unit
+from ascendrun.programs.trainer.errors import ProgramError
 
 Part = tuple[torch.Tensor, Union[float, torch.Tensor]]
 Loss = Union[torch.Tensor, tuple[torch.Tensor, Mapping[str, Part]]]
@@ -18,20 +19,16 @@ Loss = Union[torch.Tensor, tuple[torch.Tensor, Mapping[str, Part]]]
 A weight that is a tensor on the device is not waited for before the step's end."""
 
 
-class CannotResumeError(Exception):
+class CannotResumeError(ProgramError):
     """The newest checkpoint belongs to another training."""
 
 
-class NonFiniteError(Exception):
+class NonFiniteError(ProgramError):
     """The loss or the gradients are no numbers any more; no step was taken with them."""
 
 
-class SaveError(Exception):
+class SaveError(ProgramError):
     """A checkpoint that this run promised could not be written."""
-
-
-EXPECTED = (CannotResumeError, NonFiniteError, SaveError)
-"""For `start.run`: their message is the whole story."""
 
 
 class Ending(Enum):

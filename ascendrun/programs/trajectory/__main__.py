@@ -27,7 +27,6 @@ def main(argv: Sequence[str]) -> None:
     """Ends the process. Wrong options end it with code 2 before torch is imported."""
     options = option_table.parse_or_exit(argv, option_table.read_table(OPTIONS))
     from ascendrun.programs.trainer import runtime
-    from ascendrun.programs.trajectory.stages import training
 
     module, name = STAGES[options["mode"]]
     body = getattr(importlib.import_module(f"ascendrun.programs.trajectory.stages.{module}"), name)
@@ -36,7 +35,6 @@ def main(argv: Sequence[str]) -> None:
         lambda here: body(options, here),
         family="cpu" if takes_none else options["device"],
         timeout_s=options["dist_timeout_s"],
-        expected=training.EXPECTED,
     )
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from ascendrun.programs.trainer.devices.accelerator import choose_family, open_accelerator
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trajectory.evaluation.evaluate import probabilities_of
 from ascendrun.programs.trajectory.grammars import as_texts
-from ascendrun.programs.trajectory.points.read_ais import NEEDED, LeftOut, clean_rows, find_columns
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError, in_order
+from ascendrun.programs.trajectory.points.read_ais import NEEDED, LeftOut, because, clean_rows, find_columns
+from ascendrun.programs.trajectory.points.tracks import in_order
 from ascendrun.programs.trajectory.records import in_points, without_class
 from ascendrun.programs.trajectory.store import Vote, load_vote
 from ascendrun.programs.trajectory.tokens import Words, encode
 from ascendrun.programs.trajectory.vote import answer, put_together
-from ascendrun.text import Text
 
 LONGEST = 4096
 """Words of one text; a longer one is refused, not cut in silence."""
@@ -64,34 +64,27 @@ class Classifier:
 
     def words_of(self, points: Sequence[Mapping[str, Any]]) -> Words:
         if not isinstance(points, (list, tuple)) or not points or not all(isinstance(each, Mapping) for each in points):
-            raise InvalidDataError(
-                Text("program.points-form", "points: expected a list of {{time, lat, lon, sog, cog}}")
-            )
+            raise InvalidDataError("program.points-form", "points: expected a list of {{time, lat, lon, sog, cog}}")
         names = dict.fromkeys(name for point in points for name in point)
         table = {name: [point.get(name) for point in points] for name in names}
         found = {ours: name for ours, name in find_columns(list(names)).items() if ours not in ("class", "type_code")}
         missing = [key for key in NEEDED if key not in found]
         if missing:
             raise InvalidDataError(
-                Text(
-                    "program.points-keys",
-                    "points lack {missing}; expected {{time, lat, lon, sog, cog}} each, with null for an unknown "
-                    "speed or course",
-                    missing=list(missing),
-                )
+                "program.points-keys",
+                "points lack {missing}; expected {{time, lat, lon, sog, cog}} each, with null for an unknown "
+                "speed or course",
+                missing=list(missing),
             )
         left_out = LeftOut()
         tracks = clean_rows(table, found, "one", left_out)
         if len(tracks) != 1 or len(tracks[0]) < 2:
-            why = f" ({'; '.join(left_out.told())})" if left_out.count else ""
             raise InvalidDataError(
-                Text(
-                    "program.points-tracks",
-                    "{points} points make {tracks} tracks{why}; expected two or more usable points of one ship",
-                    points=len(points),
-                    tracks=len(tracks),
-                    why=why,
-                )
+                "program.points-tracks",
+                "{points} points make {tracks} tracks{why}; expected two or more usable points of one ship",
+                points=len(points),
+                tracks=len(tracks),
+                why=because(left_out.reasons()),
             )
         return as_texts([in_order(tracks[0])[0]], **self.vote.members[0].text)[0]
 
@@ -100,12 +93,10 @@ class Classifier:
         for row in rows:
             if not 0 < len(row) <= LONGEST:
                 raise InvalidDataError(
-                    Text(
-                        "program.text-length",
-                        "text of {length} tokens; expected 1 to {limit}",
-                        length=len(row),
-                        limit=LONGEST,
-                    )
+                    "program.text-length",
+                    "text of {length} tokens; expected 1 to {limit}",
+                    length=len(row),
+                    limit=LONGEST,
                 )
         with torch.no_grad():
             each = [probabilities_of(member.model, rows, self.device, multiple=1) for member in self.vote.members]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trajectory.leakage import check_leak, check_same_segments
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.read_ais import ALIASES, read_tracks
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError, Limits
+from ascendrun.programs.trajectory.points.tracks import Limits
 from ascendrun.programs.trajectory.records import (
     Prepared,
     Record,
@@ -23,7 +25,7 @@ from ascendrun.programs.trajectory.records import (
 )
 from ascendrun.programs.trajectory.split import split_records
 from ascendrun.programs.trajectory.tokens import Encoded, encode, label_ids, make_vocabulary
-from ascendrun.text import Text
+from ascendrun.text import Text, to_json
 
 Options = Mapping[str, Any]
 
@@ -60,7 +62,7 @@ def load_records(options: Options, *, grammar: str, resolution: int) -> tuple[li
         options["max_gap_s"], options["segment_size"], options["min_segment_size"], options["max_speed_knots"]
     )
     found, cleaning = read_tracks(path, columns=column_map(options["column_map"]), limits=limits)
-    return from_tracks(found, grammar=grammar, resolution=resolution), asdict(cleaning)
+    return from_tracks(found, grammar=grammar, resolution=resolution), to_json(asdict(cleaning))
 
 
 def multiple_of(options: Options, family: str) -> int:
@@ -73,12 +75,10 @@ def column_map(pairs: Sequence[str]) -> dict[str, str]:
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
         raise InvalidDataError(
-            Text(
-                "program.column-map",
-                "--column_map: {wrong}: expected NAME=COLUMN, with NAME one of {known}",
-                wrong=list(wrong),
-                known=list(ALIASES),
-            )
+            "program.column-map",
+            "--column_map: {wrong}: expected NAME=COLUMN, with NAME one of {known}",
+            wrong=list(wrong),
+            known=list(ALIASES),
         )
     return {ours.strip(): yours.strip() for ours, yours in (pair.split("=", 1) for pair in pairs)}
 
@@ -94,14 +94,12 @@ def prepare(options: Options) -> Prepared:
     known = [record for record in records if record.label is not None]
     names = list(label_ids([str(record.label) for record in known]))
     if len(names) < 2:
-        told = ", ".join(f"{count} of {name}" for name, count in count_classes(records).items())
+        classes = Counter(record.label or Text("program.no-class", "no class") for record in records).most_common()
         raise InvalidDataError(
-            Text(
-                "program.one-class",
-                "training requires tracks of at least two classes, got {found}\n"
-                "hint: set the class column with --column_map=class=NAME",
-                found=told.replace("of ?", "of no class"),
-            )
+            "program.one-class",
+            "training requires tracks of at least two classes, got {found}\n"
+            "hint: set the class column with --column_map=class=NAME",
+            found=[Text("program.class-count", "{count} of {name}", count=count, name=name) for name, count in classes],
         )
     parts = split_records(
         known,

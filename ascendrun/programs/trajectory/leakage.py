@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trajectory.tokens import Words
 from ascendrun.text import Text
 
@@ -27,21 +27,17 @@ def check_leak(texts: Sequence[Words], labels: Sequence[str]) -> None:
     named = sorted(word for word in vocabulary if any(name in plain(word) for name in class_words))
     if named:
         raise LabelLeakError(
-            Text(
-                "program.leak-named",
-                "the text names the class: {tokens}; class names must not be in the text",
-                tokens=list(named[:5]),
-            )
+            "program.leak-named",
+            "the text names the class: {tokens}; class names must not be in the text",
+            tokens=list(named[:5]),
         )
     own = {name: own_words(texts, labels, name) for name in classes}
     if len(classes) > 1 and min(labels.count(name) for name in classes) > 1 and all(own.values()):
         shown = ", ".join(f"{sorted(words)[0]} = {name}" for name, words in own.items())
         raise LabelLeakError(
-            Text(
-                "program.leak-token",
-                "one token identifies each class: {shown}; a column derived from the class is in the text",
-                shown=shown,
-            )
+            "program.leak-token",
+            "one token identifies each class: {shown}; a column derived from the class is in the text",
+            shown=shown,
         )
 
 
@@ -83,13 +79,11 @@ def check_same_segments(parts: Mapping[str, Sequence[tuple[str, str]]]) -> None:
                 )
     if shared:
         raise LabelLeakError(
-            Text(
-                "program.leak-copies",
-                "{count:plural segment segments} in two splits under other names, such as {example}\n"
-                "hint: remove the copies, or give both the same ship",
-                count=len(shared),
-                example=shared[0],
-            )
+            "program.leak-copies",
+            "{count:plural segment segments} in two splits under other names, such as {example}\n"
+            "hint: remove the copies, or give both the same ship",
+            count=len(shared),
+            example=shared[0],
         )
 
 

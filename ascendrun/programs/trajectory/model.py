@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from ascendrun.programs.trainer import os_errors
+from ascendrun.programs.trainer import errors
 from ascendrun.programs.trainer.devices import cpu_kernels, fused_ops, kernels
 from ascendrun.programs.trainer.devices.accelerator import Accelerator
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trajectory.tokens import Ids
 from ascendrun.text import Text
 
@@ -67,33 +67,27 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, A
     file = folder / "config.json"
     if not file.is_file():
         raise InvalidDataError(
-            Text(
-                "program.no-model-config",
-                "{directory}: config.json not found\n"
-                "hint: set --base_model to a directory that save_pretrained of transformers wrote, or to the "
-                "output of --mode=pretrain",
-                directory=folder,
-            )
+            "program.no-model-config",
+            "{directory}: config.json not found\n"
+            "hint: set --base_model to a directory that save_pretrained of transformers wrote, or to the "
+            "output of --mode=pretrain",
+            directory=folder,
         )
     try:
         config = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise InvalidDataError(
-            Text(
-                "program.config-not-json",
-                "{file}: not valid JSON ({error})\nhint: copy the base again",
-                file=file,
-                error=error,
-            )
+            "program.config-not-json",
+            "{file}: not valid JSON ({error})\nhint: copy the base again",
+            file=file,
+            error=error,
         ) from error
     if config.get("model_type") not in ("qwen2", "qwen3"):
         raise InvalidDataError(
-            Text(
-                "program.model-type",
-                "{file}: model_type {found:quote} is not supported; expected qwen2 or qwen3",
-                file=file,
-                found=config.get("model_type"),
-            )
+            "program.model-type",
+            "{file}: model_type {found:quote} is not supported; expected qwen2 or qwen3",
+            file=file,
+            found=config.get("model_type"),
         )
     config.pop("torch_dtype", None)
     config.pop("dtype", None)
@@ -111,12 +105,10 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, A
         made_of(config)
     except Exception as error:  # of many kinds: a field of a wrong type, sizes that do not go together
         raise InvalidDataError(
-            Text(
-                "program.model-config-rejected",
-                "{file}: rejected by transformers ({error})\nhint: copy the base again",
-                file=file,
-                error=os_errors.in_a_line(error),
-            )
+            "program.model-config-rejected",
+            "{file}: rejected by transformers ({error})\nhint: copy the base again",
+            file=file,
+            error=errors.in_a_line(error),
         ) from error
     return config
 
@@ -154,7 +146,7 @@ class Reader(nn.Module):
         return states
 
 
-def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[str]:
+def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[Text]:
     """Gives the transformer the fused operators of its device, for arithmetic in `dtype`; lines to say of it."""
     if accelerator.family == "cpu":
         fused_ops.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
@@ -163,8 +155,8 @@ def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[st
     model.backbone.config._attn_implementation = kernels.attention_implementation(sound)
     replaced = fused_ops.fuse(model.backbone, kernels.operators_of(sound), device=accelerator.device.type)
     return [
-        *(str(Text("program.kernel-not-fused", "not fused: {reason}", reason=reason)) for reason in reasons),
-        *([str(Text("program.fused", "fused operators: {names}", names=list(replaced)))] if replaced else []),
+        *(Text("program.not-fused", "not fused: {reason}", reason=reason) for reason in reasons),
+        *([Text("program.fused", "fused operators: {names}", names=list(replaced))] if replaced else []),
     ]
 
 
@@ -251,7 +243,7 @@ def make_activations_anew(reader: Reader) -> None:
 # --- weights from elsewhere ---
 
 
-def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int]) -> str:
+def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int]) -> Text:
     """All layers from a transformers folder; our words begin as the mean of the pieces that its tokenizer cuts them
     into, where it has one. What was done, for people. Raises InvalidDataError or weights.InvalidWeightsError."""
     from ascendrun.programs.trainer.strategies.weights import file_of_tensor, read_into
@@ -263,24 +255,20 @@ def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int])
     )
     pieces = word_pieces(folder, list(vocabulary))
     if pieces is None:
-        return str(
-            Text(
-                "program.layers-only",
-                "layers from {directory}; it has no tokenizer.json, so token embeddings are randomly initialised",
-                directory=folder,
-            )
+        return Text(
+            "program.layers-only",
+            "layers from {directory}; it has no tokenizer.json, so token embeddings are randomly initialised",
+            directory=folder,
         )
     table = embedding_table(folder, f"{prefix}embed_tokens.weight", there)
     with torch.no_grad():
         for number, ids in enumerate(pieces):
             if ids:
                 reader.backbone.embed_tokens.weight[number] = table[ids].float().mean(0)
-    return str(
-        Text(
-            "program.layers-and-embeddings",
-            "layers from {directory}; each token starts as the mean of its pieces there",
-            directory=folder,
-        )
+    return Text(
+        "program.layers-and-embeddings",
+        "layers from {directory}; each token starts as the mean of its pieces there",
+        directory=folder,
     )
 
 
@@ -301,12 +289,10 @@ def word_pieces(folder: Path, words: Sequence[str]) -> list[list[int]] | None:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # `tokenizers` raises the bare one
         raise InvalidDataError(
-            Text(
-                "program.bad-tokenizer",
-                "{directory}/tokenizer.json: not a tokenizer ({error})\nhint: copy the base again",
-                directory=folder,
-                error=os_errors.in_a_line(error),
-            )
+            "program.bad-tokenizer",
+            "{directory}/tokenizer.json: not a tokenizer ({error})\nhint: copy the base again",
+            directory=folder,
+            error=errors.in_a_line(error),
         ) from error
     return [list(each.ids) for each in tokenizer.encode_batch(list(words), add_special_tokens=False)]
 

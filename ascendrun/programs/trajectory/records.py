@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.files import replace_text, replacing
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.grammars.guide import END
 from ascendrun.programs.trajectory.leakage import fingerprint
-from ascendrun.programs.trajectory.points.read_ais import NUMBERED_CLASSES, SHOWN_PROBLEMS, class_name, split_name
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError, Track
+from ascendrun.programs.trajectory.points.read_ais import NUMBERED_CLASSES, class_name, split_name
+from ascendrun.programs.trajectory.points.tracks import Track
 from ascendrun.programs.trajectory.tokens import Words
-from ascendrun.text import Text
 
 SAMPLES, FACTS = "samples.jsonl.gz", "prepared.json"
 
@@ -66,11 +66,9 @@ def read_texts(path: Path) -> tuple[list[Record], int]:
     """
     if not path.is_file():
         raise InvalidDataError(
-            Text(
-                "program.texts-not-found",
-                "{path}: file not found on this node; the data must be at the same path on every node",
-                path=path,
-            )
+            "program.texts-not-found",
+            "{path}: file not found on this node; the data must be at the same path on every node",
+            path=path,
         )
     records: list[Record] = []
     problems: list[str] = []
@@ -87,13 +85,9 @@ def read_texts(path: Path) -> tuple[list[Record], int]:
             records.append(record)
             removed += dropped
     if problems:
-        more = len(problems) - SHOWN_PROBLEMS
-        raise InvalidDataError(
-            "\n".join(problems[:SHOWN_PROBLEMS])
-            + (str(Text("program.more-lines", "\n… and {n} more lines", n=more)) if more > 0 else "")
-        )
+        raise InvalidDataError.of(problems)
     if not records:
-        raise InvalidDataError(Text("program.no-texts", "{path}: no line with a text", path=path))
+        raise InvalidDataError("program.no-texts", "{path}: no line with a text", path=path)
     return records, removed
 
 
@@ -106,7 +100,7 @@ def read_text_line(line: str, place: str) -> tuple[Record, int]:
         text.encode()
     except (ValueError, KeyError, AttributeError, TypeError):
         raise InvalidDataError(
-            Text("program.text-form", '{place}: must be {{"text": "…", "label": 0, "source_file": "…"}}', place=place)
+            "program.text-form", '{place}: must be {{"text": "…", "label": 0, "source_file": "…"}}', place=place
         ) from None
     name = class_name("" if label is None else str(label))
     words, removed = without_class(text.split(), name)
@@ -173,28 +167,24 @@ def load_prepared(folder: Path) -> Prepared:
     """Raises InvalidDataError where there is none, or its files do not belong together."""
     if not (folder / FACTS).is_file() or not (folder / SAMPLES).is_file():
         raise InvalidDataError(
-            Text(
-                "program.not-prepared",
-                "{directory}: no prepared data found\n"
-                "hint: run --mode=prepare with the same --output_dir on every node first, or set --data_path",
-                directory=folder,
-            )
+            "program.not-prepared",
+            "{directory}: no prepared data found\n"
+            "hint: run --mode=prepare with the same --output_dir on every node first, or set --data_path",
+            directory=folder,
         )
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     except ValueError as error:
         raise InvalidDataError(
-            Text("program.prepared-damaged", "{file}: damaged\nhint: run --mode=prepare again", file=folder / FACTS)
+            "program.prepared-damaged", "{file}: damaged\nhint: run --mode=prepare again", file=folder / FACTS
         ) from error
     raw = (folder / SAMPLES).read_bytes()
     if hashlib.sha256(raw).hexdigest() != facts["samples_sha256"]:
         raise InvalidDataError(
-            Text(
-                "program.prepared-mixed",
-                "{file} does not match {other}\nhint: run --mode=prepare again",
-                file=folder / SAMPLES,
-                other=FACTS,
-            )
+            "program.prepared-mixed",
+            "{file} does not match {other}\nhint: run --mode=prepare again",
+            file=folder / SAMPLES,
+            other=FACTS,
         )
     records: dict[str, list[Record]] = {}
     for line in filter(None, gzip.decompress(raw).split(b"\n")):

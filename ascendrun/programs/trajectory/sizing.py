@@ -128,7 +128,7 @@ def fixes(
     family: str,
     card_bytes: int,
     checkpointed: bool,
-) -> list[str]:
+) -> list[Text | str]:
     """What would fit, tried out: fewer tracks a pass, then activations made anew, then both."""
 
     def fits(rows: int, anew: bool) -> bool:
@@ -136,7 +136,7 @@ def fixes(
         need = reckon(sizes, smaller, precision=precision, world_size=world_size, family=family, checkpointed=anew)
         return memory.fits(need, card_bytes, family)
 
-    found = []
+    found: list[Text | str] = []
     for anew in sorted({checkpointed, True}):
         if not fits(1, anew):
             continue
@@ -147,12 +147,10 @@ def fixes(
         asked += [] if rows == heavy.rows else [f"--micro_batch_size={rows}"]
         found.append(" with ".join(asked))
     return found or [
-        str(
-            Text(
-                "program.smaller-model",
-                "a smaller --hidden_size, fewer --num_hidden_layers or a smaller --base_model: a pass of one "
-                "track does not fit",
-            )
+        Text(
+            "program.smaller-model",
+            "a smaller --hidden_size, fewer --num_hidden_layers or a smaller --base_model: a pass of one "
+            "track does not fit",
         ),
-        str(Text("program.larger-device", "a device with more memory")),
+        Text("program.larger-device", "a device with more memory"),
     ]

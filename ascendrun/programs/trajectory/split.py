@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from ascendrun.programs.trajectory.points.tracks import SPLITS, InvalidDataError
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trajectory.points.tracks import SPLITS
 from ascendrun.programs.trajectory.records import Record
-from ascendrun.text import Text
 
 Parts = dict[str, list[Record]]
 
@@ -21,13 +21,11 @@ def split_records(records: Sequence[Record], *, val: float, test: float, seed: i
     strange = sorted({str(record.split) for record in records} - set(SPLITS)) if own else []
     if strange:
         raise InvalidDataError(
-            Text(
-                "program.unknown-split",
-                "the split column of the data has {found}; expected {known}\n"
-                "hint: rename them, or set --use_split_column=false",
-                found=list(strange[:8]),
-                known=list(SPLITS),
-            )
+            "program.unknown-split",
+            "the split column of the data has {found}; expected {known}\n"
+            "hint: rename them, or set --use_split_column=false",
+            found=list(strange[:8]),
+            known=list(SPLITS),
         )
     parts: Parts = {name: [] for name in SPLITS}
     for record in records:
@@ -37,13 +35,10 @@ def split_records(records: Sequence[Record], *, val: float, test: float, seed: i
     empty = [name for name in SPLITS if not parts[name]]
     if empty:
         raise InvalidDataError(
-            Text(
-                "program.empty-split",
-                "no ship in split {splits} ({ships} ships in total)\n"
-                "hint: add ships, or raise --val_size and --test_size",
-                splits=list(empty),
-                ships=len({record.ship for record in records}),
-            )
+            "program.empty-split",
+            "no ship in split {splits} ({ships} ships in total)\nhint: add ships, or raise --val_size and --test_size",
+            splits=list(empty),
+            ships=len({record.ship for record in records}),
         )
     return parts
 
@@ -68,13 +63,11 @@ def check_disjoint(parts: Parts) -> None:
     if shared:
         ship, one, other = shared[0]
         raise InvalidDataError(
-            Text(
-                "program.ship-in-two-splits",
-                "{count:plural ship ships} in two splits, such as {ship} in {first} and {second}\n"
-                "hint: fix the split column, or set --use_split_column=false",
-                count=len(shared),
-                ship=ship,
-                first=one,
-                second=other,
-            )
+            "program.ship-in-two-splits",
+            "{count:plural ship ships} in two splits, such as {ship} in {first} and {second}\n"
+            "hint: fix the split column, or set --use_split_column=false",
+            count=len(shared),
+            ship=ship,
+            first=one,
+            second=other,
         )

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from ascendrun.programs.trainer.devices.accelerator import Accelerator
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.files import replace_text, replacing
 from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, fuse, make_model
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError
-from ascendrun.text import Text
 
 MODEL_FILE, PRETRAINED_FILE, VOTE_FILE = "model.pt", "pretrained.pt", "classifier.json"
 
@@ -66,22 +65,18 @@ def load_trained(path: Path) -> Trained:
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.is_file():
         raise InvalidDataError(
-            Text(
-                "program.no-trained-model",
-                "{file}: no trained model found\n"
-                "hint: set --model_path to the directory `best` or `final` of a training's output, or to that of "
-                "--mode=evaluate",
-                file=file,
-            )
+            "program.no-trained-model",
+            "{file}: no trained model found\n"
+            "hint: set --model_path to the directory `best` or `final` of a training's output, or to that of "
+            "--mode=evaluate",
+            file=file,
         )
     saved = load(file)
     if "names" not in saved:
         raise InvalidDataError(
-            Text(
-                "program.not-a-classifier",
-                "{file}: not a trained classifier\nhint: set --model_path to the output of finetune or train",
-                file=file,
-            )
+            "program.not-a-classifier",
+            "{file}: not a trained classifier\nhint: set --model_path to the output of finetune or train",
+            file=file,
         )
     sizes = Sizes(**saved["sizes"])
     model = make_model(sizes, seed=0)
@@ -114,11 +109,9 @@ def load(file: Path) -> dict[str, Any]:
         return dict(torch.load(file, map_location="cpu", weights_only=True))
     except (RuntimeError, EOFError, UnpicklingError, ValueError) as error:
         raise InvalidDataError(
-            Text(
-                "program.model-damaged",
-                "{file}: damaged, or not a file of this program\nhint: copy it again, or train again",
-                file=file,
-            )
+            "program.model-damaged",
+            "{file}: damaged, or not a file of this program\nhint: copy it again, or train again",
+            file=file,
         ) from error
 
 
@@ -143,11 +136,9 @@ def load_vote(paths: Sequence[Path], accelerator: Accelerator) -> Vote:
 def read_vote(paths: Sequence[Path]) -> Vote:
     if not paths:
         raise InvalidDataError(
-            Text(
-                "program.no-model-path",
-                "--model_path is required\n"
-                "hint: set it to the directory `best` of a training's output, or several separated by commas",
-            )
+            "program.no-model-path",
+            "--model_path is required\n"
+            "hint: set it to the directory `best` of a training's output, or several separated by commas",
         )
     if len(paths) == 1 and (paths[0] / VOTE_FILE).is_file():
         told = json.loads((paths[0] / VOTE_FILE).read_text(encoding="utf-8"))
@@ -160,7 +151,7 @@ def agreeing(vote: Vote) -> Vote:
     first = vote.members[0]
     if any(list(other.names) != list(first.names) or other.text != first.text for other in vote.members):
         raise InvalidDataError(
-            Text("program.models-differ", "the models cannot be combined: their classes or grammars differ")
+            "program.models-differ", "the models cannot be combined: their classes or grammars differ"
         )
     return vote
 

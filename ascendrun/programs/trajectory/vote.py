@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, multiple_of
 from ascendrun.programs.trajectory.evaluation.calibrate import Adjustment
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
-from ascendrun.programs.trajectory.points.tracks import Floats, InvalidDataError
+from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.store import Vote
 from ascendrun.programs.trajectory.tokens import Encoded
-from ascendrun.text import Text
 
 
 def vote_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> Floats:
@@ -24,7 +24,7 @@ def vote_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Opti
 
 def each_member_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> list[Floats]:
     if not samples:
-        raise InvalidDataError(Text("program.nothing-to-classify", "no track to classify"))
+        raise InvalidDataError("program.nothing-to-classify", "no track to classify")
     return [
         predict(
             member.model,

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from ascendrun.programs.trainer.devices.chips import Chip, chip_of
+from ascendrun.programs.trainer.errors import InvalidDataError, ProgramError
 from ascendrun.text import Text
 
 BACKENDS = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 
 
-class NoDeviceError(Exception):
+class NoDeviceError(ProgramError):
     """The device that was asked for is not here; the message says what is missing, and the way out."""
 
 
@@ -127,7 +128,7 @@ class Precision:
     weights: torch.dtype
     compute: torch.dtype
     scales: bool
-    reason: str
+    reason: Text | str
 
 
 def choose_family(wanted: str, environ: Mapping[str, str], devices: Path = Path("/dev")) -> str:
@@ -155,12 +156,10 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
             import torch_npu
         except ImportError as error:
             raise NoDeviceError(
-                Text(
-                    "program.no-torch-npu",
-                    "device type npu requires torch_npu, which cannot be imported ({error})\n"
-                    "hint: install the torch_npu that matches this torch, or set devices.type: cpu",
-                    error=error,
-                )
+                "program.no-torch-npu",
+                "device type npu requires torch_npu, which cannot be imported ({error})\n"
+                "hint: install the torch_npu that matches this torch, or set devices.type: cpu",
+                error=error,
             ) from error
         module: Any = torch_npu.npu
         # Operators built at run time for every new shape: minutes a shape, and never what training wants.
@@ -170,15 +169,13 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
     count = module.device_count()
     if local_rank >= count:
         raise NoDeviceError(
-            Text(
-                "program.no-device",
-                "local rank {rank} requires device {family}:{index}; this process sees {count}\n"
-                "hint: lower devices.per_node, or run `ascendrun doctor`",
-                rank=local_rank,
-                family=family,
-                index=local_rank,
-                count=count,
-            )
+            "program.no-device",
+            "local rank {rank} requires device {family}:{index}; this process sees {count}\n"
+            "hint: lower devices.per_node, or run `ascendrun doctor`",
+            rank=local_rank,
+            family=family,
+            index=local_rank,
+            count=count,
         )
     device = torch.device(family, local_rank)
     module.set_device(device)
@@ -190,51 +187,43 @@ def choose_precision(wanted: str, accelerator: Accelerator) -> Precision:
     name = accelerator.name
     half = torch.float32, torch.float16
     if wanted == "float32":
-        return Precision(
-            torch.float32, torch.float32, False, str(Text("program.float32-requested", "float32 as requested"))
-        )
+        return Precision(torch.float32, torch.float32, False, Text("program.float32-requested", "float32 as requested"))
     if wanted in ("bfloat16", "pure-bfloat16"):
         if not accelerator.has_bf16():
-            raise ValueError(
-                Text(
-                    "program.no-bfloat16",
-                    "--dtype={dtype}: {name} does not support bfloat16\nhint: set --dtype=float16 or --dtype=auto",
-                    dtype=wanted,
-                    name=name,
-                )
+            raise InvalidDataError(
+                "program.no-bfloat16",
+                "--dtype={dtype}: {name} does not support bfloat16\nhint: set --dtype=float16 or --dtype=auto",
+                dtype=wanted,
+                name=name,
             )
         weights = torch.bfloat16 if wanted == "pure-bfloat16" else torch.float32
         return Precision(
-            weights, torch.bfloat16, False, str(Text("program.dtype-requested", "{dtype} as requested", dtype=wanted))
+            weights, torch.bfloat16, False, Text("program.dtype-requested", "{dtype} as requested", dtype=wanted)
         )
     if wanted == "float16":
         if accelerator.family == "cpu":
-            raise ValueError(
-                Text(
-                    "program.float16-cpu",
-                    "--dtype=float16 is slow and inexact on a CPU\nhint: set --dtype=float32 or --dtype=bfloat16",
-                )
+            raise InvalidDataError(
+                "program.float16-cpu",
+                "--dtype=float16 is slow and inexact on a CPU\nhint: set --dtype=float32 or --dtype=bfloat16",
             )
-        return Precision(*half, True, str(Text("program.float16-requested", "float16 with loss scaling as requested")))
+        return Precision(*half, True, Text("program.float16-requested", "float16 with loss scaling as requested"))
     assert wanted == "auto", wanted
     if accelerator.family == "cpu":
         return Precision(
             torch.float32,
             torch.float32,
             False,
-            str(Text("program.float32-cpu", "float32: exact on a CPU, and as fast for small models")),
+            Text("program.float32-cpu", "float32: exact on a CPU, and as fast for small models"),
         )
     if accelerator.has_bf16():
         return Precision(
             torch.float32,
             torch.bfloat16,
             False,
-            str(Text("program.bfloat16", "bfloat16: supported by {name}, no loss scaling required", name=name)),
+            Text("program.bfloat16", "bfloat16: supported by {name}, no loss scaling required", name=name),
         )
     return Precision(
-        *half,
-        True,
-        str(Text("program.float16", "float16 with loss scaling: {name} does not support bfloat16", name=name)),
+        *half, True, Text("program.float16", "float16 with loss scaling: {name} does not support bfloat16", name=name)
     )
 
 

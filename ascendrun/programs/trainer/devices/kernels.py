@@ -113,11 +113,12 @@ def trials(device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Callable
     }
 
 
-def sound_kernels(accelerator: Accelerator, dtype: torch.dtype) -> tuple[list[str], list[str]]:
+def sound_kernels(accelerator: Accelerator, dtype: torch.dtype) -> tuple[list[str], list[Text | str]]:
     """(operators whose answer on this very device is that of their formula, why the others are not used)."""
     if accelerator.family != "npu":
         return [], []
-    sound, reasons = [], []
+    sound: list[str] = []
+    reasons: list[Text | str] = []
     for name, (operator, formula) in trials(accelerator.device, dtype).items():
         try:
             found, wanted = operator().float().cpu(), formula().float().cpu()
@@ -129,7 +130,7 @@ def sound_kernels(accelerator: Accelerator, dtype: torch.dtype) -> tuple[list[st
             sound.append(name)
         else:
             reasons.append(
-                str(Text("program.kernel-differs", "{name}: differs from its formula by {off:.1%}", name=name, off=off))
+                Text("program.kernel-differs", "{name}: differs from its formula by {off:.1%}", name=name, off=off)
             )
     return sound, reasons
 

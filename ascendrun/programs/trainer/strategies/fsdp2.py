@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Adam, Engine, cast
 from ascendrun.programs.trainer.strategies.engine import whole as whole_of
 from ascendrun.programs.trainer.strategies.simulate import repeated_layers
-from ascendrun.text import Text
 
 
 class FullySharded(Engine):
@@ -30,12 +30,10 @@ class FullySharded(Engine):
         self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision, offload: bool = False
     ) -> None:
         if precision.scales:
-            raise ValueError(
-                Text(
-                    "program.fsdp2-scaling",
-                    "fsdp2 has no loss scaling, and {reason}\nhint: use ddp or zero3, or another --dtype",
-                    reason=precision.reason,
-                )
+            raise InvalidDataError(
+                "program.fsdp2-scaling",
+                "fsdp2 has no loss scaling, and {reason}\nhint: use ddp or zero3, or another --dtype",
+                reason=precision.reason,
             )
         shard(module, here, precision, offload=offload)
         materialise(module, torch.device("cpu") if offload else here.device)

@@ -130,37 +130,32 @@ def fits(need: Need, card_bytes: int, family: str) -> bool:
     return need.on_card(family) <= card_bytes
 
 
-def as_sentence(need: Need, device_bytes: int | None, family: str) -> str:
+def as_sentence(need: Need, device_bytes: int | None, family: str) -> Text:
     """ddp over 8 ranks: 71.0 GB of 64.0 GB per device (weights 60.9 GB, …)."""
-    where = (
-        Text("program.one-rank-memory", "one rank")
-        if need.how == "none"
-        else Text("program.strategy-ranks", "{strategy} over {ranks} ranks", strategy=need.how, ranks=need.world_size)
-    )
-    return f"{where}: {amounts(need, device_bytes, family)}"
+    memory = amounts(need, device_bytes, family)
+    if need.how == "none":
+        return Text("program.one-rank-memory", "one rank: {memory}", memory=memory)
+    text = "{strategy} over {ranks} ranks: {memory}"
+    return Text("program.strategy-ranks", text, strategy=need.how, ranks=need.world_size, memory=memory)
 
 
-def amounts(need: Need, device_bytes: int | None, family: str) -> str:
+def amounts(need: Need, device_bytes: int | None, family: str) -> Text:
     """71.0 GB of 64.0 GB per device (weights 60.9 GB, …)."""
     names = ("weights", "gradients", "optimizer", "activations", "buffers")
-    return str(
-        Text(
-            "program.memory",
-            "{total}{limit} {place}{host} ({parts})",
-            total=shown(need.on_card(family)),
-            limit=Text("program.memory-limit", " of {limit}", limit=shown(device_bytes)) if device_bytes else "",
-            place=(
-                Text("program.per-process", "per process")
-                if family == "cpu"
-                else Text("program.per-device", "per device")
-            ),
-            host=(
-                Text("program.memory-host", " and {host} of host memory per rank", host=shown(need.host))
-                if need.host
-                else ""
-            ),
-            parts=[f"{name} {shown(getattr(need, name))}" for name in names if getattr(need, name)],
-        )
+    return Text(
+        "program.memory",
+        "{total}{limit} {place}{host} ({parts})",
+        total=shown(need.on_card(family)),
+        limit=Text("program.memory-limit", " of {limit}", limit=shown(device_bytes)) if device_bytes else "",
+        place=(
+            Text("program.per-process", "per process") if family == "cpu" else Text("program.per-device", "per device")
+        ),
+        host=(
+            Text("program.memory-host", " and {host} of host memory per rank", host=shown(need.host))
+            if need.host
+            else ""
+        ),
+        parts=[f"{name} {shown(getattr(need, name))}" for name in names if getattr(need, name)],
     )
 
 

@@ -9,14 +9,14 @@ from typing import Callable
 import torch
 from torch import nn
 
+from ascendrun.programs.trainer.errors import ProgramError
 from ascendrun.programs.trainer.strategies.fsdp2 import fill
-from ascendrun.text import Text
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
-class InvalidWeightsError(Exception):
+class InvalidWeightsError(ProgramError):
     """The folder's files do not hold what the model needs; the message names what."""
 
 
@@ -37,12 +37,10 @@ def read_into(
         found = next((each for each in candidates if each in files), None)
         if found is None:
             raise InvalidWeightsError(
-                Text(
-                    "program.weights-missing",
-                    "{directory}: no file has the weight {name}, which the model requires",
-                    directory=folder,
-                    name=candidates[0],
-                )
+                "program.weights-missing",
+                "{directory}: no file has the weight {name}, which the model requires",
+                directory=folder,
+                name=candidates[0],
             )
         wanted.setdefault(files[found], []).append(found)
         targets[found] = weight
@@ -52,15 +50,13 @@ def read_into(
                 rows = opened.get_slice(name)
                 if list(rows.get_shape()) != list(targets[name].shape):
                     raise InvalidWeightsError(
-                        Text(
-                            "program.weights-shape",
-                            "{file}: {name} has shape [{found}], expected [{expected}]; the files belong to another "
-                            "configuration",
-                            file=folder / file,
-                            name=name,
-                            found=rows.get_shape(),
-                            expected=list(targets[name].shape),
-                        )
+                        "program.weights-shape",
+                        "{file}: {name} has shape [{found}], expected [{expected}]; the files belong to another "
+                        "configuration",
+                        file=folder / file,
+                        name=name,
+                        found=rows.get_shape(),
+                        expected=list(targets[name].shape),
                     )
                 fill(targets[name], rows.__getitem__)
 
@@ -71,14 +67,12 @@ def file_of_tensor(folder: Path) -> dict[str, str]:
         return dict(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
     if not (folder / SINGLE).is_file():
         raise InvalidWeightsError(
-            Text(
-                "program.no-safetensors",
-                "{directory}: neither {single} nor {index} found\n"
-                "hint: convert other formats with save_pretrained of transformers",
-                directory=folder,
-                single=SINGLE,
-                index=INDEX,
-            )
+            "program.no-safetensors",
+            "{directory}: neither {single} nor {index} found\n"
+            "hint: convert other formats with save_pretrained of transformers",
+            directory=folder,
+            single=SINGLE,
+            index=INDEX,
         )
     from safetensors import SafetensorError, safe_open
 
@@ -87,12 +81,10 @@ def file_of_tensor(folder: Path) -> dict[str, str]:
             return dict.fromkeys(opened.keys(), SINGLE)
     except SafetensorError as error:
         raise InvalidWeightsError(
-            Text(
-                "program.bad-safetensors",
-                "{file}: truncated, or not a safetensors file ({error})\nhint: copy it again",
-                file=folder / SINGLE,
-                error=error,
-            )
+            "program.bad-safetensors",
+            "{file}: truncated, or not a safetensors file ({error})\nhint: copy it again",
+            file=folder / SINGLE,
+            error=error,
         ) from error
 
 

@@ -13,13 +13,13 @@ from ascendrun.programs.trajectory.evaluation.scores import Scores
 from ascendrun.text import Text
 
 
-def draw(output: Path, scores: Scores, calibration: Calibration) -> str:
+def draw(output: Path, scores: Scores, calibration: Calibration) -> Text:
     """report.png, where matplotlib is installed; what came of it."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # how it keeps its fonts is no line of a job's log
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return str(Text("program.no-matplotlib", "no report.png: matplotlib is not installed"))
+        return Text("program.no-matplotlib", "no report.png: matplotlib is not installed")
     figure = Figure(figsize=(11, 5), layout="constrained")
     matrix, reliability = figure.subplots(1, 2)
     names = [row.name for row in scores.classes]
@@ -39,4 +39,4 @@ def draw(output: Path, scores: Scores, calibration: Calibration) -> str:
     reliability.set_title(f"ECE {calibration.ece:.3f}")
     with replacing(output / "report.png") as fresh:
         figure.savefig(fresh, dpi=120, format="png")
-    return str(Text("program.plot", "plot: {path}", path=output / "report.png"))
+    return Text("program.plot", "plot: {path}", path=output / "report.png")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError
-from ascendrun.text import Text
+from ascendrun.programs.trainer.errors import InvalidDataError
 
 
 def library() -> Any:
@@ -14,11 +13,9 @@ def library() -> Any:
         import h3
     except ImportError:
         raise InvalidDataError(
-            Text(
-                "program.no-h3",
-                "this grammar requires the Python package h3, which is not installed\n"
-                "hint: pip install h3, or set --grammar=motion",
-            )
+            "program.no-h3",
+            "this grammar requires the Python package h3, which is not installed\n"
+            "hint: pip install h3, or set --grammar=motion",
         ) from None
     return h3
 

@@ -10,16 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trajectory.points.tables import read_table
-from ascendrun.programs.trajectory.points.tracks import (
-    FASTEST_KNOTS,
-    Cleaning,
-    Floats,
-    InvalidDataError,
-    Limits,
-    Track,
-    cut_tracks,
-)
+from ascendrun.programs.trajectory.points.tracks import FASTEST_KNOTS, Cleaning, Floats, Limits, Track, cut_tracks
 from ascendrun.text import Text
 
 ALIASES = {
@@ -49,7 +42,6 @@ NO_TIME = Text(
     "program.no-time", "have no valid time (ISO, seconds since 1970, or day/month/year hours:minutes:seconds)"
 )
 NO_PLACE = Text("program.no-place", "have no valid position")
-SHOWN_PROBLEMS = 8
 
 NUMBERED_CLASSES = (
     "Bulk_Carrier",
@@ -101,35 +93,26 @@ def read_tracks(path: Path, *, columns: Mapping[str, str], limits: Limits) -> tu
         left_out.add(
             Text("program.torn-lines", "are incomplete lines"),
             table.torn,
-            str(Text("program.line-of-file", "line {line} of {file}", line=table.first_torn, file=file)),
+            Text("program.line-of-file", "line {line} of {file}", line=table.first_torn, file=file),
         )
         raw += clean_rows(table.columns, found, stem(file) if len(files) > 1 else "0", left_out)
     if problems:
-        raise InvalidDataError(
-            "\n".join(problems[:SHOWN_PROBLEMS])
-            + (
-                str(Text("program.more-files", "\n… and {n} more files", n=len(problems) - SHOWN_PROBLEMS))
-                if len(problems) > SHOWN_PROBLEMS
-                else ""
-            )
-        )
+        raise InvalidDataError.of(problems)
     tracks, counts = cut_tracks(raw, limits)
     if not tracks:
-        told = [*left_out.told(), *(f"{counts[name]} {words}" for name, words in CUT_AWAY.items() if counts[name])]
+        cut = {reason: count for name, reason in CUT_AWAY.items() if (count := counts[name])}
+        reasons = [Text("program.cut", "{count} {reason}", count=cut[reason], reason=reason) for reason in cut]
         raise InvalidDataError(
-            Text(
-                "program.no-track",
-                "{path}: no track of at least {least} points among {points}{colon}{why}\n"
-                "hint: fix the data, lower --min_segment_size, or add data",
-                path=path,
-                least=limits.min_points,
-                points=points,
-                colon=": " if told else "",
-                why="; ".join(told),
-            )
+            "program.no-track",
+            "{path}: no track of at least {least} points among {points}{why}\n"
+            "hint: fix the data, lower --min_segment_size, or add data",
+            path=path,
+            least=limits.min_points,
+            points=points,
+            why=because([*left_out.reasons(), *reasons]),
         )
     return tracks, Cleaning(
-        points=points, bad_points=left_out.count, tracks=len(tracks), **counts, why_bad=tuple(left_out.told())
+        points=points, bad_points=left_out.count, tracks=len(tracks), **counts, why_bad=tuple(left_out.reasons())
     )
 
 
@@ -145,30 +128,26 @@ CUT_AWAY = {
 class LeftOut:
     """Points that cannot be used: how many for each reason, and where the first of them stands."""
 
-    reasons: dict[Text, tuple[int, str]] = field(default_factory=dict)
+    found: dict[Text, tuple[int, Text]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        return sum(count for count, _ in self.reasons.values())
+        return sum(count for count, _ in self.found.values())
 
-    def add(self, reason: Text, count: int, such_as: str) -> None:
-        before, first = self.reasons.get(reason, (0, such_as))
+    def add(self, reason: Text, count: int, such_as: Text) -> None:
+        before, first = self.found.get(reason, (0, such_as))
         if count:
-            self.reasons[reason] = before + count, first
+            self.found[reason] = before + count, first
 
-    def told(self) -> list[str]:
+    def reasons(self) -> list[Text]:
         return [
-            str(
-                Text(
-                    "program.dropped",
-                    "{count} {reason}, such as {example}",
-                    count=count,
-                    reason=reason,
-                    example=such_as,
-                )
-            )
-            for reason, (count, such_as) in self.reasons.items()
+            Text("program.dropped", "{count} {reason}, such as {example}", count=count, reason=reason, example=such_as)
+            for reason, (count, such_as) in self.found.items()
         ]
+
+
+def because(reasons: Sequence[Text]) -> Text | str:
+    return Text("program.reasons", " ({reasons})", reasons=list(reasons)) if reasons else ""
 
 
 def data_files(path: Path) -> list[Path]:
@@ -180,24 +159,20 @@ def data_files(path: Path) -> list[Path]:
         )
         if not files:
             raise InvalidDataError(
-                Text("program.no-data-file", "{path}: no .csv, .csv.gz or .parquet file in this directory", path=path)
+                "program.no-data-file", "{path}: no .csv, .csv.gz or .parquet file in this directory", path=path
             )
         return files
     if not path.is_file():
         raise InvalidDataError(
-            Text(
-                "program.data-not-found",
-                "{path}: file not found on this node; the data must be at the same path on every node",
-                path=path,
-            )
+            "program.data-not-found",
+            "{path}: file not found on this node; the data must be at the same path on every node",
+            path=path,
         )
     if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
         raise InvalidDataError(
-            Text(
-                "program.data-format",
-                "{path}: expected .csv, .csv.gz or .parquet, or texts as .jsonl or .jsonl.gz",
-                path=path,
-            )
+            "program.data-format",
+            "{path}: expected .csv, .csv.gz or .parquet, or texts as .jsonl or .jsonl.gz",
+            path=path,
         )
     return [path]
 
@@ -212,27 +187,23 @@ def match_columns(names: Sequence[str], wanted: Mapping[str, str], file: Path) -
     absent = [name for name in wanted.values() if name not in names]
     if unknown or absent:
         raise InvalidDataError(
-            Text(
-                "program.unknown-columns",
-                "--column_map: unknown names {unknown}; known names are {known}; {file} has the columns {columns}",
-                unknown=list(unknown + absent),
-                known=list(ALIASES),
-                file=file,
-                columns=list(names),
-            )
+            "program.unknown-columns",
+            "--column_map: unknown names {unknown}; known names are {known}; {file} has the columns {columns}",
+            unknown=list(unknown + absent),
+            known=list(ALIASES),
+            file=file,
+            columns=list(names),
         )
     found = {**find_columns(names), **wanted}
     missing = [key for key in NEEDED if key not in found]
     if missing:
         raise InvalidDataError(
-            Text(
-                "program.no-column",
-                "{file}: no column for {missing} among {columns}\nhint: name it with --column_map={first}=NAME",
-                file=file,
-                missing=list(missing),
-                columns=list(names),
-                first=missing[0],
-            )
+            "program.no-column",
+            "{file}: no column for {missing} among {columns}\nhint: name it with --column_map={first}=NAME",
+            file=file,
+            missing=list(missing),
+            columns=list(names),
+            first=missing[0],
         )
     return found
 
@@ -268,13 +239,8 @@ def clean_rows(
             left_out.add(
                 reason,
                 len(rows),
-                str(
-                    Text(
-                        "program.value-in",
-                        "{value} in {column}",
-                        value=repr(table[found[key]][rows[0]]),
-                        column=found[key],
-                    )
+                Text(
+                    "program.value-in", "{value} in {column}", value=repr(table[found[key]][rows[0]]), column=found[key]
                 ),
             )
 

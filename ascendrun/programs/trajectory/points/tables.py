@@ -11,8 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError
-from ascendrun.text import Text
+from ascendrun.programs.trainer.errors import InvalidDataError
 
 SEPARATORS = ";\t|"
 NO_TEXT = "\0\N{REPLACEMENT CHARACTER}"
@@ -33,7 +32,7 @@ def read_table(file: Path) -> Table:
         return Table(read_parquet(file)) if file.suffix == ".parquet" else read_csv(file)
     except (EOFError, OSError, zlib.error) as error:
         raise InvalidDataError(
-            Text("program.cannot-read", "{file}: cannot be read: {error}", file=file, error=error)
+            "program.cannot-read", "{file}: cannot be read: {error}", file=file, error=error
         ) from error
 
 
@@ -43,11 +42,9 @@ def read_parquet(file: Path) -> dict[str, Sequence[Any]]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise InvalidDataError(
-            Text(
-                "program.no-pyarrow",
-                "{file}: reading Parquet requires pyarrow\nhint: pip install pyarrow, or convert the data to CSV",
-                file=file,
-            )
+            "program.no-pyarrow",
+            "{file}: reading Parquet requires pyarrow\nhint: pip install pyarrow, or convert the data to CSV",
+            file=file,
         ) from None
     try:
         return dict(parquet.read_table(file).to_pydict())
@@ -63,20 +60,18 @@ def read_csv(file: Path) -> Table:
         first = lines.readline()
         if any(mark in first for mark in NO_TEXT):
             raise InvalidDataError(
-                Text(
-                    "program.table-not-utf8",
-                    "{file}: not valid UTF-8\n"
-                    "hint: convert it with iconv -t UTF-8; files in gzip or Parquet format must end in .csv.gz "
-                    "or .parquet",
-                    file=file,
-                )
+                "program.table-not-utf8",
+                "{file}: not valid UTF-8\n"
+                "hint: convert it with iconv -t UTF-8; files in gzip or Parquet format must end in .csv.gz "
+                "or .parquet",
+                file=file,
             )
         rows = csv.reader(line.replace("\0", "") for line in chain([first], lines))
         try:
             header = next(rows, None)
             if not header:
                 raise InvalidDataError(
-                    Text("program.table-empty", "{file}: empty; the first line must name the columns", file=file)
+                    "program.table-empty", "{file}: empty; the first line must name the columns", file=file
                 )
             began = rows.line_num + 1
             for row in rows:
@@ -88,23 +83,19 @@ def read_csv(file: Path) -> Table:
                 began = rows.line_num + 1
         except csv.Error as error:
             raise InvalidDataError(
-                Text(
-                    "program.bad-csv",
-                    "{file}: line {line}: {error} (possibly an unclosed quote)",
-                    file=file,
-                    line=began,
-                    error=error,
-                )
+                "program.bad-csv",
+                "{file}: line {line}: {error} (possibly an unclosed quote)",
+                file=file,
+                line=began,
+                error=error,
             ) from error
     between = next((mark for mark in SEPARATORS if len(header) == 1 and mark in header[0]), None)
     if between is not None:
         raise InvalidDataError(
-            Text(
-                "program.separator",
-                "{file}: columns are separated by {found:quote}; expected commas, and a decimal point in numbers",
-                file=file,
-                found=between,
-            )
+            "program.separator",
+            "{file}: columns are separated by {found:quote}; expected commas, and a decimal point in numbers",
+            file=file,
+            found=between,
         )
     return Table({name.strip(): [row[i] for row in body] for i, name in enumerate(header)}, torn, first_torn)
 

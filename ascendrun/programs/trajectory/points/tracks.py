@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascendrun.text import Text
+
 Floats = NDArray[np.float64]
 
 FASTEST_KNOTS = 102.2
@@ -18,10 +20,6 @@ GPS_SLACK_M = 200.0
 METRES_PER_DEGREE = 111_320.0
 METRES_PER_KNOT_SECOND = 0.514444
 SPLITS = ("train", "val", "test")
-
-
-class InvalidDataError(Exception):
-    """The data cannot be used as it is; the message says what is wrong and what would be right."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Limits:
 class Cleaning:
     """What was read and what was left out: `bad_points` have no time or place, `repeated_points` a moment that was
     there already, `outliers` a place that no ship reaches and returns from. `jumps`: tracks cut at such a place that
-    is not left again. `why_bad`: the reasons for bad points, in words, with the first of each."""
+    is not left again. `why_bad`: the reasons for bad points, with an example of each."""
 
     points: int
     bad_points: int
@@ -85,7 +83,7 @@ class Cleaning:
     jumps: int
     short_pieces: int
     tracks: int
-    why_bad: tuple[str, ...] = ()
+    why_bad: tuple[Text, ...] = ()
 
 
 def cut_tracks(raw: Sequence[Track], limits: Limits) -> tuple[list[Track], dict[str, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, Samples
 from ascendrun.programs.trajectory.model import (
@@ -15,9 +16,9 @@ from ascendrun.programs.trajectory.model import (
     read_checkpoint,
     take_words,
 )
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError
+from ascendrun.programs.trajectory.points.read_ais import because
 from ascendrun.programs.trajectory.store import PRETRAINED_FILE, load_pretrained
-from ascendrun.text import Text
+from ascendrun.text import Text, from_json
 
 
 def check_same(digest: str, here: Runtime) -> None:
@@ -25,11 +26,9 @@ def check_same(digest: str, here: Runtime) -> None:
     odd = here.odd_ones(digest)
     if odd:
         raise InvalidDataError(
-            Text(
-                "program.tracks-differ",
-                "ranks {ranks:ranks} read other data than the rest; the file must be the same on every node",
-                ranks=odd,
-            )
+            "program.tracks-differ",
+            "ranks {ranks:ranks} read other data than the rest; the file must be the same on every node",
+            ranks=odd,
         )
 
 
@@ -38,23 +37,19 @@ def refuse(options: Options) -> None:
     if not options["base_model"]:
         if options["hidden_size"] % (2 * options["num_attention_heads"]):
             raise InvalidDataError(
-                Text(
-                    "program.hidden-heads",
-                    "--hidden_size={hidden} must be an even multiple of --num_attention_heads={heads}",
-                    hidden=options["hidden_size"],
-                    heads=options["num_attention_heads"],
-                )
+                "program.hidden-heads",
+                "--hidden_size={hidden} must be an even multiple of --num_attention_heads={heads}",
+                hidden=options["hidden_size"],
+                heads=options["num_attention_heads"],
             )
     elif pretrained_folder(Path(options["base_model"])) is None:
         config_of_folder(Path(options["base_model"]), words=1, dropout=0.0)
     if options["mode"] == "pretrain" and (options["objective"], options["attention"]) == ("clm", "bidirectional"):
         raise InvalidDataError(
-            Text(
-                "program.clm-bidirectional",
-                "--objective=clm cannot be combined with --attention=bidirectional: each token sees the next "
-                "token, which it must predict\n"
-                "hint: set --objective=mlm, or --attention=causal",
-            )
+            "program.clm-bidirectional",
+            "--objective=clm cannot be combined with --attention=bidirectional: each token sees the next "
+            "token, which it must predict\n"
+            "hint: set --objective=mlm, or --attention=causal",
         )
 
 
@@ -62,50 +57,39 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
     source = (
         options["prepared_dir"]
         or options["data_path"]
-        or str(Text("program.synthetic", "synthetic tracks, seed {seed}", seed=options["seed"]))
+        or Text("program.synthetic", "synthetic tracks, seed {seed}", seed=options["seed"])
     )
     counts = " · ".join(f"{name} {len(part)}" for name, part in samples.records.items() if part)
-    here.log(
-        Text("program.tracks", "tracks: {counts} ({source}); no ship is in two splits", counts=counts, source=source)
-    )
+    here.log("program.tracks", "tracks: {counts} ({source}); no ship is in two splits", counts=counts, source=source)
     cleaning = samples.facts["cleaning"]
     if "points" in cleaning:
-        why = f" ({'; '.join(cleaning['why_bad'])})" if cleaning.get("why_bad") else ""
         here.log(
-            Text(
-                "program.cleaning",
-                "read {points} points: {bad} unusable{why}, {repeated} repeated, {outliers} outliers; {jumps} "
-                "jumps; {short} segments too short",
-                points=cleaning["points"],
-                bad=cleaning["bad_points"],
-                why=why,
-                repeated=cleaning["repeated_points"],
-                outliers=cleaning["outliers"],
-                jumps=cleaning["jumps"],
-                short=cleaning["short_pieces"],
-            )
+            "program.cleaning",
+            "read {points} points: {bad} unusable{why}, {repeated} repeated, {outliers} outliers; {jumps} "
+            "jumps; {short} segments too short",
+            points=cleaning["points"],
+            bad=cleaning["bad_points"],
+            why=because(from_json(cleaning.get("why_bad", ()))),
+            repeated=cleaning["repeated_points"],
+            outliers=cleaning["outliers"],
+            jumps=cleaning["jumps"],
+            short=cleaning["short_pieces"],
         )
     if cleaning.get("class_words_removed"):
         here.log(
-            Text(
-                "program.class-tokens-removed",
-                "removed {count} class tokens from the texts",
-                count=cleaning["class_words_removed"],
-            )
+            "program.class-tokens-removed",
+            "removed {count} class tokens from the texts",
+            count=cleaning["class_words_removed"],
         )
     here.log(
-        Text(
-            "program.classes",
-            "classes: {names}; vocabulary of {tokens} tokens, grammar {grammar}",
-            names=list(samples.names),
-            tokens=len(samples.vocabulary),
-            grammar=samples.text["grammar"],
-        )
+        "program.classes",
+        "classes: {names}; vocabulary of {tokens} tokens, grammar {grammar}",
+        names=list(samples.names),
+        tokens=len(samples.vocabulary),
+        grammar=samples.text["grammar"],
     )
     if options["mode"] != "plan":
-        here.log(
-            Text("program.ranks", "{count:plural rank ranks} on {family}", count=here.world_size, family=here.family)
-        )
+        here.log("program.ranks", "{count:plural rank ranks} on {family}", count=here.world_size, family=here.family)
 
 
 def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes, Any]:
@@ -118,14 +102,11 @@ def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes
         saved = load_pretrained(folder)
         if saved["text"] != samples.text:
             raise InvalidDataError(
-                Text(
-                    "program.other-grammar",
-                    "{directory} was pretrained on {pretrained}, this data is {data}\n"
-                    "hint: use the same grammar for both",
-                    directory=folder,
-                    pretrained=saved["text"],
-                    data=samples.text,
-                )
+                "program.other-grammar",
+                "{directory} was pretrained on {pretrained}, this data is {data}\nhint: use the same grammar for both",
+                directory=folder,
+                pretrained=saved["text"],
+                data=samples.text,
             )
         config = {
             **saved["sizes"]["config"],
@@ -137,13 +118,11 @@ def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes
         def fill(reader: Reader) -> None:
             known = take_words(reader, saved["weights"], saved["vocabulary"], samples.vocabulary)
             here.log(
-                Text(
-                    "program.starts-from",
-                    "starting from {directory}: all layers, {known} of {total} tokens",
-                    directory=folder,
-                    known=known,
-                    total=len(samples.vocabulary),
-                )
+                "program.starts-from",
+                "starting from {directory}: all layers, {known} of {total} tokens",
+                directory=folder,
+                known=known,
+                total=len(samples.vocabulary),
             )
 
         return sizes, fill

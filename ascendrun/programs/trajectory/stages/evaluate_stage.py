@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.files import replace_text
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, Samples, encode_all, make_samples
 from ascendrun.programs.trajectory.evaluation.calibrate import Calibration, choose_adjustment, measure
 from ascendrun.programs.trajectory.evaluation.plots import draw
 from ascendrun.programs.trajectory.evaluation.scores import ACCURACY, Scores, as_confusion, as_table, majority, score
-from ascendrun.programs.trajectory.points.tracks import Floats, InvalidDataError
+from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.stages.common import check_same, introduce
 from ascendrun.programs.trajectory.stages.predict import write_predictions
 from ascendrun.programs.trajectory.store import Vote, load_vote, save_vote
@@ -34,12 +35,10 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     introduce(options, samples, here)
     if samples.text != vote.members[0].text:
         raise InvalidDataError(
-            Text(
-                "program.model-grammar",
-                "the model requires {model}, this data is {data}\nhint: use the same grammar for both",
-                model=vote.members[0].text,
-                data=samples.text,
-            )
+            "program.model-grammar",
+            "the model requires {model}, this data is {data}\nhint: use the same grammar for both",
+            model=vote.members[0].text,
+            data=samples.text,
         )
     vote, validation = adjusted(vote, options, samples, here)
     split = options["eval_split"]
@@ -50,11 +49,9 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     truth = [sample.label for sample in encoded]
     if min(truth) < 0:
         raise InvalidDataError(
-            Text(
-                "program.unknown-classes",
-                "split {split} has classes that the model was not trained on; it cannot be evaluated",
-                split=split,
-            )
+            "program.unknown-classes",
+            "split {split} has classes that the model was not trained on; it cannot be evaluated",
+            split=split,
         )
     scores = score(truth, probabilities.argmax(1).tolist(), vote.names)
     baseline = majority(samples.labels("train"), truth, vote.names)
@@ -86,17 +83,15 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
         write_predictions(output / "predictions.jsonl", records, probabilities, vote.names)
         here.log(draw(output, scores, calibration))
     here.log(
-        Text(
-            "program.evaluated",
-            "\n{split} split, {models:plural model models}, prior shift {shift}, temperature {temperature}:\n\n"
-            "{text}\n\nreport: {output}",
-            split=split,
-            models=len(vote.members),
-            shift=vote.prior_shift,
-            temperature=vote.temperature,
-            text=text,
-            output=output,
-        )
+        "program.evaluated",
+        "\n{split} split, {models:plural model models}, prior shift {shift}, temperature {temperature}:\n\n"
+        "{text}\n\nreport: {output}",
+        split=split,
+        models=len(vote.members),
+        shift=vote.prior_shift,
+        temperature=vote.temperature,
+        text=text,
+        output=output,
     )
 
 
@@ -134,7 +129,7 @@ def vote_by_ship(
 
 def as_text(scores: Scores, baseline: Scores, of_ships: Any, calibration: Calibration) -> str:
     heads = ((Text("program.confidence", "confidence"), 10), (ACCURACY, 8), (Text("program.track-count", "tracks"), 6))
-    lines = [as_table(scores, baseline)]
+    lines: list[Text | str] = [as_table(scores, baseline)]
     if of_ships is not None:
         by_ship = Text(
             "program.by-ship",
@@ -142,19 +137,17 @@ def as_text(scores: Scores, baseline: Scores, of_ships: Any, calibration: Calibr
             macro_f1=of_ships.macro_f1,
             accuracy=of_ships.accuracy,
         )
-        lines += [str(by_ship)]
+        lines.append(by_ship)
     lines += [
         "",
-        str(
-            Text(
-                "program.calibration",
-                "calibration: ECE {ece:.3f}  NLL {nll:.3f}  Brier {brier:.3f}",
-                ece=calibration.ece,
-                nll=calibration.nll,
-                brier=calibration.brier,
-            )
+        Text(
+            "program.calibration",
+            "calibration: ECE {ece:.3f}  NLL {nll:.3f}  Brier {brier:.3f}",
+            ece=calibration.ece,
+            nll=calibration.nll,
+            brier=calibration.brier,
         ),
         "  ".join(pad_left(text, room) for text, room in heads),
     ]
     lines += [f"{each.confidence:10.3f}  {each.accuracy:8.3f}  {each.count:6d}" for each in calibration.bins]
-    return "\n".join([*lines, "", as_confusion(scores)])
+    return "\n".join(map(str, [*lines, "", as_confusion(scores)]))

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from ascendrun.programs.trainer.devices.accelerator import Precision
 from ascendrun.programs.trainer.dry_run import batch_problems
+from ascendrun.programs.trainer.errors import ModelTooLargeError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.target_device import planned
 from ascendrun.programs.trajectory import sizing
 from ascendrun.programs.trajectory.data import Options, Samples, make_samples
 from ascendrun.programs.trajectory.model import Sizes
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.pretrain import unlabelled
 from ascendrun.programs.trajectory.stages.common import begin_with, introduce, refuse
 from ascendrun.programs.trajectory.tokens import Encoded
@@ -24,32 +24,25 @@ LARGE = 100_000_000
 """Weights from which on a training is reckoned before it begins, too; smaller ones fit anywhere."""
 
 
-class ModelTooLargeError(Exception):
-    """It does not fit; the message has the numbers and the ways out."""
-
-
 def plan_stage(options: Options, here: Runtime) -> None:
     """Raises ModelTooLargeError when a training would not fit, InvalidDataError when nothing can be said."""
     ranks = options["world_size"] or here.world_size
-    try:
-        family, precision, card_bytes = planned(options["chip"], options["dtype"], here.accelerator)
-    except ValueError as error:
-        raise InvalidDataError(str(error)) from None
+    family, precision, card_bytes = planned(options["chip"], options["dtype"], here.accelerator)
     refuse(options)
     if family == "cpu" and card_bytes is not None:
         card_bytes //= int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     samples = make_samples(options)
     introduce(options, samples, here)
     sizes, _ = begin_with(options, samples, here)
-    problems: list[str] = []
+    problems: list[Text] = []
     for name, rows, share in trainings(options, samples):
         lines, wrong = account(
             name, rows, share, sizes, options, ranks=ranks, family=family, precision=precision, card_bytes=card_bytes
         )
-        here.log("\n".join(lines))
+        here.log("\n".join(map(str, lines)))
         problems += wrong
     if problems:
-        raise ModelTooLargeError("\n".join(problems))
+        raise ModelTooLargeError.of(problems)
     here.record(done=True)
 
 
@@ -70,7 +63,7 @@ def account(
     family: str,
     precision: Precision,
     card_bytes: int | None,
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[Text], list[Text]]:
     """(what there is to know, why it would not fit)."""
     plan = plan_of(rows, options)
     heavy = sizing.heaviest(plan, options, family=family, world_size=ranks, asked_share=share)
@@ -79,37 +72,33 @@ def account(
     needs = memory.amounts(need, card_bytes, family)
     words = int(plan.lengths.sum())
     lines = [
-        str(
-            Text(
-                "program.plan",
-                "\n{stage}: {tracks} tracks, {tokens:,} tokens; {steps_per_epoch} steps per epoch of {batch} tracks, "
-                "{steps} steps in total; {precision}",
-                stage=name,
-                tracks=len(rows),
-                tokens=words,
-                steps_per_epoch=plan.steps_per_epoch,
-                batch=options["global_batch_size"],
-                steps=steps,
-                precision=precision.reason,
-            )
+        Text(
+            "program.plan",
+            "\n{stage}: {tracks} tracks, {tokens:,} tokens; {steps_per_epoch} steps per epoch of {batch} tracks, "
+            "{steps} steps in total; {precision}",
+            stage=name,
+            tracks=len(rows),
+            tokens=words,
+            steps_per_epoch=plan.steps_per_epoch,
+            batch=options["global_batch_size"],
+            steps=steps,
+            precision=precision.reason,
         ),
-        str(
-            Text(
-                "program.plan-pass",
-                "  {ranks:plural rank ranks}, at most {share:plural track tracks} each per step; the largest "
-                "micro-batch "
-                "has {rows} tracks x {length} tokens, {passes:plural pass passes} per step",
-                ranks=ranks,
-                share=-(-options["global_batch_size"] // ranks),
-                rows=heavy.rows,
-                length=heavy.length,
-                passes=heavy.of_step,
-            )
+        Text(
+            "program.plan-pass",
+            "  {ranks:plural rank ranks}, at most {share:plural track tracks} each per step; the largest "
+            "micro-batch "
+            "has {rows} tracks x {length} tokens, {passes:plural pass passes} per step",
+            ranks=ranks,
+            share=-(-options["global_batch_size"] // ranks),
+            rows=heavy.rows,
+            length=heavy.length,
+            passes=heavy.of_step,
         ),
-        f"  {needs}",
+        Text("program.plan-memory", "  {memory}", memory=needs),
     ]
     lines += [
-        "  " + str(Text("program.note", "note: {text}", text=problem))
+        Text("program.plan-note", "  note: {text}", text=problem)
         for problem in batch_problems(
             batch_size=options["global_batch_size"],
             world_size=ranks,
@@ -129,19 +118,13 @@ def account(
         checkpointed=checkpointed,
     )
     return lines, [
-        str(
-            Text(
-                "program.stage-does-not-fit",
-                "{stage}: {need}; change one of: {fixes}",
-                stage=name,
-                need=needs,
-                fixes=out,
-            )
-        )
+        Text("program.stage-does-not-fit", "{stage}: {need}; change one of: {fixes}", stage=name, need=needs, fixes=out)
     ]
 
 
-def warnings(name: str, samples: Samples, sizes: Sizes, options: Options, here: Runtime, *, weights: int) -> list[str]:
+def warnings(
+    name: str, samples: Samples, sizes: Sizes, options: Options, here: Runtime, *, weights: int
+) -> Sequence[Text | str]:
     """Before a training begins: what does not divide, and whether a large model will not fit; an estimate is no fact,
     so nothing is refused. For rank 0; nothing elsewhere."""
     if not here.is_first:
@@ -166,4 +149,4 @@ def warnings(name: str, samples: Samples, sizes: Sizes, options: Options, here: 
         precision=precision,
         card_bytes=card_bytes,
     )
-    return [*(line.strip() for line in lines), *wrong]
+    return [*(str(line).strip() for line in lines), *wrong]

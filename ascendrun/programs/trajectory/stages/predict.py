@@ -7,16 +7,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.files import replacing
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, encode_all, load_records
 from ascendrun.programs.trajectory.evaluation.scores import score
-from ascendrun.programs.trajectory.points.tracks import Floats, InvalidDataError
+from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.records import Record, load_prepared
 from ascendrun.programs.trajectory.stages.stream import classify_stream
 from ascendrun.programs.trajectory.store import Vote, load_vote
 from ascendrun.programs.trajectory.vote import answer, ids_of, vote_on
-from ascendrun.text import Text
 
 
 def classify(options: Options, here: Runtime) -> None:
@@ -41,15 +41,11 @@ def classify(options: Options, here: Runtime) -> None:
     if known:
         scores = score([samples[i].label for i in known], probabilities[known].argmax(1).tolist(), vote.names)
         here.log(
-            str(
-                Text(
-                    "program.known-tracks",
-                    "{count} tracks of known class: macro F1 {f1:.3f} accuracy {accuracy:.3f}",
-                    count=len(known),
-                    f1=scores.macro_f1,
-                    accuracy=scores.accuracy,
-                )
-            )
+            "program.known-tracks",
+            "{count} tracks of known class: macro F1 {f1:.3f} accuracy {accuracy:.3f}",
+            count=len(known),
+            f1=scores.macro_f1,
+            accuracy=scores.accuracy,
         )
     tokens = sum(map(len, samples))
     here.record(
@@ -60,22 +56,20 @@ def classify(options: Options, here: Runtime) -> None:
         tokens_per_s=tokens / seconds,
     )
     here.log(
-        Text(
-            "program.predict-speed",
-            "{tracks:,} tracks in {seconds:.2f} s on {ranks:plural rank ranks} ({family}), after {warmup} "
-            "warm-up passes: "
-            "{rate:,.0f} tracks/s, {tokens:,.0f} tokens/s, {each:.2f} ms per track and device",
-            tracks=len(samples),
-            seconds=seconds,
-            ranks=here.world_size,
-            family=here.family,
-            warmup=options["inference_warmup_steps"],
-            rate=len(samples) / seconds,
-            tokens=tokens / seconds,
-            each=1e3 * seconds * here.world_size / len(samples),
-        )
+        "program.predict-speed",
+        "{tracks:,} tracks in {seconds:.2f} s on {ranks:plural rank ranks} ({family}), after {warmup} "
+        "warm-up passes: "
+        "{rate:,.0f} tracks/s, {tokens:,.0f} tokens/s, {each:.2f} ms per track and device",
+        tracks=len(samples),
+        seconds=seconds,
+        ranks=here.world_size,
+        family=here.family,
+        warmup=options["inference_warmup_steps"],
+        rate=len(samples) / seconds,
+        tokens=tokens / seconds,
+        each=1e3 * seconds * here.world_size / len(samples),
     )
-    here.log(Text("program.predictions", "{count} predictions: {path}", count=len(records), path=path))
+    here.log("program.predictions", "{count} predictions: {path}", count=len(records), path=path)
 
 
 def records_to_classify(options: Options, vote: Vote) -> list[Record]:
@@ -83,14 +77,12 @@ def records_to_classify(options: Options, vote: Vote) -> list[Record]:
         prepared = load_prepared(Path(options["prepared_dir"]))
         if prepared.facts["text"] != vote.members[0].text:
             raise InvalidDataError(
-                Text(
-                    "program.prepared-grammar",
-                    "{directory} has {found}, the model requires {expected}\n"
-                    "hint: prepare the data with the grammar of the model",
-                    directory=options["prepared_dir"],
-                    found=prepared.facts["text"],
-                    expected=vote.members[0].text,
-                )
+                "program.prepared-grammar",
+                "{directory} has {found}, the model requires {expected}\n"
+                "hint: prepare the data with the grammar of the model",
+                directory=options["prepared_dir"],
+                found=prepared.facts["text"],
+                expected=vote.members[0].text,
             )
         return prepared.records[options["eval_split"]]
     return load_records(options, **vote.members[0].text)[0]

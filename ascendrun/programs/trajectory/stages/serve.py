@@ -12,10 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Callable
 
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
 from ascendrun.programs.trajectory.data import Options
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.store import load_vote
 from ascendrun.text import Text
 
@@ -190,14 +190,12 @@ def serve_stage(options: Options, here: Runtime) -> None:
         server = make_server(classifier, options["host"], port)
     except OSError as error:
         raise InvalidDataError(
-            Text(
-                "program.cannot-listen",
-                "--host={host} --port={port}: {error}\n"
-                "hint: choose another port (0: any free port), or an address of this machine",
-                host=options["host"],
-                port=port,
-                error=error.strerror,
-            )
+            "program.cannot-listen",
+            "--host={host} --port={port}: {error}\n"
+            "hint: choose another port (0: any free port), or an address of this machine",
+            host=options["host"],
+            port=port,
+            error=error.strerror,
         ) from error
     address: tuple[str, int] = (str(server.server_address[0]), int(server.server_address[1]))
     print(

@@ -10,21 +10,18 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable, TextIO
 
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
 from ascendrun.programs.trajectory.data import Options
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.store import Vote
-from ascendrun.text import Text
 
 
 def classify_stream(vote: Vote, options: Options, here: Runtime) -> None:
     if here.world_size > 1:
         raise InvalidDataError(
-            Text(
-                "program.stdin-ranks",
-                "--data_path=- reads standard input and requires one rank\nhint: use a file for several devices",
-            )
+            "program.stdin-ranks",
+            "--data_path=- reads standard input and requires one rank\nhint: use a file for several devices",
         )
     lines = lines_until(lambda: here.stop_asked, sys.stdin.fileno())
     answer_lines(Classifier.of(vote, here.device), lines, sys.stdout, with_all=options["save_probabilities"])

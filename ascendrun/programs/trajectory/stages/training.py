@@ -10,20 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from ascendrun.programs.trainer import os_errors, runtime, task
-from ascendrun.programs.trainer.batch_finder import DeviceOutOfMemoryError
+from ascendrun.programs.trainer import errors, runtime
 from ascendrun.programs.trainer.data import Buckets
 from ascendrun.programs.trainer.devices.accelerator import choose_precision
 from ascendrun.programs.trainer.files import replace_text
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies import weights
 from ascendrun.programs.trainer.task import Progress
 from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, multiple_of, prepare
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.evaluation.scores import Scores, as_confusion, as_table, majority, score
 from ascendrun.programs.trajectory.model import Reader, Sizes, make_guesser, make_model
-from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.pretrain import make_pretraining, unlabelled
 from ascendrun.programs.trajectory.records import save_prepared
 from ascendrun.programs.trajectory.stages import plan
@@ -32,16 +29,6 @@ from ascendrun.programs.trajectory.stages.predict import write_predictions
 from ascendrun.programs.trajectory.store import Trained, save_pretrained, save_trained
 from ascendrun.programs.trajectory.train import class_weights, make_loop, train_head
 from ascendrun.text import Text
-
-EXPECTED = (
-    InvalidDataError,
-    DeviceOutOfMemoryError,
-    plan.ModelTooLargeError,
-    weights.InvalidWeightsError,
-    *task.EXPECTED,
-)
-"""Faults of what was given, not of this program: their message is the whole story."""
-
 
 # --- prepare ---
 
@@ -57,22 +44,17 @@ def prepare_stage(options: Options, here: Runtime) -> None:
     introduce(options, samples, here)
     here.record(done=True, **{f"segments_{name}": len(part) for name, part in samples.records.items()})
     here.log(
-        Text(
-            "program.prepared",
-            "no segment is in two splits, and no token names a class\nprepared: {directory}",
-            directory=folder,
-        )
+        "program.prepared",
+        "no segment is in two splits, and no token names a class\nprepared: {directory}",
+        directory=folder,
     )
 
 
 def open_samples(options: Options, here: Runtime) -> Samples:
     """What a training learns from. Options that cannot work are refused before it is read. Raises InvalidDataError."""
     refuse(options)
-    try:
-        choose_precision(options["dtype"], here.accelerator)
-    except ValueError as error:
-        raise InvalidDataError(str(error)) from error
-    os_errors.check_writable(Path(options["output_dir"]).absolute())
+    choose_precision(options["dtype"], here.accelerator)
+    errors.check_writable(Path(options["output_dir"]).absolute())
     samples = make_samples(options)
     check_same(samples.digest, here)
     introduce(options, samples, here)
@@ -81,7 +63,7 @@ def open_samples(options: Options, here: Runtime) -> Samples:
 
 def foresee(name: str, samples: Samples, model: Reader, sizes: Sizes, options: Options, here: Runtime) -> None:
     for line in plan.warnings(name, samples, sizes, options, here, weights=sum(w.numel() for w in model.parameters())):
-        here.log(str(Text("program.note", "note: {text}", text=line)))
+        here.log("program.note", "note: {text}", text=line)
 
 
 # --- pretrain ---
@@ -94,12 +76,10 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
     fill(model)
     foresee("pretrain", samples, model, sizes, options, here)
     here.log(
-        Text(
-            "program.objective",
-            "objective {objective}: {count} tracks without their classes",
-            objective=options["objective"],
-            count=len(unlabelled(samples)),
-        )
+        "program.objective",
+        "objective {objective}: {count} tracks without their classes",
+        objective=options["objective"],
+        count=len(unlabelled(samples)),
     )
     loop = make_pretraining(options, samples, model, here, runtime.checkpoint_folder(options["output_dir"]))
     if not ran_to_its_end(loop, options, here):
@@ -115,7 +95,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
             output / "report.json",
             json.dumps({"training": told_of(loop.progress, here, 0.0), "options": dict(options)}, indent=1) + "\n",
         )
-    here.log(Text("program.pretrained", "pretrained model: {output}", output=output))
+    here.log("program.pretrained", "pretrained model: {output}", output=output)
     here.record(done=True)
 
 
@@ -129,13 +109,11 @@ def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
     if loop.run().is_complete:
         return True
     here.log(
-        Text(
-            "program.training-stopped",
-            "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {directory}",
-            step=loop.progress.step,
-            steps=loop.settings.steps,
-            directory=loop.saver.parent,
-        )
+        "program.training-stopped",
+        "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {directory}",
+        step=loop.progress.step,
+        steps=loop.settings.steps,
+        directory=loop.saver.parent,
     )
     return False
 
@@ -164,9 +142,7 @@ def learn(options: Options, here: Runtime, *, judges_test: bool) -> None:
         model = train_head(options, samples, model, here, folder)
         if model is None:
             here.log(
-                Text(
-                    "program.head-stopped", "stopped while the backbone was frozen; the same command resumes from there"
-                )
+                "program.head-stopped", "stopped while the backbone was frozen; the same command resumes from there"
             )
             return
     loop = make_loop(options, samples, model, here, folder)
@@ -231,14 +207,12 @@ def finish(
         else Text("program.last-model", "last model")
     )
     here.log(
-        Text(
-            "program.final-scores",
-            "\n{split} split, {model}:\n\n{table}\n\nreport, model and predictions: {output}",
-            split=split,
-            model=chosen,
-            table=as_table(scores, baseline),
-            output=output,
-        )
+        "program.final-scores",
+        "\n{split} split, {model}:\n\n{table}\n\nreport, model and predictions: {output}",
+        split=split,
+        model=chosen,
+        table=as_table(scores, baseline),
+        output=output,
     )
     here.record(done=True)
 

@@ -1,15 +1,18 @@
-"""Messages for errors of the machine, not of a program: a full disk, a directory that is not writable."""
+"""Errors that a program reports in one line: those of its options and data, and those of the machine."""
 
 from __future__ import annotations
 
 import errno
 import tempfile
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ascendrun.text import Text
 
 SHOWN_CHARACTERS = 200
+SHOWN_PROBLEMS = 8
 FIXES = {
     errno.ENOSPC: Text("program.no-space", "free space there, or choose another directory"),
     errno.EDQUOT: Text("program.quota", "free space in the quota, or choose another directory"),
@@ -22,6 +25,34 @@ FIXES = {
     errno.EADDRINUSE: Text("program.address-in-use", "another process listens there; stop it, or choose another port"),
     errno.EADDRNOTAVAIL: Text("program.address-unknown", "not an address of this machine; choose another one"),
 }
+
+
+Error = TypeVar("Error", bound="ProgramError")
+
+
+class ProgramError(Exception):
+    """An error whose message is all that a person needs: `runtime.run` prints it without a traceback.
+
+    Made of a message, or of the arguments of a Text.
+    """
+
+    def __init__(self, message: Text | str, english: str = "", /, **values: Any) -> None:
+        super().__init__(Text(str(message), english, **values) if english else message)
+
+    @classmethod
+    def of(cls: type[Error], problems: Sequence[Text | str], *, most: int = SHOWN_PROBLEMS) -> Error:
+        """Of several problems, one a line: the first ones, and how many more there are."""
+        more = len(problems) - most
+        lines = [*problems[:most], *([Text("program.more", "… and {n} more", n=more)] if more > 0 else [])]
+        return cls("\n".join(map(str, lines)))
+
+
+class InvalidDataError(ProgramError):
+    """Data or options cannot be used as they are; the message has what is wrong and what is expected."""
+
+
+class ModelTooLargeError(ProgramError):
+    """The model does not fit in memory; the message has the estimate and possible changes."""
 
 
 def in_words(error: BaseException | None) -> str | None:
