@@ -1,4 +1,4 @@
-"""Lines of a program's metrics file: JSON that nobody vouches for, made into numbers that can be relied on."""
+"""Lines of a program's metrics file: JSON of any contents as checked numbers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NOT_FINITE = re.compile(r"^[+-]?(nan|inf(inity)?)$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class MetricsLine:
-    """One line, as its rank wrote it. None: the line does not say, or says something that is no number.
+    """One line, as its rank wrote it. None: missing in the line, or not a number.
 
     `at_s`: UTC by the node's clock. `event`: one of EVENTS, None on the line of a step. `loss` and `grad_norm` may be
-    nan or infinite: the program said so; every other number is finite. Durations are of one step, in seconds;
+    nan or infinite, as the program wrote; every other number is finite. Durations are of one step, in seconds;
     `step_s`: all of it, `data_s`: waiting for input, `comm_s`: waiting for other ranks and their data. `evals`: eval_*
-    by its whole name. `seconds`, `bytes`, `path`: of a checkpoint; on "resume", `path` is what it went on from.
+    by its whole name. `seconds`, `bytes`, `path`: of a checkpoint; on "resume", `path` is the checkpoint.
     `flops_per_step`: of all ranks together; `peak_flops`: of one device.
     """
 
@@ -56,34 +56,12 @@ class MetricsLine:
 
     @property
     def diverged(self) -> bool:
-        """The program itself wrote a loss or a gradient that is no finite number."""
+        """Whether the program wrote a loss or a gradient norm that is not finite."""
         return any(value is not None and not math.isfinite(value) for value in (self.loss, self.grad_norm))
 
 
 _WHOLE = ("step", "total_steps", "world_size")
-_NUMBERS = (
-    "at_s",
-    "epoch",
-    "loss",
-    "lr",
-    "grad_norm",
-    "tokens_per_s",
-    "samples_per_s",
-    "mfu",
-    "step_s",
-    "data_s",
-    "forward_s",
-    "backward_s",
-    "optimizer_s",
-    "comm_s",
-    "memory_bytes",
-    "parameters",
-    "flops_per_step",
-    "peak_flops",
-    "tokens_per_step",
-    "seconds",
-    "bytes",
-)
+_NUMBERS = tuple(name for name in MetricsLine.__dataclass_fields__ if name not in (*_WHOLE, "event", "path", "evals"))
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "at_s": ("timestamp", "at_s"),
     "lr": ("learning_rate", "lr"),
@@ -99,7 +77,7 @@ _NEVER_NEGATIVE = frozenset(_NUMBERS + _WHOLE) - {"loss", "lr", "epoch"}
 
 
 def parse_object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line with its values as they stand, None: torn, too long, or no object."""
+    """The JSON object of a line, None: incomplete, too long, or not an object."""
     if len(line) > LINE_LIMIT_BYTES:
         return None
     try:
@@ -110,13 +88,13 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
 
 
 def parse_line(line: bytes) -> MetricsLine | None:
-    """What a line says, None: nothing that can be read."""
+    """The values of a line, None: not readable."""
     values = parse_object(line)
     return None if values is None else read_values(values)
 
 
 def read_values(values: Mapping[str, Any]) -> MetricsLine:
-    """The words of a parsed object. A value of the wrong kind counts as not said."""
+    """The values of a parsed object. A value of the wrong type counts as missing."""
     found: dict[str, Any] = {}
     for name in _NUMBERS:
         written = next((each for each in _NAMES.get(name, (name,)) if each in values), None)
@@ -136,9 +114,9 @@ def read_values(values: Mapping[str, Any]) -> MetricsLine:
 
 
 def _event(values: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """(event, path), in older programs' words as well: {"checkpoint": PATH} and {"done": true}."""
-    said = values.get("event")
-    event = said if isinstance(said, str) and said in EVENTS else None
+    """(event, path), under the names of older programs as well: {"checkpoint": PATH} and {"done": true}."""
+    name = values.get("event")
+    event = name if isinstance(name, str) and name in EVENTS else None
     path = values.get("checkpoint") if event in (None, "resume") else None
     path = values.get("path") if path is None and event is not None else path
     if not isinstance(path, str):

@@ -13,23 +13,15 @@ OWN_PREFIXES = ("TORCHELASTIC_", "ASCENDRUN_")
 
 _FROM_SHAPE = Text("jobfile.variable-of-shape", "remove it; nodes and devices.per_node set it")
 OWN_VARIABLES: Mapping[str, Text] = {
-    "RANK": _FROM_SHAPE,
-    "LOCAL_RANK": _FROM_SHAPE,
-    "GROUP_RANK": _FROM_SHAPE,
-    "NODE_RANK": _FROM_SHAPE,
-    "ROLE_RANK": _FROM_SHAPE,
-    "ROLE_NAME": _FROM_SHAPE,
-    "WORLD_SIZE": _FROM_SHAPE,
-    "LOCAL_WORLD_SIZE": _FROM_SHAPE,
-    "GROUP_WORLD_SIZE": _FROM_SHAPE,
-    "ROLE_WORLD_SIZE": _FROM_SHAPE,
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "ROLE_NAME"), _FROM_SHAPE),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), _FROM_SHAPE),
     "MASTER_ADDR": Text("jobfile.master-addr", "remove it; it is the address of the first host"),
 }
 """Variables that the user may not set, with a hint. MASTER_PORT may be set: then it is the only candidate."""
 
 HCCL_CONNECT_S = 1200
-"""How long HCCL waits for its peers' links. Huawei advises it for training; its own default, 120, is shorter than the
-loading of a large model takes to differ between nodes. It must stay below HCCL_EXEC_TIMEOUT (1836 unless set)."""
+"""How long HCCL waits for its peers' links, as Huawei recommends for training. The default, 120, is too short when
+nodes load a large model at different speeds. It must stay below HCCL_EXEC_TIMEOUT (1836 unless set)."""
 
 
 @dataclass(frozen=True)
@@ -68,31 +60,30 @@ def is_own_variable(name: str) -> bool:
 
 def rank_environment(job: JobShare, node: NodeShare, local_rank: int, *, python_path: str | None) -> dict[str, str]:
     """The variables of one rank that the agent starts: all that torchrun would set, MASTER_PORT excepted, which the
-    agent adds when the port is known. `python_path`: the folder of the bundled programs, None: none is run."""
+    agent adds when the port is known. `python_path`: the directory of the bundled programs, None: the job runs none."""
     rank = node.ranks_before + local_rank
-    return _sorted(
-        {
-            **_common(job, node, python_path=python_path, rank=rank),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(local_rank),
-            "ROLE_RANK": str(rank),
-            "ROLE_NAME": "default",
-            "GROUP_RANK": str(node.node_rank),
-            "WORLD_SIZE": str(node.world_size),
-            "LOCAL_WORLD_SIZE": str(node.local_world_size),
-            "GROUP_WORLD_SIZE": str(node.nodes),
-            "ROLE_WORLD_SIZE": str(node.world_size),
-            "TORCHELASTIC_RESTART_COUNT": str(job.attempt - 1),
-            "TORCHELASTIC_MAX_RESTARTS": str(job.attempt - 1),
-            "TORCHELASTIC_RUN_ID": job.run_id,
-            "TORCHELASTIC_USE_AGENT_STORE": "False",
-        }
-    )
+    own = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "ROLE_RANK": rank,
+        "ROLE_NAME": "default",
+        "GROUP_RANK": node.node_rank,
+        "WORLD_SIZE": node.world_size,
+        "LOCAL_WORLD_SIZE": node.local_world_size,
+        "GROUP_WORLD_SIZE": node.nodes,
+        "ROLE_WORLD_SIZE": node.world_size,
+        "TORCHELASTIC_RESTART_COUNT": job.attempt - 1,
+        "TORCHELASTIC_MAX_RESTARTS": job.attempt - 1,
+        "TORCHELASTIC_RUN_ID": job.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    common = _common(job, node, python_path=python_path, rank=rank)
+    return dict(sorted({**common, **{name: str(value) for name, value in own.items()}}.items()))
 
 
 def launcher_environment(job: JobShare, node: NodeShare, *, python_path: str | None) -> dict[str, str]:
     """The variables of a node's launcher; torchrun and deepspeed give the ranks theirs."""
-    return _sorted(_common(job, node, python_path=python_path, rank=node.node_rank))
+    return dict(sorted(_common(job, node, python_path=python_path, rank=node.node_rank).items()))
 
 
 def _common(job: JobShare, node: NodeShare, *, python_path: str | None, rank: int) -> dict[str, str]:
@@ -138,9 +129,5 @@ def _own(job: JobShare, node: NodeShare, rank: int) -> dict[str, str]:
         "ASCENDRUN_DEVICE_TYPE": node.device_type,
     }
     if node.device_type in VISIBLE_DEVICES:
-        own[VISIBLE_DEVICES[node.device_type]] = ",".join(str(one) for one in node.device_ids)
+        own[VISIBLE_DEVICES[node.device_type]] = ",".join(map(str, node.device_ids))
     return own
-
-
-def _sorted(env: Mapping[str, str]) -> dict[str, str]:
-    return dict(sorted(env.items()))

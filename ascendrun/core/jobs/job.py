@@ -1,4 +1,4 @@
-"""The words of a job's life: its record, what can happen to it, and what is to be done about it."""
+"""The record of a job, the inputs that change it, and the actions that they cause."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ascendrun.text import Text, from_json, to_json
 
 
 class State(str, Enum):
-    """Where a job stands. The moves between them are the table in core/jobs/lifecycle.py."""
+    """State of a job. The transitions between them are the table in core/jobs/lifecycle.py."""
 
     QUEUED = "QUEUED"
     CHECKING = "CHECKING"
@@ -30,11 +30,11 @@ class State(str, Enum):
 
 TERMINAL = frozenset({State.SUCCEEDED, State.STOPPED, State.FAILED})
 ACTIVE_STATES = frozenset({State.CHECKING, State.STAGING, State.STARTING, State.RUNNING, State.STOPPING})
-"""States in which a job holds its nodes."""
+"""States in which a job uses its nodes."""
 
 
 class Phase(str, Enum):
-    """How far one node is within an attempt. From GO_SENT on, processes may exist there."""
+    """Progress of one node within an attempt. From GO_SENT on, processes may exist there."""
 
     PENDING = "PENDING"
     REPORTED = "REPORTED"
@@ -61,7 +61,7 @@ class Cause(str, Enum):
 
 @dataclass(frozen=True)
 class Exit:
-    """How one rank ended. `at_ns`: the node's UTC clock; compare over nodes only after removing clock offsets.
+    """Exit of one rank. `at_ns`: the node's UTC clock; compare over nodes only after removing clock offsets.
     `stopped`: it ended after a stop request. `killed_at_exit`: it had finished, did not exit, and was
     killed. `exited_ns`: when the kernel reported it, as `at_ns`."""
 
@@ -99,12 +99,14 @@ class NodeProgress:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything the head decided about one job; a value: `lifecycle.advance` makes the next one.
+    """Everything that the controller decided about one job; a value: `lifecycle.advance` returns the next one.
 
-    `pipeline`: the id of the pipeline that it is a stage of, None: a job by itself. `stage`: the stage's name in it.
-    `needs`: the id of the job that has to succeed before. `home`: the run whose working folder it uses, None: its own.
-    `go_sent_at_s`: when GO was decided for this attempt, None: not yet. `unconfirmed`: hosts whose processes could not
-    be confirmed gone when the job ended; they are held until they answer. Times are UTC seconds.
+    `pipeline`: the id of the pipeline that it is a stage of, None: not part of a pipeline. `stage`: the stage's
+    name in it.
+    `needs`: the id of the job that has to succeed before. `home`: the run whose working directory it uses, None:
+    its own.
+    `go_sent_at_s`: when GO was decided for this attempt, None: not yet. `unconfirmed`: hosts on which the
+    end of all processes is unknown; they stay reserved until they are reachable. Times are UTC seconds.
     """
 
     id: str
@@ -148,7 +150,7 @@ class Job:
         raise KeyError(host)
 
 
-# What can happen. Each names its host where it has one; times are the caller's business (`now_s` of advance).
+# Inputs of `lifecycle.advance`. Times are passed separately (`now_s`).
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class WaitingForNodes:
 
 @dataclass(frozen=True)
 class DependencyFailed:
-    """The job that this one needs has ended without success."""
+    """The job that this one needs ended without success."""
 
     reason: Text
 
@@ -186,7 +188,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan stands: which ranks run where."""
+    """The plan is made: the ranks of each host."""
 
     ranks: Mapping[str, tuple[int, ...]]
     world_size: int
@@ -199,7 +201,7 @@ class NodeStaged:
 
 @dataclass(frozen=True)
 class NodeReady:
-    """`master_port`: what the rank-0 node found free; None from the others."""
+    """`master_port`: a free port of the rank-0 node; None from the others."""
 
     host: str
     master_port: int | None
@@ -231,7 +233,8 @@ class RankExited:
 
 @dataclass(frozen=True)
 class RankHungAtExit:
-    """A rank lives on after its work. `cause`: finished (its metrics have "done") or idle (another rank exited 0 and
+    """A rank did not exit after its work. `cause`: finished (its metrics have "done") or idle (another rank exited
+    0 and
     this one does nothing); `after_s`: the limit that was exceeded, None: not recorded."""
 
     host: str
@@ -249,7 +252,7 @@ class StartFailed:
 
 @dataclass(frozen=True)
 class NodeEnded:
-    """Nothing of the attempt is left on the host, except `leftovers` (pids that even SIGKILL does not end)."""
+    """No process of the attempt is left on the host, except `leftovers` (pids that SIGKILL did not end)."""
 
     host: str
     leftovers: tuple[int, ...] = ()
@@ -257,7 +260,7 @@ class NodeEnded:
 
 @dataclass(frozen=True)
 class NodeRebooted:
-    """The host answers with another boot id: whatever ran there is gone."""
+    """The host has another boot id: its processes are gone."""
 
     host: str
 
@@ -269,7 +272,7 @@ class SupervisorLost:
 
 @dataclass(frozen=True)
 class StopStarted:
-    """The supervisor of a host began to end its ranks. `by`: limit, failure, user …; `at_s`: the host's clock."""
+    """The supervisor of a host started to end its ranks. `by`: limit, failure, user …; `at_s`: the host's clock."""
 
     host: str
     by: str
@@ -284,41 +287,24 @@ class StopRequested:
 
 @dataclass(frozen=True)
 class HeadRestarted:
-    """A new controller found the job in the middle of a start that the old one had not given GO for."""
+    """A new controller found the job in a start for which the old one had not sent GO."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed. `reachable`: hosts that answer at present."""
+    """Time passed. `reachable`: hosts that respond now."""
 
     reachable: frozenset[str] = frozenset()
 
 
 JobInput = Union[
-    NodesAvailable,
-    WaitingForNodes,
-    DependencyFailed,
-    NodeReported,
-    Checked,
-    Planned,
-    NodeStaged,
-    NodeReady,
-    Refused,
-    RankStarted,
-    RankExited,
-    RankHungAtExit,
-    StartFailed,
-    NodeEnded,
-    NodeRebooted,
-    SupervisorLost,
-    StopStarted,
-    StopRequested,
-    HeadRestarted,
-    Tick,
+    Union[NodesAvailable, WaitingForNodes, DependencyFailed, NodeReported, Checked, Planned, NodeStaged, NodeReady],
+    Union[Refused, RankStarted, RankExited, RankHungAtExit, StartFailed, NodeEnded, NodeRebooted, SupervisorLost],
+    Union[StopStarted, StopRequested, HeadRestarted, Tick],
 ]
 
 
-# What is to be done; every action may be repeated, since the head can die between deciding and doing.
+# Actions. Each may be repeated, since the controller can end between the decision and the action.
 
 
 @dataclass(frozen=True)
@@ -328,12 +314,12 @@ class QueryNodes:
 
 @dataclass(frozen=True)
 class StageNodes:
-    """Bring the trees to every node that lacks them."""
+    """Send the trees to every node that lacks them."""
 
 
 @dataclass(frozen=True)
 class PrepareNodes:
-    """Ask every node to check, reserve and say ready."""
+    """Request every node to check, reserve and report ready."""
 
 
 @dataclass(frozen=True)
@@ -343,7 +329,7 @@ class StartNodes:
 
 @dataclass(frozen=True)
 class AbortNodes:
-    """Forget what was prepared for the attempt of this run_id; nothing was started."""
+    """Discard what was prepared for the attempt of this run_id; nothing was started."""
 
     run_id: str
 

@@ -1,4 +1,4 @@
-"""How a job lives: a literal table of transitions, one writer of the state, and one pure step from event to actions."""
+"""State machine of a job: the table of transitions, one writer of the state, one pure step from input to actions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.RUNNING: frozenset({State.SUCCEEDED, State.STOPPING}),
     State.STOPPING: frozenset({State.STOPPED, State.FAILED, State.BACKOFF}),
     State.BACKOFF: frozenset({State.QUEUED, State.STOPPING}),
-    State.SUCCEEDED: frozenset(),
-    State.STOPPED: frozenset(),
-    State.FAILED: frozenset(),
+    **dict.fromkeys((State.SUCCEEDED, State.STOPPED, State.FAILED), frozenset()),
 }
 
 FAILURE_GRACE_S = 2.0
-"""How long the other ranks get after one has failed: they have nothing left to save that the failed one had not."""
+"""Grace period of the other ranks after one has failed: a checkpoint without the failed rank would be incomplete."""
 
 CONFIRM_S = 30.0
-"""How long, beyond the grace, an unreachable node may keep a job in STOPPING; one that answers, twice as long."""
+"""How long, beyond the grace, an unreachable node may keep a job in STOPPING; a reachable one, twice as long."""
 
 
 class InvalidTransitionError(AssertionError):
@@ -77,8 +75,8 @@ def advance(job: Job, event: JobInput, *, now_s: float, recent: Callable[[], Seq
 def resume(job: Job, *, now_s: float) -> Step:
     """What a new controller does about a job that an earlier one left behind.
 
-    A start without GO is given up and begun again as the next attempt: what the nodes had reserved for it died
-    with the old controller's connections. After GO everything is repeatable and simply said again.
+    A start without GO is repeated as the next attempt: the nodes dropped their reservations with the connections of
+    the old controller. After GO every action is repeatable and is sent again.
     """
     if job.state in (State.CHECKING, State.STAGING, State.STARTING) and job.go_sent_at_s is None:
         return advance(job, w.HeadRestarted(), now_s=now_s)
@@ -91,7 +89,7 @@ def resume(job: Job, *, now_s: float) -> Step:
 
 
 def restart_timers(job: Job, *, now_s: float) -> Job:
-    """The job as a head sees it that could not look for a while (it was away, or asleep): its waits begin anew."""
+    """The job after a time without a running controller (stopped or suspended): its timeouts start again."""
     if job.state is State.STARTING and job.go_sent_at_s is not None:
         return replace(job, go_sent_at_s=now_s)
     return replace(job, since_s=now_s) if job.state is State.STOPPING else job
@@ -136,7 +134,7 @@ class _Draft:
         self.job = replace(self.job, nodes=nodes)
 
     def stop(self, cause: Cause, reason: Text, *, now: bool = False) -> None:
-        """Into STOPPING, with what that asks for; a user's second, harsher wish is heard as well."""
+        """To STOPPING, with its actions; a later request to stop now applies as well."""
         if self.job.is_terminal:
             return
         if self.job.state is State.STOPPING:
@@ -149,7 +147,7 @@ class _Draft:
         self.actions += _stop_actions(self.job)
 
     def settle(self) -> None:
-        """Takes every arrow that the record now allows."""
+        """Make every transition that the record now allows."""
         job = self.job
         if job.state is State.CHECKING and job.world_size and _all_at_least(job, Phase.REPORTED):
             self.transition(State.STAGING, reasons.checked(len(job.nodes), self.now_s - job.since_s))
@@ -180,28 +178,16 @@ class _Draft:
         cause = self.job.cause
         if cause is Cause.HEAD_RESTARTED:
             self.transition(State.BACKOFF, self.job.reason)
-            self._requeue()
+            again = replace(self.job, attempt=self.job.attempt + 1, nodes=(), world_size=0, master_port=None)
+            again = replace(again, go_sent_at_s=None, started_at_s=None, cause=None, stop_now=False, first_failure=None)
+            self.job = again
+            self.transition(State.QUEUED, reasons.next_attempt(self.job.attempt))
             return
         target = State.STOPPED if cause in (Cause.USER, Cause.NEED) else State.FAILED
         reason = self.job.reason
         if cause is Cause.FAILURE and self.job.first_failure:
             reason = self.job.first_failure.reason()
         self._finish(target, reason)
-
-    def _requeue(self) -> None:
-        self.job = replace(
-            self.job,
-            attempt=self.job.attempt + 1,
-            nodes=(),
-            world_size=0,
-            master_port=None,
-            go_sent_at_s=None,
-            started_at_s=None,
-            cause=None,
-            stop_now=False,
-            first_failure=None,
-        )
-        self.transition(State.QUEUED, reasons.next_attempt(self.job.attempt))
 
     def _finish(self, target: State, reason: Text) -> None:
         self.job = replace(self.job, ended_at_s=self.now_s)
@@ -236,10 +222,10 @@ def stop_grace_s(job: Job) -> float:
     return job.grace_s if job.cause is Cause.USER or job.cause is Cause.LIMIT else FAILURE_GRACE_S
 
 
-# One small function for each event.
+# One function for each input.
 
 
-def _nodes_free(draft: _Draft, event: w.NodesAvailable) -> None:
+def _nodes_available(draft: _Draft, event: w.NodesAvailable) -> None:
     if draft.job.state is not State.QUEUED:
         return
     nodes = tuple(NodeProgress(host=host, node_rank=k) for k, host in enumerate(draft.job.hosts))
@@ -248,13 +234,13 @@ def _nodes_free(draft: _Draft, event: w.NodesAvailable) -> None:
     draft.actions.append(w.QueryNodes())
 
 
-def _held_by(draft: _Draft, event: w.WaitingForNodes) -> None:
+def _waiting_for_nodes(draft: _Draft, event: w.WaitingForNodes) -> None:
     if draft.job.state is State.QUEUED and draft.job.reason != event.reason:
         draft.job = replace(draft.job, reason=event.reason)
         draft.record("waiting", values={"reason": event.reason})
 
 
-def _need_failed(draft: _Draft, event: w.DependencyFailed) -> None:
+def _dependency_failed(draft: _Draft, event: w.DependencyFailed) -> None:
     if draft.job.state is State.QUEUED:
         draft.stop(Cause.NEED, event.reason)
 
@@ -337,7 +323,7 @@ def _rank_exited(draft: _Draft, event: w.RankExited) -> None:
         draft.stop(Cause.FAILURE, failure.reason())
 
 
-def _rank_lingers(draft: _Draft, event: w.RankHungAtExit) -> None:
+def _rank_hung_at_exit(draft: _Draft, event: w.RankHungAtExit) -> None:
     node = draft.job.node(event.host)
     if event.rank not in node.lingering:
         draft.set_node(event.host, lingering=(*node.lingering, event.rank))
@@ -391,14 +377,6 @@ def _stop_started(draft: _Draft, event: w.StopStarted) -> None:
         draft.stop(Cause.LIMIT, reasons.time_limit(event.host, event.why))
 
 
-def _stop_requested(draft: _Draft, event: w.StopRequested) -> None:
-    draft.stop(Cause.USER, reasons.stopped_by_user(), now=event.now)
-
-
-def _head_restarted(draft: _Draft, event: w.HeadRestarted) -> None:
-    draft.stop(Cause.HEAD_RESTARTED, reasons.controller_restarted())
-
-
 def _tick(draft: _Draft, event: w.Tick) -> None:
     job = draft.job
     if job.state is State.STARTING and job.go_sent_at_s is not None and draft.now_s - job.go_sent_at_s > job.start_s:
@@ -410,16 +388,16 @@ def _tick(draft: _Draft, event: w.Tick) -> None:
 
 
 def _give_up_waiting(draft: _Draft, reachable: frozenset[str], *, waited_s: float) -> None:
-    """Hosts that owe the proof of the end for too long are held as unconfirmed, so that the job can end."""
+    """Hosts that do not confirm the end in time become unconfirmed, so that the job can end."""
     waiting = [n.host for n in draft.job.nodes if n.may_run_processes and n.host not in draft.job.unconfirmed]
-    silent = tuple(host for host in waiting if host not in reachable and waited_s > CONFIRM_S)
+    unreachable = tuple(host for host in waiting if host not in reachable and waited_s > CONFIRM_S)
     stuck = tuple(host for host in waiting if host in reachable and waited_s > 2 * CONFIRM_S)
-    if silent:
-        draft.record("end-unconfirmed", silent)
+    if unreachable:
+        draft.record("end-unconfirmed", unreachable)
     if stuck:
         draft.record("end-failed", stuck)
-    if silent or stuck:
-        draft.job = replace(draft.job, unconfirmed=(*draft.job.unconfirmed, *silent, *stuck))
+    if unreachable or stuck:
+        draft.job = replace(draft.job, unconfirmed=(*draft.job.unconfirmed, *unreachable, *stuck))
 
 
 def _all_exited_zero(node: NodeProgress) -> bool:
@@ -442,9 +420,9 @@ def find_first_failure(job: Job) -> FirstFailure | None:
 
 
 _HANDLERS: Mapping[type[object], Callable[..., None]] = {
-    w.NodesAvailable: _nodes_free,
-    w.WaitingForNodes: _held_by,
-    w.DependencyFailed: _need_failed,
+    w.NodesAvailable: _nodes_available,
+    w.WaitingForNodes: _waiting_for_nodes,
+    w.DependencyFailed: _dependency_failed,
     w.NodeReported: _node_reported,
     w.Checked: _checked,
     w.Planned: _planned,
@@ -453,15 +431,15 @@ _HANDLERS: Mapping[type[object], Callable[..., None]] = {
     w.Refused: _refused,
     w.RankStarted: _rank_started,
     w.RankExited: _rank_exited,
-    w.RankHungAtExit: _rank_lingers,
+    w.RankHungAtExit: _rank_hung_at_exit,
     w.StartFailed: _start_failed,
     w.NodeEnded: _node_ended,
     w.NodeRebooted: _node_rebooted,
     w.SupervisorLost: _supervisor_lost,
     w.StopStarted: _stop_started,
-    w.StopRequested: _stop_requested,
-    w.HeadRestarted: _head_restarted,
+    w.StopRequested: lambda draft, event: draft.stop(Cause.USER, reasons.stopped_by_user(), now=event.now),
+    w.HeadRestarted: lambda draft, _: draft.stop(Cause.HEAD_RESTARTED, reasons.controller_restarted()),
     w.Tick: _tick,
 }
 
-assert set(_HANDLERS) == set(get_args(w.JobInput)), "an event without a handler"
+assert set(_HANDLERS) == set(get_args(w.JobInput)), "an input without a handler"

@@ -1,4 +1,4 @@
-"""How a pipeline stands, from the jobs of its stages."""
+"""State of a pipeline, from the jobs of its stages."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ class StageStatus:
 
 @dataclass(frozen=True)
 class PipelineStatus:
-    """A pipeline in one line. `representative`: the index of the job
-    that shows its progress, in the jobs it was made from.
-    `reason`: which stage of how many, and that stage's own word."""
+    """A pipeline in one line. `representative`: the index of the job that shows its progress, in the jobs it
+    was made from. `reason`: which stage of how many, and the reason of that stage."""
 
     representative: int
     state: State
@@ -33,24 +32,20 @@ class PipelineStatus:
 
 def newest_stages(jobs: Sequence[Job]) -> tuple[int, ...]:
     """The indexes of each stage's newest job, in the order in which the stages were first submitted."""
-    newest: dict[str, int] = {}
-    for index, job in enumerate(jobs):
-        if job.stage is not None:
-            newest[job.stage] = index
-    return tuple(newest.values())
+    return tuple({job.stage: index for index, job in enumerate(jobs) if job.stage is not None}.values())
 
 
 def representative_stage(jobs: Sequence[Job]) -> int:
-    """The index of the job that tells how the pipeline stands: one that has nodes, else the first that failed or was
-    stopped by itself, else the first that waits, else the last."""
+    """The index of the job that represents the pipeline: one that has nodes, else the first that failed or was
+    stopped itself, else the first that waits, else the last."""
     stages = newest_stages(jobs)
     if all(jobs[index].state is State.SUCCEEDED for index in stages):
         return stages[-1]
-    return min(stages, key=lambda index: _says_least(jobs[index]))
+    return min(stages, key=lambda index: _precedence(jobs[index]))
 
 
-def _says_least(job: Job) -> int:
-    """0: says most."""
+def _precedence(job: Job) -> int:
+    """0: represents the pipeline first."""
     if not job.is_terminal:
         return 2 if job.state is State.QUEUED else 0
     return 1 if job.state is not State.SUCCEEDED and job.cause is not Cause.NEED else 3
@@ -64,6 +59,6 @@ def pipeline_status(jobs: Sequence[Job]) -> PipelineStatus:
     stages = tuple(StageStatus(str(jobs[index].stage), jobs[index].id, jobs[index].state) for index in newest)
     state = job.state
     if job.state.value in ("STOPPED", "FAILED") and any(not jobs[index].is_terminal for index in newest):
-        state = State.STOPPING  # its last stages are still being called off
+        state = State.STOPPING  # its last stages are still being skipped
     reason = stage_progress(newest.index(representative) + 1, len(newest), str(job.stage), job.reason)
     return PipelineStatus(representative, state, reason, stages)

@@ -26,7 +26,7 @@ PORT_TOKEN = "\0MASTER_PORT\0"
 
 @dataclass(frozen=True)
 class Folders:
-    """Absolute paths on one node, as `node/layout.py` lays them for this run and attempt."""
+    """Absolute paths on one node for this run and attempt, as `node/layout.py` defines them."""
 
     work: str
     checkpoints: str
@@ -36,7 +36,7 @@ class Folders:
 
 @dataclass(frozen=True)
 class Tree:
-    """A staged folder: `name` says what it is ("code": the user's, "programs": ours), `sha256` names its content."""
+    """A staged directory: `name` is "code" (of the user) or "programs" (bundled); `sha256` is of its contents."""
 
     name: str
     sha256: str
@@ -74,7 +74,7 @@ class LaunchPlan:
     """What all nodes start together. `master_ports`: tried in order by bind on the rank-0 node; the first free one
     becomes MASTER_PORT in every rank's environment (and replaces PORT_TOKEN in arguments).
     `max_s`: None means no limit. `stop_signal` is a name without SIG, such as "TERM".
-    `home`: the run whose working folder the ranks use, None: the run_id's own."""
+    `home`: the run whose working directory the ranks use, None: that of run_id."""
 
     job: str
     attempt: int
@@ -107,10 +107,11 @@ def make_plan(
     trees: Sequence[Tree],
     home: str | None = None,
 ) -> LaunchPlan:
-    """What to start where. `hosts`: the hostfile's, in its order; `reports`, `folders`: by host name; `home`: as in
+    """The processes of each node. `hosts`: the hostfile's, in its order; `reports`, `folders`: by host name;
+    `home`: as in
     LaunchPlan.
 
-    Raises PreflightError with every reason why the hosts cannot carry the job.
+    Raises PreflightError with every reason why the hosts cannot run the job.
     """
     chosen = choose_hosts(spec, hosts)
     faults = [Failure(PreflightError.code, message, hint) for _, message, hint in placement_faults(spec, chosen)]
@@ -283,7 +284,7 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
 
 def render_plan(plan: LaunchPlan) -> dict[str, Any]:
     """The plan as data. Each node's `prepare` is the very request that its agent gets; PORT_TOKEN in an argument
-    stands for the port that is found free then."""
+    stands for the port that is free at the start."""
     return {
         "job": plan.job,
         "attempt": plan.attempt,
@@ -376,7 +377,7 @@ def _make_ranks(shape: _Shape, job: JobShare, share: NodeShare) -> tuple[RankPla
 
 def _command(shape: _Shape, share: NodeShare) -> tuple[str, ...]:
     spec, host = shape.spec, shape.hosts[share.node_rank]
-    # This machine's agent runs under an interpreter that has the job's packages; of others we know only the name.
+    # The agent of this machine runs under an interpreter with the job's packages; of others only the name is known.
     python = spec.python or (shape.reports[host.name].python if host.is_local else "python3")
     if spec.program is not None:
         words = launchers.program_command(spec.program, make_arguments(spec.args), python=python)
@@ -416,7 +417,9 @@ def _preflight_error(name: str, faults: Sequence[Failure]) -> PreflightError:
 
 
 def render_text(rendered: Mapping[str, Any]) -> str:
-    """What `render_plan` gave, readable. The first candidate stands for MASTER_PORT; secrets are not in a plan."""
+    """The result of `render_plan` as commands to paste on each node. The first candidate stands for MASTER_PORT; a
+    plan has
+    no secrets."""
     port = str(rendered["master_ports"][0])
     lines = [
         f"# {rendered['job']}, attempt {rendered['attempt']}: {rendered['world_size']} ranks on "

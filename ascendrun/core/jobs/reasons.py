@@ -9,7 +9,7 @@ from typing import Union
 from ascendrun.text import Text
 
 Detail = Union[Text, str]
-"""What a node or a tool reported; str: its own words."""
+"""What a node or a tool reported; str: its output."""
 
 
 def new() -> Text:
@@ -105,7 +105,7 @@ def next_attempt(attempt: int) -> Text:
 
 
 def preflight_failed(hosts: Sequence[str], why: Detail) -> Text:
-    """`hosts`: those that refused, () when the plan is the reason or `why` names them itself."""
+    """`hosts`: those that are not ready, () when the plan is the reason or `why` names them itself."""
     return Text(
         "reason.preflight-failed", "preflight failed (no process was started): {why}", why=why, hosts=list(hosts)
     )
@@ -124,7 +124,7 @@ def supervisor_lost(host: str) -> Text:
 
 
 def hung_at_exit(cause: str, after_s: float | None) -> Text:
-    """What an event says of a rank that did not exit. A cause of an earlier or later release shows as it is."""
+    """Why a rank counts as hung at exit. A cause of an earlier or later release shows as it is."""
     if cause == "finished" and after_s is not None:
         return Text("hung.finished", "its work ended more than {after_s:duration} ago; it is killed", after_s=after_s)
     if cause == "idle" and after_s is not None:

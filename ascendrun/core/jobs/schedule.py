@@ -1,4 +1,4 @@
-"""Who may take its nodes now: first come, first served, over the jobs of one head; a stage after what it needs."""
+"""Which queued jobs may start: in order of submission, over the jobs of one head node; a stage after its dependency."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ascendrun.text import Text
 
 @dataclass(frozen=True)
 class Claim:
-    """What a job takes of one host.
+    """What a job uses of one host.
 
     `count` of its `capacity` slots (capacity None: the whole host), or the devices `ids` and no others.
     """
@@ -30,8 +30,8 @@ Decision = Union[NodesAvailable, WaitingForNodes]
 def schedule_all(
     jobs: Sequence[tuple[Job, Sequence[Claim]]], find: Callable[[str], Job | None]
 ) -> Mapping[str, Decision | DependencyFailed]:
-    """For every QUEUED job, oldest first, whether it may start now. One that waits for the job it needs holds no place
-    in the queue for nodes. `find`: a job by its id, None: there is none."""
+    """For every QUEUED job, oldest first, whether it may start now. One that waits for the job it needs has no place
+    in the queue for nodes. `find` returns a job by its id, None: not found."""
     decisions: dict[str, Decision | DependencyFailed] = {}
     ready = []
     for job, claims in jobs:
@@ -44,9 +44,9 @@ def schedule_all(
 
 
 def schedule_queue(jobs: Sequence[tuple[Job, Sequence[Claim]]]) -> Mapping[str, Decision]:
-    """For every QUEUED job, oldest first, whether its nodes are free or who has them.
+    """For every QUEUED job, oldest first, whether its nodes are available or which job uses them.
 
-    A waiting job keeps its place: a younger one does not pass it on a host that both want.
+    A waiting job keeps its place: a younger job does not overtake it on a host that both require.
     """
     taken: dict[str, list[tuple[Job, Claim]]] = {}
     decisions: dict[str, Decision] = {}
@@ -67,7 +67,7 @@ def schedule_queue(jobs: Sequence[tuple[Job, Sequence[Claim]]]) -> Mapping[str, 
 def check_dependency(job: Job, needed: Job | None) -> None | WaitingForNodes | DependencyFailed:
     """Whether a QUEUED job may wait for nodes, given the job that it needs (None: unknown); None: it may.
 
-    A job behind a skipped stage is told of the stage that failed by itself.
+    A job behind a skipped stage gets the reason of the stage that failed.
     """
     if needed is None:
         return DependencyFailed(reasons.dependency_unknown(str(job.needs)))

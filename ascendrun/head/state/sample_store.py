@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascendrun.core.sample_rollup import IDENTITY, figures_of, mean_of, peak_of
+from ascendrun.core.sample_rollup import IDENTITY, mean_of, metrics_of, peak_of
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample, RawText, Sample
 from ascendrun.head.state.database import Database, immediate, version_of
 from ascendrun.node.sampler.sample import GENERATIONS
@@ -206,7 +206,7 @@ class SampleStore(Database):
         return self._ids[key]
 
     def _insert(self, kind: str, level: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        columns = ("thing", "at_s", *figures_of(_KINDS[kind]))
+        columns = ("thing", "at_s", *metrics_of(_KINDS[kind]))
         self._db.executemany(
             f"INSERT OR REPLACE INTO {kind}_{level} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
             rows,
@@ -395,7 +395,7 @@ class SampleStore(Database):
     ) -> list[Any]:
         """Samples with begin_s <= at_s < end_s, in order."""
         kind = _KINDS[series.kind]
-        names = ("at_s", *figures_of(kind))
+        names = ("at_s", *metrics_of(kind))
         rows = self._db.execute(
             f"SELECT {', '.join(names)} FROM {series.kind}_{table} WHERE thing = ? AND at_s >= ? AND at_s < ?"
             f" ORDER BY at_s {'DESC LIMIT 1' if newest_only else 'ASC'}",
@@ -436,7 +436,7 @@ def _load_detail(at_s: float, host: str, device: int, device_type: str, text: st
 
 def _row_of(sample: Sample) -> tuple[Any, ...]:
     figures = []
-    for name in figures_of(type(sample)):
+    for name in metrics_of(type(sample)):
         value = getattr(sample, name)
         figures.append(" ".join(str(pid) for pid in value) if name == "pids" and value is not None else value)
     return (sample.at_s, *figures)

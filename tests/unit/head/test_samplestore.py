@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.sample_rollup import IDENTITY, figures_of
+from ascendrun.core.sample_rollup import IDENTITY, metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample, RawText
 from ascendrun.head.state.sample_store import LEVELS, RAW_TEXTS, SampleStore
 from ascendrun.head.state.state_dir import StoreUnusableError
@@ -60,7 +60,7 @@ def test_the_tables_have_every_figure_of_the_words(store: SampleStore, tmp_path:
         for name, kind in (("device", DeviceSample), ("host", HostSample), ("rank", RankSample)):
             for table in (f"{name}_raw", f"{name}_minute", f"{name}_minute_peak", f"{name}_ten", f"{name}_ten_peak"):
                 columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-                assert columns == ["thing", "at_s", *figures_of(kind)]
+                assert columns == ["thing", "at_s", *metrics_of(kind)]
     db.close()
 
 
@@ -305,4 +305,4 @@ def test_nobody_else_may_read_it(store: SampleStore, tmp_path: Path) -> None:
 
 def test_every_kind_is_named_by_fields_it_has() -> None:
     for kind, names in IDENTITY.items():
-        assert not set(names) & set(figures_of(kind)) and "at_s" not in figures_of(kind)
+        assert not set(names) & set(metrics_of(kind)) and "at_s" not in metrics_of(kind)
