@@ -92,7 +92,7 @@ def _show(value: Any, spec: str, lang: str) -> str:
             return value.render(lang)
         if isinstance(value, (list, tuple)):
             return SEPARATOR.get(lang, ", ").join(_show(item, spec, lang) for item in value)
-        return format(value, spec)
+        return f"{value:{spec}}"  # the name format is the submodule here
     except (TypeError, ValueError):
         return str(value)
 

@@ -86,6 +86,11 @@ def test_every_message_renders_in_both_languages_whatever_its_values() -> None:
             assert Text(message.key, message.english, **values).render(lang)
 
 
+def test_a_python_format_of_a_value_applies() -> None:
+    assert Text("a.b", "{seconds:.0f} s, {code:04d}", seconds=3900.2, code=7).render("en") == "3900 s, 0007"
+    assert Text("a.b", "{seconds:.0f} s", seconds="soon").render("en") == "soon s"
+
+
 def test_every_row_of_a_table_is_in_chinese_with_the_same_placeholders() -> None:
     rows = chinese()
     found = [message for message in tables() if re.search("[A-Za-z]", UNTRANSLATED.sub("", message.english))]
