@@ -11,7 +11,7 @@ from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.child_process import ChildStream
-from ascendrun.head.ssh.transport import Deadlines, Receiver, StreamClosedError
+from ascendrun.head.ssh.transport import CLOSED_HERE, Deadlines, Receiver, StreamClosedError
 from ascendrun.text import Text
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
@@ -31,7 +31,7 @@ class LocalConnection:
 
     def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ChildStream:
         if self._is_closed:
-            raise StreamClosedError("closed by this side")
+            raise StreamClosedError(CLOSED_HERE)
         try:
             stream = ChildStream(["/bin/sh", "-c", command], env=self._env, cwd=os.path.expanduser("~"))
         except OSError as error:

@@ -22,7 +22,7 @@ from ascendrun.head.ssh.host_keys import (
     look_up,
     record_host_keys,
 )
-from ascendrun.head.ssh.transport import Connection, Deadlines
+from ascendrun.head.ssh.transport import CLOSED_HERE, Connection, Deadlines
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class SshBackend:
         self._keys: KeyRing | None = None
         self._refused: dict[tuple[str, int, str], tuple[float, AuthenticationError]] = {}
         self._jumps: dict[str, _Jump] = {}
-        self._reasons: dict[str, str] = {}
+        self._reasons: dict[str, Text] = {}
         self._targets: dict[Host, SshTarget] = {}
 
     def connect(self, host: Host, *, deadlines: Deadlines) -> Connection:
@@ -76,10 +76,10 @@ class SshBackend:
                 self._note_refusal(target, error)
             raise
 
-    def why_openssh(self, host: Host) -> str | None:
+    def why_openssh(self, host: Host) -> Text | None:
         """Why this host is reached through the OpenSSH binary; None: it is reached through paramiko."""
         if self._transport != "auto":
-            return "asked for" if self._transport == "openssh" else None
+            return Text("ssh.openssh-set", "transport: openssh is set") if self._transport == "openssh" else None
         with self._lock:
             if host.name in self._reasons:
                 return self._reasons[host.name]
@@ -87,7 +87,8 @@ class SshBackend:
         reason = target.why_openssh or self._key_reason(target) or self._jump_reason(target)
         recorded = self.recorded(target)
         if reason is None and recorded.authorities and not recorded.keys:
-            reason = f"host certificates ({recorded.authorities[0].file}:{recorded.authorities[0].line})"
+            place = f"{recorded.authorities[0].file}:{recorded.authorities[0].line}"
+            reason = Text("ssh.host-certificates", "host certificates ({place})", place=place)
         return reason
 
     def recorded(self, target: SshTarget) -> Recorded:
@@ -109,7 +110,7 @@ class SshBackend:
         try:
             return shown_key(link)
         finally:
-            link.drop("only the host key was read")
+            link.drop(CLOSED_HERE)
 
     def record_host_key(self, host: Host, key: HostKey, *, replace: bool = False) -> bool:
         """Writes `key` into ascendrun's own known_hosts; with `replace` it takes the place of others.
@@ -155,7 +156,9 @@ class SshBackend:
             if self._transport != "auto":
                 raise
             with self._lock:
-                self._reasons[target.name] = f"no algorithm in common ({error.message})"
+                self._reasons[target.name] = Text(
+                    "ssh.no-algorithm", "no algorithm in common ({error})", error=error.message
+                )
             return self._connect_openssh(host, target, deadlines)
 
     def _make_connection(self, target: SshTarget, deadlines: Deadlines) -> ParamikoConnection:
@@ -214,15 +217,16 @@ class SshBackend:
         with self._lock:
             return self._jumps.setdefault(text, _Jump(target, self._make_connection))
 
-    def _jump_reason(self, target: SshTarget) -> str | None:
+    def _jump_reason(self, target: SshTarget) -> Text | None:
         if target.jump is None:
             return None
         jump = self.resolve(parse_jump(target.jump))
         if jump.jump is not None:
-            return f"several jumps in a row ({target.jump}, then {jump.jump})"
+            where = f"{target.jump} -> {jump.jump}"
+            return Text("ssh.several-jumps", "several jumps in a row ({where})", where=where)
         return jump.why_openssh or self._key_reason(jump)
 
-    def _key_reason(self, target: SshTarget) -> str | None:
+    def _key_reason(self, target: SshTarget) -> Text | None:
         from ascendrun.head.ssh.keys import needs_openssh
 
         return needs_openssh(target)

@@ -90,7 +90,7 @@ def test_two_jumps_in_a_row_go_through_openssh(lab: Any) -> None:
     users = lab.folder / "users_known_hosts"
     users.write_text(lab.own_known_hosts.read_text())  # ssh's own ssh to a jump host reads the user's file only
     backends = lab.backends()
-    assert "several jumps" in backends.ssh().why_openssh(Host("inner"))
+    assert backends.ssh().why_openssh(Host("inner")).key == "ssh.several-jumps"
     connects(backends, Host("inner"))
 
 
@@ -107,7 +107,7 @@ def test_a_proxy_command_goes_through_openssh(lab: Any) -> None:
         )
     )
     backends = lab.backends()
-    assert "proxycommand" in backends.ssh().why_openssh(Host("inner"))
+    assert "proxycommand" in backends.ssh().why_openssh(Host("inner")).values["setting"]
     connects(backends, Host("inner"))
     with pytest.raises(UnreachableError, match="paramiko does not .*proxycommand"):
         lab.backends("paramiko").connect(Host("inner"), deadlines=DEADLINES)
@@ -127,7 +127,7 @@ def test_a_host_certificate_goes_through_openssh(lab: Any) -> None:
     lab.write_config(*hop("inner", server, "HostKeyAlias inner"))
     (lab.folder / "users_known_hosts").write_text(f"@cert-authority inner {Path(f'{authority}.pub').read_text()}")
     backends = lab.backends()
-    assert "certificates" in backends.ssh().why_openssh(Host("inner"))
+    assert backends.ssh().why_openssh(Host("inner")).key == "ssh.host-certificates"
     connects(backends, Host("inner"))
     with pytest.raises(HostKeyUnknownError, match="authority"):
         lab.backends("paramiko").connect(Host("inner"), deadlines=DEADLINES)

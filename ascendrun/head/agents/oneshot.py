@@ -95,10 +95,14 @@ class OneShotCommand:
             stream = self._stream = connection.open(COMMAND, receiver, deadline_s=Deadlines().open_s)
             stream.send(encode_words(words), deadline_s=SEND_S)
             stream.close_input()
-        except (AscendrunError, StreamClosedError, ValueError) as error:
+        except AscendrunError as error:
+            self._closed(error.message, None)
+        except StreamClosedError as error:
+            self._closed(error.reason, None)
+        except ValueError as error:
             self._closed(str(error), None)
 
-    def _closed(self, reason: str, status: int | None) -> None:
+    def _closed(self, reason: Text | str, status: int | None) -> None:
         if not self._is_over.acquire(blocking=False):
             return  # told already
         connection = self._connection

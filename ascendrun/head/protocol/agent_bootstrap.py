@@ -118,7 +118,7 @@ class AgentBootstrap:
     def upload(self) -> bytes:
         return loader.upload(self._image.pyz, self._image.sha256)
 
-    def why_closed(self, reason: str, status: int | None) -> AscendrunError:
+    def why_closed(self, reason: Text, status: int | None) -> AscendrunError:
         """The error for a stream that has ended: the dialogue's own reason, or what the login said last."""
         with self._lock:
             if self._failure is not None:

@@ -288,7 +288,7 @@ class Link:
         try:
             stream.send(booting.upload(), deadline_s=SEND_S)
         except (AscendrunError, StreamClosedError) as error:
-            self._drop(epoch, error if isinstance(error, AscendrunError) else booting.why_closed(str(error), None))
+            self._drop(epoch, error if isinstance(error, AscendrunError) else booting.why_closed(error.reason, None))
 
     def _on_data(self, epoch: int, booting: AgentBootstrap, data: bytes) -> None:
         if epoch != self._epoch:
@@ -366,7 +366,7 @@ class Link:
         self._listener.on_down(self, error)
 
     def _as_ours(self, error: AscendrunError | StreamClosedError) -> AscendrunError:
-        return error if isinstance(error, AscendrunError) else UnreachableError(on_host(self.host.name, str(error)))
+        return error if isinstance(error, AscendrunError) else UnreachableError(on_host(self.host.name, error.reason))
 
     # Sending: one task at a time drains the outbox, so frames keep their order and nobody waits in a caller's thread
 

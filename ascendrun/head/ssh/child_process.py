@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Callable
 
 from ascendrun.core.errors import DeadlineExceededError
-from ascendrun.head.ssh.transport import Data, Receiver, StreamClosedError
+from ascendrun.head.ssh.transport import CLOSED_HERE, COMMAND_ENDED, Data, Receiver, StreamClosedError, sending
 from ascendrun.text import Text
 
 READ_BYTES = 256 * 1024
@@ -28,7 +28,7 @@ _POLL_S = 0.2
 class ChildStream:
     """One child process with three pipes; implements `transport.Stream` once `start` gave it a receiver.
 
-    `say_end(exit code)`: turns how it ended into (reason, status); negative codes are signals. Raises OSError.
+    `describe_end(exit code)`: turns how it ended into (reason, status); negative codes are signals. Raises OSError.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class ChildStream:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        say_end: Callable[[int], tuple[str, int | None]] | None = None,
+        describe_end: Callable[[int], tuple[Text, int | None]] | None = None,
     ) -> None:
-        self._say_end = say_end or say_plain_end
+        self._describe_end = describe_end or describe_plain_end
         self._send_lock = threading.Lock()
         self._closing = threading.Event()
         self._process = subprocess.Popen(
@@ -84,11 +84,7 @@ class ChildStream:
     def send(self, data: Data, *, deadline_s: float) -> None:
         until = time.monotonic() + deadline_s
         view = memoryview(data).cast("B")
-        if not self._send_lock.acquire(timeout=max(deadline_s, 0)):
-            raise DeadlineExceededError(
-                Text("ssh.send-busy", "another thread was still sending after {limit_s:g} s", limit_s=deadline_s)
-            )
-        try:
+        with sending(self._send_lock, deadline_s):
             while view:
                 sent = self._write(view[:PIECE_BYTES])
                 view = view[sent:]
@@ -104,19 +100,17 @@ class ChildStream:
                     )
                 if not sent and self._input_fd is not None:
                     _wait_writable(self._input_fd, min(left_s, _POLL_S))
-        finally:
-            self._send_lock.release()
 
     def _write(self, piece: memoryview) -> int:
         """How many bytes the pipe took, 0 when it is full. Raises StreamClosedError."""
         if self._input_fd is None or self._closing.is_set():
-            raise StreamClosedError("the stream is closed")
+            raise StreamClosedError()
         try:
             return os.write(self._input_fd, piece)
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise StreamClosedError("the command does not accept more input") from error
+            raise StreamClosedError(Text("ssh.input-closed", "the command does not accept more input")) from error
 
     def close_input(self) -> None:
         with self._send_lock:
@@ -144,8 +138,8 @@ class ChildStream:
             self._closing.set()
             self._close_pipes()
             self._make_end()
-            reason, status = self._say_end(self._process.wait())
-            receiver.on_closed("closed by this side" if was_asked else reason, status)
+            reason, status = self._describe_end(self._process.wait())
+            receiver.on_closed(CLOSED_HERE if was_asked else reason, status)
 
     def _pump(self, receiver: Receiver) -> None:
         assert self._process.stdout and self._process.stderr and self._wakes
@@ -192,9 +186,9 @@ class ChildStream:
                 pipe.close()
 
 
-def say_plain_end(code: int) -> tuple[str, int | None]:
-    """A shell's way to tell a death by signal: 128 + signal, as sshd's users know it."""
-    return "the command ended", code if code >= 0 else 128 - code
+def describe_plain_end(code: int) -> tuple[Text, int | None]:
+    """A death by signal as shells report it: 128 + signal."""
+    return COMMAND_ENDED, code if code >= 0 else 128 - code
 
 
 def _move(fd: int, sink: Callable[[bytes], None]) -> bool:

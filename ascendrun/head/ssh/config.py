@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ascendrun.core.hosts import Host
+from ascendrun.text import Text
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 MAX_INCLUDE_DEPTH = 16
@@ -45,13 +46,21 @@ class SshTarget:
     known_hosts_files: tuple[str, ...] = ()
     family: int = socket.AF_UNSPEC
     algorithms: Mapping[str, str] = field(default_factory=dict)
-    why_openssh: str | None = None
+    why_openssh: Text | None = None
 
     @property
     def label(self) -> str:
         """ "npu01 (10.0.0.3 port 22)": how messages call it."""
         address = f"[{self.address}]" if ":" in self.address else self.address
         return f"{self.name} ({address}:{self.port})"
+
+
+class ConfigError(ValueError):
+    """A config file that ssh would reject."""
+
+    def __init__(self, message: Text) -> None:
+        super().__init__(message)
+        self.message = message
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class _Answer:
     repeated: dict[str, list[str]] = field(default_factory=dict)
     is_final: bool = False
     wants_final: bool = False
-    obstacle: str | None = None
+    obstacle: Text | None = None
 
     def first(self, keyword: str) -> str | None:
         found = self.values.get(keyword)
@@ -87,7 +96,7 @@ class SshConfig:
         self._must_exist = path is not None
         self._lock = threading.Lock()
         self._lines: dict[str, tuple[_Line, ...]] = {}
-        self._unreadable: dict[str, str] = {}
+        self._unreadable: dict[str, Text] = {}
 
     def resolve(self, host: Host) -> SshTarget:
         """How to reach `host`; the hostfile's addr, user and port win over the config."""
@@ -105,7 +114,9 @@ class SshConfig:
 
     def _walk(self, file: str, answer: _Answer, *, depth: int, is_active: bool, must_exist: bool = False) -> None:
         if depth > MAX_INCLUDE_DEPTH:
-            answer.obstacle = answer.obstacle or f"Include nests deeper than {MAX_INCLUDE_DEPTH} ({file})"
+            answer.obstacle = answer.obstacle or Text(
+                "ssh.include-depth", "Include nests deeper than {limit} ({file})", limit=MAX_INCLUDE_DEPTH, file=file
+            )
             return
         applies = is_active
         for line in self._read(file, must_exist=must_exist):
@@ -138,11 +149,13 @@ class SshConfig:
                     lines = self._parse(file)
                 except FileNotFoundError:
                     if must_exist:
-                        self._unreadable[file] = f"{file}: there is no such file"
+                        self._unreadable[file] = Text("ssh.config-missing", "{file}: file not found", file=file)
                 except OSError as error:
-                    self._unreadable[file] = f"{file}: {error.strerror}"
-                except ValueError as error:
-                    self._unreadable[file] = str(error)
+                    self._unreadable[file] = Text(
+                        "ssh.config-unreadable", "{file}: {error}", file=file, error=error.strerror
+                    )
+                except ConfigError as error:
+                    self._unreadable[file] = error.message
                 self._lines[file] = lines
             return self._lines[file]
 
@@ -151,7 +164,9 @@ class SshConfig:
         if not file.startswith("/etc/ssh/") and (
             status.st_uid not in (0, os.getuid()) or stat.S_IMODE(status.st_mode) & 0o022
         ):
-            raise ValueError(f"{file}: others may write to it, so ssh refuses it (chmod 600 {file})")
+            raise ConfigError(
+                Text("ssh.config-writable", "{file}: writable by others, rejected by ssh (chmod 600 {file})", file=file)
+            )
         text = Path(file).read_text(encoding="utf-8", errors="surrogateescape")
         return parse_config(text, file)
 
@@ -161,7 +176,9 @@ class SshConfig:
         user = answer.first("user") or _local_user()
         port = int(port_text) if port_text.isdigit() and 0 < int(port_text) < 65536 else 0
         if not port:
-            answer.obstacle = answer.obstacle or f"Port {port_text}: no port number ({answer.places.get('port', '')})"
+            answer.obstacle = answer.obstacle or Text(
+                "ssh.config-port", "invalid port {port} ({place})", port=port_text, place=answer.places.get("port")
+            )
         tokens = _tokens(host.name, address, port, user)
         known = [
             _expand(name, tokens)
@@ -198,7 +215,7 @@ _ALGORITHMS = ("kexalgorithms", "ciphers", "macs", "hostkeyalgorithms", "pubkeya
 
 
 def parse_config(text: str, file: str) -> tuple[_Line, ...]:
-    """The lines of a config file. Raises ValueError naming file and line where ssh would refuse it, too."""
+    """The lines of a config file. Raises ConfigError naming file and line where ssh would reject it, too."""
     lines = []
     for number, raw in enumerate(text.splitlines(), 1):
         body = raw.strip()
@@ -207,7 +224,7 @@ def parse_config(text: str, file: str) -> tuple[_Line, ...]:
         found = re.match(r"(\w+)(?:\s*=\s*|\s+)(.*)", body)
         place = f"{file}:{number}"
         if not found or not found.group(2):
-            raise ValueError(f"{place}: cannot be read: {body[:60]!r}")
+            raise ConfigError(Text("ssh.config-line", "{place}: invalid line {line:quote}", place=place, line=body))
         keyword = found.group(1).lower()
         rest = found.group(2)
         arguments = (rest,) if keyword in _TAKES_REST_OF_LINE else split_arguments(rest, place)
@@ -219,19 +236,19 @@ _ARGUMENT = re.compile(r"""\s*(?:(#.*)|((?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\
 
 
 def split_arguments(text: str, place: str) -> tuple[str, ...]:
-    """Words of a config line; quotes hold words together. Raises ValueError on a quote that never ends."""
+    """Words of a config line; quotes hold words together. Raises ConfigError on a quote that never ends."""
     words: list[str] = []
     position = 0
     while text[position:].strip():
         found = _ARGUMENT.match(text, position)
         if not found:
-            raise ValueError(f"{place}: a quote that does not end")
+            raise ConfigError(Text("ssh.config-quote", "{place}: a quote is not closed", place=place))
         if found.group(1):
             break
         words.append(_unquote(found.group(2)))
         position = found.end()
     if not words:
-        raise ValueError(f"{place}: a keyword without a value")
+        raise ConfigError(Text("ssh.config-no-value", "{place}: a keyword without a value", place=place))
     return tuple(words)
 
 
@@ -265,12 +282,12 @@ def _match_applies(line: _Line, answer: _Answer) -> bool:
             holds = _phase_holds(name, answer)
         else:
             if not value and not words:
-                answer.obstacle = answer.obstacle or f"Match {name} without a value ({line.place})"
+                answer.obstacle = answer.obstacle or _setting(f"Match {name}", "", line.place)
                 return False
             value = value or words.pop(0)
             subject = _match_subject(name, answer)
             if subject is None:
-                answer.obstacle = answer.obstacle or f"Match {name} ({line.place})"
+                answer.obstacle = answer.obstacle or _setting("Match", name, line.place)
                 return False
             holds = patterns_match(value.split(","), subject)
         if holds == is_negated:
@@ -320,21 +337,26 @@ _ONLY_OPENSSH: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _why_openssh(answer: _Answer) -> str | None:
+def _setting(keyword: str, value: str, place: str) -> Text:
+    """A setting that paramiko cannot do."""
+    return Text("ssh.setting", "{setting} ({place})", setting=f"{keyword} {value}".strip(), place=place)
+
+
+def _why_openssh(answer: _Answer) -> Text | None:
     if answer.obstacle:
         return answer.obstacle
     for keyword, harmless in _ONLY_OPENSSH.items():
         value = answer.first(keyword)
         if value is not None and value.lower() not in harmless:
-            return f"{keyword} {value} ({answer.places[keyword]})"
+            return _setting(keyword, value, answer.places[keyword])
     if "," in (answer.first("proxyjump") or ""):
-        return f"several jumps in a row ({answer.places['proxyjump']})"
+        return Text("ssh.several-jumps", "several jumps in a row ({where})", where=answer.places["proxyjump"])
     asks_gssapi = answer.first("gssapiauthentication") == "yes"
     if asks_gssapi and not answer.places["gssapiauthentication"].startswith(("/etc/ssh/", "/etc/crypto-policies/")):
-        return f"Kerberos login ({answer.places['gssapiauthentication']})"
+        return _setting("GSSAPIAuthentication", "yes", answer.places["gssapiauthentication"])
     methods = answer.first("preferredauthentications")
     if methods is not None and "publickey" not in methods.split(","):
-        return f"preferredauthentications {methods} ({answer.places['preferredauthentications']})"
+        return _setting("preferredauthentications", methods, answer.places["preferredauthentications"])
     return None
 
 

@@ -9,6 +9,8 @@ import time
 from typing import Any, Callable, Protocol
 
 from ascendrun.head.ssh.paramiko_import import NeedRekeyException, common, paramiko
+from ascendrun.head.ssh.transport import COMMAND_ENDED
+from ascendrun.text import Text
 
 READ_BYTES = 256 * 1024
 STALL_S = 10.0
@@ -129,7 +131,7 @@ class Sink(Protocol):
     def take(self, data: bytes, *, is_error: bool) -> None:
         """Bytes came."""
 
-    def finish(self, reason: str) -> None:
+    def finish(self, reason: Text) -> None:
         """No more will come."""
 
     def look_around(self) -> None:
@@ -150,7 +152,7 @@ class Link(paramiko.Transport):
         self.banner_event = threading.Event()
         self.ready_event = threading.Event()
         self.ended_event = threading.Event()
-        self.why_closed: str | None = None
+        self.why_closed: Text | None = None
         self._held: list[Any] = []
         self.packetizer.on_idle = self._look_around
         self.banner_timeout = 3600.0  # deadlines are kept by the caller, who knows what to say
@@ -172,16 +174,15 @@ class Link(paramiko.Transport):
             for sink in list(self.sinks.values()):
                 sink.finish(reason)
 
-    def why_ended(self) -> str:
+    def why_ended(self) -> Text:
         """One line on why the thread ended by itself."""
         error = self.saved_exception
         if error is None or isinstance(error, EOFError):
-            return "the connection ended"
-        if isinstance(error, OSError):
-            return f"the connection broke ({(error.strerror or str(error)).lower()})"
-        return f"the connection broke ({error})"
+            return Text("ssh.connection-ended", "the connection ended")
+        why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        return Text("ssh.connection-failed", "the connection failed ({error})", error=why)
 
-    def drop(self, reason: str) -> None:
+    def drop(self, reason: Text) -> None:
         """Ends everything at once; the link's own thread finishes the sinks and closes the socket."""
         self.why_closed = self.why_closed or reason
         self.active = False
@@ -243,7 +244,7 @@ class Link(paramiko.Transport):
         channel._handle_close(message)
         sink = link.sinks.get(channel.chanid)
         if sink is not None:
-            sink.finish("the command ended")
+            sink.finish(COMMAND_ENDED)
 
     def _acknowledge(self, channel: Any, size: int) -> None:
         """Lets the far end send as much again; paramiko would do it when a reader thread takes the data."""

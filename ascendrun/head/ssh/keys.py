@@ -31,14 +31,14 @@ class Identity:
     """A key that can sign, and what messages call it."""
 
     key: Any
-    says: str
+    label: str
 
 
 @dataclass(frozen=True)
 class Unusable:
     """A key file that cannot be used, and what to do about it."""
 
-    fact: Text | str
+    fact: Text
     hint: Text | str
 
 
@@ -147,7 +147,7 @@ def load_key(path: str, ask: Ask | None) -> Identity | Unusable:
             return _identity(path, None)
         except _wants_passphrase() as error:
             if not _is_encrypted(path):
-                return Unusable(f"{path}: {error}", f"ssh-keygen -yf {path}")
+                return Unusable(_invalid(path, error), f"ssh-keygen -yf {path}")
         phrase = ask(f"Passphrase for {path}: ") if ask else None
         if not phrase:
             return Unusable(
@@ -156,19 +156,15 @@ def load_key(path: str, ask: Ask | None) -> Identity | Unusable:
         return _identity(path, phrase)
     except OSError as error:
         return Unusable(
-            f"{path}: {(error.strerror or str(error)).lower()}",
+            Text("ssh.config-unreadable", "{file}: {error}", file=path, error=(error.strerror or str(error)).lower()),
             Text("ssh.key-missing.hint", "check IdentityFile in ~/.ssh/config"),
         )
     except Exception as error:  # paramiko and cryptography raise a dozen kinds: other formats, wrong passphrases
-        return Unusable(
-            Text(
-                "ssh.key-invalid",
-                "{path}: not usable ({error})",
-                path=str(path),
-                error=str(error) or type(error).__name__,
-            ),
-            f"ssh-keygen -yf {path}",
-        )
+        return Unusable(_invalid(path, error), f"ssh-keygen -yf {path}")
+
+
+def _invalid(path: str, error: Exception) -> Text:
+    return Text("ssh.key-invalid", "{path}: not usable ({error})", path=path, error=str(error) or type(error).__name__)
 
 
 def _identity(path: str, phrase: str | None) -> Identity:
@@ -203,14 +199,14 @@ def public_blob(path: str) -> bytes | None:
         return None
 
 
-def needs_openssh(target: SshTarget) -> str | None:
+def needs_openssh(target: SshTarget) -> Text | None:
     """Why these keys need the OpenSSH binary (certificates, security keys); None when paramiko can use them."""
     for path in target.identity_files or default_key_files():
         if os.path.exists(path + "-cert.pub"):
-            return f"a certificate next to {path}"
+            return Text("ssh.key-certificate", "a certificate is next to {path}", path=path)
         public = public_blob(path)
         if target.identity_files and public and public[4:7] == b"sk-":
-            return f"a security key ({path})"
+            return Text("ssh.security-key", "a security key ({path})", path=path)
     return None
 
 

@@ -30,7 +30,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.child_process import ChildStream
 from ascendrun.head.ssh.config import SshTarget
 from ascendrun.head.ssh.host_keys import HostKey, parse_known_hosts
-from ascendrun.head.ssh.transport import Deadlines, Receiver, StreamClosedError
+from ascendrun.head.ssh.transport import CLOSED_HERE, COMMAND_ENDED, Deadlines, Receiver, StreamClosedError
 from ascendrun.text import Text
 
 WAIT_FOR_COMMAND = """exec /bin/sh -c 'IFS= read -r command && eval "$command"'"""
@@ -117,7 +117,7 @@ class OpensshConnection:
             login, self._waiting = self._waiting, None
             is_closed = self._is_closed
         if is_closed:
-            raise StreamClosedError("closed by this side")
+            raise StreamClosedError(CLOSED_HERE)
         is_first = login is not None and "\n" not in command
         if login is not None and not is_first:
             login.end()
@@ -242,7 +242,9 @@ class _Login:
         os.mkfifo(path, 0o600)
         self._log_fd: int | None = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            self.stream = ChildStream([part.replace("{log}", path) for part in argv] + [command], say_end=self._say_end)
+            self.stream = ChildStream(
+                [part.replace("{log}", path) for part in argv] + [command], describe_end=self._describe_end
+            )
         except OSError as error:
             self._close_log()
             self._remove_folder()
@@ -296,17 +298,17 @@ class _Login:
     def _text(self) -> str:
         return (self.error_backlog + b"\n" + self._log).decode("utf-8", "replace")
 
-    def _say_end(self, code: int) -> tuple[str, int | None]:
+    def _describe_end(self, code: int) -> tuple[Text, int | None]:
         if self._log_fd is not None:
             self._log += _read_some(self._log_fd)
         self._close_log()
         said = (self._log + b"\n" + self._error_tail).decode("utf-8", "replace")
         lost = [line for line in said.splitlines() if _LOST.search(line)]
         if code == 255 and lost:
-            return f"the connection ended ({lost[-1].strip()})", None
+            return Text("ssh.connection-lost", "the connection ended ({error})", error=lost[-1].strip()), None
         if code < 0:
-            return f"ssh was killed by signal {-code}", None
-        return "the command ended", code
+            return Text("ssh.openssh-killed", "ssh was killed by signal {signal}", signal=-code), None
+        return COMMAND_ENDED, code
 
     def _close_log(self) -> None:
         if self._log_fd is not None:

@@ -16,7 +16,7 @@ from ascendrun.head.ssh.host_keys import HostKey
 from ascendrun.head.ssh.keys import Identity, Unusable
 from ascendrun.head.ssh.paramiko_import import PartialAuthentication, common, paramiko
 from ascendrun.head.ssh.socket import Dial
-from ascendrun.head.ssh.transport import Data, Deadlines, Receiver, StreamClosedError
+from ascendrun.head.ssh.transport import CLOSED_HERE, Data, Deadlines, Receiver, StreamClosedError, sending
 from ascendrun.text import Text
 
 PIECE_BYTES = 32 * 1024
@@ -87,17 +87,11 @@ class ParamikoStream:
     def send(self, data: Data, *, deadline_s: float) -> None:
         until = time.monotonic() + deadline_s
         view = memoryview(data).cast("B")
-        if not self._send_lock.acquire(timeout=max(deadline_s, 0)):
-            raise DeadlineExceededError(
-                Text("ssh.send-busy", "another thread was still sending after {limit_s:g} s", limit_s=deadline_s)
-            )
-        try:
+        with sending(self._send_lock, deadline_s):
             while view:
                 size = self._claim_room(len(view), until, deadline_s)
                 self._write(view[:size])
                 view = view[size:]
-        finally:
-            self._send_lock.release()
 
     def close_input(self) -> None:
         try:
@@ -120,7 +114,7 @@ class ParamikoStream:
         with channel.lock:
             while True:
                 if channel.closed or channel.eof_sent or not self._link.active:
-                    raise StreamClosedError("the stream is closed")
+                    raise StreamClosedError()
                 in_flight = self._room_at_start - channel.out_window_size
                 room = min(channel.out_window_size, IN_FLIGHT_BYTES - in_flight)
                 if room > 0:
@@ -160,7 +154,7 @@ class ParamikoStream:
         with self._begin_lock:
             self._has_begun = not self._is_forgotten
 
-    def finish(self, reason: str) -> None:
+    def finish(self, reason: Text) -> None:
         self._link.sinks.pop(self._channel.chanid, None)
         if self._is_finished or not self._has_begun:
             return
@@ -170,7 +164,7 @@ class ParamikoStream:
 
     def look_around(self) -> None:
         if self._closing_until is not None and time.monotonic() > self._closing_until:
-            self.finish("closed by this side")
+            self.finish(CLOSED_HERE)
 
     def forget(self) -> bool:
         """For a start that failed: the receiver hears nothing. False when it succeeded in the last moment."""
@@ -208,7 +202,7 @@ class ParamikoConnection:
         return stream
 
     def close(self) -> None:
-        self.link.drop("closed by this side")
+        self.link.drop(CLOSED_HERE)
 
     def _open_channel(self, until: float, deadline_s: float) -> Any:
         while True:
@@ -264,7 +258,7 @@ class ParamikoConnection:
                     limit_s=deadline_s,
                 )
             )
-        return StreamClosedError(f"{self._target.label}: {self.link.why_closed or self.link.why_ended()}")
+        return StreamClosedError(self.link.why_closed or self.link.why_ended())
 
 
 def connect(
@@ -283,7 +277,7 @@ def connect(
         link.sock.settimeout(IDLE_POLL_S)
         return ParamikoConnection(link, target, address)
     except BaseException:
-        link.drop("not connected")
+        link.drop(CLOSED_HERE)
         raise
 
 
@@ -334,7 +328,7 @@ def _start_once(
         _await_kex(link, target, deadlines.kex_s)
         return link, address
     except BaseException:
-        link.drop("not connected")
+        link.drop(CLOSED_HERE)
         raise
 
 
@@ -520,7 +514,7 @@ def _stop_when_hopeless(link: Link, target: SshTarget) -> None:
 def _auth_failed(target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable]) -> AuthenticationError:
     facts = [bad.fact for bad in unusable]
     if keys:
-        offered = [identity.says for identity in keys]
+        offered = [identity.label for identity in keys]
         return AuthenticationError(
             Text(
                 "ssh.login-rejected",
@@ -553,6 +547,6 @@ def _send(link: Link, message: Any) -> None:
         link._send_user_message(message)
     except (EOFError, OSError, paramiko.SSHException) as error:
         link.drop(link.why_ended())
-        raise StreamClosedError("the connection ended while sending") from error
+        raise StreamClosedError(link.why_ended()) from error
     if not link.active:
         raise StreamClosedError(link.why_closed or link.why_ended())

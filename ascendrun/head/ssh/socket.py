@@ -66,7 +66,7 @@ def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> tupl
     """
     addresses = resolve(host, port, label=label, family=family)
     until = time.monotonic() + tcp_s
-    refusals: list[str] = []
+    refusals: list[Text] = []
     for position, address in enumerate(addresses):
         left_s = until - time.monotonic()
         share_s = left_s / (len(addresses) - position)
@@ -75,7 +75,7 @@ def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> tupl
         try:
             return QuickAckSocket(_connect(address, share_s)), str(address[1][0])
         except OSError as error:
-            refusals.append(f"{address[1][0]}: {_say(error, share_s)}")
+            refusals.append(_failure(str(address[1][0]), error, share_s))
     raise UnreachableError(
         Text(
             "ssh.no-connection",
@@ -171,10 +171,11 @@ def _tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _say(error: OSError, waited_s: float) -> str:
+def _failure(address: str, error: OSError, waited_s: float) -> Text:
     if isinstance(error, socket.timeout):
-        return str(Text("ssh.no-reply", "no reply within {limit_s:.1f} s", limit_s=waited_s))
-    return (error.strerror or str(error)).lower()
+        return Text("ssh.no-reply", "{address}: no reply within {limit_s:.1f} s", address=address, limit_s=waited_s)
+    why = (error.strerror or str(error)).lower()
+    return Text("ssh.connect-failed", "{address}: {error}", address=address, error=why)
 
 
 Dial = Callable[[], tuple[Any, Optional[str]]]

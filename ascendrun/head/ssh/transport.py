@@ -6,10 +6,15 @@ A connection offers two things: a byte stream to a fixed command, and a deadline
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Callable, Protocol, Union
 
+from ascendrun.core.errors import DeadlineExceededError
 from ascendrun.core.hosts import Host
+from ascendrun.text import Text
 
 Data = Union[bytes, bytearray, memoryview]
 
@@ -29,16 +34,37 @@ class Deadlines:
 class Receiver:
     """Where a stream's bytes go. Called in the connection's own thread, one call at a time: must not block.
 
-    `on_closed(reason, exit_status)` is called exactly once, last; the status is None when the far end told none.
+    `on_closed(reason, exit_status)` is called exactly once, last; the status is None when the host sent none.
     """
 
     on_data: Callable[[bytes], None]
     on_error_data: Callable[[bytes], None]
-    on_closed: Callable[[str, int | None], None]
+    on_closed: Callable[[Text, int | None], None]
+
+
+CLOSED_HERE = Text("ssh.closed-here", "closed by this side")
+COMMAND_ENDED = Text("ssh.command-ended", "the command ended")
 
 
 class StreamClosedError(ConnectionError):
     """The stream or its connection is gone; nothing more can be sent."""
+
+    def __init__(self, reason: Text | None = None) -> None:
+        self.reason = reason or Text("ssh.stream-closed", "the stream is closed")
+        super().__init__(self.reason)
+
+
+@contextmanager
+def sending(lock: threading.Lock, deadline_s: float) -> Iterator[None]:
+    """Holds the lock of a stream's sender. Raises DeadlineExceededError when another thread keeps it."""
+    if not lock.acquire(timeout=max(deadline_s, 0)):
+        raise DeadlineExceededError(
+            Text("ssh.send-busy", "another thread was still sending after {limit_s:g} s", limit_s=deadline_s)
+        )
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class Stream(Protocol):
