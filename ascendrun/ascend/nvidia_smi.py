@@ -17,17 +17,9 @@ from dataclasses import dataclass
 from ascendrun.ascend.reading import lines_of, read_float, read_int, shown, unparsed_of
 
 GPU_FIELDS = (
-    "index",
-    "pci.bus_id",
-    "name",
-    "utilization.gpu",
-    "memory.used",
-    "memory.total",
-    "power.draw",
-    "temperature.gpu",
-    "clocks.sm",
-    "ecc.errors.uncorrected.volatile.total",
-)
+    "index", "pci.bus_id", "name", "utilization.gpu", "memory.used", "memory.total", "power.draw",
+    "temperature.gpu", "clocks.sm", "ecc.errors.uncorrected.volatile.total",
+)  # fmt: skip
 """All are known to drivers of the last ten years: of one unknown field the tool answers nothing at all."""
 APP_FIELDS = ("gpu_bus_id", "pid", "used_memory")
 

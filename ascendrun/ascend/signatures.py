@@ -28,42 +28,18 @@ CHUNK_CHARACTERS = 256 * 1024
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 _ERROR_CODE = re.compile(r"E(?:RR)?[0-9A-Z][0-9]{4}")
 _STEMS = (
-    "rror",
-    "fail",
-    "Fail",
-    "nvalid",
-    "not ",
-    "n't ",
-    "Signal",
-    "denied",
-    "imed out",
-    "support",
-    "nable",
-    "unavailable",
-    "oom",
-    "(pid: ",
-    "onnect",
-    "ersion",
-    "emory",
-)
+    "rror", "fail", "Fail", "nvalid", "not ", "n't ", "Signal", "denied", "imed out", "support", "nable",
+    "unavailable", "oom", "(pid: ", "onnect", "ersion", "emory",
+)  # fmt: skip
 """Parts of many needles, the commonest first: a chunk without one is not searched for any of those needles."""
 
 # How the layers write an error code of CANN, and a return code of ACL.
 _CODE_FORMS = ("{code:=%s}:", "({code:=%s})")
 _RETURN_FORMS = (
-    "error code is {code:%s}",
-    "error code={code:%s}",
-    "Error code={code:%s}",
-    "error code:{code:%s}",
-    "error code: {code:%s}",
-    "errCode={code:%s}",
-    "ErrCode={code:%s}",
-    "errorCode={code:%s}",
-    "retCode={code:%s}",
-    "rtCode={code:%s}",
-    "return[{code:%s}]",
-    "runtime result = {code:%s}",
-)
+    "error code is {code:%s}", "error code={code:%s}", "Error code={code:%s}", "error code:{code:%s}",
+    "error code: {code:%s}", "errCode={code:%s}", "ErrCode={code:%s}", "errorCode={code:%s}", "retCode={code:%s}",
+    "rtCode={code:%s}", "return[{code:%s}]", "runtime result = {code:%s}",
+)  # fmt: skip
 
 # How the runtime writes what a call to the driver returned; several codes may mean one thing.
 _DRIVER_FORMS = ("drvRetCode={code:%s}", "drvRet={code:%s}", "drv_ret_code={code:%s}")

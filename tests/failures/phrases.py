@@ -10,25 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 PLACES = (
-    "rank",
-    "local",
-    "host",
-    "pid",
-    "ip",
-    "dip",
-    "dev",
-    "at",
-    "plog",
-    "plogms",
-    "peer",
-    "peer_ip",
-    "peer_dip",
-    "peer_host",
-    "peer_dev",
-    "peer_pid",
-    "world",
-    "step",
-)
+    "rank", "local", "host", "pid", "ip", "dip", "dev", "at", "plog", "plogms", "peer", "peer_ip", "peer_dip",
+    "peer_host", "peer_dev", "peer_pid", "world", "step",
+)  # fmt: skip
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:

@@ -58,13 +58,9 @@ def _needed(found: Match[str]) -> PeerMessage:
     r"\s*\|\s*(?P<status>[^|]+?)\s*(?:\||$)(?:\s*(?P<tls>\w+)\s*\|)?",
 )
 def _link_row(found: Match[str]) -> PeerMessage:
-    return PeerMessage(
-        "link",
-        wait=CONNECT,
-        ranks=(int(found["drank"]),),
-        addresses=((found["dst"], None),),
-        values={"from": found["srank"], "status": found["status"], "tls": found["tls"] or ""},
-    )
+    ranks = (int(found["drank"]),)
+    values = {"from": found["srank"], "status": found["status"], "tls": found["tls"] or ""}
+    return PeerMessage("link", wait=CONNECT, ranks=ranks, addresses=((found["dst"], None),), values=values)
 
 
 @_message(
@@ -76,25 +72,17 @@ def _link_row(found: Match[str]) -> PeerMessage:
 def _transport(found: Match[str]) -> PeerMessage:
     address, _, device = found["rip"].partition("/")
     wait = None if "Create Dest error" in found.string else CONNECT
-    return PeerMessage(
-        "link",
-        wait=wait,
-        ranks=(int(found["r"]),),
-        addresses=((address, _device(device)),),
-        values={"from": found["l"], "status": "", "tls": ""},
-    )
+    ranks = (int(found["r"]),)
+    values = {"from": found["l"], "status": "", "tls": ""}
+    return PeerMessage("link", wait=wait, ranks=ranks, addresses=((address, _device(device)),), values=values)
 
 
 @_message(
     ["fails to connect to dstRank"], r"fails to connect to dstRank \(server (?P<d>[^,]+), device ID (?P<dd>\d+)\)"
 )
 def _detected(found: Match[str]) -> PeerMessage:
-    return PeerMessage(
-        "link",
-        wait=CONNECT,
-        addresses=((_server(found["d"]), _device(found["dd"])),),
-        values={"from": "", "status": "detected", "tls": ""},
-    )
+    addresses = ((_server(found["d"]), _device(found["dd"])),)
+    return PeerMessage("link", wait=CONNECT, addresses=addresses, values={"from": "", "status": "detected", "tls": ""})
 
 
 @_message(

@@ -124,12 +124,9 @@ def _store_missing(found: Match[str]) -> PeerMessage:
 )
 def _unreached(found: Match[str]) -> PeerMessage:
     why = str(found.lastgroup)
-    return PeerMessage(
-        "unreached",
-        wait=None if why == "no_name" else CONNECT,
-        addresses=addresses_in(found.string),
-        values={"why": why, "reason": found[why], "meeting": _MEETING.search(found.string) and "yes" or ""},
-    )
+    wait = None if why == "no_name" else CONNECT
+    values = {"why": why, "reason": found[why], "meeting": _MEETING.search(found.string) and "yes" or ""}
+    return PeerMessage("unreached", wait=wait, addresses=addresses_in(found.string), values=values)
 
 
 @_message(
@@ -145,12 +142,8 @@ def _tried(found: Match[str]) -> PeerMessage:
     r"timed out after \d+ms while trying to connect to \(|TopoExchangeAgent: connect server\[[^\]]+\] failed",
 )
 def _unreached_in_time(found: Match[str]) -> PeerMessage:
-    return PeerMessage(
-        "unreached",
-        wait=CONNECT,
-        addresses=addresses_in(found.string),
-        values={"why": "in_vain", "reason": "timed out", "meeting": "yes"},
-    )
+    values = {"why": "in_vain", "reason": "timed out", "meeting": "yes"}
+    return PeerMessage("unreached", wait=CONNECT, addresses=addresses_in(found.string), values=values)
 
 
 _MEETING = re.compile(r"c10d|gloo|TCPStore|socket\.cpp|hccl|HCCL|NCCL")

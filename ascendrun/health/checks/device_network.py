@@ -13,15 +13,9 @@ from ascendrun.health.survey.npu_facts import Port, PortPing, chip_of_node
 from ascendrun.text import Text
 
 NET_HEALTH_BAD = (
-    "Socket fail",
-    "Socket failed",
-    "Receive timeout",
-    "Unreachable",
-    "Time exceeded",
-    "Fault",
-    "Thread error",
+    "Socket fail", "Socket failed", "Receive timeout", "Unreachable", "Time exceeded", "Fault", "Thread error",
     "Detect ip set",
-)
+)  # fmt: skip
 """Init is normal where no detection address is configured; Unknown means no result."""
 FLAPS, DAY_S = 3, 86400.0
 """Once may be a cable that was moved; chosen limit."""

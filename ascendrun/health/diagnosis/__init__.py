@@ -6,8 +6,8 @@ evidence      the input                             result         the output
 times         offsets and errors of clocks removed  ranking        the choice, its caveats, the chain
 exits         codes, signals, out-of-memory killer  fatal          the exception that ended a rank
 candidates    who may have been first               outcomes       attempts without a failure
-wait_blame    whom to blame when all only waited, by the rules of collective_reports, reachability, unresponsive,
-              wait_chain, over wait_table           peers          messages about other ranks
+collective_reports, reachability, unresponsive, wait_chain: rules for whom to blame when all only waited,
+              over wait_table                       peers          messages about other ranks
 after_error   what a rank did after a line          rank_timelines one rank's end by its own output
 lines/        the meaning of single lines of output render         the sentences, from texts/ and the catalogue
 """
@@ -34,22 +34,9 @@ from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, 
 from ascendrun.text import Text
 
 __all__ = [
-    "ChainLink",
-    "Clock",
-    "Confidence",
-    "DeviceFact",
-    "Diagnosis",
-    "Evidence",
-    "FixedClock",
-    "HostEvidence",
-    "Line",
-    "LIVE",
-    "Proof",
-    "RankEvidence",
-    "Role",
-    "diagnose",
-    "render",
-]
+    "ChainLink", "Clock", "Confidence", "DeviceFact", "Diagnosis", "Evidence", "FixedClock", "HostEvidence", "Line",
+    "LIVE", "Proof", "RankEvidence", "Role", "diagnose", "render",
+]  # fmt: skip
 
 
 _DECISIONS = frozenset({"state-changed", "stop-requested", "unreachable", "reachable"})

@@ -163,32 +163,19 @@ def make_candidate(indicators: Sequence[Indicator]) -> Candidate:
 
 def _of_host(evidence: Evidence, host: HostEvidence) -> list[Candidate]:
     ranks = tuple(rank.rank for rank in evidence.ranks_of(host.host))
-    found = []
-    if host.rebooted:
-        found.append(
-            Candidate(
-                "node-rebooted",
-                STRENGTH["node-rebooted"],
-                ranks,
-                (host.host,),
-                blames="node",
-                retry="same",
-                proofs=_events_of(evidence, host.host, "reason.node-rebooted"),
-            )
+    return [
+        Candidate(
+            code,
+            STRENGTH[code],
+            ranks,
+            (host.host,),
+            blames="node",
+            retry="same",
+            proofs=_events_of(evidence, host.host, f"reason.{code}"),
         )
-    if host.supervisor_lost:
-        found.append(
-            Candidate(
-                "supervisor-lost",
-                STRENGTH["supervisor-lost"],
-                ranks,
-                (host.host,),
-                blames="node",
-                retry="same",
-                proofs=_events_of(evidence, host.host, "reason.supervisor-lost"),
-            )
-        )
-    return found
+        for code, holds in (("node-rebooted", host.rebooted), ("supervisor-lost", host.supervisor_lost))
+        if holds
+    ]
 
 
 def _events_of(evidence: Evidence, host: str, key: str) -> tuple[Proof, ...]:
@@ -223,12 +210,8 @@ def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Se
                 )
             ):
                 continue
-            proof = Proof(
-                text=Text("device.problem", "device {device}: {problem}", device=fact.device, problem=fact.problem),
-                host=host.host,
-                file=fact.file,
-                rank=ranks[0] if ranks else None,
-            )
+            text = Text("device.problem", "device {device}: {problem}", device=fact.device, problem=fact.problem)
+            proof = Proof(text=text, host=host.host, file=fact.file, rank=ranks[0] if ranks else None)
             explained = [unclear[rank] for rank in ranks if rank in unclear]
             strength = max([STRENGTH["device-alarm"], *(one.strength + 1 for one in explained)])
             when = earliest([*(timeline.end for timeline in ended), *(one.at for one in explained)])

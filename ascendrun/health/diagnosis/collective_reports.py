@@ -38,7 +38,7 @@ def blame_tls(table: Table) -> Candidate | None:
             reports or table.words("link"),
             retry="never",
             blames="node",
-            caveats=("who-unknown",) if not is_minor else ("by-rule",),
+            caveats="who-unknown" if not is_minor else "by-rule",
         )
     fewer = min(sides.values(), key=len)
     places = [table.rank_at(address, int(device)) for address, device in sorted(fewer)]
@@ -52,7 +52,7 @@ def blame_tls(table: Table) -> Candidate | None:
         hosts=[host for _, host in places if host is not None],
         sure=not even,
         blames="node",
-        caveats=("two-sides",) if even else (),
+        caveats="two-sides" if even else "",
     )
 
 
@@ -74,7 +74,7 @@ def blame_differs(table: Table) -> Candidate | None:
         [*first, *(one for one in reports if one not in first)],
         retry="never",
         blames="job",
-        caveats=("by-rule",) if outliers else ("who-unknown",),
+        caveats="by-rule" if outliers else "who-unknown",
     )
 
 
@@ -134,7 +134,7 @@ def _blame_pairs(table: Table, code: str, reports: Sequence[Report]) -> Candidat
         only,
         reports,
         hosts=hosts,
-        caveats=("network-or-peer",),
+        caveats="network-or-peer",
         retry="exclude",
         blames="network",
         at=reports[0][0].waited_at,
@@ -160,7 +160,7 @@ def blame_location(table: Table) -> Candidate | None:
         if votes:
             (ranks, host), count = votes.most_common(1)[0]
             tied = [who for who, number in votes.items() if number == count]
-            caveats = ("two-named",) if len(tied) > 1 else ("by-rule",)
+            caveats = "two-named" if len(tied) > 1 else "by-rule"
             rest = _accused_end(table, ranks) if len(tied) == 1 else None
             if rest is not None:
                 return rest
@@ -172,14 +172,8 @@ def blame_location(table: Table) -> Candidate | None:
                 hosts=[place for _, place in tied if place],
                 caveats=caveats,
             )
-    return table.make(
-        "hccl-culprit-lost",
-        45,
-        (),
-        reports,
-        caveats=("address-unknown",),
-        values={"address": f"{reports[0][1].addresses[0][0]}/{reports[0][1].addresses[0][1]}"},
-    )
+    values = {"address": f"{reports[0][1].addresses[0][0]}/{reports[0][1].addresses[0][1]}"}
+    return table.make("hccl-culprit-lost", 45, (), reports, caveats="address-unknown", values=values)
 
 
 def _accused_end(table: Table, ranks: Sequence[int]) -> Candidate | None:
@@ -199,9 +193,7 @@ def blame_world_size(table: Table) -> Candidate | None:
     if not reports or table.evidence.launcher in LAUNCHERS:  # how many those started, only they know
         return None
     values = {name: reports[0][1].values[name] for name in ("joined", "expected")}
-    return table.make(
-        "world-size-wrong", 60, (), reports, hosts=(), caveats=("by-rule",), retry="never", blames="job", values=values
-    )
+    return table.make("world-size-wrong", 60, (), reports, hosts=(), retry="never", blames="job", values=values)
 
 
 def blame_missing(table: Table) -> Candidate | None:
@@ -214,4 +206,4 @@ def blame_missing(table: Table) -> Candidate | None:
         named = set(range(total)) - came
     if not named or len(named) >= max(table.evidence.world_size, 2):
         return None
-    return table.make("ranks-missing", 60, named, table.words("missing", "connected"), caveats=("no-response",))
+    return table.make("ranks-missing", 60, named, table.words("missing", "connected"), caveats="no-response")

@@ -69,13 +69,9 @@ class Indicator:
 
 def proof_of(evidence: Evidence, line: Line, *, rank: int | None, host: str) -> Proof:
     when = moment(evidence, host, line.at_s)
+    at_s = None if when is None else when.at_s
     return Proof(
-        text=line.text.strip()[:TEXT_LIMIT],
-        rank=rank,
-        host=host,
-        file=line.file,
-        offset=line.offset,
-        at_s=None if when is None else when.at_s,
+        text=line.text.strip()[:TEXT_LIMIT], rank=rank, host=host, file=line.file, offset=line.offset, at_s=at_s
     )
 
 

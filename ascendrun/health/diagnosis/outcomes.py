@@ -83,12 +83,10 @@ def _diagnosis(
 
 def _live(evidence: Evidence) -> Diagnosis:
     code = "running" if evidence.state == "RUNNING" else "in-progress"
+    anomalies = _anomalies(evidence)
+    values = {"state": evidence.state, "reason": evidence.reason or "", "job": evidence.job}
     return Diagnosis(
-        code=code,
-        confidence=Confidence.CERTAIN,
-        anomalies=_anomalies(evidence),
-        missing=evidence.missing,
-        values={"state": evidence.state, "reason": evidence.reason or "", "job": evidence.job},
+        code=code, confidence=Confidence.CERTAIN, anomalies=anomalies, missing=evidence.missing, values=values
     )
 
 

@@ -11,18 +11,9 @@ from ascendrun.ascend.peer_messages.message import NAME
 from ascendrun.health.diagnosis.evidence import Line
 
 __all__ = [
-    "CONNECT",
-    "EXEC",
-    "LOST",
-    "PeerLine",
-    "accuses",
-    "failed_itself",
-    "find_peer_lines",
-    "has_bare_service",
-    "is_loopback",
-    "looks_suffered",
-    "services_in",
-]
+    "CONNECT", "EXEC", "LOST", "PeerLine", "accuses", "failed_itself", "find_peer_lines", "has_bare_service",
+    "is_loopback", "looks_suffered", "services_in",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

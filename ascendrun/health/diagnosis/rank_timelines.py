@@ -12,8 +12,7 @@ from ascendrun.health.diagnosis.lines.exits import child_indicator, exit_indicat
 from ascendrun.health.diagnosis.lines.fatal import Fatal
 from ascendrun.health.diagnosis.lines.known_lines import known_line_indicators
 from ascendrun.health.diagnosis.lines.rank_lines import RankLines
-from ascendrun.health.diagnosis.lines.tracebacks import Chain
-from ascendrun.health.diagnosis.lines.unwrap import unfold, without_colours
+from ascendrun.health.diagnosis.lines.tracebacks import Chain, unfold, without_colours
 from ascendrun.health.diagnosis.peers import PeerLine
 from ascendrun.health.diagnosis.times import Moment, moment, with_stamps
 

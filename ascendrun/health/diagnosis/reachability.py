@@ -30,16 +30,9 @@ def blame_loopback(table: Table) -> Candidate | None:
     rest = {host.host for host in table.evidence.hosts} - {timeline.rank.host for timeline, _ in reports}
     if len(rest) == 1 and all(word.kind == "lost" for _, word in reports):
         ranks = [rank.rank for host in rest for rank in table.evidence.ranks_of(host)]
+        values = {"address": reports[0][1].addresses[0][0]}
         return table.make(
-            "own-address-local",
-            75,
-            ranks,
-            reports,
-            hosts=rest,
-            retry="never",
-            blames="node",
-            caveats=("by-rule",),
-            values={"address": reports[0][1].addresses[0][0]},
+            "own-address-local", 75, ranks, reports, hosts=rest, retry="never", blames="node", values=values
         )
     return table.make(
         "master-address-local",
@@ -48,7 +41,6 @@ def blame_loopback(table: Table) -> Candidate | None:
         reports,
         retry="never",
         blames="job",
-        caveats=("by-rule",),
         values={"address": reports[0][1].addresses[0][0]},
     )
 
@@ -84,22 +76,16 @@ def blame_unreached(table: Table) -> Candidate | None:
         and own is not None
         and ("type" in own.values and not chosen[0][1].values["meeting"])
     ):
-        return table.make("exception", 57, ranks, chosen, hosts=hosts, caveats=("only-symptom",), values=own.values)
+        return table.make("exception", 57, ranks, chosen, hosts=hosts, caveats="only-symptom", values=own.values)
     code = "hccl-root-unreachable" if "TopoExchangeAgent" in chosen[0][1].line.text else _CODES.get(why, "no-route")
+    caveats = "by-rule" if whys <= _OWN_FAULT else "network-or-peer"
+    values = {
+        "reason": chosen[0][1].values["reason"],
+        "from": fold_hosts(sorted(sources)),
+        "to": target or _place(chosen),
+    }
     return table.make(
-        code,
-        57,
-        ranks,
-        chosen,
-        hosts=hosts,
-        blames="network",
-        caveats=("by-rule",) if whys <= _OWN_FAULT else ("network-or-peer",),
-        retry="exclude",
-        values={
-            "reason": chosen[0][1].values["reason"],
-            "from": fold_hosts(sorted(sources)),
-            "to": target or _place(chosen),
-        },
+        code, 57, ranks, chosen, hosts=hosts, blames="network", caveats=caveats, retry="exclude", values=values
     )
 
 

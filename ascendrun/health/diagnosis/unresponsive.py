@@ -58,7 +58,7 @@ def blame_unreachable(table: Table) -> Candidate | None:
         ranks_there,
         table.waits[:1],
         hosts=hosts,
-        caveats=("no-response",),
+        caveats="no-response",
         retry="same",
         blames="node",
     )
@@ -83,7 +83,7 @@ def blame_first_loser(table: Table) -> Candidate | None:
         57,
         [first[0].rank.rank],
         [one for one in table.waits if one[0] is first[0]],
-        caveats=("only-symptom",),
+        caveats="only-symptom",
         values=first[0].own.values,
     )
     return replace(made, at=first[0].waited_at, proofs=first[0].own.proofs)
@@ -117,7 +117,7 @@ def blame_silent(table: Table) -> Candidate | None:
         return None
     unseen = all(not table.by_rank[rank].rank.has_ended for rank in ranks)
     code = "node-unreachable" if whole and unseen and len(table.evidence.hosts) > len(hosts) else "rank-unresponsive"
-    made = table.make(code, 54, ranks, naming(table, ranks) or table.waits[:1], caveats=("no-response",))
+    made = table.make(code, 54, ranks, naming(table, ranks) or table.waits[:1], caveats="no-response")
     return replace(made, proofs=(*table.last_output(ranks), *made.proofs))
 
 
@@ -138,15 +138,8 @@ def blame_latest(table: Table) -> Candidate | None:
     if 2 * len(late) > len(table.timelines):
         return None
     reports = [one for one in table.waits if one[0].rank.rank in late] + table.waits[:1]
-    return table.make(
-        "late-rank",
-        56,
-        late,
-        reports,
-        caveats=("by-rule",),
-        retry="same",
-        values={"spread": f"{last - first:.0f}", "timeout": f"{limit_s:.0f}"},
-    )
+    values = {"spread": f"{last - first:.0f}", "timeout": f"{limit_s:.0f}"}
+    return table.make("late-rank", 56, late, reports, retry="same", values=values)
 
 
 def blame_sequence(table: Table) -> Candidate | None:
@@ -154,7 +147,7 @@ def blame_sequence(table: Table) -> Candidate | None:
     told = table.words("lagging")
     named = {rank for _, word in told for rank in word.ranks}
     if named and 2 * len(named) < len(table.timelines):
-        return table.make("collective-not-reached", 56, named, told, caveats=("by-rule",), values=told[0][1].values)
+        return table.make("collective-not-reached", 56, named, told, values=told[0][1].values)
     groups = table.groups()
     common = most_common(groups.values())
     for kind, name in (("index", "index"), ("sequence", "seq")):
@@ -167,14 +160,8 @@ def blame_sequence(table: Table) -> Candidate | None:
             behind = [rank for rank, number in numbers.items() if number == lowest]
             if 2 * len(behind) < len(numbers):
                 reports = [one for one in table.words(kind) if one[0].rank.rank in behind]
-                return table.make(
-                    "collective-not-reached",
-                    56,
-                    behind,
-                    reports,
-                    caveats=("by-rule",),
-                    values={"index": str(lowest), "others": str(max(numbers.values()))},
-                )
+                values = {"index": str(lowest), "others": str(max(numbers.values()))}
+                return table.make("collective-not-reached", 56, behind, reports, values=values)
     outliers = minority(table.tags())
     outliers = outliers or minority(
         {timeline.rank.rank: word.values["op"] for timeline, word in table.words("sequence") if "op" in word.values}
@@ -182,7 +169,7 @@ def blame_sequence(table: Table) -> Candidate | None:
     if not outliers:
         return None
     reports = [one for one in table.words("tag", "sequence") if one[0].rank.rank in outliers]
-    return table.make("collective-differs", 57, outliers, reports, caveats=("by-rule",), retry="never", blames="job")
+    return table.make("collective-differs", 57, outliers, reports, retry="never", blames="job")
 
 
 def blame_lagging(table: Table) -> Candidate | None:
@@ -200,12 +187,7 @@ def blame_lagging(table: Table) -> Candidate | None:
         behind = [rank for rank, step in steps.items() if step < middle - 1]
         if behind and 4 * len(behind) <= len(steps):
             return table.make(
-                "lagging",
-                50,
-                behind,
-                table.waits,
-                caveats=("by-rule",),
-                values={"step": str(min(ordered)), "others": str(middle)},
+                "lagging", 50, behind, table.waits, values={"step": str(min(ordered)), "others": str(middle)}
             )
     quiet_s = {timeline.rank.rank: timeline.rank.last_output_s for timeline in table.timelines}
     heard = sorted(at for at in quiet_s.values() if at is not None)
@@ -215,4 +197,4 @@ def blame_lagging(table: Table) -> Candidate | None:
     late = [rank for rank, at in quiet_s.items() if at is not None and middle_s - at > LAGGING_S]
     if not late or 4 * len(late) > len(heard):
         return None
-    return table.make("lagging", 45, late, table.waits, caveats=("by-rule", "clocks"), values={})
+    return table.make("lagging", 45, late, table.waits, caveats="by-rule clocks", values={})

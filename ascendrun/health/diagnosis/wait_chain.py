@@ -23,15 +23,15 @@ def blame_chain(table: Table) -> Candidate | None:
     reports = [one for one in table.words("link", "remote") if one[1].wait is not None]
     if ends and len(ends) <= max(1, FEW_SHARE * len(table.timelines)):
         return table.make(
-            "wait-chain", 53, ends, [one for one in reports if set(table.named(one[1])[0]) & ends], caveats=("by-rule",)
+            "wait-chain", 53, ends, [one for one in reports if set(table.named(one[1])[0]) & ends], caveats="by-rule"
         )
     circle = _circle(edges)
     if not ends and len(circle) == 2:
         return table.make(
-            "link-broken", 52, circle, reports, caveats=("network-or-peer",), retry="exclude", blames="network"
+            "link-broken", 52, circle, reports, caveats="network-or-peer", retry="exclude", blames="network"
         )
     if not ends and circle:
-        return table.make("wait-cycle", 50, circle, reports, caveats=("by-rule",), blames="job")
+        return table.make("wait-cycle", 50, circle, reports, blames="job")
     return None
 
 
@@ -53,14 +53,14 @@ def blame_stuck(table: Table) -> Candidate | None:
     rest = [timeline for timeline in table.timelines if timeline.rank.rank not in stuck]
     if not stuck or 4 * len(stuck) > len(table.timelines) or any(timeline not in table.losing for timeline in rest):
         return None
-    return table.make("watchdog-stuck", 46, stuck, table.words("stuck"), caveats=("by-rule",), blames="self")
+    return table.make("watchdog-stuck", 46, stuck, table.words("stuck"), blames="self")
 
 
 def blame_named(table: Table) -> Candidate | None:
     """Who is named most when everything else is silent."""
     ranks = most_named(table, among=set(table.by_rank))
     if ranks:
-        return table.make("most-reported", 45, ranks, naming(table, set(ranks)), caveats=("by-rule",))
+        return table.make("most-reported", 45, ranks, naming(table, set(ranks)))
     accused = (table.named(word)[1] for _events_of, word in table.words("lost", "link", "timeout"))
     hosts = Counter(host for host in accused if host is not None)
     total = sum(hosts.values())
@@ -72,4 +72,4 @@ def blame_named(table: Table) -> Candidate | None:
         return None
     there = [rank.rank for rank in table.evidence.ranks_of(host)]
     reports = [one for one in table.words("lost", "link", "timeout") if table.named(one[1])[1] == host]
-    return table.make("most-reported", 42, there, reports, hosts=[host], caveats=("by-rule",))
+    return table.make("most-reported", 42, there, reports, hosts=[host])

@@ -67,13 +67,14 @@ class Table:
         reports: Sequence[Report],
         *,
         hosts: Iterable[str] | None = None,
-        caveats: tuple[str, ...] = (),
+        caveats: str = "by-rule",
         sure: bool = False,
         at: Moment | None = None,
         retry: str = "unknown",
         blames: str = "peer",
         values: Mapping[str, str | Text] | None = None,
     ) -> Candidate:
+        """`caveats`: names, separated by spaces."""
         chosen = tuple(sorted(set(ranks)))
         words = {} if not reports else _values_of(code, reports[0][1].line.text)
         places = tuple(sorted(set(hosts))) if hosts is not None else self.hosts_of(chosen)
@@ -86,7 +87,7 @@ class Table:
             proofs=self.proofs(reports),
             sure=sure,
             blames=blames,
-            caveats=caveats,
+            caveats=tuple(caveats.split()),
             retry=retry,
             values={**words, **(values or {})},
         )
@@ -179,13 +180,5 @@ def has_finished(rank: RankEvidence) -> bool:
 def finished_early(table: Table, ranks: Sequence[int]) -> Candidate:
     ends = [table.by_rank[rank].end for rank in ranks]
     known = [end for end in ends if end is not None]
-    return table.make(
-        "finished-early",
-        52,
-        ranks,
-        table.waits,
-        caveats=("by-rule",),
-        retry="never",
-        blames="job",
-        at=min(known, key=lambda end: end.at_s, default=None),
-    )
+    at = min(known, key=lambda end: end.at_s, default=None)
+    return table.make("finished-early", 52, ranks, table.waits, retry="never", blames="job", at=at)

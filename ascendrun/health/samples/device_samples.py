@@ -24,7 +24,7 @@ from ascendrun.ascend.npu_smi import NpuChip, NpuSmiInfo
 from ascendrun.ascend.npu_smi_views import ChipCommon, ChipEcc
 from ascendrun.core.samples import DeviceDetail, DeviceSample, RawText
 from ascendrun.health.survey import npu_scripts
-from ascendrun.health.survey.sections import Section, read_sections
+from ascendrun.health.survey.npu_scripts import Section, read_sections
 
 EVERY_S = 5.0
 HOSTS_A_SECOND = 40.0
@@ -35,28 +35,13 @@ FORGOTTEN_AFTER = 3.5
 DETAIL_S = 30.0
 """What is said beyond the figures is kept again after so long, though nothing changed."""
 PORT_COUNTERS = (
-    "mac_rx_mac_pause_num",
-    "mac_tx_mac_pause_num",
-    "mac_rx_pfc_pkt_num",
-    "mac_tx_pfc_pkt_num",
-    "mac_rx_bad_pkt_num",
-    "mac_tx_bad_pkt_num",
-    "mac_rx_bad_oct_num",
-    "mac_tx_bad_oct_num",
-    "mac_rx_fcs_err_pkt_num",
-    "roce_rx_all_pkt_num",
-    "roce_tx_all_pkt_num",
-    "roce_rx_err_pkt_num",
-    "roce_tx_err_pkt_num",
-    "roce_rx_cnp_pkt_num",
-    "roce_tx_cnp_pkt_num",
-    "roce_unexpected_ack_num",
-    "roce_out_of_order_num",
-    "roce_verification_err_num",
-    "roce_qp_status_err_num",
-    "roce_new_pkt_rty_num",
+    "mac_rx_mac_pause_num", "mac_tx_mac_pause_num", "mac_rx_pfc_pkt_num", "mac_tx_pfc_pkt_num",
+    "mac_rx_bad_pkt_num", "mac_tx_bad_pkt_num", "mac_rx_bad_oct_num", "mac_tx_bad_oct_num",
+    "mac_rx_fcs_err_pkt_num", "roce_rx_all_pkt_num", "roce_tx_all_pkt_num", "roce_rx_err_pkt_num",
+    "roce_tx_err_pkt_num", "roce_rx_cnp_pkt_num", "roce_tx_cnp_pkt_num", "roce_unexpected_ack_num",
+    "roce_out_of_order_num", "roce_verification_err_num", "roce_qp_status_err_num", "roce_new_pkt_rty_num",
     "roce_ecn_db_num",
-)
+)  # fmt: skip
 """Of a port's counters those that are kept."""
 REPEATED_S = 3600.0
 """The same complaint of a tool is kept once in so long."""

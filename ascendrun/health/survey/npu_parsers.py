@@ -21,7 +21,7 @@ from ascendrun.health.survey.npu_facts import (
     ShellCann,
     Table,
 )
-from ascendrun.health.survey.sections import Section, read_sections
+from ascendrun.health.survey.npu_scripts import Section, read_sections
 from ascendrun.health.survey.survey_request import Raw
 
 # Of a thousand nodes most say the same: what was read once is not read again. The texts are short, the parsers pure.

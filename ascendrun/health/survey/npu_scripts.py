@@ -1,12 +1,15 @@
 """Shell programs that ask a node's Ascend tools; what each command said stands between two marks of its own.
 
 A section is `@@ <label>`, the command's own bytes, and `@@= <exit code>` on a line of its own, or no end where the
-command never came back. `sections.py` reads them.
+command never came back. `read_sections` reads them.
 
 A simulated node that shares its machine with others lies below $ASCENDRUN_SIM_ROOT: nothing real is looked at there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 _SECTION = r"""
 section() { printf '@@ %s\n' "$1"; shift; "$@" 2>&1; printf '\n@@= %s\n' $?; }
@@ -149,3 +152,37 @@ done
 exit 0
 """
 )
+
+
+# ---------------------------------------------------------------- reading the sections
+
+KILLED = 137
+"""`timeout -s KILL` ended it."""
+
+_END = "\n@@= "
+
+
+class Section(NamedTuple):
+    """What one command said. `words`: its label; `code` None: it never ended."""
+
+    words: tuple[str, ...]
+    text: str
+    code: int | None
+
+    @property
+    def hung(self) -> bool:
+        return self.code is None or self.code == KILLED
+
+
+def read_sections(text: str) -> tuple[Section, ...]:
+    """In the order asked; what stands before the first mark is nobody's."""
+    return tuple(_sections(text))
+
+
+def _sections(text: str) -> Iterator[Section]:
+    pieces = ("\n" + text).split("\n@@ ")[1:]
+    for place, piece in enumerate(pieces, start=1):
+        label, _, body = (piece + "\n" if place < len(pieces) else piece).partition("\n")
+        said, _, code = ("\n" + body.rstrip("\n")).rpartition(_END)
+        has_ended = code.isascii() and code.isdigit() and len(code) <= 3
+        yield Section(tuple(label.split(" ", 1)), said[1:] if has_ended else body, int(code) if has_ended else None)

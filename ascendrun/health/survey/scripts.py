@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 MODULES = (
-    "torch",
-    "torch-npu",
-    "numpy",
-    "transformers",
-    "accelerate",
-    "peft",
-    "deepspeed",
-    "safetensors",
-    "tokenizers",
+    "torch", "torch-npu", "numpy", "transformers", "accelerate", "peft", "deepspeed", "safetensors", "tokenizers",
     "lightning",
-)
+)  # fmt: skip
 
 # Python 3.7 has no importlib.metadata: then the versions stay unknown.
 VERSIONS = f"""

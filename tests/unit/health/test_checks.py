@@ -453,18 +453,9 @@ def test_every_code_of_a_check_has_a_message():
 def test_every_code_of_the_hosts_checks_is_planted_here():
     codes = {code for check in CHECKS if check not in NPU_CHECKS for code in check.codes}
     elsewhere = {
-        "unreachable",
-        "auth-failed",
-        "host-key-unknown",
-        "host-key-changed",
-        "no-python",
-        "limit-locked",
-        "same-machine",
-        "port-taken",
-        "port-ephemeral",
-        "torch-import",
-        "torch-missing",
-    }
+        "unreachable", "auth-failed", "host-key-unknown", "host-key-changed", "no-python", "limit-locked",
+        "same-machine", "port-taken", "port-ephemeral", "torch-import", "torch-missing",
+    }  # fmt: skip
     assert codes - elsewhere == set(PLANTED) | set(NPU_PLANTED)
 
 

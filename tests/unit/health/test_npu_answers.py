@@ -14,8 +14,8 @@ from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.npu_facts import NpuFacts, chip_of_node, read_npu
 from ascendrun.health.survey.npu_probes import NPU_PROBES
+from ascendrun.health.survey.npu_scripts import read_sections
 from ascendrun.health.survey.probes import read_results, survey_items
-from ascendrun.health.survey.sections import read_sections
 from ascendrun.health.survey.survey_request import SurveyRequest
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.text import LANGUAGES

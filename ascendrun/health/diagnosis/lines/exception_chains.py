@@ -13,22 +13,10 @@ from ascendrun.health.diagnosis.lines.line_kinds import points_elsewhere
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised
 from ascendrun.health.diagnosis.peers import find_peer_lines, looks_suffered
 
-_ASKS = frozenset(
-    {
-        "FileNotFoundError",
-        "ModuleNotFoundError",
-        "ImportError",
-        "KeyError",
-        "IndexError",
-        "LookupError",
-        "AttributeError",
-        "StopIteration",
-        "ValueError",
-        "TypeError",
-        "Empty",
-        "FileExistsError",
-    }
-)
+_ASKS = frozenset({
+    "FileNotFoundError", "ModuleNotFoundError", "ImportError", "KeyError", "IndexError", "LookupError",
+    "AttributeError", "StopIteration", "ValueError", "TypeError", "Empty", "FileExistsError",
+})  # fmt: skip
 """With these a program asks whether something is there, and has another way if it is not."""
 _CLEARS = re.compile(r"__a?exit__|__del__|_*(?:close|cleanup|clean_up|shutdown|finalize|destroy|teardown|tear_down)\w*")
 _ENDS = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})

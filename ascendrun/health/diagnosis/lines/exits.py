@@ -249,12 +249,8 @@ def describe_end(rank: RankEvidence) -> Text:
     if rank.signal is not None and number is not None:
         end = Text("diagnosis.ended-by", "was terminated by {signal}", signal=signal_name(number))
     elif rank.code is not None and number is not None:
-        end = Text(
-            "diagnosis.exited-with-signal",
-            "exited with code {code} ({signal})",
-            code=rank.code,
-            signal=signal_name(number),
-        )
+        signal = signal_name(number)
+        end = Text("diagnosis.exited-with-signal", "exited with code {code} ({signal})", code=rank.code, signal=signal)
     elif rank.code is not None:
         end = Text("diagnosis.exited", "exited with code {code}", code=rank.code)
     else:

@@ -21,21 +21,10 @@ _SIDE_REMARKS = frozenset({"numeric", "data"})
 """Families of signatures that a program prints and goes on; what they led to says an exception, or nothing does."""
 _KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
 """What can lead to a signal from outside."""
-_VAGUE_TYPES = frozenset(
-    {
-        "RuntimeError",
-        "Exception",
-        "SystemError",
-        "CalledProcessError",
-        "AcceleratorError",
-        "ProcessRaisedException",
-        "ProcessExitedException",
-        "ChildFailedError",
-        "BaseException",
-        "InternalError",
-        "OSError",
-    }
-)
+_VAGUE_TYPES = frozenset({
+    "RuntimeError", "Exception", "SystemError", "CalledProcessError", "AcceleratorError", "ProcessRaisedException",
+    "ProcessExitedException", "ChildFailedError", "BaseException", "InternalError", "OSError",
+})  # fmt: skip
 
 
 def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:

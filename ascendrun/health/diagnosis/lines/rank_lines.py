@@ -30,47 +30,19 @@ NEAR_THE_END_S = 30.0
 LAST_OUTPUT_LINES, LAST_OUTPUT_S = 5, 2.0
 """Surely fatal is what so few lines, or so little time, parted from the rank's end."""
 
-RULED = frozenset(
-    {
-        "EI0002",
-        "EI0005",
-        "EI0006",
-        "EI0009",
-        "EI0013",
-        "EI0015",
-        "EI0016",
-        "hccl-culprit-lost",
-        "hccl-culprit-stuck",
-        "hccl-culprit-cqe",
-        "hccl-link-table-row",
-        "hccl-connect-detected",
-        "hccl-transport-init",
-        "hccl-ranks-missing",
-        "hccl-root-unreachable",
-        "nccl-ib-completion",
-        "collectives-mismatch",
-        "models-differ",
-    }
-)
+RULED = frozenset({
+    "EI0002", "EI0005", "EI0006", "EI0009", "EI0013", "EI0015", "EI0016", "hccl-culprit-lost", "hccl-culprit-stuck",
+    "hccl-culprit-cqe", "hccl-link-table-row", "hccl-connect-detected", "hccl-transport-init", "hccl-ranks-missing",
+    "hccl-root-unreachable", "nccl-ib-completion", "collectives-mismatch", "models-differ",
+})  # fmt: skip
 """Signatures that say something of several ranks: waiting.py weighs them together, no rank's timeline does alone."""
 OF_SEVERAL = frozenset({"cqe", "tls", "differs", "mismatch", "models", "location", "link"})
 """Kinds of words that do the same."""
 
-_OWN_STATEMENTS = frozenset(
-    {
-        "KeyError",
-        "IndexError",
-        "LookupError",
-        "ValueError",
-        "TypeError",
-        "AssertionError",
-        "AttributeError",
-        "NameError",
-        "UnboundLocalError",
-        "ZeroDivisionError",
-        "StopIteration",
-    }
-)
+_OWN_STATEMENTS = frozenset({
+    "KeyError", "IndexError", "LookupError", "ValueError", "TypeError", "AssertionError", "AttributeError",
+    "NameError", "UnboundLocalError", "ZeroDivisionError", "StopIteration",
+})  # fmt: skip
 """With these a program speaks of its own data and code: their words are one line, and no event of the system's."""
 OF_THE_SYSTEM = frozenset({"storage", "network", "host", "limits", "memory", "driver", "signal", "ssh", "hccl"})
 

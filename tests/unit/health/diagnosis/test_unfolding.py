@@ -7,8 +7,7 @@ import json
 import pytest
 
 from ascendrun.health.diagnosis import Line
-from ascendrun.health.diagnosis.lines.tracebacks import find_chains
-from ascendrun.health.diagnosis.lines.unwrap import unfold
+from ascendrun.health.diagnosis.lines.tracebacks import find_chains, unfold
 
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "/job/train.py", line 9, in main\n'
