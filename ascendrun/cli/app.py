@@ -50,7 +50,7 @@ COMMANDS = (
     CommandEntry("metrics", "metrics", "Export the data of top to Prometheus."),
     CommandEntry("config", "config", "Show settings and their origin."),
     CommandEntry("completion", "completion", "Print shell completion for bash, zsh or fish."),
-    CommandEntry("man", "man", "Write the man pages to a directory."),
+    CommandEntry("man", "completion", "Write the man pages to a directory.", attribute="man_command"),
     CommandEntry("controller", "controller", "Run, query or stop the controller.", hidden=True),
 )
 ALIASES = {"run": "submit", "ls": "ps", "kill": "stop", "cancel": "stop", "describe": "show", "status": "show"}

@@ -12,7 +12,7 @@ from scenes import Scene, run_text, venv_python
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 
 Ascendrun = Any
-SLOW_KBIT = 16000
+SLOW_KBIT = 32000
 DEADLINE_S = 280.0
 
 

@@ -7,11 +7,15 @@ import re
 import shutil
 import subprocess
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from ascendrun.cli.app import COMMANDS, cli
+from ascendrun.cli.context import CliContext
 from tests.docs.transcript import find_mismatch, read_transcript
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -76,7 +80,13 @@ def links(path: Path) -> Iterator[tuple[str, Path]]:
             yield target, path.parent / target
 
 
-DOCUMENTS = ["README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (CHECKOUT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *sorted(path.name for path in CHECKOUT.glob("*.md")),
+    *sorted(str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / "docs").rglob("*.md")),
+    "benchmarks/README.md",
+]
+COMMAND = re.compile(r"^(?: {4,}|\$ )(?:bin/)?ascendrun .*|`(?:bin/)?ascendrun [^`\n]+`", re.MULTILINE)
+AFTER_COMMAND = re.compile(r"\s+(?:#|\||&|>|2>|<).*")
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -90,12 +100,51 @@ def test_documents_that_a_document_names_are_there(name: str) -> None:
     assert [path for path in re.findall(r"\bdocs/[a-z-]+\.md\b", text) if not (CHECKOUT / path).exists()] == []
 
 
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_commands_that_a_document_shows_have_these_options(name: str) -> None:
+    for shown in COMMAND.findall((CHECKOUT / name).read_text(encoding="utf-8")):
+        words = AFTER_COMMAND.sub("", shown.strip("`$ ")).split()[1:]
+        if any(word.startswith(("[", "(")) for word in words):
+            continue  # a usage line
+        try:
+            context = cli.make_context("ascendrun", list(words), obj=CliContext(environ={}))
+            command_name, command, rest = cli.resolve_command(context, [*context._protected_args, *context.args])
+            assert command is not None
+            command.make_context(command_name, rest, parent=context)
+        except (click.MissingParameter, click.exceptions.Exit):
+            continue  # the name of a command; --help and --version
+        except click.ClickException as error:
+            raise AssertionError(f"{shown}: {error.format_message()}") from error
+
+
 def test_files_that_the_walk_names_are_there() -> None:
     text = (CHECKOUT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
     named: list[str] = sorted(set(re.findall(r"\b((?:[a-z_]+/)+[a-z_]+\.py)\b", text)))
     assert len(named) > 20
     roots = (CHECKOUT, CHECKOUT / "ascendrun")
     assert [name for name in named if not any((root / name).exists() for root in roots)] == []
+
+
+def test_every_package_has_a_row_with_its_process() -> None:
+    page = (CHECKOUT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("| `")]
+    named = [name for cells in rows for name in re.findall(r"`([^`]+)`", cells[0])]
+    package = CHECKOUT / "ascendrun"
+    found = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()} - {"head/"}
+    found |= {f"{path.parent.name}/{path.name}/" for name in ("head", "node") for path in subpackages(package / name)}
+    found |= {path.name for path in package.glob("*.py") if not path.name.startswith("__")}
+    assert sorted(named) == sorted(found)
+    assert all(process for _, process, _ in rows)
+
+
+def subpackages(folder: Path) -> list[Path]:
+    return [path.parent for path in folder.glob("*/__init__.py")]
+
+
+def test_no_package_has_more_than_25_modules() -> None:
+    package = CHECKOUT / "ascendrun"
+    modules = Counter(path.parent for path in package.rglob("*.py") if path.name != "__init__.py")
+    assert {str(folder): count for folder, count in modules.items() if count > 25} == {}
 
 
 def test_the_readmes_job_file_is_the_templates() -> None:
@@ -106,8 +155,6 @@ def test_the_readmes_job_file_is_the_templates() -> None:
 
 
 def test_every_command_of_the_readme_exists_and_every_command_is_there() -> None:
-    from ascendrun.cli.app import COMMANDS
-
     section = (CHECKOUT / "README.md").read_text(encoding="utf-8").partition("## Commands")[2].partition("\n## ")[0]
     table = "\n".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
     named = {word.split()[0] for word in re.findall(r"`([^`]+)`", table)}

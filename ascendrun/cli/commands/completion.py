@@ -1,6 +1,8 @@
-"""completion: print the completion script of a shell."""
+"""completion, man: print the completion script of a shell; write the man pages."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import click
 
@@ -25,4 +27,23 @@ def command(shell: str) -> int:
     maker = get_completion_class(shell)
     assert maker is not None
     click.echo(maker(cli, {}, PROGRAM, COMPLETE_VARIABLE).source())
+    return 0
+
+
+@cli_command(
+    "man",
+    examples="""
+    ascendrun man ~/.local/share/man/man1      # then: man ascendrun-submit
+    ascendrun man --lang zh ~/.local/share/man/zh_CN/man1
+""",
+)
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+def man_command(directory: Path) -> int:
+    """Write a man page for each command to DIRECTORY, in the chosen language."""
+    from ascendrun.cli.reference import make_manuals
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, page in make_manuals().items():
+        (directory / name).write_text(page, encoding="utf-8")
+        print(directory / name)
     return 0
