@@ -84,6 +84,11 @@ class CliCommand(click.Command):
         with formatter.indentation():
             formatter.write_text(translated_help(f"help.{self.name}", inspect.cleandoc(self.help or "")))
 
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """A new one each time: click keeps the one whose text is in the language of the first call."""
+        self._help_option = None
+        return super().get_help_option(ctx)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records = [record for record in (self._record(ctx, param) for param in self.get_params(ctx)) if record]
         with formatter.section(str(Text("click.options", "Options"))):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascendrun.cli.sanitise import sanitise, sanitise_line
-from ascendrun.text import Text
+from ascendrun.text import Text, language
 
 if TYPE_CHECKING:
     import click
@@ -172,7 +172,7 @@ def _plain(message: object) -> Text | str:
     """A sentence of click as a message of ours: lower case, without its final period."""
     if isinstance(message, Text):
         return message
-    short = str(message).removesuffix(".")
+    short = str(message).removesuffix(".").replace("', '", "'、'" if language() == "zh" else "', '")
     return short[:1].lower() + short[1:] if short[1:2].islower() else short
 
 

@@ -6,7 +6,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from ascendrun.cli.output import cut, describe_seconds, describe_time, terminal_width, width_of, wrap
+from ascendrun.cli.output import cut, describe_seconds, describe_time, labelled, named, terminal_width, width_of, wrap
 from ascendrun.cli.sanitise import headline, sanitise, sanitise_line
 from ascendrun.health.diagnosis.render import CONFIDENCE, who
 from ascendrun.health.diagnosis.result import Role
@@ -68,7 +68,7 @@ def print_explanation(explanation: Explanation, *, color: bool, everything: bool
 
 
 def _title(explanation: Explanation) -> str:
-    parts = [f"{explanation.id} ({explanation.name})", explanation.state]
+    parts = [named(explanation.id, explanation.name), explanation.state]
     if explanation.attempts > 1:
         parts.append(
             str(
@@ -97,7 +97,7 @@ def _fields(found: Diagnosis, cells: int | None) -> list[str]:
     if found.caveats:
         rows.append(("caveats", _joined(found.caveats)))
     if found.alternatives:
-        texts = [f"{who(other.ranks, other.hosts)}: {other.message}" for other in found.alternatives]
+        texts = [labelled(who(other.ranks, other.hosts), other.message) for other in found.alternatives]
         rows.append(("alternatives", _joined(texts[:MOST_ALTERNATIVES])))
     names = {name: str(LABELS[name]) for name, _ in rows}
     widest = max((width_of(name) for name in names.values()), default=0)

@@ -6,7 +6,7 @@ import time
 
 from ascendrun.cli.errors import warning_lines
 from ascendrun.cli.log_output import format_line
-from ascendrun.cli.output import describe_progress, describe_seconds
+from ascendrun.cli.output import describe_progress, describe_seconds, labelled
 from ascendrun.cli.screen import Screen
 from ascendrun.cluster import Cluster, JobDetail, JobView
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
@@ -86,7 +86,7 @@ class _Following:
             self._screen.echo(describe_state(job))
         elif job.unreachable_hosts != self._unreachable:
             self._unreachable = job.unreachable_hosts
-            self._screen.echo(f"{job.id} {job.state}: {job.reason}")
+            self._screen.echo(labelled(f"{job.id} {job.state}", job.reason))
         elif job.state == "STAGING" and not self._screen.is_live and job.reason != self._reason:
             if time.monotonic() - self._reason_mono >= STAGING_REPORT_S:
                 self._reason, self._reason_mono = job.reason, time.monotonic()
@@ -165,7 +165,7 @@ def describe_state(job: JobView) -> Text | str:
             hosts=job.hosts,
             ranks=job.world_size,
         )
-    return f"{job.state}: {job.reason}" if job.reason else job.state
+    return labelled(job.state, job.reason)
 
 
 def describe_bottom(job: JobView, now_s: float) -> str:

@@ -25,7 +25,7 @@ CLICK_MESSAGES: Mapping[str, tuple[str, str]] = {
     "Error: invalid input": ("click.invalid-input", "error: invalid input"),
     "{value!r} is not {choice}.": ("click.choice", "expected {choice}, got {value!r}"),
     "{value!r} is not one of {choices}.": ("click.choices", "expected one of {choices}, got {value!r}"),
-    "{value!r} is not a valid {number_type}.": ("click.number", "expected {number_type}, got {value!r}"),
+    "{value!r} is not a valid {number_type}.": ("click.number", "expected a number, got {value!r}"),
     "{value} is not in the range {range}.": ("click.range", "expected a number in the range {range}, got {value}"),
     "{name} {filename!r} does not exist.": ("click.missing-file", "{name} {filename!r} not found"),
     "{name} {filename!r} is a directory.": ("click.is-directory", "{name} {filename!r} is a directory"),

@@ -6,7 +6,7 @@ from collections import deque
 
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.errors import hint_lines, warning_lines
-from ascendrun.cli.output import describe_progress, describe_seconds
+from ascendrun.cli.output import describe_progress, describe_seconds, labelled
 from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
 from ascendrun.cluster import Cluster, JobDetail, JobView, RankView
@@ -36,7 +36,7 @@ def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int
         duration = describe_seconds(job.ended_at_s - (job.started_at_s or job.created_at_s))
     after = Text("outcome.after", "{job} after {duration}", job=head, duration=duration)
     more = describe_progress(job.progress) if job.state == "SUCCEEDED" else job.reason
-    screen.echo(": ".join(part for part in (str(after) if duration else head, more) if part))
+    screen.echo(labelled(after if duration else head, more))
     diagnosis = cluster.diagnosis(job.id) if has_failed else None
     if diagnosis is not None:
         screen.echo(Text("outcome.cause", "cause: {diagnosis}", diagnosis=diagnosis))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from ascendrun.cli.sanitise import escape_json, sanitise_line
 from ascendrun.core.events import Event, values_for_programs
+from ascendrun.text import Text, language, template_of
 
 SCHEMA_VERSION = 2
 LAST_COLUMN_CELLS = 36
@@ -163,7 +164,7 @@ def format_table(
 ) -> str:
     """Aligned columns under their titles. `width`: cut lines to so many cells of a terminal, None: never."""
     shown = [column for column in columns if wide or not column.is_wide]
-    table = [[column.title for column in shown]]
+    table = [[title_of(column) for column in shown]]
     table.extend([sanitise_line(column.cell(row)) or "-" for column in shown] for row in rows)
     widths = [max(width_of(line[index]) for line in table) for index in range(len(shown))]
     while width is not None and _least_width(widths) > width:
@@ -179,6 +180,21 @@ def format_table(
         line = "  ".join(padded).rstrip()
         lines.append(line if width is None else cut(line, width))
     return "\n".join(lines) + "\n"
+
+
+def title_of(column: Column) -> str:
+    """The title of a column in the language of the process: the key of SET BY is `column.set-by`."""
+    return template_of(f"column.{column.title.lower().replace(' ', '-')}", column.title, language())
+
+
+def named(id: str, name: str) -> str:
+    """j-0001 (train), with the brackets of the language."""
+    return str(Text("cli.named", "{id} ({name})", id=id, name=name))
+
+
+def labelled(label: object, message: object) -> str:
+    """`RUNNING: 4 ranks running`, with the colon of the language; the label alone without a message."""
+    return str(Text("cli.at", "{place}: {message}", place=label, message=message)) if message else str(label)
 
 
 def _least_width(widths: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ascendrun.core.errors import ConflictError, NotFoundError
-from ascendrun.text import Text
+from ascendrun.text import Text, language, template_of
 
 JOB_FILE = "job.yaml"
 
@@ -74,7 +74,7 @@ def _from_directory(directory: Path) -> Template:
         for path in sorted(directory.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    return Template(directory.name, _first_sentence(directory / JOB_FILE), files, JOB_FILE)
+    return Template(directory.name, _summary(directory.name, directory / JOB_FILE), files, JOB_FILE)
 
 
 def _from_job(path: Path, root: Path) -> Template:
@@ -83,7 +83,7 @@ def _from_job(path: Path, root: Path) -> Template:
     hostfile = _hostfile_of(path)
     if hostfile is not None:
         files[hostfile.relative_to(root).as_posix()] = hostfile
-    return Template(path.stem, _first_sentence(path), files, f"jobs/{path.name}")
+    return Template(path.stem, _summary(path.stem, path), files, f"jobs/{path.name}")
 
 
 def _hostfile_of(job_file: Path) -> Path | None:
@@ -96,9 +96,9 @@ def _hostfile_of(job_file: Path) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def _first_sentence(path: Path) -> str:
-    """Of the comment at the file's head; "" without one."""
+def _summary(name: str, path: Path) -> str:
+    """The first sentence of the comment at the file's head, in the language of the process; "" without one."""
     head = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     text = " ".join(line.lstrip("# ") for line in head if not line.startswith("# yaml-language-server:"))
     sentence, stop, _ = text.partition(". ")
-    return sentence + stop.rstrip()
+    return template_of(f"template.{name}", sentence + stop.rstrip(), language())

@@ -92,8 +92,8 @@ def write_env_file(context: CheckContext, host: str) -> str:
     if node is None:
         raise LookupError(host)
     lines = [
-        f"# Environment of the ranks of {context.job.name if context.job else 'the job'} on {host}; source it in bash.",
-        "# Omitted: MASTER_PORT, RANK, LOCAL_RANK, and secrets of env_file.",
+        "# " + str(Text("env.file-head", "environment of the ranks on {host}; source it in bash", host=host)),
+        "# " + str(Text("env.file-omitted", "omitted: MASTER_PORT, RANK, LOCAL_RANK and secrets of env_file")),
         "",
     ]
     lines += [
@@ -102,7 +102,7 @@ def write_env_file(context: CheckContext, host: str) -> str:
         if not PER_RANK.fullmatch(name) and name != "MASTER_PORT"
     ]
     if node.setup:
-        lines += ["", "# setup of the job file", node.setup]
+        lines += ["", "# " + str(Text("env.file-setup", "setup of the job file")), node.setup]
     return "\n".join(lines) + "\n"
 
 

@@ -255,7 +255,9 @@ class _Reading:
             supervisor_lost=records.lost,
             reachable=reachable,
             has_ended=records.has_ended,
-            missing=tuple(f"{name}: {why}" for name, why in gathered.problems),
+            missing=tuple(
+                Text("cli.at", "{place}: {message}", place=name, message=why) for name, why in gathered.problems
+            ),
         )
 
     def records(self, host: str) -> HostRecords:
@@ -398,12 +400,12 @@ class _Reading:
 
     # --- all of it
 
-    def missing(self, folder: Path) -> tuple[str, ...]:
+    def missing(self, folder: Path) -> tuple[Text, ...]:
+        """What the head node has no files of."""
         if not folder.is_dir():
-            return (f"nothing of attempt {self._attempt} is here",)
-        return tuple(
-            f"{host}: nothing of it is here" for host in self._stored.job.hosts if not (folder / host).is_dir()
-        )
+            return (Text("explain.no-files", "no files of attempt {attempt}", attempt=self._attempt),)
+        hosts = [host for host in self._stored.job.hosts if not (folder / host).is_dir()]
+        return (Text("explain.no-host-files", "no files from {hosts:hosts}", hosts=hosts),) if hosts else ()
 
 
 def _with_kernel_time(line: Line, boot_s: float | None) -> Line:

@@ -16,6 +16,7 @@ from ascendrun.core.notice_settings import NoticeSettings, UnreadableCredentials
 from ascendrun.core.notices import Target, make_test_notice
 from ascendrun.head.notify.delivery import deliver, press
 from ascendrun.head.state.store import Store
+from ascendrun.text import Text, suggestion
 
 TEST_S = 15.0
 
@@ -35,7 +36,7 @@ class NoticeTargetView:
     last_at_s: float | None
     last_state: str | None
     last_answer: str | None
-    problem: str | None
+    problem: Text | str | None
     origin: str
 
 
@@ -89,19 +90,19 @@ def where_of(target: Target) -> str:
     return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/…"
 
 
-def _problem(target: Target) -> str | None:
+def _problem(target: Target) -> Text | str | None:
     """An unreadable file, or one that others can read as well."""
     if target.kind == "hook":
         program = target.command[0]
         is_there = os.access(program, os.X_OK) if "/" in program else True
-        return None if is_there else f"{program} cannot be run"
+        return None if is_there else Text("notify.cannot-run", "cannot run {program}", program=program)
     try:
         read_credentials(target)
     except UnreadableCredentialsError as error:
         return str(error)
     for path in (target.url_file, target.secret_file):
         if path is not None and os.stat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            return f"others can read {path}: chmod 600"
+            return Text("notify.readable", "other users can read {path}; run chmod 600", path=path)
     return None
 
 
@@ -112,10 +113,16 @@ def send_tests(settings: NoticeSettings, *, name: str | None) -> tuple[NoticeTes
     """
     targets = [target for target in settings.everyone if name in (None, target.name)]
     if not settings.everyone:
-        raise ConflictError("the settings name no target for notices", hint="docs/notices.md shows how")
+        raise ConflictError(
+            Text("notify.none", "no notification targets are configured"),
+            hint=Text("notify.none-hint", "add notify, hook or deadman to the settings file; see docs/notices.md"),
+        )
     if not targets:
-        known = ", ".join(target.name for target in settings.everyone)
-        raise NotFoundError(f"no target {name!r} in the settings", hint=f"known: {known}")
+        known = [target.name for target in settings.everyone]
+        raise NotFoundError(
+            Text("notify.unknown-target", "unknown notification target {name:quote}", name=name),
+            hint=suggestion(str(name), known),
+        )
     with ThreadPoolExecutor(len(targets)) as pool:
         return tuple(pool.map(_send_test, targets))
 

@@ -92,9 +92,21 @@ def _show(value: Any, spec: str, lang: str) -> str:
             return value.render(lang)
         if isinstance(value, (list, tuple)):
             return SEPARATOR.get(lang, ", ").join(_show(item, spec, lang) for item in value)
-        return f"{value:{spec}}"  # the name format is the submodule here
+        shown = f"{value:{spec}}"  # the name format is the submodule here
     except (TypeError, ValueError):
-        return str(value)
+        shown = str(value)
+    return _system_errors(lang).get(shown.lower(), shown) if lang == "zh" else shown
+
+
+@cache
+def _system_errors(lang: str) -> Mapping[str, str]:
+    """What a language has for `os.strerror`, in lower case: keys `os.ENOENT` and so on."""
+    import errno
+
+    rows = translations(lang)
+    return {
+        os.strerror(code).lower(): rows[f"os.{name}"] for code, name in errno.errorcode.items() if f"os.{name}" in rows
+    }
 
 
 def template_of(key: str, english: str, lang: str) -> str:

@@ -13,7 +13,12 @@ from tests.docs.catalogue import CHINESE, chinese, fields, inline, tables
 
 SAME_IN_CHINESE = frozenset(
     {
+        "column.id",
+        "column.pid",
+        "column.python",
+        "column.rank",
         "jobfile.value",
+        "sim.install-compiler",
         "options.row",
         "options.value",
         "diagnosis.time-limit.cause",

@@ -25,6 +25,9 @@ class SettingView:
     meaning: str
 
 
+DEFAULT = Text("config.default", "default")
+
+
 @cli_command(
     "config",
     examples="""
@@ -55,7 +58,7 @@ def command(ctx: CliContext, action: str, name: str | None, output: str | None) 
             [
                 Column("NAME", lambda view: view.name),
                 Column("VALUE", lambda view: "-" if view.value is None else view.value),
-                Column("ORIGIN", lambda view: view.origin),
+                Column("ORIGIN", lambda view: str(DEFAULT) if view.origin == "default" else view.origin),
                 Column("MEANING", lambda view: view.meaning),
             ],
             output,

@@ -37,9 +37,13 @@ def command(ctx: CliContext, job: str, attempt: int | None, everything: bool, co
     from ascendrun.text import Text
 
     if collect:
+        from ascendrun.cli.output import labelled
+
         for host, problem in ctx.cluster.collect(job, attempt=attempt):
             ctx.echo(
-                f"{host}: {problem}" if problem else str(Text("explain.collected", "{host}: logs collected", host=host))
+                labelled(host, problem)
+                if problem
+                else str(Text("explain.collected", "{host}: logs collected", host=host))
             )
     explanation = ctx.cluster.explain(job, attempt=attempt)
     if output in (None, "table", "wide"):

@@ -167,7 +167,10 @@ def _make_view(
         option = "--grep"
         for pattern in grep:
             re.compile(pattern)
-    except (ValueError, re.error) as error:
+    except re.error as error:
+        wrong = Text("logs.bad-pattern", "invalid regular expression ({error})", error=error)
+        raise click.BadParameter(str(wrong), param_hint=option) from error
+    except ValueError as error:
         raise click.BadParameter(str(error), param_hint=option) from error
     return LogView(
         hosts=names,

@@ -60,6 +60,7 @@ def command(ctx: CliContext, hostfile: str | None, names: str | None, timeout: f
 def _print_unreached(rows: Sequence[HostStatus]) -> int:
     """Print each hint once, for all hosts that share it."""
     from ascendrun.cli.errors import error_lines, hint_lines
+    from ascendrun.cli.output import labelled
     from ascendrun.text.format import fold_hosts
 
     missed = [row for row in rows if not row.reachable]
@@ -78,10 +79,14 @@ def _print_unreached(rows: Sequence[HostStatus]) -> int:
     )
     lines = error_lines(message)
     for hint, names in hints.items():
-        lines += hint_lines(f"{fold_hosts(names)}: {hint}")
+        lines += hint_lines(labelled(fold_hosts(names), hint))
     for line in lines:
         print(line, file=sys.stderr)
     return 6
+
+
+REACHABLE = Text("nodes.state-reachable", "reachable")
+UNREACHABLE = Text("nodes.state-unreachable", "UNREACHABLE")
 
 
 def node_columns() -> list[Column]:
@@ -92,7 +97,7 @@ def node_columns() -> list[Column]:
 
     return [
         Column("HOST", lambda status: status.host),
-        Column("STATE", lambda status: "reachable" if status.reachable else "UNREACHABLE"),
+        Column("STATE", lambda status: str(REACHABLE if status.reachable else UNREACHABLE)),
         Column("HOSTNAME", lambda status: status.hostname or "-", is_wide=True),
         Column("PYTHON", lambda status: status.python_version or "-"),
         Column("CPUS", lambda status: "-" if status.cpus is None else str(status.cpus)),

@@ -44,7 +44,7 @@ def command(ctx: CliContext, test: str | None, output: str | None) -> int:
             Column("JOBS", lambda view: ",".join(view.jobs)),
             Column("WAITING", lambda view: str(view.waiting)),
             Column("LAST", lambda view: describe_time(view.last_at_s)),
-            Column("RESULT", lambda view: view.problem or view.last_state or "-"),
+            Column("RESULT", lambda view: str(view.problem or view.last_state or "-")),
             Column("RESPONSE", lambda view: view.last_answer or "-", is_wide=True),
             Column("FROM", lambda view: view.origin, is_wide=True),
         ],

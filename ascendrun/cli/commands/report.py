@@ -86,11 +86,11 @@ def write_file(ctx: CliContext, path: Path, content: bytes) -> None:
 
 def describe_report(report: Report) -> str:
     """The summary for a terminal: main values, diagnosis, time use, notes."""
-    from ascendrun.cli.output import Column, cut, format_pairs, format_table
+    from ascendrun.cli.output import Column, cut, format_pairs, format_table, named
     from ascendrun.cli.report import page
 
     pairs = [
-        (str(Text("report.job", "job")), f"{report.id} ({report.name}) {report.state}"),
+        (str(Text("report.job", "job")), f"{named(report.id, report.name)} {report.state}"),
         ("", page.describe_place(report)),
         *((cut(label, 60), value) for value, label in page.list_tiles(report)),
     ]

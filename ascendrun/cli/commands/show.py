@@ -46,7 +46,7 @@ def command(ctx: CliContext, job: str, output: str | None) -> int:
 
 def describe_stages(whole: JobView) -> str:
     """The pipeline of a stage, printed before the job itself."""
-    from ascendrun.cli.output import Column, format_pairs, format_table
+    from ascendrun.cli.output import Column, format_pairs, format_table, named
 
     table = format_table(
         whole.stages,
@@ -57,7 +57,7 @@ def describe_stages(whole: JobView) -> str:
         ],
     )
     pairs = [
-        (str(Text("show.pipeline", "pipeline")), f"{whole.id} ({whole.name})"),
+        (str(Text("show.pipeline", "pipeline")), named(whole.id, whole.name)),
         (str(Text("show.state", "state")), whole.state),
     ]
     return f"{format_pairs(pairs)}\n{table}\n"
@@ -110,15 +110,14 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
 
 
 def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
-    from ascendrun.cli.output import describe_progress, describe_seconds, describe_time
+    from ascendrun.cli.output import describe_progress, describe_seconds, describe_time, labelled, named
     from ascendrun.text.format import fold_hosts
 
     job = detail.job
     hosts = fold_hosts(job.hosts)
-    reason = job.reason
     pairs = [
-        (Text("show.job", "job"), f"{job.id} ({job.name})"),
-        (Text("show.state", "state"), f"{job.state}: {reason}" if reason else job.state),
+        (Text("show.job", "job"), named(job.id, job.name)),
+        (Text("show.state", "state"), labelled(job.state, job.reason)),
         (Text("show.attempt", "attempt"), str(job.attempt)),
         (Text("show.nodes", "nodes"), hosts),
         (Text("show.ranks", "ranks"), str(job.world_size)),

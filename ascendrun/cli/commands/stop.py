@@ -73,7 +73,9 @@ def _request_all(ctx: CliContext, refs: tuple[str, ...], requested: list[str], *
 
 def describe(job: JobView) -> str:
     """j-0001 STOPPING: stopped on user request"""
-    return f"{job.id} {job.state}: {job.reason}" if job.reason else f"{job.id} {job.state}"
+    from ascendrun.cli.output import labelled
+
+    return labelled(f"{job.id} {job.state}", job.reason)
 
 
 def _wait_until_ended(ctx: CliContext, job_id: str, screen: Screen) -> JobDetail:

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...]) -> int:
     """Report every problem of job files (and of hostfiles, named *.hosts), each with its place; ask no node."""
+    from ascendrun.cli.output import labelled
     from ascendrun.core.errors import InvalidInputError
 
     problems: list[Problem] = []
     for file in files:
         try:
-            click.echo(f"{file}: {_check(file, overrides)}")
+            click.echo(labelled(file, _check(file, overrides)))
         except InvalidInputError as error:
             problems.extend(error.problems)
     if problems:

@@ -12,7 +12,7 @@ from typing import Any
 from ascendrun.core.jobfile.model import RENAMED, SECTIONS, JobSpec, PipelineStage, job_json_schema
 from ascendrun.core.jobfile.spec import flow
 from ascendrun.options import Option, ProgramOptions
-from ascendrun.text import Text
+from ascendrun.text import Text, language, template_of
 
 HEAD = """# Job file reference
 
@@ -39,7 +39,7 @@ class Key:
     """One key. `type`, `default` and `example` as YAML; default None: required or not set."""
 
     path: str
-    type: str
+    type: Text
     is_required: bool
     default: str | None
     meaning: Text
@@ -61,7 +61,7 @@ def render_page() -> str:
     lines = [HEAD.rstrip()]
     for key in list_keys():
         lines += ["", f"## `{key.path}`", "", key.meaning.render("en"), ""]
-        lines += [f"- Type: {key.type}"]
+        lines += [f"- Type: {key.type.render('en')}"]
         lines += (
             ["- Required"] if key.is_required else [f"- Default: {f'`{key.default}`' if key.default else 'not set'}"]
         )
@@ -77,7 +77,7 @@ def describe_key(key: Key) -> Iterator[str]:
     default = Text("schema.required", "required") if key.is_required else key.default or Text("schema.unset", "not set")
     rows: list[tuple[Text | str, str]] = [
         (Text("schema.key", "key"), key.path),
-        (Text("schema.type", "type"), key.type),
+        (Text("schema.type", "type"), str(key.type)),
         (Text("schema.default", "default"), str(default)),
         (Text("schema.meaning", "meaning"), str(key.meaning)),
     ]
@@ -91,15 +91,19 @@ def describe_option(table: ProgramOptions, option: Option) -> Iterator[str]:
     """The lines that `ascendrun schema PROGRAM.OPTION` prints."""
     rows: list[tuple[Text | str, str]] = [
         (Text("schema.key", "key"), f"args.{option.name} ({table.program})"),
-        (Text("schema.type", "type"), option.type),
+        (Text("schema.type", "type"), template_of(f"option-type.{option.type}", option.type, language())),
         (Text("schema.default", "default"), "null" if option.default is None else flow(option.default) or '""'),
         (Text("schema.meaning", "meaning"), str(table.help(option))),
     ]
     if option.choices:
-        rows.append((Text("schema.choices", "choices"), ", ".join(map(str, option.choices))))
+        rows.append((Text("schema.choices", "choices"), _items(option.choices)))
     if option.aliases:
-        rows.append((Text("schema.aliases", "aliases"), ", ".join(option.aliases)))
+        rows.append((Text("schema.aliases", "aliases"), _items(option.aliases)))
     yield from describe_rows(rows)
+
+
+def _items(values: Iterable[object]) -> str:
+    return str(Text("schema.items", "{items}", items=[str(value) for value in values]))
 
 
 def describe_rows(rows: Iterable[tuple[Text | str, str]]) -> Iterator[str]:
@@ -118,7 +122,7 @@ def _keys_of(
         value = None if is_required else field.get_default(call_default_factory=True)
         yield Key(
             path=f"{prefix}{name}",
-            type="mapping" if section is not None else _type_of(row, schema),
+            type=TYPES["object"] if section is not None else _type_of(row, schema),
             is_required=is_required,
             default=None if section is not None or value is None or value in ((), {}) else _plain(value),
             meaning=Text(f"key.{prefix}{name}", _escape(" ".join(row["description"].split()))),
@@ -144,23 +148,32 @@ def _escape(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def _type_of(row: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+TYPES = {
+    "string": Text("key-type.string", "string"),
+    "integer": Text("key-type.integer", "integer"),
+    "number": Text("key-type.number", "number"),
+    "boolean": Text("key-type.boolean", "boolean"),
+    "object": Text("key-type.mapping", "mapping"),
+}
+
+
+def _type_of(row: Mapping[str, Any], schema: Mapping[str, Any]) -> Text:
     """`integer, 1 to 4096` for a row of the JSON Schema."""
     if "anyOf" in row:
         return next(_type_of(each, schema) for each in row["anyOf"] if each.get("type") != "null")
     if "enum" in row:
-        return "one of " + ", ".join(map(str, row["enum"]))
+        return Text("key-type.choice", "one of {choices}", choices=[str(each) for each in row["enum"]])
     kind = row.get("type")
     if kind == "array":
         item = row["items"]
-        return "list of stages" if "$ref" in item else f"list ({_type_of(item, schema)})"
-    if kind == "object":
-        return "mapping"
-    if isinstance(kind, list):
-        return "string"
+        if "$ref" in item:
+            return Text("key-type.stages", "list of stages")
+        return Text("key-type.list", "list ({item})", item=_type_of(item, schema))
+    name = TYPES["string" if isinstance(kind, list) else str(kind)]
     low, high = row.get("minimum", row.get("exclusiveMinimum")), row.get("maximum")
-    limits = f", {low:g} to {high:g}" if low is not None and high is not None else ""
-    return f"{kind}{limits}"
+    if low is None or high is None:
+        return name
+    return Text("key-type.limits", "{type}, {low:g} to {high:g}", type=name, low=low, high=high)
 
 
 if __name__ == "__main__":

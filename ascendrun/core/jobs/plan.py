@@ -422,12 +422,38 @@ def render_text(rendered: Mapping[str, Any]) -> str:
     no secrets."""
     port = str(rendered["master_ports"][0])
     lines = [
-        f"# {rendered['job']}, attempt {rendered['attempt']}: {rendered['world_size']} ranks on "
-        f"{len(rendered['nodes'])} nodes, meeting at {rendered['master_address']}",
-        f"# MASTER_PORT: the first free one of {len(rendered['master_ports'])} from {port} on",
+        _comment(
+            Text(
+                "plan.job",
+                "{job}, attempt {attempt}: {ranks:plural rank ranks} on {nodes:plural node nodes}, "
+                "rendezvous at {address}",
+                job=rendered["job"],
+                attempt=rendered["attempt"],
+                ranks=rendered["world_size"],
+                nodes=len(rendered["nodes"]),
+                address=rendered["master_address"],
+            )
+        ),
+        _comment(
+            Text(
+                "plan.port",
+                "MASTER_PORT: the first free port of {count} from {port}",
+                count=len(rendered["master_ports"]),
+                port=port,
+            )
+        ),
     ]
     lines += [
-        f"# staged {tree['name']}: {tree['files']} files, {tree['size_bytes']} bytes, {tree['sha256'][:16]}"
+        _comment(
+            Text(
+                "plan.staged",
+                "staged {name}: {files:plural file files}, {size:bytes}, {sha256}",
+                name=tree["name"],
+                files=tree["files"],
+                size=tree["size_bytes"],
+                sha256=tree["sha256"][:16],
+            )
+        )
         for tree in rendered["trees"]
     ]
     for node in rendered["nodes"]:
@@ -439,18 +465,30 @@ def _node_lines(host: str, prepare: Mapping[str, Any], port: str) -> list[str]:
     ranks = prepare["ranks"]
     shared = _shared_env(ranks)
     lines = [
-        f"# {host}: node {prepare['node_rank']}, {len(ranks)} process{'es' if len(ranks) != 1 else ''}",
+        _comment(
+            Text(
+                "plan.node",
+                "{host}: node {number}, {count:plural process processes}",
+                host=host,
+                number=prepare["node_rank"],
+                count=len(ranks),
+            )
+        ),
         f"cd -- {shlex.quote(prepare['cwd'])}",
     ]
     lines += [f"export {name}={_quoted(value)}" for name, value in shared.items()]
     lines.append(f"export MASTER_PORT={port}")
     if prepare["setup"]:
-        lines += ["# setup, run by bash before each process", prepare["setup"]]
+        lines += [_comment(Text("plan.setup", "setup, run by bash before each process")), prepare["setup"]]
     for rank in ranks:
         own = [f"{name}={value}" for name, value in rank["env"].items() if name not in shared]
         words = [word.replace(PORT_TOKEN, port) for word in rank["argv"]]
         lines.append(shlex.join(["env", *own, *words] if own else words) + (" &" if len(ranks) > 1 else ""))
     return lines
+
+
+def _comment(text: Text) -> str:
+    return f"# {text}"
 
 
 def _quoted(value: str) -> str:

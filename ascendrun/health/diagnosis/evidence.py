@@ -112,7 +112,7 @@ class HostEvidence:
     memory_free_bytes: int | None = None
     memory_total_bytes: int | None = None
     disk_free_bytes: int | None = None
-    missing: tuple[str, ...] = ()
+    missing: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Evidence:
     hosts: tuple[HostEvidence, ...] = ()
     events: tuple[Event, ...] = ()
     slow: tuple[Text, ...] = ()
-    missing: tuple[str, ...] = ()
+    missing: tuple[Text, ...] = ()
 
     def host(self, name: str) -> HostEvidence:
         """Never fails: of a host without evidence nothing is known."""

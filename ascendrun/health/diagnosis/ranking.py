@@ -16,6 +16,7 @@ from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Role
 from ascendrun.health.diagnosis.times import Moment, earliest
 from ascendrun.health.diagnosis.wait_table import Report, Table
+from ascendrun.text import Text
 
 CERTAIN_FROM = 60
 """A weaker reason than this is never called certain."""
@@ -325,8 +326,13 @@ def _unknown(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis
     )
 
 
-def _missing(evidence: Evidence) -> tuple[str, ...]:
-    return (*evidence.missing, *(f"{host.host}: {what}" for host in evidence.hosts for what in host.missing))
+def _missing(evidence: Evidence) -> tuple[Text, ...]:
+    of_hosts = (
+        Text("cli.at", "{place}: {message}", place=host.host, message=what)
+        for host in evidence.hosts
+        for what in host.missing
+    )
+    return (*evidence.missing, *of_hosts)
 
 
 # ---------------------------------------------------------------- whom to blame when all only waited

@@ -197,7 +197,8 @@ def _evidence(proof: Proof, lang: str) -> str:
     text = _string(proof.text, lang)
     if proof.file is not None or proof.rank is None:
         return text
-    return f"{who((proof.rank,), (proof.host,) if proof.host else ()).render(lang)}: {text}"
+    place = who((proof.rank,), (proof.host,) if proof.host else ())
+    return Text("cli.at", "{place}: {message}", place=place, message=text).render(lang)
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:

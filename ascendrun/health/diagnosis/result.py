@@ -82,7 +82,7 @@ class Diagnosis:
     retry: str = "unknown"
     outcome: tuple[Text, ...] = ()
     anomalies: tuple[Text, ...] = ()
-    missing: tuple[str, ...] = ()
+    missing: tuple[Text, ...] = ()
     message: str = ""
     cause: str = ""
     hint: str = ""

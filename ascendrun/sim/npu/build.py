@@ -16,6 +16,7 @@ from pathlib import Path
 from ascendrun.core.errors import PreflightError
 from ascendrun.sim.npu.names import table_of, wanted_names
 from ascendrun.sim.npu.target import Target
+from ascendrun.text import Text
 
 SOURCES = Path(__file__).with_name("cann")
 COMPILER = "g++"
@@ -62,8 +63,8 @@ def build(target: Target) -> Path:
             return home
         if shutil.which(COMPILER) is None:
             raise PreflightError(
-                f"{COMPILER} is not on PATH; the simulated CANN is compiled once",
-                hint="Debian: apt install g++; openEuler: dnf install gcc-c++",
+                Text("sim.no-compiler", "{compiler} not found; it compiles the simulated CANN", compiler=COMPILER),
+                hint=Text("sim.install-compiler", "Debian: apt install g++; openEuler: dnf install gcc-c++"),
             )
         with tempfile.TemporaryDirectory(dir=root, prefix="building-") as folder:
             made = Path(folder) / "toolkit"
@@ -123,8 +124,13 @@ def run(command: Sequence[str]) -> None:
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         raise PreflightError(
-            f"the simulated CANN does not compile: {command[-1]}: {lines[0] if lines else 'no message'}",
-            hint="this torch_npu may be newer than the simulation; see docs/simulated-npu.md",
+            Text(
+                "sim.compile-failed",
+                "cannot compile {library} of the simulated CANN ({error})",
+                library=command[-1],
+                error=lines[0] if lines else f"exit code {done.returncode}",
+            ),
+            hint=Text("sim.newer", "this torch_npu may be newer than the simulation; see docs/simulated-npu.md"),
         )
 
 

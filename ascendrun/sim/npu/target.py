@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ascendrun.core.errors import PreflightError
+from ascendrun.text import Text
 
 _QUESTION = """
 import importlib.metadata, importlib.util, json, sys
@@ -20,7 +21,10 @@ print(json.dumps({"prefix": sys.prefix, "version": "%d.%d" % sys.version_info[:2
                   "torch_npu": find("torch_npu")}))
 """
 KNOWN_VERSION = "2.13"
-INSTALL_HINT = "bin/setup-env --venv .venv-npu --over .venv npu-sim makes an environment that has both"
+INSTALL_HINT = Text(
+    "sim.install",
+    "create an environment with both (Python 3.10 or 3.11): bin/setup-env --venv .venv-npu --over .venv npu-sim",
+)
 
 
 @dataclass(frozen=True)
@@ -38,21 +42,44 @@ class Target:
 def find_target(python: str) -> Target:
     """Raises PreflightError saying why this Python cannot run torch_npu."""
     if platform.machine() != "x86_64":
-        raise PreflightError(f"the simulated CANN was built for x86_64 only; this machine is {platform.machine()}")
+        raise PreflightError(
+            Text("sim.machine", "the simulated CANN requires x86_64, got {machine}", machine=platform.machine())
+        )
     try:
         text = subprocess.run([python, "-c", _QUESTION], capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise PreflightError(f"{python} does not run: {error}", hint="name another Python: --python PATH") from error
+        raise PreflightError(
+            Text(
+                "sim.python-fails",
+                "cannot run {python} ({error})",
+                python=python,
+                error=getattr(error, "strerror", None) or error,
+            ),
+            hint=Text("sim.other-python", "name another Python: --python PATH"),
+        ) from error
     found = json.loads(text)
     lacks = [name for name in ("torch", "torch_npu") if not found[name]]
     if lacks:
         raise PreflightError(
-            f"{python} (Python {found['version']}) has no {' and no '.join(lacks)}",
-            hint=f"{INSTALL_HINT}; torch_npu {KNOWN_VERSION} has wheels for Python 3.10 and 3.11",
+            Text(
+                "sim.no-torch",
+                "{python} (Python {version}): {modules} not found",
+                python=python,
+                version=found["version"],
+                modules=lacks,
+            ),
+            hint=INSTALL_HINT,
         )
     torch_npu, version = found["torch_npu"]
     if not version.startswith(KNOWN_VERSION):
         raise PreflightError(
-            f"{python} has torch_npu {version}; the simulated CANN knows {KNOWN_VERSION}", hint=INSTALL_HINT
+            Text(
+                "sim.other-torch-npu",
+                "{python}: the simulated CANN requires torch_npu {known}, got {version}",
+                python=python,
+                known=KNOWN_VERSION,
+                version=version,
+            ),
+            hint=INSTALL_HINT,
         )
     return Target(python, Path(found["prefix"]), Path(found["torch"][0]), found["torch"][1], Path(torch_npu), version)

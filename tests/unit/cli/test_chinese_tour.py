@@ -1,0 +1,195 @@
+"""Every command in Chinese: no English sentence, except names, paths and what programs of others print."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "failures"))
+
+from corpus import FOLDER, load
+from spooling import spool_case
+from top_world import TopWorld, controller_lock, make_usual_world
+
+from ascendrun.cli import main
+from ascendrun.cli.app import ALIASES, BY_NAME
+from tests.chinese import english_lines
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+Say = Callable[..., str]
+
+GOOD = """
+name: demo
+command: [python3, train.py]
+nodes: 1
+devices: {type: cpu, per_node: 2}
+hostfile: all.hosts
+"""
+BAD = """
+name: demo
+comand: [x]
+nodes: 0
+devices: {type: npu, per_node: 2, ids: [3, 1]}
+hostfile: nowhere.hosts
+stage: {dir: .}
+timeouts: {start_s: soon}
+env: [A]
+checkpoint: {dir: relative, signal: NOTASIGNAL}
+unknown_key: 1
+"""
+PROGRAM = """
+name: lora
+program: qwen_lora
+nodes: 1
+devices: {type: npu, per_node: 8}
+hostfile: all.hosts
+args: {how: fsdp2, learning_rate: fast, batch_size: 8, lora_rr: 3, use_amp: true}
+"""
+PIPELINE = """
+name: pipe
+hostfile: all.hosts
+devices: {type: cpu, per_node: 2}
+nodes: 1
+stages:
+  one: {command: [x], needs: [two]}
+  two: {command: [x], needs: [one]}
+  three: {command: [x], needs: [four]}
+"""
+TOUR: dict[str, tuple[str, ...]] = {
+    "submit": (
+        "",
+        "missing.yaml",
+        "good.yaml --wait --detach",
+        "good.yaml --detatch",
+        "good.yaml --set x",
+        "good.yaml --set nodes=two",
+        "good.yaml --set nodes=9 --dry-run",
+        "bad.yaml",
+        "program.yaml --dry-run",
+        "good.yaml --from-stage one",
+        "good.yaml --resume j-0009",
+    ),
+    "ps": ("", "-a", "-a -o wide", "-o xml", "--nosuch", "extra", "-a -o json", "--until"),
+    "show": ("", "nothing", "j-0001", "j-0002", "JOB"),
+    "top": ("--once", "--once --problems", "--once --sort x", "--once --interval soon", "--once -o json"),
+    "logs": (
+        "",
+        "nothing",
+        "j-0001",
+        "JOB --files",
+        "JOB --first-per-rank",
+        "JOB --rank 99",
+        "JOB --rank x",
+        "JOB --hosts nowhere",
+        "JOB --stream x",
+        "JOB --grep (",
+        "JOB -i",
+        "JOB --tail x",
+        "JOB --since yesterday",
+        "JOB --attempt 9",
+        "j-0001 --raw",
+        "j-0002",
+    ),
+    "events": ("", "JOB", "nothing", "--kind x", "--since x", "--since 2h --until 3h", "JOB -o json"),
+    "report": ("", "nothing", "j-0001", "JOB -O report.html", "JOB -o x", "j-0002"),
+    "explain": ("", "nothing", "JOB", "JOB --all", "j-0001", "j-0002"),
+    "bundle": (
+        "",
+        "nothing",
+        "JOB --dry-run",
+        "JOB",
+        "JOB --max-size huge",
+        "JOB --layout ascend-fd --no-logs",
+        "JOB --layout ascend-fd --dry-run",
+        "JOB -O /nowhere/at/all/x.tar.gz",
+    ),
+    "stop": ("", "nothing"),
+    "wait": ("", "nothing", "JOB --timeout soon"),
+    "validate": ("", "good.yaml bad.yaml program.yaml pipeline.yaml bad.hosts missing.yaml empty.yaml list.yaml"),
+    "schema": ("", "nothing", "devices", "devices.type", "restart", "qwen_lora", "trajectory", "meshtest", "args.x"),
+    "init": ("", "nothing", "quickstart mine", "quickstart mine", "cluster.hosts x"),
+    "demo": ("extra", "--keeep"),
+    "sim": ("", "npu", "gpu -- x", "npu --devices 99 -- x", "npu --python /nowhere -- x", "npu --fault odd -- x"),
+    "doctor": ("", "missing.yaml", "-H missing.hosts", "-H all.hosts --hosts n9", "--device-type x", "-H bad.hosts"),
+    "env": ("", "missing.yaml", "-H missing.hosts"),
+    "nodes": ("", "-H missing.hosts", "-H all.hosts --hosts n9", "--timeout x -H all.hosts"),
+    "exec": ("", "-H all.hosts", "-H all.hosts --hosts n7 -- x", "--hosts n[1- -- x", "-H all.hosts --timeout x -- x"),
+    "trust": ("", "n[1-", "all.hosts", "-H missing.hosts", "--replace"),
+    "notify": ("", "--test nowhere"),
+    "metrics": ("--once", "--listen x", "--grafana", "--once --listen 127.0.0.1:0", "--textfile /nowhere/x --once"),
+    "config": ("", "get", "get colour", "get color", "set color never", "list -o json"),
+    "completion": ("", "tcsh"),  # the scripts are code
+    "controller": ("", "status", "again"),
+    "man": ("", "manuals"),
+}
+"""Command: command lines. JOB: a recorded failure."""
+HELP = re.compile("^# (HELP|TYPE) .*", re.M)
+"""Of metrics: Prometheus reads them."""
+OTHERS = (
+    "missing ), unterminated subpattern at position 0",  # Python's message about a pattern
+    "activations are not finite",  # an exception of the program
+    "a rank failed",  # the reason that an old store has
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopWorld]:
+    """A state directory with a live job (j-0001), a queued one (j-0002) and one that failed."""
+    folder = tmp_path_factory.mktemp("tour")
+    made = make_usual_world(folder / "state", busy=4, idle=1)
+    with controller_lock(folder / "state"):
+        yield made
+
+
+@pytest.fixture
+def say(world: TopWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    folder = world.state_dir.parent
+    for name in ("LC_ALL", "LC_MESSAGES", "LANGUAGE", "ASCENDRUN_LANG", "ASCENDRUN_HOSTFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", "zh_CN.UTF-8")
+    monkeypatch.setenv("ASCENDRUN_STATE_DIR", str(world.state_dir))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    monkeypatch.chdir(folder)
+    files = {"good.yaml": GOOD, "bad.yaml": BAD, "program.yaml": PROGRAM, "pipeline.yaml": PIPELINE}
+    files |= {"all.hosts": "n1 addr=local slots=8\n", "bad.hosts": "n1 slot=8\nn1\nn[2 x\nn3:8\n"}
+    files |= {"empty.yaml": "", "list.yaml": "- 1\n"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+    def run(*argv: str) -> str:
+        """What the command printed on stdout and stderr."""
+        capsys.readouterr()
+        assert main(argv) != 8, argv  # an internal error
+        printed = capsys.readouterr()
+        return printed.out + printed.err
+
+    return run
+
+
+def test_the_tour_visits_every_command() -> None:
+    assert set(TOUR) == set(BY_NAME)
+
+
+@pytest.mark.parametrize("command", ["", "help", *BY_NAME, *ALIASES])
+def test_help(say: Say, command: str) -> None:
+    assert english_lines(say(*command.split(), *["--help"][: command != ""])) == []
+
+
+@pytest.mark.parametrize("command", TOUR)
+def test_command(say: Say, world: TopWorld, command: str) -> None:
+    case = load(FOLDER / "sixty_four_ranks_and_the_noise_of_the_stop.yaml")
+    foreign = "\n".join([*(line.text for rank in case.evidence.ranks for line in rank.lines), *OTHERS])
+    if not (world.state_dir / "jobs" / "j-0003").exists():
+        spool_case(replace(case, evidence=replace(case.evidence, name="job-3")), world.state_dir)
+    found = []
+    for words in TOUR[command]:
+        argv = ["j-0003" if word == "JOB" else word for word in words.split()]
+        screen = HELP.sub("", say(command, *argv)).replace("waits", "j-0002")
+        found += [f"{command} {words}: {line}" for line in english_lines(screen, foreign)]
+    assert found == [], "\n".join(found)
