@@ -39,13 +39,13 @@ class Versions:
 
 @dataclass(frozen=True)
 class VersionFact:
-    """One pair. An incompatible one has a `hint`; the message of an unknown one states what is not known."""
+    """One pair. Only what doctor shows has a message: incompatible pairs, with a hint, and some unknown ones."""
 
     pair: str
     outcome: str
-    message: Text
-    hint: Text | str | None
-    source: str | None
+    message: Text | None = None
+    hint: Text | str | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,27 +64,26 @@ class Release:
 def compare_versions(versions: Versions) -> tuple[VersionFact, ...]:
     """A fact for each pair of which both sides were seen, and one for torch_npu itself when the table lacks it."""
     facts: list[VersionFact] = []
-    release = None
     if versions.torch_npu is not None:
         release = release_named(versions.torch_npu)
         if release is None:
-            facts.append(_unlisted(versions.torch_npu))
-        facts.extend(_with_torch(versions.torch_npu, versions.torch, release))
-        facts.extend(_with_cann(versions.torch_npu, versions.cann, release))
-        facts.extend(_with_python(versions.torch_npu, versions.python, release))
+            message = Text(
+                "version.unlisted",
+                "torch_npu {torch_npu} is not a known release; the CANN that it requires is unknown",
+                torch_npu=versions.torch_npu,
+            )
+            hint = Text("version.unlisted.hint", "install a released version, or see https://github.com/Ascend/pytorch")
+            facts.append(VersionFact("torch_npu", UNKNOWN, message, hint))
+        if versions.torch is not None:
+            facts.append(_with_torch(versions.torch_npu, versions.torch, release))
+        if release is not None and versions.cann is not None:
+            facts.append(_with_cann(versions.torch_npu, versions.cann, release))
+        if release is not None and versions.python is not None and (release.python or release.wheels):
+            facts.append(_with_python(versions.torch_npu, versions.python, release))
     if versions.torch is not None:
-        facts.extend(_torch_build(versions.torch, versions.arch))
+        facts.append(_torch_build(versions.torch, versions.arch))
     if versions.driver is not None and versions.firmware is not None:
         facts.append(_driver_firmware(versions.driver, versions.firmware))
-    if versions.driver is not None and versions.cann is not None:
-        message = Text(
-            "version.driver-cann",
-            "driver {driver}, CANN {cann}: no complete public compatibility table",
-            driver=versions.driver.version,
-            cann=versions.cann,
-        )
-        hint = Text("version.driver-cann.hint", "compare with Huawei's page of firmware and drivers")
-        facts.append(VersionFact("driver/cann", UNKNOWN, message, hint, None))
     return tuple(facts)
 
 
@@ -133,81 +132,39 @@ def _older(version: str | None, bound: str | None) -> bool | None:
     return None if one is None or low is None else one < low
 
 
-def _unlisted(torch_npu: str) -> VersionFact:
-    message = Text(
-        "version.unlisted",
-        "torch_npu {torch_npu} is not a known release; the CANN that it requires is unknown",
-        torch_npu=torch_npu,
-    )
-    hint = Text("version.unlisted.hint", "install a released version, or see https://github.com/Ascend/pytorch")
-    return VersionFact("torch_npu", UNKNOWN, message, hint, None)
-
-
-def _with_torch(torch_npu: str, torch: str | None, release: Release | None) -> list[VersionFact]:
-    if torch is None:
-        return []
-    needed = release.torch if release else release_of(torch_npu)
-    seen = release_of(torch)
-    pair, source = "torch_npu/torch", _source(release) or "torch_npu versions begin with their torch's"
-    if needed is None or seen is None:
-        message = Text(
-            "version.not-comparable",
-            "torch_npu {torch_npu} and torch {torch} cannot be compared",
-            torch_npu=torch_npu,
-            torch=torch,
-        )
-        return [VersionFact(pair, UNKNOWN, message, None, None)]
-    if needed == seen:
-        message = Text(
-            "version.made-for",
-            "torch_npu {torch_npu} is built for {name} {required}",
-            torch_npu=torch_npu,
-            name="torch",
-            required=needed,
-        )
-        return [VersionFact(pair, COMPATIBLE, message, None, source)]
-    message = Text(
-        "version.torch",
-        "torch_npu {torch_npu} requires torch {required}, found {torch}",
-        torch_npu=torch_npu,
-        required=needed,
-        torch=torch,
-    )
+def _with_torch(torch_npu: str, torch: str, release: Release | None) -> VersionFact:
+    required = release.torch if release else release_of(torch_npu)
+    found = release_of(torch)
+    pair, source = "torch_npu/torch", _source(release) if release else "torch_npu versions begin with their torch's"
+    if required is None or found is None or required == found:
+        return VersionFact(pair, COMPATIBLE if required == found is not None else UNKNOWN)
     others = [row.torch_npu for row in releases_for(torch=torch)]
-    hint: Text | str = f"pip install torch=={needed}"
+    values = {"torch_npu": torch_npu, "required": required, "torch": torch}
+    message = Text("version.torch", "torch_npu {torch_npu} requires torch {required}, found {torch}", **values)
+    hint: Text | str = f"pip install torch=={required}"
     if others:
         hint = Text(
             "version.torch.hint",
             "pip install torch=={required}, or torch_npu=={other} for torch {torch}",
-            required=needed,
+            required=required,
             other=others[0],
-            torch=seen,
+            torch=found,
         )
-    return [VersionFact(pair, INCOMPATIBLE, message, hint, source)]
+    return VersionFact(pair, INCOMPATIBLE, message, hint, source)
 
 
-def _with_cann(torch_npu: str, cann: str | None, release: Release | None) -> list[VersionFact]:
-    if cann is None or release is None:
-        return []
+def _with_cann(torch_npu: str, cann: str, release: Release) -> VersionFact:
     pair, source = "torch_npu/cann", _source(release)
+    values = {"torch_npu": torch_npu, "required": release.cann, "cann": cann}
     if release.cann is None:
         message = Text(
             "version.cann-unknown",
             "torch_npu {torch_npu} is newer than the compatibility table; its CANN is unknown (found {cann})",
-            torch_npu=torch_npu,
-            cann=cann,
+            **values,
         )
-        return [VersionFact(pair, UNKNOWN, message, None, source)]
+        return VersionFact(pair, UNKNOWN, message, None, source)
     if _same(release.cann, cann):
-        message = Text(
-            "version.made-for",
-            "torch_npu {torch_npu} is built for {name} {required}",
-            torch_npu=torch_npu,
-            name="CANN",
-            required=release.cann,
-        )
-        return [VersionFact(pair, COMPATIBLE, message, None, source)]
-    one, needed = parse_version(cann), parse_version(release.cann)
+        return VersionFact(pair, COMPATIBLE)
     fitting = [row.torch_npu for row in releases_for(cann=cann, torch=release.torch)]
     hint = Text("version.cann.hint", "install CANN {required}", required=release.cann)
     if fitting:
@@ -218,101 +175,60 @@ def _with_cann(torch_npu: str, cann: str | None, release: Release | None) -> lis
             other=fitting[0],
             cann=cann,
         )
-    if one is None or needed is None or one > needed:
+    found, required = parse_version(cann), parse_version(release.cann)
+    if found is None or required is None or found > required:
         message = Text(
             "version.cann-not-stated",
             "torch_npu {torch_npu} is built for CANN {required}; no source states whether it works with {cann}",
-            torch_npu=torch_npu,
-            required=release.cann,
-            cann=cann,
+            **values,
         )
-        return [VersionFact(pair, UNKNOWN, message, hint, source)]
+        return VersionFact(pair, UNKNOWN, message, hint, source)
     message = Text(
-        "version.cann-older",
-        "torch_npu {torch_npu} is built for CANN {required}, found the older {cann}",
-        torch_npu=torch_npu,
-        required=release.cann,
-        cann=cann,
+        "version.cann-older", "torch_npu {torch_npu} is built for CANN {required}, found the older {cann}", **values
     )
-    return [VersionFact(pair, INCOMPATIBLE, message, hint, source)]
+    return VersionFact(pair, INCOMPATIBLE, message, hint, source)
 
 
-def _with_python(torch_npu: str, python: str | None, release: Release | None) -> list[VersionFact]:
-    found = re.match(r"\s*([0-9]{1,2}\.[0-9]{1,3})(?![0-9])", python or "")
-    if python is None or release is None or (release.python is None and release.wheels is None):
-        return []
-    pair, source = "torch_npu/python", _source(release)
-    if found is None:
-        message = Text("version.not-a-python", "{python:quote} is not a version of Python", python=python)
-        return [VersionFact(pair, UNKNOWN, message, None, None)]
-    known: Sequence[str] = (*(release.python or ()), *(release.wheels or ()))
-    if found[1] in known:
-        message = Text(
-            "version.made-for",
-            "torch_npu {torch_npu} is built for {name} {required}",
-            torch_npu=torch_npu,
-            name="Python",
-            required=found[1],
-        )
-        return [VersionFact(pair, COMPATIBLE, message, None, source)]
+def _with_python(torch_npu: str, python: str, release: Release) -> VersionFact:
+    found = re.match(r"\s*([0-9]{1,2}\.[0-9]{1,3})(?![0-9])", python)
+    known = (*(release.python or ()), *(release.wheels or ()))
+    if found is None or found[1] in known:
+        return VersionFact("torch_npu/python", UNKNOWN if found is None else COMPATIBLE)
     listed = sorted(set(known), key=lambda version: [int(part) for part in version.split(".")])
-    message = Text(
-        "version.python",
-        "torch_npu {torch_npu} is built for Python {required}, found {python}",
-        torch_npu=torch_npu,
-        required=listed,
-        python=python,
-    )
+    values = {"torch_npu": torch_npu, "required": listed, "python": python}
+    message = Text("version.python", "torch_npu {torch_npu} is built for Python {required}, found {python}", **values)
     hint = Text("version.python.hint", "use Python {required}", required=listed)
-    return [VersionFact(pair, INCOMPATIBLE, message, hint, source)]
+    return VersionFact("torch_npu/python", INCOMPATIBLE, message, hint, _source(release))
 
 
-def _torch_build(torch: str, arch: str | None) -> list[VersionFact]:
-    local = torch.partition("+")[2]
-    if local.startswith(("cu", "rocm")):
-        message = Text(
-            "version.other-build",
-            "torch {torch} is built for another accelerator; torch_npu rejects such builds",
-            torch=torch,
-        )
-        hint = "pip install torch=={} --index-url https://download.pytorch.org/whl/cpu".format(torch.partition("+")[0])
-        return [VersionFact("torch/build", INCOMPATIBLE, message, hint, "torch_npu/__init__.py")]
-    if arch == "x86_64" and local == "":
-        message = Text(
-            "version.build-unknown",
-            "torch {torch} on x86_64 does not name its build; torch_npu requires the CPU build",
-            torch=torch,
-        )
-        return [VersionFact("torch/build", UNKNOWN, message, None, "torch_npu wheel metadata")]
-    message = Text("version.build", "torch {torch} is not built for another accelerator", torch=torch)
-    return [VersionFact("torch/build", COMPATIBLE, message, None, None)]
+def _torch_build(torch: str, arch: str | None) -> VersionFact:
+    release, _, local = torch.partition("+")
+    if not local.startswith(("cu", "rocm")):
+        return VersionFact("torch/build", UNKNOWN if arch == "x86_64" and not local else COMPATIBLE)
+    message = Text(
+        "version.other-build",
+        "torch {torch} is built for another accelerator; torch_npu rejects such builds",
+        torch=torch,
+    )
+    hint = f"pip install torch=={release} --index-url https://download.pytorch.org/whl/cpu"
+    return VersionFact("torch/build", INCOMPATIBLE, message, hint, "torch_npu/__init__.py")
 
 
 def _driver_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> VersionFact:
-    values = {"driver": driver.version, "firmware": firmware.version}
-    source = "compatible_version_fw and compatible_version_drv of the version.info files"
     fits = driver_takes_firmware(driver, firmware)
-    if fits is None:
+    if fits is not False:
+        return VersionFact("driver/firmware", COMPATIBLE if fits else UNKNOWN)
+    values = {"driver": driver.version, "firmware": firmware.version}
+    required = [f"{interval.low}-{interval.high}" for interval in driver.firmware_intervals]
+    message = Text("version.driver-interval", "firmware {firmware} requires other drivers, found {driver}", **values)
+    if required:
         message = Text(
-            "version.firmware-unknown",
-            "driver {driver}, firmware {firmware}: neither version file names the other",
-            **values,
-        )
-        return VersionFact("driver/firmware", UNKNOWN, message, None, source)
-    if fits:
-        message = Text("version.firmware", "driver {driver} is compatible with firmware {firmware}", **values)
-        return VersionFact("driver/firmware", COMPATIBLE, message, None, source)
-    wanted = [f"{interval.low}-{interval.high}" for interval in driver.firmware_intervals]
-    message = (
-        Text(
             "version.firmware-interval",
             "driver {driver} requires firmware {required}, found {firmware}",
-            required=wanted,
+            required=required,
             **values,
         )
-        if wanted
-        else Text("version.driver-interval", "firmware {firmware} requires other drivers, found {driver}", **values)
-    )
+    source = "compatible_version_fw and compatible_version_drv of the version.info files"
     return VersionFact("driver/firmware", INCOMPATIBLE, message, HDK_HINT, source)
 
 
@@ -320,9 +236,9 @@ def _same(one: str | None, other: str) -> bool:
     return one is not None and (one.lower() == other.lower() or parse_version(one) == parse_version(other) is not None)
 
 
-def _source(release: Release | None) -> str | None:
+def _source(release: Release) -> str:
     sources: Mapping[str, str] = load_table("compatibility")["sources"]
-    return sources[release.source] if release else None
+    return sources[release.source]
 
 
 @lru_cache(maxsize=1)

@@ -68,6 +68,7 @@ def _once(found: list[tuple[str, str]]) -> dict[str, str]:
 def tables() -> Iterator[Message]:
     """The rows of tables that keep English next to their codes."""
     from ascendrun.ascend.signatures import signatures
+    from ascendrun.ascend.tables import load_table
     from ascendrun.core.events import EVENTS
     from ascendrun.core.jobfile.spec import load_programs
     from ascendrun.health.texts import templates
@@ -80,6 +81,10 @@ def tables() -> Iterator[Message]:
         for part in ("message", "cause", "hint"):
             english = getattr(row.english, part)
             yield Message(f"signature.{row.code}.{part}", english, None, "ascend/signatures.toml")
+    for error in load_table("tool_errors")["rows"]:
+        yield Message(f"tool-error.{error['name']}", error["message"], None, "ascend/tables/tool_errors.json")
+        if "hint" in error:
+            yield Message(f"tool-error.{error['name']}.hint", error["hint"], None, "ascend/tables/tool_errors.json")
     for program, table in load_programs().items():
         for name, option in table.options.items():
             help_ = option.help.replace("{", "{{").replace("}", "}}")

@@ -164,9 +164,9 @@ def table_lines() -> list[Line]:
     for path in sorted(PACKAGE.rglob("*.json")):
         if "zh" in path.name or "zh" in path.parts:
             continue
-        if path.name == "options.json" or "texts" in path.parts:
+        if path.name == "options.json" or "texts" in path.parts or "tables" in path.parts:
             for where, text in _strings(json.loads(path.read_text(encoding="utf-8"))):
-                if path.name != "options.json" or where.endswith("help"):
+                if "texts" in path.parts or where.endswith(("help", "message", "hint")):
                     found += [Line(f"{path.relative_to(CHECKOUT)} {where}", text, pattern) for pattern in matches(text)]
     return found
 
