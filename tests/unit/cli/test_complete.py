@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +29,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_jobs_by_id_and_name(folder: Path) -> None:
+@pytest.fixture
+def jobs(folder: Path) -> None:
+    """j-0001 and j-0002 train, j-0003 eval."""
     store = Store.open(folder)
     for number, name in enumerate(("train", "train", "eval")):
         store.add_job(
@@ -40,6 +46,10 @@ def test_jobs_by_id_and_name(folder: Path) -> None:
             now_s=1.0,
         )
     store.close()
+
+
+@pytest.mark.usefixtures("jobs")
+def test_jobs_by_id_and_name() -> None:
     assert complete("stop", "") == ["j-0003", "j-0002", "j-0001", "train", "eval"]
     assert complete("logs", "tr") == ["train"]
     assert complete("top", "--job", "e") == ["eval"]
@@ -64,3 +74,53 @@ def test_a_broken_state_directory_completes_nothing(
     monkeypatch.setenv("ASCENDRUN_COLOR", "purple")
     assert complete("stop", "") == []
     assert capfd.readouterr() == ("", "")
+
+
+SHELLS = {
+    "bash": """
+        source <(ascendrun completion bash)
+        COMP_WORDS=({words}) COMP_CWORD={last}
+        _ascendrun_completion ascendrun
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """,
+    "zsh": """
+        compdef() {{ function=$1 }}
+        compadd() {{ print -l -- ${{(P)@[-1]}} }}
+        source <(ascendrun completion zsh)
+        words=({words}) CURRENT=$(({last} + 1))
+        $function
+    """,
+    "fish": """
+        ascendrun completion fish | source
+        complete --do-complete '{words}'
+    """,
+}
+"""What a shell runs for the Tab key after these words. The function that zsh offers values with is a stand-in."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.usefixtures("jobs")
+def test_a_real_shell_completes(shell: str, folder: Path) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    (folder / "all.hosts").write_text("npu01\nnpu02 slots=8\n")
+    (folder / "ascendrun").write_text(f'#!/bin/sh\nexec {sys.executable} -m ascendrun "$@"\n')
+    (folder / "ascendrun").chmod(0o755)
+    environ = {
+        **os.environ,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "ASCENDRUN_HOSTFILE": str(folder / "all.hosts"),
+    }
+    for words, expected in (
+        ("ascendrun stop j-", {"j-0001", "j-0002", "j-0003"}),
+        ("ascendrun logs tr", {"train"}),
+        ("ascendrun exec --hosts npu", {"npu01", "npu02"}),
+        ("ascendrun init quick", {"quickstart"}),
+        ("ascendrun completion f", {"fish"}),
+    ):
+        script = SHELLS[shell].format(words=words, last=len(words.split()) - 1)
+        done = subprocess.run([program, "-c", script], env=environ, capture_output=True, text=True, timeout=60)
+        assert (set(done.stdout.split()), done.stderr) == (expected, ""), words

@@ -245,11 +245,6 @@ def test_the_schema_is_json(desk: Desk) -> None:
     assert "properties" in json.loads(desk.say("schema").out)
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_printed_for_each_shell(desk: Desk, shell: str) -> None:
-    assert "_ASCENDRUN_COMPLETE" in desk.say("completion", shell).out
-
-
 def test_completion_answers_with_verbs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_ASCENDRUN_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", "ascendrun s")
