@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ascendrun.query.top_source import KEPT_S
-from ascendrun.sim.ascend.hosts import install_on
 from ascendrun.sim.ascend.scenario import Scenario
+from ascendrun.sim.ascend.tree import install_on
 from benchmarks.bed import Bed
 from benchmarks.ours import Ours
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from ascendrun.sim.ascend import control
-from ascendrun.sim.ascend.hosts import install_on
 from ascendrun.sim.ascend.scenario import Scenario
+from ascendrun.sim.ascend.tree import install_on
 
 CARDS = 4
 DEADLINE_S = 150.0

@@ -13,8 +13,8 @@ from scenes import Scene, await_that, run_text
 
 from ascendrun.head.spool.artifact_store import read_gathered
 from ascendrun.head.spool.clocks import read_clocks
-from ascendrun.sim.ascend.hosts import install_on
 from ascendrun.sim.ascend.scenario import Scenario
+from ascendrun.sim.ascend.tree import install_on
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 from ascendrun.sim.vcluster.requirements import NotSupportedError
 

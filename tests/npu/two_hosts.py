@@ -11,8 +11,8 @@ from typing import Any, Callable
 
 import pytest
 
-from ascendrun.sim.ascend.hosts import install_on
 from ascendrun.sim.ascend.scenario import Scenario
+from ascendrun.sim.ascend.tree import install_on
 from tests.programs.conftest import REPO
 
 NODES = ("node1", "node2")

@@ -90,7 +90,7 @@ def _install(arguments: argparse.Namespace) -> None:
     scenario = dataclasses.replace(scenario, **{name: value for name, value in asked.items() if value is not None})
     host = _host_of(arguments.root)
     if host:
-        from ascendrun.sim.ascend.hosts import install_on
+        from ascendrun.sim.ascend.tree import install_on
 
         cluster, name = host  # addresses of ports are those of one node: each host is a node of its own
         number = scenario.number or sorted(cluster.hosts).index(name) + 1

@@ -5,16 +5,17 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shlex
 import shutil
+import struct
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ascendrun.core.errors import PreflightError
-from ascendrun.sim.npu.names import table_of, wanted_names
 from ascendrun.sim.npu.target import Target
 from ascendrun.text import Text
 
@@ -34,6 +35,11 @@ SETTINGS = {
 }
 """What a process needs to find the toolkit, beside LD_LIBRARY_PATH, which is added to."""
 
+_DYNAMIC_SYMBOLS = 11
+_LOOKED_UP = re.compile(rb"(?<=\0)acl[A-Za-z0-9]{3,60}(?=\0)")
+_DECLARED = re.compile(r"\b(acl[A-Za-z0-9]+)\s*\(")
+_OURS = re.compile(r"(?:acl|Msprof|rt[A-Z])[A-Za-z0-9]+\Z")
+
 
 def cache_folder(target: Target) -> Path:
     """Inside the environment, whose wheels the result belongs to; ~/.cache where that cannot be written."""
@@ -45,7 +51,7 @@ def cache_folder(target: Target) -> Path:
 def key_of(target: Target) -> str:
     """Changes with everything that the result depends on."""
     marks = [target.torch_version, target.torch_npu_version, str(target.torch), str(target.torch_npu), *FLAGS]
-    for path in (*sorted(SOURCES.iterdir()), Path(__file__), Path(__file__).with_name("names.py")):
+    for path in (*sorted(SOURCES.iterdir()), Path(__file__)):
         marks += [path.name, path.read_text()]
     return hashlib.sha256("\0".join(marks).encode()).hexdigest()[:16]
 
@@ -104,19 +110,8 @@ def objects(scratch: Path, names: Sequence[str]) -> list[str]:
 
 def link(home: Path, name: str, parts: Sequence[str], *libraries: str) -> None:
     file = f"lib{name}.so"
-    run(
-        [
-            COMPILER,
-            "-shared",
-            "-o",
-            str(home / "lib64" / file),
-            *parts,
-            f"-Wl,-soname,{file}",
-            f"-L{home}/lib64",
-            "-Wl,-rpath,$ORIGIN",
-            *libraries,
-        ]
-    )
+    paths = ["-o", str(home / "lib64" / file), *parts, f"-Wl,-soname,{file}", f"-L{home}/lib64", "-Wl,-rpath,$ORIGIN"]
+    run([COMPILER, "-shared", *paths, *libraries])
 
 
 def run(command: Sequence[str]) -> None:
@@ -151,17 +146,54 @@ def shell_lines(home: Path) -> str:
     """What set_env.sh holds."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in settings_of(home).items()]
     libraries = f"export LD_LIBRARY_PATH={shlex.quote(f'{home}/lib64')}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
-    return "\n".join(
-        [
-            "# The simulated CANN: source it as the real one's. Control flow and API only, never speed.",
-            *lines,
-            libraries,
-            "",
-        ]
-    )
+    head = "# The simulated CANN: source it as the real one's. Control flow and API only, never speed."
+    return "\n".join([head, *lines, libraries, ""])
 
 
 def environment(home: Path, environ: dict[str, str]) -> dict[str, str]:
     """What set_env.sh does, for a process that we start ourselves."""
     libraries = ":".join(filter(None, (f"{home}/lib64", environ.get("LD_LIBRARY_PATH"))))
     return {**environ, **settings_of(home), "LD_LIBRARY_PATH": libraries}
+
+
+def undefined_symbols(library: Path) -> Iterator[str]:
+    """The names that an ELF library (64 bit, little endian) wants of others."""
+    data = library.read_bytes()
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise ValueError(f"{library}: no 64-bit little-endian ELF library")
+    (table_at,) = struct.unpack_from("<Q", data, 40)
+    size, count = struct.unpack_from("<HH", data, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, table_at + i * size) for i in range(count)]
+    for _, kind, _, _, at, length, link, _, _, entry in sections:
+        if kind != _DYNAMIC_SYMBOLS:
+            continue
+        names_at = sections[link][4]
+        for symbol_at in range(at, at + length, entry):
+            name, _, _, section = struct.unpack_from("<IBBH", data, symbol_at)
+            if section == 0 and name:
+                yield data[names_at + name : data.index(b"\0", names_at + name)].decode()
+
+
+def wanted_names(torch_npu: Path) -> set[str]:
+    """What the package in this folder wants of libascendcl and its kin. A name that is only looked up counts where the
+    package's own headers declare it: the rest are messages that look like names."""
+    linked = {
+        name
+        for library in (*torch_npu.glob("_C.*.so"), *torch_npu.glob("lib/*.so"))
+        for name in undefined_symbols(library)
+        if _OURS.match(name)
+    }
+    text = (torch_npu / "lib" / "libtorch_npu.so").read_bytes()
+    looked_up = {found.decode() for found in _LOOKED_UP.findall(text)}
+    declared = {
+        name
+        for header in torch_npu.glob("include/acl/*.h")
+        for name in _DECLARED.findall(header.read_text(errors="replace"))
+    }
+    return linked | (looked_up & declared)
+
+
+def table_of(names: set[str]) -> str:
+    """C source in which each answers 0; weak, so that a function with a meaning takes its place."""
+    head = "// Generated from the installed torch_npu: functions that need no behaviour in the simulator.\n"
+    return head + "".join(f"__attribute__((weak)) long {name}(void) {{ return 0; }}\n" for name in sorted(names))

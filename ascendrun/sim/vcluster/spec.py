@@ -10,13 +10,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from ascendrun.sim.vcluster import disk, network, provision
-from ascendrun.sim.vcluster.keys import KeyPair, make_key
 from ascendrun.sim.vcluster.plan import Common, HeadPlan, HostPlan
 from ascendrun.sim.vcluster.requirements import find_shell
 
 PACKAGE_HOME = Path(__file__).resolve().parents[3]
 """The folder that holds the package `ascendrun`: a checkout, or site-packages."""
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """`private`: OpenSSH's file. `public`: one line, type and key, no comment."""
+
+    private: str
+    public: str
+
+
+def make_key() -> KeyPair:
+    """Ed25519, made in this process: a fork of ssh-keygen per host would cost more than its boot."""
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return KeyPair(private=private.decode(), public=public.decode())
 
 
 @dataclass(frozen=True)

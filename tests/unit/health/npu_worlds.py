@@ -17,7 +17,8 @@ from ascendrun.health.survey.npu_probes import CARD_VIEWS, DRIVER_NODES, PORT_IT
 from ascendrun.health.survey.probes import read_results
 from ascendrun.sim.ascend import cann
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, make_faults, make_node
-from ascendrun.sim.ascend.tool import hccn_tool, npu_smi
+from ascendrun.sim.ascend.tool import hccn as hccn_tool
+from ascendrun.sim.ascend.tool import npu_smi
 from ascendrun.sim.ascend.tool.faults import Faults
 from ascendrun.sim.ascend.tool.live import readings
 from ascendrun.sim.ascend.tool.npu_smi import Scene

@@ -7,7 +7,8 @@ import time
 from hypothesis import strategies as st
 
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, ShownProcess, make_faults, make_node
-from ascendrun.sim.ascend.tool import hccn_tool, npu_smi
+from ascendrun.sim.ascend.tool import hccn as hccn_tool
+from ascendrun.sim.ascend.tool import npu_smi
 from ascendrun.sim.ascend.tool.families import FAMILIES
 from ascendrun.sim.ascend.tool.faults import Faults
 from ascendrun.sim.ascend.tool.live import readings

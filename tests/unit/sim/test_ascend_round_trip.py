@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from ascendrun.ascend import hccn as ports
 from ascendrun.ascend import hccn_counters, hccn_history, npu_smi, npu_smi_board, npu_smi_views
 from ascendrun.sim.ascend.scenario import Scenario, ShownProcess, make_faults, make_node
-from ascendrun.sim.ascend.tool import hccn_tool
+from ascendrun.sim.ascend.tool import hccn as hccn_tool
 from ascendrun.sim.ascend.tool import npu_smi as npu_smi_tool
 from ascendrun.sim.ascend.tool.families import FAMILIES
 from ascendrun.sim.ascend.tool.faults import KINDS, Faults
-from ascendrun.sim.ascend.tool.hccn import ITEMS, Port, render_item
+from ascendrun.sim.ascend.tool.hccn import ITEMS, Port
 from ascendrun.sim.ascend.tool.live import readings
 from ascendrun.sim.ascend.tool.npu_smi import Scene
 from ascendrun.sim.ascend.tool.views import VIEWS
@@ -256,7 +256,7 @@ def test_ping_fails_to_the_one_address_that_is_unreachable():
 def test_a_link_that_flaps_has_a_history_in_order_and_counts_on():
     scene = at(Scenario(driver="25.5.1", faults=fault("link_flaps", 0, "10")), 65)
     port = Port(scene.node, scene.faults, scene.readings[0], (), 1e9 + 65)
-    history = understood(hccn_history.parse_link_history(render_item("-link_stat", port)))
+    history = understood(hccn_history.parse_link_history(ITEMS["-link_stat"](port)))
     assert (history.up_count, history.down_count) == (8, 7)
     pairs = list(zip(history.changes, history.changes[1:]))
     assert {(up.at - down.at).total_seconds() for up, down in pairs if not down.is_up} == {1.0}

@@ -1,4 +1,7 @@
-"""The answers of `hccn_tool -i N -<item> -g`: the network port of one chip."""
+"""`hccn_tool` of a simulated node: the network port of one chip.
+
+Both forms are understood: `-i N -ITEM -g` and the 950's `-g -ITEM -i N -u UDIE -p PORT`. Nothing can be set.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Callable, NamedTuple, Sequence
 from ascendrun.sim.ascend.tool.faults import Faults, value_of
 from ascendrun.sim.ascend.tool.live import Reading
 from ascendrun.sim.ascend.tool.model import Chip, Node
+from ascendrun.sim.ascend.tool.npu_smi import Answer, Scene
 
 NOT_DONE = "Command execute failed!"
 REFUSED = "Read file failed, cmd execute failed! pls check cmd run permission."
@@ -46,18 +50,9 @@ class Port(NamedTuple):
         return flaps is None or self.faults.age_s(flaps) % float(value_of(flaps)) >= 1.0
 
 
-def render_item(item: str, port: Port) -> str:
-    """Raises KeyError for an item that the tool does not know."""
-    return ITEMS[item](port)
-
-
 def _moved(address: str) -> str:
     head, _, last = address.rpartition(".")
     return f"{head}.{(int(last) + 100) % 250 + 1}"
-
-
-def _link(port: Port) -> str:
-    return f"link status: {'UP' if port.is_up else 'DOWN'}\n"
 
 
 def _link_stat(port: Port) -> str:
@@ -111,10 +106,6 @@ def _net_health(port: Port) -> str:
     return f"net health status: {word}\n"
 
 
-def _netdetect(port: Port) -> str:
-    return f"netdetect addr: {port.chip.netdetect or '0.0.0.0'}\n"
-
-
 def _gateway(port: Port) -> str:
     return f"default gateway:{port.chip.gateway}, Iface:{interface(port.chip)}\n" if port.chip.gateway else "\n"
 
@@ -123,16 +114,8 @@ def interface(chip: Chip) -> str:
     return f"eth{chip.logic_id}"
 
 
-def _mtu(port: Port) -> str:
-    return "mtu:1500\n"
-
-
 def _speed(port: Port) -> str:
     return f"Speed: {port.node.family.speed_mbit} Mb/s\n" if port.is_up else "Speed: Unknown!\n"
-
-
-def _fec(port: Port) -> str:
-    return f"fec mode: {'no' if port.fault('fec_none') else 'rs'} FEC mode\n"
 
 
 def _vnic(port: Port) -> str:
@@ -177,21 +160,18 @@ def _traffic(port: Port) -> int:
 
 def _stat(port: Port) -> str:
     packets, errors = _traffic(port), port.faults.grown("roce_errors", port.chip.npu_id)
-    counts = {
-        "mac_tx_total_pkt_num": packets,
-        "mac_tx_total_oct_num": packets * 4096,
-        "mac_rx_total_pkt_num": packets,
-        "mac_rx_total_oct_num": packets * 4096,
-        "mac_rx_fcs_err_pkt_num": errors,
-        "roce_rx_rc_pkt_num": packets,
-        "roce_rx_all_pkt_num": packets,
-        "roce_tx_rc_pkt_num": packets,
-        "roce_tx_all_pkt_num": packets,
-        "roce_rx_err_pkt_num": errors,
-        "roce_tx_err_pkt_num": errors,
-        "roce_out_of_order_num": errors,
-        "roce_new_pkt_rty_num": errors,
-    }
+    moved = (
+        "mac_tx_total_pkt",
+        "mac_rx_total_pkt",
+        "roce_rx_rc_pkt",
+        "roce_rx_all_pkt",
+        "roce_tx_rc_pkt",
+        "roce_tx_all_pkt",
+    )
+    failed = ("mac_rx_fcs_err_pkt", "roce_rx_err_pkt", "roce_tx_err_pkt", "roce_out_of_order", "roce_new_pkt_rty")
+    counts = {f"{name}_pkt_num": packets for name in moved}
+    counts.update({f"mac_{way}_total_oct_num": packets * 4096 for way in ("tx", "rx")})
+    counts.update({f"{name}_num": errors for name in failed})
     return "packet statistics:\n" + "".join(f"{name}:{counts.get(name, 0)}\n" for name in STAT_NAMES)
 
 
@@ -273,25 +253,12 @@ def _lldp(port: Port) -> str:
     chip = port.chip
     if not port.is_up:
         return f"{NOT_DONE}\n"
-    return "\n".join(
-        [
-            "Chassis ID TLV",
-            "        MAC: 02:00:00:00:00:01",
-            "Port ID TLV",
-            f"        Ifname: 400GE1/1/{chip.logic_id // 2 + 1}:{chip.logic_id % 2 + 1}",
-            "System Name TLV",
-            "        sim-leaf-1",
-            "System Description TLV",
-            "        Simulated switch",
-            "System Capabilities TLV",
-            "        Enabled capabilities: Bridge, Router",
-            "Management Address TLV",
-            "        IPv4: 192.0.2.1",
-            "Maximum Frame Size TLV",
-            "        9216",
-            "End of LLDPDU TLV",
-            "",
-        ]
+    return (
+        "Chassis ID TLV\n        MAC: 02:00:00:00:00:01\n"
+        f"Port ID TLV\n        Ifname: 400GE1/1/{chip.logic_id // 2 + 1}:{chip.logic_id % 2 + 1}\n"
+        "System Name TLV\n        sim-leaf-1\nSystem Description TLV\n        Simulated switch\n"
+        "System Capabilities TLV\n        Enabled capabilities: Bridge, Router\n"
+        "Management Address TLV\n        IPv4: 192.0.2.1\nMaximum Frame Size TLV\n        9216\nEnd of LLDPDU TLV\n"
     )
 
 
@@ -317,15 +284,15 @@ def _status(port: Port) -> str:
 
 
 ITEMS: dict[str, Callable[[Port], str]] = {
-    "-link": _link,
+    "-link": lambda port: f"link status: {'UP' if port.is_up else 'DOWN'}\n",
     "-link_stat": _link_stat,
     "-ip": _ip,
     "-net_health": _net_health,
-    "-netdetect": _netdetect,
+    "-netdetect": lambda port: f"netdetect addr: {port.chip.netdetect or '0.0.0.0'}\n",
     "-gateway": _gateway,
-    "-mtu": _mtu,
+    "-mtu": lambda port: "mtu:1500\n",
     "-speed": _speed,
-    "-fec": _fec,
+    "-fec": lambda port: f"fec mode: {'no' if port.fault('fec_none') else 'rs'} FEC mode\n",
     "-vnic": _vnic,
     "-tls": _tls,
     "-ping": _ping,
@@ -336,3 +303,35 @@ ITEMS: dict[str, Callable[[Port], str]] = {
     "-route": _route,
     "-status": _status,
 }
+
+_WITH_VALUE = ("-i", "-u", "-p")
+
+
+def answer(arguments: Sequence[str], scene: Scene) -> Answer:
+    """What the command line `hccn_tool ARGUMENTS` prints."""
+    if scene.faults.has("hccn_refused") or not scene.is_privileged:
+        return Answer(f"{REFUSED}\n", 1)
+    device, items, words = _read(arguments)
+    reading = next((one for one in scene.readings if str(one.chip.logic_id) == device), None)
+    is_query = "-g" in arguments and len(items) == 1
+    if not is_query or reading is None or scene.faults.is_driver_away() or not scene.node.family.speed_mbit:
+        return Answer(f"{NOT_DONE}\n", 1)
+    port = Port(scene.node, scene.faults, reading, words, time.time())
+    text = ITEMS[items[0]](port)
+    return Answer(text, 1 if text == f"{NOT_DONE}\n" else 0)
+
+
+def _read(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
+    """The device ("" without one), the items, and the other words."""
+    device, items, words = "", [], []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word in _WITH_VALUE and rest:
+            value = rest.pop(0)
+            device = value if word == "-i" else device
+        elif word in ITEMS:
+            items.append(word)
+        else:
+            words.append(word)
+    return device, items, words

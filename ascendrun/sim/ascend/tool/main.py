@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Callable, Sequence
 
-from ascendrun.sim.ascend.tool import hccn_tool, npu_smi
+from ascendrun.sim.ascend.tool import hccn, npu_smi
 from ascendrun.sim.ascend.tool.faults import Faults, value_of
 from ascendrun.sim.ascend.tool.model import HOME
 from ascendrun.sim.ascend.tool.npu_smi import Answer, Scene
@@ -16,7 +16,7 @@ from ascendrun.sim.ascend.tool.npu_smi import Answer, Scene
 HANG_S = 3600.0  # long past every deadline, and yet an end: a hanging tool ignores every signal but KILL
 GARBAGE = b"\x00\xff\xfe\x1b[31m\x8d\x07+---\x93| npu-smi ???\r\x00" * 7
 
-_TOOLS: dict[str, Callable[[Sequence[str], Scene], Answer]] = {"npu-smi": npu_smi.answer, "hccn_tool": hccn_tool.answer}
+_TOOLS: dict[str, Callable[[Sequence[str], Scene], Answer]] = {"npu-smi": npu_smi.answer, "hccn_tool": hccn.answer}
 
 
 def run(tool: str, root: str, arguments: Sequence[str]) -> int:

@@ -16,59 +16,57 @@ INCOMPLETE = (
 
 
 class Layout(NamedTuple):
-    """The cells' widths, the two lines of heads, and how a chip's two rows and a process are formatted."""
+    """The two lines of heads, and how a chip's two rows and a process are formatted. `title`: width of the tool
+    version."""
 
-    cells: tuple[int, ...]
-    title: tuple[int, int]
+    title: int
     heads: tuple[str, str]
     power: str
     load: str
-    foot_cells: tuple[int, ...]
     foot_head: str
     process: str
     die_rule: str = "dashes"  # between dies of one NPU: "dashes" (one cell) or "cells"
-    npu_rule: tuple[int, ...] = ()  # cells of the line after an NPU, where they are not `cells`
+    is_foot_ruled: bool = False  # the line after an NPU has the cells of the process table
+
+    @property
+    def cells(self) -> tuple[int, ...]:
+        return tuple(len(cell) for cell in self.heads[1].split("|")[1:-1])
+
+    @property
+    def foot_cells(self) -> tuple[int, ...]:
+        first, second, *rest = (len(cell) for cell in self.foot_head.split("|")[1:-1])
+        return first, second, sum(rest) + len(rest) - 1
 
 
 _L1 = Layout(
-    cells=(27, 15, 52),
-    title=(24, 52),
-    heads=(
-        "| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|",
-        "| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |",
-    ),
-    power="| {npu:<5} {name:<20}| {health:<13} | {watts:<11} {heat:<17} {huge:<5}/ {pages:<13} |",
-    load="| {chip:<26}| {bus:<13} | {load:<11} {ddr:<5}/ {ddrs:<10} {hbm:<5}/ {hbms:<13} |",
-    foot_cells=(27, 15, 52),
-    foot_head="| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |",
-    process="| {npu:<7} {chip:<18}| {pid:<13} | {name:<24} | {mb:<23} |",
+    24,
+    ("| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|",
+     "| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |"),
+    "| {npu:<5} {name:<20}| {health:<13} | {watts:<11} {heat:<17} {huge:<5}/ {pages:<13} |",
+    "| {chip:<26}| {bus:<13} | {load:<11} {ddr:<5}/ {ddrs:<10} {hbm:<5}/ {hbms:<13} |",
+    "| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |",
+    "| {npu:<7} {chip:<18}| {pid:<13} | {name:<24} | {mb:<23} |",
+)  # fmt: skip
+_L1B = Layout(
+    24,
+    (_L1.heads[0][:-1] + " |", _L1.heads[1][:-1] + " |"),
+    "| {npu:<5} {name:<20}| {health:<13} | {watts:<11} {heat:<17} {huge:<6}/ {pages:<13} |",
+    "| {chip:<26}| {bus:<13} | {load:<11} {ddr:<5}/ {ddrs:<10} {hbm:<6}/ {hbms:<13} |",
+    _L1.foot_head[:-1] + " |",
+    "| {npu:<7} {chip:<18}| {pid:<13} | {name:<24} | {mb:<24} |",
 )
-_L1B = _L1._replace(
-    cells=(27, 15, 53),
-    title=(24, 53),
-    heads=(_L1.heads[0][:-1] + " |", _L1.heads[1][:-1] + " |"),
-    power="| {npu:<5} {name:<20}| {health:<13} | {watts:<11} {heat:<17} {huge:<6}/ {pages:<13} |",
-    load="| {chip:<26}| {bus:<13} | {load:<11} {ddr:<5}/ {ddrs:<10} {hbm:<6}/ {hbms:<13} |",
-    foot_cells=(27, 15, 53),
-    foot_head=_L1.foot_head[:-1] + " |",
-    process="| {npu:<7} {chip:<18}| {pid:<13} | {name:<24} | {mb:<24} |",
-)
-_L1C = _L1._replace(
-    cells=(27, 15, 70),
-    title=(35, 59),
-    heads=(
-        "| NPU   Name                | Health        | Power(W)             Temp(C)                 "
-        "Hugepages-Usage(page)   |",
-        "| Chip                      | Bus-Id        | AICore(%)            Memory-Usage(MB)        "
-        "HBM-Usage(MB)           |",
-    ),
-    power="| {npu:<5} {name:<20}| {health:<13} | {watts:<20} {heat:<23} {huge:<5}/ {pages:<16} |",
-    load="| {chip:<26}| {bus:<13} | {load:<20} {ddr:<5}/ {ddrs:<16} {hbm:<5}/ {hbms:<16} |",
-    foot_cells=(27, 15, 70),
-    foot_head="| NPU     Chip              | Process id    | Process name       | Process memory(MB)    "
+_L1C = Layout(
+    35,
+    ("| NPU   Name                | Health        | Power(W)             Temp(C)                 "
+     "Hugepages-Usage(page)   |",
+     "| Chip                      | Bus-Id        | AICore(%)            Memory-Usage(MB)        "
+     "HBM-Usage(MB)           |"),
+    "| {npu:<5} {name:<20}| {health:<13} | {watts:<20} {heat:<23} {huge:<5}/ {pages:<16} |",
+    "| {chip:<26}| {bus:<13} | {load:<20} {ddr:<5}/ {ddrs:<16} {hbm:<5}/ {hbms:<16} |",
+    "| NPU     Chip              | Process id    | Process name       | Process memory(MB)    "
     "| Process id in container |",
-    process="| {npu:<7} {chip:<18}| {pid:<13} | {name:<18} | {mb:<21} | {inner:<23} |",
-)
+    "| {npu:<7} {chip:<18}| {pid:<13} | {name:<18} | {mb:<21} | {inner:<23} |",
+)  # fmt: skip
 
 
 def _of_a3(layout: Layout) -> Layout:
@@ -80,57 +78,42 @@ def _of_a3(layout: Layout) -> Layout:
 
 
 _L3 = Layout(
-    cells=(31, 17, 54),
-    title=(40, 44),
-    heads=(
-        "| NPU     Name                  | Health          | Power(W)     Temp(C)           Hugepages-Usage(page) |",
-        "| Chip    Device                | Bus-Id          | AICore(%)    Memory-Usage(MB)                        |",
-    ),
-    power="| {npu:<7} {name:<22}| {health:<15} | {watts:<12} {heat:<17} {huge:<6}/ {pages:<13} |",
-    load="| {chip:<7} {logic:<22}| {bus:<15} | {load:<12} {ddr:<5}/ {ddrs:<32} |",
-    foot_cells=(31, 17, 54),
-    foot_head="| NPU     Chip                  | Process id      | Process name             "
-    "| Process memory(MB)        |",
-    process="| {npu:<7} {chip:<22}| {pid:<15} | {name:<24} | {mb:<25} |",
+    40,
+    ("| NPU     Name                  | Health          | Power(W)     Temp(C)           Hugepages-Usage(page) |",
+     "| Chip    Device                | Bus-Id          | AICore(%)    Memory-Usage(MB)                        |"),
+    "| {npu:<7} {name:<22}| {health:<15} | {watts:<12} {heat:<17} {huge:<6}/ {pages:<13} |",
+    "| {chip:<7} {logic:<22}| {bus:<15} | {load:<12} {ddr:<5}/ {ddrs:<32} |",
+    "| NPU     Chip                  | Process id      | Process name             | Process memory(MB)        |",
+    "| {npu:<7} {chip:<22}| {pid:<15} | {name:<24} | {mb:<25} |",
     die_rule="cells",
-)
+)  # fmt: skip
 _L3A = _L3._replace(
-    heads=(
-        "| NPU     Name                  | Health          | Power(W)     Temp(C)     Hugepages-Usage(page)     |",
-        _L3.heads[1],
-    ),
+    heads=("| NPU     Name                  | Health          | Power(W)     Temp(C)     Hugepages-Usage(page)     |",
+           _L3.heads[1]),
     power="| {npu:<7} {name:<22}| {health:<15} | {watts:<12} {heat:<17} {huge:<5}/ {pages:<14} |",
-)
+)  # fmt: skip
 _L4 = Layout(
-    cells=(8, 18, 15, 53),
-    title=(40, 37),
-    heads=(
-        "| NPU ID | Name             | Health        | Power(W)    Temp(C)           Hugepages-Usage(page) |",
-        "|        |                  | Bus-Id        | NPU Util(%) Memory-Usage(MB)  HBM-Usage(MB)         |",
-    ),
-    power="| {npu:<6} | {name:<16} | {health:<13} | {watts:<11} {heat:<17} {huge:<6}/ {pages:<13} |",
-    load="|        |                  | {bus:<13} | {load:<11} {ddr:<5}/ {ddrs:<10} {hbm:<6}/ {hbms:<13} |",
-    foot_cells=(27, 15, 53),
-    foot_head="| NPU ID                    | Process id    | Process name             | Process memory(MB)       |",
-    process="| {npu:<25} | {pid:<13} | {name:<24} | {mb:<24} |",
-)
-_L4C = _L4._replace(
-    cells=(8, 18, 15, 70),
-    title=(40, 54),
-    heads=(
-        "| NPU ID | Name             | Health        | Power(W)              Temp(C)                  "
-        "Hugepages-Usage(page) |",
-        "|        |                  | Bus-Id        | NPU Util(%)           Memory-Usage(MB)         "
-        "HBM-Usage(MB)         |",
-    ),
-    power="| {npu:<6} | {name:<16} | {health:<13} | {watts:<21} {heat:<24} {huge:<6}/ {pages:<13} |",
-    load="|        |                  | {bus:<13} | {load:<21} {ddr:<6}/ {ddrs:<16} {hbm:<6}/ {hbms:<13} |",
-    foot_cells=(27, 15, 70),
-    foot_head="| NPU ID                    | Process id    | Process name       | Process memory(MB)    "
+    40,
+    ("| NPU ID | Name             | Health        | Power(W)    Temp(C)           Hugepages-Usage(page) |",
+     "|        |                  | Bus-Id        | NPU Util(%) Memory-Usage(MB)  HBM-Usage(MB)         |"),
+    "| {npu:<6} | {name:<16} | {health:<13} | {watts:<11} {heat:<17} {huge:<6}/ {pages:<13} |",
+    "|        |                  | {bus:<13} | {load:<11} {ddr:<5}/ {ddrs:<10} {hbm:<6}/ {hbms:<13} |",
+    "| NPU ID                    | Process id    | Process name             | Process memory(MB)       |",
+    "| {npu:<25} | {pid:<13} | {name:<24} | {mb:<24} |",
+)  # fmt: skip
+_L4C = Layout(
+    40,
+    ("| NPU ID | Name             | Health        | Power(W)              Temp(C)                  "
+     "Hugepages-Usage(page) |",
+     "|        |                  | Bus-Id        | NPU Util(%)           Memory-Usage(MB)         "
+     "HBM-Usage(MB)         |"),
+    "| {npu:<6} | {name:<16} | {health:<13} | {watts:<21} {heat:<24} {huge:<6}/ {pages:<13} |",
+    "|        |                  | {bus:<13} | {load:<21} {ddr:<6}/ {ddrs:<16} {hbm:<6}/ {hbms:<13} |",
+    "| NPU ID                    | Process id    | Process name       | Process memory(MB)    "
     "| Process id in container |",
-    process="| {npu:<25} | {pid:<13} | {name:<18} | {mb:<21} | {inner:<23} |",
-    npu_rule=(27, 15, 70),
-)
+    "| {npu:<25} | {pid:<13} | {name:<18} | {mb:<21} | {inner:<23} |",
+    is_foot_ruled=True,
+)  # fmt: skip
 LAYOUTS: dict[str, Layout] = {
     "L1": _L1, "L1b": _L1B, "L1c": _L1C, "L2": _of_a3(_L1), "L2c": _of_a3(_L1C), "L3": _L3, "L3a": _L3A,
     "L4": _L4, "L4c": _L4C,
@@ -140,8 +123,9 @@ LAYOUTS: dict[str, Layout] = {
 def render_table(node: Node, readings: Sequence[Reading], *, is_complete: bool = True) -> str:
     """The whole answer of `npu-smi info`; `readings` are those of the chips that answer, in order."""
     layout = LAYOUTS[node.layout]
-    lines = [_rule(sum(layout.cells) + len(layout.cells) - 1)]
-    left, right = layout.title
+    width = sum(layout.cells) + len(layout.cells) - 1
+    lines = [_rule(width)]
+    left, right = layout.title, width - 20 - layout.title
     lines.append(f"| npu-smi {node.tool_version:<{left}} Version: {node.driver_version:<{right}} |")
     lines += [_rule(*layout.cells), *layout.heads, _rule(*layout.cells, mark="=")]
     for number, reading in enumerate(readings):
@@ -150,7 +134,7 @@ def render_table(node: Node, readings: Sequence[Reading], *, is_complete: bool =
         values = _values(node, reading)
         lines += [layout.power.format(**values), layout.load.format(**values)]
         if number + 1 == len(readings) or readings[number + 1].chip.npu_id != reading.chip.npu_id:
-            lines.append(_rule(*(layout.npu_rule or layout.cells), mark="="))
+            lines.append(_rule(*(layout.foot_cells if layout.is_foot_ruled else layout.cells), mark="="))
     if not node.chip.startswith("310B"):
         lines += _foot(layout, readings)
     if not is_complete:
@@ -165,23 +149,12 @@ def _rule(*cells: int, mark: str = "-") -> str:
 def _values(node: Node, reading: Reading) -> dict[str, object]:
     chip = reading.chip
     return {
-        "npu": chip.npu_id,
-        "name": node.family.name,
-        "health": reading.health,
-        "watts": shown_power(node, reading),
-        "heat": reading.temperature_c,
-        "huge": chip.hugepages_used,
-        "pages": chip.hugepages_total,
-        "chip": chip.chip_id,
-        "phy": chip.logic_id,
-        "logic": chip.logic_id,
-        "bus": chip.bus_id,
-        "load": reading.load_percent,
-        "ddr": reading.ddr_used_mb,
-        "ddrs": chip.ddr_mb,
-        "hbm": reading.hbm_used_mb,
+        "npu": chip.npu_id, "chip": chip.chip_id, "phy": chip.logic_id, "logic": chip.logic_id, "bus": chip.bus_id,
+        "name": node.family.name, "health": reading.health, "watts": shown_power(node, reading),
+        "heat": reading.temperature_c, "load": reading.load_percent, "huge": chip.hugepages_used,
+        "pages": chip.hugepages_total, "ddr": reading.ddr_used_mb, "ddrs": chip.ddr_mb, "hbm": reading.hbm_used_mb,
         "hbms": reading.hbm_mb,
-    }
+    }  # fmt: skip
 
 
 def shown_power(node: Node, reading: Reading) -> str:
