@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascendrun.cli.output import Column, format_many, format_table
-from ascendrun.head.spool.artifact_store import hosts_awaited, read_gathered, read_hccl_settings
+from ascendrun.head.spool.artifact_store import hosts_awaited, read_artifacts, read_hccl_settings
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, format_bytes
@@ -86,7 +86,7 @@ def _format_settings(folder: Path, hosts: list[str]) -> str:
     """Return a table of the settings that HCCL logged; hosts with equal values share a row. "" without any."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for host in hosts:
-        for name, one in read_hccl_settings(read_gathered(folder, host)).items():
+        for name, one in read_hccl_settings(read_artifacts(folder, host)).items():
             value = "" if one.value is None else one.value + one.unit
             found.setdefault((name, value, one.origin), []).append(host)
     rows = [_Setting(*key, hosts) for key, hosts in sorted(found.items())]
@@ -124,7 +124,7 @@ def list_files(attempt_dir: Path, host: str) -> Iterator[FileRow]:
             )
     for _no_rank, _rank, _name, row in sorted(found, key=lambda one: one[:3]):
         yield row
-    gathered = read_gathered(attempt_dir, host)
+    gathered = read_artifacts(attempt_dir, host)
     for file in gathered.files:
         note = None
         if file.of_bytes is None or file.of_bytes > file.bytes:

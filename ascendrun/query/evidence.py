@@ -13,7 +13,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs import job as w
 from ascendrun.core.jobs.job import Cause, Exit, JobInput, Phase, State
 from ascendrun.head.protocol.agent_events import make_event
-from ascendrun.head.spool.artifact_store import Gathered, read_gathered
+from ascendrun.head.spool.artifact_store import CollectedArtifacts, read_artifacts
 from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.head.spool.metrics_reader import newest_values
 from ascendrun.head.spool.spool_files import StreamFiles, find_streams
@@ -216,7 +216,7 @@ class _Reading:
         self._rows = {str(row.get("name")): row for row in stored.hosts}
         self._nodes = {node.host: node for node in stored.job.nodes} if is_newest else {}
         self._records: dict[str, HostRecords] = {}
-        self._gathered: dict[str, Gathered] = {}
+        self._gathered: dict[str, CollectedArtifacts] = {}
         self._plogs: dict[str, dict[int, tuple[Line, ...]]] = {}
         streams = find_streams(folder, attempt)
         self._streams: dict[tuple[str, int], list[StreamFiles]] = {}
@@ -265,9 +265,9 @@ class _Reading:
             self._records[host] = read_records(self._folder / host / "events.0", host)
         return self._records[host]
 
-    def gathered(self, host: str) -> Gathered:
+    def gathered(self, host: str) -> CollectedArtifacts:
         if host not in self._gathered:
-            self._gathered[host] = read_gathered(self._folder, host)
+            self._gathered[host] = read_artifacts(self._folder, host)
         return self._gathered[host]
 
     def _clock(self, host: str) -> Clock:
@@ -285,7 +285,7 @@ class _Reading:
         address = self._rows.get(host, {}).get("addr")
         return (str(address), host) if address else (host,)
 
-    def _dmesg(self, gathered: Gathered) -> tuple[Line, ...] | None:
+    def _dmesg(self, gathered: CollectedArtifacts) -> tuple[Line, ...] | None:
         files = gathered.of("dmesg")
         if not files:
             return None
@@ -296,7 +296,7 @@ class _Reading:
         )
         return tuple(_with_kernel_time(line, gathered.boot_s) for line in lines)
 
-    def _devices(self, gathered: Gathered) -> tuple[DeviceFact, ...]:
+    def _devices(self, gathered: CollectedArtifacts) -> tuple[DeviceFact, ...]:
         found: list[DeviceFact] = []
         for file in (*gathered.of("npu-smi"), *gathered.of("hccn")):
             text = "\n".join(

@@ -114,13 +114,14 @@ class TopReader:
     def _progress(self, job: Job) -> Mapping[int, Progress]:
         from ascendrun.head.spool.clocks import read_clocks
         from ascendrun.head.spool.metrics_reader import find_metrics
+        from ascendrun.head.spool.spool_files import size_of
 
         attempt_dir = spool_dir(self._state_dir, job.id, job.attempt)
         clocks = None
         hosts = {rank: node.host for node in job.nodes for rank in node.ranks}
         found: dict[int, Progress] = {}
         for rank, paths in find_metrics(attempt_dir).items():
-            key, sizes = (job.id, job.attempt, rank), tuple(_size(path) for path in paths)
+            key, sizes = (job.id, job.attempt, rank), tuple(size_of(path) for path in paths)
             known = self._known.get(key)
             if known is None or known[0] != sizes:
                 clocks = read_clocks(attempt_dir) if clocks is None else clocks
@@ -178,13 +179,14 @@ def _read_progress(paths: Sequence[Path], clock: Any, *, with_total: bool, last_
 
     from ascendrun.core.metrics import parse_line
     from ascendrun.head.spool.metrics_reader import iter_lines
+    from ascendrun.head.spool.spool_files import read_at
     from ascendrun.health.top.join import progress_of
 
     progress = progress_of(tuple(iter_lines(paths, last_bytes=last_bytes)))
     if clock is not None and progress.at_s is not None:
         progress = replace(progress, at_s=clock.to_head_s(progress.at_s))
     if with_total and progress.total_steps is None and paths:
-        first = [parse_line(line) for line in _head(paths[0]).split(b"\n")[:-1]]
+        first = [parse_line(line) for line in read_at(paths[0], 0, HEAD_BYTES).split(b"\n")[:-1]]
         totals = [line.total_steps for line in first if line is not None and line.total_steps is not None]
         progress = replace(progress, total_steps=totals[-1] if totals else None)
     return progress
@@ -247,18 +249,3 @@ def devices_given(spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], n
     offered = host.get("devices")
     count = wanted.get("per_node") or host.get("slots") or len(offered or ()) or 1
     return tuple(offered[:count]) if offered else tuple(range(count))
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _head(path: Path) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(HEAD_BYTES)
-    except OSError:
-        return b""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from scenes import Scene, await_that, run_text
 
-from ascendrun.head.spool.artifact_store import read_gathered
+from ascendrun.head.spool.artifact_store import read_artifacts
 from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tree import install_on
@@ -55,9 +55,9 @@ def test_a_failure_brings_plogs_and_npu_states_and_lines_of_shifted_hosts_are_in
     assert done.returncode == 1 and "rank 3 on node2" in done.stderr, run_text(done)
     attempt: Path = scene.ascendrun.state_dir / "jobs" / "j-0001" / "attempt-1"
 
-    await_that(lambda: all(read_gathered(attempt, host).at_s for host in cluster.hosts), "all is gathered")
+    await_that(lambda: all(read_artifacts(attempt, host).at_s for host in cluster.hosts), "all is gathered")
     for number, host in enumerate(cluster.hosts):
-        found = read_gathered(attempt, host)
+        found = read_artifacts(attempt, host)
         plogs = sorted(file.path.read_bytes()[-14:-8] for file in found.of("plog"))
         assert plogs == [b"rank %d" % rank for rank in (2 * number, 2 * number + 1)], found
         assert {file.is_ours for file in found.of("plog")} == {True}

@@ -1,4 +1,4 @@
-"""The only loop: wishes, the nodes' answers and the time, each handed to whom it concerns, in one thread."""
+"""The controller's loop: requests, replies of nodes and time, each passed on in one thread."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import time
+import traceback
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -14,19 +15,17 @@ from typing import TYPE_CHECKING, Any, Callable
 from ascendrun.core.errors import AscendrunError, ConflictError
 from ascendrun.core.events import Event
 from ascendrun.head.agents.connections import Connections
-from ascendrun.head.loop.live_jobs import LiveJobs
+from ascendrun.head.loop.live_jobs import Guard, LiveJobs
 from ascendrun.head.loop.liveness import ReachabilityMonitor
 from ascendrun.head.loop.operations import Operations
-from ascendrun.head.loop.requests import handle_request
-from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.notify.notifier import Notifier, NotifierMaker
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
 from ascendrun.head.protocol.agent_messages import ArtifactData
 from ascendrun.head.protocol.control_socket import Answer, ControlServer
-from ascendrun.head.protocol.messages import Done, Message
+from ascendrun.head.protocol.messages import Done, Message, Request
 from ascendrun.head.protocol.remote import Link, LinkListener
-from ascendrun.head.spool.artifact_store import wishes_dir
+from ascendrun.head.spool.artifact_store import requests_dir
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.store import LostLeaseError, Store
 from ascendrun.node.failpoint import failpoint
@@ -34,7 +33,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.head.loop.stragglers import StragglerMonitor
-    from ascendrun.head.spool.artifact_fetch import Gatherer
+    from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
     from ascendrun.head.spool.sample_ingest import SampleKeeper
 
 # What only jobs need is imported with the first job: a controller that was started for `exec` answers 0.1 s earlier.
@@ -75,7 +74,7 @@ class Controller:
         )
         self._links = Connections(backend, image, listener)
         self._operations = Operations(self._links, self.post)
-        self._gatherer: Gatherer | None = None
+        self._fetcher: ArtifactFetcher | None = None
         self._stragglers: StragglerMonitor | None = None
         self._samples: SampleKeeper | None = None
         self._jobs = LiveJobs(
@@ -84,7 +83,7 @@ class Controller:
             self._links,
             post=self.post,
             guard=self._guard,
-            gathering=self._gathering,
+            artifacts=self._artifacts,
             samples=self._keep_samples,
         )
         self._reachability = ReachabilityMonitor(events_of=self._jobs.events_of, record=self._jobs.record)
@@ -102,8 +101,8 @@ class Controller:
     def _on_link_event(self, link: Link, event: Message, body: bytes) -> None:
         if not isinstance(event, ArtifactData):
             self._jobs.handle_message(link, event, body)
-        elif self._gatherer is not None:
-            self._gatherer.take(link, event, body)
+        elif self._fetcher is not None:
+            self._fetcher.take(link, event, body)
 
     # The loop
 
@@ -113,8 +112,8 @@ class Controller:
         signal.signal(signal.SIGINT, lambda *_: self.post(self._end))
         for stored in self._store.live_jobs():
             self._guard(partial(self._jobs.adopt, stored))
-        if wishes_dir(self._state_dir).is_dir():
-            self._guard(self._gathering().resume)
+        if requests_dir(self._state_dir).is_dir():
+            self._guard(self._artifacts().resume)
         self._guard(self._notifier.start)
         self._server.start()
         next_tick = time.monotonic()
@@ -187,15 +186,15 @@ class Controller:
         """Something is under way."""
         return self._operations.is_busy or self._notifier.is_waiting or self._jobs.is_busy(now_s=time.time())
 
-    def _gathering(self) -> Gatherer:
-        if self._gatherer is None:
-            from ascendrun.head.spool.artifact_fetch import Gatherer
+    def _artifacts(self) -> ArtifactFetcher:
+        if self._fetcher is None:
+            from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
             from ascendrun.head.survey.submission import load_subject
 
-            self._gatherer = Gatherer(
+            self._fetcher = ArtifactFetcher(
                 self._state_dir, self._links, self.post, lambda job_id: load_subject(self._store.find(job_id))
             )
-        return self._gatherer
+        return self._fetcher
 
     def _keep_samples(self) -> SampleKeeper:
         from ascendrun.head.spool.sample_ingest import SampleKeeper
@@ -208,14 +207,14 @@ class Controller:
     def _on_up(self, link: Link) -> None:
         self._jobs.on_up(link)
         self._operations.on_up()
-        if self._gatherer is not None:
-            self._gatherer.on_up(link)
+        if self._fetcher is not None:
+            self._fetcher.on_up(link)
 
     def _on_down(self, link: Link, error: AscendrunError) -> None:
         self._jobs.on_down(link, error)
         self._operations.on_down(link, error)
 
-    # Wishes
+    # Requests
 
     def _serve(self, op: str, header: Mapping[str, Any], answer: Answer) -> None:
         self._busy_mono = time.monotonic()
@@ -231,7 +230,7 @@ class Controller:
                 messages.Grep: self._grep,
                 messages.Status: self._status,
                 messages.Shutdown: self._shutdown,
-                messages.Gather: lambda request, answer: self._gathering().serve(request, answer),
+                messages.Gather: lambda request, answer: self._artifacts().serve(request, answer),
             },
             op,
             header,
@@ -298,3 +297,36 @@ class Controller:
     def _shutdown(self, request: messages.Shutdown, answer: Answer) -> None:
         answer(Done(), b"", True)
         self._is_over = True
+
+
+Handlers = Mapping[type[Request[Any]], Callable[[Any, Answer], None]]
+"""What serves each kind of request."""
+
+
+def handle_request(handlers: Handlers, op: str, header: Mapping[str, Any], answer: Answer, *, log: Path) -> None:
+    """Call the handler of a request, and reply with its error if it fails; the controller keeps running.
+
+    Raises LostLeaseError only. `log`: the file with the traceback of an internal error.
+    """
+    kind = next((kind for kind in handlers if kind.OP == op), None)
+    if kind is None:
+        error = ConflictError(
+            Text("control.unknown-request", "the controller does not support {op}", op=op),
+            hint=Text("control.unknown-request.hint", "run `ascendrun controller stop`"),
+        )
+        answer(error, b"", True)
+        return
+    try:
+        handlers[kind](kind.from_header(header), answer)
+    except LostLeaseError:
+        raise
+    except AscendrunError as error:
+        answer(error, b"", True)
+    except Exception as error:  # a bug: the log has the traceback, the caller gets the error
+        traceback.print_exc()
+        what = f"{type(error).__name__}: {error}"
+        failure = AscendrunError(
+            Text("control.internal", "internal error of the controller: {error}", error=what),
+            hint=Text("control.internal.hint", "report this with the traceback in {log}", log=str(log)),
+        )
+        answer(failure, b"", True)

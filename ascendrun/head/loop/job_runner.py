@@ -1,4 +1,4 @@
-"""Carries out one job's actions on its nodes and turns their answers into events."""
+"""Carry out the actions of one job on its nodes and turn their replies into inputs of its lifecycle."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.agents.node_query import NodeQuery
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.agent_events import make_event
-from ascendrun.head.protocol.messages import Done, Message, R, Request
+from ascendrun.head.protocol.messages import Done, R, Request
 from ascendrun.head.protocol.remote import Link, Reply
 from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockKeeper, Reading
-from ascendrun.head.spool.collector import NodeSpool, SpoolGapError
-from ascendrun.head.spool.log_pruning import KEEP_BYTES, Releaser
+from ascendrun.head.spool.collector import KEEP_BYTES, LogPruner, NodeSpool, SpoolGapError
 from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE, make_spool_dir, spool_dir
 from ascendrun.head.survey.doctor import Answers, Examination
@@ -41,9 +40,9 @@ CHECK_S = 60.0
 STAGE_S = 120.0
 GO_S = 30.0
 AGAIN_S = 5.0
-"""After a host has answered a wish with an error it is said again, this much later."""
+"""How long after an error as reply a request is repeated."""
 PROOF_S = 15.0
-"""So long after the grace the proof of the end may take; then the host is asked once more."""
+"""How long after the grace period the proof of the end may take; then the request is repeated."""
 
 
 @dataclass(frozen=True)
@@ -71,23 +70,20 @@ class JobRunner:
         self._names = {dialled(host): host.name for host in reversed(hosts)}  # asked for every packet of the logs
         self._context = context
         self._reports: dict[str, NodeReport] = {}
-        self._asking: NodeQuery | None = None
+        self._node_query: NodeQuery | None = None
         self._plan: LaunchPlan | None = None
         self._spools: dict[str, NodeSpool] = {}
         self._drained: set[str] = set()
-        self._asked_sizes: set[str] = set()
+        self._sizes_requested: set[str] = set()
         self._pushes: dict[str, TreePush] = {}
         self._follow_due: dict[str, float] = {}
         self._stop_due: dict[str, float] = {}
         self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
-        self._releaser = Releaser(partial(self._release, self.job.run_id))
+        self._pruner = LogPruner(partial(self._release, self.job.run_id))
         self._ahead_s: dict[str, float] = {}
 
     def link(self, host: str) -> Link:
-        return self._context.links.get(self._host(host))
-
-    def _host(self, name: str) -> Host:
-        return self._by_name[name]
+        return self._context.links.get(self._by_name[host])
 
     def uses(self, link: Link) -> str | None:
         """The job's name for the host behind `link`, None: it is none of the job's."""
@@ -98,36 +94,27 @@ class JobRunner:
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, w.QueryNodes):
-            self._ask()
-        elif isinstance(action, w.StageNodes):
+            self._query()
+        elif isinstance(action, (w.StageNodes, w.PrepareNodes, w.StartNodes)):
+            steps = {w.StageNodes: self._stage, w.PrepareNodes: self._prepare, w.StartNodes: self._go}
             for host in self.job.hosts:
-                self._stage(host)
-        elif isinstance(action, w.PrepareNodes):
-            for host in self.job.hosts:
-                self._prepare(host)
-        elif isinstance(action, w.StartNodes):
-            for host in self.job.hosts:
-                self._go(host)
+                steps[type(action)](host)
         elif isinstance(action, w.AbortNodes):
             for host in self.job.hosts:
                 if self.link(host).is_up:
-                    self.link(host).call(agent.Abort(action.run_id), deadline_s=GO_S, done=_ignore)
+                    self.link(host).call(agent.Abort(action.run_id), deadline_s=GO_S, done=lambda reply: None)
         elif isinstance(action, w.StopNodes):
             for host in action.hosts:
                 self._stop(host, now=action.now, grace_s=action.grace_s)
 
     # Queries and planning
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         self._reports, self._plan = {}, None
-        self._asking = NodeQuery(
-            self.hosts,
-            self._context.links,
-            self._post,
-            reported=self._take_report,
-            refused=lambda host, failure: self._refuse(host, failure),
+        self._node_query = NodeQuery(
+            self.hosts, self._context.links, self._post, reported=self._take_report, refused=self._refuse
         )
-        self._asking.start()
+        self._node_query.start()
 
     def _take_report(self, report: NodeReport) -> None:
         if self.job.state is not State.CHECKING:
@@ -187,16 +174,15 @@ class JobRunner:
 
         assert self._plan is not None, "PrepareNodes before the plan"
         node = next(node for node in self._plan.nodes if node.host == host)
-        self._call(
-            host,
-            agent.Prepare.from_header(prepare_request(node, self._plan)),
-            deadline_s=CHECK_S,
-            then=lambda reply: (
+
+        def prepared(reply: Reply[agent.PrepareReply]) -> None:
+            if reply.error is None:
                 self._feed(w.NodeReady(host, reply.message.master_port))
-                if reply.error is None
-                else self._refuse(host, reply.error)
-            ),
-        )
+            else:
+                self._refuse(host, reply.error)
+
+        request = agent.Prepare.from_header(prepare_request(node, self._plan))
+        self._call(host, request, deadline_s=CHECK_S, then=prepared)
 
     def _go(self, host: str) -> None:
         try:
@@ -204,17 +190,14 @@ class JobRunner:
         except AscendrunError as error:
             self._refuse(host, Failure.of(error))
             return
-        request = agent.Go(self.job.run_id, self.job.master_port, secret_env)
-        self._call(host, request, deadline_s=GO_S, then=lambda reply: self._went(host, reply))
 
-    def _went(self, host: str, reply: Reply[agent.GoReply]) -> None:
-        if reply.error is None:
-            self._follow(host)
-        elif reply.error.code not in (
-            "link-lost",
-            "deadline",
-        ):  # else repeated: the host may or may not have received it
-            self._refuse(host, reply.error)
+        def started(reply: Reply[agent.GoReply]) -> None:
+            if reply.error is None:
+                self._follow(host)
+            elif reply.error.code not in ("link-lost", "deadline"):  # else repeated: the host may have received it
+                self._refuse(host, reply.error)
+
+        self._call(host, agent.Go(self.job.run_id, self.job.master_port, secret_env), then=started)
 
     def _refuse(self, host: str | None, failure: Failure) -> None:
         self._feed(w.Refused(host, failure.line()))
@@ -225,14 +208,14 @@ class JobRunner:
         """The proof comes as the event `ended`, also from a host that never started anything: so it is followed."""
         self._follow(host)
         self._stop_due[host] = time.monotonic() + grace_s + PROOF_S
-        request = agent.Stop(self.job.run_id, now, grace_s)
-        self._call(host, request, deadline_s=GO_S, then=lambda reply: self._stop_replied(host, reply))
 
-    def _stop_replied(self, host: str, reply: Reply[Done]) -> None:
-        if reply.error is not None:
-            self._stop_due[host] = time.monotonic() + AGAIN_S
+        def replied(reply: Reply[Done]) -> None:
+            if reply.error is not None:
+                self._stop_due[host] = time.monotonic() + AGAIN_S
 
-    # What is said again when it did not lead anywhere
+        self._call(host, agent.Stop(self.job.run_id, now, grace_s), then=replied)
+
+    # Requests that are repeated
 
     def tick(self) -> None:
         """To be called now and then."""
@@ -243,7 +226,7 @@ class JobRunner:
                 self._follow(host)
         up = [host for host in self._spools if self.link(host).is_up]
         self._clocks.tick(up)
-        self._releaser.tick((host, self._spools[host]) for host in up)
+        self._pruner.tick((host, self._spools[host]) for host in up)
         if self.job.state is not State.STOPPING and not self.job.unconfirmed:
             return
         for host in [host for host, due in self._stop_due.items() if due <= now]:
@@ -253,12 +236,12 @@ class JobRunner:
     def follow_later(self, host: str, *, wait_s: float = AGAIN_S) -> None:
         self._follow_due.setdefault(host, time.monotonic() + wait_s)
 
-    # What the nodes say
+    # Connections and data of nodes
 
     def on_up(self, host: str) -> None:
         """The host's agent answers (again): look at facts first, then say again what it may have missed."""
-        if self.job.state is State.CHECKING and self._asking is not None:
-            self._asking.on_up()
+        if self.job.state is State.CHECKING and self._node_query is not None:
+            self._node_query.on_up()
         node = next((node for node in self.job.nodes if node.host == host), None)
         if node is None or self.job.go_sent_at_s is None:
             return
@@ -277,27 +260,24 @@ class JobRunner:
 
     def on_down(self, host: str, link: Link, error: AscendrunError) -> None:
         """Unreachable is not failed: only a start that has not begun is given up for it."""
-        self._asked_sizes.discard(host)
-        if self.job.state is State.CHECKING and self._asking is not None:
-            self._asking.on_down(link, error)
+        self._sizes_requested.discard(host)
+        if self.job.state is State.CHECKING and self._node_query is not None:
+            self._node_query.on_down(link, error)
 
     def _follow(self, host: str) -> None:
+        def replied(reply: Reply[Done]) -> None:
+            if reply.error is not None and reply.error.code != "link-lost":
+                self.follow_later(host)
+
         offsets = {**self.spool(host).offsets(), "samples": self._context.samples.offsets(self._source(host))}
-        request = agent.Follow(self.job.run_id, offsets)
-        self._call(host, request, deadline_s=GO_S, then=lambda reply: self._follow_replied(host, reply))
+        self._call(host, agent.Follow(self.job.run_id, offsets), then=replied)
         self._clocks.measure(host)
         self.take_events(host)
 
-    def _follow_replied(self, host: str, reply: Reply[Done]) -> None:
-        if reply.error is not None and reply.error.code != "link-lost":
-            self.follow_later(host)
-
     def spool(self, host: str) -> NodeSpool:
-        spool = self._spools.get(host)
-        if spool is None:
-            spool = NodeSpool(spool_dir(self._context.state_dir, self.job.id, self.job.attempt) / host)
-            self._spools[host] = spool
-        return spool
+        if host not in self._spools:
+            self._spools[host] = NodeSpool(spool_dir(self._context.state_dir, self.job.id, self.job.attempt) / host)
+        return self._spools[host]
 
     def take_data(self, host: str, data: agent.FileData, body: bytes) -> None:
         """Bytes of a followed file; called in the link's thread, which is the only writer of this host's spool."""
@@ -339,9 +319,8 @@ class JobRunner:
         )
 
     def _release(self, tag: str, host: str, have: Mapping[str, Mapping[str, int]]) -> None:
-        """Called in a thread of the releaser of the attempt `tag`, which may be over by then."""
-        request = agent.Release(tag, have, KEEP_BYTES)
-        self._context.post(lambda: self._call(host, request, deadline_s=GO_S, then=_ignore))
+        """Called in a thread of the log pruner of the attempt `tag`, which may be over by then."""
+        self._context.post(lambda: self._call(host, agent.Release(tag, have, KEEP_BYTES)))
 
     def _keep_clock(self, host: str, reading: Reading) -> None:
         self._ahead_s[host] = reading.offset_s
@@ -358,9 +337,9 @@ class JobRunner:
             self._context.drained(self.job.id)
             return
         for host in self.job.hosts:
-            if host not in self._drained and host not in self._asked_sizes and self.link(host).is_up:
-                self._asked_sizes.add(host)
-                self._call(host, agent.Files(self.job.run_id), deadline_s=GO_S, then=partial(self._compare, host))
+            if host not in self._drained and host not in self._sizes_requested and self.link(host).is_up:
+                self._sizes_requested.add(host)
+                self._call(host, agent.Files(self.job.run_id), then=partial(self._compare, host))
         if self._drained == set(self.job.hosts):
             self._clocks.tick(())
             folder = spool_dir(self._context.state_dir, self.job.id, self.job.attempt)
@@ -369,7 +348,7 @@ class JobRunner:
             self._context.drained(self.job.id)
 
     def _compare(self, host: str, reply: Reply[agent.FilesReply]) -> None:
-        self._asked_sizes.discard(host)
+        self._sizes_requested.discard(host)
         if reply.error is not None:
             return
         sizes = dict(reply.message.files)
@@ -379,7 +358,7 @@ class JobRunner:
             return
         self._drained.add(host)
         self._context.samples.finish(self._source(host))
-        self._call(host, agent.Unfollow(self.job.run_id), deadline_s=GO_S, then=_ignore)
+        self._call(host, agent.Unfollow(self.job.run_id))
 
     # Plumbing
 
@@ -387,46 +366,45 @@ class JobRunner:
         self._context.post(lambda: self._do(call))
 
     def _do(self, call: Callable[[], None]) -> None:
-        """A fault of our own before GO ends the job with that word: nobody would ever say what it waits for."""
+        """An internal error before GO ends the job: without a reply it would wait indefinitely."""
         try:
             call()
-        except Exception as error:  # told to the job, and raised again for the log
+        except Exception as error:  # the reason of the job; raised again for the log
             if self.job.go_sent_at_s is None and not self.job.is_terminal:
-                self._feed(
-                    w.Refused(
-                        None,
-                        internal_error(
-                            f"{type(error).__name__}: {error}", str(self._context.state_dir / "controller.log")
-                        ),
-                    )
-                )
+                log = str(self._context.state_dir / "controller.log")
+                self._feed(w.Refused(None, internal_error(f"{type(error).__name__}: {error}", log)))
             raise
 
     def _feed(self, event: JobInput) -> None:
         self._context.feed(self.job.id, event)
 
     def _call(
-        self, host: str, request: Request[R], body: bytes = b"", *, deadline_s: float, then: Callable[[Reply[R]], None]
+        self,
+        host: str,
+        request: Request[R],
+        body: bytes = b"",
+        *,
+        deadline_s: float = GO_S,
+        then: Callable[[Reply[R]], None] = lambda reply: None,
     ) -> None:
-        """Asks the host; `then` runs in the controller's thread, unless the job has moved on to another attempt."""
+        """Send a request; `then` runs in the controller's thread, unless the job has moved on to another attempt.
+
+        Without `then` the reply changes nothing: an event is the proof, or the request is repeated.
+        """
         attempt = self.job.attempt
 
-        def answered(reply: Reply[R]) -> None:
-            self._post(lambda: self._hear(reply, attempt, then))
+        def take(reply: Reply[R]) -> None:
+            if self.job.attempt == attempt:
+                then(reply)
 
-        self.link(host).call(request, body, deadline_s=deadline_s, done=answered)
+        def done(reply: Reply[R]) -> None:
+            self._post(partial(take, reply))
 
-    def _hear(self, reply: Reply[R], attempt: int, then: Callable[[Reply[R]], None]) -> None:
-        if self.job.attempt == attempt:
-            then(reply)
+        self.link(host).call(request, body, deadline_s=deadline_s, done=done)
 
     def begin_attempt(self) -> None:
         """The record has moved to a new attempt: forget what belonged to the old one."""
-        self._spools, self._drained, self._asked_sizes = {}, set(), set()
+        self._spools, self._drained, self._sizes_requested = {}, set(), set()
         self._follow_due, self._stop_due = {}, {}
         self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
-        self._releaser = Releaser(partial(self._release, self.job.run_id))
-
-
-def _ignore(reply: Reply[Message]) -> None:
-    """For answers that change nothing: the proof comes as an event, or the call is said again."""
+        self._pruner = LogPruner(partial(self._release, self.job.run_id))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable
@@ -12,12 +15,11 @@ from typing import TYPE_CHECKING, Callable
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.head.agents.connections import Connections
-from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.protocol.agent_messages import FileData, FileTruncated, FileUnreadable, FollowFailed
 from ascendrun.head.protocol.messages import Message
 from ascendrun.head.protocol.remote import Link
 from ascendrun.head.state.state_dir import StoreUnusableError
-from ascendrun.head.state.store import Store, StoredJob
+from ascendrun.head.state.store import LostLeaseError, Store, StoredJob
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from ascendrun.core.jobs.lifecycle import Step
     from ascendrun.core.jobs.schedule import Claim
     from ascendrun.head.loop.job_runner import JobRunner
-    from ascendrun.head.spool.artifact_fetch import Gatherer
+    from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
     from ascendrun.head.spool.sample_ingest import SampleKeeper
     from ascendrun.head.survey.submission import Submission
 
@@ -35,10 +37,36 @@ SETTLING_S = 30.0
 """So long after a job's end its last bytes may still be coming."""
 
 
+class Guard:
+    """Calls whose fault is logged and must not end the controller. Use from one thread.
+
+    Raises LostLeaseError only: a controller that has lost its lease must do nothing more.
+    """
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except LostLeaseError:
+            raise
+        except Exception:  # a bug in one operation: the log has the traceback, all other jobs keep running
+            self.log_exception()
+
+    def log_exception(self) -> None:
+        """The exception at hand; a repeated one once. The disk of the log may be full."""
+        text = traceback.format_exc()
+        if text != self._last:
+            self._last = text
+            with suppress(OSError):
+                print(text, file=sys.stderr, flush=True)
+
+
 class LiveJobs:
     """The jobs that have a runner: those that live, and those whose last bytes are awaited.
 
-    Use from the controller's thread, except `handle_message`. `gathering` and `samples` create their object at the
+    Use from the controller's thread, except `handle_message`. `artifacts` and `samples` create their object at the
     first call.
     """
 
@@ -50,11 +78,11 @@ class LiveJobs:
         *,
         post: Callable[[Callable[[], None]], None],
         guard: Guard,
-        gathering: Callable[[], Gatherer],
+        artifacts: Callable[[], ArtifactFetcher],
         samples: Callable[[], SampleKeeper],
     ) -> None:
         self._state_dir, self._store, self._links = state_dir, store, links
-        self._post, self._guard, self._gathering, self._samples = post, guard, gathering, samples
+        self._post, self._guard, self._artifacts, self._samples = post, guard, artifacts, samples
         self._runners: dict[str, JobRunner] = {}
         self._claims: dict[str, tuple[Claim, ...]] = {}
         self._events: deque[tuple[str, JobInput]] = deque()
@@ -98,11 +126,11 @@ class LiveJobs:
         runner = self.add(stored.job, Submission.from_stored(stored))
         self._settle(stored.job.id, resume(stored.job, now_s=time.time()))
         if stored.job.is_terminal:
-            from ascendrun.head.spool.artifact_fetch import left_unasked
+            from ascendrun.head.spool.artifact_fetch import unrequested_attempt
 
-            attempt = left_unasked(stored.job, now_s=time.time())
+            attempt = unrequested_attempt(stored.job, now_s=time.time())
             if attempt is not None:
-                self._guard(partial(self._gathering().gather_missing, stored.job.id, attempt))
+                self._guard(partial(self._artifacts().fetch, stored.job.id, attempt, only_missing=True))
         if runner.job.go_sent_at_s is not None:
             for host in runner.job.hosts:
                 runner.take_events(host)
@@ -251,17 +279,17 @@ class LiveJobs:
             self._guard(partial(runner.perform, action))  # the others are done whatever becomes of one
         failpoint("controller.after_actions")
         if step.transitions:
-            self._gather_after(before, step)
+            self._fetch_artifacts(before, step)
         if step.transitions and step.job.is_terminal:
             runner.drain()
 
-    def _gather_after(self, before: Job, step: Step) -> None:
+    def _fetch_artifacts(self, before: Job, step: Step) -> None:
         """What may explain a failure is asked for at once: logs rotate, and devices recover."""
         from ascendrun.head.spool.artifact_fetch import failed_attempt
 
         attempt = failed_attempt(before, step.job, step.transitions)
         if attempt is not None:
-            self._guard(partial(self._gathering().gather, before.id, attempt))
+            self._guard(partial(self._artifacts().fetch, before.id, attempt))
 
 
 def file_event(host: str, trouble: FileTruncated | FileUnreadable, *, attempt: int, now_s: float) -> Event:

@@ -1,10 +1,12 @@
-"""Requests about hosts rather than jobs: run a command, ask for reports, make a plan without starting it."""
+"""Requests about hosts rather than jobs: run a command, query reports, take samples, plan without starting."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 from ascendrun.core.errors import AscendrunError, PreflightError, Problem
 from ascendrun.core.hosts import Host
@@ -18,14 +20,25 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.reports import NodeReport
-    from ascendrun.head.agents.node_query import NodeQuery
     from ascendrun.head.spool.sample_ingest import SampleKeeper
-    from ascendrun.head.spool.sample_query import SampleOperation
-    from ascendrun.head.survey.surveys import SurveyOperation
 
 EXEC_BYTES = 1 << 20
-"""How much output of one host is kept; more is cut and said to be cut."""
-EXEC_CONNECT_TRIES = 2
+"""How much output of one host is kept; the rest is dropped and reported as dropped."""
+CONNECT_TRIES = 2
+TOOL_S = 8.0
+"""How long a tool may take on a sampled host; the agent replies a moment later."""
+MARGIN_S = 2.0
+
+
+class _Operation(Protocol):
+    @property
+    def is_done(self) -> bool: ...
+
+    def start(self) -> None: ...
+
+    def on_up(self) -> None: ...
+
+    def on_down(self, link: Link, error: AscendrunError) -> None: ...
 
 
 class Operations:
@@ -33,40 +46,36 @@ class Operations:
 
     def __init__(self, links: Connections, post: Callable[[Callable[[], None]], None]) -> None:
         self._links, self._post = links, post
-        self._askings: list[NodeQuery] = []
-        self._execs: list[_Exec] = []
-        self._surveys: list[SurveyOperation] = []
-        self._samples: list[SampleOperation] = []
+        self._running: list[_Operation] = []
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._askings or self._execs or self._surveys or self._samples)
+        return bool(self._running)
 
     def on_up(self) -> None:
-        for asking in tuple(self._askings):
-            asking.on_up()
+        for operation in tuple(self._running):
+            operation.on_up()
 
     def on_down(self, link: Link, error: AscendrunError) -> None:
-        for asking in tuple(self._askings):
-            asking.on_down(link, error)
-        for errand in tuple(self._execs):
-            errand.on_down(link, error)
-        for sampling in tuple(self._samples):
-            sampling.on_down(link, error)
+        for operation in tuple(self._running):
+            operation.on_down(link, error)
         self._sweep()
 
+    def _start(self, operation: _Operation) -> None:
+        self._running.append(operation)
+        operation.start()
+
     def _sweep(self) -> None:
-        self._askings = [asking for asking in self._askings if not asking.is_done]
-        self._execs = [errand for errand in self._execs if errand.waiting]
-        self._samples = [errand for errand in self._samples if errand.waiting]
-        if not self._execs:
+        self._running = [operation for operation in self._running if not operation.is_done]
+        if not any(isinstance(operation, _Exec) for operation in self._running):
             self._links.start_agents()
+
+    def _sweep_later(self) -> None:
+        self._post(self._sweep)
 
     def execute(self, request: messages.Exec, answer: Answer) -> None:
         """Run the command on every host; one reply for each as it comes."""
-        errand = _Exec(request, self._links, answer)
-        self._execs.append(errand)
-        errand.start(self._post, self._sweep)
+        self._start(_Exec(request, self._links, self._post, answer, self._sweep))
 
     def query_nodes(self, request: messages.Nodes, answer: Answer) -> None:
         """The report of every host, or why there is none, as it comes."""
@@ -77,43 +86,33 @@ class Operations:
         def reply(message: messages.NodeReply) -> None:
             waiting.discard(message.host)
             answer(message, b"", not waiting)
-            self._post(self._sweep)
+            self._sweep_later()
 
         for host in request.hosts:
-            asking = NodeQuery(
+            query = NodeQuery(
                 [host],
                 self._links,
                 self._post,
                 reported=lambda report: reply(messages.NodeReply(report.host, report)),
                 refused=lambda name, failure: reply(messages.NodeReply(name, refused=failure)),
             )
-            self._askings.append(asking)
-            asking.start()
+            self._start(query)
 
     def survey(self, request: messages.Survey, answer: Answer) -> None:
-        """The raw answers of every host; one reply for each."""
+        """What every host reports to the checks; one reply for each."""
         from ascendrun.head.survey.surveys import SurveyOperation
 
-        errand = SurveyOperation(request, self._links, self._post, answer, ended=lambda: self._post(self._sweep))
-        self._surveys.append(errand)
-        self._askings.append(errand.asking)
-        errand.start()
+        self._start(SurveyOperation(request, self._links, self._post, answer, ended=self._sweep_later))
 
     def sample(self, request: messages.Sample, answer: Answer, keeper: SampleKeeper) -> None:
         """A new sample of every host; one reply for each as it comes."""
-        from ascendrun.head.spool.sample_query import SampleOperation
-
         if request.unless_asked:
-            awaited = {name for errand in self._samples for name in errand.waiting}
+            awaited = {name for running in self._running if isinstance(running, _Sampling) for name in running.waiting}
             request = replace(request, hosts=tuple(host for host in request.hosts if host.name not in awaited))
             if not request.hosts:
                 answer(None, b"", True)
                 return
-        errand = SampleOperation(
-            request, self._links, self._post, answer, keeper, ended=lambda: self._post(self._sweep)
-        )
-        self._samples.append(errand)
-        errand.start()
+        self._start(_Sampling(request, self._links, self._post, answer, self._sweep_later, keeper))
 
     def plan(self, request: messages.Plan, answer: Answer) -> None:
         """The plan that a submission would get, as `render_plan` shows it."""
@@ -125,21 +124,20 @@ class Operations:
         submission = Submission.from_json(request.submission)
         job = make_job(submission, "j-new", "dry-run", time.time())
         reports: dict[str, NodeReport] = {}
-        refusals: list[Problem] = []
+        problems: list[Problem] = []
 
-        def say() -> None:
-            if len(reports) + len(refusals) < len(submission.hosts):
+        def reply_when_complete() -> None:
+            if len(reports) + len(problems) < len(submission.hosts):
                 return
-            self._post(self._sweep)
+            self._sweep_later()
             try:
-                if refusals:
+                if problems:
+                    hosts = [problem.file for problem in problems]
                     raise PreflightError(
                         Text(
-                            "preflight.failed",
-                            "preflight failed on {hosts:hosts}; no process was started",
-                            hosts=[problem.file for problem in refusals],
+                            "preflight.failed", "preflight failed on {hosts:hosts}; no process was started", hosts=hosts
                         ),
-                        problems=refusals,
+                        problems=problems,
                     )
                 plan = build_plan(submission.spec, submission.hosts, reports, job, submission.trees)
             except AscendrunError as error:
@@ -149,55 +147,137 @@ class Operations:
 
         def reported(report: NodeReport) -> None:
             reports[report.host] = report
-            say()
+            reply_when_complete()
 
         def refused(host: str, failure: Failure) -> None:
-            refusals.append(Problem(host, None, None, failure.message, failure.hint))
-            say()
+            problems.append(Problem(host, None, None, failure.message, failure.hint))
+            reply_when_complete()
 
-        asking = NodeQuery(submission.hosts, self._links, self._post, reported=reported, refused=refused)
-        self._askings.append(asking)
-        asking.start()
+        self._start(NodeQuery(submission.hosts, self._links, self._post, reported=reported, refused=refused))
 
 
-class _Exec:
-    """One command on several hosts; `waiting` are the hosts without an answer yet."""
+class _HostOperation:
+    """One call to each of several hosts. `waiting`: hosts without a reply yet; `ended` runs after every reply."""
 
-    def __init__(self, request: messages.Exec, links: Connections, answer: Answer) -> None:
-        self._request, self._links, self._answer = request, links, answer
-        self._started_mono = time.monotonic()
-        self.waiting: set[str] = {host.name for host in request.hosts}
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        links: Connections,
+        post: Callable[[Callable[[], None]], None],
+        answer: Answer,
+        ended: Callable[[], None],
+    ) -> None:
+        self._hosts, self._links, self._post, self._answer, self._ended = hosts, links, post, answer, ended
+        self.waiting: set[str] = {host.name for host in hosts}
 
-    def start(self, post: Callable[[Callable[[], None]], None], sweep: Callable[[], None]) -> None:
-        timeout_s = self._request.timeout_s
-        request = agent.Exec(self._request.argv, timeout_s, EXEC_BYTES)
+    @property
+    def is_done(self) -> bool:
+        return not self.waiting
 
-        def answered(host: Host, reply: Reply[agent.ExecReply]) -> None:
-            self._say(host, reply)
-            sweep()
-
-        def done_of(host: Host) -> Callable[[Reply[agent.ExecReply]], None]:
-            return lambda reply: post(lambda: answered(host, reply))
-
-        deadline_s = timeout_s + 30.0
-        for host in self._request.hosts:
-            if not self._links.run_once(host, request, deadline_s=deadline_s, done=done_of(host)):
-                self._links.get(host).call(request, deadline_s=deadline_s, done=done_of(host))
+    def on_up(self) -> None:
+        """Nothing to do: the calls wait in the connection."""
 
     def on_down(self, link: Link, error: AscendrunError) -> None:
-        is_final = is_permanent(error) or link.failures >= EXEC_CONNECT_TRIES
-        for host in self._request.hosts:
+        is_final = is_permanent(error) or link.failures >= CONNECT_TRIES
+        for host in self._hosts:
             if is_final and self._links.same(host, link.host):
-                self._say(host, Reply(None, error=Failure.of(error)))
+                self._take(host.name, Reply(None, error=Failure.of(error)), time.time())
 
-    def _say(self, host: Host, reply: Reply[agent.ExecReply]) -> None:
-        if host.name not in self.waiting:
-            return
-        self.waiting.discard(host.name)
-        reply_of = messages.ExecReply(host.name, time.monotonic() - self._started_mono, reply.error)
+    def _done_of(self, host: Host) -> Callable[[Reply[Any]], None]:
+        def done(reply: Reply[Any]) -> None:
+            received_s = time.time()
+            self._post(lambda: self._take(host.name, reply, received_s))
+
+        return done
+
+    def _take(self, host: str, reply: Reply[Any], received_s: float) -> None:
+        raise NotImplementedError
+
+    def _reply(self, message: Any, body: bytes = b"") -> None:
+        if message.host in self.waiting:
+            self.waiting.discard(message.host)
+            self._answer(message, body, not self.waiting)
+            self._ended()
+
+
+class _Exec(_HostOperation):
+    """One command on several hosts."""
+
+    def __init__(
+        self,
+        request: messages.Exec,
+        links: Connections,
+        post: Callable[[Callable[[], None]], None],
+        answer: Answer,
+        ended: Callable[[], None],
+    ) -> None:
+        super().__init__(request.hosts, links, post, answer, ended)
+        self._request, self._started_mono = request, time.monotonic()
+
+    def start(self) -> None:
+        timeout_s = self._request.timeout_s
+        request = agent.Exec(self._request.argv, timeout_s, EXEC_BYTES)
+        deadline_s = timeout_s + 30.0
+        for host in self._hosts:
+            if not self._links.run_once(host, request, deadline_s=deadline_s, done=self._done_of(host)):
+                self._links.get(host).call(request, deadline_s=deadline_s, done=self._done_of(host))
+
+    def _take(self, host: str, reply: Reply[agent.ExecReply], received_s: float) -> None:
+        message = messages.ExecReply(host, time.monotonic() - self._started_mono, reply.error)
         if reply.error is None:
             end = reply.message
-            reply_of = replace(
-                reply_of, code=end.code, signal=end.signal, timed_out=end.timed_out, out_bytes=end.out_bytes
+            message = replace(
+                message, code=end.code, signal=end.signal, timed_out=end.timed_out, out_bytes=end.out_bytes
             )
-        self._answer(reply_of, reply.body, not self.waiting)
+        self._reply(message, reply.body)
+
+
+class _Sampling(_HostOperation):
+    """One sample of several hosts. Every host has its reply within timeout_s, `refused` when it took no sample."""
+
+    def __init__(
+        self,
+        request: messages.Sample,
+        links: Connections,
+        post: Callable[[Callable[[], None]], None],
+        answer: Answer,
+        ended: Callable[[], None],
+        keeper: SampleKeeper,
+    ) -> None:
+        super().__init__(request.hosts, links, post, answer, ended)
+        self._request, self._keeper = request, keeper
+
+    def start(self) -> None:
+        from ascendrun.health.samples.device_samples import sampling_items
+
+        timeout_s = self._request.timeout_s
+        tool_s = max(0.5, min(TOOL_S, timeout_s - MARGIN_S))
+        items: list[Mapping[str, Any]] = [
+            {**item, "timeout_s": tool_s} for item in sampling_items(self._request.device_type)
+        ]
+        late = threading.Timer(timeout_s, lambda: self._post(self._give_up))
+        late.daemon = True
+        late.start()
+        for host in self._hosts:
+            link = self._links.get(host)
+            if not link.is_up:
+                link.connect()
+            link.call(agent.Sample(items, tool_s), deadline_s=timeout_s, done=self._done_of(host))
+
+    def _take(self, host: str, reply: Reply[agent.SampleReply], received_s: float) -> None:
+        if reply.error is not None:
+            self._reply(messages.SampleReply(host, refused=reply.error))
+        elif host in self.waiting:
+            self._keeper.take_lines(
+                host,
+                reply.message.lines,
+                ahead_s=reply.message.at_ns / 1e9 - received_s,
+                done=lambda newest: self._post(
+                    lambda: self._reply(messages.SampleReply(host, newest.devices, newest.hosts))
+                ),
+            )
+
+    def _give_up(self) -> None:
+        late = Text("agent.no-samples", "no samples within {limit_s:g} s", limit_s=self._request.timeout_s)
+        for host in sorted(self.waiting):
+            self._reply(messages.SampleReply(host, refused=Failure("deadline", late)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -12,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
-from ascendrun.head.notify.settings_watch import ReadSettings, SettingsWatch
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.logs.redaction import redact_text
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import LostLeaseError, Store
 from ascendrun.node.failpoint import failpoint
@@ -35,13 +37,17 @@ SICK_S = 30.0
 """A controller's loop that did not turn for so long is not alive: the dead-man's switch is not pressed."""
 BLOCK_S = 60.0
 """After a failure nothing is sent to the same target for this long at most, unless it asked for more itself."""
+LOOK_S = 2.0
+"""How often the settings files are checked for changes."""
+PATIENCE_S = 0.3
+"""How long the caller that starts a check waits for it: files on a working disk are read by then."""
+FIRST_PATIENCE_S = 10.0
+"""The same for the first check: before it no target is known."""
 KEEP_UP_S = 3600.0
 """How long notices that cannot be delivered keep a controller up that has nothing else to do."""
 
 
-def tell_nobody() -> None:
-    """Settings of a controller that was given none."""
-    return
+ReadSettings = Callable[[], "NoticeSettings | None"]
 
 
 class Notifier:
@@ -54,7 +60,7 @@ class Notifier:
     def __init__(
         self,
         store: Store,
-        read_settings: ReadSettings = tell_nobody,
+        read_settings: ReadSettings = lambda: None,
         *,
         files: Sequence[Path] = (),
         ask_s: float = ASK_S,
@@ -295,8 +301,6 @@ class Notifier:
                 self._cuts.discard(cut)
 
     def _tell_fault(self) -> None:
-        from ascendrun.core.logs.redaction import redact_text
-
         self._tell_once(redact_text(traceback.format_exc()))
 
     def _tell_once(self, text: str) -> None:
@@ -304,6 +308,63 @@ class Notifier:
         if text != self._last_fault:
             self._last_fault = text
             _log(text)
+
+
+class SettingsWatch:
+    """`read` may raise InvalidInputError: what was valid before stays then. `files`: read again when one has
+    changed; none:
+    at every look. Use from any thread."""
+
+    def __init__(self, read: ReadSettings, files: Sequence[Path], *, log: Callable[[str], None]) -> None:
+        self._read, self._files, self._log = read, tuple(files), log
+        self._lock = threading.Lock()
+        self._settings: NoticeSettings | None = None
+        self._seen: tuple[object, ...] = ()
+        self._is_looking = self._has_looked = False
+        self._due_mono = float("-inf")
+
+    def get(self) -> NoticeSettings | None:
+        """None: nobody is to be told of anything. While the files do not answer: as they were."""
+        with self._lock:
+            is_due = not self._is_looking and time.monotonic() >= self._due_mono
+            self._is_looking = self._is_looking or is_due
+        if is_due:
+            done = threading.Event()
+            threading.Thread(target=self._look, args=(done,), name="notice-settings", daemon=True).start()
+            done.wait(PATIENCE_S if self._has_looked else FIRST_PATIENCE_S)
+            self._has_looked = True
+        return self._settings
+
+    def _look(self, done: threading.Event) -> None:
+        try:
+            seen = tuple(_stamp(file) for file in self._files) or (object(),)
+            if seen != self._seen:
+                self._settings = self._reread()
+                self._seen = seen
+        except Exception:  # a fault of ours: what was known stays, and the next look may go better
+            self._log(redact_text(traceback.format_exc()))
+        finally:
+            with self._lock:
+                self._is_looking = False
+                self._due_mono = time.monotonic() + LOOK_S
+            done.set()
+
+    def _reread(self) -> NoticeSettings | None:
+        try:
+            settings = self._read()
+        except AscendrunError as error:
+            problems = getattr(error, "problems", None) or [error.message]
+            self._log("notices: the settings stay as they were: " + "; ".join(str(problem) for problem in problems))
+            return self._settings
+        return settings if settings is not None and settings.everyone else None
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 NotifierMaker = Callable[[Store], Notifier]

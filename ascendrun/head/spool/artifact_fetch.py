@@ -1,6 +1,6 @@
 """Asks nodes for what may explain an attempt's end, keeps it with the attempt; never delays the end itself.
 
-A wish is a small file until its host has answered, so that it outlives this process and a host that is away.
+A pending is a small file until its host has answered, so that it outlives this process and a host that is away.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Link, Reply
-from ascendrun.head.spool.artifact_store import FOLDER, INDEX, hosts_gathered, read_wish, wishes_dir
+from ascendrun.head.spool.artifact_store import FOLDER, INDEX, hosts_collected, read_request, requests_dir
 from ascendrun.head.state.state_dir import make_spool_dir, spool_dir
 from ascendrun.health.survey import npu_scripts
 from ascendrun.node import layout
@@ -38,13 +38,14 @@ GATHER_S = 60.0
 GIVE_UP_S = 24 * 3600.0
 """A host that has not come back by then has nothing of interest left."""
 CONNECT_S = 15.0
-"""Somebody who waits for the answer is told by then which hosts do not answer."""
+"""After so long a waiting command gets the names of the hosts that are not connected."""
 HOST_BYTES = 96 << 20
 TRIES = 3
 _NAME = re.compile(r"^[a-z][a-z0-9-]{0,40}$")
-_ODD = re.compile(r"[^A-Za-z0-9._+=@-]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+=@-]")
 
 PLOG_BASES = ["$ASCEND_PROCESS_LOG_PATH", "$ASCEND_WORK_PATH/log", "~/ascend/log"]
+JOURNAL = ["journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic"]
 PORT_ITEMS = ("link", "net_health", "link_stat", "stat", "optical")
 CARD_VIEWS = ("health", "ecc")
 KERNEL_WORDS = [
@@ -61,94 +62,55 @@ KERNEL_WORDS = [
 
 
 def items_for(device_type: str) -> list[dict[str, Any]]:
-    """What to ask a node for, as node/agent/artifacts.py wants it."""
-    items: list[dict[str, Any]] = [
-        {
-            "name": "dmesg",
-            "kind": "argv",
-            "file": "excerpt.txt",
-            "keep": KERNEL_WORDS,
-            "around": 2,
-            "kernel_time": True,
-            "timeout_s": 15,
-            "commands": [["dmesg"], ["journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic"]],
-        },
-        {
-            "name": "supervisor",
-            "kind": "glob",
-            "bases": ["$ASCENDRUN_ATTEMPT_DIR"],
-            "patterns": ["supervisor.log"],
-            "max_bytes": 1 << 20,
-        },
-        {
-            "name": "disk",
-            "kind": "argv",
-            "file": "df.txt",
-            "timeout_s": 10,
-            "commands": [["sh", "-c", "df -Pk; echo; df -Pi"]],
-        },
+    """What to request from a node, as node/agent/artifacts.py expects it."""
+    kernel = {"keep": KERNEL_WORDS, "around": 2, "kernel_time": True}
+    items = [
+        _commands("dmesg", "excerpt.txt", ["dmesg"], JOURNAL, timeout_s=15, max_bytes=None, **kernel),
+        _files("supervisor", ["$ASCENDRUN_ATTEMPT_DIR"], ["supervisor.log"], max_bytes=1 << 20),
+        _commands("disk", "df.txt", ["sh", "-c", "df -Pk; echo; df -Pi"], timeout_s=10, max_bytes=None),
     ]
     if device_type in ("npu", "auto"):
         items += _npu_items()
     if device_type in ("cuda", "auto"):
-        items.append(
-            {
-                "name": "nvidia-smi",
-                "kind": "argv",
-                "file": "query.txt",
-                "commands": [["nvidia-smi", "-q"]],
-                "timeout_s": 20,
-                "max_bytes": 1 << 20,
-            }
-        )
+        items.append(_commands("nvidia-smi", "query.txt", ["nvidia-smi", "-q"], timeout_s=20))
     return items
 
 
 def _npu_items() -> list[dict[str, Any]]:
     def script(name: str, file: str, text: str, *words: str, timeout_s: float) -> dict[str, Any]:
-        return {
-            "name": name,
-            "kind": "argv",
-            "file": file,
-            "timeout_s": timeout_s,
-            "max_bytes": 1 << 20,
-            "commands": [["sh", "-c", text, "ascendrun", *words]],
-        }
+        return _commands(name, file, ["sh", "-c", text, "ascendrun", *words], timeout_s=timeout_s)
 
-    plog = {"bases": PLOG_BASES, "since_start": True, "pid_regex": r"(?:plog|device)-(\d+)_"}
+    def logs(name: str, *patterns: str, max_bytes: int, max_files: int) -> dict[str, Any]:
+        own: dict[str, Any] = {"since_start": True, "pid_regex": r"(?:plog|device)-(\d+)_"}
+        return _files(name, PLOG_BASES, list(patterns), max_bytes=max_bytes, max_files=max_files, **own)
+
+    patterns = ["*", "*/*", "*/*/*"]
+    system = _files("device-log", ["/var/log/npu/slog"], patterns, kind="list", file="system.txt", since_start=True)
     return [
-        {
-            "name": "plog",
-            "kind": "glob",
-            **plog,
-            "max_bytes": 32 << 20,
-            "max_files": 128,
-            "patterns": ["debug/plog/plog-*", "run/plog/plog-*"],
-        },
-        {
-            "name": "device-log",
-            "kind": "glob",
-            **plog,
-            "max_bytes": 8 << 20,
-            "max_files": 64,
-            "patterns": ["debug/device-*/device-*", "run/device-*/device-*"],
-        },
-        {
-            "name": "device-log",
-            "kind": "list",
-            "file": "system.txt",
-            "bases": ["/var/log/npu/slog"],
-            "patterns": ["*", "*/*", "*/*/*"],
-            "since_start": True,
-        },
+        logs("plog", "debug/plog/plog-*", "run/plog/plog-*", max_bytes=32 << 20, max_files=128),
+        logs("device-log", "debug/device-*/device-*", "run/device-*/device-*", max_bytes=8 << 20, max_files=64),
+        system,
         script("npu-smi", "table.txt", npu_scripts.TABLE, timeout_s=20),
         script("npu-smi", "cards.txt", npu_scripts.CARDS, *CARD_VIEWS, timeout_s=45),
         script("hccn", "ports.txt", npu_scripts.PORTS, *PORT_ITEMS, timeout_s=45),
     ]
 
 
+def _commands(
+    name: str, file: str, *commands: list[str], timeout_s: float, max_bytes: int | None = 1 << 20, **more: Any
+) -> dict[str, Any]:
+    """The output of the first of the commands that works. `max_bytes` None: the node's default."""
+    limit = {} if max_bytes is None else {"max_bytes": max_bytes}
+    item = {"name": name, "kind": "argv", "file": file, "timeout_s": timeout_s, "commands": list(commands)}
+    return {**item, **limit, **more}
+
+
+def _files(name: str, bases: list[str], patterns: list[str], *, kind: str = "glob", **more: Any) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "bases": bases, "patterns": patterns, **more}
+
+
 def failed_attempt(before: Job, after: Job, transitions: Sequence[Transition]) -> int | None:
-    """The attempt that a step has ended with a failure after its ranks were told to start; None: none was.
+    """The attempt that a step has ended with a failure after GO was sent; None: none was.
 
     What somebody stopped has not failed.
     """
@@ -160,8 +122,8 @@ def failed_attempt(before: Job, after: Job, transitions: Sequence[Transition]) -
     return None
 
 
-def left_unasked(job: Job, *, now_s: float) -> int | None:
-    """The attempt with which a job has failed a while ago: a head that was killed just then has not asked its hosts.
+def unrequested_attempt(job: Job, *, now_s: float) -> int | None:
+    """The attempt with which a job has failed a while ago: a controller that was killed just then sent no requests.
     None: it did not fail, or too long ago."""
     if job.state is not State.FAILED or job.go_sent_at_s is None or job.cause is Cause.USER:
         return None
@@ -170,7 +132,7 @@ def left_unasked(job: Job, *, now_s: float) -> int | None:
 
 @dataclass(frozen=True)
 class Subject:
-    """What must be known of a job to ask its hosts."""
+    """What of a job a request to its hosts requires."""
 
     job_id: str
     run: str
@@ -180,20 +142,20 @@ class Subject:
 
 
 @dataclass
-class _Wish:
+class _Pending:
     subject: Subject
     attempt: int
     host: Host
-    is_asked: bool = False
+    is_requested: bool = False
     tries: int = 0
-    told: list[Callable[[Text | str | None], None]] = field(default_factory=list)
+    done: list[Callable[[Text | str | None], None]] = field(default_factory=list)
 
     @property
     def tag(self) -> str:
         return layout.make_tag(self.subject.run, self.attempt)
 
 
-class Gatherer:
+class ArtifactFetcher:
     """Use from the controller's thread, except `take`. `find(job id)` gives the subject; raises NotFoundError."""
 
     def __init__(
@@ -204,127 +166,120 @@ class Gatherer:
         find: Callable[[str], Subject],
     ) -> None:
         self._state_dir, self._links, self._post, self._find = state_dir, links, post, find
-        self._wishes: dict[tuple[str, int, str], _Wish] = {}
+        self._pending: dict[tuple[str, int, str], _Pending] = {}
         self._receiving: dict[tuple[str, Host], _Receiving] = {}
 
     def resume(self) -> None:
-        """Takes up the wishes that an earlier controller left."""
-        folder = wishes_dir(self._state_dir)
+        """Continue the requests that an earlier controller left."""
+        folder = requests_dir(self._state_dir)
         for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
-            wish = read_wish(folder / name)
+            pending = read_request(folder / name)
             try:
-                if wish is None or time.time() - wish[3] > GIVE_UP_S:
+                if pending is None or time.time() - pending[3] > GIVE_UP_S:
                     raise NotFoundError(f"{name} is too old")
-                subject = self._find(wish[0])
-                self._want(subject, wish[1], next(host for host in subject.hosts if host.name == wish[2]))
+                subject = self._find(pending[0])
+                self._add(subject, pending[1], next(host for host in subject.hosts if host.name == pending[2]))
             except (NotFoundError, StopIteration):
                 (folder / name).unlink()
 
-    def gather(self, job_id: str, attempt: int) -> None:
-        """Wishes for everything of the job's hosts."""
+    def fetch(self, job_id: str, attempt: int, *, only_missing: bool = False) -> None:
+        """Request the artifacts of all hosts of the job, or of those without any on this machine."""
         subject = self._find(job_id)
-        for host in subject.hosts:
-            self._want(subject, attempt, host)
-
-    def gather_missing(self, job_id: str, attempt: int) -> None:
-        """The same of those hosts of which nothing is here."""
-        subject = self._find(job_id)
-        there = hosts_gathered(spool_dir(self._state_dir, job_id, attempt))
+        there = hosts_collected(spool_dir(self._state_dir, job_id, attempt)) if only_missing else ()
         for host in subject.hosts:
             if host.name not in there:
-                self._want(subject, attempt, host)
+                self._add(subject, attempt, host)
 
     def serve(self, request: Gather, answer: Answer) -> None:
         """Fetch for a command that waits; one reply for each host.
 
-        A host that does not answer in time is said to be away; its things come when it is back.
+        A host that does not reply in time gets a problem as its reply; its artifacts come when it is reachable again.
         """
         subject = self._find(request.job)
         attempt = request.attempt or subject.attempt
         waiting = {host.name for host in subject.hosts}
 
-        def say(host: str, problem: Text | str | None) -> None:
+        def reply(host: str, problem: Text | str | None) -> None:
             if host in waiting:
                 waiting.discard(host)
                 answer(GatherReply(host, problem), b"", not waiting)
 
-        def give_up(late: frozenset[str]) -> None:
-            for host in sorted(late & waiting):
-                say(host, "does not answer now; what it has is gathered when it does")
-
-        def look() -> None:
-            give_up(frozenset(host.name for host in subject.hosts if not self._links.get(host).is_up))
+        def give_up(*, connected_too: bool) -> None:
+            for host in subject.hosts:
+                if connected_too or not self._links.get(host).is_up:
+                    reply(host.name, Text("artifacts.later", "not reachable; collected when it is reachable again"))
 
         for host in subject.hosts:
-            self._want(subject, attempt, host, told=partial(say, host.name))
-        for seconds, call in ((CONNECT_S, look), (GATHER_S + 2 * CONNECT_S, lambda: give_up(frozenset(waiting)))):
-            timer = threading.Timer(seconds, partial(self._post, call))
+            self._add(subject, attempt, host, done=partial(reply, host.name))
+        for seconds, is_last in ((CONNECT_S, False), (GATHER_S + 2 * CONNECT_S, True)):
+            timer = threading.Timer(seconds, partial(self._post, partial(give_up, connected_too=is_last)))
             timer.daemon = True
             timer.start()
 
     def on_up(self, link: Link) -> None:
-        for wish in tuple(self._wishes.values()):
-            if not wish.is_asked and dialled(wish.host) == dialled(link.host):
-                self._ask(wish)
+        for pending in tuple(self._pending.values()):
+            if not pending.is_requested and dialled(pending.host) == dialled(link.host):
+                self._request(pending)
 
     def take(self, link: Link, part: agent.ArtifactData, body: bytes) -> None:
-        """Bytes of a gathered file; called in the link's thread."""
+        """Bytes of an artifact; called in the thread of the connection."""
         receiving = self._receiving.get((part.tag, dialled(link.host)))
         if receiving is not None:
             receiving.write(part.name, part.file, part.offset, body)
 
-    def _want(
-        self, subject: Subject, attempt: int, host: Host, told: Callable[[Text | str | None], None] | None = None
+    def _add(
+        self, subject: Subject, attempt: int, host: Host, done: Callable[[Text | str | None], None] | None = None
     ) -> None:
         key = (subject.job_id, attempt, host.name)
-        wish = self._wishes.get(key)
-        if wish is None:
-            wish = self._wishes[key] = _Wish(subject, attempt, host)
-            folder = wishes_dir(self._state_dir)
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = _Pending(subject, attempt, host)
+            folder = requests_dir(self._state_dir)
             folder.mkdir(mode=0o700, exist_ok=True)
             write_json(
-                str(self._wish_file(wish)),
+                str(self._request_file(pending)),
                 {"job": subject.job_id, "attempt": attempt, "host": host.name, "at_s": time.time()},
             )
-        if told is not None:
-            wish.told.append(told)
-        if not wish.is_asked and self._links.get(host).is_up:
-            self._ask(wish)
+        if done is not None:
+            pending.done.append(done)
+        if not pending.is_requested and self._links.get(host).is_up:
+            self._request(pending)
 
-    def _ask(self, wish: _Wish) -> None:
-        wish.is_asked = True
-        wish.tries += 1
-        attempt_dir = spool_dir(self._state_dir, wish.subject.job_id, wish.attempt)
-        self._receiving[(wish.tag, dialled(wish.host))] = _Receiving(attempt_dir / wish.host.name)
-        self._links.get(wish.host).call(
-            agent.Gather(wish.tag, items_for(wish.subject.device_type), GATHER_S),
-            deadline_s=GATHER_S + 30.0,
-            done=lambda reply: self._post(lambda: self._hear(wish, reply)),
-        )
+    def _request(self, pending: _Pending) -> None:
+        pending.is_requested = True
+        pending.tries += 1
+        attempt_dir = spool_dir(self._state_dir, pending.subject.job_id, pending.attempt)
+        self._receiving[(pending.tag, dialled(pending.host))] = _Receiving(attempt_dir / pending.host.name)
+        request = agent.Gather(pending.tag, items_for(pending.subject.device_type), GATHER_S)
 
-    def _hear(self, wish: _Wish, reply: Reply[agent.GatherReply]) -> None:
-        receiving = self._receiving.pop((wish.tag, dialled(wish.host)))
-        wish.is_asked = False
+        def done(reply: Reply[agent.GatherReply]) -> None:
+            self._post(partial(self._take_reply, pending, reply))
+
+        self._links.get(pending.host).call(request, deadline_s=GATHER_S + 30.0, done=done)
+
+    def _take_reply(self, pending: _Pending, reply: Reply[agent.GatherReply]) -> None:
+        receiving = self._receiving.pop((pending.tag, dialled(pending.host)))
+        pending.is_requested = False
         error = reply.error
         if error is None:
-            self._end(wish, receiving.finish(reply.message))
+            self._end(pending, receiving.finish(reply.message))
             return
         receiving.drop()
-        if error.code in ("link-lost", "deadline") and wish.tries < TRIES:
-            if self._links.get(wish.host).is_up:
-                self._ask(wish)
+        if error.code in ("link-lost", "deadline") and pending.tries < TRIES:
+            if self._links.get(pending.host).is_up:
+                self._request(pending)
             return
-        self._end(wish, error.message)
+        self._end(pending, error.message)
 
-    def _end(self, wish: _Wish, problem: Text | str | None) -> None:
-        del self._wishes[(wish.subject.job_id, wish.attempt, wish.host.name)]
-        self._wish_file(wish).unlink(missing_ok=True)  # somebody may have cleared the folder
-        for told in wish.told:
-            told(problem)
+    def _end(self, pending: _Pending, problem: Text | str | None) -> None:
+        del self._pending[(pending.subject.job_id, pending.attempt, pending.host.name)]
+        self._request_file(pending).unlink(missing_ok=True)  # the directory may have been cleared
+        for done in pending.done:
+            done(problem)
 
-    def _wish_file(self, wish: _Wish) -> Path:
-        name = f"{wish.subject.job_id}.{wish.attempt}.{wish.host.name}"
-        return wishes_dir(self._state_dir) / f"{_ODD.sub('_', name)}.json"
+    def _request_file(self, pending: _Pending) -> Path:
+        name = f"{pending.subject.job_id}.{pending.attempt}.{pending.host.name}"
+        return requests_dir(self._state_dir) / f"{_UNSAFE.sub('_', name)}.json"
 
 
 class _Receiving:
@@ -354,27 +309,27 @@ class _Receiving:
             self._problem = _not_stored(error)
 
     def _safe(self, name: str, file: str) -> str:
-        """A path below our folder, whatever the node calls its file; two files never share one."""
+        """A path below this directory for any name that a node sends; two files never share one."""
         if (name, file) not in self._names:
-            parts = [_ODD.sub("_", part).lstrip(".")[:120] for part in file.split("/")[-6:]]
+            parts = [_UNSAFE.sub("_", part).lstrip(".")[:120] for part in file.split("/")[-6:]]
             safe = "/".join(part for part in parts if part) or "file"
-            while (name, safe) in ((one, used) for (one, _), used in self._names.items()):
+            while (name, safe) in ((other, used) for (other, _), used in self._names.items()):
                 safe += "_"
             self._names[(name, file)] = safe
         return self._names[(name, file)]
 
     def finish(self, reply: agent.GatherReply) -> Text | str | None:
         """Puts what came in its place, instead of what an earlier look brought; a sentence when that failed."""
-        for one in reply.files:
-            if one.get("bytes") == 0:  # an empty file came without a frame
-                self.write(str(one["name"]), str(one["file"]), 0, b"")
+        for file in reply.files:
+            if file.get("bytes") == 0:  # an empty file came without a frame
+                self.write(str(file["name"]), str(file["file"]), 0, b"")
         if self._problem is not None:
             self.drop()
             return self._problem
         files = [
-            {**one, "file": self._safe(str(one["name"]), str(one["file"]))}
-            for one in reply.files
-            if _NAME.match(str(one["name"]))
+            {**file, "file": self._safe(str(file["name"]), str(file["file"]))}
+            for file in reply.files
+            if _NAME.match(str(file["name"]))
         ]
         index = {
             "start_ns": reply.start_ns,

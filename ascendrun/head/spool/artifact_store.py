@@ -1,13 +1,12 @@
-"""Reads what was gathered from a node after an attempt's failure: which files are here, from where, what is missing.
+"""Artifacts that a node sent after an attempt failed: which files are here, their origin, what is missing.
 
-They lie in the attempt's spool under `<host>/gathered/<name>/<file>`, with `<host>/gathered/index.json` beside them.
-Names: plog, dmesg, npu-smi, hccn, device-log, supervisor (what the agent's own log says).
+They are in the attempt's spool, in `<host>/gathered/<name>/<file>`, with the index `<host>/gathered/index.json`.
+Names: plog, dmesg, npu-smi, hccn, device-log, supervisor (its log).
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +14,17 @@ from typing import Any
 
 from ascendrun.ascend.hccl_env import HcclSetting, parse_hccl_env
 from ascendrun.core.node_messages import node_text
+from ascendrun.head.spool.spool_files import names_in
 from ascendrun.text import Text
 
 FOLDER = "gathered"
 INDEX = "index.json"
 SETTINGS_BYTES = 1 << 20
-"""HCCL tells its settings when a process begins to use it: near the beginning of the log."""
+"""HCCL logs its settings when a process starts to use it: near the start of the log."""
 
 
 @dataclass(frozen=True)
-class GatheredFile:
+class Artifact:
     """One file that is here. `source`: its path on the node, or the command that printed it.
 
     `of_bytes`: how long it is on the node, None: longer than it was read. When that is more than `bytes`, its middle
@@ -44,8 +44,8 @@ class GatheredFile:
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """What one node gave. `at_s`: when, by its own clock; None: nothing was gathered (yet).
+class CollectedArtifacts:
+    """The artifacts of one node. `at_s`: when collected, by its own clock; None: not collected (yet).
 
     `start_s`: when the attempt began there; `boot_s`: its wall clock at the kernel's second 0, for the stamps in
     `dmesg`. `problems`: (name, why it could not be had, or what was left out).
@@ -55,26 +55,26 @@ class Gathered:
     at_s: float | None = None
     start_s: float | None = None
     boot_s: float | None = None
-    files: tuple[GatheredFile, ...] = ()
+    files: tuple[Artifact, ...] = ()
     problems: tuple[tuple[str, Text | str], ...] = ()
 
-    def of(self, name: str) -> tuple[GatheredFile, ...]:
+    def of(self, name: str) -> tuple[Artifact, ...]:
         """The files under one name, those of our own ranks first, then the newest."""
         return tuple(file for file in self.files if file.name == name)
 
 
-def read_gathered(attempt_dir: Path, host: str) -> Gathered:
-    """What was gathered from `host`; an empty one when nothing was, or its index cannot be read."""
+def read_artifacts(attempt_dir: Path, host: str) -> CollectedArtifacts:
+    """The artifacts of `host`; an empty one when there are none, or the index cannot be read."""
     folder = attempt_dir / host / FOLDER
     try:
         values = json.loads((folder / INDEX).read_bytes())
         return _load(values, folder, host)
     except (OSError, ValueError, KeyError, TypeError):
-        return Gathered(host)
+        return CollectedArtifacts(host)
 
 
-def read_hccl_settings(gathered: Gathered) -> dict[str, HcclSetting]:
-    """What HCCL took for its settings there, by name: of the newest run plog that says so, of our ranks first."""
+def read_hccl_settings(gathered: CollectedArtifacts) -> dict[str, HcclSetting]:
+    """The settings that HCCL used there, by name: of the newest run plog with them, those of the job's ranks first."""
     for file in gathered.of("plog"):
         if not file.file.startswith("debug/"):
             try:
@@ -88,32 +88,24 @@ def read_hccl_settings(gathered: Gathered) -> dict[str, HcclSetting]:
     return {}
 
 
-def hosts_gathered(attempt_dir: Path) -> tuple[str, ...]:
-    """The hosts from which something was gathered, sorted."""
-    try:
-        names = sorted(os.listdir(attempt_dir))
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
-    return tuple(name for name in names if (attempt_dir / name / FOLDER / INDEX).is_file())
+def hosts_collected(attempt_dir: Path) -> tuple[str, ...]:
+    """The hosts with artifacts, sorted."""
+    return tuple(name for name in names_in(attempt_dir) if (attempt_dir / name / FOLDER / INDEX).is_file())
 
 
 def hosts_awaited(state_dir: Path, job_id: str, attempt: int) -> tuple[str, ...]:
-    """The hosts that have been asked and have not answered yet, sorted: they may be unreachable."""
-    try:
-        names = sorted(os.listdir(wishes_dir(state_dir)))
-    except FileNotFoundError:
-        return ()
-    found = (read_wish(wishes_dir(state_dir) / name) for name in names)
-    return tuple(sorted(wish[2] for wish in found if wish is not None and wish[:2] == (job_id, attempt)))
+    """The hosts with a pending request, sorted: they may be unreachable."""
+    found = (read_request(requests_dir(state_dir) / name) for name in names_in(requests_dir(state_dir)))
+    return tuple(sorted(request[2] for request in found if request is not None and request[:2] == (job_id, attempt)))
 
 
-def wishes_dir(state_dir: Path) -> Path:
-    """One small file for each host that is still to give something."""
+def requests_dir(state_dir: Path) -> Path:
+    """One small file for each host with a pending request."""
     return state_dir / "gathering"
 
 
-def read_wish(path: Path) -> tuple[str, int, str, float] | None:
-    """(job, attempt, host, when it was wished); None when the file is torn or gone."""
+def read_request(path: Path) -> tuple[str, int, str, float] | None:
+    """(job, attempt, host, when it was requested); None when the file is torn or gone."""
     try:
         values = json.loads(path.read_bytes())
         return str(values["job"]), int(values["attempt"]), str(values["host"]), float(values["at_s"])
@@ -121,32 +113,18 @@ def read_wish(path: Path) -> tuple[str, int, str, float] | None:
         return None
 
 
-def _load(values: Mapping[str, Any], folder: Path, host: str) -> Gathered:
-    files = tuple(_load_file(one, folder) for one in values["files"])
-    problems = tuple((str(one["name"]), node_text(one.get("message", one.get("text")))) for one in values["problems"])
-    return Gathered(
-        host,
-        at_s=_seconds(values.get("at_ns")),
-        start_s=_seconds(values.get("start_ns")),
-        boot_s=_seconds(values.get("boot_ns")),
-        files=files,
-        problems=problems,
-    )
+def _load(values: Mapping[str, Any], folder: Path, host: str) -> CollectedArtifacts:
+    files = tuple(_load_file(file, folder) for file in values["files"])
+    problems = [(str(one["name"]), node_text(one.get("message", one.get("text")))) for one in values["problems"]]
+    at_s, start_s, boot_s = (_seconds(values.get(name)) for name in ("at_ns", "start_ns", "boot_ns"))
+    return CollectedArtifacts(host, at_s, start_s, boot_s, files, tuple(problems))
 
 
-def _load_file(one: Mapping[str, Any], folder: Path) -> GatheredFile:
-    name, file = str(one["name"]), str(one["file"])
-    return GatheredFile(
-        name,
-        file,
-        folder / name / file,
-        str(one.get("source", "")),
-        int(one["bytes"]),
-        one.get("of_bytes"),
-        one.get("cut_at"),
-        _seconds(one.get("mtime_ns")),
-        one.get("is_ours"),
-    )
+def _load_file(values: Mapping[str, Any], folder: Path) -> Artifact:
+    name, file, source = str(values["name"]), str(values["file"]), str(values.get("source", ""))
+    sizes = int(values["bytes"]), values.get("of_bytes"), values.get("cut_at")
+    mtime_s = _seconds(values.get("mtime_ns"))
+    return Artifact(name, file, folder / name / file, source, *sizes, mtime_s, values.get("is_ours"))
 
 
 def _seconds(nanoseconds: Any) -> float | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+from ascendrun.head.spool.spool_files import hosts_in
 from ascendrun.head.state.state_dir import make_spool_dir
 
 CLOCK_FILE = "clock"
@@ -41,11 +42,10 @@ class Reading:
         return abs(self.offset_s - other.offset_s) > self.error_s + other.error_at(self.at_s)
 
 
-def make_reading(sent_s: float, heard_s: float, node_s: float) -> Reading:
-    """From one round trip: the head's clock when it asked and when it heard, the host's when it answered."""
-    return Reading(
-        at_s=(sent_s + heard_s) / 2, offset_s=node_s - (sent_s + heard_s) / 2, error_s=max(0.0, heard_s - sent_s) / 2
-    )
+def make_reading(sent_s: float, received_s: float, node_s: float) -> Reading:
+    """From one round trip: the head's clock at the request and at the reply, the host's when it replied."""
+    middle_s = (sent_s + received_s) / 2
+    return Reading(middle_s, offset_s=node_s - middle_s, error_s=max(0.0, received_s - sent_s) / 2)
 
 
 @dataclass(frozen=True)
@@ -161,11 +161,7 @@ def _make_span(readings: Sequence[Reading]) -> _Span:
 
 def read_clocks(attempt_dir: Path) -> Mapping[str, HostClock]:
     """The clock of every host that has a folder in the attempt's spool; lines that are torn are passed over."""
-    try:
-        hosts = sorted(entry.name for entry in os.scandir(attempt_dir) if entry.is_dir(follow_symlinks=False))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    return {host: HostClock(_read_readings(attempt_dir / host / CLOCK_FILE)) for host in hosts}
+    return {host: HostClock(_read_readings(attempt_dir / host / CLOCK_FILE)) for host in hosts_in(attempt_dir)}
 
 
 def _read_readings(path: Path) -> list[Reading]:
@@ -186,16 +182,7 @@ def _read_readings(path: Path) -> list[Reading]:
 def keep_reading(folder: Path, reading: Reading) -> None:
     """Appends to the host's folder of the spool. Raises OSError."""
     make_spool_dir(folder)
-    line = (
-        json.dumps(
-            {
-                "at_s": round(reading.at_s, 6),
-                "offset_s": round(reading.offset_s, 6),
-                "error_s": round(reading.error_s, 6),
-            }
-        )
-        + "\n"
-    )
+    line = json.dumps({name: round(value, 6) for name, value in vars(reading).items()}) + "\n"
     fd = os.open(folder / CLOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
         os.write(fd, line.encode("ascii"))
@@ -265,13 +252,12 @@ class ClockKeeper:
     def tick(self, hosts_up: Iterable[str]) -> None:
         """To be called now and then with the hosts that answer."""
         now = time.monotonic()
-        for host, one in list(self._rounds.items()):
-            if not one.is_over:
-                continue
-            del self._rounds[host]
-            self._due_mono[host] = now + MEASURE_EVERY_S
-            if one.best is not None:
-                self._keep(host, one.best)
+        for host, measured in list(self._rounds.items()):
+            if measured.is_over:
+                del self._rounds[host]
+                self._due_mono[host] = now + MEASURE_EVERY_S
+                if measured.best is not None:
+                    self._keep(host, measured.best)
         for host in hosts_up:
             if self._due_mono.get(host, now + 1.0) <= now:
                 self.measure(host)
@@ -285,19 +271,19 @@ class _Round:
         self._left = ROUND_TRIPS
         self.best: Reading | None = None
         self.is_over = False
-        self._ask()
+        self._request()
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         self._left -= 1
         sent_s, sent_mono = time.time(), time.monotonic()
-        self._ping(self._host, lambda at_ns: self._hear(at_ns, sent_s, sent_mono))
+        self._ping(self._host, lambda at_ns: self._take(at_ns, sent_s, sent_mono))
 
-    def _hear(self, at_ns: int | None, sent_s: float, sent_mono: float) -> None:
+    def _take(self, at_ns: int | None, sent_s: float, sent_mono: float) -> None:
         if at_ns is not None:
             reading = make_reading(sent_s, sent_s + time.monotonic() - sent_mono, at_ns / 1e9)
             if self.best is None or reading.error_s < self.best.error_s:
                 self.best = reading
             if self._left:
-                self._ask()
+                self._request()
                 return
         self.is_over = True

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from ascendrun.head.state.state_dir import make_spool_dir
 from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.records import parse_events
 
+KEEP_BYTES = 16 << 30
+"""What a node may keep of one attempt's logs; below that nothing is deleted there."""
+PRUNE_EVERY_S = 60.0
 LOG_FILE = re.compile(r"^rank-\d+\.(?:out|err)$")
 
 
@@ -112,6 +116,42 @@ class NodeSpool:
             for generation, size in generations.items()
             if size and have.get(file, {}).get(generation, 0) < size
         )
+
+
+class LogPruner:
+    """Of one attempt: has nodes delete closed log files that are stored here, so that they do not fill a node's disk.
+
+    `prune(host, have)` gets how much of which file is stored (see NodeSpool.safe_logs); called in a thread, since only
+    what is on this disk is safe and syncing may take long.
+    """
+
+    def __init__(self, prune: Callable[[str, Mapping[str, Mapping[str, int]]], None]) -> None:
+        self._prune = prune
+        self._due_mono = time.monotonic() + PRUNE_EVERY_S
+        self._working = threading.Lock()
+
+    def tick(self, spools: Iterable[tuple[str, NodeSpool]]) -> None:
+        """Call periodically with the spools of the hosts that are connected."""
+        now = time.monotonic()
+        if now < self._due_mono:
+            return
+        self._due_mono = now + PRUNE_EVERY_S
+        with_more = [(host, spool) for host, spool in spools if spool.has_closed_logs()]
+        if with_more:
+            threading.Thread(target=self._work, args=(with_more,), daemon=True, name="prune").start()
+
+    def _work(self, spools: list[tuple[str, NodeSpool]]) -> None:
+        if not self._working.acquire(blocking=False):
+            return
+        try:
+            for host, spool in spools:
+                try:
+                    have = spool.safe_logs()
+                except OSError:  # our disk is full or dying: then nothing is safe here
+                    continue
+                self._prune(host, have)
+        finally:
+            self._working.release()
 
 
 def sync_file(path: Path) -> None:

@@ -1,14 +1,14 @@
-"""The door to what the programs wrote of themselves: the metrics files in an attempt's spool, whole or as they grow."""
+"""Metrics files of ranks in an attempt's spool: complete, or as they grow."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ascendrun.core.metrics import LINE_LIMIT_BYTES, MetricsLine, parse_line, parse_object
+from ascendrun.head.spool.spool_files import hosts_in, names_in, read_at, size_of
 
 METRICS_FILE = re.compile(r"^rank-(\d+)\.metrics\.(\d+)$")
 CHUNK_BYTES = 1024 * 1024
@@ -32,20 +32,20 @@ def newest_values(attempt_dir: Path, rank: int, *, host: str) -> Mapping[str, An
 
 
 def _total_steps(path: Path) -> dict[str, Any]:
-    values = parse_object(_read(path, 0, LINE_LIMIT_BYTES).split(b"\n")[0]) or {}
+    values = parse_object(read_at(path, 0, LINE_LIMIT_BYTES).split(b"\n")[0]) or {}
     known = values.get("event") == "start" and values.get("total_steps") is not None
     return {"total_steps": values["total_steps"]} if known else {}
 
 
 def find_metrics(attempt_dir: Path, *, ranks: Collection[int] | None = None) -> dict[int, tuple[Path, ...]]:
     """The metrics files of each rank, the oldest generation first. {}: nothing came yet."""
-    return _find_in(_folders(attempt_dir), ranks)
+    return _find_in([attempt_dir / host for host in hosts_in(attempt_dir)], ranks)
 
 
 def _find_in(folders: Iterable[Path], ranks: Collection[int] | None) -> dict[int, tuple[Path, ...]]:
     found: dict[int, list[tuple[int, Path]]] = {}
     for folder in folders:
-        for entry in _entries(folder):
+        for entry in names_in(folder):
             match = METRICS_FILE.match(entry)
             if match and (ranks is None or int(match.group(1)) in ranks):
                 found.setdefault(int(match.group(1)), []).append((int(match.group(2)), folder / entry))
@@ -64,7 +64,7 @@ def iter_lines(paths: Collection[Path], *, last_bytes: int | None = None, every:
         if rest is not None and rest <= 0:
             break
         taken.append((path, rest))
-        rest = None if rest is None else rest - _size(path)
+        rest = None if rest is None else rest - size_of(path)
     plain = 0
     for path, last in reversed(taken):
         for raw in _raw_lines(path, last_bytes=last):
@@ -101,11 +101,11 @@ class MetricsTail:
         return found
 
     def _new_of(self, path: Path) -> list[MetricsLine]:
-        begin, size = self._read.get(path, 0), _size(path)
+        begin, size = self._read.get(path, 0), size_of(path)
         if size <= begin:
             return []
         start = max(begin, size - TAIL_BYTES)
-        data = _read(path, start, size - start)
+        data = read_at(path, start, size - start)
         if start > begin:  # in the middle of a line
             cut = data.find(b"\n") + 1
             start, data = start + cut, data[cut:]
@@ -117,11 +117,11 @@ class MetricsTail:
 
 def _raw_lines(path: Path, *, last_bytes: int | None, whole: bool = False) -> Iterator[bytes]:
     """The lines of a file; the first, when it is cut, is left out. `whole`: the last one only with its newline."""
-    size = _size(path)
+    size = size_of(path)
     offset = 0 if last_bytes is None else max(0, size - last_bytes)
     is_cut, rest = offset > 0, b""
     while offset < size:
-        data = _read(path, offset, min(CHUNK_BYTES, size - offset))
+        data = read_at(path, offset, min(CHUNK_BYTES, size - offset))
         if not data:
             break
         offset += len(data)
@@ -132,33 +132,3 @@ def _raw_lines(path: Path, *, last_bytes: int | None, whole: bool = False) -> It
         yield from lines
     if rest and not whole and not is_cut:
         yield rest
-
-
-def _read(path: Path, offset: int, size: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            return file.read(size)
-    except OSError:
-        return b""
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _folders(attempt_dir: Path) -> list[Path]:
-    try:
-        return sorted(Path(entry.path) for entry in os.scandir(attempt_dir) if entry.is_dir(follow_symlinks=False))
-    except OSError:
-        return []
-
-
-def _entries(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,12 +39,9 @@ class StreamFiles:
 
     def generations(self) -> list[int]:
         """Those that are there, oldest first; rotation may have taken the first ones."""
-        found = []
-        for name in _names(self.folder):
-            match = STREAM_FILE.match(name)
-            if match and int(match.group(1)) == self.rank and match.group(2) == self.stream:
-                found.append(int(match.group(3)))
-        return sorted(found)
+        prefix = f"rank-{self.rank}.{self.stream}."
+        names = (name for name in names_in(self.folder) if name.startswith(prefix) and STREAM_FILE.match(name))
+        return sorted(int(name[len(prefix) :]) for name in names)
 
 
 def find_streams(
@@ -57,16 +54,16 @@ def find_streams(
 ) -> list[StreamFiles]:
     """Every stream in an attempt's spool, by rank; None for hosts or ranks: all of them."""
     found: set[tuple[int, str, str]] = set()
-    for host in _names(attempt_dir):
+    for host in names_in(attempt_dir):
         if hosts is not None and host not in hosts:
             continue
-        for name in _names(attempt_dir / host):
+        for name in names_in(attempt_dir / host):
             match = STREAM_FILE.match(name)
             if match and match.group(2) in streams and (ranks is None or int(match.group(1)) in ranks):
                 found.add((int(match.group(1)), match.group(2), host))
     return [
         StreamFiles(attempt_dir / host, host, rank, stream, attempt)
-        for rank, stream, host in sorted(found, key=lambda one: (one[0], one[1] == "err", one[2]))
+        for rank, stream, host in sorted(found, key=lambda stream: (stream[0], stream[1] == "err", stream[2]))
     ]
 
 
@@ -75,24 +72,36 @@ def is_complete(attempt_dir: Path) -> bool:
     return (attempt_dir / SPOOL_COMPLETE).exists()
 
 
-def _names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
+    """Sorted; [] for a directory that does not exist."""
     try:
-        return os.listdir(folder)
+        return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
+def hosts_in(attempt_dir: Path) -> list[str]:
+    """The hosts with a directory in an attempt's spool, sorted; symbolic links do not count."""
+    folders = ((name, attempt_dir / name) for name in names_in(attempt_dir))
+    return [name for name, folder in folders if folder.is_dir() and not folder.is_symlink()]
+
+
 def first_time_record(path: Path, offset: int) -> int:
     """Where in the file of arrival times the record stands that covers the byte at `offset`."""
+    return _count_records(path, lambda record: record[0] <= offset) * TIME_RECORD.size
+
+
+def _count_records(path: Path, is_before: Callable[[tuple[int, int]], bool]) -> int:
+    """How many records (end of bytes, arrival) precede the first that is not `is_before`, by bisection."""
     low, high = 0, size_of(path) // TIME_RECORD.size
     while low < high:
         middle = (low + high) // 2
         raw = read_at(path, middle * TIME_RECORD.size, TIME_RECORD.size)
-        if len(raw) == TIME_RECORD.size and TIME_RECORD.unpack(raw)[0] <= offset:
+        if len(raw) == TIME_RECORD.size and is_before(TIME_RECORD.unpack(raw)):
             low = middle + 1
         else:
             high = middle
-    return low * TIME_RECORD.size
+    return low
 
 
 def since_position(files: StreamFiles, node_s: float) -> tuple[int | None, int]:
@@ -104,15 +113,8 @@ def since_position(files: StreamFiles, node_s: float) -> tuple[int | None, int]:
         first = read_at(path, 0, TIME_RECORD.size)
         if len(first) < TIME_RECORD.size or TIME_RECORD.unpack(first)[1] >= wanted_ns:
             continue
-        low, high = 0, size_of(path) // TIME_RECORD.size
-        while low < high:
-            middle = (low + high) // 2
-            raw = read_at(path, middle * TIME_RECORD.size, TIME_RECORD.size)
-            if len(raw) == TIME_RECORD.size and TIME_RECORD.unpack(raw)[1] < wanted_ns:
-                low = middle + 1
-            else:
-                high = middle
-        end = TIME_RECORD.unpack(read_at(path, (low - 1) * TIME_RECORD.size, TIME_RECORD.size))[0]
+        count = _count_records(path, lambda record: record[1] < wanted_ns)
+        end = TIME_RECORD.unpack(read_at(path, (count - 1) * TIME_RECORD.size, TIME_RECORD.size))[0]
         return generation, line_start(files.path(generation), end)
     return None, 0
 
@@ -175,14 +177,10 @@ def tail_position(files: StreamFiles, count: int) -> tuple[int | None, int]:
                 wanted += block.endswith(b"\n")  # that newline ends the last line, it begins none
             newlines = block.count(b"\n")
             if newlines >= wanted:
-                return generation, start + _nth_newline_from_end(block, wanted) + 1
+                at = len(block)
+                for _ in range(wanted):
+                    at = block.rfind(b"\n", 0, at)
+                return generation, start + at + 1
             wanted -= newlines
             end = start
     return there[0], 0
-
-
-def _nth_newline_from_end(block: bytes, count: int) -> int:
-    at = len(block)
-    for _ in range(count):
-        at = block.rfind(b"\n", 0, at)
-    return at

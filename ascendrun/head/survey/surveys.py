@@ -52,6 +52,7 @@ class SurveyOperation:
         self._refused: dict[str, Failure] = {}
         self.is_done = False
         self.asking = NodeQuery(self._hosts, links, post, reported=self._take_report, refused=self._take_failure)
+        self.on_up, self.on_down = self.asking.on_up, self.asking.on_down
 
     def start(self) -> None:
         late = threading.Timer(CONNECT_S, lambda: self._post(self._give_up))

@@ -86,9 +86,9 @@ def _console_logs(folder: Path, attempt: int, node: str) -> Iterator[Piece]:
 
 
 def _gathered(folder: Path, node: str, left_out: LeftOut) -> Iterator[Piece]:
-    from ascendrun.head.spool.artifact_store import read_gathered
+    from ascendrun.head.spool.artifact_store import read_artifacts
 
-    gathered = read_gathered(folder, node)
+    gathered = read_artifacts(folder, node)
     if gathered.at_s is None:
         left_out.append(
             (

@@ -18,8 +18,15 @@ from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.head.spool.artifact_fetch import GATHER_S, Gatherer, Subject, failed_attempt, items_for, left_unasked
-from ascendrun.head.spool.artifact_store import hosts_awaited, hosts_gathered, read_gathered
+from ascendrun.head.spool.artifact_fetch import (
+    GATHER_S,
+    ArtifactFetcher,
+    Subject,
+    failed_attempt,
+    items_for,
+    unrequested_attempt,
+)
+from ascendrun.head.spool.artifact_store import hosts_awaited, hosts_collected, read_artifacts
 from ascendrun.head.state.state_dir import spool_dir
 
 JOB = Job(id="j-0001", name="demo", run="head-j-0001", hosts=("n1", "n2"), grace_s=1.0, start_s=1.0, created_at_s=0.0)
@@ -48,10 +55,10 @@ class World:
     def get(self, host: Host) -> FakeLink:
         return self.links[host]
 
-    def start(self) -> Gatherer:
+    def start(self) -> ArtifactFetcher:
         links: Any = self
         subject = Subject("j-0001", "head-j-0001", "npu", 2, HOSTS)
-        return Gatherer(self.state_dir, links, lambda call: call(), lambda job_id: subject)
+        return ArtifactFetcher(self.state_dir, links, lambda call: call(), lambda job_id: subject)
 
     def come_up(self, name: str) -> FakeLink:
         link = self.links[Host(name=name)]
@@ -83,12 +90,12 @@ def world(tmp_path: Path) -> World:
 
 
 def test_what_a_host_gives_is_there_once_all_of_it_is(world: World) -> None:
-    world.gatherer.gather("j-0001", 1)
+    world.gatherer.fetch("j-0001", 1)
     link = world.come_up("n1")
     assert link.calls[0][0] == agent.Gather("head-j-0001.1", items_for("npu"), GATHER_S)
     world.say(link, "plog", "debug/plog/plog-1_2.log", b"hello ")
     world.say(link, "plog", "debug/plog/plog-1_2.log", b"world", offset=6)
-    assert read_gathered(world.attempt_dir, "n1").at_s is None
+    assert read_artifacts(world.attempt_dir, "n1").at_s is None
     assert hosts_awaited(world.state_dir, "j-0001", 1) == ("n1", "n2")
     world.end(
         link,
@@ -102,42 +109,42 @@ def test_what_a_host_gives_is_there_once_all_of_it_is(world: World) -> None:
             "is_ours": True,
         },
     )
-    found = read_gathered(world.attempt_dir, "n1")
+    found = read_artifacts(world.attempt_dir, "n1")
     (file,) = found.of("plog")
     assert file.path.read_bytes() == b"hello world" and (file.mtime_s, file.is_ours) == (6.0, True)
     assert (found.at_s, found.start_s, found.boot_s) == (7.0, 5.0, 1.0)
     assert found.problems == (("hccn", "no such command: hccn_tool"),)
-    assert hosts_gathered(world.attempt_dir) == ("n1",)
+    assert hosts_collected(world.attempt_dir) == ("n1",)
     assert hosts_awaited(world.state_dir, "j-0001", 1) == ("n2",)
 
 
 def test_a_file_that_is_empty_is_there_too(world: World) -> None:
-    world.gatherer.gather("j-0001", 1)
+    world.gatherer.fetch("j-0001", 1)
     world.end(world.come_up("n1"), {"name": "dmesg", "file": "excerpt.txt", "bytes": 0, "of_bytes": 0})
-    (file,) = read_gathered(world.attempt_dir, "n1").of("dmesg")
+    (file,) = read_artifacts(world.attempt_dir, "n1").of("dmesg")
     assert file.path.read_bytes() == b""
 
 
 def test_a_host_that_is_away_is_asked_by_the_next_controller_too(world: World) -> None:
-    world.gatherer.gather("j-0001", 1)
+    world.gatherer.fetch("j-0001", 1)
     world.gatherer = world.start()
     world.gatherer.resume()
     world.end(world.come_up("n2"))
-    assert hosts_gathered(world.attempt_dir) == ("n2",)
+    assert hosts_collected(world.attempt_dir) == ("n2",)
     assert hosts_awaited(world.state_dir, "j-0001", 1) == ("n1",)
 
 
 def test_a_head_that_was_killed_before_it_asked_asks_later_those_of_whom_nothing_is_here(world: World) -> None:
     failed = replace(JOB, state=State.FAILED, go_sent_at_s=5.0, ended_at_s=9.0)
-    assert left_unasked(failed, now_s=60.0) == 1 and left_unasked(failed, now_s=10 * 86400.0) is None
-    assert left_unasked(replace(failed, cause=Cause.USER), now_s=60.0) is None
-    assert left_unasked(replace(failed, state=State.RUNNING), now_s=60.0) is None
-    world.gatherer.gather("j-0001", 1)
+    assert unrequested_attempt(failed, now_s=60.0) == 1 and unrequested_attempt(failed, now_s=10 * 86400.0) is None
+    assert unrequested_attempt(replace(failed, cause=Cause.USER), now_s=60.0) is None
+    assert unrequested_attempt(replace(failed, state=State.RUNNING), now_s=60.0) is None
+    world.gatherer.fetch("j-0001", 1)
     world.end(world.come_up("n2"))
     for path in (world.state_dir / "gathering").iterdir():
         path.unlink()
     world.gatherer = world.start()
-    world.gatherer.gather_missing("j-0001", 1)
+    world.gatherer.fetch("j-0001", 1, only_missing=True)
     assert hosts_awaited(world.state_dir, "j-0001", 1) == ("n1",)
 
 
@@ -151,7 +158,7 @@ def test_who_waits_is_told_though_somebody_cleared_the_wishes(world: World) -> N
 
 
 def test_a_connection_lost_in_the_middle_leaves_nothing_and_is_asked_again(world: World) -> None:
-    world.gatherer.gather("j-0001", 1)
+    world.gatherer.fetch("j-0001", 1)
     link = world.come_up("n1")
     world.say(link, "plog", "half", b"half")
     link.is_up = False
@@ -160,38 +167,38 @@ def test_a_connection_lost_in_the_middle_leaves_nothing_and_is_asked_again(world
     world.come_up("n1")
     world.say(link, "plog", "whole", b"whole")
     world.end(link, {"name": "plog", "file": "whole", "bytes": 5})
-    assert [file.path.read_bytes() for file in read_gathered(world.attempt_dir, "n1").files] == [b"whole"]
+    assert [file.path.read_bytes() for file in read_artifacts(world.attempt_dir, "n1").files] == [b"whole"]
 
 
 def test_a_later_look_replaces_the_earlier_one(world: World) -> None:
     for text in (b"first", b"second"):
-        world.gatherer.gather("j-0001", 1)
+        world.gatherer.fetch("j-0001", 1)
         link = world.come_up("n1")
         world.say(link, "dmesg", f"{text.decode()}.txt", text)
         world.end(link, {"name": "dmesg", "file": f"{text.decode()}.txt", "bytes": len(text)})
-    assert [file.file for file in read_gathered(world.attempt_dir, "n1").files] == ["second.txt"]
+    assert [file.file for file in read_artifacts(world.attempt_dir, "n1").files] == ["second.txt"]
     assert [path.name for path in (world.attempt_dir / "n1").iterdir()] == ["gathered"]
 
 
 @pytest.mark.parametrize("file", ["../../../etc/x", "/etc/x", "..", "a/../../b", ".hidden", "index.json", "a\0b", ""])
 def test_a_node_cannot_name_a_file_outside_its_folder(world: World, file: str) -> None:
-    world.gatherer.gather("j-0001", 1)
+    world.gatherer.fetch("j-0001", 1)
     link = world.come_up("n1")
     world.say(link, "plog", file, b"x")
     world.say(link, "../plog", "x", b"x")
     world.end(link, {"name": "plog", "file": file, "bytes": 1}, {"name": "../plog", "file": "x", "bytes": 1})
-    (one,) = read_gathered(world.attempt_dir, "n1").files
+    (one,) = read_artifacts(world.attempt_dir, "n1").files
     assert one.path.read_bytes() == b"x"
     assert (world.attempt_dir / "n1" / "gathered" / "plog").resolve() in one.path.resolve().parents
 
 
 def test_two_files_whose_safe_names_are_the_same_stay_two(world: World) -> None:
-    world.gatherer.gather("j-0001", 1)
+    world.gatherer.fetch("j-0001", 1)
     link = world.come_up("n1")
     world.say(link, "plog", "a b", b"1")
     world.say(link, "plog", "a_b", b"2")
     world.end(link, {"name": "plog", "file": "a b", "bytes": 1}, {"name": "plog", "file": "a_b", "bytes": 1})
-    assert [file.path.read_bytes() for file in read_gathered(world.attempt_dir, "n1").files] == [b"1", b"2"]
+    assert [file.path.read_bytes() for file in read_artifacts(world.attempt_dir, "n1").files] == [b"1", b"2"]
 
 
 def test_somebody_who_waits_hears_of_every_host(world: World) -> None:
@@ -208,7 +215,7 @@ def test_an_index_that_is_torn_reads_as_nothing_gathered(world: World) -> None:
     folder = world.attempt_dir / "n1" / "gathered"
     folder.mkdir(parents=True)
     (folder / "index.json").write_text(json.dumps({"files": [{}], "problems": []}))
-    assert read_gathered(world.attempt_dir, "n1").at_s is None
+    assert read_artifacts(world.attempt_dir, "n1").at_s is None
 
 
 def ended(target: State, cause: Cause, *, told: bool = True) -> int | None:

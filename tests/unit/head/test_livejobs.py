@@ -14,8 +14,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.spec import JobSpec
 from ascendrun.core.jobs.job import NodeProgress, NodeStaged, Phase, RankStarted, State, Tick
 from ascendrun.head.agents.connections import Connections
-from ascendrun.head.loop.live_jobs import LiveJobs
-from ascendrun.head.loop.safe_call import Guard
+from ascendrun.head.loop.live_jobs import Guard, LiveJobs
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
 from ascendrun.head.protocol.agent_messages import FileTruncated, FileUnreadable
 from ascendrun.head.state.state_dir import StoreUnusableError
@@ -46,7 +45,7 @@ class Live:
         self.links = Connections(Nowhere(), AgentImage(b"", "", ""), Deaf())  # type: ignore[arg-type]
         nobody: Any = Deaf
         self.jobs = LiveJobs(
-            folder, self.store, self.links, post=lambda call: call(), guard=Guard(), gathering=nobody, samples=nobody
+            folder, self.store, self.links, post=lambda call: call(), guard=Guard(), artifacts=nobody, samples=nobody
         )
 
     def add(self, key: str) -> Any:

@@ -17,7 +17,7 @@ from notice_head import Head, target
 from web_service import Say, await_that, settings_text
 
 from ascendrun.core.errors import InvalidInputError
-from ascendrun.head.notify.settings_watch import LOOK_S
+from ascendrun.head.notify.notifier import LOOK_S
 
 
 def test_a_url_file_is_read_at_every_sending(heads: Any, serve: Any, tmp_path: Path) -> None:
