@@ -86,10 +86,8 @@ def describe_problems(problems: Sequence[Problem]) -> list[str]:
     lines = []
     sources: dict[str, list[str]] = {}
     for number, problem in enumerate(problems):
-        places = (problem.file, problem.line, problem.column)
-        place = ":".join(str(part) for part in places if part is not None)
-        message = Text("cli.at", "{place}: {message}", place=place, message=problem.message)
-        lines += error_lines(message if place else problem.message)
+        message = Text("cli.at", "{place}: {message}", place=problem.place, message=problem.message)
+        lines += error_lines(message if problem.place else problem.message)
         if problem.line is not None:
             if problem.file not in sources:
                 sources[problem.file] = _read_source(problem.file)

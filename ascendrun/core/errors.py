@@ -10,6 +10,14 @@ from ascendrun.core.dataclass_json import load_dataclass
 from ascendrun.text import Text, from_json, to_json
 
 
+def names_host(message: Any, host: str) -> bool:
+    """Whether a message has this host among its values: those of connections do, with the address."""
+    if not isinstance(message, Text):
+        return False
+    named = str(message.values.get("host", "")).partition(" ")[0]
+    return named == host or names_host(message.values.get("message"), host)
+
+
 @dataclass(frozen=True)
 class Problem:
     """One fault of one input or of one host: its location, what is wrong, how to fix it.
@@ -23,10 +31,16 @@ class Problem:
     message: Text | str
     hint: Text | str | None = None
 
+    @property
+    def place(self) -> str:
+        """File, line and column; "" for a host that the message names itself."""
+        if names_host(self.message, self.file):
+            return ""
+        return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+
     def __str__(self) -> str:
-        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
-        tail = f" ({self.hint})" if self.hint else ""
-        return f"{place}: {self.message}{tail}"
+        text = f"{self.place}: {self.message}" if self.place else str(self.message)
+        return f"{text} ({self.hint})" if self.hint else text
 
     def to_json(self) -> dict[str, Any]:
         return {name: to_json(value) for name, value in vars(self).items()}

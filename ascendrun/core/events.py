@@ -75,7 +75,11 @@ _TYPES = (
         Severity.WARNING,
         "preflight warning: {warning}",
         "A check before the start found something that does not prevent it.",
-        {"warning": "text of the finding"},
+        {
+            "finding": "code of docs/checks.md; null: recorded by an earlier release",
+            "values": "of the finding",
+            "warning": "text of the finding",
+        },
     ),
     EventType(
         "rank-hung-at-exit",

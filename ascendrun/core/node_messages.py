@@ -194,15 +194,6 @@ def node_hint(data: Any) -> Text | None:
     return Text(f"node.{data['key']}.hint", HINTS[str(data["key"])], **_values(data))
 
 
-def rendered(value: Any) -> Any:
-    """A raw answer of a node with its messages as strings in the language of this process."""
-    if isinstance(value, Mapping):
-        if set(value) == {"key", "values"} and value["key"] in MESSAGES:
-            return str(node_text(value))
-        return {name: rendered(item) for name, item in value.items()}
-    return [rendered(item) for item in value] if isinstance(value, list) else value
-
-
 def with_texts(value: Any) -> Any:
     """A raw answer of a node with its messages as texts."""
     if isinstance(value, Mapping):

@@ -93,7 +93,7 @@ class ExecResult:
     exit_code: int | None
     stdout: bytes
     stderr: bytes
-    error: str | None
+    error: Text | str | None
     wall_s: float
 
 
@@ -272,10 +272,11 @@ def _rank_view(node: NodeProgress, rank: int) -> RankView:
 def make_exec_result(reply: ExecReply, body: bytes, timeout_s: float) -> ExecResult:
     """One host's reply to `exec` as it came from the controller."""
     if reply.failed is not None:
-        return ExecResult(reply.host, None, b"", b"", str(reply.failed.line()), reply.wall_s)
+        return ExecResult(reply.host, None, b"", b"", reply.failed.line(), reply.wall_s)
     code, error = reply.code, None
     if reply.timed_out:
-        code, error = None, f"did not end within {timeout_s:g} s and was killed"
+        code = None
+        error = Text("exec.timed-out", "did not end within {limit_s:g} s and was killed", limit_s=timeout_s)
     elif reply.signal is not None:
         code = 128 + reply.signal
     return ExecResult(reply.host, code, body[: reply.out_bytes], body[reply.out_bytes :], error, reply.wall_s)

@@ -117,18 +117,20 @@ def group_by_text(outputs: Sequence[tuple[bytes, str]]) -> list[tuple[bytes, lis
 
 
 def _print_failures(ctx: CliContext, results: Sequence[ExecResult]) -> int:
+    from ascendrun.core.errors import names_host
     from ascendrun.text.format import fold_hosts
 
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[Text | str, list[str]] = {}
     for result in results:
         if result.exit_code is None:
-            reason = result.error or str(Text("exec.no-response", "no response"))
+            reason = result.error or Text("exec.no-response", "no response")
             reasons.setdefault(reason, []).append(result.host)
         elif result.exit_code != 0:
-            reason = str(Text("exec.exit-code", "exit code {code}", code=result.exit_code))
+            reason = Text("exec.exit-code", "exit code {code}", code=result.exit_code)
             reasons.setdefault(reason, []).append(result.host)
     for reason, names in reasons.items():
-        ctx.error(Text("cli.at", "{place}: {message}", place=fold_hosts(names), message=reason))
+        message = Text("cli.at", "{place}: {message}", place=fold_hosts(names), message=reason)
+        ctx.error(reason if names_host(reason, names[0]) else message)
     failed = sum(len(names) for names in reasons.values())
     if failed and len(results) > 1:
         ctx.echo(Text("exec.failed", "{failed} of {count} hosts failed", failed=failed, count=len(results)))

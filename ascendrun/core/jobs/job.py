@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Union
 
 from ascendrun.core.dataclass_json import load_dataclass
+from ascendrun.core.findings import Finding
 from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.reasons import Detail, FirstFailure
 from ascendrun.text import Text, from_json, to_json
@@ -181,9 +182,9 @@ class NodeReported:
 
 @dataclass(frozen=True)
 class Checked:
-    """The nodes were examined before the start. `warnings`: (what was found that does not prevent it, hosts)."""
+    """The nodes were examined before the start. `warnings`: findings that do not prevent it, each with its line."""
 
-    warnings: tuple[tuple[Detail, tuple[str, ...]], ...] = ()
+    warnings: tuple[tuple[Finding, Detail], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -253,8 +253,9 @@ def _node_reported(draft: _Draft, event: w.NodeReported) -> None:
 
 
 def _checked(draft: _Draft, event: w.Checked) -> None:
-    for warning, hosts in event.warnings:
-        draft.record("preflight-warning", hosts, values={"warning": warning})
+    for finding, line in event.warnings:
+        values = {"finding": finding.code, "values": finding.values, "warning": line}
+        draft.record("preflight-warning", finding.hosts, values=values)
 
 
 def _planned(draft: _Draft, event: w.Planned) -> None:

@@ -242,7 +242,7 @@ def _leading_hosts(text: str) -> list[str]:
 
 _Line = tuple[str, Mapping[str, Any], Sequence[str], Sequence[int]]
 _NOTES: tuple[tuple[str, Callable[[re.Match[str]], tuple[Any, ...]]], ...] = (
-    (r"warning: (.*)", lambda m: ("preflight-warning", {"warning": m[1]}, (), ())),
+    (r"warning: (.*)", lambda m: ("preflight-warning", {"finding": None, "values": {}, "warning": m[1]}, (), ())),
     (
         r"rank (\d+) on (\S+) has finished but does not exit: (.*)",
         lambda m: (

@@ -21,11 +21,11 @@ MOST_WARNINGS = 20
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """`refusal`: why nothing may be started, None: nothing. `hosts`: those concerned. `warnings`: (text, hosts)."""
+    """`refusal`: why nothing may be started, None: nothing. `hosts`: those concerned. `warnings`: as in Checked."""
 
     refusal: Text | None
     hosts: tuple[str, ...] = ()
-    warnings: tuple[tuple[Text, tuple[str, ...]], ...] = ()
+    warnings: tuple[tuple[Finding, Text], ...] = ()
 
 
 def gate_question(spec: JobSpec) -> Question:
@@ -63,5 +63,5 @@ def judge_answers(
     return PreflightResult(
         failed_checks(failed) if failed else None,
         tuple(sorted({host for finding in failed for host in finding.hosts})),
-        tuple((finding_line(finding), tuple(finding.hosts)) for finding in warned),
+        tuple((finding, finding_line(finding)) for finding in warned),
     )

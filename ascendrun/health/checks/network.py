@@ -140,6 +140,18 @@ def check_peer_ports(context: CheckContext) -> Iterator[Finding]:
                 failed.setdefault((test.code or "failed", test.port), []).append(test)
         for (code, port), tests in sorted(failed.items()):
             values = {"peers": tuple(test.peer for test in tests), "port": port, "how": tests[0].error or ""}
-            evidence = tuple(f"{host} -> {test.peer} ({test.address}:{test.port}): {test.error}" for test in tests[:4])
+            evidence = tuple(_failed_test(host, test) for test in tests[:4])
             known = {"silent": "peer-timeout", "refused": "peer-refuses", "wrong-host": "peer-wrong"}
             yield finding(known.get(code, "peer-fails"), Severity.FAIL, host, evidence=evidence, **values)
+
+
+def _failed_test(host: str, test: ConnectionTest) -> Text:
+    return Text(
+        "doctor.connection-test",
+        "{host} -> {peer} ({address}:{port}): {error}",
+        host=host,
+        peer=test.peer,
+        address=test.address,
+        port=test.port,
+        error=test.error,
+    )

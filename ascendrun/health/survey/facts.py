@@ -38,7 +38,7 @@ class WriteResult:
     """Write, rename, fsync in a folder. `error` None: it worked. `uid`: the folder's owner."""
 
     at: str
-    error: str | None = None
+    error: str | Text | None = None
     code: str | None = None
     uid: int | None = None
     wall_s: float | None = None
@@ -72,7 +72,7 @@ class PathSize:
     files: int | None = None
     truncated: bool = False
     missing: bool = False
-    error: str | None = None
+    error: str | Text | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class ConnectionTest:
     peer: str
     address: str
     port: int
-    error: str | None = None
+    error: str | Text | None = None
     code: str | None = None
     wall_s: float | None = None
 

@@ -191,7 +191,7 @@ def read_connection_tests(raw: Raw) -> tuple[ConnectionTest, ...]:
 def failure_of(raw: Raw) -> str | Text:
     """Return why a command has no result, in one line."""
     if raw.get("error"):
-        return str(raw["error"])
+        return raw["error"] if isinstance(raw["error"], Text) else str(raw["error"])
     if raw.get("timed_out"):
         return Text("doctor.command-timeout", "killed after {seconds:.0f} s", seconds=raw.get("wall_s", 0))
     if raw.get("signal"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ascendrun.core.node_messages import rendered
+from ascendrun.core.node_messages import with_texts
 from ascendrun.core.reports import NodeReport
 from ascendrun.health.survey import parsers, scripts
 from ascendrun.health.survey.facts import NodeFacts
@@ -115,7 +115,7 @@ def read_results(results: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(raw, dict) or ("error" in raw and not probe.reads_errors):
             continue
         try:
-            values[probe.name] = probe.read(rendered(raw))
+            values[probe.name] = probe.read(with_texts(raw))
         except Exception:  # output of other tools may be anything; what a parser cannot read is unknown
             values[probe.name] = None
     return values

@@ -16,6 +16,8 @@ from story_cluster import Desk, end, make_job, rank_fails, run
 from ascendrun.cluster import ExecResult, HostStatus
 from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
 from ascendrun.core.events import Event
+from ascendrun.core.node_messages import Failure
+from ascendrun.text import Text
 
 
 def test_ps_is_a_table_of_live_jobs(desk: Desk) -> None:
@@ -153,7 +155,9 @@ def test_stopping_an_ended_job_is_a_conflict(desk: Desk) -> None:
     assert desk.say("stop", "demo").code == 7
 
 
-def answer(host: str, out: bytes = b"", err: bytes = b"", code: int | None = 0, why: str | None = None) -> ExecResult:
+def answer(
+    host: str, out: bytes = b"", err: bytes = b"", code: int | None = 0, why: Text | str | None = None
+) -> ExecResult:
     return ExecResult(host, code, out, err, why, 0.1)
 
 
@@ -172,6 +176,20 @@ def test_exec_with_failures_exits_6_and_names_the_hosts(desk: Desk) -> None:
     assert "n1 stderr\n---------------\nwarn\n" in result.err
     assert "error: n1: exit code 3\nerror: n2: no route to host\n2 of 2 hosts failed" in result.err
     assert desk.cluster.calls[0][2:] == (("ls", "-l"), 300.0)
+
+
+def test_a_host_is_named_once_where_a_connection_failed(desk: Desk) -> None:
+    refused = Text("ssh.no-key", "{host}: no key for the login", host="n2 (10.0.0.2:22)")
+    failed = [
+        Failure("unreachable", refused, Text("t.hint", "try")).line(),
+        Failure("unreachable", Text("t.other", "{host}: see", host="gateway")).line(),
+    ]
+    desk.cluster.answers = [answer("n2", code=None, why=failed[0]), answer("n1", code=None, why=failed[1])]
+    err = desk.say("exec", "-H", "all.hosts", "ls").err
+    assert err.count("n2") == 1 and "error: n2 (10.0.0.2:22): " in err
+    assert "error: n1: gateway: " in err
+    assert str(Problem("n2", None, None, refused)).count("n2") == 1
+    assert str(Problem("n1", None, None, refused)).startswith("n1: n2 (")
 
 
 def test_exec_on_some_hosts_of_the_file_or_on_names_alone(desk: Desk) -> None:

@@ -14,6 +14,7 @@ import pytest
 import ascendrun.text as text_module
 from ascendrun.cli.outcome import exit_code_of
 from ascendrun.core.events import Event
+from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.jobs import job as w
 from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.job import Exit, Job, JobInput
@@ -68,7 +69,7 @@ class Life:
             w.NodesAvailable(),
             w.NodeReported("npu01", "boot1", 0.0),
             w.NodeReported("npu02", "boot2", 0.01),
-            w.Checked((("disk is 93% full", ("npu01",)),)),
+            w.Checked(((Finding("disk-low", Severity.WARN, ("npu01",)), "disk is 93% full"),)),
             w.Planned({"npu01": (0, 1), "npu02": (2, 3)}, 4),
         )
 
