@@ -4,63 +4,30 @@ from __future__ import annotations
 
 from re import Match
 
-from ascendrun.ascend.peer_messages.message import CONNECT, EXEC, IP, MessageTable, PeerMessage, numbers_in
+from ascendrun.ascend.peer_messages.message import CONNECT, EXEC, IP, MessageTable, PeerMessage, device_of, server_of
 
 TABLE = MessageTable()
 _message = TABLE.row
 
 
-def _server(text: str) -> str:
-    return text.partition("%")[0]
-
-
-def _device(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
-
-
-@_message(
+TABLE.add(
+    "location",
     ["Exception Location"],
     r"Cluster Exception Location\[IP/ID\]:\s*\[(?P<ip>[^/\]]+)/(?P<dev>\d+)\]"
     r".*?ExceptionType:\[(?P<type>[^\]]+)\]",
 )
-def _location(found: Match[str]) -> PeerMessage:
-    return PeerMessage(
-        "location", addresses=((_server(found["ip"]), _device(found["dev"])),), values={"type": found["type"]}
-    )
-
-
-@_message(["crimer rank"], r"crimer rank \[(?P<ip>[^/\]]+)/(?P<dev>\d+)\] status\[(?P<type>\w+)\]")
-def _crimer(found: Match[str]) -> PeerMessage:
-    return PeerMessage(
-        "location", addresses=((_server(found["ip"]), _device(found["dev"])),), values={"type": found["type"]}
-    )
-
-
-@_message(["Failed to connect agent["], r"Failed to connect agent\[(?P<ranks>[\d, ]+)\]")
-def _missing_agents(found: Match[str]) -> PeerMessage:
-    return PeerMessage("missing", wait=CONNECT, ranks=numbers_in(found["ranks"]))
-
-
-@_message(["connected rankinfo"], r"connected rankinfo\[LINE \d+\]:(?P<ranks>[\s\[\]\d,]+)")
-def _connected(found: Match[str]) -> PeerMessage:
-    return PeerMessage("connected", ranks=numbers_in(found["ranks"]))
-
-
-@_message(["need connect rankNum"], r"need connect rankNum is \[(?P<count>\d+)\]")
-def _needed(found: Match[str]) -> PeerMessage:
-    return PeerMessage("needed", values={"count": found["count"]})
-
-
-@_message(
+TABLE.add("location", ["crimer rank"], r"crimer rank \[(?P<ip>[^/\]]+)/(?P<dev>\d+)\] status\[(?P<type>\w+)\]")
+TABLE.add("missing", ["Failed to connect agent["], r"Failed to connect agent\[(?P<ranks>[\d, ]+)\]", CONNECT)
+TABLE.add("connected", ["connected rankinfo"], r"connected rankinfo\[LINE \d+\]:(?P<ranks>[\s\[\]\d,]+)")
+TABLE.add("needed", ["need connect rankNum"], r"need connect rankNum is \[(?P<count>\d+)\]")
+TABLE.add(
+    "link",
     ["client", "server"],
-    r"\|\s*(?P<dst>" + IP + r")\((?P<drank>\d+)\)\s*\|(?:\s*\d+\s*\|)?"
-    r"\s*(?P<src>" + IP + r")\((?P<srank>\d+)\)\s*\|(?:\s*\d+\s*\|)?\s*(?P<role>client|server)"
+    r"\|\s*(?P<ip>" + IP + r")\((?P<rank>\d+)\)\s*\|(?:\s*\d+\s*\|)?"
+    r"\s*" + IP + r"\((?P<from>\d+)\)\s*\|(?:\s*\d+\s*\|)?\s*(?:client|server)"
     r"\s*\|\s*(?P<status>[^|]+?)\s*(?:\||$)(?:\s*(?P<tls>\w+)\s*\|)?",
+    CONNECT,
 )
-def _link_row(found: Match[str]) -> PeerMessage:
-    ranks = (int(found["drank"]),)
-    values = {"from": found["srank"], "status": found["status"], "tls": found["tls"] or ""}
-    return PeerMessage("link", wait=CONNECT, ranks=ranks, addresses=((found["dst"], None),), values=values)
 
 
 @_message(
@@ -74,29 +41,23 @@ def _transport(found: Match[str]) -> PeerMessage:
     wait = None if "Create Dest error" in found.string else CONNECT
     ranks = (int(found["r"]),)
     values = {"from": found["l"], "status": "", "tls": ""}
-    return PeerMessage("link", wait=wait, ranks=ranks, addresses=((address, _device(device)),), values=values)
+    return PeerMessage("link", wait=wait, ranks=ranks, addresses=((address, device_of(device)),), values=values)
 
 
-@_message(
-    ["fails to connect to dstRank"], r"fails to connect to dstRank \(server (?P<d>[^,]+), device ID (?P<dd>\d+)\)"
+TABLE.add(
+    "link",
+    ["fails to connect to dstRank"],
+    r"fails to connect to dstRank \(server (?P<ip>[^,]+), device ID (?P<dev>\d+)\)",
+    CONNECT,
+    **{"from": "", "status": "detected", "tls": ""},
 )
-def _detected(found: Match[str]) -> PeerMessage:
-    addresses = ((_server(found["d"]), _device(found["dd"])),)
-    return PeerMessage("link", wait=CONNECT, addresses=addresses, values={"from": "", "status": "detected", "tls": ""})
-
-
-@_message(
+TABLE.add(
+    "tls",
     ["rankList for enabled tls"],
     r"rankList for enabled tls:(?P<on>.*?)rankList for disabled tls:"
     r"(?P<off>.*?)(?:rankList for query|$)",
 )
-def _tls(found: Match[str]) -> PeerMessage:
-    return PeerMessage("tls", wait=None, values={"on": found["on"], "off": found["off"]})
-
-
-@_message(["EI0016", "tlsStatus are inconsistent"], r"EI0016|tlsStatus are inconsistent")
-def _tls_plain(found: Match[str]) -> PeerMessage:
-    return PeerMessage("tls", values={"on": "", "off": ""})
+TABLE.add("tls", ["EI0016", "tlsStatus are inconsistent"], r"EI0016|tlsStatus are inconsistent", on="", off="")
 
 
 @_message(
@@ -105,14 +66,12 @@ def _tls_plain(found: Match[str]) -> PeerMessage:
     r"deviceId\[(?P<rd>[^\]]*)\](?:,deviceIp\[(?P<rip>[^\]]+)\])?|ip:\[(?P<ip>[^\]]+)\])",
 )
 def _cqe(found: Match[str]) -> PeerMessage:
-    named = ((found["rip"], None), (found["rs"], _device(found["rd"])), (found["ip"], None))
-    addresses = [(_server(address), device) for address, device in named if address]
+    named = ((found["rip"], None), (found["rs"], device_of(found["rd"])), (found["ip"], None))
+    addresses = [(server_of(address), device) for address, device in named if address]
     return PeerMessage("cqe", addresses=tuple(addresses), values={"status": found["status"]})
 
 
-@_message(["CQE"], r"EI0013.*?Peer information: server (?P<s>[^,]+), device ID (?P<d>\d+)")
-def _cqe_words(found: Match[str]) -> PeerMessage:
-    return PeerMessage("cqe", addresses=((_server(found["s"]), int(found["d"])),), values={"status": "12"})
+TABLE.add("cqe", ["CQE"], r"EI0013.*?Peer information: server (?P<ip>[^,]+), device ID (?P<dev>\d+)", status="12")
 
 
 @_message(
@@ -126,44 +85,27 @@ def _differs(found: Match[str]) -> PeerMessage:
     return PeerMessage("differs", values={parameter or "value": own.strip()} if own else {})
 
 
-@_message(
+TABLE.add(
+    "tag",
     ["Task run failed, base information", "base information: "],
     r"(?:Task run failed, base information|base information: ).*?tag\[(?P<tag>[A-Za-z]+)_?(?P<group>[^\]]*)\]",
 )
-def _task_tag(found: Match[str]) -> PeerMessage:
-    return PeerMessage("tag", values={"tag": found["tag"], "group": found["group"]})
-
-
-@_message(["opData information"], r"opData information is .*?index\[(?P<index>\d+)\]")
-def _op_index(found: Match[str]) -> PeerMessage:
-    return PeerMessage("index", values={"index": found["index"]})
-
-
-@_message(["remote rank:["], r"remote rank:\[(?P<r>\d+)\].*?(?:rankSize\[(?P<size>\d+)\])?")
-def _remote(found: Match[str]) -> PeerMessage:
-    return PeerMessage("remote", ranks=(int(found["r"]),))
-
-
-@_message(["from remote rank"], r"from remote rank:? ?\[(?P<r>\d+)\]")
-def _remote_wait(found: Match[str]) -> PeerMessage:
-    return PeerMessage("remote", wait=EXEC, ranks=(int(found["r"]),))
-
-
-@_message(
+TABLE.add("index", ["opData information"], r"opData information is .*?index\[(?P<index>\d+)\]")
+TABLE.add("remote", ["remote rank:["], r"remote rank:\[(?P<rank>\d+)\]")
+TABLE.add("remote", ["from remote rank"], r"from remote rank:? ?\[(?P<rank>\d+)\]", EXEC)
+TABLE.add(
+    "timeout",
     ["EI0002", "Notify register", "notify wait timeout", "Notify Wait", "[TaskExecStage][Timeout]"],
     r"EI0002|wait execution of the Notify register times out|notify wait timeout|taskType\[Notify Wait\]|"
     r"\[TaskExecStage\]\[Timeout\]",
+    EXEC,
 )
-def _exec_timeout(found: Match[str]) -> PeerMessage:
-    return PeerMessage("timeout", wait=EXEC)
-
-
-@_message(
+TABLE.add(
+    "timeout",
     ["EI0006", "socket time", "socket establish timeout", "link establish"],
     r"EI0006|[Gg]et(?:ting)? socket time(?:s )?out|wait socket establish timeout",
+    CONNECT,
 )
-def _connect_timeout(found: Match[str]) -> PeerMessage:
-    return PeerMessage("timeout", wait=CONNECT)
 
 
 @_message(

@@ -38,6 +38,20 @@ class MessageTable:
     def __init__(self) -> None:
         self._rows: list[tuple[tuple[str, ...], Pattern[str], Maker]] = []
 
+    def add(self, kind: str, needles: Sequence[str], pattern: str, wait: str | None = None, **values: str) -> None:
+        """A row whose message has the named groups of the pattern: `rank` or `ranks`, `ip` with or without `dev`; all
+        others are values, "" where they did not match. `values`: more values."""
+
+        def make(found: Match[str]) -> PeerMessage:
+            groups = {name: text or "" for name, text in found.groupdict().items()}
+            ranks = numbers_in(groups.pop("ranks", "") or groups.pop("rank", ""))
+            address, device = groups.pop("ip", ""), groups.pop("dev", None)
+            address = address if device is None else server_of(address)
+            addresses = ((address, device_of(device)),) if address else ()
+            return PeerMessage(kind, wait, ranks, addresses, {**groups, **values})
+
+        self.row(needles, pattern)(make)
+
     def row(self, needles: Sequence[str], pattern: str) -> Callable[[Maker], Maker]:
         """Registers a maker for lines that hold one of `needles` and match `pattern`."""
 
@@ -61,6 +75,15 @@ class MessageTable:
     def _any_needle(self) -> Pattern[str]:
         """One search instead of one for each row: of a long log hardly a line is of interest."""
         return re.compile("|".join(sorted({re.escape(needle) for needles, _, _ in self._rows for needle in needles})))
+
+
+def server_of(text: str) -> str:
+    """An address without its scope."""
+    return text.partition("%")[0]
+
+
+def device_of(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
 
 
 def numbers_in(text: str) -> tuple[int, ...]:

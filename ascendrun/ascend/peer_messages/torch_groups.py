@@ -5,23 +5,18 @@ from __future__ import annotations
 import re
 from re import Match
 
-from ascendrun.ascend.peer_messages.message import (
-    CONNECT,
-    EXEC,
-    LOST,
-    MessageTable,
-    PeerMessage,
-    addresses_in,
-    numbers_in,
-)
+from ascendrun.ascend.peer_messages.message import CONNECT, EXEC, LOST, MessageTable, PeerMessage, addresses_in
 
 TABLE = MessageTable()
 _message = TABLE.row
 
 
-@_message(["Got completion from peer"], r"Got completion from peer (?P<ip>[^<\s]+)<\d+> with status=(?P<status>\d+)")
-def _completion(found: Match[str]) -> PeerMessage:
-    return PeerMessage("completion", wait=LOST, addresses=((found["ip"], None),), values={"status": found["status"]})
+TABLE.add(
+    "completion",
+    ["Got completion from peer"],
+    r"Got completion from peer (?P<ip>[^<\s]+)<\d+> with status=(?P<status>\d+)",
+    LOST,
+)
 
 
 @_message(
@@ -34,11 +29,7 @@ def _watchdog(found: Match[str]) -> PeerMessage:
     return PeerMessage("sequence" if "seq" in values else "timeout", wait=EXEC, values=values)
 
 
-@_message(["watchdog got stuck"], r"ProcessGroup\w+'s watchdog got stuck for \d+ seconds")
-def _watchdog_stuck(found: Match[str]) -> PeerMessage:
-    return PeerMessage("stuck", wait=EXEC)
-
-
+TABLE.add("stuck", ["watchdog got stuck"], r"ProcessGroup\w+'s watchdog got stuck for \d+ seconds", EXEC)
 _PRINT = (
     r"CollectiveFingerPrint\((?:SequenceNumber=(?P<number%d>\d+)(?:, )?)?OpType=(?P<op%d>\w+)"
     r"(?:, TensorShape=\[(?P<shape%d>[^\]]*)\], TensorDtypes=(?P<type%d>\w+))?"
@@ -70,41 +61,28 @@ def _mismatch_elsewhere(found: Match[str]) -> PeerMessage:
     return PeerMessage("mismatch-elsewhere", ranks=(int(found["rank"]), int(found["other"])), values=_aspects(found, 2))
 
 
-@_message(
+TABLE.add(
+    "mismatch",
     ["op.preamble.length <= op.nbytes", "essage truncated : rece"],
     r"op\.preamble\.length <= op\.nbytes|[Mm]essage truncated : rece(?:iving|ived) \d+ bytes instead of \d+",
 )
-def _mismatch_in_size(found: Match[str]) -> PeerMessage:
-    """It got more than it had asked for: one of the two calls another collective, or with another size."""
-    return PeerMessage("mismatch")
-
-
-@_message(
+TABLE.add(
+    "models",
     ["DDP expects same model across all ranks"],
-    r"but Rank (?P<rank>\d+) has (?P<own>\d+) params, while rank (?P<other>\d+) has inconsistent (?P<theirs>\d+)",
+    r"but Rank (?P<rank>\d+) has (?P<own>\d+) params, while rank \d+ has inconsistent (?P<theirs>\d+)",
 )
-def _models_differ(found: Match[str]) -> PeerMessage:
-    """`ranks`: the first that differs from rank 0, which the ranks before it do not."""
-    return PeerMessage("models", ranks=(int(found["rank"]),), values={"own": found["own"], "theirs": found["theirs"]})
-
-
-@_message(
+TABLE.add(
+    "lagging",
     ["t join collective #"],
     r"\[(?P<ranks>[\d, ]+)\] finished collective #(?P<index>\d+), but didn't join collective #(?P<others>\d+)",
 )
-def _desync(found: Match[str]) -> PeerMessage:
-    values = {name: found[name] for name in ("index", "others")}
-    return PeerMessage("lagging", ranks=numbers_in(found["ranks"]), values=values)
-
-
-@_message(["They never joined any collectives"], r"ranks \[(?P<ranks>[\d, ]+)\] are the lagging ranks")
-def _never_joined(found: Match[str]) -> PeerMessage:
-    return PeerMessage("missing", wait=EXEC, ranks=numbers_in(found["ranks"]))
-
-
-@_message(["failed to pass monitoredBarrier"], r"[Rr]anks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier")
-def _barrier(found: Match[str]) -> PeerMessage:
-    return PeerMessage("missing", wait=EXEC, ranks=numbers_in(found["ranks"]))
+TABLE.add("missing", ["They never joined any collectives"], r"ranks \[(?P<ranks>[\d, ]+)\] are the lagging ranks", EXEC)
+TABLE.add(
+    "missing",
+    ["failed to pass monitoredBarrier"],
+    r"[Rr]anks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier",
+    EXEC,
+)
 
 
 @_message(
@@ -129,12 +107,11 @@ def _unreached(found: Match[str]) -> PeerMessage:
     return PeerMessage("unreached", wait=wait, addresses=addresses_in(found.string), values=values)
 
 
-@_message(
+TABLE.add(
+    "tried",
     ["client socket has failed to connect to ["],
-    r"client socket has failed to connect to \[(?P<address>[^\]]+)\]:\d+ \(errno: ?111\b",
+    r"client socket has failed to connect to \[(?P<ip>[^\]]+)\]:\d+ \(errno: ?111\b",
 )
-def _tried(found: Match[str]) -> PeerMessage:
-    return PeerMessage("tried", addresses=((found["address"], None),))
 
 
 @_message(
@@ -169,16 +146,15 @@ def _lost(found: Match[str]) -> PeerMessage:
     return PeerMessage("lost", wait=LOST, addresses=((address, None),) if address else ())
 
 
-@_message([", remote=["], r"gloo/transport/tcp/pair\.cc:\d+\] no error.*?, remote=\[(?P<ip>[^\]]+)\]:\d+")
-def _not_connected(found: Match[str]) -> PeerMessage:
-    return PeerMessage("lost", wait=CONNECT, addresses=((found["ip"], None),))
-
-
-@_message(
-    ["Connection closed by peer", "Connection reset by peer"], r"Connection (?:closed|reset) by peer \[(?P<ip>[^\]]+)\]"
+TABLE.add(
+    "lost", [", remote=["], r"gloo/transport/tcp/pair\.cc:\d+\] no error.*?, remote=\[(?P<ip>[^\]]+)\]:\d+", CONNECT
 )
-def _lost_named(found: Match[str]) -> PeerMessage:
-    return PeerMessage("lost", wait=LOST, addresses=((found["ip"], None),))
+TABLE.add(
+    "lost",
+    ["Connection closed by peer", "Connection reset by peer"],
+    r"Connection (?:closed|reset) by peer \[(?P<ip>[^\]]+)\]",
+    LOST,
+)
 
 
 @_message(
@@ -210,9 +186,9 @@ def _lost_quietly(found: Match[str]) -> PeerMessage:
     return PeerMessage("timeout" if is_wait else "lost", wait=EXEC if is_wait else LOST)
 
 
-@_message(
+TABLE.add(
+    "lost",
     ["terminate called"],
     r"terminate called after throwing an instance of '(?:gloo::|c10::Dist|c10d::|torch::distributed)",
+    LOST,
 )
-def _terminated_by_transport(found: Match[str]) -> PeerMessage:
-    return PeerMessage("lost", wait=LOST)
