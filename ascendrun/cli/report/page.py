@@ -168,15 +168,7 @@ def make_page(report: Report) -> str:
         bar=list(_bar(report)),
         strip=list(_strip(report)),
         time=[
-            {
-                "use": it.use,
-                "name": USE_NAMES[it.use],
-                "meaning": USE_MEANINGS[it.use],
-                "seconds": it.seconds,
-                "ratio": it.ratio,
-            }
-            for it in report.time
-            if it.seconds
+            {**vars(it), "name": USE_NAMES[it.use], "meaning": USE_MEANINGS[it.use]} for it in report.time if it.seconds
         ],
         caveats=[describe_caveat(caveat) for caveat in report.caveats],
         chart_titles=[chart_title(chart) for chart in report.charts],
@@ -187,9 +179,7 @@ def make_page(report: Report) -> str:
         are_devices_folded=len(report.devices) > SHOWN_DEVICES,
         older_events=events[:-SHOWN_EVENTS],
         newest_events=events[-SHOWN_EVENTS:],
-        more_events=str(
-            Text("report.more-events", "{count:plural event events} more", count=max(0, len(events) - SHOWN_EVENTS))
-        ),
+        more_events=Text("report.more-events", "{count:plural event events} more", count=len(events) - SHOWN_EVENTS),
         footer=_footer(report),
     )
 
@@ -276,11 +266,10 @@ def _reason(reason: str | Text, job: str) -> str:
 
 def _header(report: Report) -> Iterator[str]:
     if report.is_terminal and report.ended_at_s is not None:
-        yield str(
-            Text("report.from-to", "{start} to {end}", start=when(report.created_at_s), end=when(report.ended_at_s))
-        )
+        span = Text("report.from-to", "{start} to {end}", start=when(report.created_at_s), end=when(report.ended_at_s))
     else:
-        yield str(Text("report.since", "since {start}", start=when(report.created_at_s)))
+        span = Text("report.since", "since {start}", start=when(report.created_at_s))
+    yield str(span)
     yield describe_place(report)
     if report.reason:
         yield _reason(report.reason, report.id)
@@ -290,14 +279,8 @@ def _header(report: Report) -> Iterator[str]:
 
 def describe_place(report: Report) -> str:
     """on npu[01-04], 32 ranks"""
-    return str(
-        Text(
-            "report.hosts-and-ranks",
-            "on {hosts:hosts}, {ranks:plural rank ranks}",
-            hosts=report.hosts,
-            ranks=report.world_size,
-        )
-    )
+    values = {"hosts": report.hosts, "ranks": report.world_size}
+    return str(Text("report.hosts-and-ranks", "on {hosts:hosts}, {ranks:plural rank ranks}", **values))
 
 
 def list_tiles(report: Report) -> list[tuple[str, str]]:
@@ -307,27 +290,27 @@ def list_tiles(report: Report) -> list[tuple[str, str]]:
     steps = number(metrics.steps)
     if metrics.total_steps not in (None, metrics.steps):
         steps = str(Text("report.of-steps", "{steps} of {total}", steps=steps, total=number(metrics.total_steps)))
+    optional = {
+        "steps": steps if metrics.steps is not None else None,
+        "loss": number(metrics.loss) if metrics.loss is not None else None,
+        "step_s": f"{number(metrics.step_s, digits=3)} s" if metrics.step_s is not None else None,
+        "tokens_per_s": number(metrics.tokens_per_s) if metrics.tokens_per_s is not None else None,
+        "mfu": percent(metrics.mfu) if metrics.mfu is not None else None,
+    }
     tiles: list[tuple[str | None, Text | str]] = [
         (percent(report.effective_ratio), TILE_NAMES["effective"]),
         (duration(report.wall_s), TILE_NAMES["wall" if report.is_terminal else "wall-live"]),
-        (steps if metrics.steps is not None else None, TILE_NAMES["steps"]),
-        (number(metrics.loss) if metrics.loss is not None else None, TILE_NAMES["loss"]),
-        (f"{number(metrics.step_s, digits=3)} s" if metrics.step_s is not None else None, TILE_NAMES["step_s"]),
-        (number(metrics.tokens_per_s) if metrics.tokens_per_s is not None else None, TILE_NAMES["tokens_per_s"]),
-        (percent(metrics.mfu) if metrics.mfu is not None else None, TILE_NAMES["mfu"]),
+        *((value, TILE_NAMES[name]) for name, value in optional.items()),
         *((number(value), name) for name, value in list(metrics.evals.items())[:3]),
-        (
-            unknown if cost.device_hours is None else number(cost.device_hours, digits=3),
-            TILE_NAMES[f"hours-{cost.device_type}"],
-        ),
     ]
+    hours = unknown if cost.device_hours is None else number(cost.device_hours, digits=3)
+    tiles.append((hours, TILE_NAMES[f"hours-{cost.device_type}"]))
     if cost.energy_kwh is not None:
         label = TILE_NAMES["energy"]
         if cost.energy_known is not None and cost.energy_known < 0.98:
+            known = cost.energy_known
             label = Text(
-                "report.tile-energy-partly",
-                "kWh of the devices, measured {known:percent} of the time",
-                known=cost.energy_known,
+                "report.tile-energy-partly", "kWh of the devices, measured {known:percent} of the time", known=known
             )
         tiles.append((number(cost.energy_kwh, digits=3), label))
     elif cost.device_type != "cpu":
@@ -398,11 +381,8 @@ def _chart_data(report: Report) -> str:
     """JSON that cannot end its script element."""
     charts = [
         {
-            "x": chart.x,
+            **{name: getattr(chart, name) for name in ("x", "is_band", "is_load", "xs")},
             "x_label": str(AXES[chart.x]),
-            "is_band": chart.is_band,
-            "is_load": chart.is_load,
-            "xs": chart.xs,
             "labels": [str(LINE_NAMES.get(line.name, line.name)) for line in chart.lines],
             "lines": [[_finite(value) for value in line.ys] for line in chart.lines],
         }
@@ -417,14 +397,7 @@ def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
-def _footer(report: Report) -> str:
+def _footer(report: Report) -> Text:
     zone = datetime.fromtimestamp(report.made_at_s).astimezone().strftime("UTC%z")
-    return str(
-        Text(
-            "report.footer",
-            "ascendrun {version}, {when}; times are local ({zone})",
-            version=__version__,
-            when=when(report.made_at_s),
-            zone=zone,
-        )
-    )
+    values = {"version": __version__, "when": when(report.made_at_s), "zone": zone}
+    return Text("report.footer", "ascendrun {version}, {when}; times are local ({zone})", **values)

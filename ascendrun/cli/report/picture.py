@@ -6,17 +6,7 @@ import io
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.cli.report.page import (
-    AXES,
-    LABELS,
-    USE_NAMES,
-    chart_title,
-    describe_place,
-    duration,
-    list_tiles,
-    percent,
-    when,
-)
+from ascendrun.cli.report import page
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.text import Text, language, use_language
 
@@ -24,33 +14,16 @@ if TYPE_CHECKING:
     from ascendrun.health.report.charts import Chart
     from ascendrun.health.report.data import Report
 
-COLORS = {
-    "queue": "#9aa4b2",
-    "checks": "#7d8fb3",
-    "staging": "#8f7cc3",
-    "start-up": "#d09a2d",
-    "training": "#2a9d66",
-    "checkpoint": "#2f80c9",
-    "ending": "#63b7af",
-    "lost": "#d1495b",
-}
+COLORS = dict(
+    zip(page.USE_NAMES, ("#9aa4b2", "#7d8fb3", "#8f7cc3", "#d09a2d", "#2a9d66", "#2f80c9", "#63b7af", "#d1495b"))
+)
 """The light colours of web/report.css."""
 LINE = "#1f6feb"
 TILES = 6
 CHINESE_FONTS = (
-    "Noto Sans CJK SC",
-    "Noto Sans SC",
-    "Source Han Sans SC",
-    "WenQuanYi Micro Hei",
-    "WenQuanYi Zen Hei",
-    "Microsoft YaHei",
-    "PingFang SC",
-    "SimHei",
-    "Noto Sans CJK JP",
-    "Noto Serif CJK SC",
-    "Noto Serif CJK JP",
-    "Droid Sans Fallback",
-    "AR PL UMing CN",
+    *("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei"),
+    *("Microsoft YaHei", "PingFang SC", "SimHei", "Noto Sans CJK JP", "Noto Serif CJK SC", "Noto Serif CJK JP"),
+    *("Droid Sans Fallback", "AR PL UMing CN"),
 )
 
 
@@ -82,8 +55,7 @@ def _draw(report: Report, fonts: list[str]) -> bytes:
     with matplotlib.rc_context({"font.family": ["DejaVu Sans", *fonts], "axes.unicode_minus": False, "font.size": 9}):
         figure = Figure(figsize=(12, 3.3 + 2.5 * rows), dpi=120, layout="constrained")
         canvas: Any = FigureCanvasAgg(figure)
-        heights = [1.5, 0.5, *[2.5] * rows]
-        grid = figure.add_gridspec(2 + rows, 2, height_ratios=heights)
+        grid = figure.add_gridspec(2 + rows, 2, height_ratios=[1.5, 0.5, *[2.5] * rows])
         _draw_head(figure.add_subplot(grid[0, :]), report)
         _draw_time(figure.add_subplot(grid[1, :]), report)
         for index, chart in enumerate(report.charts):
@@ -109,33 +81,26 @@ def _plain(value: str, width: int) -> str:
 
 def _draw_head(axes: Any, report: Report) -> None:
     axes.axis("off")
-    axes.text(
-        0,
-        1,
-        _plain(f"{report.state}  {report.id}  {report.name}", 80),
-        fontsize=15,
-        weight="bold",
-        va="top",
-        transform=axes.transAxes,
-    )
-    place = f"{describe_place(report)} · {when(report.created_at_s)}"
-    axes.text(0, 0.74, _plain(place, 130), color="#5b6675", va="top", transform=axes.transAxes)
-    for index, (value, label) in enumerate(list_tiles(report)):
+    top: dict[str, Any] = {"va": "top", "transform": axes.transAxes}
+    axes.text(0, 1, _plain(f"{report.state}  {report.id}  {report.name}", 80), fontsize=15, weight="bold", **top)
+    place = f"{page.describe_place(report)} · {page.when(report.created_at_s)}"
+    axes.text(0, 0.74, _plain(place, 130), color="#5b6675", **top)
+    for index, (value, label) in enumerate(page.list_tiles(report)):
         x, y = index % TILES / TILES, 0.5 - 0.34 * (index // TILES)
-        axes.text(x, y, _plain(value, 18), fontsize=12, weight="bold", va="top", transform=axes.transAxes)
-        axes.text(x, y - 0.17, _plain(label, 30), fontsize=7.5, color="#5b6675", va="top", transform=axes.transAxes)
+        axes.text(x, y, _plain(value, 18), fontsize=12, weight="bold", **top)
+        axes.text(x, y - 0.17, _plain(label, 30), fontsize=7.5, color="#5b6675", **top)
 
 
 def _draw_time(axes: Any, report: Report) -> None:
     left = 0.0
     for spent in report.time:
         if spent.seconds:
-            label = f"{USE_NAMES[spent.use]} {duration(spent.seconds)} ({percent(spent.ratio)})"
+            label = f"{page.USE_NAMES[spent.use]} {page.duration(spent.seconds)} ({page.percent(spent.ratio)})"
             axes.barh(0, spent.ratio, left=left, color=COLORS[spent.use], label=label)
         left += spent.ratio
     axes.set_xlim(0, 1)
     axes.axis("off")
-    axes.set_title(str(LABELS["time"]), loc="left", fontsize=10)
+    axes.set_title(str(page.LABELS["time"]), loc="left", fontsize=10)
     if left:
         axes.legend(loc="upper left", bbox_to_anchor=(0, 0.02), ncols=4, frameon=False, fontsize=8)
 
@@ -146,11 +111,11 @@ def _draw_chart(axes: Any, chart: Chart, report: Report) -> None:
     xs: list[Any] = list(chart.xs)
     if chart.x == "time":
         xs = [datetime.fromtimestamp(at + shift, timezone.utc) for at in chart.xs]
-    columns = [[_number(value) for value in line.ys] for line in chart.lines]
+    columns = [[float("nan") if value is None else value for value in line.ys] for line in chart.lines]
     axes.plot(xs, columns[0], color=LINE, linewidth=1.2, marker="." if len(xs) < 3 else None)
     if chart.is_band:
         axes.fill_between(xs, columns[1], columns[2], color=LINE, alpha=0.18, linewidth=0)
-    axes.set_title(_plain(chart_title(chart), 60), loc="left", fontsize=10)
+    axes.set_title(_plain(page.chart_title(chart), 60), loc="left", fontsize=10)
     axes.grid(True, color="#e6eaef")
     if chart.is_load:
         axes.set_ylim(0, max(100.0, axes.get_ylim()[1]))
@@ -167,8 +132,4 @@ def _draw_chart(axes: Any, chart: Chart, report: Report) -> None:
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(tools.ConciseDateFormatter(locator))
     else:
-        axes.set_xlabel(str(AXES["step"]))
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
+        axes.set_xlabel(str(page.AXES["step"]))

@@ -8,12 +8,12 @@ GIB = 1024.0**3
 BARS = "▁▂▃▄▅▆▇█"
 
 
+def number(value: float | None, unit: str = "", *, scale: float = 1.0, digits: int = 0) -> str:
+    return "-" if value is None else f"{value / scale:.{digits}f}{unit}"
+
+
 def percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}%"
-
-
-def number(value: float | None, unit: str = "") -> str:
-    return "-" if value is None else f"{value:.0f}{unit}"
+    return number(value, "%")
 
 
 def gib(used: float | None, total: float | None) -> str:
@@ -50,16 +50,8 @@ def memory(value: float | None) -> str:
     return f"{value / GIB:.1f}G" if value >= GIB else f"{value / 1024**2:.0f}M"
 
 
-def load(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def size(value: float | None) -> str:
-    return "-" if value is None else f"{value / GIB:.0f}G"
-
-
 def megabytes(value: float | None) -> str:
-    return "-" if value is None else f"{value / 1e6:.0f}"
+    return number(value, scale=1e6)
 
 
 def sparkline(values: Sequence[float | None], *, low: float | None = None, high: float | None = None) -> str:

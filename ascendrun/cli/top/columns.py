@@ -8,7 +8,7 @@ from typing import Any, Union
 
 from ascendrun.cli.output import describe_seconds, width_of
 from ascendrun.cli.sanitise import sanitise_line
-from ascendrun.cli.top.cells import gib, load, megabytes, memory, number, percent, relative, seconds, short, size
+from ascendrun.cli.top.cells import GIB, gib, megabytes, memory, number, percent, relative, seconds, short
 from ascendrun.core.samples import DeviceSample
 from ascendrun.health.top.rows import HostLine, IdleHosts
 from ascendrun.health.top.view import JobRow, TopRow
@@ -108,6 +108,10 @@ def _of_row(show: Callable[[TopRow], str]) -> Callable[[Line], str]:
     return lambda line: "" if isinstance(line, IdleHosts) else show(line)
 
 
+_chip = _of_row(lambda row: row.metrics.name or "-")
+_frequency = _of_row(lambda row: number(row.metrics.frequency_mhz))
+
+
 def note(line: Line) -> str:
     """The problems of a row that have no column of their own."""
     is_bare = isinstance(line, TopRow) and line.device is None and line.rank is None
@@ -153,36 +157,18 @@ def _traffic(row: TopRow) -> str:
 ROW_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("host", Text("top.column-host", "HOST"), host_cell, 99, is_right=False),
     TopColumn("device", Text("top.column-device", "DEV"), _device, 98, of_device=True),
-    TopColumn(
-        "chip",
-        Text("top.column-chip", "CHIP"),
-        _of_row(lambda row: row.metrics.name or "-"),
-        0,
-        is_right=False,
-        of_device=True,
-    ),
+    TopColumn("chip", Text("top.column-chip", "CHIP"), _chip, 0, is_right=False, of_device=True),
     TopColumn("util", Text("top.column-util", "UTIL"), _util, 97, of_device=True),
     TopColumn("mem", Text("top.column-mem", "MEM GiB"), _mem, 80, of_device=True),
     TopColumn("power", Text("top.column-power", "POWER"), _power, 55, of_device=True),
     TopColumn("temp", Text("top.column-temp", "TEMP"), _temp, 66, of_device=True),
-    TopColumn(
-        "freq",
-        Text("top.column-freq", "MHz"),
-        _of_row(lambda row: number(row.metrics.frequency_mhz)),
-        20,
-        of_device=True,
-    ),
+    TopColumn("freq", Text("top.column-freq", "MHz"), _frequency, 20, of_device=True),
     TopColumn("health", Text("top.column-health", "HEALTH"), _health, 75, is_right=False, of_device=True),
     TopColumn("link", Text("top.column-link", "LINK"), _link, 50, is_right=False, of_device=True),
     TopColumn("job", Text("top.column-job", "JOB"), _of_row(lambda row: row.job or "-"), 85, is_right=False),
     TopColumn("name", Text("top.column-name", "NAME"), _of_row(lambda row: row.job_name or "-"), 15, is_right=False),
-    TopColumn("rank", "RANK", _of_row(lambda row: "-" if row.rank is None else str(row.rank)), 90),
-    TopColumn(
-        "step",
-        Text("top.column-step", "STEP"),
-        _of_row(lambda row: "-" if row.progress.step is None else str(row.progress.step)),
-        58,
-    ),
+    TopColumn("rank", "RANK", _of_row(lambda row: number(row.rank)), 90),
+    TopColumn("step", Text("top.column-step", "STEP"), _of_row(lambda row: number(row.progress.step)), 58),
     TopColumn("step_s", Text("top.column-step-s", "S/STEP"), _of_row(lambda row: seconds(row.progress.step_s)), 64),
     TopColumn("relative", Text("top.column-relative", "REL"), _of_row(lambda row: relative(row.slower_by)), 70),
     TopColumn("loss", "LOSS", _of_row(lambda row: short(row.progress.loss)), 30),
@@ -191,7 +177,7 @@ ROW_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("cpu", "CPU", _of_row(lambda row: percent(row.cpu)), 35),
     TopColumn("rss", Text("top.column-rss", "RSS"), _of_row(lambda row: memory(row.rss_bytes)), 32),
     TopColumn("traffic", Text("top.column-traffic", "TX/RX MB/s"), _of_row(_traffic), 0, of_device=True),
-    TopColumn("pid", "PID", _of_row(lambda row: "-" if row.pid is None else str(row.pid)), 10),
+    TopColumn("pid", "PID", _of_row(lambda row: number(row.pid)), 10),
     TopColumn("age", Text("top.column-age", "AGE"), _age, 40),
     TopColumn("note", Text("top.column-note", "NOTE"), note, 72, is_right=False),
 )
@@ -200,31 +186,37 @@ ROW_COLUMNS: tuple[TopColumn, ...] = (
 # ---------------------------------------------------------------- one line a host
 
 
-def _each(line: HostLine, show: Callable[[DeviceSample], float | None]) -> list[float | None]:
-    """One value per device, however many ranks share it."""
+def _each(line: HostLine, show: Callable[[DeviceSample], float | None]) -> list[float]:
+    """The known values, one per device, however many ranks share it."""
+    return [value for value in _each_or_none(line, show) if value is not None]
+
+
+def _each_or_none(line: HostLine, show: Callable[[DeviceSample], float | None]) -> list[float | None]:
     return [show(row.metrics) for row in {row.device: row for row in line.rows}.values()]
 
 
 def _utils(line: HostLine) -> str:
     if not _has_device(line):
         return "-"
-    return " ".join("  -" if one is None else f"{one:3.0f}" for one in _each(line, lambda one: one.utilisation))
+    values = _each_or_none(line, lambda sample: sample.utilisation)
+    return " ".join("  -" if value is None else f"{value:3.0f}" for value in values)
 
 
-def _maximum(line: HostLine, show: Callable[[DeviceSample], float | None], unit: str) -> str:
-    known = [one for one in _each(line, show) if one is not None]
-    return f"{max(known):.0f}{unit}" if known else "-"
+def _maximum_temperature(line: HostLine) -> str:
+    return number(max(_each(line, lambda sample: sample.temperature_c), default=None), "C")
 
 
 def _sum_power(line: HostLine) -> str:
-    known = [one for one in _each(line, lambda one: one.power_w) if one is not None]
-    return f"{sum(known):.0f}W" if known else "-"
+    return number(_sum(_each(line, lambda sample: sample.power_w)), "W")
+
+
+def _sum(values: Sequence[float]) -> float | None:
+    return sum(values) if values else None
 
 
 def _memory_of_host(line: HostLine) -> str:
-    used = [one for one in _each(line, lambda one: one.memory_used_bytes) if one is not None]
-    total = [one for one in _each(line, lambda one: one.memory_total_bytes) if one is not None]
-    return gib(sum(used) if used else None, sum(total) if total else None)
+    used = _each(line, lambda sample: sample.memory_used_bytes)
+    return gib(_sum(used), _sum(_each(line, lambda sample: sample.memory_total_bytes)))
 
 
 def _worst_health(line: HostLine) -> str:
@@ -249,11 +241,15 @@ def _ranks_of_host(line: HostLine) -> str:
 
 def _slowest_of_host(line: HostLine) -> str:
     known = [row.slower_by for row in line.rows if row.slower_by is not None]
-    return relative(max(known)) if known else "-"
+    return relative(max(known, default=None))
 
 
 def _notes_of_host(line: HostLine) -> str:
     return ", ".join(dict.fromkeys(text for text in (note(row) for row in line.rows) if text))
+
+
+def _disk_of_host(line: HostLine) -> str:
+    return number(line.itself.metrics.disk_free_bytes, "G", scale=GIB)
 
 
 def _host_memory(line: HostLine) -> str:
@@ -265,22 +261,16 @@ HOST_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("utils", Text("top.column-utils", "UTIL PER DEVICE"), _utils, 97, is_right=False, of_device=True),
     TopColumn("mem", Text("top.column-mem", "MEM GiB"), _memory_of_host, 60, of_device=True),
     TopColumn("power", Text("top.column-power", "POWER"), _sum_power, 50, of_device=True),
-    TopColumn(
-        "hottest",
-        Text("top.column-hottest", "TEMP"),
-        lambda line: _maximum(line, lambda one: one.temperature_c, "C"),
-        70,
-        of_device=True,
-    ),
+    TopColumn("hottest", Text("top.column-hottest", "TEMP"), _maximum_temperature, 70, of_device=True),
     TopColumn("health", Text("top.column-health", "HEALTH"), _worst_health, 80, is_right=False, of_device=True),
     TopColumn("link", Text("top.column-link", "LINK"), _link_of_host, 55, is_right=False, of_device=True),
     TopColumn("job", Text("top.column-job", "JOB"), _jobs_of_host, 85, is_right=False),
     TopColumn("ranks", Text("top.column-ranks", "RANKS"), _ranks_of_host, 65, is_right=False),
     TopColumn("relative", Text("top.column-relative", "REL"), _slowest_of_host, 75),
     TopColumn("cpu", "CPU", lambda line: percent(line.itself.metrics.cpu), 58),
-    TopColumn("load", Text("top.column-load", "LOAD"), lambda line: load(line.itself.metrics.load1), 30),
+    TopColumn("load", Text("top.column-load", "LOAD"), lambda line: number(line.itself.metrics.load1, digits=1), 30),
     TopColumn("rss", Text("top.column-rss", "RSS"), _host_memory, 57),
-    TopColumn("disk", Text("top.column-disk", "DISK"), lambda line: size(line.itself.metrics.disk_free_bytes), 28),
+    TopColumn("disk", Text("top.column-disk", "DISK"), _disk_of_host, 28),
     TopColumn("note", Text("top.column-note", "NOTE"), _notes_of_host, 72, is_right=False),
 )
 
@@ -301,6 +291,10 @@ def _slowest(row: JobRow) -> str:
     return f"rank {row.slowest} {relative(row.slower_by)}"
 
 
+def _reason(row: JobRow) -> str:
+    return "" if row.job.state == "RUNNING" else str(row.job.reason)
+
+
 def _nodes(row: JobRow) -> str:
     from ascendrun.text.format import fold_hosts
 
@@ -319,13 +313,7 @@ JOB_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("tokens", "TOK/S", lambda row: short(row.progress.tokens_per_s), 65),
     TopColumn("mfu", "MFU", lambda row: _ratio(row.progress.mfu), 60),
     TopColumn("slowest", Text("top.column-slowest", "SLOWEST"), _slowest, 85, is_right=False),
-    TopColumn(
-        "note",
-        Text("top.column-note", "NOTE"),
-        lambda row: "" if row.job.state == "RUNNING" else str(row.job.reason),
-        84,
-        is_right=False,
-    ),
+    TopColumn("note", Text("top.column-note", "NOTE"), _reason, 84, is_right=False),
 )
 
 
@@ -346,7 +334,9 @@ class TableLayout:
         return self._join(self.titles)
 
     def _join(self, texts: Sequence[str]) -> str:
-        laid = [lay(text, size, is_right=one.is_right) for text, size, one in zip(texts, self.sizes, self.columns)]
+        laid = [
+            lay(text, size, is_right=column.is_right) for text, size, column in zip(texts, self.sizes, self.columns)
+        ]
         return (" " * GAP).join(laid).rstrip()
 
 
@@ -357,24 +347,24 @@ def lay_out(
 
     Columns without a value in any row are dropped first; columns of devices where there are none.
     """
-    cells = {one.key: [clean(one.cell(line)) for line in lines] for one in columns}
+    cells = {column.key: [clean(column.cell(line)) for line in lines] for column in columns}
     has_devices = any(_has_device(line) for line in lines)
-    shown = [one for one in columns if is_wide or (one.weight and (has_devices or not one.of_device))]
-    sizes = {one.key: max([width_of(str(one.title)), *map(width_of, cells[one.key])]) for one in shown}
+    shown = [column for column in columns if is_wide or (column.weight and (has_devices or not column.of_device))]
+    sizes = {column.key: max([width_of(str(column.title)), *map(width_of, cells[column.key])]) for column in shown}
     if not is_wide:
-        filled = {one.key: any(text not in ("", "-") for text in cells[one.key]) for one in shown}
+        filled = {column.key: any(text not in ("", "-") for text in cells[column.key]) for column in shown}
         shown = [
-            one
-            for one in shown
-            if (one.key != "note" or filled["note"]) and (width is not None or one.weight >= USUAL_WEIGHT)
+            column
+            for column in shown
+            if (column.key != "note" or filled["note"]) and (width is not None or column.weight >= USUAL_WEIGHT)
         ]
         if width is not None:
             shown = _fitting(shown, sizes, filled, width)
     return TableLayout(
         tuple(shown),
-        tuple(sizes[one.key] for one in shown),
-        tuple(str(one.title) for one in shown),
-        tuple(zip(*(cells[one.key] for one in shown))),
+        tuple(sizes[column.key] for column in shown),
+        tuple(str(column.title) for column in shown),
+        tuple(zip(*(cells[column.key] for column in shown))),
     )
 
 
@@ -391,10 +381,10 @@ def _fitting(
     of_note = NOTE_WIDTH if width >= NARROW else NOTE_WIDTH_NARROW
 
     def room() -> int:
-        return sum(min(sizes[one.key], of_note) if one.key == "note" else sizes[one.key] for one in left)
+        return sum(min(sizes[column.key], of_note) if column.key == "note" else sizes[column.key] for column in left)
 
-    def value(one: TopColumn) -> int:
-        return one.weight if one.weight > 95 or filled[one.key] else one.weight - 100
+    def value(column: TopColumn) -> int:
+        return column.weight if column.weight > 95 or filled[column.key] else column.weight - 100
 
     while len(left) > 1 and room() + GAP * (len(left) - 1) > width:
         left.remove(min(left, key=value))

@@ -78,7 +78,7 @@ class DetailScreen(LiveScreen):
             if place_of(row) == place_of(self._row):
                 self._row = row
                 break
-        return self._row, next((one for one in view.hosts if one.host == self._row.host), None)
+        return self._row, next((host for host in view.hosts if host.host == self._row.host), None)
 
 
 def place_of(row: TopRow) -> tuple[object, ...]:
@@ -131,7 +131,7 @@ class DetailPage:
             parts.append(str(Text("top.age", "measured {age} ago", age=describe_seconds(row.age_s))))
         lines = [" · ".join(parts)]
         if row.job is not None:
-            lines.append(f"{row.job} {row.job_name} · rank {row.rank} · pid {'-' if row.pid is None else row.pid}")
+            lines.append(f"{row.job} {row.job_name} · rank {row.rank} · pid {number(row.pid)}")
         if row.external_pids:
             lines.append(str(external(row)))
         problems = note(row)
@@ -145,12 +145,12 @@ class DetailPage:
         traffic = f"{megabytes(now.link_tx_bytes_s)}/{megabytes(now.link_rx_bytes_s)}"
         return [
             self._head(DEVICE),
-            self._line("util", percent(now.utilisation), series, lambda one: one.utilisation, 0, 100),
-            self._line("mem", gib(now.memory_used_bytes, total), series, lambda one: one.memory_used_bytes, 0, total),
-            self._line("power", number(now.power_w, " W"), series, lambda one: one.power_w, 0),
-            self._line("temp", number(now.temperature_c, " C"), series, lambda one: one.temperature_c),
-            self._line("freq", number(now.frequency_mhz), series, lambda one: one.frequency_mhz),
-            self._line("traffic", traffic, series, lambda one: one.link_tx_bytes_s, 0),
+            self._line("util", percent(now.utilisation), series, "utilisation", 0, 100),
+            self._line("mem", gib(now.memory_used_bytes, total), series, "memory_used_bytes", 0, total),
+            self._line("power", number(now.power_w, " W"), series, "power_w", 0),
+            self._line("temp", number(now.temperature_c, " C"), series, "temperature_c"),
+            self._line("freq", number(now.frequency_mhz), series, "frequency_mhz"),
+            self._line("traffic", traffic, series, "link_tx_bytes_s", 0),
             "",
         ]
 
@@ -160,9 +160,9 @@ class DetailPage:
             return []
         return [
             self._head("rank"),
-            self._line("cpu", percent(row.cpu), series, lambda one: one.cpu, 0),
-            self._line("rss", describe_memory(row.rss_bytes), series, lambda one: one.rss_bytes, 0),
-            self._plain("step", "-" if progress.step is None else str(progress.step)),
+            self._line("cpu", percent(row.cpu), series, "cpu", 0),
+            self._line("rss", describe_memory(row.rss_bytes), series, "rss_bytes", 0),
+            self._plain("step", number(progress.step)),
             self._plain("loss", short(progress.loss)),
             self._plain("tokens", short(progress.tokens_per_s)),
             self._plain("step_s", f"{seconds(progress.step_s)}  ({relative(row.slower_by)})"),
@@ -177,10 +177,10 @@ class DetailPage:
         net = f"{megabytes(now.net_tx_bytes_s)}/{megabytes(now.net_rx_bytes_s)}"
         return [
             self._head(Text("top.host", "host")),
-            self._line("cpu", percent(now.cpu), series, lambda one: one.cpu, 0, 100),
-            self._line("load", "-" if now.load1 is None else f"{now.load1:.1f}", series, lambda one: one.load1, 0),
-            self._line("memory", used, series, lambda one: one.memory_used_bytes, 0, now.memory_total_bytes),
-            self._line("traffic", net, series, lambda one: one.net_rx_bytes_s, 0),
+            self._line("cpu", percent(now.cpu), series, "cpu", 0, 100),
+            self._line("load", number(now.load1, digits=1), series, "load1", 0),
+            self._line("memory", used, series, "memory_used_bytes", 0, now.memory_total_bytes),
+            self._line("traffic", net, series, "net_rx_bytes_s", 0),
             self._plain("disk", describe_memory(now.disk_free_bytes)),
         ]
 
@@ -191,15 +191,8 @@ class DetailPage:
     def _plain(self, name: str, value: str) -> str:
         return f"{lay(str(METRICS[name]), NAME_WIDTH, is_right=False)}{lay(value, VALUE_WIDTH, is_right=True)}"
 
-    def _line(
-        self,
-        name: str,
-        value: str,
-        series: tuple[Any, ...],
-        value_of: Any,
-        low: float | None = None,
-        high: float | None = None,
-    ) -> str:
-        points = [(one.at_s, value_of(one)) for one in series]
+    def _line(self, name: str, value: str, series: tuple[Any, ...], metric: str, *limits: float | None) -> str:
+        """`limits`: the lowest and the highest value of the scale; missing or None: of the values themselves."""
+        points = [(sample.at_s, getattr(sample, metric)) for sample in series]
         buckets = in_buckets(points, since_s=self._since_s, until_s=self._until_s, count=self._bars)
-        return f"{self._plain(name, value)}  {sparkline(buckets, low=low, high=high)}".rstrip()
+        return f"{self._plain(name, value)}  {sparkline(buckets, **dict(zip(('low', 'high'), limits)))}".rstrip()

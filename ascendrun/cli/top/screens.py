@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from textual import work
 from textual.app import ComposeResult
-from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 from textual.worker import get_current_worker
 
 from ascendrun.cli.sanitise import sanitise, sanitise_line
-from ascendrun.cli.top.table import plain
+from ascendrun.cli.top.table import hidden_keys, plain
 from ascendrun.cli.top.text import failure_of
 from ascendrun.text import Text
 
@@ -33,14 +32,9 @@ class TextScreen(Screen[None]):
     TextScreen #title { height: 1; text-style: bold; background: $primary-darken-2; padding: 0 1; }
     TextScreen VerticalScroll { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; }
     """
-    BINDINGS = [
-        Binding("j", "scroll(1)", show=False),
-        Binding("k", "scroll(-1)", show=False),
-        Binding("g", "ends(0)", show=False),
-        Binding("G", "ends(1)", show=False),
-        Binding("backspace", "back", show=False),
-        Binding("q", "back", show=False),
-    ]
+    BINDINGS = hidden_keys(
+        {"j": "scroll(1)", "k": "scroll(-1)", "g": "ends(0)", "G": "ends(1)", "backspace": "back", "q": "back"}
+    )
 
     def __init__(self, title: str, lines: Sequence[str]) -> None:
         super().__init__()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -26,6 +26,11 @@ def plain(text: str) -> Text:
     return Text(text, no_wrap=True)
 
 
+def hidden_keys(actions: Mapping[str, str]) -> list[BindingType]:
+    """Bindings that the footer does not show, by key."""
+    return [Binding(key, action, show=False) for key, action in actions.items()]
+
+
 def key_of(line: Any) -> tuple[object, ...]:
     if isinstance(line, IdleHosts):
         return ("idle", line.chip, line.devices)
@@ -35,14 +40,16 @@ def key_of(line: Any) -> tuple[object, ...]:
 
 
 class RowsTable(ScrollView, can_focus=True):
-    BINDINGS = [
-        Binding("j,down", "move(1)", show=False),
-        Binding("k,up", "move(-1)", show=False),
-        Binding("pagedown,ctrl+d,space", "page(1)", show=False),
-        Binding("pageup,ctrl+u", "page(-1)", show=False),
-        Binding("g,home", "move(-1000000)", show=False),
-        Binding("G,end", "move(1000000)", show=False),
-    ]
+    BINDINGS = hidden_keys(
+        {
+            "j,down": "move(1)",
+            "k,up": "move(-1)",
+            "g,home": "move(-1000000)",
+            "G,end": "move(1000000)",
+            "pagedown,ctrl+d,space": "page(1)",
+            "pageup,ctrl+u": "page(-1)",
+        }
+    )
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)

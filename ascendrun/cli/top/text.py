@@ -53,12 +53,8 @@ def top_lines(
         columns, style = (HOST_COLUMNS, host_style) if by_host else (ROW_COLUMNS, row_style)
         lines += ["", *_table(shown, columns, width, color=color, is_wide=is_wide, style=style)]
     if len(shown) < len(rows):
-        more = Text(
-            "top.more-rows",
-            "… {n:plural row rows} more (use --job, HOSTS or --problems, or enlarge the terminal)",
-            n=len(rows) - len(shown),
-        )
-        lines.append(str(more))
+        hint = "… {n:plural row rows} more (use --job, HOSTS or --problems, or enlarge the terminal)"
+        lines.append(str(Text("top.more-rows", hint, n=len(rows) - len(shown))))
     if not rows and not view.hosts:
         lines += ["", str(NO_ROWS)]
     lines += _without_data(view.hosts)
