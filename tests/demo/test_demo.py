@@ -17,6 +17,7 @@ import pexpect
 import pytest
 
 from ascendrun.cli.app import ALIASES, BY_NAME
+from tests.docs.transcript import find_mismatch, read_block
 
 MARK = "ASCENDRUN_DEMO"
 STORY_S, END_S = 500.0, 120.0
@@ -109,6 +110,9 @@ def test_the_story_is_told_to_its_end_and_nothing_is_left(start: Start, environ:
     assert re.search(r"^j-0002 SUCCEEDED .*step 140/140 · loss 0\.0", after, re.M), said
     losses = [float(loss) for loss in re.findall(r"step \d+/140 loss ([\d.]+)", after)]
     assert losses[0] > 10 * losses[-1], losses
+
+    shown = read_block((Path(CHECKOUT) / "README.md").read_text(encoding="utf-8"))
+    assert shown and find_mismatch(["...", *shown, "..."], said.splitlines()) is None, said
 
     verbs = re.findall(r"^\$ ascendrun (\S+)", said, re.M)
     assert {"doctor", "submit", "exec", "ps", "logs", "explain"} <= set(verbs) <= {*BY_NAME, *ALIASES}

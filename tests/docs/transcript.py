@@ -27,6 +27,12 @@ def read_transcript(markdown: str) -> list[tuple[str, list[str]]]:
     return steps
 
 
+def read_block(markdown: str) -> list[str]:
+    """The lines of the first fenced `text` block."""
+    block = re.search(r"^```text\n(.*?)^```", markdown, re.DOTALL | re.MULTILINE)
+    return block.group(1).splitlines() if block else []
+
+
 def find_mismatch(expected: Sequence[str], output: Sequence[str]) -> str | None:
     """The first expected line that did not come, in words; None when all came, in order. A line `...` is any lines,
     `...` within a line is any text."""

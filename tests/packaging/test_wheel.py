@@ -19,6 +19,7 @@ from ascendrun import __version__
 from ascendrun.cli.app import COMMANDS
 from ascendrun.cli.templates import list_templates
 from ascendrun.text import translations
+from tests.docs.transcript import find_mismatch, read_block
 from tests.packaging.checkouts import CHECKOUT, run
 
 PARTS = (
@@ -152,10 +153,11 @@ def test_the_installed_command_writes_its_man_pages(user: dict[str, str], tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(RUN_S + 60)
-def test_the_demo_runs_from_the_wheel(user: dict[str, str], tmp_path: Path) -> None:
-    shown = run(["ascendrun", "demo", "--no-pause"], user, cwd=tmp_path, timeout_s=RUN_S)
-    assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert "SUCCEEDED" in shown.stdout and "FAILED" in shown.stdout
+def test_the_demo_runs_from_the_wheel_in_chinese(user: dict[str, str], tmp_path: Path) -> None:
+    told = run(["ascendrun", "--lang", "zh", "demo", "--no-pause"], user, cwd=tmp_path, timeout_s=RUN_S)
+    assert told.returncode == 0, told.stdout + told.stderr
+    shown = read_block((CHECKOUT / "README.zh.md").read_text(encoding="utf-8"))
+    assert shown and find_mismatch(["...", *shown, "..."], told.stdout.splitlines()) is None, told.stdout
 
 
 @pytest.mark.slow
