@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
-from ascendrun.core.settings import Settings
+from ascendrun.core.settings import LOGIN_FILE, Settings, local_root
 from ascendrun.head.ssh.child_process import ChildStream
 from ascendrun.head.ssh.transport import CLOSED_HERE, Deadlines, Receiver, StreamClosedError
 from ascendrun.text import Text
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
-LOGIN_FILE = "login.env"
-"""Lines NAME=value in a host's node root: what a login there sets, and the head's own environment does not have."""
 
 
 class LocalConnection:
@@ -86,17 +83,6 @@ class LocalBackend:
                 ),
             ) from error
         return root
-
-
-def local_root(settings: Settings, name: str) -> Path:
-    """The node root of the local host `name`. Raises UnreachableError for a name that would lead out of the state
-    dir."""
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-        raise UnreachableError(
-            Text("ssh.local-name", "invalid name of a local host: {name:quote}", name=name),
-            hint=Text("ssh.local-name.hint", "use letters, digits, dots, dashes and underscores in the hostfile"),
-        )
-    return settings.state_dir / "local" / name
 
 
 def local_environment(root: Path) -> dict[str, str]:

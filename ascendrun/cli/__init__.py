@@ -63,11 +63,10 @@ def main(argv: Sequence[str] | None = None, *, make_cluster: Callable[[Settings]
 
 def _run(arguments: list[str], ctx: CliContext) -> int:
     if arguments == ["controller", "run"]:
-        from ascendrun.cli.controller_run import (
-            run_controller,  # without click: a command waits for the controller to start
-        )
+        from ascendrun.cluster.controller import run_controller  # without click: a command waits for its start
 
-        return run_controller(ctx.settings)
+        run_controller(ctx.settings)
+        return 0
     import click
 
     from ascendrun.cli.app import cli

@@ -1,16 +1,14 @@
-"""What a shell completes beside commands and options: jobs, hosts, templates. Quick; an error completes nothing."""
+"""What a shell completes next to commands and options: jobs, hosts, templates. Quick; an error completes nothing."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
 import click
 
 if TYPE_CHECKING:
-    from ascendrun.core.settings import Settings
+    from ascendrun.cluster import Cluster
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
@@ -35,33 +33,23 @@ def _quiet(values: Callable[[click.Context], Iterable[str]]) -> Completer:
     return complete
 
 
-def _settings(ctx: click.Context) -> Settings:
-    from ascendrun.core.settings import load_settings
+def _cluster(ctx: click.Context) -> Cluster:
+    from ascendrun.cluster import Cluster
 
-    state_dir = ctx.find_root().params.get("state_dir")
-    return load_settings(os.environ, flags={"state_dir": state_dir} if state_dir else {})
+    return Cluster(state_dir=ctx.find_root().params.get("state_dir"))
 
 
 def _jobs(ctx: click.Context) -> Iterable[str]:
-    from ascendrun.head.state.store import Store
-
-    with Store.open_for_reading(_settings(ctx).state_dir) as store:
-        names = store.job_names()
+    names = _cluster(ctx).job_names()
     return [*reversed(tuple(names)), *dict.fromkeys(names.values())]
 
 
 def _hosts(ctx: click.Context) -> Iterable[str]:
-    from ascendrun.core.hosts import parse_hostfile
-
-    named = ctx.params.get("hostfile")
-    path = Path(named) if named else _settings(ctx).hostfile
-    return () if path is None else [host.name for host in parse_hostfile(path.read_bytes(), str(path))]
+    return [host.name for host in _cluster(ctx).hosts(hostfile=ctx.params.get("hostfile"))]
 
 
 def _templates(ctx: click.Context) -> Iterable[str]:
-    from ascendrun.cli import templates
-
-    return [template.name for template in templates.list_templates()]
+    return [template.name for template in _cluster(ctx).templates()]
 
 
 _COMPLETERS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascendrun.cli.output import cut, terminal_width, width_of, wrap
@@ -135,7 +136,7 @@ def _summary(report: DoctorReport) -> str:
     )
 
 
-def print_script(report: DoctorReport, hostfile: str | None) -> None:
+def print_script(report: DoctorReport, hostfile: str | Path | None) -> None:
     """All fixes as a shell script to read and select from: commands where there are some, otherwise comments."""
     import shlex
 
@@ -144,7 +145,7 @@ def print_script(report: DoctorReport, hostfile: str | None) -> None:
     write = sys.stdout.write
     header = Text("doctor.script-header", "Read before you run: each block fixes one finding of `ascendrun doctor`.")
     write(f"#!/bin/sh\n# {header}\n")
-    hosts_from = f"-H {shlex.quote(hostfile)} " if hostfile else ""
+    hosts_from = f"-H {shlex.quote(str(hostfile))} " if hostfile else ""
     for view in report.findings:
         where = sanitise_line(view.nodes) or str(Text("doctor.whole-cluster", "the cluster"))
         write(f"\n# {view.severity.value} {view.code}, {where}: {sanitise_line(str(view.message))}\n")

@@ -16,8 +16,8 @@ from ascendrun.text.format import fold_hosts, fold_numbers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ascendrun.cluster import Explanation
     from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof
-    from ascendrun.query.explain import Explanation
 
 COLORS = {"certain": "\x1b[31m", "likely": "\x1b[33m", "unknown": "\x1b[36m"}
 CALM = frozenset({"succeeded", "running", "in-progress", "stopped-by-user", "stage-skipped"})

@@ -1,19 +1,22 @@
-"""How lines of logs are printed, and what is missing in them."""
+"""How lines of logs, gaps in them and lists of log files are printed."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from ascendrun.cli.context import CliContext
-from ascendrun.cli.errors import warning_lines
 from ascendrun.cli.sanitise import sanitise
-from ascendrun.cli.screen import Screen
-from ascendrun.core.logs.folding import FoldedLine
-from ascendrun.core.logs.log_view import LogView
-from ascendrun.head.state.state_dir import spool_dir
-from ascendrun.query.log_gaps import read_gaps
 from ascendrun.text import Text
 from ascendrun.text.format import fold_numbers
+
+if TYPE_CHECKING:
+    from ascendrun.cli.context import CliContext
+    from ascendrun.cli.screen import Screen
+    from ascendrun.cluster import AttemptFiles, LogGap, LogView
+    from ascendrun.core.logs.folding import FoldedLine
 
 
 def format_line(view: LogView, line: FoldedLine, screen: Screen) -> str:
@@ -33,15 +36,11 @@ def format_time(at_s: float | None) -> str:
     return datetime.fromtimestamp(at_s).astimezone().isoformat(timespec="milliseconds")
 
 
-def print_gaps(ctx: CliContext, job_id: str, attempt: int, view: LogView) -> None:
-    """One warning for each gap in a stream that was chosen."""
-    for gap in read_gaps(spool_dir(ctx.settings.state_dir, job_id, attempt), attempt):
-        if (
-            gap.stream in view.streams
-            and (view.ranks is None or gap.rank in view.ranks)
-            and (view.hosts is None or gap.host in view.hosts)
-        ):
-            message = Text(
+def print_gaps(ctx: CliContext, gaps: Iterable[LogGap]) -> None:
+    """One warning for each gap."""
+    for gap in gaps:
+        ctx.warn(
+            Text(
                 "cli.log-gap",
                 "rank {rank} on {host}: {size:bytes} of std{stream} were lost ({why}, {time})",
                 rank=gap.rank,
@@ -51,4 +50,48 @@ def print_gaps(ctx: CliContext, job_id: str, attempt: int, view: LogView) -> Non
                 why=gap.why,
                 time=format_time(gap.at_s),
             )
-            ctx.echo("\n".join(warning_lines(message)))
+        )
+
+
+@dataclass(frozen=True)
+class _HcclRow:
+    name: str
+    value: str
+    origin: str
+    hosts: list[str]
+
+
+def print_files(ctx: CliContext, found: AttemptFiles, output: str | None) -> None:
+    """The files of an attempt, what HCCL logged as its settings, and whose files are still collected."""
+    from ascendrun.cli.output import PEOPLE, Column, format_table, print_rows
+    from ascendrun.cluster import LogFile
+    from ascendrun.text.format import fold_hosts, format_bytes
+
+    if found.files or output not in PEOPLE:
+        columns = [
+            Column("HOST", lambda row: row.host),
+            Column("KIND", lambda row: row.kind),
+            Column("RANK", lambda row: "" if row.rank is None else str(row.rank)),
+            Column("SIZE", lambda row: "" if row.bytes is None else format_bytes(row.bytes)),
+            Column("PATH", lambda row: row.path or f"({row.note})"),
+            Column("NOTE", lambda row: str(row.note or "") if row.path else ""),
+            Column("FROM", lambda row: row.source or "", is_wide=True),
+        ]
+        print_rows(found.files, columns, output, name="files", kind=LogFile, is_cut=False)
+    if found.files and found.hccl_settings and output in PEOPLE:
+        alike: dict[tuple[str, str, str], list[str]] = {}
+        for host, setting in found.hccl_settings:
+            value = "" if setting.value is None else setting.value + setting.unit
+            alike.setdefault((setting.name, value, setting.origin), []).append(host)
+        table = format_table(
+            [_HcclRow(*key, hosts) for key, hosts in sorted(alike.items())],
+            [
+                Column("HCCL SETTING", lambda row: row.name),
+                Column("VALUE", lambda row: row.value),
+                Column("SET BY", lambda row: row.origin),
+                Column("HOSTS", lambda row: fold_hosts(row.hosts)),
+            ],
+        )
+        sys.stdout.write(f"\n{table}")
+    for host in found.pending_hosts:
+        ctx.echo(Text("logs.files-pending", "{host}: collection of files is still running", host=host))

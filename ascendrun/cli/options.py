@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
@@ -20,6 +22,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
 DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h|d)?$")
+HOSTS_HELP = "Only these hosts: npu[01-04] or @group."
+SET_HELP = "Override the job file: args.lr=1e-4."
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
 
@@ -84,32 +88,14 @@ def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None)
     With names but no file anywhere, the names themselves are the hosts. Raises InvalidInputError, NotFoundError,
     UsageError.
     """
-    from ascendrun.core.hosts import select_hosts
-
-    path = Path(hostfile) if hostfile else ctx.settings.hostfile
-    if path is None:
+    if hostfile is None and ctx.settings.hostfile is None:
         if names is None:
             raise UsageError(
                 Text("cli.no-hosts", "no hosts given"),
                 hint=Text("cli.give-hosts", "add --hostfile FILE or the names of hosts"),
             )
         return parse_host_words([names])
-    hosts = read_hostfile(path)
-    return hosts if names is None else select_hosts(hosts, names)
-
-
-def read_hostfile(path: Path) -> tuple[Host, ...]:
-    from ascendrun.core.errors import InvalidInputError, Problem
-    from ascendrun.core.hosts import parse_hostfile
-
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        why = (error.strerror or type(error).__name__).lower()
-        message = Text("submit.unreadable", "cannot read the file: {why}", why=why)
-        hint = Text("cli.init-hostfile", "list templates: ascendrun init")
-        raise InvalidInputError([Problem(str(path), None, None, message, hint)]) from error
-    return parse_hostfile(raw, str(path))
+    return ctx.cluster.hosts(names, hostfile=hostfile)
 
 
 def parse_host_words(words: list[str]) -> tuple[Host, ...]:
@@ -123,3 +109,43 @@ def parse_host_words(words: list[str]) -> tuple[Host, ...]:
             raise UsageError(message, hint=Text("cli.use-hostfile", "use --hostfile {path}", path=word))
     pieces = [piece.strip() for word in words for piece in split_list(word)]
     return parse_hostfile("\n".join(piece for piece in pieces if piece), "HOSTS")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What `doctor` and `env` are about: the hosts of a job, or others that are named."""
+
+    file: Path | None
+    hostfile: str | None
+    names: str | None
+    overrides: tuple[str, ...]
+
+    def hosts(self, ctx: CliContext) -> tuple[Host, ...]:
+        """The hosts of the job, unless others are named."""
+        if self.file is None or self.hostfile is not None or self.names is not None:
+            return hosts_of(ctx, hostfile=self.hostfile, names=self.names)
+        return ctx.cluster.job_hosts(self.file, overrides=self.overrides)
+
+
+def target_options(command: Command) -> Command:
+    """FILE, --hostfile, --hosts and --set; the command gets them as `target`."""
+
+    @wraps(command)
+    def with_target(
+        *args: Any,
+        file: Path | None,
+        hostfile: str | None,
+        names: str | None,
+        overrides: tuple[str, ...],
+        **options: Any,
+    ) -> Any:
+        return command(*args, target=Target(file, hostfile, names, overrides), **options)
+
+    for option in (
+        click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP),
+        click.option("--hosts", "names", metavar="HOSTS", help=HOSTS_HELP),
+        hostfile_option,
+        click.argument("file", required=False, type=click.Path(path_type=Path)),
+    ):
+        with_target = option(with_target)
+    return with_target  # type: ignore[return-value]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
+from typing import TYPE_CHECKING
 
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.errors import hint_lines, warning_lines
 from ascendrun.cli.output import describe_progress, describe_seconds, labelled
 from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
-from ascendrun.cluster import Cluster, JobDetail, JobView, RankView
-from ascendrun.core.settings import Settings
-from ascendrun.head.spool.spool_files import find_streams
-from ascendrun.head.state.state_dir import spool_dir
-from ascendrun.query.log_reader import read_all
 from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.cluster import Cluster, JobDetail, JobView, RankView
 
 FAILED_TAIL_LINES = 20
 
@@ -29,7 +27,7 @@ def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int
     job = detail.job
     has_failed = job.state == "FAILED"
     if has_failed:
-        _print_failure(detail, screen, cluster.settings)
+        _print_failure(cluster, detail, screen)
     head = f"{job.id} {job.state}"
     duration = ""
     if job.ended_at_s is not None:
@@ -66,13 +64,16 @@ def print_unconfirmed(screen: Screen | CliContext, detail: JobDetail) -> None:
     screen.echo("\n".join([*warning_lines(warning), *hint_lines(hint)]))
 
 
-def _print_failure(detail: JobDetail, screen: Screen, settings: Settings) -> None:
+def _print_failure(cluster: Cluster, detail: JobDetail, screen: Screen) -> None:
     if detail.first_failure:
         screen.echo(Text("outcome.first-failure", "first failure: {what}", what=detail.first_failure))
     rank = first_failing_rank(detail)
     if rank is None:
         return
-    lines = error_tail(settings, detail.job, rank)
+    from ascendrun.core.logs.log_view import LogView
+
+    view = LogView(hosts=[rank.host], ranks=[rank.rank], streams=["err"], tail=FAILED_TAIL_LINES)
+    lines = [line.text for line in cluster.logs(detail, view)]
     if lines:
         screen.echo(
             Text("outcome.last-output", "last error output of rank {rank} on {host}:", rank=rank.rank, host=rank.host)
@@ -84,12 +85,3 @@ def first_failing_rank(detail: JobDetail) -> RankView | None:
     """The rank that failed first, stopped ones excluded. None: none is known."""
     failed = [rank for rank in detail.ranks if not rank.stopped and (rank.signal is not None or rank.exit_code)]
     return min(failed, key=lambda rank: (rank.exited_at_s or float("inf"), rank.rank), default=None)
-
-
-def error_tail(settings: Settings, job: JobView, rank: RankView) -> tuple[str, ...]:
-    """The last lines that the rank wrote to standard error; () when it wrote none."""
-    folder = spool_dir(settings.state_dir, job.id, job.attempt)
-    lines: deque[str] = deque(maxlen=FAILED_TAIL_LINES)
-    for files in find_streams(folder, job.attempt, hosts=[rank.host], ranks=[rank.rank], streams=["err"]):
-        lines.extend(line.text for line in read_all(files, tail=FAILED_TAIL_LINES))
-    return tuple(lines)

@@ -14,10 +14,12 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from ascendrun.cli.sanitise import escape_json, sanitise_line
-from ascendrun.core.events import Event, values_for_programs
+from ascendrun.core.events import Event
 from ascendrun.text import Text, language, template_of
 
 SCHEMA_VERSION = 2
+PEOPLE = (None, "table", "wide")
+"""Values of `-o` that are for people; the others are for programs."""
 LAST_COLUMN_CELLS = 36
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -40,7 +42,10 @@ class Column:
 
 
 def as_record(value: Any) -> Any:
-    """Plain data for JSON: times as RFC 3339 UTC (`created_at_s` becomes `created_at`), all else under its own name."""
+    """Plain data for JSON: times as RFC 3339 UTC (`created_at_s` becomes `created_at`), all else under its own name.
+
+    A message is code, values and text: next to a field NAME are NAME_code and NAME_values, in a list it is an object.
+    """
     if isinstance(value, Event):
         return event_record(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -49,9 +54,14 @@ def as_record(value: Any) -> Any:
             name, entry = field.name, getattr(value, field.name)
             if name == "at_s" or name.endswith("_at_s"):
                 record[name[:-2]] = None if entry is None else format_rfc3339(entry)
+            elif isinstance(entry, Text):
+                record[name] = str(entry)
+                record[f"{name}_code"], record[f"{name}_values"] = entry.key, as_record(entry.values)
             else:
                 record[name] = as_record(entry)
         return record
+    if isinstance(value, Text):
+        return {"code": value.key, "values": as_record(value.values), "message": str(value)}
     if isinstance(value, Enum):
         return as_record(value.value)
     if isinstance(value, Mapping):
@@ -78,7 +88,7 @@ def event_record(event: Event) -> dict[str, Any]:
         "attempt": event.attempt,
         "hosts": list(event.hosts),
         "ranks": list(event.ranks),
-        "values": as_record(values_for_programs(event.values)),
+        "values": as_record(event.values),
         "message": str(event.message()),
     }
 
@@ -87,9 +97,12 @@ def format_rfc3339(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def format_one(value: Any, output: str) -> str:
-    """A dataclass as json, jsonl, yaml or csv, with a newline at its end."""
-    return format_record(as_record(value), output)
+def print_record(value: Any, output: str | None) -> bool:
+    """Print a dataclass as json, jsonl, yaml or csv; False, and nothing, when `output` is for people."""
+    if output is None or output in PEOPLE:
+        return False
+    sys.stdout.write(format_record(as_record(value), output))
+    return True
 
 
 def format_record(values: Mapping[str, Any], output: str) -> str:
@@ -208,12 +221,14 @@ def format_pairs(pairs: Sequence[tuple[str, str]]) -> str:
     return "".join(f"{name}{' ' * (widest - width_of(name))}  {sanitise_line(value)}\n" for name, value in pairs)
 
 
-def print_rows(rows: Sequence[Any], columns: Sequence[Column], output: str | None, *, name: str, kind: type) -> None:
-    """To stdout in the wished format; None: a table."""
-    if output in (None, "table", "wide"):
-        sys.stdout.write(format_table(rows, columns, wide=output == "wide", width=terminal_width(output)))
+def print_rows(
+    rows: Sequence[Any], columns: Sequence[Column], output: str | None, *, name: str, kind: type, is_cut: bool = True
+) -> None:
+    """To stdout in this format; None: a table, cut to the width of the terminal unless `is_cut` is false."""
+    if output is None or output in PEOPLE:
+        width = terminal_width(output) if is_cut else None
+        sys.stdout.write(format_table(rows, columns, wide=output == "wide", width=width))
     else:
-        assert output is not None
         sys.stdout.write(format_many(rows, output, name=name, kind=kind))
 
 

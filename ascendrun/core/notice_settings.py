@@ -69,6 +69,18 @@ def read_credentials(target: Target) -> tuple[str, str | None]:
     return url, secret
 
 
+def where_of(target: Target) -> str:
+    """The host of the URL, or the command; never a path or parameter of a URL."""
+    if target.kind == "hook":
+        return target.command[0]
+    try:
+        url, _ = read_credentials(target)
+    except UnreadableCredentialsError:
+        return "?"
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/…"
+
+
 def _read_line(path: str) -> str:
     try:
         with open(path, "rb") as opened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,14 @@ if TYPE_CHECKING:
 STATE_VARIABLE = "ASCENDRUN_STATE_DIR"
 SYSTEM_FILE = Path("/etc/ascendrun/config.yaml")
 FILE_LIMIT_BYTES = 64 * 1024
-NOTICE_BLOCKS = ("notify", "hook", "deadman")
-"""Of a settings file; what stands in them is the matter of core/notice_settings.py."""
+LOGIN_FILE = "login.env"
+"""Lines NAME=value in `local_root`: variables of a login on that host that the environment here does not have."""
+NOTICE_BLOCKS: Mapping[str, Text] = {
+    "notify": Text("config.meaning.notify", "services that receive notifications"),
+    "hook": Text("config.meaning.hook", "command that receives notifications"),
+    "deadman": Text("config.meaning.deadman", "URL requested at intervals while jobs run"),
+}
+"""Blocks of a settings file, see core/notice_settings.py."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,16 @@ class Settings:
     lang: str | None = None
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     notices: NoticeSettings | None = None
+
+
+@dataclass(frozen=True)
+class SettingView:
+    """One setting as `config` shows it. `value` None: not set."""
+
+    name: str
+    value: str | None
+    origin: str
+    meaning: Text
 
 
 class InvalidSettingError(ValueError):
@@ -278,3 +295,40 @@ def user_file(environ: Mapping[str, str]) -> Path:
 def default_state_dir(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return Path(base) / "ascendrun"
+
+
+def local_root(settings: Settings, name: str) -> Path:
+    """The directory that stands for the home of a node where host `name` is this machine (`addr=local`).
+
+    Raises UnreachableError for a name that would lead out of the state directory.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+        from ascendrun.core.errors import UnreachableError
+
+        raise UnreachableError(
+            Text("ssh.local-name", "invalid name of a local host: {name:quote}", name=name),
+            hint=Text("ssh.local-name.hint", "use letters, digits, dots, dashes and underscores in the hostfile"),
+        )
+    return settings.state_dir / "local" / name
+
+
+def view_settings(settings: Settings) -> tuple[SettingView, ...]:
+    """Every setting with its value and origin. Of the URLs of notifications the host only: the rest is a credential."""
+    views = []
+    for setting in SETTINGS:
+        value = getattr(settings, setting.name)
+        text = None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+        views.append(SettingView(setting.name, text, settings.origins[setting.name], setting.meaning))
+    notices = settings.notices
+    texts: dict[str, list[str]] = {block: [] for block in NOTICE_BLOCKS}
+    if notices is not None:
+        from ascendrun.core.notice_settings import where_of
+
+        for target in notices.everyone:
+            block = target.kind if target.kind in texts else "notify"
+            shown = f"{target.name} ({target.kind})" if target.name != target.kind else target.name
+            texts[block].append(f"{shown} {where_of(target)}")
+    origins = notices.origins if notices is not None else {}
+    for block, meaning in NOTICE_BLOCKS.items():
+        views.append(SettingView(block, ", ".join(texts[block]) or None, origins.get(block, "default"), meaning))
+    return tuple(views)

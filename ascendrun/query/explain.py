@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascendrun.core.errors import NotFoundError
-from ascendrun.text import Text
-
 if TYPE_CHECKING:
     from ascendrun.core.events import Event
     from ascendrun.health.diagnosis import Diagnosis
+    from ascendrun.text import Text
 
 SLOW_SHOWN = 3
 
@@ -45,22 +43,13 @@ def explain_job(
     from ascendrun.head.state.store import Store
     from ascendrun.health.diagnosis import diagnose, render
     from ascendrun.query.evidence import attempt_to_explain, read_evidence
+    from ascendrun.query.views import choose_attempt
 
     with Store.open_for_reading(state_dir) as store:
         stored = store.find(ref)
         events = store.events(stored.job.id)
     job = stored.job
-    number = attempt or attempt_to_explain(job)
-    if number > job.attempt:
-        raise NotFoundError(
-            Text("explain.no-attempt", "{job}: attempt {attempt} not found", job=job.id, attempt=number),
-            hint=Text(
-                "explain.attempts",
-                "it has {count:plural attempt attempts}: ascendrun show {job}",
-                count=job.attempt,
-                job=job.id,
-            ),
-        )
+    number = attempt_to_explain(job) if attempt is None else choose_attempt(job, attempt)
     slow = slow_now(events) if job.state.value == "RUNNING" and number == job.attempt else ()
     evidence = read_evidence(
         state_dir, stored, events, attempt=number, now_s=now_s, slow=slow, liveness=(liveness or {}).get(job.id)

@@ -1,14 +1,16 @@
-"""The lines of a job as plain iterators: stored ones, and those that are still being written."""
+"""The lines of a job as iterators: stored ones, and, with the states of the job, those that are being written."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
 
+from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.core.logs.folding import FoldedLine, Folder, fold
 from ascendrun.core.logs.log_lines import LogLine, merge, merge_batches
 from ascendrun.core.logs.log_view import FOLD_WINDOW_S, LogView, first_of_each_rank
@@ -19,6 +21,7 @@ from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.query.log_reader import StreamReader, batch_lines_for
 from ascendrun.query.log_sources import open_streams
 from ascendrun.query.views import JobDetail, JobView
+from ascendrun.text import Text
 
 NEW_STREAMS_POLL_S = (0.05, 0.5)
 POLL_CPU_FRACTION = 0.02
@@ -31,56 +34,110 @@ LIVE_WINDOW_S = 0.2
 BURST_WINDOW_S = 0.08
 BURST_S = 0.2
 """After a pause every host sends at the same time; only in a steady stream do their batches drift apart."""
-POLL_S = 0.1
+POLL_S = (0.02, 0.1)
+JOB_POLL_S = 0.25
+NO_RESPONSE_S = 60.0
+"""How long following continues while the controller does not respond."""
+BATCH_LINES = 2000
 COMPLETE_DEADLINE_S = 15.0
 """How long after the end of an attempt the last bytes of its logs may take to arrive."""
 
 
 class FollowedCluster(Protocol):
-    """What `follow_lines` needs of `ascendrun.Cluster`."""
+    """What `follow_job` needs of `ascendrun.Cluster`."""
 
     settings: Settings
 
     def job(self, ref: str) -> JobDetail: ...
 
 
-def stored_lines(state_dir: Path, detail: JobDetail, attempt: int, view: LogView | None = None) -> Iterator[FoldedLine]:
-    """The lines of an attempt that are stored, merged by time and folded."""
-    view = view or LogView()
-    sources = open_streams(state_dir, detail, attempt, view, warn=lambda problem: None)
+@dataclass(frozen=True)
+class FollowUpdate:
+    """What is new about a job that is followed. `detail`: its state now, None: nothing new. `problem`: the controller
+    does not respond; the job keeps running. `is_incomplete`: lines of an attempt that ended have not arrived."""
+
+    detail: JobDetail | None = None
+    lines: tuple[FoldedLine, ...] = ()
+    problem: Text | str | None = None
+    is_incomplete: bool = False
+
+
+def stored_lines(
+    state_dir: Path, detail: JobDetail, attempt: int, view: LogView, *, warn: Callable[[Text], None] | None = None
+) -> Iterator[FoldedLine]:
+    """The lines of an attempt that are stored, merged by time and folded. Memory does not grow with the logs, unless a
+    filter and a tail are combined, and then by the tail."""
+    sources = open_streams(state_dir, detail, attempt, view, warn=warn or (lambda problem: None))
     lines = chain.from_iterable(merge_batches(sources))
     shown = fold(first_of_each_rank(lines) if view.only_first else lines, window_s=FOLD_WINDOW_S)
     return iter(shown if view.tail is None else deque(shown, maxlen=view.tail))
 
 
-def follow_lines(cluster: FollowedCluster, ref: str, view: LogView | None = None) -> Iterator[FoldedLine]:
-    """The lines of a job's newest attempt and of all later ones, as they come, until the job has ended."""
+def follow_job(
+    cluster: FollowedCluster, ref: str, view: LogView | None = None, *, with_lines: bool = True
+) -> Iterator[FollowUpdate]:
+    """The state and the lines of a job's newest attempt and of all later ones, until it has ended and every line has
+    arrived. Raises UnreachableError, DeadlineExceededError when the controller does not respond for a minute."""
     view = view or LogView()
-    job = cluster.job(ref).job
-    attempt, logs = 0, None
+    detail = cluster.job(ref)
+    ref, attempt, logs = detail.job.id, 0, None
+    no_response_mono: float | None = None
     while True:
+        job = detail.job
         if job.attempt != attempt and job.attempt > 0:
             if logs is not None:
-                yield from _rest(logs)
-            attempt = job.attempt
-            logs = AttemptLogs(spool_dir(cluster.settings.state_dir, job.id, attempt), attempt, view)
+                yield from _drain(logs)
+            tail, attempt = view.tail if attempt == 0 else None, job.attempt
+            if with_lines:
+                logs = AttemptLogs(spool_dir(cluster.settings.state_dir, ref, attempt), attempt, view, tail=tail)
         if logs is not None:
             logs.expect_ranks(count_ranks(job, view))
-            yield from logs.new_lines()
+        if no_response_mono is None:
+            yield FollowUpdate(detail)
         if job.ended_at_s is not None:
             break
-        time.sleep(POLL_S)
-        job = cluster.job(job.id).job
+        yield from _lines_for(logs, JOB_POLL_S)
+        try:
+            detail = cluster.job(ref)
+            no_response_mono = None
+        except (UnreachableError, DeadlineExceededError) as error:
+            now_s = time.monotonic()
+            if no_response_mono is None:
+                no_response_mono = now_s
+                yield FollowUpdate(problem=error.message)
+            if now_s - no_response_mono > NO_RESPONSE_S:
+                raise
     if logs is not None:
-        yield from _rest(logs)
+        yield from _drain(logs, age_s=max(0.0, time.time() - job.ended_at_s))
 
 
-def _rest(logs: AttemptLogs) -> Iterator[FoldedLine]:
-    deadline_s = time.monotonic() + COMPLETE_DEADLINE_S
-    while logs.folder.is_dir() and not is_complete(logs.folder) and time.monotonic() < deadline_s:
-        yield from logs.new_lines()
-        time.sleep(POLL_S)
-    yield from logs.new_lines(final=True)
+def _lines_for(logs: AttemptLogs | None, seconds: float) -> Iterator[FollowUpdate]:
+    """New lines as they come, for so long."""
+    until_mono = time.monotonic() + seconds
+    while time.monotonic() < until_mono:
+        started_cpu_s, is_quiet = time.process_time(), True
+        for update in _new_lines(logs):
+            is_quiet = False
+            yield update
+        if is_quiet:
+            time.sleep(pause_after(time.process_time() - started_cpu_s, POLL_S))
+
+
+def _new_lines(logs: AttemptLogs | None, *, final: bool = False) -> Iterator[FollowUpdate]:
+    lines = iter(()) if logs is None else logs.new_lines(final=final)
+    while batch := tuple(islice(lines, BATCH_LINES)):
+        yield FollowUpdate(lines=batch)
+
+
+def _drain(logs: AttemptLogs, *, age_s: float = 0.0) -> Iterator[FollowUpdate]:
+    """Every line of an attempt to its last byte. `age_s`: how long ago the job ended; nothing is awaited for long."""
+    deadline_mono = time.monotonic() + max(0.0, COMPLETE_DEADLINE_S - age_s)
+    while logs.folder.is_dir() and not is_complete(logs.folder):
+        if time.monotonic() > deadline_mono:
+            yield FollowUpdate(is_incomplete=True)
+            break
+        yield from _lines_for(logs, POLL_S[0])
+    yield from _new_lines(logs, final=True)
 
 
 class AttemptLogs:

@@ -130,11 +130,3 @@ def check_choice(detail: JobDetail, view: LogView) -> None:
     if view.ranks is not None and job.world_size and all(rank >= job.world_size for rank in view.ranks):
         unknown = Text("logs.no-rank", "{job}: no such rank: {ranks:ranks}", job=job.id, ranks=sorted(view.ranks))
         raise NotFoundError(unknown, hint=Text("logs.ranks", "its ranks are 0-{last}", last=job.world_size - 1))
-
-
-def why_nothing(detail: JobDetail, attempt: int) -> Text:
-    """Why there is no output of an attempt."""
-    job = detail.job
-    if attempt < job.attempt or job.ended_at_s is not None:
-        return Text("logs.no-output", "{job}: no output in attempt {attempt}", job=job.id, attempt=attempt)
-    return Text("logs.no-output-yet", "{job}: no output yet ({state})", job=job.id, state=job.state)

@@ -9,10 +9,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ascendrun.core.errors import ConflictError, NotFoundError
-from ascendrun.core.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
+from ascendrun.core.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials, where_of
 from ascendrun.core.notices import Target, make_test_notice
 from ascendrun.head.notify.delivery import deliver, press
 from ascendrun.head.state.store import Store
@@ -76,18 +75,6 @@ def view_targets(settings: NoticeSettings, state_dir: Path) -> tuple[NoticeTarge
             )
         )
     return tuple(views)
-
-
-def where_of(target: Target) -> str:
-    """The host that is asked, or the command; never a path or parameter of a URL."""
-    if target.kind == "hook":
-        return target.command[0]
-    try:
-        url, _ = read_credentials(target)
-    except UnreadableCredentialsError:
-        return "?"
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/…"
 
 
 def _problem(target: Target) -> Text | str | None:

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +33,31 @@ from ascendrun.node import tree_hash
 from ascendrun.text import Text, suggestion
 
 _CACHE = "__pycache__"
+
+
+@dataclass(frozen=True)
+class ValidStage:
+    """A stage of a valid job file; `stage` None: the job of a file without stages. `needs`: the stage before it, None:
+    the first. `hosts`: those that it would use, in rank order; () when the file names no hostfile."""
+
+    stage: str | None
+    needs: str | None
+    spec: JobSpec
+    hosts: tuple[Host, ...]
+
+
+def validate(job_file: Path, *, overrides: Sequence[str] = (), hostfile: Path | None = None) -> tuple[ValidStage, ...]:
+    """Every stage of the file. Raises InvalidInputError with every problem."""
+    stages = read_stages(job_file, overrides=overrides, is_placed=True, hostfile=hostfile)
+    return tuple(
+        ValidStage(
+            stage.stage,
+            stage.needs,
+            stage.spec,
+            read_hosts(stage.spec, job_file, hostfile=hostfile) if hostfile or stage.spec.hostfile else (),
+        )
+        for stage in stages
+    )
 
 
 def read_job(job_file: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
@@ -76,14 +101,12 @@ def _check_names() -> Mapping[str, str]:
 def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -> tuple[Host, ...]:
     """The hosts that the job will use, in rank order; `hostfile` wins over the job's own. Raises InvalidInputError."""
     path = hostfile or Path(require_hostfile(spec, str(job_file)))
-    return choose_hosts(spec, parse_hostfile(_read(path), str(path)))
+    return choose_hosts(spec, read_hostfile(path))
 
 
-def stage_hosts(
-    stages: Sequence[StageJob], job_file: Path, *, hostfile: Path | None = None
-) -> tuple[tuple[Host, ...], ...]:
-    """As `read_hosts`, for every stage."""
-    return tuple(read_hosts(stage.spec, job_file, hostfile=hostfile) for stage in stages)
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """Every host of the file. Raises InvalidInputError."""
+    return parse_hostfile(_read(path), str(path))
 
 
 def _placement_faults(
@@ -92,7 +115,7 @@ def _placement_faults(
     """What the hosts lack for the job; () without a hostfile, or with one that `read_hosts` will reject."""
     path = hostfile or (directory / spec.hostfile if spec.hostfile else None)
     try:
-        return () if path is None else tuple(placement_faults(spec, parse_hostfile(_read(path), str(path))))
+        return () if path is None else tuple(placement_faults(spec, read_hostfile(path)))
     except InvalidInputError:
         return ()
 
@@ -125,7 +148,7 @@ def make_submissions(
     A file that is no pipeline gives the one submission of its job, without a stage.
     """
     stages = read_stages(job_file, overrides=overrides, is_placed=True, hostfile=hostfile)
-    hosts = stage_hosts(stages, job_file, hostfile=hostfile)
+    hosts = [read_hosts(stage.spec, job_file, hostfile=hostfile) for stage in stages]
     make_state_dir(state_dir)
     return tuple(
         Submission(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
@@ -12,6 +12,7 @@ from ascendrun.query.top_reader import TopReader, newest_samples
 
 if TYPE_CHECKING:
     from ascendrun.core.hosts import Host
+    from ascendrun.core.logs.folding import FoldedLine
     from ascendrun.core.settings import Settings
     from ascendrun.health.top.view import TopView
 
@@ -33,6 +34,12 @@ class SampledCluster(Protocol):
     def sample_now(self, hosts: Sequence[Host], *, timeout_s: float) -> tuple[Newest, Mapping[str, str]]: ...
 
     def request_samples(self, hosts: Sequence[Host]) -> None: ...
+
+    @property
+    def series(self) -> Callable[..., tuple[Any, Any, Any]]: ...
+
+    @property
+    def logs(self) -> Callable[..., Iterable[FoldedLine]]: ...
 
 
 ASK_EVERY_S = 10.0
@@ -109,6 +116,10 @@ class TopSource:
             was_queried=asked,
         )
         return replace(view, samples_error=seen.samples_error)
+
+    def look_once(self, *, now_s: float) -> TopView:
+        """As `look`; wait for the hosts that are queried."""
+        return self.look(now_s=now_s, answer_s=ANSWER_S + LATE_S)
 
     def _liveness(self) -> Mapping[str, Mapping[str, str]]:
         """What the controller knows of hosts; a live job without a controller gets a new one by the asking."""

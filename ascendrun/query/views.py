@@ -1,4 +1,4 @@
-"""Views that `ascendrun.Cluster` returns: jobs, nodes, ranks, events and hosts, made from the records."""
+"""Views of jobs that `ascendrun.Cluster` returns, with their nodes, ranks and events, made from the records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from ascendrun.core.events import Event
     from ascendrun.core.jobs.job import Job, NodeProgress
     from ascendrun.core.jobs.pipelines import PipelineStatus, StageStatus
-    from ascendrun.head.protocol.control_messages import ExecReply, NodeReply
     from ascendrun.head.state.store import StoredJob
 
 
@@ -53,7 +52,7 @@ class JobView:
     id: str
     name: str
     state: str
-    reason: str
+    reason: Text | str
     attempt: int
     hosts: tuple[str, ...]
     world_size: int
@@ -72,7 +71,7 @@ class JobView:
 @dataclass(frozen=True)
 class JobDetail:
     """A job as `show` shows it. `run`: its name on the nodes (ROOT/runs/<run>).
-    `first_failure`: the sentence naming the first failing rank, None: none failed.
+    `first_failure`: names the first failing rank, None: none failed.
     `unconfirmed_hosts`: hosts whose processes could not be confirmed gone when the job ended."""
 
     job: JobView
@@ -80,38 +79,9 @@ class JobDetail:
     nodes: tuple[NodeView, ...]
     ranks: tuple[RankView, ...]
     events: tuple[Event, ...]
-    first_failure: str | None
+    first_failure: Text | str | None
     unconfirmed_hosts: tuple[str, ...]
     spec: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class ExecResult:
-    """One host's answer to `exec`. `exit_code` None with `error` set: it did not run or did not end in time."""
-
-    host: str
-    exit_code: int | None
-    stdout: bytes
-    stderr: bytes
-    error: Text | str | None
-    wall_s: float
-
-
-@dataclass(frozen=True)
-class HostStatus:
-    """One host as `nodes` shows it: reached or why not, and what it says of itself (None: not asked or unreached)."""
-
-    host: str
-    reachable: bool
-    error: str | None
-    hint: str | None
-    hostname: str | None
-    python_version: str | None
-    cpus: int | None
-    memory_bytes: int | None
-    free_bytes: int | None
-    clock_offset_s: float | None
-    job: str | None
 
 
 SLOW_HOSTS = 4
@@ -197,7 +167,7 @@ def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, now: Re
         id=job.id,
         name=job.name,
         state=job.state.value,
-        reason=str(reason_now(job, now)),
+        reason=reason_now(job, now),
         attempt=job.attempt,
         hosts=job.hosts,
         world_size=job.world_size,
@@ -224,7 +194,7 @@ def make_pipeline_view(stored: Sequence[StoredJob], status: PipelineStatus, repr
         id=str(first.pipeline),
         name=first.name[: -len(f".{first.stage}")],
         state=status.state.value,
-        reason=representative.reason if status.state.value == representative.state == "RUNNING" else str(status.reason),
+        reason=representative.reason if status.state.value == representative.state == "RUNNING" else status.reason,
         created_at_s=first.created_at_s,
         started_at_s=min(starts, default=None),
         ended_at_s=max(ends) if is_over else None,
@@ -249,7 +219,7 @@ def make_job_detail(
         nodes=nodes,
         ranks=ranks,
         events=events,
-        first_failure=None if job.first_failure is None else str(job.first_failure.reason()),
+        first_failure=None if job.first_failure is None else job.first_failure.reason(),
         unconfirmed_hosts=job.unconfirmed,
         spec=stored.spec,
     )
@@ -269,32 +239,13 @@ def _rank_view(node: NodeProgress, rank: int) -> RankView:
     )
 
 
-def make_exec_result(reply: ExecReply, body: bytes, timeout_s: float) -> ExecResult:
-    """One host's reply to `exec` as it came from the controller."""
-    if reply.failed is not None:
-        return ExecResult(reply.host, None, b"", b"", reply.failed.line(), reply.wall_s)
-    code, error = reply.code, None
-    if reply.timed_out:
-        code = None
-        error = Text("exec.timed-out", "did not end within {limit_s:g} s and was killed", limit_s=timeout_s)
-    elif reply.signal is not None:
-        code = 128 + reply.signal
-    return ExecResult(reply.host, code, body[: reply.out_bytes], body[reply.out_bytes :], error, reply.wall_s)
+def choose_attempt(job: JobView | Job, attempt: int | None) -> int:
+    """The attempt (None: the newest). Raises NotFoundError when the job has no such attempt."""
+    if attempt is not None and attempt > job.attempt:
+        from ascendrun.core.errors import NotFoundError
 
-
-def make_host_status(reply: NodeReply, holders: Mapping[str, str]) -> HostStatus:
-    """One host's reply to `nodes`; `holders`: which job holds which host."""
-    report, failure = reply.report, reply.refused
-    return HostStatus(
-        host=reply.host,
-        reachable=report is not None,
-        error=str(failure.message) if failure else None,
-        hint=str(failure.hint) if failure and failure.hint else None,
-        hostname=report.hostname if report else None,
-        python_version=report.python_version if report else None,
-        cpus=report.cpus if report else None,
-        memory_bytes=report.memory_bytes if report else None,
-        free_bytes=report.free_bytes if report else None,
-        clock_offset_s=report.clock_offset_s if report else None,
-        job=holders.get(reply.host),
-    )
+        raise NotFoundError(
+            Text("logs.no-attempt", "{job}: no attempt {attempt}", job=job.id, attempt=attempt),
+            hint=Text("logs.attempts", "the newest attempt is {attempt}", attempt=job.attempt),
+        )
+    return attempt or max(job.attempt, 1)

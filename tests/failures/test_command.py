@@ -157,4 +157,4 @@ def test_after_a_failure_it_says_that_nothing_starts_again_by_itself(tmp_path: P
     rows = say("explain", job)[1].splitlines()
     assert any(row.startswith("  not restarted automatically") for row in rows[rows.index("outcome") :])
     told = json.loads(say("explain", job, "--lang", "zh", "-o", "json")[1])["diagnosis"]["outcome"]
-    assert told[-1].startswith("不会自动重新启动")
+    assert told[-1]["message"].startswith("不会自动重新启动")

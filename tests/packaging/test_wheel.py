@@ -17,7 +17,7 @@ import pytest
 
 from ascendrun import __version__
 from ascendrun.cli.app import COMMANDS
-from ascendrun.cli.templates import list_templates
+from ascendrun.query.templates import list_templates
 from ascendrun.text import translations
 from tests.docs.transcript import find_mismatch, read_block
 from tests.packaging.checkouts import CHECKOUT, run
@@ -123,7 +123,7 @@ def test_the_installed_command_answers(installed: Path, environ: dict[str, str])
 def test_the_installed_command_has_the_checkouts_templates(
     installed: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    code = "from ascendrun.cli.templates import list_templates as l; print([(s.name, sorted(s.files)) for s in l()])"
+    code = "from ascendrun.query.templates import list_templates as l; print([(s.name, sorted(s.files)) for s in l()])"
     assert ask(installed, environ, code) == f"{[(each.name, sorted(each.files)) for each in list_templates()]}\n"
     made = run([installed / "bin" / "ascendrun", "init", "script", tmp_path / "mine"], environ, cwd=tmp_path)
     assert made.returncode == 0, made.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ascendrun.cli.training_estimate import estimate
+from ascendrun.query.memory_estimate import estimate
 
 ARGS = {"synthetic_samples": 40, "batch_size": 4, "cutoff_len": 128}
 

@@ -96,7 +96,7 @@ def test_a_controller_comes_up_without_what_only_people_and_jobs_need(tmp_path: 
         "ascendrun.head.loop.job_runner",
         "ascendrun.core.jobs.job",
         "ascendrun.core.jobs.plan",
-        "ascendrun.cluster",
+        "ascendrun.cluster.jobs",
     }
     assert not {name.split(".")[0] for name in names} & ((HEAVY | {"click"}) - {"sqlite3"})
 

@@ -15,7 +15,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.query.bundle.job import Bundle
+    from ascendrun.cluster import Bundle
 
 LISTED_LEFT_OUT = 30
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -13,17 +12,6 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-
-
-@dataclass(frozen=True)
-class SettingView:
-    """One setting as `config` shows it. `value` None: not set."""
-
-    name: str
-    value: str | None
-    origin: str
-    meaning: str
-
 
 DEFAULT = Text("config.default", "default")
 
@@ -44,9 +32,10 @@ def command(ctx: CliContext, action: str, name: str | None, output: str | None) 
     """Show settings: flag > $ASCENDRUN_… > ~/.config/ascendrun/config.yaml > /etc/ascendrun/config.yaml > default."""
     from ascendrun.cli.output import Column, print_rows
     from ascendrun.cli.sanitise import sanitise_line
+    from ascendrun.core.settings import SettingView
     from ascendrun.text import suggestion
 
-    views = _views(ctx)
+    views = ctx.cluster.config()
     if action == "list":
         if name is not None:
             raise UsageError(
@@ -59,7 +48,7 @@ def command(ctx: CliContext, action: str, name: str | None, output: str | None) 
                 Column("NAME", lambda view: view.name),
                 Column("VALUE", lambda view: "-" if view.value is None else view.value),
                 Column("ORIGIN", lambda view: str(DEFAULT) if view.origin == "default" else view.origin),
-                Column("MEANING", lambda view: view.meaning),
+                Column("MEANING", lambda view: str(view.meaning)),
             ],
             output,
             name="settings",
@@ -80,40 +69,3 @@ def command(ctx: CliContext, action: str, name: str | None, output: str | None) 
         )
     print("" if view.value is None else sanitise_line(view.value))
     return 0
-
-
-def _views(ctx: CliContext) -> list[SettingView]:
-    from ascendrun.core.settings import SETTINGS
-
-    settings = ctx.settings
-    views = []
-    for one in SETTINGS:
-        value = getattr(settings, one.name)
-        text = None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-        views.append(SettingView(one.name, text, settings.origins[one.name], str(one.meaning)))
-    return views + _notice_views(ctx)
-
-
-def _notice_views(ctx: CliContext) -> list[SettingView]:
-    """Return the targets of notifications; of URLs the host only, since the rest is a credential."""
-    from ascendrun.core.settings import NOTICE_BLOCKS
-
-    notices = ctx.settings.notices
-    meanings = {
-        "notify": str(Text("config.meaning.notify", "services that receive notifications")),
-        "hook": str(Text("config.meaning.hook", "command that receives notifications")),
-        "deadman": str(Text("config.meaning.deadman", "URL requested at intervals while jobs run")),
-    }
-    texts: dict[str, list[str]] = {block: [] for block in NOTICE_BLOCKS}
-    if notices is not None:
-        from ascendrun.query.notice_view import where_of
-
-        for target in notices.everyone:
-            block = target.kind if target.kind in texts else "notify"
-            shown = f"{target.name} ({target.kind})" if target.name != target.kind else target.name
-            texts[block].append(f"{shown} {where_of(target)}")
-    origins = notices.origins if notices is not None else {}
-    return [
-        SettingView(block, ", ".join(texts[block]) or None, origins.get(block, "default"), meanings[block])
-        for block in NOTICE_BLOCKS
-    ]

@@ -32,9 +32,8 @@ def command(ctx: CliContext, action: str) -> int:
 
 
 def _run(ctx: CliContext) -> int:
-    from ascendrun.cli.controller_run import run_controller
-
-    return run_controller(ctx.settings)
+    ctx.cluster.run_controller()
+    return 0
 
 
 def _status(ctx: CliContext) -> int:

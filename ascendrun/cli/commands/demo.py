@@ -144,7 +144,7 @@ class Demo:
         self._resume()
 
     def _set_up(self) -> None:
-        from ascendrun.backends.local import LOGIN_FILE, local_root
+        from ascendrun.core.settings import LOGIN_FILE, local_root
         from ascendrun.sim.demo import nodes
 
         self._explain(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import cli_command, hostfile_option, hosts_of, output_option
+from ascendrun.cli.options import Target, cli_command, output_option, target_options
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -29,10 +28,7 @@ if TYPE_CHECKING:
     ascendrun doctor -H cluster.hosts --fix-script > fix.sh # print the fixes as a script; run nothing
 """,
 )
-@click.argument("file", required=False, type=click.Path(path_type=Path))
-@hostfile_option
-@click.option("--hosts", "names", metavar="HOSTS", help="Only these hosts: npu[01-04] or @group.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override the job file: args.lr=1e-4.")
+@target_options
 @click.option("--device-type", type=click.Choice(["npu", "cuda", "cpu"]), help="Device type of the nodes.")
 @click.option("--check-path", "paths", multiple=True, metavar="PATH", help="Require PATH on all nodes, with one size.")
 @click.option("--quick", is_flag=True, help="Run only the checks that run before every start.")
@@ -49,10 +45,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(
     ctx: CliContext,
-    file: Path | None,
-    hostfile: str | None,
-    names: str | None,
-    overrides: tuple[str, ...],
+    target: Target,
     device_type: str | None,
     paths: tuple[str, ...],
     quick: bool,
@@ -69,94 +62,55 @@ def command(
     unreachable and the others are ready.
     """
     from ascendrun.cli.doctor_view import print_report, print_script
+    from ascendrun.cli.output import print_record
 
-    hosts = choose_hosts(ctx, file, hostfile, names, overrides)
+    file, hosts = target.file, target.hosts(ctx)
     screen = ctx.screen()
     screen.progress(str(Text("doctor.progress", "checking {count:plural host hosts}", count=len(hosts))))
     try:
         report = ctx.cluster.doctor(
             hosts,
             job_file=file,
-            overrides=overrides,
+            overrides=target.overrides,
             family=device_type,
             paths=paths,
             is_full=not quick,
             every_pair=all_pairs,
         )
         if deep:
-            report = measure(ctx, report, hosts, file, overrides=overrides, progress=screen.progress)
+            report = measure(ctx, report, hosts, target, progress=screen.progress)
     finally:
         screen.close()
     if fix_script:
-        print_script(report, hostfile or _hostfile_of(ctx, file, overrides))
-    elif output in (None, "table", "wide"):
+        of_job = ctx.cluster.read_job(file, overrides=target.overrides).hostfile if file is not None else None
+        print_script(report, target.hostfile or of_job or (file is None and ctx.settings.hostfile) or None)
+    elif not print_record(report, output):
         print_report(report, color=ctx.has_color(sys.stdout), wide=output == "wide")
-    else:
-        from ascendrun.cli.output import format_one
-
-        assert output is not None
-        sys.stdout.write(format_one(report, output))
     return exit_code(report, fail_on=fail_on)
 
 
 def measure(
-    ctx: CliContext,
-    report: DoctorReport,
-    hosts: tuple[Host, ...],
-    file: Path | None,
-    *,
-    overrides: tuple[str, ...],
-    progress: Callable[[str], None],
+    ctx: CliContext, report: DoctorReport, hosts: tuple[Host, ...], target: Target, *, progress: Callable[[str], None]
 ) -> DoctorReport:
     """Return the report with measurements of the reachable hosts, made by small jobs in the Python of the job."""
     from ascendrun.core.findings import Severity
     from ascendrun.health.comparison import add_deep
-    from ascendrun.query.deep_check import make_base
-    from ascendrun.query.submit import read_job
 
     reached = [host for host in hosts if host.name not in report.unreached]
     if not reached:
         return report
-    job = read_job(file, overrides=overrides) if file is not None else None
     failing = {host for view in report.findings if view.severity is Severity.FAIL for host in view.hosts}
-    not_ready = [host.name for host in reached if host.name in failing]
-    base = make_base(job, device_type=report.device_type or "cpu")
-    if base.python is None and any(host.is_local for host in reached):
-        from ascendrun.cli.train_env import ensure_training_stack
-
-        ensure_training_stack(None, ctx.echo)
-    if job is None and base.devices.type != "cpu" and any(not (host.slots or host.devices) for host in reached):
-        ctx.echo(
-            str(
-                Text(
-                    "doctor.one-device",
-                    "one device is measured on each host without slots= or devices= in the hostfile",
-                )
-            )
-        )
-    check = ctx.cluster.deep(reached, base, unfit=not_ready, say=progress)
+    check = ctx.cluster.deep(
+        reached,
+        job_file=target.file,
+        overrides=target.overrides,
+        family=report.device_type,
+        not_ready=[host.name for host in reached if host.name in failing],
+        progress=progress,
+        log=ctx.echo,
+    )
     ctx.echo(str(Text("doctor.measured", "measurements saved in {file}", file=str(check.file))))
     return add_deep(report, check.report, check.findings)
-
-
-def _hostfile_of(ctx: CliContext, file: Path | None, overrides: tuple[str, ...]) -> str | None:
-    """The hostfile for the commands of the script."""
-    from ascendrun.query.submit import read_job
-
-    if file is not None:
-        return read_job(file, overrides=overrides).hostfile
-    return str(ctx.settings.hostfile) if ctx.settings.hostfile else None
-
-
-def choose_hosts(
-    ctx: CliContext, file: Path | None, hostfile: str | None, names: str | None, overrides: tuple[str, ...]
-) -> tuple[Host, ...]:
-    """Return the hosts of the job, unless others are named."""
-    if file is None or hostfile is not None or names is not None:
-        return hosts_of(ctx, hostfile=hostfile, names=names)
-    from ascendrun.query.submit import read_hosts, read_job
-
-    return read_hosts(read_job(file, overrides=overrides), file)
 
 
 def exit_code(report: DoctorReport, *, fail_on: str) -> int:

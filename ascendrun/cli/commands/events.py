@@ -138,7 +138,6 @@ class _Stream:
 
     def _ended_code(self) -> int | None:
         """The exit code of the job that is followed, once it is over; looks after the controller now and then."""
-        from ascendrun.cli.follow import has_ended
         from ascendrun.cli.outcome import exit_code_of
         from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 
@@ -159,7 +158,8 @@ class _Stream:
                 self._ctx.warn(Text("events.retrying", "{problem}; jobs keep running; retrying", problem=error.message))
             self._has_warned = True
             return None
-        return exit_code_of(whole or job) if has_ended(whole or job) else None
+        shown = whole or job
+        return None if shown.ended_at_s is None else exit_code_of(shown)
 
     def _records(self, events: Sequence[JobEvent]) -> list[dict[str, Any]]:
         from ascendrun.cli.output import event_record

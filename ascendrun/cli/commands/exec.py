@@ -12,7 +12,7 @@ from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ascendrun.cli.context import CliContext
     from ascendrun.cluster import ExecResult
@@ -49,29 +49,25 @@ def command(
     Exits 0 when the command exited 0 on every host, else 6; the hosts that failed are listed.
     """
     hosts = hosts_of(ctx, hostfile=hostfile, names=names)
-    timeout_s = ctx.settings.exec_timeout_s if timeout is None else timeout
-    results = _collect(ctx, ctx.cluster.execute(hosts, argv, timeout_s=timeout_s), [host.name for host in hosts])
-    if output in (None, "table", "wide"):
+    results = _collect(ctx, ctx.cluster.execute(hosts, argv, timeout_s=timeout), [host.name for host in hosts])
+    from ascendrun.cli.output import PEOPLE, format_many
+
+    if output is None or output in PEOPLE:
         _print_folded(results)
     else:
-        from ascendrun.cli.output import format_many
         from ascendrun.cluster import ExecResult
 
-        assert output is not None
         sys.stdout.write(format_many(results, output, name="results", kind=ExecResult))
     return _print_failures(ctx, results)
 
 
-def _collect(ctx: CliContext, answers: object, names: Sequence[str]) -> list[ExecResult]:
+def _collect(ctx: CliContext, replies: Iterable[ExecResult], names: Sequence[str]) -> list[ExecResult]:
     """Every result in the order of the hosts; the missing hosts are shown at the bottom of the terminal."""
-    from collections.abc import Iterable
-
-    assert isinstance(answers, Iterable)
     screen = ctx.screen()
     shown_s = 0.0
     found: dict[str, ExecResult] = {}
     try:
-        for result in answers:
+        for result in replies:
             found[result.host] = result
             if not screen.is_live or time.monotonic() - shown_s < PROGRESS_S:
                 continue

@@ -34,6 +34,7 @@ def command(ctx: CliContext, job: str, attempt: int | None, everything: bool, co
     The ends of all other ranks are shown as consequences. The confidence is "certain", "likely" or "unknown". For a
     running job, anomalies are shown. Exits 0; 4 if the job does not exist.
     """
+    from ascendrun.cli.output import print_record
     from ascendrun.text import Text
 
     if collect:
@@ -46,13 +47,8 @@ def command(ctx: CliContext, job: str, attempt: int | None, everything: bool, co
                 else str(Text("explain.collected", "{host}: logs collected", host=host))
             )
     explanation = ctx.cluster.explain(job, attempt=attempt)
-    if output in (None, "table", "wide"):
+    if not print_record(explanation, output):
         from ascendrun.cli.explain_view import print_explanation
 
         print_explanation(explanation, color=ctx.has_color(sys.stdout), everything=everything or output == "wide")
-    else:
-        from ascendrun.cli.output import format_one
-
-        assert output is not None
-        sys.stdout.write(format_one(explanation, output))
     return 0

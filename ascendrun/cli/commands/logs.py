@@ -15,7 +15,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cluster import JobDetail, JobView
+    from ascendrun.cluster import JobDetail
     from ascendrun.core.logs.log_view import LogView
 
 
@@ -79,33 +79,37 @@ def command(
     Measured numbers may differ between ranks: [0-63] step 120 loss 2.31±0.02. A rank whose number is far from the
     others has its own line.
     """
-    from ascendrun.query.log_sources import check_choice
-
     _check_options(follow=follow, attempt=attempt, raw=raw, files=files, output=output, **choice)
     view = _make_view(**choice)
     detail = ctx.cluster.job(job)
-    check_choice(detail, view)
     if follow:
-        return _follow(ctx, job, detail.job, view)
-    chosen = _choose_attempt(detail.job, attempt)
-    if files:
-        from ascendrun.cli.log_files import print_files
+        return _follow(ctx, job, detail, view)
+    from ascendrun.cli.log_output import print_files, print_gaps
 
-        print_files(ctx, detail.job, chosen, view, output)
-    elif raw:
-        _write_raw(ctx, detail.job, chosen, view)
-    else:
-        _print_lines(ctx, detail, chosen, view)
+    if files:
+        print_files(ctx, ctx.cluster.log_files(detail, view, attempt=attempt), output)
+        return 0
+    if raw:
+        for data in ctx.cluster.raw_logs(detail, view, attempt=attempt):
+            sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    elif not _print_lines(ctx, detail, attempt, view):
+        return 0
+    print_gaps(ctx, ctx.cluster.log_gaps(detail, view, attempt=attempt))
+    earlier = (attempt or detail.job.attempt) - 1
+    if earlier > 0 and not raw:
+        ctx.hint(Text("logs.earlier-attempts", "earlier attempts: --attempt {range}", range=f"1-{earlier}"))
     return 0
 
 
-def _follow(ctx: CliContext, ref: str, job: JobView, view: LogView) -> int:
+def _follow(ctx: CliContext, ref: str, detail: JobDetail, view: LogView) -> int:
     """Follow a live pipeline stage after stage; of an ended one, print its representative stage."""
     from ascendrun.cli.commands.submit import follow_stages, follow_to_the_end
-    from ascendrun.cli.follow import has_ended
 
+    ctx.cluster.logs(detail, view)  # raises for hosts and ranks that the job does not have
+    job = detail.job
     whole = ctx.cluster.whole_pipeline(ref, job)
-    if has_ended(whole or job):
+    if (whole or job).ended_at_s is not None:
         return follow_to_the_end(ctx, job.id, view=view)
     ctx.cluster.ensure_controller()
     return follow_to_the_end(ctx, job.id, view=view) if whole is None else follow_stages(ctx, whole, view=view)
@@ -188,54 +192,27 @@ def _make_view(
     )
 
 
-def _choose_attempt(job: JobView, attempt: int | None) -> int:
-    from ascendrun.core.errors import NotFoundError
+def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int | None, view: LogView) -> bool:
+    """False when there is no output that could be searched; that is reported."""
+    from ascendrun.cli.log_output import format_line
 
-    if attempt is not None and attempt > job.attempt:
-        raise NotFoundError(
-            Text("logs.no-attempt", "{job}: no attempt {attempt}", job=job.id, attempt=attempt),
-            hint=Text("logs.attempts", "the newest attempt is {attempt}", attempt=job.attempt),
-        )
-    return attempt or max(job.attempt, 1)
-
-
-def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int, view: LogView) -> None:
-    """Streams lazily: memory does not grow with the logs, unless a filter and --tail are combined, and then by N."""
-    from collections import deque
-    from itertools import chain
-
-    from ascendrun.cli.log_output import format_line, print_gaps
-    from ascendrun.core.logs.folding import fold
-    from ascendrun.core.logs.log_lines import merge_batches
-    from ascendrun.core.logs.log_view import FOLD_WINDOW_S, first_of_each_rank
-    from ascendrun.query.log_sources import open_streams, why_nothing
-
-    sources = open_streams(ctx.settings.state_dir, detail, attempt, view, warn=ctx.warn)
-    if not sources:
-        ctx.echo(why_nothing(detail, attempt))
-        if detail.job.ended_at_s is not None:
-            ctx.hint(f"ascendrun show {detail.job.id}")
-        return
-    lines = chain.from_iterable(merge_batches(sources))
-    shown = fold(first_of_each_rank(lines) if view.only_first else lines, window_s=FOLD_WINDOW_S)
-    screen = ctx.screen()
-    for line in shown if view.tail is None else deque(shown, maxlen=view.tail):
+    screen, is_empty = ctx.screen(), True
+    for line in ctx.cluster.logs(detail, view, attempt=attempt, warn=ctx.warn):
         sys.stdout.write(format_line(view, line, screen) + "\n")
+        is_empty = False
     sys.stdout.flush()
-    print_gaps(ctx, detail.job.id, attempt, view)
-    if attempt > 1:
-        ctx.hint(Text("logs.earlier-attempts", "earlier attempts: --attempt {range}", range=f"1-{attempt - 1}"))
-
-
-def _write_raw(ctx: CliContext, job: JobView, attempt: int, view: LogView) -> None:
-    from ascendrun.cli.log_output import print_gaps
-    from ascendrun.head.spool.spool_files import find_streams, read_bytes
-    from ascendrun.head.state.state_dir import spool_dir
-
-    sys.stdout.flush()
-    folder = spool_dir(ctx.settings.state_dir, job.id, attempt)
-    for files in find_streams(folder, attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams):
-        for data in read_bytes(files):
-            sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
-    print_gaps(ctx, job.id, attempt, view)
+    kinds = {"out": "output", "err": "errors"}
+    if not is_empty or any(
+        file.kind in [kinds[stream] for stream in view.streams]
+        for file in ctx.cluster.log_files(detail, view, attempt=attempt).files
+    ):
+        return True
+    job = detail.job
+    attempt = attempt or max(job.attempt, 1)
+    if attempt < job.attempt or job.ended_at_s is not None:
+        ctx.echo(Text("logs.no-output", "{job}: no output in attempt {attempt}", job=job.id, attempt=attempt))
+    else:
+        ctx.echo(Text("logs.no-output-yet", "{job}: no output yet ({state})", job=job.id, state=job.state))
+    if job.ended_at_s is not None:
+        ctx.hint(f"ascendrun show {job.id}")
+    return False

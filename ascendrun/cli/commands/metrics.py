@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ascendrun.cli.command import UsageError
-from ascendrun.cli.options import Duration, cli_command, hostfile_option
+from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     from prometheus_client import CollectorRegistry
 
     from ascendrun.cli.context import CliContext
-    from ascendrun.core.samples import DeviceDetail
-    from ascendrun.health.top.view import TopView
 
 LISTEN = "127.0.0.1:9478"
 INTERVAL_S = 15.0
@@ -64,13 +61,13 @@ def command(
     Unknown values are absent.
     """
     if grafana:
-        sys.stdout.write(dashboard_file().read_text(encoding="utf-8"))
+        sys.stdout.write(ctx.cluster.dashboard())
         return 0
     if listen is not None and (textfile is not None or once):
         message = Text("metrics.listen-conflict", "--listen cannot be combined with --textfile or --once")
         raise UsageError(message, hint=Text("metrics.listen-conflict-hint", "remove --listen"))
     address, port = parse_listen(listen or LISTEN)
-    registry = make_registry(ctx, hostfile)
+    registry = ctx.cluster.prometheus(hosts_of(ctx, hostfile=hostfile) if hostfile is not None else ())
     if textfile is not None:
         return write_file(registry, textfile, interval_s=None if once else interval or INTERVAL_S)
     if once:
@@ -81,12 +78,6 @@ def command(
     return serve(ctx, registry, address, port)
 
 
-def dashboard_file() -> Path:
-    from ascendrun.cli.templates import templates_root
-
-    return templates_root() / "templates" / "grafana" / "ascendrun.json"
-
-
 def parse_listen(address: str) -> tuple[str, int]:
     """127.0.0.1:9478, [::1]:9478, :9478 (this machine only) or 9478. Raises UsageError."""
     host, colon, port = address.rpartition(":")
@@ -94,27 +85,6 @@ def parse_listen(address: str) -> tuple[str, int]:
         message = Text("metrics.invalid-address", "--listen: expected HOST:PORT, got {address:quote}", address=address)
         raise UsageError(message, hint=Text("metrics.listen-hint", "use --listen {address}", address=LISTEN))
     return host.strip("[]") or "127.0.0.1", int(port)
-
-
-def make_registry(ctx: CliContext, hostfile: str | None) -> CollectorRegistry:
-    from ascendrun.cli.options import hosts_of
-    from ascendrun.head.state.sample_store import SampleStore
-    from ascendrun.health.top.join import STALE_S
-    from ascendrun.query.prometheus import make_registry
-    from ascendrun.query.top_source import TopSource
-
-    hosts = hosts_of(ctx, hostfile=hostfile) if hostfile is not None else ()
-    source = TopSource(ctx.cluster, hosts)
-
-    def read() -> tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]:
-        view = source.look(now_s=time.time())
-        states = ctx.cluster.count_states()
-        if view.samples_error:
-            return view, states, ()
-        with SampleStore.open_for_reading(ctx.settings.state_dir) as store:
-            return view, states, store.details(since_s=view.at_s - STALE_S)
-
-    return make_registry(read)
 
 
 def serve(ctx: CliContext, registry: CollectorRegistry, address: str, port: int) -> int:

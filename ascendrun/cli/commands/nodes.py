@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -54,12 +53,11 @@ def command(ctx: CliContext, hostfile: str | None, names: str | None, timeout: f
         screen.close()
     rows = [replies[host.name] for host in hosts if host.name in replies]
     print_rows(rows, node_columns(), output, name="nodes", kind=HostStatus)
-    return _print_unreached(rows)
+    return _print_unreached(ctx, rows)
 
 
-def _print_unreached(rows: Sequence[HostStatus]) -> int:
+def _print_unreached(ctx: CliContext, rows: Sequence[HostStatus]) -> int:
     """Print each hint once, for all hosts that share it."""
-    from ascendrun.cli.errors import error_lines, hint_lines
     from ascendrun.cli.output import labelled
     from ascendrun.text.format import fold_hosts
 
@@ -69,7 +67,7 @@ def _print_unreached(rows: Sequence[HostStatus]) -> int:
     hints: dict[str, list[str]] = {}
     for row in missed:
         if row.hint:
-            hints.setdefault(row.hint, []).append(row.host)
+            hints.setdefault(str(row.hint), []).append(row.host)
     message = Text(
         "nodes.unreachable",
         "{count} of {total} hosts unreachable: {hosts:hosts}",
@@ -77,11 +75,9 @@ def _print_unreached(rows: Sequence[HostStatus]) -> int:
         total=len(rows),
         hosts=tuple(row.host for row in missed),
     )
-    lines = error_lines(message)
+    ctx.error(message)
     for hint, names in hints.items():
-        lines += hint_lines(labelled(fold_hosts(names), hint))
-    for line in lines:
-        print(line, file=sys.stderr)
+        ctx.hint(labelled(fold_hosts(names), hint))
     return 6
 
 

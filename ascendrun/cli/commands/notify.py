@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(ctx: CliContext, test: str | None, output: str | None) -> int:
     """Show the targets of notifications, or send a test. The settings file has them: notify, hook, deadman."""
-    from ascendrun.cli.output import Column, describe_time, print_rows
-    from ascendrun.query.notice_view import NoticeTargetView
+    from ascendrun.cli.output import PEOPLE, Column, describe_time, print_rows
+    from ascendrun.cluster import NoticeTargetView
 
     if test is not None:
         return _test(ctx, test, output)
@@ -52,7 +52,7 @@ def command(ctx: CliContext, test: str | None, output: str | None) -> int:
         name="targets",
         kind=NoticeTargetView,
     )
-    if not views and output in (None, "table", "wide"):
+    if not views and output in PEOPLE:
         ctx.echo(Text("notify.none", "no notification targets are configured"))
         ctx.hint(Text("notify.configure", "add notify, hook or deadman to the settings file, see docs/notices.md"))
     return 0
@@ -61,7 +61,7 @@ def command(ctx: CliContext, test: str | None, output: str | None) -> int:
 def _test(ctx: CliContext, name: str, output: str | None) -> int:
     """Exits 0 when every target accepted the notification, 6 when some did not."""
     from ascendrun.cli.output import Column, print_rows
-    from ascendrun.query.notice_view import NoticeTestResult
+    from ascendrun.cluster import NoticeTestResult
 
     results = ctx.cluster.test_notifications(name or None)
     print_rows(

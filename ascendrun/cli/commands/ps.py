@@ -30,12 +30,12 @@ def command(ctx: CliContext, everything: bool, output: str | None) -> int:
 
     A pipeline is one row. REASON shows why a job is in its state; of a running job it counts the ranks that run now.
     """
-    from ascendrun.cli.output import print_rows
+    from ascendrun.cli.output import PEOPLE, print_rows
     from ascendrun.cluster import JobView
 
     jobs = ctx.cluster.jobs(everything=everything, folded=True)
     print_rows(jobs, job_columns(time.time()), output, name="jobs", kind=JobView)
-    if not jobs and output in (None, "table", "wide"):
+    if not jobs and output in PEOPLE:
         ctx.echo(Text("cli.no-jobs", "no jobs") if everything else Text("cli.no-live-jobs", "no live jobs"))
         if not everything:
             ctx.hint(Text("cli.list-ended", "list ended jobs: ascendrun ps -a"))

@@ -46,6 +46,8 @@ def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | Non
 
     The file needs no network and no other file. The report of a live job is up to now.
     """
+    from ascendrun.cli.output import print_record
+
     report = ctx.cluster.report(job)
     if output is None and output_file is None and png is None:
         output_file = Path(f"{report.id}-report.html")
@@ -61,13 +63,8 @@ def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | Non
             sys.stdout.buffer.write(page)
             return 0
         write_file(ctx, output_file, page)
-    if output in (None, "table", "wide"):
+    if not print_record(report, output):
         sys.stdout.write(describe_report(report))
-    else:
-        from ascendrun.cli.output import format_one
-
-        assert output is not None
-        sys.stdout.write(format_one(report, output))
     return 0
 
 

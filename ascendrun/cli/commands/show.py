@@ -29,18 +29,15 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(ctx: CliContext, job: str, output: str | None) -> int:
     """Show one job: state, nodes, ranks, events. Ranks in the same state share a line; -o wide has a line for each."""
-    from ascendrun.cli.output import format_one
+    from ascendrun.cli.output import print_record
 
     detail = ctx.cluster.job(job)
-    if output in (None, "table", "wide"):
+    if not print_record(detail, output):
         whole = ctx.cluster.pipeline(detail.job.pipeline) if detail.job.pipeline else None
         sys.stdout.write(
             (describe_stages(whole) if whole is not None else "")
             + describe_job(detail, wide=output == "wide", now_s=time.time(), why=_why(ctx, detail))
         )
-    else:
-        assert output is not None
-        sys.stdout.write(format_one(detail, output))
     return 0
 
 
@@ -134,7 +131,7 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
     if job.progress:
         pairs.append((Text("show.progress", "progress"), describe_progress(job.progress)))
     if detail.first_failure:
-        pairs.append((Text("show.first-failure", "first failure"), detail.first_failure))
+        pairs.append((Text("show.first-failure", "first failure"), str(detail.first_failure)))
     if detail.unconfirmed_hosts:
         label = Text("show.unconfirmed-hosts", "unconfirmed hosts")
         pairs.append((label, fold_hosts(detail.unconfirmed_hosts)))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,9 +16,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cli.training_estimate import Estimate
-    from ascendrun.cluster import JobView
-    from ascendrun.core.hosts import Host
+    from ascendrun.cluster import JobView, ValidStage
     from ascendrun.core.logs.log_view import LogView
 
 
@@ -71,7 +67,7 @@ def command(
     hosts_path = Path(hostfile) if hostfile else None
     if dry_run:
         return _print_plan(ctx, file, overrides, hosts_path, output)
-    _prepare_this_machine(ctx, file, overrides, hosts_path)
+    ctx.cluster.install_training_stack(file, overrides=overrides, hostfile=hosts_path, log=ctx.echo)
     job = ctx.cluster.submit(file, overrides=overrides, hostfile=hosts_path, resume=resume, from_stage=from_stage)
     submitted = Text("submit.submitted", "{job} submitted ({name})", job=job.id, name=job.name)
     stages = len(job.stages)
@@ -94,95 +90,41 @@ def command(
 def _print_plan(
     ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: Path | None, output: str | None
 ) -> int:
-    from ascendrun.cli.output import format_one
+    from ascendrun.cli.output import PEOPLE, as_record, print_record
     from ascendrun.cli.sanitise import sanitise
     from ascendrun.core.jobs.plan import render_text
 
     plans = ctx.cluster.plan(file, overrides=overrides, hostfile=hostfile)
-    estimates = _estimates(ctx, file, overrides, hostfile, plans)
-    if output in (None, "table", "wide"):
+    estimates = ctx.cluster.estimate_memory(file, plans, overrides=overrides, hostfile=hostfile)
+    if output in PEOPLE:
         sys.stdout.write(sanitise("\n".join(render_text(plan) for plan in plans)))
-        for title, each in estimates:
-            if each is not None:
-                sys.stdout.write(sanitise("".join(f"# {line}\n" for line in ("", title, *each.lines))))
+        stages = ctx.cluster.validate(file, overrides=overrides, hostfile=hostfile)
+        for plan, stage, found in zip(plans, stages, estimates):
+            if found is not None:
+                title = title_of(stage, plan["job"])
+                sys.stdout.write(sanitise("".join(f"# {line}\n" for line in ("", title, *found.lines))))
     else:
-        assert output is not None
         whole = [
-            plan
-            if each is None
-            else {**plan, "estimate": {"fits": each.fits, "lines": [str(line) for line in each.lines]}}
-            for plan, (_, each) in zip(plans, estimates)
+            plan if found is None else {**plan, "estimate": as_record(found)} for plan, found in zip(plans, estimates)
         ]
-        sys.stdout.write(format_one(whole[0] if len(whole) == 1 else {"stages": whole}, output))
-    return 3 if any(each is not None and each.fits is False for _, each in estimates) else 0
+        print_record(whole[0] if len(whole) == 1 else {"stages": whole}, output)
+    return 3 if any(found is not None and found.fits is False for found in estimates) else 0
 
 
-def _estimates(
-    ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: Path | None, plans: Sequence[Mapping[str, Any]]
-) -> Sequence[tuple[Text, Estimate | None]]:
-    """Return the memory estimate of each stage with a title; None for a stage without training."""
-    from ascendrun.cli.training_estimate import can_estimate, estimate, title_of
-    from ascendrun.core.jobfile.spec import load_programs
-    from ascendrun.query.submit import read_hosts, read_stages
-
-    programs = load_programs()
-    estimates: list[tuple[Text, Estimate | None]] = []
-    for plan, stage in zip(plans, read_stages(file, overrides=overrides)):
-        spec, title = stage.spec, title_of(stage, plan["job"])
-        if spec.program is None or not can_estimate(programs.get(spec.program), spec.args):
-            estimates.append((title, None))
-            continue
-        hosts = read_hosts(spec, file, hostfile=hostfile)
-        family = plan["nodes"][0]["prepare"]["ranks"][0]["env"].get("ASCENDRUN_DEVICE_TYPE", "auto")
-        estimates.append(
-            (
-                title,
-                estimate(
-                    spec.program, spec.args, ranks=plan["world_size"], family=family, chip=partial(_chip_of, ctx, hosts)
-                ),
-            )
-        )
-    return estimates
-
-
-def _chip_of(ctx: CliContext, hosts: Sequence[Host]) -> str | None:
-    """As every NPU of these hosts calls itself; None: they differ, or do not say."""
-    from ascendrun.core.errors import AscendrunError
-
-    try:
-        world = ctx.cluster.survey(hosts, family="npu", names=("npu-smi",), is_full=False)
-    except AscendrunError:
-        return None  # the plan stands without it, and says what is missing
-    infos = [facts.npu.info for facts in world.facts.values()]
-    names = {chip.name for info in infos if info is not None for chip in info.chips}
-    return names.pop() if len(names) == 1 else None
-
-
-def _prepare_this_machine(ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: Path | None) -> None:
-    """A bundled program on this very machine needs a training stack here: it is set up on first use."""
-    from ascendrun.query.submit import read_hosts, read_stages
-
-    specs = [one.spec for one in read_stages(file, overrides=overrides)]
-    hosts = [
-        host
-        for spec in specs
-        if spec.program is not None and spec.python is None
-        for host in read_hosts(spec, file, hostfile=hostfile)
-    ]
-    if any(host.is_local for host in hosts):
-        from ascendrun.cli.train_env import ensure_training_stack
-
-        ensure_training_stack(None, ctx.echo)
+def title_of(stage: ValidStage, job: str) -> Text:
+    """The title of a stage's memory estimate."""
+    if stage.stage is None:
+        return Text("estimate.job", "{job}:", job=job)
+    if stage.needs:
+        return Text("estimate.stage-needs", "stage {stage} (requires {needs}):", stage=stage.stage, needs=stage.needs)
+    return Text("estimate.stage", "stage {stage}:", stage=stage.stage)
 
 
 def _leave(ctx: CliContext, job: JobView, output: str | None) -> int:
-    from ascendrun.cli.output import format_one
+    from ascendrun.cli.output import print_record
 
-    if output in (None, "table", "wide"):
+    if not print_record(job, output):
         print(job.id)
-    else:
-        assert output is not None
-        sys.stdout.write(format_one(job, output))
     ctx.hint(f"ascendrun logs -f {job.id}")
     ctx.hint(f"ascendrun stop {job.id}")
     return 0
@@ -200,7 +142,7 @@ def follow_stages(
 
     `view`: its `tail` is of the first one alone, the others are shown from their beginning.
     """
-    from ascendrun.cli.output import describe_seconds, format_one
+    from ascendrun.cli.output import describe_seconds, print_record
 
     code = 0
     for number, stage in enumerate(pipeline.stages, start=1):
@@ -222,10 +164,9 @@ def follow_stages(
         view = None if view is None else replace(view, tail=None)
     whole = ctx.cluster.pipeline(pipeline.id)
     assert whole is not None
-    if output not in (None, "table", "wide"):
-        assert output is not None
-        sys.stdout.write(format_one(whole, output))
-    elif code == 0:
+    if print_record(whole, output):
+        return code
+    if code == 0:
         ctx.echo(
             Text(
                 "submit.pipeline-ended",
@@ -250,7 +191,7 @@ def follow_to_the_end(
     try:
         from ascendrun.cli.follow import follow_job
         from ascendrun.cli.outcome import print_outcome
-        from ascendrun.cli.output import format_one
+        from ascendrun.cli.output import print_record
         from ascendrun.core.logs.log_view import LogView
 
         detail = follow_job(ctx.cluster, job_id, screen=screen, view=view or LogView(), shows_lines=shows_lines)
@@ -260,7 +201,5 @@ def follow_to_the_end(
         ctx.hint(f"ascendrun logs -f {job_id}")
         return 130
     code = print_outcome(ctx.cluster, detail, screen=screen)
-    if output not in (None, "table", "wide"):
-        assert output is not None
-        sys.stdout.write(format_one(detail.job, output))
+    print_record(detail.job, output)
     return code

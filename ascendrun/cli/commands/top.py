@@ -14,9 +14,9 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
+    from ascendrun.cluster import TopSource
     from ascendrun.core.hosts import Host
     from ascendrun.health.top.view import TopView
-    from ascendrun.query.top_source import TopSource
 
 INTERVAL_S = 2.0
 
@@ -62,12 +62,10 @@ def command(
     Unknown values show as "-". HOSTS: names (npu[01-04], @group of the hostfile) or globs. Hosts that are named or in
     the hostfile are queried when they run no job. Exits 6 when a queried host does not respond.
     """
-    from ascendrun.query.top_source import TopSource
-
     hosts, globs = choose_hosts(ctx, hostfile, names)
     choice = Choice(job=_job_of(ctx, job) if job is not None else None, hosts=globs, only_problems=problems)
     order = Order(by, by_host=by_host)
-    source = TopSource(ctx.cluster, hosts)
+    source = ctx.cluster.top(hosts)
     if once or output is not None or not sys.stdout.isatty() or ctx.environ.get("TERM") == "dumb":
         return print_once(ctx, source, choice, order, output=output)
     return run_live(ctx, source, choice, order, interval_s=interval or INTERVAL_S)
@@ -105,13 +103,12 @@ def choose_hosts(
 def print_once(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, output: str | None) -> int:
     from ascendrun.cli.output import terminal_width
     from ascendrun.cli.top.text import top_lines
-    from ascendrun.query.top_source import ANSWER_S, LATE_S
 
     screen = ctx.screen()
     if source.must_ask(now_s=time.time()):
         screen.progress(str(Text("top.querying", "querying hosts without a job")))
     try:
-        view = arrange(source.look(now_s=time.time(), answer_s=ANSWER_S + LATE_S), choice, order)
+        view = arrange(source.look_once(now_s=time.time()), choice, order)
     finally:
         screen.close()
     if output in (None, "table", "wide"):

@@ -26,7 +26,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.query.top_source import TopSource
+    from ascendrun.cluster import TopSource
 
 MOST_JOBS = 5
 MOST_WITHOUT_DATA = 3

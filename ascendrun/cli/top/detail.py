@@ -15,7 +15,7 @@ from ascendrun.health.top.view import HostRow, TopRow, TopView
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.query.top_source import SampledCluster
+    from ascendrun.cluster import SampledCluster
 
 SPANS = ((600.0, "10m"), (3600.0, "1h"), (6 * 3600.0, "6h"), (86400.0, "24h"), (7 * 86400.0, "7d"))
 NAME_WIDTH, VALUE_WIDTH = 14, 16
@@ -64,7 +64,9 @@ class DetailScreen(LiveScreen):
         row, host = self._now()
         now_s = time.time()
         span_s, name = SPANS[self._span]
-        series = read_series(self.cluster.settings.state_dir, row, since_s=now_s - span_s, until_s=now_s)
+        series = self.cluster.series(
+            row.host, device=row.device, job=row.job, rank=row.rank, since_s=now_s - span_s, until_s=now_s
+        )
         width = max(10, self.size.width - NAME_WIDTH - VALUE_WIDTH - 6)
         page = DetailPage(row, host, span=name, since_s=now_s - span_s, until_s=now_s, bars=width)
         return page.lines(*series)
@@ -83,23 +85,6 @@ class DetailScreen(LiveScreen):
 
 def place_of(row: TopRow) -> tuple[object, ...]:
     return row.host, row.device, row.job, row.rank
-
-
-Series = tuple[tuple[DeviceSample, ...], tuple[HostSample, ...], tuple[RankSample, ...]]
-
-
-def read_series(state_dir: Any, row: TopRow, *, since_s: float, until_s: float) -> Series:
-    """The samples of the row's device, host and rank. Raises StoreUnusableError."""
-    from ascendrun.head.state.sample_store import SampleStore
-
-    with SampleStore.open_for_reading(state_dir) as store:
-        devices: tuple[DeviceSample, ...] = ()
-        ranks: tuple[RankSample, ...] = ()
-        if row.device is not None:
-            devices = store.device_series(since_s=since_s, until_s=until_s, host=row.host, device=row.device)
-        if row.job is not None and row.rank is not None:
-            ranks = store.rank_series(since_s=since_s, until_s=until_s, job=row.job, rank=row.rank)
-        return devices, store.host_series(since_s=since_s, until_s=until_s, host=row.host), ranks
 
 
 class DetailPage:

@@ -18,7 +18,7 @@ from ascendrun.cli.top.text import failure_of
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.query.top_source import SampledCluster
+    from ascendrun.cluster import SampledCluster
 
 LAST_LINES = 500
 INTERVAL_S = 2.0
@@ -128,17 +128,9 @@ class LogScreen(LiveScreen):
         self._job, self._rank = job, rank
 
     def read(self) -> list[str]:
-        from collections import deque
+        from ascendrun.cluster import LogView
 
-        from ascendrun.core.logs.log_lines import merge
-        from ascendrun.head.spool.spool_files import find_streams
-        from ascendrun.head.state.state_dir import spool_dir
-        from ascendrun.query.log_reader import read_all
-
-        attempt = max(1, self.cluster.job(self._job).job.attempt)
-        folder = spool_dir(self.cluster.settings.state_dir, self._job, attempt)
-        streams = find_streams(folder, attempt, ranks={self._rank})
-        lines = deque(merge(read_all(files, tail=LAST_LINES) for files in streams), maxlen=LAST_LINES)
+        lines = self.cluster.logs(self._job, LogView(ranks=[self._rank], tail=LAST_LINES))
         return [line.text for line in lines] or [str(Text("top.no-output", "no output yet"))]
 
 

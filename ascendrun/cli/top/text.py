@@ -18,7 +18,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.query.top_source import TopSource
+    from ascendrun.cluster import TopSource
 
 COLORS = {"red": "\x1b[31m", "yellow": "\x1b[33m", "dim": "\x1b[2m", "bold": "\x1b[1m"}
 END = "\x1b[0m"

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ascendrun.core.errors import NotFoundError
 from ascendrun.core.jobfile.model import RENAMED, SECTIONS, JobSpec, PipelineStage, job_json_schema
-from ascendrun.core.jobfile.spec import flow
+from ascendrun.core.jobfile.spec import flow, load_programs
 from ascendrun.options import Option, ProgramOptions
 from ascendrun.text import Text, language, template_of
 
@@ -110,6 +111,36 @@ def describe_rows(rows: Iterable[tuple[Text | str, str]]) -> Iterator[str]:
     """`title: value` for each row."""
     for title, value in rows:
         yield str(Text("schema.row", "{title}: {value}", title=title, value=value))
+
+
+def explain_key(key: str) -> list[str]:
+    """The lines about a key of job files, a bundled program, or PROGRAM.OPTION. Raises NotFoundError."""
+    from ascendrun.text import closest, did_you_mean
+
+    keys, programs = {each.path: each for each in list_keys()}, load_programs()
+    program, _, option_name = key.partition(".")
+    table = programs.get(program)
+    if table is not None and not option_name:
+        return list(describe_rows((option.name, str(table.help(option))) for option in table.options.values()))
+    if table is not None:
+        option_name = table.renamed.get(option_name, option_name)
+        option = table.find(option_name)
+        if option is not None:
+            return list(describe_option(table, option))
+        near = closest(option_name, table.options)
+        raise NotFoundError(
+            Text("options.unknown", "unknown option {option} of {program}", option=option_name, program=program),
+            hint=did_you_mean(f"{program}.{near}") if near else None,
+        )
+    path = RENAMED.get(key, key)
+    found = keys.get(path) or keys.get(f"stages[].{path.removeprefix('stages.')}")
+    if found is not None:
+        below = [each for each in keys.values() if each.path.startswith(f"{found.path}.")]
+        return [*describe_key(found), *describe_rows((each.path, str(each.meaning)) for each in below)]
+    near = closest(key, [*keys, *programs])
+    raise NotFoundError(
+        Text("schema.unknown", "unknown key {key:quote}", key=key), hint=did_you_mean(near) if near else None
+    )
 
 
 def _keys_of(

@@ -47,6 +47,13 @@ class LogView:
         """True when not every line of a chosen stream is shown: its tail cannot be found by counting lines."""
         return bool(self.patterns) or self.only_first or self.since_s is not None or self.until_s is not None
 
+    def has_host(self, host: str) -> bool:
+        return self.hosts is None or host in self.hosts
+
+    def has_rank(self, rank: int | None) -> bool:
+        """None: what belongs to no rank passes."""
+        return self.ranks is None or rank is None or rank in self.ranks
+
     def choose(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         """The lines that pass."""
         passes = LineTest(self).passes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -109,6 +108,8 @@ class Store(Database):
 
         The caller holds the controller's file lock, so a lease that is still there belongs to a dead process.
         """
+        import secrets  # here, because a reader does without its hash functions
+
         store = super().open(state_dir)
         store._token = secrets.token_hex(16)
         with immediate(store._db):

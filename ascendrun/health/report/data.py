@@ -16,6 +16,7 @@ from ascendrun.health.diagnosis.result import Diagnosis
 from ascendrun.health.report.charts import Chart, Point, make_band, make_chart
 from ascendrun.health.report.cost import Cost, count_cost
 from ascendrun.health.report.time_use import Accounting, AttemptSteps, Stay, account, find_stays
+from ascendrun.text import Text
 
 MOST_SPANS = 600
 """The most spans of the timeline; of more, the shortest are dropped."""
@@ -69,7 +70,7 @@ class AttemptRow:
     last_step: int | None
     resumed: int | None
     kept_s: float
-    reason: str
+    reason: Text | str
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Report:
     id: str
     name: str
     state: str
-    reason: str
+    reason: Text | str
     is_terminal: bool
     file: str | None
     hosts: tuple[str, ...]
@@ -158,7 +159,7 @@ def make_report(material: Material, *, now_s: float) -> Report:
         id=job.id,
         name=job.name,
         state=job.state.value,
-        reason=str(job.reason),
+        reason=job.reason,
         is_terminal=job.is_terminal,
         file=material.file,
         hosts=job.hosts,
@@ -250,7 +251,7 @@ def _attempt_rows(
     return tuple(rows)
 
 
-def _reason(mine: Sequence[Stay], events: Sequence[Event]) -> str:
+def _reason(mine: Sequence[Stay], events: Sequence[Event]) -> Text | str:
     """Why it ended: the reason of its last change of state."""
     begin_s, end_s = mine[0].begin_ms / 1000 - 0.001, mine[-1].end_ms / 1000 + 0.001
     found = [
@@ -260,7 +261,7 @@ def _reason(mine: Sequence[Stay], events: Sequence[Event]) -> str:
         and begin_s <= event.at_s <= end_s
         and event.values.get("state") in ("STOPPING", "SUCCEEDED", "FAILED", "STOPPED")
     ]
-    return str(found[-1]) if found else ""
+    return (found[-1] or "") if found else ""
 
 
 def _job_metrics(lines: Sequence[MetricsLine]) -> JobMetrics:

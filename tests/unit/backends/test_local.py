@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.backends.local import LOGIN_FILE, LocalBackend, local_root, read_login
+from ascendrun.backends.local import LocalBackend, read_login
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
-from ascendrun.core.settings import Settings
+from ascendrun.core.settings import LOGIN_FILE, Settings, local_root
 from ascendrun.head.ssh.transport import Deadlines
 
 

@@ -110,7 +110,9 @@ class StoryCluster(Cluster):
             self.job(ref)
         return self.job(ref)
 
-    def execute(self, hosts: Sequence[Host], argv: Sequence[str], *, timeout_s: float) -> Iterator[ExecResult]:
+    def execute(
+        self, hosts: Sequence[Host], argv: Sequence[str], *, timeout_s: float | None = None
+    ) -> Iterator[ExecResult]:
         self.calls.append(("execute", tuple(host.name for host in hosts), tuple(argv), timeout_s))
         yield from self.answers
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from ascendrun.cli.training_estimate import Ended, Estimate, can_estimate, estimate, judge, run_here, title_of
-from ascendrun.core.jobfile.pipeline import StageJob
+from ascendrun.cli.commands.submit import title_of
 from ascendrun.core.jobfile.spec import JobSpec, load_programs
+from ascendrun.query.memory_estimate import Ended, Estimate, can_estimate, estimate, judge, run_here
+from ascendrun.query.submit import ValidStage
 from ascendrun.text import Text
 
 
@@ -85,9 +86,9 @@ def test_what_does_not_fit_is_told_line_by_line_and_what_could_not_be_reckoned_i
 
 def test_of_a_pipeline_the_stage_is_named_and_what_it_waits_for() -> None:
     spec = JobSpec(name="ships", program="trajectory")
-    assert title_of(StageJob(None, None, spec), "j-new").values == {"job": "j-new"}
-    assert title_of(StageJob("prepare", None, spec), "j-new").values == {"stage": "prepare"}
-    assert title_of(StageJob("tune", "prepare", spec), "j-new").values == {"stage": "tune", "needs": "prepare"}
+    assert title_of(ValidStage(None, None, spec, ()), "j-new").values == {"job": "j-new"}
+    assert title_of(ValidStage("prepare", None, spec, ()), "j-new").values == {"stage": "prepare"}
+    assert title_of(ValidStage("tune", "prepare", spec, ()), "j-new").values == {"stage": "tune", "needs": "prepare"}
 
 
 def test_a_command_s_error_file_and_else_its_last_words_tell_why() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from story_cluster import Desk, make_job
 
-from ascendrun.cli.output import Column, format_one, format_table, width_of
+from ascendrun.cli.output import Column, as_record, format_record, format_table, width_of
 from ascendrun.cli.sanitise import HOSTILE, headline, sanitise, sanitise_line
 from ascendrun.cli.screen import Screen
 
@@ -70,8 +70,8 @@ def test_no_output_format_lets_a_control_through(desk: Desk, text: str, output: 
 @pytest.mark.parametrize("text", [text for text in HOSTILE_TEXTS if "\ud800" not in text])
 def test_json_and_yaml_still_carry_the_text_itself(text: str) -> None:
     job = make_job(name=text)
-    assert json.loads(format_one(job, "json"))["name"] == text
-    assert yaml.safe_load(format_one(job, "yaml"))["name"] == text
+    assert json.loads(format_record(as_record(job), "json"))["name"] == text
+    assert yaml.safe_load(format_record(as_record(job), "yaml"))["name"] == text
 
 
 @pytest.mark.parametrize("text", HOSTILE_TEXTS)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.cli.templates import copy_template, list_templates
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.spec import load_programs, parse_job
+from ascendrun.query.templates import copy_template, list_templates
 from ascendrun.text import Text
 
 NAMES = [template.name for template in list_templates()]

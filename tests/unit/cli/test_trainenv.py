@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.cli.train_env import PACKAGES, ensure_training_stack
 from ascendrun.core.errors import PreflightError
+from ascendrun.query.train_env import PACKAGES, ensure_training_stack
 
 
 def test_another_python_without_the_stack_is_refused_with_the_commands_that_mend_it(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_exec_shows_identical_output_once_under_folded_names(desk: Desk) -> None
     desk.cluster.answers = [answer("n2", b"5.10\n"), answer("n1", b"5.10\n")]
     result = desk.say("exec", "--hostfile", "all.hosts", "--", "uname", "-r")
     assert (result.code, result.out) == (0, "---------------\nn[1-2] (2)\n---------------\n5.10\n")
-    assert desk.cluster.calls == [("execute", ("n1", "n2"), ("uname", "-r"), 60.0)]
+    assert desk.cluster.calls == [("execute", ("n1", "n2"), ("uname", "-r"), None)]
 
 
 def test_exec_with_failures_exits_6_and_names_the_hosts(desk: Desk) -> None:

@@ -49,7 +49,7 @@ def ensure_training_stack(python: str | None, progress: Callable[[str], None] | 
     setup = _own_setup()
     if setup is None or not _is_own(python):
         raise _missing_error(python or sys.executable, missing)
-    _install(setup, progress or _print, missing)
+    _install(setup, progress or print_line, missing)
     still_missing = _missing_here()
     if still_missing:
         raise _missing_error(sys.executable, still_missing)
@@ -92,7 +92,7 @@ def _missing_in(python: str) -> tuple[str, ...]:
         ) from error
 
 
-def _print(line: str) -> None:
+def print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

@@ -9,14 +9,19 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.jobfile.launchers import PROGRAMS_PACKAGE
-from ascendrun.core.jobfile.pipeline import StageJob
+from ascendrun.core.jobfile.spec import load_programs
 from ascendrun.options import ProgramOptions, make_arguments
 from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.core.hosts import Host
+    from ascendrun.query.submit import ValidStage
 
 TRAINS = ("train", "pretrain", "finetune")
 """Modes of bundled programs that train; the others need little memory."""
@@ -52,12 +57,22 @@ def can_estimate(program: ProgramOptions | None, args: Mapping[str, Any]) -> boo
     return mode is not None and PLAN_MODE in mode.choices and (args.get("mode") or mode.default) in TRAINS
 
 
-def title_of(stage: StageJob, job: str) -> Text:
-    if stage.stage is None:
-        return Text("estimate.job", "{job}:", job=job)
-    if stage.needs:
-        return Text("estimate.stage-needs", "stage {stage} (requires {needs}):", stage=stage.stage, needs=stage.needs)
-    return Text("estimate.stage", "stage {stage}:", stage=stage.stage)
+def estimate_stages(
+    stages: Sequence[ValidStage], plans: Sequence[Mapping[str, Any]], *, chip_of: Callable[[Sequence[Host]], str | None]
+) -> tuple[Estimate | None, ...]:
+    """The estimate of each stage; None for a stage without training. `plans`: of the same stages. `chip_of` returns the
+    chip model of hosts, None: unknown."""
+    programs = load_programs()
+    estimates: list[Estimate | None] = []
+    for plan, stage in zip(plans, stages):
+        spec = stage.spec
+        if spec.program is None or not can_estimate(programs.get(spec.program), spec.args):
+            estimates.append(None)
+            continue
+        family = plan["nodes"][0]["prepare"]["ranks"][0]["env"].get("ASCENDRUN_DEVICE_TYPE", "auto")
+        chip = partial(chip_of, stage.hosts)
+        estimates.append(estimate(spec.program, spec.args, ranks=plan["world_size"], family=family, chip=chip))
+    return tuple(estimates)
 
 
 def estimate(

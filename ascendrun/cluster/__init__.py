@@ -1,0 +1,100 @@
+"""Python API: everything that the command line does, as method calls. The command line uses this package only.
+
+from ascendrun import Cluster
+
+cluster = Cluster()
+job = cluster.submit("jobs/quickstart.yaml")
+for line in cluster.logs(job.id, follow=True):
+    print(line.ranks, line.text)
+
+A name is imported when it is first used: a command pays only for what it needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ascendrun.backends.trust import HostKeyScan
+    from ascendrun.cluster.api import Cluster
+    from ascendrun.core.events import Event
+    from ascendrun.core.logs.log_view import LogView
+    from ascendrun.core.settings import Settings
+    from ascendrun.head.protocol.control_messages import ControllerStatus
+    from ascendrun.query.bundle.job import Bundle
+    from ascendrun.query.deep_check import DeepCheck
+    from ascendrun.query.event_stream import EventStream
+    from ascendrun.query.explain import Explanation
+    from ascendrun.query.host_views import ExecResult, HostStatus
+    from ascendrun.query.log_files import AttemptFiles, LogFile
+    from ascendrun.query.log_follow import FollowUpdate
+    from ascendrun.query.log_gaps import LogGap
+    from ascendrun.query.memory_estimate import Estimate
+    from ascendrun.query.notice_view import NoticeTargetView, NoticeTestResult
+    from ascendrun.query.submit import ValidStage
+    from ascendrun.query.templates import Template
+    from ascendrun.query.top_source import SampledCluster, TopSource
+    from ascendrun.query.views import JobDetail, JobView, NodeView, RankView
+
+__all__ = [
+    "AttemptFiles",
+    "Bundle",
+    "Cluster",
+    "ControllerStatus",
+    "DeepCheck",
+    "Estimate",
+    "Event",
+    "EventStream",
+    "ExecResult",
+    "Explanation",
+    "FollowUpdate",
+    "HostKeyScan",
+    "HostStatus",
+    "JobDetail",
+    "JobView",
+    "LogFile",
+    "LogGap",
+    "LogView",
+    "NodeView",
+    "NoticeTargetView",
+    "NoticeTestResult",
+    "RankView",
+    "SampledCluster",
+    "Settings",
+    "Template",
+    "TopSource",
+    "ValidStage",
+]
+
+_MODULES = {
+    "backends.trust": ("HostKeyScan",),
+    "cluster.api": ("Cluster",),
+    "core.events": ("Event",),
+    "core.logs.log_view": ("LogView",),
+    "core.settings": ("Settings",),
+    "head.protocol.control_messages": ("ControllerStatus",),
+    "query.bundle.job": ("Bundle",),
+    "query.deep_check": ("DeepCheck",),
+    "query.event_stream": ("EventStream",),
+    "query.explain": ("Explanation",),
+    "query.host_views": ("ExecResult", "HostStatus"),
+    "query.log_files": ("AttemptFiles", "LogFile"),
+    "query.log_follow": ("FollowUpdate",),
+    "query.log_gaps": ("LogGap",),
+    "query.memory_estimate": ("Estimate",),
+    "query.notice_view": ("NoticeTargetView", "NoticeTestResult"),
+    "query.submit": ("ValidStage",),
+    "query.templates": ("Template",),
+    "query.top_source": ("SampledCluster", "TopSource"),
+    "query.views": ("JobDetail", "JobView", "NodeView", "RankView"),
+}
+"""Where each name of this package is defined."""
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"ascendrun.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

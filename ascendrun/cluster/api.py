@@ -1,0 +1,162 @@
+"""The class `ascendrun.Cluster`: all calls by subject, and those about the settings, templates and records of jobs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ascendrun.cluster.hosts import HostCalls
+from ascendrun.cluster.samples import SampleCalls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ascendrun.core.settings import SettingView
+    from ascendrun.health.report.data import Report
+    from ascendrun.query.bundle.job import Bundle
+    from ascendrun.query.explain import Explanation
+    from ascendrun.query.notice_view import NoticeTargetView, NoticeTestResult
+    from ascendrun.query.templates import Template
+
+COLLECT_S = 180.0
+"""More than all deadlines of a collection of artifacts together."""
+
+
+class Cluster(SampleCalls, HostCalls):
+    """One state directory: its store, its controller (started when a call needs it), its jobs.
+
+    Every call raises children of AscendrunError only.
+    """
+
+    # Diagnosis and records
+
+    def explain(self, ref: str, *, attempt: int | None = None, lang: str | None = None) -> Explanation:
+        """Why a job's attempt ended, with evidence; of a running job, its anomalies. `lang`: None: of the process."""
+        from ascendrun import text
+        from ascendrun.query.explain import explain_job
+
+        return explain_job(
+            self.settings.state_dir,
+            ref,
+            attempt=attempt,
+            lang=lang or text.language(),
+            now_s=time.time(),
+            liveness=self.liveness(),
+        )
+
+    def diagnosis(self, ref: str, *, lang: str | None = None) -> str | None:
+        """One sentence: which rank failed first and why. None: it did not fail, or the cause is unknown."""
+        from ascendrun import text
+        from ascendrun.core.errors import NotFoundError
+        from ascendrun.query.explain import summary_line
+
+        try:
+            return summary_line(self.settings.state_dir, ref, lang=lang or text.language(), now_s=time.time())
+        except NotFoundError:
+            return None
+
+    def collect(self, ref: str, *, attempt: int | None = None) -> Iterator[tuple[str, str | None]]:
+        """Fetch the artifacts of an attempt from its hosts: (host, None or why not), as they come."""
+        from ascendrun.head.protocol.control_messages import Gather
+
+        with self._client() as client:
+            for reply, _ in client.stream(Gather(self.job(ref).job.id, attempt), timeout_s=COLLECT_S):
+                yield reply.host, None if reply.problem is None else str(reply.problem)
+
+    def report(self, ref: str, *, now_s: float | None = None) -> Report:
+        """What one job did, where its time went and what it cost."""
+        from ascendrun.query.report_reader import find_report
+
+        return find_report(self.settings.state_dir, ref, now_s=time.time() if now_s is None else now_s)
+
+    def bundle(
+        self,
+        ref: str,
+        *,
+        path: str | Path | None = None,
+        layout: str = "ascendrun",
+        with_logs: bool = True,
+        max_bytes: int = 100 * 1024**2,
+        is_dry: bool = False,
+        environ: Mapping[str, str] | None = None,
+    ) -> Bundle:
+        """Pack a job's records into an archive without credentials. `path` None: LAYOUT-JOB.tar.gz in this directory.
+
+        `layout`: ascendrun or ascend-fd; `is_dry`: list the contents, write nothing. `environ`: variables whose values
+        are masked when their names say that they are secret; None: those of this process.
+        """
+        from ascendrun.query.bundle.job import BundleRequest, bundle_job
+
+        request = BundleRequest(
+            path=None if path is None else Path(path),
+            layout=layout,
+            with_logs=with_logs,
+            max_bytes=max_bytes,
+            is_dry=is_dry,
+        )
+        return bundle_job(
+            self.settings.state_dir,
+            ref,
+            request,
+            notices=self.settings.notices,
+            environ=os.environ if environ is None else environ,
+        )
+
+    # Settings and notifications
+
+    def config(self) -> tuple[SettingView, ...]:
+        """Every setting with its value and origin; the values of the targets of notifications without credentials."""
+        from ascendrun.core.settings import view_settings
+
+        return view_settings(self.settings)
+
+    def notification_targets(self) -> tuple[NoticeTargetView, ...]:
+        """Where notifications go, and the result of the last one; without credentials."""
+        from ascendrun.core.notice_settings import NoticeSettings
+        from ascendrun.query.notice_view import view_targets
+
+        return view_targets(self.settings.notices or NoticeSettings(), self.settings.state_dir)
+
+    def test_notifications(self, name: str | None = None) -> tuple[NoticeTestResult, ...]:
+        """Send a test notification to one target, or to all."""
+        from ascendrun.core.notice_settings import NoticeSettings
+        from ascendrun.query.notice_view import send_tests
+
+        return send_tests(self.settings.notices or NoticeSettings(), name=name)
+
+    # Templates and the schema of job files
+
+    def templates(self) -> tuple[Template, ...]:
+        """The templates of job files and hostfiles, by name."""
+        from ascendrun.query.templates import list_templates
+
+        return list_templates()
+
+    def init(self, name: str, target: str | Path = ".") -> tuple[Path, ...]:
+        """Copy a template into `target` and return the new files, the job file first.
+
+        Raises NotFoundError for an unknown name, ConflictError when a file exists.
+        """
+        from ascendrun.query.templates import copy_template
+
+        return copy_template(name, Path(target))
+
+    def dashboard(self) -> str:
+        """A Grafana dashboard (JSON) of the metrics of `prometheus`."""
+        from ascendrun.query.templates import templates_root
+
+        return (templates_root() / "templates" / "grafana" / "ascendrun.json").read_text(encoding="utf-8")
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of job files."""
+        from ascendrun.core.jobfile.spec import job_json_schema
+
+        return job_json_schema()
+
+    def describe_key(self, key: str) -> list[str]:
+        """Lines about a key of job files, a bundled program, or PROGRAM.OPTION. Raises NotFoundError."""
+        from ascendrun.core.jobfile.keys import explain_key
+
+        return explain_key(key)

@@ -1,0 +1,117 @@
+"""What ranks printed, and the events of jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Callable, Union
+
+from ascendrun.cluster.jobs import JobCalls
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from pathlib import Path
+
+    from ascendrun.core.logs.folding import FoldedLine
+    from ascendrun.core.logs.log_view import LogView
+    from ascendrun.query.event_stream import EventStream
+    from ascendrun.query.log_files import AttemptFiles
+    from ascendrun.query.log_follow import FollowUpdate
+    from ascendrun.query.log_gaps import LogGap
+    from ascendrun.query.views import JobDetail
+    from ascendrun.text import Text
+
+JobRef = Union[str, "JobDetail"]
+"""An id, a name, or the start of an id; or a job that `Cluster.job` returned, which is not read again."""
+
+
+class LogCalls(JobCalls):
+    """`view`: which lines; None: all. `attempt`: None: the newest. Both are checked: NotFoundError."""
+
+    def logs(
+        self,
+        ref: JobRef,
+        view: LogView | None = None,
+        *,
+        attempt: int | None = None,
+        follow: bool = False,
+        warn: Callable[[Text], None] | None = None,
+    ) -> Iterator[FoldedLine]:
+        """The output of a job's ranks, merged by time; lines that ranks share come once.
+
+        `follow`: until the job has ended, later attempts too. `warn` gets why lines that only a node has are missing.
+        """
+        from ascendrun.query.log_follow import follow_job, stored_lines
+
+        detail, view, attempt = self._choice(ref, view, attempt)
+        if follow:
+            return (line for update in follow_job(self, detail.job.id, view) for line in update.lines)
+        return stored_lines(self.settings.state_dir, detail, attempt, view, warn=warn)
+
+    def follow(self, ref: str, view: LogView | None = None, *, with_lines: bool = True) -> Iterator[FollowUpdate]:
+        """The states and the output of a job as they come, until it has ended and every line has arrived."""
+        from ascendrun.query.log_follow import follow_job
+
+        return follow_job(self, ref, view, with_lines=with_lines)
+
+    def raw_logs(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> Iterator[bytes]:
+        """The exact bytes of the chosen streams, rank after rank."""
+        from ascendrun.head.spool.spool_files import find_streams, read_bytes
+
+        detail, view, attempt = self._choice(ref, view, attempt)
+        folder = self._attempt_dir(detail, attempt)
+        for files in find_streams(folder, attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams):
+            yield from read_bytes(files)
+
+    def log_gaps(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> tuple[LogGap, ...]:
+        """Output that was lost in the chosen streams, by time."""
+        from ascendrun.query.log_gaps import read_gaps
+
+        detail, view, attempt = self._choice(ref, view, attempt)
+        return tuple(
+            gap
+            for gap in read_gaps(self._attempt_dir(detail, attempt), attempt)
+            if gap.stream in view.streams and view.has_host(gap.host) and view.has_rank(gap.rank)
+        )
+
+    def log_files(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> AttemptFiles:
+        """Every stored file of an attempt, the HCCL settings in its logs, and the hosts whose files are awaited."""
+        from ascendrun.query.log_files import read_attempt_files
+
+        detail, view, attempt = self._choice(ref, view, attempt)
+        return read_attempt_files(self.settings.state_dir, detail.job, attempt, view)
+
+    def events(
+        self, ref: str | None = None, *, since_s: float | None = None, codes: Collection[str] | None = None
+    ) -> EventStream:
+        """The events of one job or pipeline, or of all: `.new_events()` has those written since its last call."""
+        from ascendrun.query.event_stream import EventStream
+
+        job = None if ref is None else self.job(ref).job
+        whole = self.whole_pipeline(ref, job) if ref is not None and job is not None else None
+        return EventStream(
+            self.settings.state_dir,
+            job=None if whole is not None or job is None else job.id,
+            pipeline=None if whole is None else whole.id,
+            since_s=since_s,
+            codes=codes,
+        )
+
+    def event_codes(self) -> tuple[str, ...]:
+        """The codes of events that are stored."""
+        from ascendrun.query.event_stream import event_codes
+
+        return event_codes(self.settings.state_dir)
+
+    def _choice(self, ref: JobRef, view: LogView | None, attempt: int | None) -> tuple[JobDetail, LogView, int]:
+        from ascendrun.core.logs.log_view import LogView
+        from ascendrun.query.log_sources import check_choice
+        from ascendrun.query.views import choose_attempt
+
+        detail = self.job(ref) if isinstance(ref, str) else ref
+        view = view or LogView()
+        check_choice(detail, view)
+        return detail, view, choose_attempt(detail.job, attempt)
+
+    def _attempt_dir(self, detail: JobDetail, attempt: int) -> Path:
+        from ascendrun.head.state.state_dir import spool_dir
+
+        return spool_dir(self.settings.state_dir, detail.job.id, attempt)

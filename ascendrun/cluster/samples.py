@@ -1,0 +1,117 @@
+"""Measurements of devices, hosts and ranks: samples, series, metrics of ranks, what `top` and Prometheus show."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ascendrun.cluster.logs import LogCalls
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from prometheus_client import CollectorRegistry
+
+    from ascendrun.core.hosts import Host
+    from ascendrun.core.metrics import MetricsLine
+    from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample
+    from ascendrun.health.top.view import TopView
+    from ascendrun.query.top_source import TopSource
+
+
+class SampleCalls(LogCalls):
+    """Times are UTC seconds."""
+
+    def samples(self, *, hosts: Collection[str] | None = None, since_s: float | None = None) -> Newest:
+        """The newest stored sample of every device, host and rank. `since_s`: None: the last minute."""
+        from ascendrun.query.top_reader import newest_samples
+
+        return newest_samples(self.settings.state_dir, hosts=hosts, since_s=since_s)
+
+    def sample_now(
+        self, hosts: Sequence[Host], *, timeout_s: float = 20.0, device_type: str | None = None
+    ) -> tuple[Newest, Mapping[str, str]]:
+        """A sample that the agents of these hosts take now; it is stored too. Also {host: why it sent none}.
+
+        `device_type`: npu or cuda; None: whatever the host has.
+        """
+        from ascendrun.core.samples import Newest
+        from ascendrun.head.protocol.control_messages import Sample
+
+        if not hosts:
+            return Newest(), {}
+        request = Sample(tuple(hosts), timeout_s, device_type)
+        with self._client() as client:
+            replies = [reply for reply, _ in client.stream(request, timeout_s=timeout_s + 10.0)]
+        newest = Newest(
+            devices=tuple(sample for reply in replies for sample in reply.devices),
+            hosts=tuple(sample for reply in replies for sample in reply.hosts),
+        )
+        return newest, {reply.host: str(reply.refused.line()) for reply in replies if reply.refused is not None}
+
+    def request_samples(self, hosts: Sequence[Host], *, timeout_s: float = 20.0) -> None:
+        """As `sample_now` without waiting: the samples are stored. A host with a request under way gets no second."""
+        from ascendrun.head.protocol.control_messages import Sample
+
+        with self._client() as client:
+            client.post(Sample(tuple(hosts), timeout_s, unless_asked=True))
+
+    def series(
+        self,
+        host: str,
+        *,
+        since_s: float,
+        until_s: float | None = None,
+        device: int | None = None,
+        job: str | None = None,
+        rank: int | None = None,
+    ) -> tuple[tuple[DeviceSample, ...], tuple[HostSample, ...], tuple[RankSample, ...]]:
+        """The stored samples of a host, by time; also of one `device` of it, and of one `rank` of a `job`.
+
+        Raises StoreUnusableError.
+        """
+        from ascendrun.head.state.sample_store import SampleStore
+
+        until_s = time.time() if until_s is None else until_s
+        with SampleStore.open_for_reading(self.settings.state_dir) as store:
+            return (
+                ()
+                if device is None
+                else store.device_series(since_s=since_s, until_s=until_s, host=host, device=device),
+                store.host_series(since_s=since_s, until_s=until_s, host=host),
+                ()
+                if job is None or rank is None
+                else store.rank_series(since_s=since_s, until_s=until_s, job=job, rank=rank),
+            )
+
+    def metrics(self, ref: str, *, rank: int = 0, attempt: int | None = None) -> tuple[MetricsLine, ...]:
+        """The metrics that a rank has written, in order. `attempt`: None: the newest."""
+        from ascendrun.head.spool.metrics_reader import find_metrics, iter_lines
+        from ascendrun.head.state.state_dir import spool_dir
+
+        job = self.job(ref).job
+        folder = spool_dir(self.settings.state_dir, job.id, attempt or max(job.attempt, 1))
+        return tuple(iter_lines(find_metrics(folder, ranks=[rank]).get(rank, ())))
+
+    def top(self, hosts: Sequence[Host] = (), *, is_patient: bool = False) -> TopSource:
+        """What `top` shows: `.look(now_s=…)` refreshes. `hosts`: also sampled when no job runs there."""
+        from ascendrun.query.top_source import TopSource
+
+        return TopSource(self, hosts, is_patient=is_patient)
+
+    def prometheus(self, hosts: Sequence[Host] = ()) -> CollectorRegistry:
+        """The data of `top` as a registry of prometheus_client, read again at each collection."""
+        from ascendrun.head.state.sample_store import SampleStore
+        from ascendrun.health.top.join import STALE_S
+        from ascendrun.query.prometheus import make_registry
+
+        source = self.top(hosts)
+
+        def read() -> tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]:
+            view, states = source.look(now_s=time.time()), self.count_states()
+            if view.samples_error:
+                return view, states, ()
+            with SampleStore.open_for_reading(self.settings.state_dir) as store:
+                return view, states, store.details(since_s=view.at_s - STALE_S)
+
+        return make_registry(read)

@@ -1,0 +1,83 @@
+"""Every stored file of an attempt: output and metrics of ranks, collected artifacts, and what is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ascendrun.head.spool.artifact_store import hosts_awaited, read_artifacts, read_hccl_settings
+from ascendrun.head.state.state_dir import spool_dir
+from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.ascend.hccl_env import HcclSetting
+    from ascendrun.core.logs.log_view import LogView
+    from ascendrun.query.views import JobView
+
+OWN_FILE = re.compile(
+    r"^(?:rank-(?P<rank>\d+)\.(?P<kind>out|err|metrics|error)|(?P<name>events|samples|clock))(?:\.\d+)?$"
+)
+KINDS = {"out": "output", "err": "errors", "metrics": "metrics", "error": "error file"}
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """`kind`: output, errors, metrics, error file, events, samples, clock, or the name under which it was collected.
+    `path` None: the file is not here, `note` has the reason. `note`: also that it was truncated."""
+
+    host: str
+    kind: str
+    rank: int | None
+    bytes: int | None
+    path: str | None
+    source: str | None = None
+    note: Text | str | None = None
+
+
+@dataclass(frozen=True)
+class AttemptFiles:
+    """`hccl_settings`: what HCCL logged as its settings, with the host. `pending_hosts`: files are still collected."""
+
+    files: tuple[LogFile, ...]
+    hccl_settings: tuple[tuple[str, HcclSetting], ...]
+    pending_hosts: tuple[str, ...]
+
+
+def read_attempt_files(state_dir: Path, job: JobView, attempt: int, view: LogView) -> AttemptFiles:
+    """The files of the hosts and ranks that `view` chooses."""
+    directory = spool_dir(state_dir, job.id, attempt)
+    hosts = [host for host in job.hosts if view.has_host(host)]
+    return AttemptFiles(
+        tuple(file for host in hosts for file in _list_files(directory, host) if view.has_rank(file.rank)),
+        tuple(
+            (host, setting)
+            for host in hosts
+            for setting in read_hccl_settings(read_artifacts(directory, host)).values()
+        ),
+        hosts_awaited(state_dir, job.id, attempt),
+    )
+
+
+def _list_files(attempt_dir: Path, host: str) -> Iterator[LogFile]:
+    """Yield files of ranks, then of the host, then collected files, then those that could not be collected."""
+    directory = attempt_dir / host
+    own = []
+    for path in directory.iterdir() if directory.is_dir() else ():
+        match = OWN_FILE.match(path.name)
+        if match:
+            rank = None if match["rank"] is None else int(match["rank"])
+            kind = KINDS.get(match["kind"] or "", match["name"])
+            file = LogFile(host, kind, rank, path.stat().st_size, str(path))
+            own.append((rank is None, rank or 0, path.name, file))
+    yield from (file for *_, file in sorted(own, key=lambda each: each[:3]))
+    gathered = read_artifacts(attempt_dir, host)
+    for got in gathered.files:
+        note = None
+        if got.of_bytes is None or got.of_bytes > got.bytes:
+            note = Text("logs.file-truncated", "truncated, whole size: {size:bytes}", size=got.of_bytes)
+        yield LogFile(host, got.name, None, got.bytes, str(got.path), got.source, note)
+    for name, reason in gathered.problems:
+        yield LogFile(host, name, None, None, None, None, reason)
