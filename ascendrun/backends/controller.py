@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import subprocess
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.backends import Backends
 from ascendrun.core.settings import Settings, load_settings, settings_files
 from ascendrun.head.loop import daemon
 from ascendrun.head.notify.notifier import Notifier
-from ascendrun.head.ssh.askpass import find_askpass
 
 if TYPE_CHECKING:
     from ascendrun.head.state.store import Store
+
+
+ASK_S = 60.0
 
 
 def run_controller(settings: Settings) -> bool:
@@ -24,3 +28,24 @@ def run_controller(settings: Settings) -> bool:
 def make_notifier(store: Store) -> Notifier:
     """Follows the settings files of this process's user as they change."""
     return Notifier(store, lambda: load_settings(os.environ).notices, files=settings_files(os.environ))
+
+
+def find_askpass(environ: Mapping[str, str]) -> Callable[[str], str | None] | None:
+    """A function from a prompt to the passphrase, by $SSH_ASKPASS as ssh-add knows it; None: none is set.
+
+    The function returns None when the program fails, is cancelled, or takes longer than a minute.
+    """
+    program = environ.get("SSH_ASKPASS")
+    if not program:
+        return None
+
+    def ask(prompt: str) -> str | None:
+        try:
+            done = subprocess.run(
+                [program, prompt], capture_output=True, text=True, timeout=ASK_S, check=False, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.rstrip("\n") if done.returncode == 0 else None
+
+    return ask

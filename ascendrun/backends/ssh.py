@@ -104,7 +104,7 @@ class SshBackend:
             from ascendrun.head.ssh.openssh import scan_host_key
 
             return scan_host_key(host, target, deadlines=deadlines, config=self._config_path)
-        from ascendrun.head.ssh.paramiko_transport import shown_key, start_link
+        from ascendrun.head.ssh.paramiko_login import shown_key, start_link
 
         link, _ = start_link(target, self._dial(target, deadlines), deadlines=deadlines)
         try:
@@ -137,7 +137,7 @@ class SshBackend:
             keys.close()
 
     def _connect_paramiko(self, host: Host, target: SshTarget, deadlines: Deadlines) -> Connection:
-        from ascendrun.head.ssh.paramiko_transport import NoCommonAlgorithmError
+        from ascendrun.head.ssh.paramiko_login import NoCommonAlgorithmError
 
         obstacle = target.why_openssh or self._jump_reason(target)
         if obstacle is not None:  # only when paramiko was asked for: it would dial elsewhere than the config says
@@ -162,7 +162,7 @@ class SshBackend:
             return self._connect_openssh(host, target, deadlines)
 
     def _make_connection(self, target: SshTarget, deadlines: Deadlines) -> ParamikoConnection:
-        from ascendrun.head.ssh.paramiko_transport import connect
+        from ascendrun.head.ssh.paramiko_login import connect
 
         recorded = self.recorded(target)
         return connect(
@@ -248,7 +248,7 @@ class SshBackend:
             self._jumps = {text: jump for text, jump in self._jumps.items() if jump.is_up}
 
     def _note_refusal(self, target: SshTarget, error: AuthenticationError) -> None:
-        from ascendrun.head.ssh.paramiko_transport import NoKeyError
+        from ascendrun.head.ssh.paramiko_login import NoKeyError
 
         self._key_ring().forget_failures()
         if not isinstance(error, NoKeyError):

@@ -112,26 +112,25 @@ def _popen(
         enter()
         os.umask(umask)
 
-    try:
-        process = subprocess.Popen(
-            argv,
-            env=env,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=prepare,
-            pass_fds=keep,
-            bufsize=0,
-        )
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise explain_start_failure(error, argv[0].decode("utf-8", "replace"), cwd) from error
+    process = spawn(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, preexec_fn=prepare, pass_fds=keep)
     for pipe in (process.stdout, process.stderr):
         assert pipe is not None
         os.set_blocking(pipe.fileno(), False)
         _widen(pipe.fileno())
     return process
+
+
+def spawn(argv: list[bytes], *, cwd: str | None, **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a command in a session of its own, with both outputs on pipes.
+
+    Raises OperationError("cannot-start"), whose cause is the error of the system.
+    """
+    try:
+        return subprocess.Popen(
+            argv, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, bufsize=0, **options
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise explain_start_failure(error, argv[0].decode("utf-8", "replace"), cwd or ".") from error
 
 
 def explain_start_failure(error: Exception, command: str, cwd: str) -> OperationError:

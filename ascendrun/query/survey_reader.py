@@ -43,7 +43,7 @@ def read_world(
 
 
 def _plan(submission: Submission | None, reports: Mapping[str, NodeReport], now_s: float) -> Any:
-    from ascendrun.head.survey.planning import build_plan
+    from ascendrun.head.survey.submission import build_plan
 
     if submission is None or len(reports) < len(submission.hosts):
         return None

@@ -29,9 +29,9 @@ from ascendrun.head.spool.collector import KEEP_BYTES, LogPruner, NodeSpool, Spo
 from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE, make_spool_dir, spool_dir
 from ascendrun.head.survey.doctor import Answers, Examination
-from ascendrun.head.survey.planning import build_plan
 from ascendrun.head.survey.preflight import gate_question, judge_answers
 from ascendrun.head.survey.staging import TreePush, read_secret_env
+from ascendrun.head.survey.submission import build_plan
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.spec import JobSpec

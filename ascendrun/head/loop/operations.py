@@ -118,8 +118,7 @@ class Operations:
         """The plan that a submission would get, as `render_plan` shows it."""
         from ascendrun.core.jobs.plan import render_plan
         from ascendrun.head.agents.node_query import NodeQuery
-        from ascendrun.head.survey.planning import build_plan
-        from ascendrun.head.survey.submission import Submission, make_job
+        from ascendrun.head.survey.submission import Submission, build_plan, make_job
 
         submission = Submission.from_json(request.submission)
         job = make_job(submission, "j-new", "dry-run", time.time())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Union
 
 from ascendrun.core.errors import AscendrunError, ConflictError, DeadlineExceededError, UnreachableError
-from ascendrun.head.protocol.messages import Message, R, Request
+from ascendrun.head.protocol.messages import OTHER_VERSION_HINT, Message, R, Request
 from ascendrun.node import wire
 from ascendrun.text import Text
 
@@ -154,10 +154,7 @@ def other_version(controller: object, command: object) -> ConflictError:
             controller=controller,
             command=command,
         ),
-        hint=Text(
-            "control.other-version.hint",
-            "run `ascendrun controller stop`, then repeat the command; running jobs are not affected",
-        ),
+        hint=OTHER_VERSION_HINT,
     )
 
 

@@ -13,6 +13,12 @@ M = TypeVar("M", bound="Message")
 R = TypeVar("R", bound="Message", covariant=True)
 
 
+OTHER_VERSION_HINT = Text(
+    "control.other-version.hint",
+    "run `ascendrun controller stop`, then repeat the command; running jobs are not affected",
+)
+
+
 class Message:
     """The parent of the messages. A field with a default may be missing in a header."""
 

@@ -25,7 +25,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.agent_bootstrap import AgentBootstrap, AgentImage, Login
 from ascendrun.head.protocol.agent_messages import EVENTS, AgentInfo
-from ascendrun.head.protocol.messages import Message, R, Request
+from ascendrun.head.protocol.messages import OTHER_VERSION_HINT, Message, R, Request
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
 from ascendrun.node import wire
 from ascendrun.text import Text
@@ -430,10 +430,7 @@ def _other_version(host: str, agent: object) -> AgentVersionError:
             agent=agent,
             controller=wire.PROTOCOL,
         ),
-        hint=Text(
-            "agent.other-version.hint",
-            "run `ascendrun controller stop`, then repeat the command; running jobs are not affected",
-        ),
+        hint=OTHER_VERSION_HINT,
     )
 
 

@@ -1,4 +1,4 @@
-"""A job on its way into the store: what the submitting process sends to the controller."""
+"""A job on its way into the store and to its plan: what the submitting process sends to the controller."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.core.dataclass_json import load_dataclass
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.jobs.job import Job
-from ascendrun.core.jobs.plan import Tree
+from ascendrun.core.jobs.plan import Folders, LaunchPlan, Tree
 from ascendrun.core.jobs.schedule import Claim
+from ascendrun.core.reports import NodeReport
 from ascendrun.head.protocol.control_messages import Submit
 from ascendrun.head.state.store import Store, StoredJob, job_id_of
-from ascendrun.node.layout import make_run
+from ascendrun.node import layout
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.spec import JobSpec
@@ -95,7 +96,7 @@ def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) ->
     return Job(
         id=job_id,
         name=spec.name,
-        run=make_run(head_id, job_id),
+        run=layout.make_run(head_id, job_id),
         grace_s=spec.checkpoint.grace_period_s,
         hosts=tuple(host.name for host in submission.hosts),
         start_s=spec.timeouts.start_s,
@@ -142,7 +143,7 @@ def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | 
                     job,
                     pipeline=pipeline,
                     stage=submission.stage,
-                    home=make_run(head_id, pipeline),
+                    home=layout.make_run(head_id, pipeline),
                     needs=ids.get(submission.needs or ""),
                 )
 
@@ -186,3 +187,35 @@ def _load_spec(values: Mapping[str, Any]) -> JobSpec:
 
 def _load_trees(values: Sequence[Mapping[str, Any]]) -> tuple[Tree, ...]:
     return tuple(load_dataclass(Tree, value) for value in values)
+
+
+def build_plan(
+    spec: JobSpec, hosts: tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job, trees: tuple[Tree, ...]
+) -> LaunchPlan:
+    """The plan of the job's present attempt. Raises PreflightError or InvalidInputError with every reason."""
+    from ascendrun.core.jobs.plan import make_plan
+    from ascendrun.health.samples.device_samples import sampling_wish
+
+    folders = {
+        host: Folders(
+            work=layout.work_dir(report.root, job.home or job.run),
+            checkpoints=layout.checkpoints_dir(report.root, job.run),
+            attempt=layout.attempt_dir(report.root, job.run_id),
+            trees=f"{report.root}/trees",
+        )
+        for host, report in reports.items()
+    }
+    plan = make_plan(
+        spec,
+        hosts,
+        reports,
+        job=job.id,
+        attempt=job.attempt,
+        run_id=job.run_id,
+        folders=folders,
+        trees=trees,
+        home=job.home,
+    )
+    return replace(
+        plan, sampling=sampling_wish(spec.devices.type, every_s=spec.sampling.interval_s, hosts=len(plan.nodes))
+    )

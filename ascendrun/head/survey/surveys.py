@@ -91,7 +91,7 @@ class SurveyOperation:
 
     def _plan(self) -> LaunchPlan | None:
         """None when these hosts cannot carry the job: the findings say why, or whoever asked plans again and sees."""
-        from ascendrun.head.survey.planning import build_plan
+        from ascendrun.head.survey.submission import build_plan
 
         if self._submission is None or self._refused:
             return None

@@ -17,7 +17,7 @@ import time
 from ascendrun.node import cgroup, layout, procs, reap
 from ascendrun.node.agent import checks, ports
 from ascendrun.node.agent.fence import locked
-from ascendrun.node.agent.tree_links import link_tree
+from ascendrun.node.agent.trees import link_tree
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, make_private_dir, read_json, remove_tree, write_json
 from ascendrun.node.layout import ENDED, IDENTITY, LOST, PREPARED, STOP

@@ -10,8 +10,7 @@ import threading
 import time
 
 from ascendrun.node import procs, reap
-from ascendrun.node.op_errors import OperationError
-from ascendrun.node.ranks import explain_start_failure, to_bytes
+from ascendrun.node.ranks import spawn, to_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,22 +69,7 @@ class Commands:
         mark = os.urandom(8).hex()
         marked = dict(env)
         marked[MARK.encode("ascii")] = mark.encode("ascii")
-        try:
-            child = subprocess.Popen(
-                argv,
-                env=marked,
-                cwd=cwd,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                bufsize=0,
-                pass_fds=keep,
-                **self._umask_option(),
-            )
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            refusal = explain_start_failure(error, argv[0].decode("utf-8", "replace"), cwd or ".")
-            raise OperationError.from_json(refusal.as_json()) from error
+        child = spawn(argv, env=marked, cwd=cwd, stdin=subprocess.PIPE, pass_fds=keep, **self._umask_option())
         with self._lock:
             self._running[mark] = child.pid
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import select
 import sys
@@ -12,7 +13,6 @@ from ascendrun.node import layout, wire
 from ascendrun.node.agent import bytecode
 from ascendrun.node.agent.follow import Follower, file_sizes
 from ascendrun.node.agent.outbox import Outbox, private_copy
-from ascendrun.node.agent.work_queues import WorkQueues
 from ascendrun.node.files import make_private_dir
 from ascendrun.node.op_errors import OperationError
 
@@ -33,13 +33,51 @@ if TYPE_CHECKING:
         lane: str
         deadline_s: float | None
 else:
-    from collections import namedtuple
-
-    Operation = namedtuple("Operation", "run lane deadline_s")
+    Operation = collections.namedtuple("Operation", "run lane deadline_s")
 
 READ_BYTES = 1 << 18
 LAST_WORK_S = 5.0
 """How long orders that were taken may go on after the input ended."""
+
+
+MAX_LANES = 64
+
+
+class WorkQueues:
+    """A lane's thread lives as long as the lane has jobs."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, collections.deque[Callable[[], None]]] = {}
+        self._idle = threading.Condition()
+
+    def add(self, lane: str, job: Callable[[], None]) -> bool:
+        """False when too many lanes are busy: the job was not taken."""
+        with self._idle:
+            waiting = self._lanes.get(lane)
+            if waiting is not None:
+                waiting.append(job)
+                return True
+            if len(self._lanes) >= MAX_LANES:
+                return False
+            self._lanes[lane] = collections.deque([job])
+        threading.Thread(target=self._run, args=(lane,), daemon=True, name="lane-" + lane).start()
+        return True
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Until every job is done; False at the timeout."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._lanes, timeout_s)
+
+    def _run(self, lane: str) -> None:
+        while True:
+            with self._idle:
+                waiting = self._lanes[lane]
+                if not waiting:
+                    del self._lanes[lane]
+                    self._idle.notify_all()
+                    return
+                job = waiting.popleft()
+            job()
 
 
 class Pending:
@@ -163,7 +201,7 @@ class Agent:
         }
 
     def _probe(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ascendrun.node.agent.probe import probe
+        from ascendrun.node.agent.routes import probe
 
         return probe(self._root, request.get("peers") or {})
 

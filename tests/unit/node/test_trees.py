@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ascendrun.node import tree_hash
 from ascendrun.node.agent import trees
-from ascendrun.node.agent.tree_links import link_tree
+from ascendrun.node.agent.trees import link_tree
 from ascendrun.node.op_errors import message
 from ascendrun.node.tree_hash import Entry, InvalidTreeError
 

@@ -1,0 +1,342 @@
+"""Connecting through paramiko, in phases: TCP, banner, key exchange, host key, login, each with its own deadline."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ascendrun.core.errors import AuthenticationError, UnreachableError
+from ascendrun.head.ssh.config import SshTarget
+from ascendrun.head.ssh.connection import IDLE_POLL_S, Link
+from ascendrun.head.ssh.host_keys import HostKey
+from ascendrun.head.ssh.keys import Identity, Unusable
+from ascendrun.head.ssh.paramiko_import import PartialAuthentication, paramiko
+from ascendrun.head.ssh.paramiko_transport import ParamikoConnection
+from ascendrun.head.ssh.socket import Dial
+from ascendrun.head.ssh.transport import CLOSED_HERE, Deadlines
+from ascendrun.text import Text
+
+_RETRY_S = (0.1, 0.6)
+_KEX = (
+    "ecdh-sha2-nistp256",
+    "curve25519-sha256@libssh.org",
+    "mlkem768x25519-sha256",
+    "ecdh-sha2-nistp384",
+    "ecdh-sha2-nistp521",
+    "diffie-hellman-group14-sha256",
+    "diffie-hellman-group16-sha512",
+    "diffie-hellman-group-exchange-sha256",
+)
+_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
+_MACS = (
+    "hmac-sha2-256-etm@openssh.com",
+    "hmac-sha2-512-etm@openssh.com",
+    "hmac-sha2-256",
+    "hmac-sha2-512",
+    "hmac-sha1",
+)
+_KEY_TYPES = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+
+
+class NoCommonAlgorithmError(UnreachableError):
+    """The host and paramiko share no algorithm of some kind; the OpenSSH binary may know older ones."""
+
+
+class NoKeyError(AuthenticationError):
+    """There was nothing to log in with, so nothing was tried."""
+
+
+class _DroppedError(Exception):
+    """sshd hung up before it named itself: usually too many logins at once (MaxStartups); worth another try."""
+
+
+def connect(
+    target: SshTarget, dial: Dial, *, deadlines: Deadlines, key_types: Sequence[str], judge: Any, identities: Any
+) -> ParamikoConnection:
+    """An authenticated connection. `judge(HostKey, address)` raises to refuse the host before any login attempt;
+    `identities()` gives (keys, unusable key files) and is called only after that.
+
+    Raises UnreachableError or one of its children, naming the phase, the host and the way out.
+    """
+    link, address = start_link(target, dial, deadlines=deadlines, key_types=key_types)
+    try:
+        judge(shown_key(link), address)
+        keys, unusable = identities()
+        _log_in(link, target, keys, unusable, deadlines.auth_s)
+        link.sock.settimeout(IDLE_POLL_S)
+        return ParamikoConnection(link, target, address)
+    except BaseException:
+        link.drop(CLOSED_HERE)
+        raise
+
+
+def shown_key(link: Link) -> HostKey:
+    key = link.host_key
+    assert key is not None
+    return HostKey(key.get_name(), key.get_base64())
+
+
+def start_link(
+    target: SshTarget, dial: Dial, *, deadlines: Deadlines, key_types: Sequence[str] = ()
+) -> tuple[Link, str | None]:
+    """TCP, banner and key exchange; not logged in. Tried again, with jitter, when sshd hangs up before it speaks."""
+    until = time.monotonic() + deadlines.tcp_s + deadlines.banner_s
+    for tries in itertools.count(1):
+        try:
+            return _start_once(target, dial, deadlines, key_types, until)
+        except _DroppedError as dropped:
+            pause_s = random.uniform(*_RETRY_S)
+            if time.monotonic() + pause_s > until:
+                raise UnreachableError(
+                    Text(
+                        "ssh.closed-before-banner",
+                        "{host}: connection closed before the SSH banner ({tries:plural attempt attempts}: {error})",
+                        host=target.label,
+                        tries=tries,
+                        error=str(dropped),
+                    ),
+                    hint=Text(
+                        "ssh.closed-before-banner.hint",
+                        "check MaxStartups in sshd_config and the log on {host}: journalctl -u sshd",
+                        host=target.name,
+                    ),
+                ) from dropped
+            time.sleep(pause_s)
+    raise AssertionError("unreachable")
+
+
+def _start_once(
+    target: SshTarget, dial: Dial, deadlines: Deadlines, key_types: Sequence[str], until: float
+) -> tuple[Link, str | None]:
+    sock, address = dial()
+    link = Link(sock)
+    try:
+        _choose_algorithms(link, target, key_types)
+        link.start_client(event=link.ready_event)
+        _await_banner(link, target, max(0.1, min(deadlines.banner_s, until - time.monotonic())))
+        _await_kex(link, target, deadlines.kex_s)
+        return link, address
+    except BaseException:
+        link.drop(CLOSED_HERE)
+        raise
+
+
+def _choose_algorithms(link: Link, target: SshTarget, key_types: Sequence[str]) -> None:
+    known = [name for name in key_types if name in _KEY_TYPES]
+    options = link.get_security_options()
+    config = target.algorithms
+    available = set(options.kex)
+    options.kex = narrowed([name for name in _KEX if name in available], config.get("kexalgorithms"))
+    options.ciphers = narrowed(_CIPHERS, config.get("ciphers"))
+    options.digests = narrowed(_MACS, config.get("macs"))
+    # recorded types first; the others after them, so that a host with new keys is told from a broken one
+    options.key_types = tuple(dict.fromkeys([*known, *_KEY_TYPES]))
+
+
+def narrowed(ours: Sequence[str], wish: str | None) -> tuple[str, ...]:
+    """Our algorithms, less what the config rules out; "+more" and "^first" rule nothing out. Falls back to all of ours
+    when nothing would be left: then the host decides."""
+    if not wish or wish[0] in "+^":
+        return tuple(ours)
+    names = {name.strip() for name in wish.lstrip("-").split(",")}
+    names |= {name + "@libssh.org" for name in names if name == "curve25519-sha256"}
+    keep = tuple(name for name in ours if (name in names) != wish.startswith("-"))
+    return keep or tuple(ours)
+
+
+def _await_banner(link: Link, target: SshTarget, banner_s: float) -> None:
+    if not link.banner_event.wait(banner_s):
+        raise UnreachableError(
+            Text(
+                "ssh.no-banner",
+                "{host}: connected, but no SSH banner within {limit_s:.3g} s",
+                host=target.label,
+                limit_s=banner_s,
+            ),
+            hint=Text(
+                "ssh.no-banner.hint",
+                "check the load of the host and which service uses the port: ssh -v {host}",
+                host=target.name,
+            ),
+        )
+    if link.has_banner:
+        return
+    said = " ".join(line.strip() for line in link.packetizer.preamble if line.strip())
+    if "Not allowed at this time" in said:
+        raise UnreachableError(
+            Text(
+                "ssh.penalty",
+                "{host}: sshd is rejecting this address after failed logins (PerSourcePenalties)",
+                host=target.label,
+            ),
+            hint=Text(
+                "ssh.penalty.hint",
+                "wait for the penalty to expire, or set PerSourcePenaltyExemptList in sshd_config on {host}",
+                host=target.name,
+            ),
+        )
+    error = link.saved_exception
+    is_other = isinstance(error, paramiko.SSHException) and "Error reading" not in str(error)
+    if is_other or (said and "MaxStartups" not in said):
+        raise UnreachableError(
+            Text(
+                "ssh.not-ssh",
+                '{host}: the service on this port is not an SSH server (received "{received}")',
+                host=target.label,
+                received=said[:80],
+            ),
+            hint=Text("ssh.not-ssh.hint", "set port= in the hostfile or Port in ~/.ssh/config"),
+        )
+    raise _DroppedError(said[:80] or "EOF")
+
+
+def _await_kex(link: Link, target: SshTarget, kex_s: float) -> None:
+    if not link.ready_event.wait(kex_s):
+        raise UnreachableError(
+            Text(
+                "ssh.no-key-exchange",
+                "{host}: no key exchange within {limit_s:g} s of the banner",
+                host=target.label,
+                limit_s=kex_s,
+            ),
+            hint=Text(
+                "ssh.no-key-exchange.hint",
+                "check the load of the host, and the MTU of the network: large packets may be lost",
+            ),
+        )
+    if link.active and link.initial_kex_done:
+        return
+    error = link.saved_exception
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        raise NoCommonAlgorithmError(
+            Text("ssh.no-common-algorithm", "{host}: {error}", host=target.label, error=str(error)),
+            hint=Text("ssh.no-common-algorithm.hint", "use the OpenSSH transport for this host: transport: openssh"),
+        )
+    if error is None or isinstance(error, (EOFError, OSError)):
+        raise _DroppedError("EOF during the key exchange")
+    raise UnreachableError(
+        Text("ssh.key-exchange-failed", "{host}: key exchange failed ({error})", host=target.label, error=str(error)),
+        hint=Text("ssh.sshd-log", "check the log of sshd on the host: journalctl -u sshd"),
+    )
+
+
+def _log_in(
+    link: Link, target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable], auth_s: float
+) -> None:
+    until = time.monotonic() + auth_s
+    for identity in keys:
+        answered = threading.Event()
+        try:
+            link.auth_publickey(target.user, identity.key, event=answered)
+        except (paramiko.SSHException, EOFError, OSError):
+            answered.set()
+        while not answered.wait(min(0.5, max(until - time.monotonic(), 0.001))):
+            if time.monotonic() >= until:
+                raise UnreachableError(
+                    Text(
+                        "ssh.login-timeout",
+                        "{host}: no reply to the login within {limit_s:g} s",
+                        host=target.label,
+                        limit_s=auth_s,
+                    ),
+                    hint=Text(
+                        "ssh.login-timeout.hint",
+                        "name lookups or PAM on the host may hang; run: ssh -v {host}",
+                        host=target.name,
+                    ),
+                )
+            if not link.active:
+                break
+        if link.is_authenticated():
+            return
+        _stop_when_hopeless(link, target)
+    raise _auth_failed(target, keys, unusable)
+
+
+def _stop_when_hopeless(link: Link, target: SshTarget) -> None:
+    error = link.saved_exception
+    if isinstance(error, PartialAuthentication):
+        raise AuthenticationError(
+            Text(
+                "ssh.second-method",
+                "{host}: user {user} requires a second authentication method ({methods})",
+                host=target.label,
+                user=target.user,
+                methods=list(error.allowed_types),
+            ),
+            hint=Text(
+                "ssh.second-method.hint",
+                "allow key-only login for {user}; ascendrun cannot enter passwords or codes",
+                user=target.user,
+            ),
+        )
+    if isinstance(error, paramiko.BadAuthenticationType):
+        raise AuthenticationError(
+            Text(
+                "ssh.keys-not-accepted",
+                "{host}: sshd does not accept keys for user {user} (only {methods})",
+                host=target.label,
+                user=target.user,
+                methods=list(error.allowed_types),
+            ),
+            hint=Text(
+                "ssh.keys-not-accepted.hint", "check PubkeyAuthentication and AllowUsers in sshd_config on the host"
+            ),
+        )
+    if not link.active:
+        why = "EOF" if error is None or isinstance(error, EOFError) else str(error)
+        raise AuthenticationError(
+            Text(
+                "ssh.closed-at-login",
+                "{host}: connection closed during the login of user {user} ({error})",
+                host=target.label,
+                user=target.user,
+                error=why,
+            ),
+            hint=Text(
+                "ssh.closed-at-login.hint",
+                "set IdentityFile and IdentitiesOnly if many keys are offered; see the log: journalctl -u sshd",
+            ),
+        )
+
+
+def _auth_failed(target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable]) -> AuthenticationError:
+    facts = [bad.fact for bad in unusable]
+    if keys:
+        offered = [identity.label for identity in keys]
+        return AuthenticationError(
+            Text(
+                "ssh.login-rejected",
+                "{host}: sshd rejected user {user} with {keys}",
+                host=target.label,
+                user=target.user,
+                keys=[*offered, *facts],
+            ),
+            hint=Text(
+                "ssh.login-rejected.hint",
+                "check the user name; allow a key: ssh-copy-id -p {port} {user}@{address}",
+                port=target.port,
+                user=target.user,
+                address=target.address,
+            ),
+        )
+    if unusable:
+        return NoKeyError(
+            Text("ssh.no-usable-key", "{host}: no usable key: {keys}", host=target.label, keys=facts),
+            hint=unusable[0].hint,
+        )
+    return NoKeyError(
+        Text("ssh.no-key", "{host}: no key for the login (no ssh-agent, no key file)", host=target.label),
+        hint=Text("ssh.no-key.hint", "run ssh-keygen, then ssh-copy-id; or set IdentityFile in ~/.ssh/config"),
+    )
