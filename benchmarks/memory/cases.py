@@ -16,7 +16,7 @@ from ascendrun.programs.trainer.devices.accelerator import Precision
 class Case:
     """`pieces`: passes a step, of `rows` x `length` words each."""
 
-    how: str
+    strategy: str
     dtype: str = "float32"
     lora: bool = False
     checkpointed: bool = False

@@ -12,8 +12,9 @@ from typing import Any, Callable
 import torch
 
 from ascendrun.programs.trainer import distributed, runtime
-from ascendrun.programs.trainer.strategies import memory, parallel
+from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.engine import Adam
+from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.strategies.simulate import simulate
 from benchmarks.memory.cases import CASES, SMALL, Case, builder, step
 
@@ -29,27 +30,28 @@ def main(argv: list[str]) -> None:
 
 
 def measure(case: Case, here: runtime.Runtime, out: Path) -> None:
-    if here.control is None and case.how in ("fsdp2", "zero3"):
+    if here.control is None and case.strategy in ("fsdp2", "zero3"):
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29581")
         here.control = distributed.join(0, 1, here.accelerator.backend, 60)
     measured = peak_of(lambda: train(case, here), here)
     peaks = here.gather(measured)
     if here.is_first:
-        need = estimate(case, here.world_size)
+        need = estimate(case, here.world_size, here.family)
         estimated = need.allocated(here.family)
         out.write_text(json.dumps({"measured": max(peaks), "estimated": estimated, "need": asdict(need)}))
 
 
-def estimate(case: Case, world_size: int) -> memory.Need:
-    is_cast = case.how in ("fsdp2", "zero3")
+def estimate(case: Case, world_size: int, family: str) -> memory.Need:
+    is_cast = case.strategy in ("fsdp2", "zero3")
     simulated = simulate(builder(case), step, case.shapes(), precision=case.precision(), is_cast=is_cast)
-    return memory.needs(simulated, how=case.how, world_size=world_size, precision=case.precision(), pieces=case.pieces)
+    target = memory.Target(family, case.precision(), world_size)
+    return memory.needs(simulated, target, strategy=case.strategy, pieces=case.pieces)
 
 
 def train(case: Case, here: runtime.Runtime) -> None:
     torch.manual_seed(1)
-    engine = parallel.wrap(builder(case)().train(), here, how=case.how, adam=Adam(), precision=case.precision())
+    engine = wrap(builder(case)().train(), here, strategy=case.strategy, adam=Adam(), precision=case.precision())
     for _ in range(STEPS):
         for piece in range(case.pieces):
             tensors = {

@@ -28,15 +28,16 @@ from ascendrun.programs.qwen_lora import base, lora, sizing
 from ascendrun.programs.qwen_lora.chat_template import Encoded
 from ascendrun.programs.qwen_lora.curriculum import Course, Table
 from ascendrun.programs.qwen_lora.quotas import parse_stages
-from ascendrun.programs.qwen_lora.sft_task import Instructions, Rows, heaviest
+from ascendrun.programs.qwen_lora.sft_task import Instructions, Rows, largest_micro_batch
 from ascendrun.programs.trainer import metrics
 from ascendrun.programs.trainer.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies import parallel
+from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.engine import Adam, cast
 from ascendrun.programs.trainer.strategies.fsdp2 import materialise
+from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings
 
 SETTINGS: dict[str, Any] = {
@@ -46,6 +47,7 @@ SETTINGS: dict[str, Any] = {
     "use_dora": False,
     "use_rslora": False,
     "packing": True,
+    "strategy": "ddp",
     "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     "gradient_checkpointing": False,
     "cpu_offload": False,
@@ -132,13 +134,11 @@ def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, fol
         seed=SEED,
         row_tokens=asked.length,
     )
-    piece = heaviest(rows, course.units, steps=course.steps, world_size=1, micro_batch=asked.rows)
-    report = sizing.reckon(
-        config, SETTINGS, piece, precision=precision, world_size=1, family=asked.family, card_bytes=None, ways=("ddp",)
-    )
+    piece = largest_micro_batch(rows, course.units, steps=course.steps, world_size=1, micro_batch=asked.rows)
+    report = sizing.estimate(config, SETTINGS, piece, memory.Target(asked.family, precision, world_size=1))
     reset(asked.family)
     model = filled(config, here, precision)
-    engine = parallel.wrap(model, here, how="ddp", adam=Adam(lr=LR), precision=precision)
+    engine = wrap(model, here, strategy="ddp", adam=Adam(lr=LR), precision=precision)
     timed = Timed(asked.warmup)
     task = Instructions(rows, dtype=precision.compute, evaluate=lambda step: {})
     settings = Settings(steps=asked.steps, learning_rate=LR, micro_batch_size=asked.rows, logging_steps=10**6)

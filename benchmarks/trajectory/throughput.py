@@ -322,7 +322,7 @@ def padding_of(count: int) -> dict[str, float]:
     import torch
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
-    from ascendrun.programs.trainer.data import Buckets, deal_by_tokens
+    from ascendrun.programs.trainer.data import Buckets, deal
     from ascendrun.programs.trajectory.train import CPU_MICRO_TOKENS
 
     lengths = make_lengths(count)
@@ -333,7 +333,7 @@ def padding_of(count: int) -> dict[str, float]:
     passes = [
         [number for unit in piece for number in unit]
         for step in range(plan.steps_per_epoch)
-        for piece in deal_by_tokens(plan.units(step), 0, 1, plan.length_of, micro_tokens=CPU_MICRO_TOKENS)
+        for piece in deal(plan.units(step), 0, 1, micro_tokens=CPU_MICRO_TOKENS, length_of=plan.length_of)
     ]
     ways = {
         ARMS[0]: [[number] for number in range(count)],

@@ -26,18 +26,25 @@ def test_every_collective_gives_what_gloo_gives(launch, ranks):
     assert answers(on_npu.succeed()) == answers(on_cpu.succeed())
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp2", "zero3"])
-def test_a_training_over_hccl_has_the_losses_of_one_over_gloo(launch, how):
-    if how == "zero3" and importlib.util.find_spec("deepspeed") is None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3"])
+def test_a_training_over_hccl_has_the_losses_of_one_over_gloo(launch, strategy):
+    if strategy == "zero3" and importlib.util.find_spec("deepspeed") is None:
         pytest.fail("deepspeed is not in .venv, below .venv-npu: bin/setup-env zero3", pytrace=False)
-    ways = {"npu": how, "cpu": "ddp"}  # all three learn the same, so one that costs little stands for them on the CPU
+    strategies = {
+        "npu": strategy,
+        "cpu": "ddp",
+    }  # all three learn the same, so one that costs little stands for them on the CPU
     losses = {
         family: launch(
-            "tiny", [json.dumps({"how": way, "max_steps": 6, "dropout": 0.0})], name=family, ranks=2, family=family
+            "tiny",
+            [json.dumps({"strategy": used, "max_steps": 6, "dropout": 0.0})],
+            name=family,
+            ranks=2,
+            family=family,
         )
         .succeed()
         .losses()
-        for family, way in ways.items()
+        for family, used in strategies.items()
     }
     assert len(losses["npu"]) == 6
     assert losses["npu"] == pytest.approx(losses["cpu"], rel=2e-4)

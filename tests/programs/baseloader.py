@@ -13,7 +13,7 @@ import torch
 
 from ascendrun.programs.qwen_lora import base, modes
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
-from ascendrun.programs.qwen_lora.sizing import Holding
+from ascendrun.programs.qwen_lora.sizing import Layout
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer import runtime
 from ascendrun.programs.trainer.devices import accelerator
@@ -32,8 +32,8 @@ class Counted:
 
     read_bytes = 0
 
-    def __init__(self, file: str, **how: Any) -> None:
-        self.opened = safetensors_open(file, **how)
+    def __init__(self, file: str, **strategy: Any) -> None:
+        self.opened = safetensors_open(file, **strategy)
 
     def __enter__(self) -> Counted:
         self.opened.__enter__()
@@ -72,19 +72,19 @@ safetensors_open = safetensors.safe_open
 
 
 def measure(asked: dict[str, Any], here: runtime.Runtime) -> None:
-    hold(asked["how"], Path(asked["tiny"]), here)  # what is imported or made once is there by now
+    hold(asked["strategy"], Path(asked["tiny"]), here)  # what is imported or made once is there by now
     here.gather("here")
     safetensors.safe_open = Counted  # type: ignore[misc,assignment]
     forget_peak()
     before = memory_of("VmRSS")
-    held = hold(asked["how"], Path(asked["home"]), here)
+    held = hold(asked["strategy"], Path(asked["home"]), here)
     found = {"peak": memory_of("VmHWM") - before, "read": Counted.read_bytes, "held": held is not None}
     here.gather("here")
     Path(f"found-{here.rank}.json").write_text(json.dumps(found))
 
 
-def hold(how: str, home: Path, here: runtime.Runtime) -> Any:
-    if how == PLAIN:
+def hold(strategy: str, home: Path, here: runtime.Runtime) -> Any:
+    if strategy == PLAIN:
         from transformers import AutoModelForCausalLM
 
         model: Any = AutoModelForCausalLM.from_pretrained(home, torch_dtype=torch.float32)
@@ -92,7 +92,7 @@ def hold(how: str, home: Path, here: runtime.Runtime) -> Any:
         return model
     options = option_table.parse(["--lora_r=2"], option_table.read_table(OPTIONS))
     precision = accelerator.choose_precision("float32", here.accelerator)
-    return modes.make_engine(base.folder_config(home), options, home, here, precision, Holding(how, False, False))
+    return modes.make_engine(base.folder_config(home), options, home, here, precision, Layout(strategy, False, False))
 
 
 def forget_peak() -> None:

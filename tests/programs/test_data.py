@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ascendrun.programs.trainer.data import Batch, Buckets, Loader, Packed, deal, deal_by_tokens
+from ascendrun.programs.trainer.data import Batch, Buckets, Loader, Packed, deal
 from ascendrun.programs.trainer.errors import InvalidDataError
 
 LENGTHS = np.random.default_rng(0).integers(10, 200, 53).tolist()
@@ -60,7 +60,7 @@ def test_passes_by_tokens_hold_every_row_once_and_no_more_than_fit(world_size, m
     for step in range(plan.steps_per_epoch):
         units = plan.units(step)
         ranks = [
-            deal_by_tokens(units, rank, world_size, plan.length_of, micro_tokens=most, micro_batch=micro_batch)
+            deal(units, rank, world_size, micro_tokens=most, micro_batch=micro_batch, length_of=plan.length_of)
             for rank in range(world_size)
         ]
         assert len({len(mine) for mine in ranks}) == 1, "ranks with unlike numbers of passes wait for each other"
@@ -72,14 +72,14 @@ def test_passes_by_tokens_hold_every_row_once_and_no_more_than_fit(world_size, m
 
 def test_passes_by_tokens_need_little_padding_where_a_batch_needs_much():
     plan = Buckets(LENGTHS, batch_size=53, seed=1)
-    pieces = [numbers_of(piece) for piece in deal_by_tokens(plan.units(0), 0, 1, plan.length_of, micro_tokens=600)]
+    pieces = [numbers_of(piece) for piece in deal(plan.units(0), 0, 1, micro_tokens=600, length_of=plan.length_of)]
     padded = sum(len(piece) * max(LENGTHS[i] for i in piece) for piece in pieces)
     assert padded < 1.15 * sum(LENGTHS) < 53 * max(LENGTHS) / 1.5
 
 
 def test_a_row_longer_than_a_pass_goes_alone():
     plan = Buckets([500, 100, 100], batch_size=3, seed=1)
-    pieces = deal_by_tokens(plan.units(0), 0, 1, plan.length_of, micro_tokens=200)
+    pieces = deal(plan.units(0), 0, 1, micro_tokens=200, length_of=plan.length_of)
     assert [list(map(plan.length_of, piece)) for piece in pieces] == [[500], [100, 100]]
 
 

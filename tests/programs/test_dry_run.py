@@ -12,7 +12,7 @@ ARGS = {"synthetic_samples": 40, "batch_size": 4, "cutoff_len": 128}
 @pytest.mark.thorough
 def test_a_program_s_own_arithmetic_says_what_fits_on_the_chips_of_the_nodes():
     small = estimate("qwen_lora", ARGS, ranks=2, family="npu", chip=lambda: "910B4")
-    assert small.fits is True and any("GB of 32.0 GB per device" in line for line in small.lines)
+    assert small.fits is True and any("GiB of 32.0 GiB per device" in line for line in small.lines)
     large = estimate("qwen_lora", {**ARGS, "model_preset": "qwen2.5-72b"}, ranks=1, family="npu", chip=lambda: "910B4")
     assert large.fits is False and large.lines[-1].key == "estimate.too-large"
     assert "; change one of: " in large.lines[-1].values["reason"]

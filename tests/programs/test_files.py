@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ascendrun.programs.trainer.files import replace_text, replacing
+from ascendrun.programs.trainer.checkpoint import replace_text, replacing
 
 
 def test_a_file_is_replaced_when_it_is_whole_in_a_folder_that_may_be_new(tmp_path):

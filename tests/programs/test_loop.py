@@ -34,7 +34,7 @@ def straight(tiny_once):
 
     def run(way):
         if way not in made:
-            made[way] = tiny_once(how=way)
+            made[way] = tiny_once(strategy=way)
         return made[way]
 
     return run
@@ -43,7 +43,7 @@ def straight(tiny_once):
 @pytest.fixture(scope="module")
 def stopped(tiny_once):
     """The folder of a sharded run that was stopped after step 14, saved at 12 and 14; to be copied."""
-    return tiny_once(how="fsdp2", stop_at=[13, 0], save_steps=4).folder
+    return tiny_once(strategy="fsdp2", stop_at=[13, 0], save_steps=4).folder
 
 
 def steps_saved(run):
@@ -58,9 +58,9 @@ def test_a_checkpoint_of_another_training_is_refused_with_what_differs_an_empty_
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_a_rank_killed_at_some_step_changes_no_bit_of_what_comes_after_the_resume(tiny, straight, way):
-    broken = tiny(name="broken", how=way, kill=[14, 1], **EVERY_4)
+    broken = tiny(name="broken", strategy=way, kill=[14, 1], **EVERY_4)
     assert broken.wait()[1] == -9
-    again = tiny(name="broken", how=way, **EVERY_4).succeed()
+    again = tiny(name="broken", strategy=way, **EVERY_4).succeed()
     assert "resumed at step 12/30" in again.text() or "resumed at step 8/30" in again.text()
     assert again.losses() == straight(way).losses()
     assert again.final() == straight(way).final()
@@ -108,10 +108,10 @@ def test_frozen_weights_are_in_no_checkpoint(tiny):
 
 @pytest.mark.parametrize("way", [thorough("ddp"), "fsdp2"])
 def test_a_stop_signal_to_one_rank_saves_and_ends_all_with_0_and_the_rest_is_the_same(tiny, straight, way):
-    first = tiny(ranks=2, name="stopped", how=way, stop_at=[10, 1]).succeed()
+    first = tiny(ranks=2, name="stopped", strategy=way, stop_at=[10, 1]).succeed()
     assert "ending: stopped" in first.text()
     assert steps_saved(first) == [11]
-    second = tiny(ranks=2, name="stopped", how=way).succeed()
+    second = tiny(ranks=2, name="stopped", strategy=way).succeed()
     assert "resumed at step 11/30" in second.text()
     assert second.losses() == straight(way).losses()
     assert second.final() == straight(way).final()
@@ -125,7 +125,7 @@ def test_time_that_is_up_ends_a_run_as_a_stop_does(tiny):
 
 @pytest.mark.parametrize("way", ["ddp", thorough("fsdp2")])
 def test_a_full_disk_is_told_the_last_good_checkpoint_stays_and_training_goes_on(tiny, way):
-    run = tiny(how=way, full_disk=[5, 13], save_in_background=False, **EVERY_4).succeed()
+    run = tiny(strategy=way, full_disk=[5, 13], save_in_background=False, **EVERY_4).succeed()
     assert "the checkpoint of step 8 could not be written" in run.text()
     assert "older checkpoints are unchanged" in run.text()
     assert steps_saved(run) == [4, 16, 20, 24, 28, 30]
@@ -133,7 +133,7 @@ def test_a_full_disk_is_told_the_last_good_checkpoint_stays_and_training_goes_on
 
 
 def test_a_best_model_that_cannot_be_written_holds_up_no_rank_and_is_written_later(tiny):
-    run = tiny(how="fsdp2", eval_steps=3, best="score", full_disk=[7, 11], **EVERY_4).succeed()
+    run = tiny(strategy="fsdp2", eval_steps=3, best="score", full_disk=[7, 11], **EVERY_4).succeed()
     assert "the checkpoint of step 8 could not be written" in run.text()
     assert steps_saved(run) == [4, 12, 16, 20, 24, 28, 30]
     assert "best: 6" in run.text() and (run.folder / "ckpt" / "best-00000006").is_dir()
@@ -170,7 +170,7 @@ def test_a_sharded_checkpoint_that_is_not_whole_is_passed_over_and_said(tiny, st
         content = bytearray(part.read_bytes())
         content[len(content) // 2] ^= 1
         part.write_bytes(content if damage == "a part is changed" else content[:-1])
-    again = tiny(name="torn", how="fsdp2", **EVERY_4).succeed()
+    again = tiny(name="torn", strategy="fsdp2", **EVERY_4).succeed()
     assert f"{newest} is skipped" in again.text()
     assert "resumed at step 12/30" in again.text()
     assert again.losses() == straight("fsdp2").losses()
@@ -184,29 +184,29 @@ def apart(tmp_path):
 
 def test_nodes_that_share_no_disk_go_on_from_the_newest_that_all_of_them_have(tiny, straight, tmp_path, apart):
     """One node died after the other had named its part of step 14; what is left of 14 crowds out nothing newer."""
-    how = {"name": "apart", "how": "fsdp2", "rank_env": apart, **EVERY_4}
-    tiny(stop_at=[13, 0], **how).succeed()
+    options = {"name": "apart", "strategy": "fsdp2", "rank_env": apart, **EVERY_4}
+    tiny(stop_at=[13, 0], **options).succeed()
     parts = {path.name for path in (tmp_path / "node1" / "step-00000014").iterdir()}
     assert parts == {"manifest.json", "rank-00001.pt"}
     (tmp_path / "node1" / "step-00000014").rename(tmp_path / "node1" / ".step-00000014.lost-1.tmp")
-    second = tiny(stop_at=[12, 0], save_total_limit=1, **how).succeed()
+    second = tiny(stop_at=[12, 0], save_total_limit=1, **options).succeed()
     assert "resumed at step 12/30" in second.text()
-    again = tiny(**how).succeed()
+    again = tiny(**options).succeed()
     assert "resumed at step 13/30" in again.text()
     assert again.losses() == straight("fsdp2").losses()
     assert again.final() == straight("fsdp2").final()
 
 
 def test_nodes_in_another_order_and_new_ones_are_told_not_trained_on(tiny, tmp_path, apart):
-    how = {"name": "apart", "how": "fsdp2", "max_steps": 2, "ranks": 2}
-    tiny(rank_env=apart, **how).succeed()
-    swapped = tiny(rank_env={0: apart[1], 1: apart[0]}, **how)
+    options = {"name": "apart", "strategy": "fsdp2", "max_steps": 2, "ranks": 2}
+    tiny(rank_env=apart, **options).succeed()
+    swapped = tiny(rank_env={0: apart[1], 1: apart[0]}, **options)
     assert swapped.wait() == [1, 1]
     assert "the part of rank 0 is on another node" in swapped.error_files[1].read_text()
     fresh = {0: apart[0], 1: {"ASCENDRUN_CHECKPOINT_DIR": str(tmp_path / "new")}}
     assert (
         "no checkpoint is complete on all nodes (rank 0 has steps 2; rank 1 has none)"
-        in tiny(rank_env=fresh, **how).succeed().text()
+        in tiny(rank_env=fresh, **options).succeed().text()
     )
 
 
@@ -238,13 +238,13 @@ def test_a_replicated_training_goes_on_with_another_number_of_ranks_a_sharded_on
     again = tiny(ranks=3, name="ddp", dropout=0.0).succeed()
     assert again.losses() == pytest.approx(plain.losses(), rel=1e-4)
     shutil.copytree(stopped, tmp_path / "fsdp2")
-    refused = tiny(ranks=3, name="fsdp2", how="fsdp2")
+    refused = tiny(ranks=3, name="fsdp2", strategy="fsdp2")
     assert refused.wait() == [1, 1, 1]
     assert "the model was sharded over 2 ranks (fsdp2), now over 3 (fsdp2)" in refused.error_files[2].read_text()
 
 
 def test_the_best_model_is_kept_through_a_crash_and_comes_back_at_the_end(tiny, straight):
-    options = {"eval_steps": 3, "best": "score", "how": "fsdp2"}
+    options = {"eval_steps": 3, "best": "score", "strategy": "fsdp2"}
     whole = tiny(ranks=2, name="whole", **options).succeed()
     assert "best: 6" in whole.text()
     assert whole.losses() == straight("fsdp2").losses(), "an evaluation, without dropout, leaves the training as it was"

@@ -43,7 +43,7 @@ def test_the_estimate_is_near_the_measured_peak(launch, fork_server, tmp_path, n
 
 def test_alone_a_step_needs_what_it_held_at_its_most():
     small = Simulated(100, 100, 400, 400, 100, 100, 500, 500, 2100)
-    assert memory.needs(small, how="none", world_size=1, precision=FLOAT).tensors == 2100
+    assert memory.needs(small, memory.Target("cpu", FLOAT, 1), strategy="none").tensors == 2100
 
 
 def test_a_model_too_large_for_replicas_fits_in_parts():
@@ -59,9 +59,10 @@ def test_a_model_too_large_for_replicas_fits_in_parts():
         whole_step=0,
     )
     precision = Precision(torch.bfloat16, torch.bfloat16, False, "bfloat16")
-    needs = [memory.needs(large, how=how, world_size=16, precision=precision) for how in ("ddp", "fsdp2", "zero3")]
-    assert [memory.fits(need, 64 * memory.GB, "npu") for need in needs] == [False, True, True]
-    assert "ddp over 16 ranks: 7" in str(memory.as_sentence(needs[0], 64 * memory.GB, "npu"))
+    target = memory.Target("npu", precision, 16, 64 * memory.GB)
+    needs = [memory.needs(large, target, strategy=strategy) for strategy in ("ddp", "fsdp2", "zero3")]
+    assert [need.fits(target) for need in needs] == [False, True, True]
+    assert "ddp over 16 ranks: 7" in str(memory.as_sentence(needs[0], target))
 
 
 def test_what_is_small_is_told_in_megabytes_and_of_a_process_on_a_cpu():
@@ -77,29 +78,31 @@ def test_what_is_small_is_told_in_megabytes_and_of_a_process_on_a_cpu():
         whole_step=0,
     )
     precision = Precision(torch.float32, torch.float32, False, "float32")
-    need = memory.needs(small, how="none", world_size=1, precision=precision)
-    told = str(memory.as_sentence(need, 12 * memory.GB, "cpu"))
-    assert told.startswith("one rank: ") and " MB of 12.0 GB per process (weights 4 MB, " in told
+    target = memory.Target("cpu", precision, 1, 12 * memory.GB)
+    line = str(memory.as_sentence(memory.needs(small, target, strategy="none"), target))
+    assert line.startswith("one rank: ") and " MiB of 12.0 GiB per process (weights 4.0 MiB, " in line
 
 
 @pytest.mark.parametrize(
-    "asked, said",
+    "batch, ranks, micro, key, values",
     [
-        (
-            {"batch_size": 32, "world_size": 8, "micro_batch": 8},
-            "is not divisible by 64 (8 ranks x --micro_batch_size=8)",
-        ),
-        ({"batch_size": 100, "world_size": 16, "micro_batch": 1}, "set it to 96, 112"),
-        ({"batch_size": 4, "world_size": 16, "micro_batch": 0}, "leaves 12 ranks without a sample in every step"),
-        ({"batch_size": 2048, "world_size": 16, "micro_batch": 0}, "exceeds the 1000 samples"),
+        (32, 8, 8, "program.batch-not-divisible", {"unit": 64, "ranks": 8}),
+        (100, 16, 1, "program.batch-not-divisible", {"nearest": [96, 112]}),
+        (4, 16, 0, "program.ranks-without-sample", {"idle": 12}),
+        (2048, 16, 0, "program.batch-over-data", {"samples": 1000}),
     ],
 )
-def test_batches_that_do_not_divide_are_named_with_the_nearest_that_do(asked, said):
-    assert any(said in str(problem) for problem in dry_run.batch_problems(samples=1000, **asked))
+def test_batches_that_do_not_divide_are_named_with_the_nearest_that_do(batch, ranks, micro, key, values):
+    (problem,) = batch_problems(batch, ranks, micro)
+    assert problem.key == key and values.items() <= problem.values.items()
+
+
+def batch_problems(batch, ranks, micro):
+    return dry_run.batch_problems({"global_batch_size": batch, "micro_batch_size": micro}, ranks, 1000)
 
 
 def test_a_batch_that_divides_is_no_problem():
-    assert dry_run.batch_problems(batch_size=128, world_size=16, micro_batch=8, samples=1000) == []
+    assert batch_problems(128, 16, 8) == []
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from torch import nn
 from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, choose_precision, open_accelerator
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies import parallel
 from ascendrun.programs.trainer.strategies.engine import Adam, cast
+from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.strategies.zero3 import configuration
 from ascendrun.text import Text
 
@@ -73,7 +73,7 @@ def test_a_step_whose_float16_gradients_overflow_is_left_out_and_the_next_has_ha
     here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
     torch.manual_seed(1)
     engine, resumed = (
-        parallel.wrap(nn.Linear(4, 4), here, how="none", adam=Adam(lr=0.1), precision=HALF) for _ in range(2)
+        wrap(nn.Linear(4, 4), here, strategy="none", adam=Adam(lr=0.1), precision=HALF) for _ in range(2)
     )
     before = engine.module.weight.detach().clone()
     norms = []
@@ -94,6 +94,6 @@ def test_a_step_whose_float16_gradients_overflow_is_left_out_and_the_next_has_ha
 def test_deepspeed_scales_where_float16_is_taken_and_has_no_optimizer_or_schedule_of_its_own():
     """S1-B3 under ZeRO-3. S3-B3: two schedules, in two places, contradicted each other."""
     for precision in (HALF, Precision(torch.float32, torch.bfloat16, False, "bfloat16")):
-        told = configuration(precision, trained=9, offload_optimizer=False, offload_weights=False)
+        told = configuration(precision, trained=9, offload=False)
         assert (told["fp16"]["enabled"], told["bf16"]["enabled"]) == (precision.scales, not precision.scales)
         assert not {"optimizer", "scheduler"} & set(told)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ascendrun.programs.qwen_lora import base, chat_template, lora
-from ascendrun.programs.qwen_lora.generate import make_conversations
+from ascendrun.programs.qwen_lora.conversations import make_conversations
 from ascendrun.programs.qwen_lora.lora import IncompleteAdapterError
 from ascendrun.programs.qwen_lora.merge import merge
 from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator

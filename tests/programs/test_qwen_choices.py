@@ -26,10 +26,10 @@ def options_of(*given):
 
 def test_ways_are_tried_from_fast_to_slow_and_only_those_that_can_work():
     """S3-B6."""
-    assert sizing.ways_for(FLOAT, 2, has_deepspeed=True) == ("ddp", "fsdp2", "zero3")
-    assert sizing.ways_for(FLOAT, 2, has_deepspeed=False) == ("ddp", "fsdp2")
-    assert sizing.ways_for(HALF, 2, has_deepspeed=True) == ("ddp", "zero3")
-    assert sizing.ways_for(FLOAT, 1, has_deepspeed=True) == ("ddp",)
+    assert sizing.strategies_for(FLOAT, 2, has_deepspeed=True) == ("ddp", "fsdp2", "zero3")
+    assert sizing.strategies_for(FLOAT, 2, has_deepspeed=False) == ("ddp", "fsdp2")
+    assert sizing.strategies_for(HALF, 2, has_deepspeed=True) == ("ddp", "zero3")
+    assert sizing.strategies_for(FLOAT, 1, has_deepspeed=True) == ("ddp",)
 
 
 def test_rows_hold_several_samples_unless_packing_is_turned_off():
@@ -55,7 +55,7 @@ def test_what_was_chosen_of_activations_is_what_a_run_does_and_its_attention_is_
     """S3-B7: no bit tells whether a forward pass was made a second time; who counts the passes knows."""
     monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
     base.write_model(tmp_path / "base", base.build(base.shape_config("tiny", vocab_size=64), attention="sdpa"))
-    here, chosen = Runtime(0, 0, 1, None, open_accelerator("cpu", 0)), sizing.Holding("ddp", False, is_anew)
+    here, chosen = Runtime(0, 0, 1, None, open_accelerator("cpu", 0)), sizing.Layout("ddp", False, is_anew)
     model, engine, _ = modes.make_engine(
         base.folder_config(tmp_path / "base"), options_of("--lora_r=2"), tmp_path / "base", here, FLOAT, chosen
     )

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from ascendrun.programs.qwen_lora import chat_template
-from ascendrun.programs.qwen_lora.conversations import Conversation, read_conversations
+from ascendrun.programs.qwen_lora.conversations import Conversation, make_conversations, read_conversations
 from ascendrun.programs.qwen_lora.dataset import read_texts
 from ascendrun.programs.qwen_lora.evaluation import read_questions
-from ascendrun.programs.qwen_lora.generate import make_conversations
 from ascendrun.programs.qwen_lora.modes import first_exchange
 from ascendrun.programs.qwen_lora.sft_task import Rows, forward
 from ascendrun.programs.trainer.errors import InvalidDataError

@@ -18,12 +18,11 @@ def make(folder, **sizes):
 
 @pytest.fixture
 def hold(launch, tmp_path):
-    """hold(how, ranks=2): what each rank found; hold.whole_bytes of a base that lies in several files, as a downloaded
-    one does."""
+    """hold(strategy, ranks=2): what each rank found; hold.whole_bytes of a base in several files."""
 
-    def run(how, *, ranks=2):
-        asked = {"how": how, "home": str(tmp_path / "home"), "tiny": str(tmp_path / "tiny")}
-        run = launch("loading", [json.dumps(asked)], ranks=ranks, name=how).succeed()
+    def run(strategy, *, ranks=2):
+        asked = {"strategy": strategy, "home": str(tmp_path / "home"), "tiny": str(tmp_path / "tiny")}
+        run = launch("loading", [json.dumps(asked)], ranks=ranks, name=strategy).succeed()
         return [json.loads((run.folder / f"found-{rank}.json").read_text()) for rank in range(ranks)]
 
     make(tmp_path / "tiny", vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1)
@@ -38,7 +37,7 @@ def test_a_rank_of_a_shared_base_never_has_a_whole_copy_of_it_and_every_byte_is_
     """S3-B4: each rank loaded all of it before anything was shared, 512 GB a node."""
     plain = hold("plain", ranks=1)[0]["peak"]
     assert plain > 0.9 * hold.whole_bytes
-    for how in ("fsdp2", "zero3"):
-        ranks = hold(how)
+    for strategy in ("fsdp2", "zero3"):
+        ranks = hold(strategy)
         assert sum(each["read"] for each in ranks) == hold.whole_bytes
-        assert all(each["peak"] < 0.8 * plain for each in ranks), (how, plain, ranks)
+        assert all(each["peak"] < 0.8 * plain for each in ranks), (strategy, plain, ranks)

@@ -26,7 +26,7 @@ TINY = (
     "--save_steps=2",
     "--save_total_limit=9",
 )
-WAYS = ("ddp", "fsdp2", "zero3")
+STRATEGIES = ("ddp", "fsdp2", "zero3")
 
 
 @pytest.fixture
@@ -53,7 +53,10 @@ def numbers_of(run):
 
 def test_the_three_ways_see_the_same_samples_and_learn_the_same(train):
     """The base is read from its files in three ways, and the adapter gathered in three; S3-B5."""
-    runs = {how: train(f"--strategy={how}", "--learning_rate=0.001", name=how).succeed() for how in WAYS}
+    runs = {
+        strategy: train(f"--strategy={strategy}", "--learning_rate=0.001", name=strategy).succeed()
+        for strategy in STRATEGIES
+    }
     first = runs["ddp"]
     counts = [
         [line[name] for name in ("samples_explain", "samples_reasoning", "samples_topology")]
@@ -61,8 +64,8 @@ def test_the_three_ways_see_the_same_samples_and_learn_the_same(train):
         if "loss" in line
     ]
     assert [sum(each) for each in counts] == [8] * 9 and counts[0][2] == 0 < counts[8][2]
-    for how in ("fsdp2", "zero3"):
-        other = runs[how]
+    for strategy in ("fsdp2", "zero3"):
+        other = runs[strategy]
         assert started(other)["parameters"] == started(first)["parameters"] > 0
         assert other.losses() == pytest.approx(first.losses(), rel=1e-4)
         lines = [
@@ -86,10 +89,13 @@ def test_adapters_too_large_to_stay_whole_on_every_rank_are_gathered_before_they
     assert max(tensor.numel() for tensor in adapter_of(run).values()) > PERSISTED_ELEMENTS
 
 
-@pytest.mark.parametrize("how", [pytest.param(how, marks=() if how == "ddp" else pytest.mark.thorough) for how in WAYS])
-def test_a_rank_killed_in_mid_stage_changes_no_bit_after_the_resume(train, how):
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(strategy, marks=() if strategy == "ddp" else pytest.mark.thorough) for strategy in STRATEGIES],
+)
+def test_a_rank_killed_in_mid_stage_changes_no_bit_after_the_resume(train, strategy):
     """S3-B9: resume worked for the first epoch only. Nine steps are more than two epochs of 32 rows."""
-    options = f"--strategy={how}", "--synthetic_samples=34"
+    options = f"--strategy={strategy}", "--synthetic_samples=34"
     straight = train(*options, name="straight").succeed()
     broken = train(*options, name="broken")
     broken.until_step(5)
@@ -175,7 +181,7 @@ PLAN = (
 def test_a_plan_takes_no_card(train):
     """The arithmetic of two nodes of eight, on a machine without any; S3-B10."""
     told = train(*PLAN, "--model_preset=qwen2.5-0.5b", "--world_size=16", ranks=1, name="fits").succeed().text()
-    assert "GB of 32.0 GB per device" in told and "chosen: " in told and "upper bound: " in told
+    assert "GiB of 32.0 GiB per device" in told and "chosen: " in told and "upper bound: " in told
 
 
 @pytest.mark.thorough
@@ -192,7 +198,7 @@ def test_a_plan_of_what_does_not_fit_names_the_way_out(train):
         name="not",
     )
     assert run.wait() == [1]
-    assert "error: " in run.text() and "GB of 32.0 GB per device" in run.text() and "; change one of: " in run.text()
+    assert "error: " in run.text() and "GiB of 32.0 GiB per device" in run.text() and "; change one of: " in run.text()
 
 
 def test_two_runs_of_one_budget_are_compared(train):

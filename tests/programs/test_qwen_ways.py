@@ -15,6 +15,7 @@ from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precisio
 from ascendrun.programs.trainer.devices.chips import chip_of
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies import memory
 from ascendrun.text import Text
 
 TINY = (
@@ -31,7 +32,7 @@ TINY = (
     "--save_steps=0",
     "--gradient_checkpointing=false",
 )
-WAYS = ("ddp", "fsdp2", "zero3")
+STRATEGIES = ("ddp", "fsdp2", "zero3")
 FLOAT = Precision(torch.float32, torch.float32, False, "float32")
 HALF = Precision(torch.float32, torch.float16, True, "float16 with loss scaling: 910A has no bfloat16")
 PIECE = {"rows": 4, "length": 512, "kept": 64, "pieces": 1}
@@ -70,23 +71,29 @@ def alone(name="cpu"):
 # --- trained for real ---
 
 
-@pytest.mark.parametrize("how", [pytest.param(how, marks=() if how == "ddp" else thorough) for how in WAYS])
-def test_activations_made_anew_change_no_bit(losses, how):
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(strategy, marks=() if strategy == "ddp" else thorough) for strategy in STRATEGIES]
+)
+def test_activations_made_anew_change_no_bit(losses, strategy):
     """S3-B7. Dropout is drawn again as it was; ZeRO-3 takes the older kind of checkpointing."""
-    assert losses(f"--strategy={how}", "--gradient_checkpointing=true") == losses(f"--strategy={how}")
+    assert losses(f"--strategy={strategy}", "--gradient_checkpointing=true") == losses(f"--strategy={strategy}")
 
 
 @thorough
-@pytest.mark.parametrize("how", ["fsdp2", "zero3"])
-def test_offloading_changes_no_result(losses, how):
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero3"])
+def test_offloading_changes_no_result(losses, strategy):
     """With torch's own AdamW: DeepSpeed's for CPUs wants a compiler on every node."""
-    assert losses(f"--strategy={how}", "--cpu_offload=true") == pytest.approx(losses(f"--strategy={how}"), rel=1e-5)
+    assert losses(f"--strategy={strategy}", "--cpu_offload=true") == pytest.approx(
+        losses(f"--strategy={strategy}"), rel=1e-5
+    )
 
 
 @thorough
-@pytest.mark.parametrize("how", WAYS)
-def test_bfloat16_learns_what_float32_learns(losses, how):
-    assert losses(f"--strategy={how}", "--dtype=bfloat16") == pytest.approx(losses(f"--strategy={how}"), rel=5e-3)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bfloat16_learns_what_float32_learns(losses, strategy):
+    assert losses(f"--strategy={strategy}", "--dtype=bfloat16") == pytest.approx(
+        losses(f"--strategy={strategy}"), rel=5e-3
+    )
 
 
 @thorough
@@ -94,8 +101,8 @@ def test_bfloat16_learns_what_float32_learns(losses, how):
 def test_the_other_kinds_of_adapter_learn_the_same_by_every_way(losses, kind):
     first = losses("--strategy=ddp", kind)
     assert first != losses("--strategy=ddp")
-    for how in ("fsdp2", "zero3"):
-        assert losses(f"--strategy={how}", kind) == pytest.approx(first, rel=1e-4), how
+    for strategy in ("fsdp2", "zero3"):
+        assert losses(f"--strategy={strategy}", kind) == pytest.approx(first, rel=1e-4), strategy
 
 
 # --- refused before anything is read or made ---
@@ -178,49 +185,42 @@ def test_a_model_that_sees_only_a_window_is_not_packed_beyond_it(tmp_path):
 # --- chosen, and said ---
 
 
-def reckoned(*given, card_bytes):
-    return sizing.reckon(
-        base.shape_config("tiny"),
-        options_of(*given),
-        PIECE,
-        precision=FLOAT,
-        world_size=2,
-        family="cpu",
-        card_bytes=card_bytes,
-    )
+def estimated(*given, device_bytes):
+    target = memory.Target("cpu", FLOAT, 2, device_bytes)
+    return sizing.estimate(base.shape_config("tiny"), options_of(*given), PIECE, target)
 
 
 def test_activations_are_kept_while_they_fit_and_made_anew_before_the_base_is_cut_up():
     """S3-B7: no checkpointing whatever the card. S3-B6: the fast way first."""
-    roomy = reckoned(card_bytes=None)
-    assert roomy.chosen == sizing.Holding("ddp", False, False)
+    roomy = estimated(device_bytes=None)
+    assert roomy.chosen == sizing.Layout("ddp", False, False)
     assert [reason.key for reason in roomy.lines[-1].values["why"]] == ["program.fastest"]
-    tight = reckoned(card_bytes=roomy.need.on_card("cpu") - 1)
-    assert tight.chosen == sizing.Holding("ddp", False, True)
+    tight = estimated(device_bytes=roomy.need.on_device("cpu") - 1)
+    assert tight.chosen == sizing.Layout("ddp", False, True)
     assert tight.need.activations < 0.7 * roomy.need.activations
     assert tight.lines[-1].values["layout"] == tight.chosen.text()
-    forced = reckoned("--gradient_checkpointing=false", card_bytes=roomy.need.on_card("cpu") - 1)
-    assert forced.chosen.how != "ddp" and not forced.chosen.checkpointing
+    forced = estimated("--gradient_checkpointing=false", device_bytes=roomy.need.on_device("cpu") - 1)
+    assert forced.chosen.strategy != "ddp" and not forced.chosen.gradient_checkpointing
 
 
 def test_what_fits_by_no_way_is_told_with_the_least_of_all_needs():
-    found = reckoned(card_bytes=1000)
+    found = estimated(device_bytes=1000)
     assert found.chosen is None and found.problems[0].key == "program.does-not-fit" and len(found.lines) == 1 + 8
 
 
 def test_offloading_that_is_asked_for_is_never_forgotten():
-    """`how: auto` once took the fastest way, which offloads nothing."""
-    assert reckoned("--cpu_offload=true", card_bytes=None).chosen == sizing.Holding("fsdp2", True, False)
+    """`strategy: auto` once took the fastest way, which offloads nothing."""
+    assert estimated("--cpu_offload=true", device_bytes=None).chosen == sizing.Layout("fsdp2", True, False)
 
 
 def test_a_way_that_was_asked_for_is_taken_and_activations_are_still_looked_at():
-    holding, lines = sizing.choose(base.shape_config("tiny"), options_of("--strategy=ddp"), PIECE, alone(), FLOAT)
-    assert (holding.how, holding.checkpointing) == ("ddp", False)
+    layout, lines = sizing.choose(base.shape_config("tiny"), options_of("--strategy=ddp"), PIECE, alone())
+    assert layout == sizing.Layout("ddp", False, False)
     assert [why.key for why in lines[-1].values["why"]] == ["program.strategy-requested", "program.activations-fit"]
-    holding, lines = sizing.choose(
-        base.shape_config("tiny"), options_of("--strategy=ddp", "--gradient_checkpointing=true"), PIECE, alone(), FLOAT
+    layout, lines = sizing.choose(
+        base.shape_config("tiny"), options_of("--strategy=ddp", "--gradient_checkpointing=true"), PIECE, alone()
     )
-    assert holding.checkpointing and lines == [Text("program.chosen-requested", "", chosen=holding.text())]
+    assert layout.gradient_checkpointing and lines == [Text("program.chosen-requested", "", chosen=layout.text())]
 
 
 def test_packing_is_on_and_attention_is_a_fused_one_whatever_the_base_says(tmp_path):
@@ -241,7 +241,7 @@ def test_the_plan_tells_what_the_cards_cannot_exceed():
     """S3-B10: 50 to 80 rows of 2048 tokens a second were stated for 32 billion weights on 16 cards."""
     config = base.shape_config("qwen2.5-32b")
     sizes = sizing.simulated_step(
-        config, options_of(), {"rows": 1, "length": 64, "kept": 64, "pieces": 1}, FLOAT, is_cast=True, is_anew=False
+        config, options_of(), {"rows": 1, "length": 64, "kept": 64, "pieces": 1}, FLOAT, is_cast=True, recomputes=False
     )
     line = sizing.speed_limit(config, sizes, chip_of("910B3"), ranks=16, mean_length=2048)
     assert 5 < line.values["rate"] < 50 and line.values["peak"] == 294.9

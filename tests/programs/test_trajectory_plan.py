@@ -8,7 +8,6 @@ import pytest
 from transformers.models.qwen2 import modeling_qwen2
 
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer import target_device
 from ascendrun.programs.trainer.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.errors import InvalidDataError, ModelTooLargeError
 from ascendrun.programs.trainer.runtime import Runtime
@@ -75,12 +74,10 @@ def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
 
     plans = []
     measured = peak_of(lambda: plans.append(train()), here)
-    heavy = sizing.heaviest(plans[0], options, family="cpu", world_size=1, asked_share=share)
-    precision = target_device.planned("", "float32", here.accelerator)[1]
-    need = sizing.reckon(
-        sizes, heavy, precision=precision, world_size=1, family="cpu", checkpointed=options["gradient_checkpointing"]
-    )
-    assert need.allocated("cpu") == pytest.approx(measured, rel=WITHIN), (heavy, need)
+    largest = sizing.largest_pass(plans[0], options, family="cpu", world_size=1, asked_fraction=share)
+    target = memory.target_of(here.accelerator, "float32", 1)
+    need = sizing.estimate(sizes, largest, target, checkpointed=options["gradient_checkpointing"])
+    assert need.allocated("cpu") == pytest.approx(measured, rel=WITHIN), (largest, need)
 
 
 def test_a_plan_says_steps_what_does_not_divide_and_what_a_card_would_hold(here, capsys):
@@ -91,7 +88,7 @@ def test_a_plan_says_steps_what_does_not_divide_and_what_a_card_would_hold(here,
     steps = int(re.search(r"finetune: \d+ tracks, [\d,]+ tokens; (\d+) steps per epoch of 20 tracks", said).group(1))
     assert f"{3 * steps} steps in total" in said
     assert "is not divisible by 16 (16 ranks)" in said
-    assert said.count(" of 64.0 GB per device") == 2
+    assert said.count(" of 64.0 GiB per device") == 2
 
 
 @pytest.mark.thorough
@@ -106,7 +103,7 @@ def test_what_does_not_fit_is_refused_with_what_would_and_that_does(here):
         "--dtype=float16",
     )
     options = options_of(*large)
-    needs = r"finetune: [\d.]+ GB of 32.0 GB per device \(weights .*; change one of: --"
+    needs = r"finetune: [\d.]+ GiB of 32.0 GiB per device \(weights .*; change one of: --"
     with pytest.raises(ModelTooLargeError, match=needs) as told:
         plan.plan_stage(options, here)
     ways = re.search(r"finetune: .*; change one of: (.*)", str(told.value)).group(1).split(", ")
@@ -124,6 +121,6 @@ def test_a_card_that_nobody_knows_or_that_cannot_is_refused(here, argv, said):
 
 
 def test_a_card_that_is_planned_for_has_its_own_format_and_memory(here):
-    family, precision, card_bytes = target_device.planned("910A", "auto", here.accelerator)
-    assert (family, precision.scales, card_bytes) == ("npu", True, 32 * memory.GB)
-    assert target_device.planned("H100", "auto", here.accelerator)[0] == "cuda"
+    target = memory.target_of(here.accelerator, "auto", 1, chip="910A")
+    assert (target.family, target.precision.scales, target.memory_bytes) == ("npu", True, 32 * memory.GB)
+    assert memory.target_of(here.accelerator, "auto", 1, chip="H100").family == "cuda"

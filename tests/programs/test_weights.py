@@ -49,6 +49,6 @@ def test_a_sharded_model_made_without_weights_learns_as_a_replicated_one_from_th
     alone = tiny(name="made", max_steps=2).succeed()
     save_file(torch.load(alone.folder / "final.pt"), tmp_path / "model.safetensors")
     options = {"load": str(tmp_path), "max_steps": 4, "dropout": 0.0, "ranks": 2}
-    replicated = tiny(name="ddp", how="ddp", **options).succeed()
-    sharded = tiny(name="fsdp2", how="fsdp2", **options).succeed()
+    replicated = tiny(name="ddp", strategy="ddp", **options).succeed()
+    sharded = tiny(name="fsdp2", strategy="fsdp2", **options).succeed()
     assert sharded.losses() == pytest.approx(replicated.losses(), rel=1e-4)

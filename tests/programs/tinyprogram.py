@@ -20,15 +20,15 @@ from ascendrun.programs.trainer import data, runtime
 from ascendrun.programs.trainer.data import Batch, Unit
 from ascendrun.programs.trainer.devices import accelerator
 from ascendrun.programs.trainer.loop import Loop
-from ascendrun.programs.trainer.strategies import parallel, weights
+from ascendrun.programs.trainer.strategies import weights
 from ascendrun.programs.trainer.strategies.engine import Adam
+from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings, Task
 
 WORDS, WIDTH = 31, 16
 FULL_BYTES = 20_000
 DEFAULTS: dict[str, Any] = {
-    "how": "ddp",
-    "details": {},
+    "strategy": "ddp",
     "dtype": "float32",
     "samples": 60,
     "batch_size": 6,
@@ -147,9 +147,9 @@ def main(argv: list[str]) -> None:
 
 def train(options: dict[str, Any], here: runtime.Runtime) -> None:
     torch.manual_seed(options["seed"])
-    with init_empty_weights() if options["load"] and options["how"] == "fsdp2" else contextlib.nullcontext():
+    with init_empty_weights() if options["load"] and options["strategy"] == "fsdp2" else contextlib.nullcontext():
         network = Network(options["dropout"])
-    if options["load"] and options["how"] != "fsdp2":
+    if options["load"] and options["strategy"] != "fsdp2":
         weights.read_into(network, Path(options["load"]))
     if options["frozen"]:
         network.words.requires_grad_(False)
@@ -157,15 +157,10 @@ def train(options: dict[str, Any], here: runtime.Runtime) -> None:
     lengths = [len(row) for row in work.rows]
     plan: Any = data.Buckets(lengths, batch_size=options["batch_size"], seed=options["seed"], window=2)
     precision = accelerator.choose_precision(options["dtype"], here.accelerator)
-    engine = parallel.wrap(
-        network,
-        here,
-        how=options["how"],
-        adam=Adam(lr=options["learning_rate"]),
-        precision=precision,
-        **options["details"],
+    engine = wrap(
+        network, here, strategy=options["strategy"], adam=Adam(lr=options["learning_rate"]), precision=precision
     )
-    if options["load"] and options["how"] == "fsdp2":
+    if options["load"] and options["strategy"] == "fsdp2":
         weights.read_into(network, Path(options["load"]))
     steps = options["max_steps"] or options["epochs"] * plan.steps_per_epoch
     settings = Settings.of(options, steps=steps, warmup_steps=3)

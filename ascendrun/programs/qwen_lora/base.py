@@ -138,12 +138,12 @@ def empty_model(config: Any, *, attention: str) -> Any:
     return model
 
 
-def checkpoint_activations(model: Any, *, how: str) -> None:
+def checkpoint_activations(model: Any, *, strategy: str) -> None:
     """Activations are made anew in the backward pass. ZeRO-3 wants the older kind, which does not look at shapes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers 5 says so for 6, on every rank
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": how == "zero3"})
-    if how == "zero3":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": strategy == "zero3"})
+    if strategy == "zero3":
         model.enable_input_require_grads()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+
+SYNTHETIC_LEVELS = ("explain", "reasoning", "topology")
+NAMES = ("node", "switch", "router", "host", "rack", "port")
 
 
 @dataclass(frozen=True)
@@ -176,3 +180,45 @@ def rows_of_levels(conversations: Sequence[Conversation]) -> dict[str | None, in
     for each in conversations:
         counts[each.level] = counts.get(each.level, 0) + 1
     return counts
+
+
+# --- synthetic data ---
+
+
+def make_conversations(count: int, *, seed: int, system: str) -> list[Conversation]:
+    """Synthetic conversations with answers that can be checked: two fifths each of the easier levels, a fifth of the
+    hardest."""
+    chance = random.Random(seed)
+    makers = {"explain": make_fact, "reasoning": make_sum, "topology": make_path}
+    found = []
+    for i in range(count):
+        level = SYNTHETIC_LEVELS[(0, 1, 0, 1, 2)[i % 5]]
+        question, answer = makers[level](chance)
+        turns = (("user", question), ("assistant", answer))
+        found.append(Conversation((("system", system), *turns) if system else turns, level))
+    return found
+
+
+def make_fact(chance: random.Random) -> tuple[str, str]:
+    at = chance.randrange(25)
+    return f"Which letter comes after {chr(65 + at)}?", chr(66 + at)
+
+
+def make_sum(chance: random.Random) -> tuple[str, str]:
+    first, second, third = (chance.randrange(1, 10) for _ in range(3))
+    half = first + second
+    return (
+        f"A {chance.choice(NAMES)} has {first} cables, gets {second} and then {third} more. How many are there?",
+        f"{first} + {second} = {half}\n{half} + {third} = {half + third}\nThe answer is {half + third}.",
+    )
+
+
+def make_path(chance: random.Random) -> tuple[str, str]:
+    """A walk along a line of links that are told in any order."""
+    nodes = chance.sample("ABCDEFGH", chance.randrange(4, 7))
+    links = [f"{one}-{other}" for one, other in zip(nodes, nodes[1:])]
+    shown = chance.sample(links, len(links))
+    return (
+        f"Links: {', '.join(shown)}. Give the path from {nodes[0]} to {nodes[-1]}.",
+        f"{' > '.join(nodes)}\nThat is {len(links)} links.",
+    )

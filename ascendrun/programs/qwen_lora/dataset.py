@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.programs.qwen_lora import chat_template
-from ascendrun.programs.qwen_lora.conversations import Conversation, digest_of, read_conversations, rows_of_levels
+from ascendrun.programs.qwen_lora.conversations import (
+    Conversation,
+    digest_of,
+    make_conversations,
+    read_conversations,
+    rows_of_levels,
+)
 from ascendrun.programs.qwen_lora.curriculum import Course, Table, choose_table
-from ascendrun.programs.qwen_lora.generate import make_conversations
 from ascendrun.programs.qwen_lora.sft_task import Rows
 from ascendrun.programs.trainer.errors import InvalidDataError
-from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text
 
 Options = Mapping[str, Any]
@@ -73,17 +77,6 @@ def read_texts(options: Options) -> Texts:
         count = max(1, round(len(train) * options["val_size"]))
         val, train = [train[i] for i in sorted(order[:count])], [train[i] for i in sorted(order[count:])]
     return Texts(train, val, digest_of(train + val))
-
-
-def check_same(digest: str, here: Runtime) -> None:
-    """Raises InvalidDataError when ranks read different rows: they would train on different data and never notice."""
-    odd = here.odd_ones(digest)
-    if odd:
-        raise InvalidDataError(
-            "program.data-differs",
-            "ranks {ranks:ranks} read other data than the rest; the file must be the same on every node",
-            ranks=odd,
-        )
 
 
 def make_lessons(texts: Texts, tokenizer: Any, options: Options) -> Lessons:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from ascendrun.programs.qwen_lora.conversations import Conversation
 from ascendrun.programs.qwen_lora.curriculum import Course
 from ascendrun.programs.qwen_lora.dataset import (
     Lessons,
-    check_same,
     introduce,
     make_course,
     make_lessons,
@@ -22,56 +22,31 @@ from ascendrun.programs.qwen_lora.dataset import (
 )
 from ascendrun.programs.qwen_lora.evaluation import Question
 from ascendrun.programs.qwen_lora.merge import merge
-from ascendrun.programs.qwen_lora.sft_task import Instructions, heaviest
-from ascendrun.programs.qwen_lora.sizing import Holding
+from ascendrun.programs.qwen_lora.sft_task import Instructions, largest_micro_batch
+from ascendrun.programs.qwen_lora.sizing import Layout
 from ascendrun.programs.trainer import errors, metrics, runtime
+from ascendrun.programs.trainer.checkpoint import replace_text
 from ascendrun.programs.trainer.devices import accelerator, fused_ops, kernels
 from ascendrun.programs.trainer.devices.accelerator import Precision
 from ascendrun.programs.trainer.devices.chips import chip_of
 from ascendrun.programs.trainer.errors import InvalidDataError, ModelTooLargeError, ProgramError
-from ascendrun.programs.trainer.files import replace_text
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.schedule import warmup_of
-from ascendrun.programs.trainer.strategies import parallel, zero3
+from ascendrun.programs.trainer.strategies import memory, zero3
 from ascendrun.programs.trainer.strategies.engine import Adam, Engine, size_of
-from ascendrun.programs.trainer.target_device import planned
-from ascendrun.programs.trainer.task import Settings
+from ascendrun.programs.trainer.strategies.parallel import wrap
+from ascendrun.programs.trainer.task import Settings, warmup_of
 from ascendrun.text import Text
 from ascendrun.text.format import pad_left
 
 Options = Mapping[str, Any]
 FREE_TO_CHANGE = (
-    "mode",
-    "data_path",
-    "val_data_path",
-    "base_model",
-    "output_dir",
-    "device",
-    "resume_from_checkpoint",
-    "logging_steps",
-    "save_steps",
-    "strategy",
-    "cpu_offload",
-    "save_total_limit",
-    "dist_timeout_s",
-    "micro_batch_size",
-    "dataloader_num_workers",
-    "num_sample_prompts",
-    "max_new_tokens",
-    "mc_eval_path",
-    "mc_max_samples",
-    "save_merged_model",
-    "max_time_s",
-    "peak_tflops",
-    "profile_dir",
-    "chip",
-    "world_size",
-    "compare_dirs",
-    "on_save_failure",
-    "gradient_checkpointing",
-    "quantization_bit",
-)
+    "mode", "data_path", "val_data_path", "base_model", "output_dir", "device", "resume_from_checkpoint",
+    "logging_steps", "save_steps", "strategy", "cpu_offload", "save_total_limit", "dist_timeout_s",
+    "micro_batch_size", "dataloader_num_workers", "num_sample_prompts", "max_new_tokens", "mc_eval_path",
+    "mc_max_samples", "save_merged_model", "max_time_s", "peak_tflops", "profile_dir", "chip", "world_size",
+    "compare_dirs", "on_save_failure", "gradient_checkpointing", "quantization_bit",
+)  # fmt: skip
 """Options that may differ between a checkpoint and the run that goes on from it; data is compared by content."""
 
 
@@ -90,7 +65,7 @@ def train(options: Options, here: Runtime) -> None:
     errors.check_writable(output)
     home = Path(options["base_model"]) if options["base_model"] else output / "base"
     texts = read_texts(options)
-    check_same(texts.digest, here)
+    here.check_same(texts.digest)
     config, tokenizer = open_base(options, home, texts.train, here)
     lessons = make_lessons(texts, tokenizer, options)
     course = make_course(lessons, options, world_size=here.world_size)
@@ -98,17 +73,17 @@ def train(options: Options, here: Runtime) -> None:
         here.log(line)
     for problem in batch_problems(course, options, here.world_size):
         here.log("program.note", "note: {text}", text=problem)
-    piece = heaviest(
+    piece = largest_micro_batch(
         lessons.train,
         course.units,
         steps=course.steps,
         world_size=here.world_size,
         micro_batch=options["micro_batch_size"],
     )
-    holding, lines = sizing.choose(config, options, piece, here, precision)
+    layout, lines = sizing.choose(config, options, piece, here)
     for line in lines:
         here.log(line)
-    model, engine, expected = make_engine(config, options, home, here, precision, holding)
+    model, engine, expected = make_engine(config, options, home, here, precision, layout)
     loop = make_loop(options, lessons, course, engine, here, precision, folder, mean_length=mean_length(course))
     loop.resume(options["resume_from_checkpoint"])
     if not loop.run().is_complete:
@@ -125,7 +100,7 @@ def train(options: Options, here: Runtime) -> None:
     save(engine, model, expected, options, home, output, lessons, here)
     scores = final_scores(engine, lessons, questions, options, here, output)
     if here.is_first:
-        write_report(output, options, lessons, course, loop, holding, piece, scores, time.monotonic() - began_s)
+        write_report(output, options, lessons, course, loop, layout, piece, scores, time.monotonic() - began_s)
     here.log("program.results", "adapter, report and samples: {output}", output=output)
     here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})
 
@@ -190,7 +165,7 @@ def mean_length(course: Course) -> float:
 
 
 def make_engine(
-    config: Any, options: Options, home: Path, here: Runtime, precision: Precision, holding: Holding
+    config: Any, options: Options, home: Path, here: Runtime, precision: Precision, layout: Layout
 ) -> tuple[Any, Engine, dict[str, Any]]:
     """(peft's model, the engine, names and shapes of the adapter). The base's weights go where they will stay."""
     sound, reasons = kernels.sound_kernels(here.accelerator, precision.compute)
@@ -203,9 +178,9 @@ def make_engine(
         owner="the NPU" if attention != "sdpa" else "torch",
         name=attention,
     )
-    model, how = base.empty_model(config, attention=attention), holding.how
-    if holding.checkpointing:
-        base.checkpoint_activations(model, how=how)
+    model, strategy = base.empty_model(config, attention=attention), layout.strategy
+    if layout.gradient_checkpointing:
+        base.checkpoint_activations(model, strategy=strategy)
     model = lora.add_lora(model, options)
     replaced = fused_ops.fuse(model, kernels.operators_of(sound), device=here.accelerator.device.type)
     if replaced:
@@ -216,18 +191,15 @@ def make_engine(
     lora.put_values(model, values)
     expected = lora.trained_shapes(model)
     adam = Adam(lr=options["learning_rate"], weight_decay=options["weight_decay"], betas=(0.9, 0.999))
-    details: dict[str, Any] = {}
-    if how == "ddp":
+    if strategy == "ddp":
         base.load_whole(model, home, here, precision)
-    elif how == "zero3":
-        details = {"offload_optimizer": holding.offload, "offload_weights": holding.offload}
+    elif strategy == "zero3":
         zero3.prepare(here)
         trained = sum(value.numel() for value in values.values())
-        base.load_for_zero3(model, home, here, precision, zero3.configuration(precision, trained=trained, **details))
-    else:
-        details = {"offload": holding.offload}
-    engine = parallel.wrap(model, here, how=how, adam=adam, precision=precision, **details)
-    if how == "fsdp2":
+        ds_config = zero3.configuration(precision, trained=trained, offload=layout.cpu_offload)
+        base.load_for_zero3(model, home, here, precision, ds_config)
+    engine = wrap(model, here, strategy=strategy, adam=adam, precision=precision, offload=layout.cpu_offload)
+    if strategy == "fsdp2":
         base.load_parts(engine.module, home)
     return model, engine, expected
 
@@ -366,7 +338,7 @@ def write_report(
     lessons: Lessons,
     course: Course,
     loop: Loop,
-    holding: Holding,
+    layout: Layout,
     piece: Mapping[str, int],
     scores: Mapping[str, float],
     seconds: float,
@@ -385,12 +357,12 @@ def write_report(
         "training": {
             "steps": loop.progress.step,
             "samples": sum(given.values()),
-            **vars(holding),
+            **vars(layout),
             "world_size": loop.here.world_size,
             "device": loop.here.accelerator.name,
             "seconds": round(seconds, 1),
             "memory_bytes": loop.here.accelerator.memory_bytes(),
-            "heaviest_piece": dict(piece),
+            "largest_micro_batch_piece": dict(piece),
         },
         "data": {"rows": len(lessons.train.samples), "cut": lessons.cut, "digest": lessons.digest},
     }
@@ -414,8 +386,10 @@ def plan(options: Options, here: Runtime) -> None:
         else base.shape_config(options["model_preset"])
     )
     lora.refuse_qlora(options["quantization_bit"], "npu" if options["chip"] else here.family)
-    family, precision, card_bytes = planned(options["chip"], options["dtype"], here.accelerator)
-    sizing.refuse(options, world_size=ranks, precision=precision)
+    target = memory.target_of(here.accelerator, options["dtype"], ranks, chip=options["chip"])
+    if not options["chip"]:
+        target = replace(target, memory_bytes=None)  # of this machine, not of the one that will train
+    sizing.refuse(options, world_size=ranks, precision=target.precision)
     texts = read_texts(options)
     tokenizer = (
         chat_template.load_tokenizer(Path(options["base_model"]), template=options["template"])
@@ -424,21 +398,10 @@ def plan(options: Options, here: Runtime) -> None:
     )
     lessons = make_lessons(texts, tokenizer, options)
     course = make_course(lessons, options, world_size=ranks)
-    piece = heaviest(
+    piece = largest_micro_batch(
         lessons.train, course.units, steps=course.steps, world_size=ranks, micro_batch=options["micro_batch_size"]
     )
-    ways = sizing.ways_for(precision, ranks) if options["strategy"] == "auto" else (str(options["strategy"]),)
-    report = sizing.reckon(
-        config,
-        options,
-        piece,
-        precision=precision,
-        world_size=ranks,
-        family=family,
-        card_bytes=card_bytes if options["chip"] else None,
-        ways=ways,
-        everything=True,
-    )
+    report = sizing.estimate(config, options, piece, target, everything=True)
     limit = sizing.speed_limit(
         config, report.simulated, chip_of(options["chip"]), ranks=ranks, mean_length=mean_length(course)
     )

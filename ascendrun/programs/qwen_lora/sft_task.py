@@ -112,7 +112,7 @@ class Instructions(Task):
         return losses.sum(), parts
 
 
-def heaviest(
+def largest_micro_batch(
     rows: Rows,
     plan_units: Callable[[int], Sequence[Unit]],
     *,

@@ -1,9 +1,8 @@
-"""How the ranks will hold the base: memory by each way, before a card is taken, and the fastest that fits."""
+"""The strategy of a training: the memory that each needs, before a device is in use, and the fastest that fits."""
 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,46 +23,44 @@ from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.simulate import Simulated, simulate_deep
 from ascendrun.text import Text
 
-WAYS = ("ddp", "fsdp2", "zero3")
-
 
 @dataclass(frozen=True)
-class Holding:
-    """`offload`: weights and optimizer lie in host memory. `checkpointing`: activations are made anew."""
+class Layout:
+    """`cpu_offload`: weights and optimizer are in host memory. `gradient_checkpointing`: activations are recomputed."""
 
-    how: str
-    offload: bool
-    checkpointing: bool
+    strategy: str
+    cpu_offload: bool
+    gradient_checkpointing: bool
 
     def text(self) -> Text:
         return Text(
             "program.layout",
             "{strategy}{offload}, activations {activations}",
-            strategy=self.how,
-            offload=Text("program.offloaded", ", offloaded") if self.offload else "",
-            activations=(
-                Text("program.recomputed", "recomputed") if self.checkpointing else Text("program.kept", "kept")
-            ),
+            strategy=self.strategy,
+            offload=Text("program.offloaded", ", offloaded") if self.cpu_offload else "",
+            activations=Text("program.recomputed", "recomputed")
+            if self.gradient_checkpointing
+            else Text("program.kept", "kept"),
         )
 
 
 @dataclass(frozen=True)
-class Reckoning:
-    """`lines`: what was reckoned, for people. `problems`: why nothing fits, with the ways out; then `chosen` and `need`
-    are None. `simulated`: one step, to know the model's sizes by."""
+class MemoryEstimate:
+    """`lines`: the estimate of each layout, for people. `problems`: why nothing fits, with possible changes; then
+    `chosen` and `need` are None. `simulated`: one step."""
 
     lines: tuple[Text, ...]
     problems: tuple[Text, ...]
-    chosen: Holding | None
+    chosen: Layout | None
     need: memory.Need | None
     simulated: Simulated
 
 
 def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision, has_deepspeed: bool = True) -> None:
-    """What cannot work, before anything is read or made. Raises InvalidDataError with all reasons and ways out."""
-    how, is_offloaded = options["strategy"], options["cpu_offload"]
+    """Raise InvalidDataError with all that cannot work, before anything is read or written."""
+    strategy, is_offloaded = options["strategy"], options["cpu_offload"]
     problems = []
-    if how == "fsdp2" and precision.scales:
+    if strategy == "fsdp2" and precision.scales:
         problems.append(
             Text(
                 "program.fsdp2-no-scaling",
@@ -71,15 +68,15 @@ def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision,
                 reason=precision.reason,
             )
         )
-    if how in ("fsdp2", "zero3") and world_size == 1:
+    if strategy in ("fsdp2", "zero3") and world_size == 1:
         problems.append(
             Text(
                 "program.one-rank",
                 "strategy={strategy} requires at least 2 ranks, got 1\nhint: set --strategy=ddp, or use more devices",
-                strategy=how,
+                strategy=strategy,
             )
         )
-    if how == "zero3" and not has_deepspeed:
+    if strategy == "zero3" and not has_deepspeed:
         problems.append(
             Text(
                 "program.no-deepspeed",
@@ -87,7 +84,7 @@ def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision,
                 "hint: pip install deepspeed, or set --strategy=fsdp2",
             )
         )
-    if is_offloaded and (how == "ddp" or world_size == 1):
+    if is_offloaded and (strategy == "ddp" or world_size == 1):
         problems.append(
             Text(
                 "program.offload-needs-sharding",
@@ -107,46 +104,35 @@ def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision,
         raise InvalidDataError.of(problems)
 
 
-def reckon(
+def estimate(
     config: Any,
     options: Mapping[str, Any],
     piece: Mapping[str, int],
+    target: memory.Target,
     *,
-    precision: Precision,
-    world_size: int,
-    family: str,
-    card_bytes: int | None,
-    ways: Sequence[str] = WAYS,
+    has_deepspeed: bool = True,
     everything: bool = False,
-) -> Reckoning:
-    """`piece`: see learning.heaviest. `card_bytes` None: not known, so nothing can fail to fit. `everything`: also the
-    slower ways than the one that is chosen."""
+) -> MemoryEstimate:
+    """`piece`: see sft_task.largest_micro_batch. `everything`: also layouts that are slower than the chosen one."""
+    asked = options["strategy"]
+    strategies = strategies_for(target.precision, target.world_size, has_deepspeed) if asked == "auto" else (asked,)
     seen: dict[tuple[bool, bool], Simulated] = {}
     lines: list[Text] = []
-    needs: list[tuple[memory.Need, Holding]] = []
-    found: tuple[memory.Need, Holding] | None = None
-    for holding in trials(options, ways):
-        is_shared = holding.how != "ddp"
-        key = is_shared, holding.checkpointing
+    found: list[tuple[memory.Need, Layout]] = []
+    chosen: tuple[memory.Need, Layout] | None = None
+    for layout in layouts(options, strategies):
+        key = layout.strategy != "ddp", layout.gradient_checkpointing
         if key not in seen:
-            seen[key] = simulated_step(config, options, piece, precision, is_cast=is_shared, is_anew=key[1])
-        way = "none" if holding.how == "ddp" and world_size == 1 else holding.how
-        need = memory.needs(
-            seen[key],
-            how=way,
-            world_size=world_size,
-            precision=precision,
-            pieces=piece["pieces"],
-            offload_optimizer=holding.offload,
-            offload_weights=holding.offload,
-        )
-        needs.append((need, holding))
-        line = memory.as_sentence(need, card_bytes, family)
-        if holding.checkpointing:
+            seen[key] = simulated_step(config, options, piece, target.precision, is_cast=key[0], recomputes=key[1])
+        strategy = "none" if layout.strategy == "ddp" and target.world_size == 1 else layout.strategy
+        need = memory.needs(seen[key], target, strategy=strategy, pieces=piece["pieces"], offload=layout.cpu_offload)
+        found.append((need, layout))
+        line = memory.as_sentence(need, target)
+        if layout.gradient_checkpointing:
             line = Text("program.with-recompute", "{memory}, activations recomputed", memory=line)
         lines.append(line)
-        if found is None and (card_bytes is None or memory.fits(need, card_bytes, family)):
-            found = need, holding
+        if chosen is None and need.fits(target):
+            chosen = need, layout
             if not everything:
                 break
     sizes = next(iter(seen.values()))
@@ -155,72 +141,53 @@ def reckon(
         "{millions:,.2f} M weights, {trained:,.2f} M trained; {precision}",
         millions=sizes.parameters / 1e6,
         trained=sizes.trained / 1e6,
-        precision=precision.reason,
+        precision=target.precision.reason,
     )
-    lines.insert(0, size)
-    if found is not None:
-        need, holding = found
-        return Reckoning(
-            (
-                *lines,
-                Text(
-                    "program.chosen", "chosen: {layout}; {why}", layout=holding.text(), why=why(holding, options, ways)
-                ),
-            ),
-            (),
-            holding,
-            need,
-            sizes,
-        )
-    least, holding = min(needs, key=lambda each: each[0].on_card(family))
-    out = memory.fixes(least, micro_batch=piece["rows"], has_checkpointing=holding.checkpointing, how=least.how)
+    if chosen is not None:
+        need, layout = chosen
+        reasons = why(layout, options, strategies)
+        last = Text("program.chosen", "chosen: {layout}; {why}", layout=layout.text(), why=reasons)
+        return MemoryEstimate((size, *lines, last), (), layout, need, sizes)
+    least, layout = min(found, key=lambda each: each[0].on_device(target.family))
     problem = Text(
         "program.does-not-fit",
         "{need}; change one of: {fixes}",
-        need=memory.as_sentence(least, card_bytes, family),
-        fixes=out,
+        need=memory.as_sentence(least, target),
+        fixes=memory.fixes(least, micro_batch=piece["rows"], has_checkpointing=layout.gradient_checkpointing),
     )
-    return Reckoning(tuple(lines), (problem,), None, None, sizes)
+    return MemoryEstimate((size, *lines), (problem,), None, None, sizes)
 
 
-def trials(options: Mapping[str, Any], ways: Sequence[str]) -> list[Holding]:
-    """From fast to slow. Activations made anew cost a third more arithmetic, less than sending the weights round;
+def layouts(options: Mapping[str, Any], strategies: Sequence[str]) -> list[Layout]:
+    """From fast to slow. Recomputing activations costs a third more arithmetic, less than sending the weights round;
     host memory is slower than both."""
     asked = options["gradient_checkpointing"]
-    anew = (False, True) if asked is None else (asked,)
+    recompute = (False, True) if asked is None else (asked,)
     if options["cpu_offload"]:
-        return [Holding(way, True, each) for way in ways if way != "ddp" for each in anew]
-    found = [Holding(way, False, each) for way in ways for each in anew]
-    if "zero3" in ways and len(ways) > 1:
-        found += [Holding("zero3", True, each) for each in anew]
+        return [Layout(strategy, True, each) for strategy in strategies if strategy != "ddp" for each in recompute]
+    found = [Layout(strategy, False, each) for strategy in strategies for each in recompute]
+    if "zero3" in strategies and len(strategies) > 1:
+        found += [Layout("zero3", True, each) for each in recompute]
     return found
 
 
-def why(holding: Holding, options: Mapping[str, Any], ways: Sequence[str]) -> list[Text]:
-    """Of what was chosen here, and what was asked for."""
-    parts = (
-        [Text("program.fastest", "the fastest strategy that fits")]
-        if len(ways) > 1
-        else [
-            Text("program.only-strategy", "the only strategy available here")
-            if options["strategy"] == "auto"
-            else Text("program.strategy-requested", "strategy={strategy} as requested", strategy=holding.how)
-        ]
-    )
+def why(layout: Layout, options: Mapping[str, Any], strategies: Sequence[str]) -> list[Text]:
+    """The reasons of the choice, and what was requested."""
+    if len(strategies) > 1:
+        parts = [Text("program.fastest", "the fastest strategy that fits")]
+    elif options["strategy"] == "auto":
+        parts = [Text("program.only-strategy", "the only strategy available here")]
+    else:
+        parts = [Text("program.strategy-requested", "strategy={strategy} as requested", strategy=layout.strategy)]
     if options["gradient_checkpointing"] is not None:
+        value = str(layout.gradient_checkpointing).lower()
         parts.append(
-            Text(
-                "program.checkpointing-requested",
-                "gradient_checkpointing={value} as requested",
-                value=str(holding.checkpointing).lower(),
-            )
+            Text("program.checkpointing-requested", "gradient_checkpointing={value} as requested", value=value)
         )
-    elif len(ways) == 1:
-        parts.append(
-            Text("program.activations-fit", "activations fit")
-            if not holding.checkpointing
-            else Text("program.activations-too-large", "activations do not fit")
-        )
+    elif len(strategies) == 1 and layout.gradient_checkpointing:
+        parts.append(Text("program.activations-too-large", "activations do not fit"))
+    elif len(strategies) == 1:
+        parts.append(Text("program.activations-fit", "activations fit"))
     return parts
 
 
@@ -231,12 +198,12 @@ def simulated_step(
     precision: Precision,
     *,
     is_cast: bool,
-    is_anew: bool,
+    recomputes: bool,
 ) -> Simulated:
     def build(layers: int) -> nn.Module:
         model = build_model(with_layers(config, layers), attention="sdpa")
-        if is_anew:
-            checkpoint_activations(model, how="ddp")
+        if recomputes:
+            checkpoint_activations(model, strategy="ddp")
         return add_lora(model, options)  # type: ignore[no-any-return]
 
     def step(model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -285,48 +252,31 @@ def speed_limit(config: Any, sizes: Simulated, chip: Chip | None, *, ranks: int,
     )
 
 
-def card_bytes_of(here: Runtime) -> int | None:
-    """Of this rank's device; on a CPU its share of the node's memory. None: cannot say."""
-    total = here.accelerator.memory_total_bytes()
-    if total is None or here.family != "cpu":
-        return total
-    return total // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", here.world_size)))
-
-
 def choose(
-    config: Any, options: Mapping[str, Any], piece: Mapping[str, int], here: Runtime, precision: Precision
-) -> tuple[Holding, list[Text]]:
-    """Return the strategy and the estimate for people; rank 0 estimates for all.
+    config: Any, options: Mapping[str, Any], piece: Mapping[str, int], here: Runtime
+) -> tuple[Layout, list[Text]]:
+    """Return the layout and the estimate for people; rank 0 estimates for all.
 
     Raises ModelTooLargeError. A strategy that was requested is used even then: an estimate may be wrong.
     """
-    asked, is_anew = options["strategy"], options["gradient_checkpointing"]
-    if asked != "auto" and is_anew is not None:
-        chosen = Holding(asked, options["cpu_offload"], is_anew)
+    asked, recompute = options["strategy"], options["gradient_checkpointing"]
+    if asked != "auto" and recompute is not None:
+        chosen = Layout(asked, options["cpu_offload"], recompute)
         return chosen, [Text("program.chosen-requested", "{chosen}, as requested", chosen=chosen.text())]
-    told: Any = None
+    found: Any = None
     if here.is_first:
-        ways = ways_for(precision, here.world_size, has_deepspeed()) if asked == "auto" else (asked,)
-        found = reckon(
-            config,
-            options,
-            piece,
-            precision=precision,
-            world_size=here.world_size,
-            family=here.family,
-            card_bytes=card_bytes_of(here),
-            ways=ways,
-        )
-        told = found.lines, found.problems, found.chosen and list(vars(found.chosen).values())
-    lines, problems, parts = here.share(told)
-    if parts is not None:
-        return Holding(*parts), list(lines)
+        target = memory.target_of(here.accelerator, options["dtype"], here.world_size)
+        found = estimate(config, options, piece, target, has_deepspeed=has_deepspeed())
+    found = here.share(found)
+    if found.chosen is not None:
+        return found.chosen, list(found.lines)
     if asked == "auto":
-        raise ModelTooLargeError.of([*lines, *problems], most=len(lines) + len(problems))
-    chosen = Holding(asked, options["cpu_offload"], True)
+        problems = [*found.lines, *found.problems]
+        raise ModelTooLargeError.of(problems, most=len(problems))
+    chosen = Layout(asked, options["cpu_offload"], True)
     return chosen, [
-        *lines,
-        *(Text("program.note", "note: {text}", text=problem) for problem in problems),
+        *found.lines,
+        *(Text("program.note", "note: {text}", text=problem) for problem in found.problems),
         Text(
             "program.chosen-strategy-requested",
             "{chosen}: strategy={strategy} as requested",
@@ -336,14 +286,14 @@ def choose(
     ]
 
 
-def ways_for(precision: Precision, world_size: int, has_deepspeed: bool = True) -> tuple[str, ...]:
+def strategies_for(precision: Precision, world_size: int, has_deepspeed: bool = True) -> tuple[str, ...]:
     """Sharding needs peers; fsdp2 has no loss scaling; zero3 needs deepspeed."""
-    ways = ["ddp"]
+    strategies = ["ddp"]
     if world_size > 1 and not precision.scales:
-        ways.append("fsdp2")
+        strategies.append("fsdp2")
     if world_size > 1 and has_deepspeed:
-        ways.append("zero3")
-    return tuple(ways)
+        strategies.append("zero3")
+    return tuple(strategies)
 
 
 def has_deepspeed() -> bool:

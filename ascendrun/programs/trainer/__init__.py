@@ -5,10 +5,9 @@
     data           which samples make which step; loader; packing       strategies     ddp, fsdp2, zero3 -> Engine
     task           Task, Settings, Ending, the errors                   loop           Loop: resume, run, load_best
     saver          checkpoints in the background (format: checkpoint)   metrics        time of a step, FLOPs, MFU
-    schedule       the learning rate of a step                          profiling      a trace of a few steps
-    target_device  the chip that a plan is for                          dry_run        do the batches divide
-    packing        several samples in one sequence, exactly             files          atomic replacement of files
-    batch_finder   the largest micro-batch that fits                    os_errors      errors of the machine
+    packing        several samples in one sequence, exactly             profiling      a trace of a few steps
+    batch_finder   the largest micro-batch that fits                    dry_run        do the batches divide
+    errors         ProgramError; errors of the machine                  checkpoint     files that are complete or absent
 
 A whole program, `train.py`:
 
@@ -32,9 +31,9 @@ A whole program, `train.py`:
         precision = accelerator.choose_precision(options["dtype"], here.accelerator)
         here.log(precision.reason)
         adam = Adam(lr=options["learning_rate"])
-        engine = parallel.wrap(make_model(), here, how="ddp", adam=adam, precision=precision)
+        engine = wrap(make_model(), here, strategy="ddp", adam=adam, precision=precision)
         steps = options["num_train_epochs"] * plan.steps_per_epoch
-        settings = Settings.of(options, steps=steps, warmup_steps=schedule.warmup_of(options, steps))
+        settings = Settings.of(options, steps=steps, warmup_steps=task.warmup_of(options, steps))
         loop = Loop(here, engine, plan, Lines(rows, here), settings, runtime.checkpoint_folder(options["output_dir"]),
                     identity={name: options[name] for name in ("seed", "learning_rate", "global_batch_size")})
         loop.resume(options["resume_from_checkpoint"])      # auto, never or a path; False: from step 0

@@ -9,7 +9,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Mapping, Sequence
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,26 @@ def folder_name(kind: str, step: int) -> str:
 
 def own_part(rank: int) -> str:
     return f"rank-{rank:05d}.pt"
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to: at the end it takes its place; where the writing fails, nothing is left of it.
+    No two writers have the same name, on one node or on several that share a disk. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        yield fresh
+        os.replace(fresh, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def replace_text(path: Path, text: str) -> None:
+    with replacing(path) as fresh:
+        fresh.write_text(text, encoding="utf-8")
 
 
 def save(

@@ -134,30 +134,27 @@ def pack(numbers: Sequence[int], lengths: Sequence[int], row_tokens: int) -> lis
     return [tuple(row) for row in rows]
 
 
-def deal(units: Sequence[Unit], rank: int, world_size: int, *, micro_batch: int = 0) -> list[list[Unit]]:
-    """This rank's pieces of a step, of at most `micro_batch` units each; 0: one piece.
-
-    Every rank gets the same number of pieces, the last ones perhaps empty: sharded models talk to each other in
-    every pass, so a rank with one pass less would leave its peers waiting.
-    """
-    mine = list(units[rank::world_size])
-    most = math.ceil(len(units) / world_size)
-    size = micro_batch or max(1, most)
-    return [mine[i : i + size] for i in range(0, max(1, most), size)]
-
-
-def deal_by_tokens(
+def deal(
     units: Sequence[Unit],
     rank: int,
     world_size: int,
-    length_of: Callable[[Unit], int],
     *,
-    micro_tokens: int,
     micro_batch: int = 0,
+    micro_tokens: int = 0,
+    length_of: Callable[[Unit], int] | None = None,
 ) -> list[list[Unit]]:
-    """As `deal`, in pieces of rows of like length: at most `micro_tokens` tokens a piece, padding counted, but a row at
-    least. Longest first, so that what does not fit in memory shows at once.
+    """This rank's pieces of a step, of at most `micro_batch` units each; 0: one piece.
+
+    Every rank gets the same number of pieces, the last ones perhaps empty: sharded models communicate in every pass,
+    so a rank with one pass less would leave its peers waiting. With `micro_tokens` and `length_of`, the tokens of a
+    row, pieces are rows of like length: at most `micro_tokens` tokens a piece, padding included, but at least one row.
+    Longest first, so that what does not fit in memory fails in the first pass.
     """
+    if not micro_tokens or length_of is None:
+        mine = list(units[rank::world_size])
+        most = math.ceil(len(units) / world_size)
+        size = micro_batch or max(1, most)
+        return [mine[i : i + size] for i in range(0, max(1, most), size)]
     left, pieces = sorted(units, key=length_of, reverse=True), []
     while left:
         rows = max(1, micro_tokens // max(1, length_of(left[0])))
@@ -212,7 +209,7 @@ def make_share(collate: Collate, pieces: Sequence[Sequence[Unit]], stand_in: Uni
 class Loader:
     """Makes the shares of the coming steps while the device works on this one.
 
-    `micro_tokens` with `length_of`, the tokens of a row: see `deal_by_tokens`; 0: pieces of equally many rows.
+    `micro_tokens`: see `deal`, where the plan has `length_of`; 0: pieces of equally many rows.
     `workers` 0: a thread; else as many processes. `collate` must draw from a generator of its own that follows
     from the step and the samples, so that the order of work decides nothing; processes need it to be picklable.
     """
@@ -229,11 +226,10 @@ class Loader:
         workers: int = 0,
         context: BaseContext | None = None,
         micro_tokens: int = 0,
-        length_of: Callable[[Unit], int] | None = None,
     ) -> None:
         self.plan, self.collate, self.steps = plan, collate, steps
-        self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
-        self.micro_tokens, self.length_of = micro_tokens, length_of
+        self.rank, self.world_size, self.micro_batch, self.micro_tokens = rank, world_size, micro_batch, micro_tokens
+        self.length_of = getattr(plan, "length_of", None)
         self.ahead = max(1, workers)
         self.pool: Executor = (
             ProcessPoolExecutor(workers, mp_context=context, initializer=become_worker)
@@ -252,24 +248,11 @@ class Loader:
         return wanted.result()
 
     def _order(self, step: int) -> Future[Share]:
-        units = self.plan.units(step)
-        return self.pool.submit(make_share, self.collate, self.pieces(units), self._stand_in(units), step)
-
-    def pieces(self, units: Sequence[Unit]) -> list[list[Unit]]:
-        """This rank's part of a step, cut for its memory."""
-        if self.micro_tokens and self.length_of is not None:
-            return deal_by_tokens(
-                units,
-                self.rank,
-                self.world_size,
-                self.length_of,
-                micro_tokens=self.micro_tokens,
-                micro_batch=self.micro_batch,
-            )
-        return deal(units, self.rank, self.world_size, micro_batch=self.micro_batch)
-
-    def _stand_in(self, units: Sequence[Unit]) -> Unit:
-        return units[0] if self.length_of is None else min(units, key=self.length_of)
+        units, length_of = self.plan.units(step), self.length_of
+        limits = {"micro_batch": self.micro_batch, "micro_tokens": self.micro_tokens}
+        pieces = deal(units, self.rank, self.world_size, **limits, length_of=length_of)
+        stand_in = units[0] if length_of is None else min(units, key=length_of)
+        return self.pool.submit(make_share, self.collate, pieces, stand_in, step)
 
     def close(self) -> None:
         self.pool.shutdown(wait=True, cancel_futures=True)

@@ -13,6 +13,7 @@ from typing import Any, Callable, TypeVar
 import torch
 import torch.distributed as dist
 
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.text import Text
 
 T = TypeVar("T")
@@ -66,11 +67,21 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.control)
         return values
 
-    def odd_ones(self, value: Hashable) -> list[int]:
+    def outliers(self, value: Hashable) -> list[int]:
         """The ranks whose value is not that of most; empty: all have the same."""
         values = self.gather(value)
         most = Counter(values).most_common(1)[0][0]
         return [rank for rank, other in enumerate(values) if other != most]
+
+    def check_same(self, digest: str) -> None:
+        """Raise InvalidDataError when ranks read different data; training would not show it."""
+        ranks = self.outliers(digest)
+        if ranks:
+            raise InvalidDataError(
+                "program.data-differs",
+                "ranks {ranks:ranks} read other data than the rest; the file must be the same on every node",
+                ranks=ranks,
+            )
 
     def share(self, value: T, *, source: int = 0) -> T:
         """That rank's value on every rank; tensors inside dicts and lists travel as tensors, not pickled."""

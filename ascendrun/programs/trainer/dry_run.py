@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ascendrun.text import Text
 
 
@@ -11,8 +14,9 @@ def nearest_multiples(value: int, of: int) -> tuple[int, int]:
     return below, below if below == value else below + of if below < value else below
 
 
-def batch_problems(*, batch_size: int, world_size: int, micro_batch: int, samples: int) -> list[Text]:
-    """`batch_size`: samples a step over all ranks; `micro_batch`: a rank's at once, 0: its share; `samples`: of all."""
+def batch_problems(options: Mapping[str, Any], world_size: int, samples: int) -> list[Text]:
+    """`samples`: of all ranks together."""
+    batch_size, micro_batch = options["global_batch_size"], options["micro_batch_size"]
     unit = world_size * (micro_batch or 1)
     problems = []
     if batch_size < world_size:

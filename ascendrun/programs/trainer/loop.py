@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ascendrun.programs.trainer import rng_state
 from ascendrun.programs.trainer.batch_finder import find_micro_batch
 from ascendrun.programs.trainer.data import Batch, Loader, Plan, Share, Unit, deal, seed_of
 from ascendrun.programs.trainer.devices.accelerator import worker_context
@@ -21,7 +20,6 @@ from ascendrun.programs.trainer.metrics import Meter, StepClock, mfu, mfu_words,
 from ascendrun.programs.trainer.profiling import open_profiler
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.saver import Saved, Saver
-from ascendrun.programs.trainer.schedule import share_of_peak
 from ascendrun.programs.trainer.strategies.engine import Engine, size_of
 from ascendrun.programs.trainer.task import (
     CannotResumeError,
@@ -77,7 +75,6 @@ class Loop:
             micro_batch=settings.micro_batch_size,
             steps=settings.steps,
             micro_tokens=settings.max_tokens_per_micro_batch,
-            length_of=getattr(plan, "length_of", None),
             context=worker_context(here.family),
         )
         self._share: Share | None = None
@@ -150,7 +147,7 @@ class Loop:
         share = self.loader.share(self.progress.step)
         self._share, self._weight = share, self.here.sum([share.weight])[0]
         self._tell_start(self.here.sum([float(share.tokens)])[0])
-        if self.engine.how != "ddp":
+        if self.engine.strategy != "ddp":
             return
         buffers = {name: tensor.clone() for name, tensor in self.engine.module.named_buffers()}
         self._pass(share.pieces[0], last=True)
@@ -162,7 +159,7 @@ class Loop:
         """One optimizer step over all ranks. Not None: a rank was asked to stop, or time is up."""
         step, share, clock = self.progress.step, self._share, self.clock
         assert share is not None and share.step == step
-        self.engine.set_lr(self.rate(step))
+        self.engine.set_lr(self.settings.rate(step))
         # Random numbers follow from step and rank, so that a resumed run, on other ranks even, draws the same.
         self.here.accelerator.seed(seed_of(self.settings.seed, 3, step, self.here.rank))
         clock.begin()
@@ -201,17 +198,6 @@ class Loop:
                 or Text("program.save-failed-elsewhere", "a checkpoint could not be written on another rank")
             )
         return Ending.STOPPED if told[0] else Ending.OUT_OF_TIME if told[1] else None
-
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
-        settings = self.settings
-        return settings.learning_rate * share_of_peak(
-            step,
-            settings.steps,
-            shape=settings.lr_scheduler_type,
-            warmup_steps=settings.warmup_steps,
-            floor=settings.lr_floor,
-        )
 
     def _pass(
         self, batch: Batch, *, last: bool, model: nn.Module | None = None
@@ -309,7 +295,7 @@ class Loop:
             self.here.record(step=step, **times, device_memory_bytes=self.here.accelerator.memory_bytes())
             return
         loss = meter.loss / meter.weight if meter.weight else None
-        rate, epoch = self.rate(step - 1), step / self.plan.steps_per_epoch
+        rate, epoch = self.settings.rate(step - 1), step / self.plan.steps_per_epoch
         tokens_per_s = meter.per_second(meter.tokens)
         used = mfu(tokens_per_s, self.settings.flops_per_token, self.peak, self.here.world_size)
         self.here.record(
@@ -407,12 +393,12 @@ class Loop:
         common = {
             **self.engine.common_state(),
             "progress": asdict(progress),
-            "random": self.here.gather(rng_state.take(self.here.accelerator)),
+            "random": self.here.gather(self.here.accelerator.rng_state()),
         }
         facts = {
             "identity": self.identity,
             "best_step": progress.best_step,
-            "how": self.engine.how,
+            "strategy": self.engine.strategy,
             "world_size": self.here.world_size,
         }
         best = None
@@ -478,7 +464,7 @@ class Loop:
         self.engine.load_state(found.common, found.own)
         self.progress = Progress(**found.common["progress"])
         if self.here.rank < len(found.common["random"]):
-            rng_state.put(found.common["random"][self.here.rank], self.here.accelerator)
+            self.here.accelerator.set_rng_state(found.common["random"][self.here.rank])
         if self.progress.best_step is not None:
             best = self.saver.read_best(self.progress.best_step, found.folder.parent)
             if best is None:
@@ -511,17 +497,17 @@ class Loop:
             for name, value in self.identity.items()
             if theirs.get(name) != value
         ]
-        how, ranks = facts.get("how"), facts.get("world_size")
-        sharded_ways = {how, self.engine.how} - {"none", "ddp"}
-        if sharded_ways and (how, ranks) != (self.engine.how, self.here.world_size):
+        strategy, ranks = facts.get("strategy"), facts.get("world_size")
+        sharded = {strategy, self.engine.strategy} - {"none", "ddp"}
+        if sharded and (strategy, ranks) != (self.engine.strategy, self.here.world_size):
             differs.append(
                 Text(
                     "program.layout-differs",
                     "the model was sharded over {ranks} ranks ({strategy}), now over {now} ({current})",
                     ranks=ranks,
-                    strategy=how,
+                    strategy=strategy,
                     now=self.here.world_size,
-                    current=self.engine.how,
+                    current=self.engine.strategy,
                 )
             )
         if differs:

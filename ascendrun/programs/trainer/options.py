@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, NoReturn
 
 from ascendrun import options
 from ascendrun.options import COMMAND_LINE, OptionProblem, ProgramOptions
@@ -89,6 +90,27 @@ def parse_or_exit(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
     except InvalidOptionsError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def run_program(
+    argv: Sequence[str],
+    options_file: Path,
+    body_of: Callable[[Mapping[str, Any]], tuple[str, str]],
+    *,
+    on_cpu: Callable[[Mapping[str, Any]], bool] = lambda values: False,
+) -> NoReturn:
+    """Run one rank of the program that `options.json` belongs to; ends the process.
+
+    `body_of(values)`: a module of its package, and the function of (values, runtime) there. Wrong options end the
+    process with code 2 before torch is imported.
+    """
+    values = parse_or_exit(argv, read_table(options_file))
+    from ascendrun.programs.trainer import runtime
+
+    module, name = body_of(values)
+    body = getattr(importlib.import_module(f"ascendrun.programs.{options_file.parent.name}.{module}"), name)
+    family = "cpu" if on_cpu(values) else values["device"]
+    runtime.run(lambda here: body(values, here), family=family, timeout_s=values["dist_timeout_s"])
 
 
 def _no_value(name: str) -> OptionProblem:

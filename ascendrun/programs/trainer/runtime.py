@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from ascendrun.programs.trainer import errors
+from ascendrun.programs.trainer.checkpoint import replace_text
 from ascendrun.programs.trainer.devices.accelerator import Accelerator, choose_family, open_accelerator
 from ascendrun.programs.trainer.distributed import Ranks, join
-from ascendrun.programs.trainer.files import replace_text
 from ascendrun.text import Text
 
 STOP_SIGNALS = ("TERM", "USR1", "INT")

@@ -231,7 +231,7 @@ def pad(rows: Sequence[Ids], *, multiple: int) -> tuple[torch.Tensor, torch.Tens
     return torch.from_numpy(ids), torch.tensor(lengths)
 
 
-def make_activations_anew(reader: Reader) -> None:
+def enable_gradient_checkpointing(reader: Reader) -> None:
     """In the backward pass, instead of keeping them: less memory for a third more arithmetic."""
     enable: Any = getattr(reader.backbone, "activation_checkpointing_enable", None)  # the name from transformers 5 on
     if enable is None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from ascendrun.programs.trainer.checkpoint import replace_text, replacing
 from ascendrun.programs.trainer.devices.accelerator import Accelerator
 from ascendrun.programs.trainer.errors import InvalidDataError
-from ascendrun.programs.trainer.files import replace_text, replacing
 from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, fuse, make_model
 
 MODEL_FILE, PRETRAINED_FILE, VOTE_FILE = "model.pt", "pretrained.pt", "classifier.json"

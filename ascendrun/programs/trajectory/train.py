@@ -16,47 +16,23 @@ from ascendrun.programs.trainer.data import Batch, Buckets, Unit
 from ascendrun.programs.trainer.devices import accelerator
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.schedule import warmup_of
-from ascendrun.programs.trainer.strategies import parallel
 from ascendrun.programs.trainer.strategies.engine import Adam, Engine
-from ascendrun.programs.trainer.task import Settings, Task
+from ascendrun.programs.trainer.strategies.parallel import wrap
+from ascendrun.programs.trainer.task import Settings, Task, warmup_of
 from ascendrun.programs.trajectory.batches import augment
 from ascendrun.programs.trajectory.data import Options, Samples, multiple_of
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.evaluation.scores import score
-from ascendrun.programs.trajectory.model import Reader, TrackClassifier, fuse, make_activations_anew, pad
+from ascendrun.programs.trajectory.model import Reader, TrackClassifier, enable_gradient_checkpointing, fuse, pad
 from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
 
 FREE_TO_CHANGE = (
-    "mode",
-    "model_path",
-    "data_path",
-    "prepared_dir",
-    "output_dir",
-    "device",
-    "resume_from_checkpoint",
-    "logging_steps",
-    "save_steps",
-    "save_total_limit",
-    "dist_timeout_s",
-    "micro_batch_size",
-    "max_tokens_per_micro_batch",
-    "auto_find_batch_size",
-    "dataloader_num_workers",
-    "max_time_s",
-    "profile_dir",
-    "peak_tflops",
-    "host",
-    "port",
-    "inference_warmup_steps",
-    "save_probabilities",
-    "crops",
-    "eval_split",
-    "macro_f1_weight",
-    "calibration",
-    "chip",
-    "world_size",
-)
+    "mode", "model_path", "data_path", "prepared_dir", "output_dir", "device", "resume_from_checkpoint",
+    "logging_steps", "save_steps", "save_total_limit", "dist_timeout_s", "micro_batch_size",
+    "max_tokens_per_micro_batch", "auto_find_batch_size", "dataloader_num_workers", "max_time_s", "profile_dir",
+    "peak_tflops", "host", "port", "inference_warmup_steps", "save_probabilities", "crops", "eval_split",
+    "macro_f1_weight", "calibration", "chip", "world_size",
+)  # fmt: skip
 """Options that may differ between a checkpoint and the run that goes on from it; data is compared by content."""
 LR_FLOOR = 0.05
 BETAS = (0.9, 0.98)
@@ -194,10 +170,10 @@ def make_engine(options: Options, model: Reader, here: Runtime) -> Engine:
     adam = Adam(lr=options["learning_rate"], weight_decay=options["weight_decay"], betas=BETAS)
     precision = accelerator.choose_precision(options["dtype"], here.accelerator)
     if options["gradient_checkpointing"]:
-        make_activations_anew(model)
+        enable_gradient_checkpointing(model)
     for line in fuse(model, here.accelerator, precision.compute):
         here.log(line)
-    return parallel.wrap(model, here, how="ddp", adam=adam, precision=precision)
+    return wrap(model, here, strategy="ddp", adam=adam, precision=precision)
 
 
 def flops_of(model: Reader, mean_length: float) -> float:

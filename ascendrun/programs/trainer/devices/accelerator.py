@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import resource
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ascendrun.programs.trainer.devices.chips import Chip, chip_of
@@ -80,6 +82,27 @@ class Accelerator:
         torch.manual_seed(seed)
         if self.family == "npu":
             self.module.manual_seed_all(seed)
+
+    def rng_state(self) -> dict[str, Any]:
+        """All random generators of this rank, as plain values that a checkpoint can hold."""
+        version, words, spare = random.getstate()
+        kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+        words_of_numpy = torch.from_numpy(np.asarray(keys, dtype=np.int64))
+        state = {
+            "python": [version, list(words), spare],
+            "torch": torch.get_rng_state(),
+            "numpy": [str(kind), words_of_numpy, int(position), int(has_gauss), float(gauss)],
+        }
+        return state if self.module is None else {**state, "device": self.module.get_rng_state().cpu()}
+
+    def set_rng_state(self, state: Mapping[str, Any]) -> None:
+        version, words, spare = state["python"]
+        random.setstate((version, tuple(words), spare))
+        kind, keys, position, has_gauss, gauss = state["numpy"]
+        np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+        torch.set_rng_state(state["torch"])
+        if self.module is not None and "device" in state:
+            self.module.set_rng_state(state["device"])
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
         """Forward arithmetic in `dtype`; weights stay as they are. float32: nothing happens."""

@@ -37,7 +37,7 @@ class Engine:
     Gradients of all ranks are averaged.
     """
 
-    how = "none"
+    strategy = "none"
     is_sharded = False
     """Sharded: each rank holds its own part of the state, and every rank must save it."""
 
@@ -149,7 +149,7 @@ class Engine:
 class Replicated(Engine):
     """DDP: every rank holds everything, gradients are summed while the backward pass runs."""
 
-    how = "ddp"
+    strategy = "ddp"
 
     def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision) -> None:
         super().__init__(module, here, adam=adam, precision=precision)
@@ -158,8 +158,8 @@ class Replicated(Engine):
         # live in the buckets save a copy of them all; the NPU's fused optimizer wants a buffer of its own.
         known = inspect.signature(DistributedDataParallel).parameters
         sending = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        how: dict[str, Any] = {sending: False, "gradient_as_bucket_view": here.family != "npu"}
-        self.ddp = DistributedDataParallel(self.module, device_ids=ids, **how)
+        details: dict[str, Any] = {sending: False, "gradient_as_bucket_view": here.family != "npu"}
+        self.ddp = DistributedDataParallel(self.module, device_ids=ids, **details)
         # torch reads the annotations of a hook, and wants none that are text.
         self.ddp.register_comm_hook(None, lambda state, bucket: self._sum_bucket(bucket))
         self.model = self.ddp

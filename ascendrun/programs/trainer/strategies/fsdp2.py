@@ -23,7 +23,7 @@ class FullySharded(Engine):
     (accelerate's init_empty_weights, which leaves buffers real): each rank then makes room for its part only, and
     `fill`, or `weights.read_into` from files, must put values in."""
 
-    how = "fsdp2"
+    strategy = "fsdp2"
     is_sharded = True
 
     def __init__(
@@ -177,9 +177,9 @@ def shard(module: nn.Module, here: Runtime, precision: Precision, *, offload: bo
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32)
     if precision.compute == precision.weights:
         policy = MixedPrecisionPolicy()
-    how: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": OffloadPolicy()}
+    details: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": OffloadPolicy()}
     if offload:
-        how["offload_policy"] = CPUOffloadPolicy(pin_memory=here.family != "cpu")
+        details["offload_policy"] = CPUOffloadPolicy(pin_memory=here.family != "cpu")
     for layer in repeated_layers(module):
-        fully_shard(layer, **how)
-    fully_shard(module, **how)
+        fully_shard(layer, **details)
+    fully_shard(module, **details)

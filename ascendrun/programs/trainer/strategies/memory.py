@@ -1,33 +1,76 @@
-"""What a training needs on one card, reckoned before a card is taken; and which way of sharing the model fits."""
+"""The memory that a training needs on one device, estimated before a device is in use."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
-from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, choose_precision
+from ascendrun.programs.trainer.devices.chips import chip_of
+from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.strategies.engine import STRATEGIES
 from ascendrun.programs.trainer.strategies.simulate import Simulated
 from ascendrun.programs.trainer.strategies.zero3 import BUCKET_ELEMENTS
 from ascendrun.text import Text
 
-GB, MB = 2**30, 2**20
+GB = 2**30
 FRAGMENTED = 0.06
-"""Share that the caching allocator holds beyond what tensors use."""
+"""Fraction that the caching allocator holds beyond what tensors use."""
 CONTEXT_BYTES: Mapping[str, int] = {"cpu": 0, "cuda": int(0.6 * GB), "npu": int(1.5 * GB)}
 """Runtime and kernels, and the buffers of two communicators: HCCL takes twice HCCL_BUFFSIZE, 200 MB, for each."""
 WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 0, "cuda": 64 * 2**20, "npu": 0}
-"""What matrix products take from the allocator for themselves: cuBLAS and cuBLASLt 32 MiB each, seen on an H200 with
-torch 2.11 as the same 64 MiB beside every model. NPU: not known, never measured."""
+"""What matrix products allocate for themselves: cuBLAS and cuBLASLt 32 MiB each, measured on an H200 with torch 2.11 as
+64 MiB for every model. NPU: never measured."""
+
+
+NPU_NAMES = ("310", "910", "950")
+PARTS = {
+    "weights": Text("program.part-weights", "weights"),
+    "gradients": Text("program.part-gradients", "gradients"),
+    "optimizer": Text("program.part-optimizer", "optimizer"),
+    "activations": Text("program.part-activations", "activations"),
+    "buffers": Text("program.part-buffers", "buffers"),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """The devices of a training. `memory_bytes`: of one device, None: unknown."""
+
+    family: str
+    precision: Precision
+    world_size: int
+    memory_bytes: int | None = None
+
+
+def target_of(here: Accelerator, dtype: str, world_size: int, *, chip: str = "") -> Target:
+    """The devices of this machine, or of a chip model that need not be here. On a CPU the ranks of a node share its
+    memory. Raises InvalidDataError for an unknown chip, and as choose_precision does."""
+    if not chip:
+        total = here.memory_total_bytes()
+        if total is not None and here.family == "cpu":
+            total //= max(1, int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
+        return Target(here.family, choose_precision(dtype, here), world_size, total)
+    model = chip_of(chip)
+    if model is None:
+        raise InvalidDataError(
+            "program.unknown-chip", "--chip={chip}: unknown chip; examples: 910B3, 910A, H100", chip=chip
+        )
+    family = "npu" if model.name.startswith(NPU_NAMES) else "cuda"
+    module = SimpleNamespace(is_bf16_supported=lambda: model.has_bf16)
+    precision = choose_precision(dtype, Accelerator(family, here.device, chip, module))
+    return Target(family, precision, world_size, None if model.memory_gb is None else int(model.memory_gb * GB))
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes on the device of one rank. `buffers`: what exchanging needs. `host`: offloaded, in the node's memory."""
+    """Bytes on the device of one rank. `buffers`: for communication. `host`: offloaded, in the node's memory."""
 
-    how: str
+    strategy: str
     world_size: int
     weights: int
     gradients: int
@@ -38,132 +81,107 @@ class Need:
 
     @property
     def tensors(self) -> int:
-        """What the program's own tensors take at the peak."""
+        """The program's own tensors at the peak."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
 
     def allocated(self, family: str) -> int:
-        """What the allocator's peak will say."""
+        """The peak that the allocator reports."""
         return self.tensors + WORKSPACE_BYTES[family]
 
-    def on_card(self, family: str) -> int:
-        """With what the allocator and the runtime take on top."""
+    def on_device(self, family: str) -> int:
+        """With the overhead of the allocator and the runtime."""
         return int(self.allocated(family) * (1 + (FRAGMENTED if family != "cpu" else 0))) + CONTEXT_BYTES[family]
 
-
-def needs(
-    simulated: Simulated,
-    *,
-    how: str,
-    world_size: int,
-    precision: Precision,
-    pieces: int = 1,
-    offload_optimizer: bool = False,
-    offload_weights: bool = False,
-) -> Need:
-    """`simulated`: of one piece; cast to the compute precision for fsdp2 and zero3. `pieces`: passes a step."""
-    assert how in STRATEGIES, how
-    if how in ("none", "ddp"):
-        return replicated(simulated, how=how, world_size=world_size, pieces=pieces)
-    if how == "fsdp2":
-        return fully_sharded(simulated, world_size, precision, pieces, offload=offload_weights or offload_optimizer)
-    return zero3(simulated, world_size, precision, offload_optimizer=offload_optimizer, offload_weights=offload_weights)
+    def fits(self, target: Target) -> bool:
+        """Also where the memory of the device is unknown."""
+        return target.memory_bytes is None or self.on_device(target.family) <= target.memory_bytes
 
 
-def replicated(simulated: Simulated, *, how: str, world_size: int, pieces: int) -> Need:
-    """Under DDP gradients live in the buckets, from the first step to the last."""
+def needs(simulated: Simulated, target: Target, *, strategy: str, pieces: int = 1, offload: bool = False) -> Need:
+    """`simulated`: of one piece; cast to the compute precision for fsdp2 and zero3. `pieces`: passes a step.
+    `offload`: weights and optimizer to host memory."""
+    assert strategy in STRATEGIES, strategy
+    if strategy == "fsdp2":
+        return fully_sharded(simulated, target, pieces, offload=offload)
+    if strategy == "zero3":
+        return zero3(simulated, target, offload=offload)
     weights, trained = simulated.weights, simulated.trained_bytes
-    gradients = beside_activations(simulated) if how == "none" and pieces == 1 else trained
-    return Need(how, world_size, weights, gradients, 2 * trained, simulated.activations, 0)
+    # Under DDP gradients live in the buckets, from the first step to the last.
+    gradients = non_activation_bytes(simulated) if strategy == "none" and pieces == 1 else trained
+    return Need(strategy, target.world_size, weights, gradients, 2 * trained, simulated.activations, 0)
 
 
-def beside_activations(simulated: Simulated) -> int:
+def non_activation_bytes(simulated: Simulated) -> int:
     """Gradients come while activations go, so what both need together is less than the sum of their most, unless an
     earlier piece of the step left its gradients there."""
     rest = simulated.weights + 2 * simulated.trained_bytes + simulated.activations
     return max(0, simulated.whole_step - rest)
 
 
-def fully_sharded(simulated: Simulated, world_size: int, precision: Precision, pieces: int, *, offload: bool) -> Need:
-    """Beside its part a rank holds what is in no layer, gathered from the first pass on. The most is needed either
-    where the words are told from each other, all layers at rest, or at work on a layer: that one and the next gathered,
-    and whole gradients, which are summed and cut layer by layer, and at the end of the pass for what is in none."""
+def fully_sharded(simulated: Simulated, target: Target, pieces: int, *, offload: bool) -> Need:
+    """In addition to its shard a rank holds what is in no layer, gathered from the first pass on. The peak is either in
+    the loss, all layers at rest, or in a layer: that one and the next gathered, and unsharded gradients, which are
+    summed and sharded layer by layer, and at the end of the pass for what is in none."""
+    precision, world_size = target.precision, target.world_size
     trained = simulated.trained * width(precision.weights)
     weights = (simulated.parameters - simulated.trained) * width(precision.compute) + trained
     sharded = -(-weights // world_size), -(-trained // world_size)
-    share = simulated.trained / max(1, simulated.parameters)
+    fraction = simulated.trained / max(1, simulated.parameters)
     outside, layer = simulated.outside_layers, simulated.largest_layer
-    whole = int((outside + layer) * share * width(torch.float32) / width(precision.compute))
-    moments = (simulated.activations, outside), (simulated.activations_in_layers, outside + 2 * layer + whole)
+    unsharded = int((outside + layer) * fraction * width(torch.float32) / width(precision.compute))
+    moments = (simulated.activations, outside), (simulated.activations_in_layers, outside + 2 * layer + unsharded)
     activations, buffers = max(moments, key=sum)
-    kept = trained if pieces > 1 else -(-beside_activations(simulated) // world_size)
-    on_card = (0, 0, 0) if offload else (sharded[0], kept, 2 * sharded[1])
-    return Need("fsdp2", world_size, *on_card, activations, buffers, host=sharded[0] + 3 * sharded[1] if offload else 0)
+    kept = trained if pieces > 1 else -(-non_activation_bytes(simulated) // world_size)
+    on_device = (0, 0, 0) if offload else (sharded[0], kept, 2 * sharded[1])
+    host = sharded[0] + 3 * sharded[1] if offload else 0
+    return Need("fsdp2", world_size, *on_device, activations, buffers, host)
 
 
-def zero3(
-    simulated: Simulated, world_size: int, precision: Precision, *, offload_optimizer: bool, offload_weights: bool
-) -> Need:
-    """DeepSpeed keeps float32 copies of trained weights beside moments, and buckets of a fixed size."""
-    each = width(precision.compute)
+def zero3(simulated: Simulated, target: Target, *, offload: bool) -> Need:
+    """DeepSpeed keeps float32 copies of trained weights as well as moments, and buckets of a fixed size."""
+    each, world_size = width(target.precision.compute), target.world_size
     weights, trained = -(-simulated.weights // world_size), -(-simulated.trained // world_size)
-    optimizer = trained * 12
+    optimizer, gradients = trained * 12, trained * (each + 4)
     buffers = 2 * min(BUCKET_ELEMENTS, simulated.trained) * each + 2 * simulated.largest_layer
-    gradients = trained * (each + 4)
-    host = (optimizer + trained * 4 if offload_optimizer else 0) + (weights if offload_weights else 0)
-    return Need(
-        "zero3",
-        world_size,
-        0 if offload_weights else weights,
-        gradients,
-        0 if offload_optimizer else optimizer,
-        simulated.activations,
-        buffers,
-        host,
-    )
+    on_device = (0, gradients, 0) if offload else (weights, gradients, optimizer)
+    host = optimizer + trained * 4 + weights if offload else 0
+    return Need("zero3", world_size, *on_device, simulated.activations, buffers, host)
 
 
 def width(dtype: torch.dtype) -> int:
     return torch.empty((), dtype=dtype).element_size()
 
 
-def fits(need: Need, card_bytes: int, family: str) -> bool:
-    return need.on_card(family) <= card_bytes
-
-
-def as_sentence(need: Need, device_bytes: int | None, family: str) -> Text:
-    """ddp over 8 ranks: 71.0 GB of 64.0 GB per device (weights 60.9 GB, …)."""
-    memory = amounts(need, device_bytes, family)
-    if need.how == "none":
+def as_sentence(need: Need, target: Target) -> Text:
+    """ddp over 8 ranks: 71.0 GiB of 64.0 GiB per device (weights 60.9 GiB, …)."""
+    memory = amounts(need, target)
+    if need.strategy == "none":
         return Text("program.one-rank-memory", "one rank: {memory}", memory=memory)
     text = "{strategy} over {ranks} ranks: {memory}"
-    return Text("program.strategy-ranks", text, strategy=need.how, ranks=need.world_size, memory=memory)
+    return Text("program.strategy-ranks", text, strategy=need.strategy, ranks=need.world_size, memory=memory)
 
 
-def amounts(need: Need, device_bytes: int | None, family: str) -> Text:
-    """71.0 GB of 64.0 GB per device (weights 60.9 GB, …)."""
-    names = ("weights", "gradients", "optimizer", "activations", "buffers")
+def amounts(need: Need, target: Target) -> Text:
+    """71.0 GiB of 64.0 GiB per device (weights 60.9 GiB, …)."""
+    limit, host = target.memory_bytes, need.host
+    sizes = {name: size for name in PARTS if (size := getattr(need, name))}
     return Text(
         "program.memory",
-        "{total}{limit} {place}{host} ({parts})",
-        total=shown(need.on_card(family)),
-        limit=Text("program.memory-limit", " of {limit}", limit=shown(device_bytes)) if device_bytes else "",
-        place=(
-            Text("program.per-process", "per process") if family == "cpu" else Text("program.per-device", "per device")
-        ),
-        host=(
-            Text("program.memory-host", " and {host} of host memory per rank", host=shown(need.host))
-            if need.host
-            else ""
-        ),
-        parts=[f"{name} {shown(getattr(need, name))}" for name in names if getattr(need, name)],
+        "{total:bytes}{limit} {place}{host} ({parts})",
+        total=need.on_device(target.family),
+        limit=Text("program.memory-limit", " of {limit:bytes}", limit=limit) if limit else "",
+        place=Text("program.per-process", "per process")
+        if target.family == "cpu"
+        else Text("program.per-device", "per device"),
+        host=Text("program.memory-host", " and {host:bytes} of host memory per rank", host=host) if host else "",
+        parts=[
+            Text("program.memory-part", "{part} {size:bytes}", part=PARTS[name], size=size)
+            for name, size in sizes.items()
+        ],
     )
 
 
-def shown(count: int) -> str:
-    return f"{count / GB:.1f} GB" if count >= GB else f"{max(1, round(count / MB))} MB"
-
-
-def fixes(need: Need, *, micro_batch: int, has_checkpointing: bool, how: str) -> list[str]:
+def fixes(need: Need, *, micro_batch: int, has_checkpointing: bool) -> list[Text | str]:
     """Return what a person can change when it does not fit, the largest part first."""
     found: list[Text | str] = []
     if need.activations > max(need.weights, need.optimizer):
@@ -172,9 +190,8 @@ def fixes(need: Need, *, micro_batch: int, has_checkpointing: bool, how: str) ->
         if not has_checkpointing:
             found.append("--gradient_checkpointing=true")
         found.append(Text("program.shorter-samples", "shorter samples"))
-    if how in ("none", "ddp"):
+    if need.strategy in ("none", "ddp"):
         found.append(Text("program.shard", "--strategy=fsdp2 on more devices"))
     elif not need.host:
         found.append(Text("program.offload", "--cpu_offload=true (slow)"))
-    found.append(Text("program.more-devices", "more devices, or LoRA instead of full training"))
-    return [str(each) for each in found]
+    return [*found, Text("program.more-devices", "more devices, or LoRA instead of full training")]

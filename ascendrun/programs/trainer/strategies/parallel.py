@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from ascendrun.programs.trainer.devices.accelerator import Precision
@@ -12,20 +10,18 @@ from ascendrun.programs.trainer.strategies.engine import STRATEGIES, Adam, Engin
 
 
 def wrap(
-    module: nn.Module, here: Runtime, *, how: str = "ddp", adam: Adam, precision: Precision, **details: Any
+    module: nn.Module, here: Runtime, *, strategy: str = "ddp", adam: Adam, precision: Precision, offload: bool = False
 ) -> Engine:
-    """`how`: ddp, fsdp2, zero3, or none; a single rank has nothing to share, so ddp means none there.
-
-    `details`: fsdp2 takes offload; zero3 takes offload_optimizer and offload_weights.
-    """
-    assert how in STRATEGIES, how
-    if how == "fsdp2":
+    """The engine of a strategy, one of STRATEGIES; on a single rank ddp means none. `offload`, for fsdp2 and zero3:
+    weights and optimizer to host memory."""
+    assert strategy in STRATEGIES, strategy
+    if strategy == "fsdp2":
         from ascendrun.programs.trainer.strategies.fsdp2 import FullySharded
 
-        return FullySharded(module, here, adam=adam, precision=precision, **details)
-    if how == "zero3":
+        return FullySharded(module, here, adam=adam, precision=precision, offload=offload)
+    if strategy == "zero3":
         from ascendrun.programs.trainer.strategies.zero3 import ZeroEngine
 
-        return ZeroEngine(module, here, adam=adam, precision=precision, **details)
-    kind = Engine if how == "none" or here.control is None else Replicated
+        return ZeroEngine(module, here, adam=adam, precision=precision, offload=offload)
+    kind = Engine if strategy == "none" or here.control is None else Replicated
     return kind(module, here, adam=adam, precision=precision)

@@ -38,11 +38,9 @@ def prepare(here: Runtime) -> Any:
     return deepspeed
 
 
-def configuration(
-    precision: Precision, *, trained: int, offload_optimizer: bool, offload_weights: bool
-) -> dict[str, Any]:
-    """Batches are ours to arrange, so DeepSpeed sees micro-batches of one and no accumulation of its own. `trained`:
-    how many weights; a bucket larger than them all is memory for nothing."""
+def configuration(precision: Precision, *, trained: int, offload: bool) -> dict[str, Any]:
+    """The loop arranges batches, so DeepSpeed sees micro-batches of one and no accumulation. `trained`: number of
+    weights; a bucket larger than them all wastes memory. `offload`: weights and optimizer to host memory."""
     zero: dict[str, Any] = {
         "stage": 3,
         "overlap_comm": True,
@@ -53,10 +51,8 @@ def configuration(
         "stage3_max_live_parameters": 10 * BUCKET_ELEMENTS,
         "stage3_max_reuse_distance": 10 * BUCKET_ELEMENTS,
     }
-    if offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if offload_weights:
-        zero["offload_param"] = {"device": "cpu"}
+    if offload:
+        zero.update(offload_optimizer={"device": "cpu"}, offload_param={"device": "cpu"})
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -74,24 +70,15 @@ class ZeroEngine(Engine):
     """`module` may come sharded already, from `transformers` under its HfDeepSpeedConfig; frozen weights stay in the
     compute precision, trained ones keep a float32 copy."""
 
-    how = "zero3"
+    strategy = "zero3"
     is_sharded = True
 
     def __init__(
-        self,
-        module: nn.Module,
-        here: Runtime,
-        *,
-        adam: Adam,
-        precision: Precision,
-        offload_optimizer: bool = False,
-        offload_weights: bool = False,
+        self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision, offload: bool = False
     ) -> None:
         self.deepspeed = prepare(here)
         trained = sum(size_of(weight) for weight in module.parameters() if weight.requires_grad)
-        self.config = configuration(
-            precision, trained=trained, offload_optimizer=offload_optimizer, offload_weights=offload_weights
-        )
+        self.config = configuration(precision, trained=trained, offload=offload)
         super().__init__(module, here, adam=adam, precision=precision)
 
     def place(self, module: nn.Module) -> nn.Module:

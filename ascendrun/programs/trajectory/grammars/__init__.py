@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Callable
 
-from ascendrun.programs.trajectory.grammars.compact import compact_words
-from ascendrun.programs.trajectory.grammars.guide import PUBLISHED, guide_words, make_words
+from ascendrun.programs.trajectory.grammars.guide import PUBLISHED, compact_words, guide_words, make_words
 from ascendrun.programs.trajectory.grammars.motion import motion_words, sized_words
 from ascendrun.programs.trajectory.points.tracks import Track
 from ascendrun.programs.trajectory.tokens import Words

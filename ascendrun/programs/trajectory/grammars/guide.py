@@ -1,4 +1,4 @@
-"""The guide's grammars: absolute time, H3 cell, coarse speed and course of every point; without its class word.
+"""The grammars that name H3 cells: compact, and the guide's, which describe every point without its class token.
 
 `guide` writes the cell with all its digits. The other eight write what the published code wrote, for texts that were
 made with it: `cell_based` too, whose digits are off by one, so that the seven children of a cell look alike.
@@ -6,10 +6,21 @@ made with it: `cell_based` too, whose digits are off by one, so that the seven c
 
 from __future__ import annotations
 
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
-from ascendrun.programs.trajectory.grammars.bins import compass, speed_word, time_words
-from ascendrun.programs.trajectory.grammars.cells import cell_at, library
+import numpy as np
+
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trajectory.grammars.bins import (
+    SPEED_EDGES,
+    TURN_EDGES,
+    binned,
+    compass,
+    speed_word,
+    summary_words,
+    time_words,
+    turns,
+)
 from ascendrun.programs.trajectory.points.tracks import Track
 from ascendrun.programs.trajectory.tokens import Words
 
@@ -17,8 +28,41 @@ END = "POINT_END"
 PREFIXES = (("L1", 3), ("L2", 5), ("L3", 7), ("L4", 9))
 """Levels of the hierarchical grammars: their name and how many letters of the cell they show."""
 
+REGION_LEVELS = (1, 2, 3, 4, 5, 6, 7, 8)
+"""H3 resolutions that the words name, from 600 km down to 500 m."""
+
 CellWords = Callable[[str, Optional[str]], tuple[str, ...]]
 """The words of a cell; the cell of the point before, None for the first."""
+
+
+def library() -> Any:
+    """The h3 module. Raises InvalidDataError where it is not installed."""
+    try:
+        import h3
+    except ImportError:
+        raise InvalidDataError(
+            "program.no-h3",
+            "this grammar requires the Python package h3, which is not installed\n"
+            "hint: pip install h3, or set --grammar=motion",
+        ) from None
+    return h3
+
+
+def cell_at(lat: float, lon: float, resolution: int) -> str:
+    return str(library().latlng_to_cell(float(lat), float(lon), resolution))
+
+
+def compact_words(track: Track, *, resolution: int) -> Words:
+    """Two words a point. A short text leaves little to learn by heart when only a few thousand tracks are at hand."""
+    region = cell_at(np.median(track.lat), np.median(track.lon), resolution)
+    cells = tuple(
+        f"R{level}_{library().cell_to_parent(region, level)}" for level in REGION_LEVELS if level <= resolution
+    )
+    points = tuple(
+        (binned("S", speed, SPEED_EDGES), binned("T", degrees, TURN_EDGES))
+        for speed, degrees in zip(track.sog, turns(track))
+    )
+    return Words((*cells, *summary_words(track)), points)
 
 
 def make_words(track: Track, cell_words: CellWords, *, resolution: int) -> Words:

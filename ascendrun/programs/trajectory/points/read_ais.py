@@ -44,21 +44,10 @@ NO_TIME = Text(
 NO_PLACE = Text("program.no-place", "have no valid position")
 
 NUMBERED_CLASSES = (
-    "Bulk_Carrier",
-    "Cargo_Ship",
-    "Container_Ship",
-    "Barge",
-    "Fishing_Vessel",
-    "Other",
-    "Oil_Tanker",
-    "Passenger_Ship",
-    "Sand_Carrier",
-    "Fishery_Research_Vessel",
-    "Supply_Ship",
-    "Storage_Tanker",
-    "Submarine",
+    "Bulk_Carrier", "Cargo_Ship", "Container_Ship", "Barge", "Fishing_Vessel", "Other", "Oil_Tanker",
+    "Passenger_Ship", "Sand_Carrier", "Fishery_Research_Vessel", "Supply_Ship", "Storage_Tanker", "Submarine",
     "Transport_Ship",
-)
+)  # fmt: skip
 """Names of the classes that some data sets give as numbers 0 to 13."""
 CLASS_OF_CODE = {
     30: "Fishing",

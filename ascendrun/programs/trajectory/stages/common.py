@@ -21,17 +21,6 @@ from ascendrun.programs.trajectory.store import PRETRAINED_FILE, load_pretrained
 from ascendrun.text import Text, from_json
 
 
-def check_same(digest: str, here: Runtime) -> None:
-    """Raise InvalidDataError when ranks read different data; training would not show it."""
-    odd = here.odd_ones(digest)
-    if odd:
-        raise InvalidDataError(
-            "program.tracks-differ",
-            "ranks {ranks:ranks} read other data than the rest; the file must be the same on every node",
-            ranks=odd,
-        )
-
-
 def refuse(options: Options) -> None:
     """Raises InvalidDataError for options that contradict each other."""
     if not options["base_model"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from ascendrun.programs.trainer.checkpoint import replace_text, replacing
 from ascendrun.programs.trainer.errors import InvalidDataError
-from ascendrun.programs.trainer.files import replace_text
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, Samples, encode_all, make_samples
 from ascendrun.programs.trajectory.evaluation.calibrate import Calibration, choose_adjustment, measure
-from ascendrun.programs.trajectory.evaluation.plots import draw
 from ascendrun.programs.trajectory.evaluation.scores import ACCURACY, Scores, as_confusion, as_table, majority, score
 from ascendrun.programs.trajectory.points.tracks import Floats
-from ascendrun.programs.trajectory.stages.common import check_same, introduce
+from ascendrun.programs.trajectory.stages.common import introduce
 from ascendrun.programs.trajectory.stages.predict import write_predictions
 from ascendrun.programs.trajectory.store import Vote, load_vote, save_vote
 from ascendrun.programs.trajectory.vote import each_member_on, ids_of, put_together
@@ -31,7 +31,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     paths = [Path(name) for name in options["model_path"]]
     vote = load_vote(paths, here.accelerator)
     samples = make_samples(options)
-    check_same(samples.digest, here)
+    here.check_same(samples.digest)
     introduce(options, samples, here)
     if samples.text != vote.members[0].text:
         raise InvalidDataError(
@@ -151,3 +151,32 @@ def as_text(scores: Scores, baseline: Scores, of_ships: Any, calibration: Calibr
     ]
     lines += [f"{each.confidence:10.3f}  {each.accuracy:8.3f}  {each.count:6d}" for each in calibration.bins]
     return "\n".join(map(str, [*lines, "", as_confusion(scores)]))
+
+
+def draw(output: Path, scores: Scores, calibration: Calibration) -> Text:
+    """report.png, where matplotlib is installed; what came of it."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # how it keeps its fonts is no line of a job's log
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return Text("program.no-matplotlib", "no report.png: matplotlib is not installed")
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    matrix, reliability = figure.subplots(1, 2)
+    names = [row.name for row in scores.classes]
+    counts = np.asarray(scores.confusion, dtype=float)
+    matrix.imshow(counts / np.maximum(counts.sum(1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1)
+    matrix.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    matrix.set_yticks(range(len(names)), names)
+    matrix.set_xlabel("prediction")
+    matrix.set_ylabel("truth")
+    for place, count in np.ndenumerate(counts):
+        matrix.text(place[1], place[0], int(count), ha="center", va="center", fontsize=8)
+    matrix.set_title(f"macro F1 {scores.macro_f1:.3f}, accuracy {scores.accuracy:.3f}")
+    reliability.plot([0, 1], [0, 1], color="grey", linewidth=1)
+    reliability.plot([each.confidence for each in calibration.bins], [each.accuracy for each in calibration.bins], "o-")
+    reliability.set_xlabel("confidence")
+    reliability.set_ylabel("accuracy")
+    reliability.set_title(f"ECE {calibration.ece:.3f}")
+    with replacing(output / "report.png") as fresh:
+        figure.savefig(fresh, dpi=120, format="png")
+    return Text("program.plot", "plot: {path}", path=output / "report.png")

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ascendrun.programs.trainer.checkpoint import replacing
 from ascendrun.programs.trainer.errors import InvalidDataError
-from ascendrun.programs.trainer.files import replacing
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, encode_all, load_records
 from ascendrun.programs.trajectory.evaluation.scores import score

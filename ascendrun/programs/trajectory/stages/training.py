@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from ascendrun.programs.trainer import errors, runtime
+from ascendrun.programs.trainer.checkpoint import replace_text
 from ascendrun.programs.trainer.data import Buckets
 from ascendrun.programs.trainer.devices.accelerator import choose_precision
-from ascendrun.programs.trainer.files import replace_text
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.task import Progress
@@ -24,7 +24,7 @@ from ascendrun.programs.trajectory.model import Reader, Sizes, make_guesser, mak
 from ascendrun.programs.trajectory.pretrain import make_pretraining, unlabelled
 from ascendrun.programs.trajectory.records import save_prepared
 from ascendrun.programs.trajectory.stages import plan
-from ascendrun.programs.trajectory.stages.common import begin_with, check_same, introduce, refuse
+from ascendrun.programs.trajectory.stages.common import begin_with, introduce, refuse
 from ascendrun.programs.trajectory.stages.predict import write_predictions
 from ascendrun.programs.trajectory.store import Trained, save_pretrained, save_trained
 from ascendrun.programs.trajectory.train import class_weights, make_loop, train_head
@@ -40,7 +40,7 @@ def prepare_stage(options: Options, here: Runtime) -> None:
     if here.local_rank == 0:
         save_prepared(prepared, folder)
     samples = encode_prepared(prepared)
-    check_same(samples.digest, here)
+    here.check_same(samples.digest)
     introduce(options, samples, here)
     here.record(done=True, **{f"segments_{name}": len(part) for name, part in samples.records.items()})
     here.log(
@@ -56,7 +56,7 @@ def open_samples(options: Options, here: Runtime) -> Samples:
     choose_precision(options["dtype"], here.accelerator)
     errors.check_writable(Path(options["output_dir"]).absolute())
     samples = make_samples(options)
-    check_same(samples.digest, here)
+    here.check_same(samples.digest)
     introduce(options, samples, here)
     return samples
 
