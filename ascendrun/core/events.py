@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ascendrun.text import Text, from_json, to_json
 
@@ -15,15 +16,14 @@ FOLD_S = 1.0
 
 
 class Severity(str, Enum):
-    """How much an event matters to an operator."""
+    """Importance of an event for an operator."""
 
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
 
 
-@dataclass(frozen=True)
-class EventType:
+class EventType(NamedTuple):
     """One code: its English template, when it is written, and its values.
 
     Templates may also use `{hosts}`, `{ranks}`, `{attempt}` and `{who}` ("ranks 0-3 on npu[01-02]", or the hosts).
@@ -34,7 +34,7 @@ class EventType:
     severity: Severity
     english: str
     meaning: str
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = MappingProxyType({})
     folded: frozenset[str] | None = None
 
 
@@ -218,30 +218,14 @@ class Event:
     def message(self) -> Text:
         """The event for a person. A code of a later release shows as the code."""
         kind = EVENTS.get(self.code)
+        who = name_ranks(self.hosts, () if self.values.get("is_node") else self.ranks)
+        own = {"hosts": self.hosts, "ranks": self.ranks, "attempt": self.attempt, "who": who}
         english = kind.english if kind is not None else "{code}"
-        return Text(
-            f"event.{self.code}",
-            english,
-            **{
-                "code": self.code,
-                **self.values,
-                "hosts": self.hosts,
-                "ranks": self.ranks,
-                "attempt": self.attempt,
-                "who": name_ranks(self.hosts, () if self.values.get("is_node") else self.ranks),
-            },
-        )
+        return Text(f"event.{self.code}", english, **{"code": self.code, **self.values, **own})
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` reads them back, texts included."""
-        return {
-            "code": self.code,
-            "values": to_json(self.values),
-            "hosts": list(self.hosts),
-            "ranks": list(self.ranks),
-            "attempt": self.attempt,
-            "at_s": self.at_s,
-        }
+        return {name: to_json(value) for name, value in vars(self).items()}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Event:
@@ -266,11 +250,12 @@ class JobEvent:
 
 def name_ranks(hosts: Sequence[str], ranks: Sequence[int]) -> Text:
     """ "rank 5 on npu03", "ranks 0-3 on npu[01-02]", or the hosts alone."""
+    values = {"hosts": tuple(hosts), **({"ranks": tuple(ranks)} if ranks else {})}
     if not ranks:
-        return Text("event.who-hosts", "{hosts:hosts}", hosts=tuple(hosts))
+        return Text("event.who-hosts", "{hosts:hosts}", **values)
     if len(ranks) == 1:
-        return Text("event.who-rank", "rank {ranks:ranks} on {hosts:hosts}", ranks=tuple(ranks), hosts=tuple(hosts))
-    return Text("event.who-ranks", "ranks {ranks:ranks} on {hosts:hosts}", ranks=tuple(ranks), hosts=tuple(hosts))
+        return Text("event.who-rank", "rank {ranks:ranks} on {hosts:hosts}", **values)
+    return Text("event.who-ranks", "ranks {ranks:ranks} on {hosts:hosts}", **values)
 
 
 def values_for_programs(value: Any) -> Any:

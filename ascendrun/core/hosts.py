@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Callable, NamedTuple
+from itertools import takewhile
+from typing import Any, Callable
 
 from ascendrun.core.dataclass_json import load_dataclass
 from ascendrun.core.errors import InvalidInputError, NotFoundError, Problem
@@ -52,11 +52,6 @@ class Host:
     @property
     def is_local(self) -> bool:
         return self.addr == LOCAL_ADDRESS
-
-
-class _Word(NamedTuple):
-    text: str
-    column: int
 
 
 class _InvalidHostError(ValueError):
@@ -109,12 +104,9 @@ def select_hosts(hosts: Sequence[Host], wanted: str) -> tuple[Host, ...]:
     missing = [name for name in names if name not in known]
     if missing:
         near = closest(missing[0], known)
-        raise NotFoundError(
-            Text("hosts.not-listed", "{hosts:hosts} not found in the hostfile", hosts=missing),
-            hint=did_you_mean(near)
-            if near
-            else Text("hosts.listed", "the hostfile lists {hosts:hosts}", hosts=sorted(known)),
-        )
+        listed = Text("hosts.listed", "the hostfile lists {hosts:hosts}", hosts=sorted(known))
+        message = Text("hosts.not-listed", "{hosts:hosts} not found in the hostfile", hosts=missing)
+        raise NotFoundError(message, hint=did_you_mean(near) if near else listed)
     return tuple(host for host in hosts if host.name in names)
 
 
@@ -144,29 +136,27 @@ def _parse_line(line: str, number: int, file: str, problems: list[Problem]) -> S
         )
         problems.append(Problem(file, number, 1, text, ONE_HOST))
         return ()
-    words = [_Word(match.group(), match.start() + 1) for match in _WORD.finditer(line)]
-    for index, word in enumerate(words):
-        if word.text.startswith("#"):
-            words = words[:index]
-            break
+    words = [(match.group(), match.start() + 1) for match in _WORD.finditer(line)]
+    words = list(takewhile(lambda word: not word[0].startswith("#"), words))
     if not words:
         return ()
+    first, column = words[0]
     hidden = next((at for at, character in enumerate(line) if is_hidden(character) and character != "\t"), None)
-    if hidden is not None and hidden < words[-1].column + len(words[-1].text):
+    if hidden is not None and hidden < words[-1][1] + len(words[-1][0]):
         text = Text("hostfile.hidden", "hidden character {code}", code=f"U+{ord(line[hidden]):04X}")
         problems.append(Problem(file, number, hidden + 1, text, REMOVE))
         return ()
     values = _parse_values(words[1:], number, file, problems)
     try:
-        names, user = _parse_names(words[0].text)
+        names, user = _parse_names(first)
     except _InvalidHostError as error:
-        problems.append(Problem(file, number, words[0].column, error.message, error.hint))
+        problems.append(Problem(file, number, column, error.message, error.hint))
         return ()
     if user is not None:
         if "user" in values:
             text = Text("hostfile.user-twice", "user is set twice")
             hint = Text("hostfile.user-twice-hint", "write user@host or user=, not both")
-            problems.append(Problem(file, number, words[0].column, text, hint))
+            problems.append(Problem(file, number, column, text, hint))
         values.setdefault("user", user)
     limit = values.pop("max_slots", None)
     if limit is not None:
@@ -175,7 +165,7 @@ def _parse_line(line: str, number: int, file: str, problems: list[Problem]) -> S
             text = Text(
                 "hostfile.max-slots", "slots={slots} exceeds max_slots={limit}", slots=values["slots"], limit=limit
             )
-            problems.append(Problem(file, number, words[0].column, text))
+            problems.append(Problem(file, number, column, text))
     return [replace(Host(name=name, line=number), **values) for name in names]
 
 
@@ -193,14 +183,10 @@ def _parse_names(word: str) -> tuple[Sequence[str], str | None]:
         )
     head, colon, tail = name.rpartition(":")
     if colon and tail.isdigit() and is_name(head):
+        place = {"host": head, "number": tail}
         raise _InvalidHostError(
             Text("hostfile.ambiguous-number", "{field:quote}: ambiguous number", field=name),
-            Text(
-                "hostfile.ambiguous-number-hint",
-                "write {host} slots={number} or {host} port={number}",
-                host=head,
-                number=tail,
-            ),
+            Text("hostfile.ambiguous-number-hint", "write {host} slots={number} or {host} port={number}", **place),
         )
     if colon:
         ipv6 = Text("hostfile.ipv6", "write an IPv6 address as addr=: npu01 addr=fe80::1")
@@ -217,16 +203,16 @@ def _parse_names(word: str) -> tuple[Sequence[str], str | None]:
     return names, user if at else None
 
 
-def _parse_values(words: Sequence[_Word], number: int, file: str, problems: list[Problem]) -> dict[str, Any]:
+def _parse_values(words: Sequence[tuple[str, int]], number: int, file: str, problems: list[Problem]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for word in words:
+    for word, column in words:
         try:
-            key, value = _parse_pair(word.text)
+            key, value = _parse_pair(word)
             if key in values:
                 raise _InvalidHostError(Text("hostfile.duplicate-key", "duplicate key {key} on this line", key=key))
             values[key] = value
         except _InvalidHostError as error:
-            problems.append(Problem(file, number, word.column, error.message, error.hint))
+            problems.append(Problem(file, number, column, error.message, error.hint))
     return values
 
 
@@ -253,27 +239,11 @@ def _parse_pair(word: str) -> tuple[str, Any]:
     return key, _READERS[key](value)
 
 
-def _parse_slots(value: str) -> int:
-    return _integer(value, "slots", 1, MAX_SLOTS)
-
-
-def _parse_port(value: str) -> int:
-    return _integer(value, "port", 1, 65535)
-
-
 def _integer(value: str, key: str, low: int, high: int) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", value) or not low <= int(value) <= high:
-        raise _InvalidHostError(
-            Text(
-                "hostfile.number",
-                "{key}: expected an integer from {low} to {high}, got {value:quote}",
-                key=key,
-                low=low,
-                high=high,
-                value=value,
-            ),
-            write(_EXAMPLES[key]),
-        )
+        values = {"key": key, "low": low, "high": high, "value": value}
+        text = Text("hostfile.number", "{key}: expected an integer from {low} to {high}, got {value:quote}", **values)
+        raise _InvalidHostError(text, write(_EXAMPLES[key]))
     return int(value)
 
 
@@ -298,6 +268,8 @@ def _parse_address(value: str) -> str:
 
 def _check_address(value: str) -> None:
     if ":" in value or re.fullmatch(r"[0-9.]+", value):
+        import ipaddress
+
         try:
             ipaddress.ip_address(value.partition("%")[0])
         except ValueError:
@@ -348,23 +320,16 @@ def _parse_groups(value: str) -> tuple[str, ...]:
 
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
-    "slots": _parse_slots,
-    "max_slots": _parse_slots,
+    "slots": lambda value: _integer(value, "slots", 1, MAX_SLOTS),
+    "max_slots": lambda value: _integer(value, "slots", 1, MAX_SLOTS),
     "addr": _parse_address,
     "user": _parse_user,
-    "port": _parse_port,
+    "port": lambda value: _integer(value, "port", 1, 65535),
     "devices": _parse_devices,
     "groups": _parse_groups,
 }
-_EXAMPLES = {
-    "slots": "slots=8",
-    "max_slots": "max_slots=8",
-    "addr": "addr=10.0.0.3",
-    "user": "user=train",
-    "port": "port=22",
-    "devices": "devices=0,1,2,3",
-    "groups": "groups=a,b",
-}
+_VALUES = {"slots": "8", "max_slots": "8", "addr": "10.0.0.3", "user": "train", "port": "22", "groups": "a,b"}
+_EXAMPLES = {key: f"{key}={value}" for key, value in {**_VALUES, "devices": "0,1,2,3"}.items()}
 
 
 def _duplicates(hosts: Sequence[Host], file: str) -> list[Problem]:
@@ -384,14 +349,11 @@ def _duplicates(hosts: Sequence[Host], file: str) -> list[Problem]:
         address, port = (host.addr or host.name).lower(), host.port or 22
         other = by_machine.setdefault((address, port), host)
         if other is not host:
+            values = {"host": host.name, "other": other.name, "line": other.line, "address": address, "port": port}
             text = Text(
                 "hostfile.same-machine",
                 "{host} and {other} (line {line}) have the same address {address}:{port}",
-                host=host.name,
-                other=other.name,
-                line=other.line,
-                address=address,
-                port=port,
+                **values,
             )
             problems.append(Problem(file, host.line, 1, text, hint))
     for (first_line, line), names in twice.items():
