@@ -180,3 +180,25 @@ def test_every_answer_that_a_collector_gathered_is_read_whole():
                 answer.append(line)
     wanted = {"npu_smi_info", "mapping", "health", "board", "usages", "ip", "stat", "link-history", "fec", "optical"}
     assert read_kinds >= wanted | {"net-health", "driver", "firmware", "cann"}
+
+
+@pytest.mark.parametrize("name", ["L1-910A-1.8", "L1-910A-21.0.2", "L3-310-21.0.3"])
+@pytest.mark.parametrize("version", ["1.8.21", "20.2.0", "21.0.1", "21.0.2", "21.0.3", "21.0.3.1", "21.0.4", "22.0.2"])
+def test_a_table_without_hugepages_is_read_whatever_version_printed_it(name, version):
+    text = re.sub(
+        r"npu-smi (\S+)", lambda found: f"npu-smi {version}", read(FOLDER / "npu_smi_info" / f"{name}.txt"), count=1
+    )
+    info, recording = npu_smi.parse_info(text), recorded("npu_smi_info", name)
+    assert (info.tool_version, info.chips, info.unparsed) == (version, recording.chips, ())
+    assert len(info.chips) == 2 and {chip.hugepages_total for chip in info.chips} == {None}
+
+
+@pytest.mark.parametrize("view", ["health", "common", "memory", "ecc"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_controller_of_a_board_is_no_chip(view, is_first):
+    """MCU: it has a name in place of a chip id."""
+    path = next(path for path in RECORDINGS if path.parent.name == view and "controller" not in path.stem)
+    head, _, blocks = read(path).strip("\n").partition("\n\n")
+    controller = "\tHealth                         : OK\n\tChip Name                      : MCU"
+    text = "\n\n".join([head, controller, blocks] if is_first else [head, blocks, controller]) + "\n"
+    assert PARSERS[view](text).chips == parse(path).chips

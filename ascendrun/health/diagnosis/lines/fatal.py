@@ -69,6 +69,14 @@ _RETURN_CODE = re.compile(
 _POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ \(PID:")
 
 
+def has_inner_code(hit: Hit, texts: Iterable[str]) -> bool:
+    """Another return code in the same message: the failure may be below the call that reports it."""
+    if hit.signature.code not in _OUTER_CODES:
+        return False
+    outer = hit.signature.code.partition("-")[2]
+    return any(found["code"] not in (outer, "0", "0x0") for text in texts for found in _RETURN_CODE.finditer(text))
+
+
 class Fatal:
     """`chain`: the exceptions that led to the rank's end, None: there is none."""
 
@@ -293,7 +301,7 @@ class Fatal:
             not self.is_last_output(chain) or was_handled or is_aside or chain.is_argued or points_elsewhere(told.text)
         )
         if hit is not None:
-            unsure = unsure or self._has_inner_code(chain.root, hit)
+            unsure = unsure or has_inner_code(hit, (lines.lines[index].text for index in self._message(chain.root)))
             unsure = unsure or (hit.signature.blames in ("peer", "network") and has_bare_service(chain.root.text))
             return [lines.indicator(hit, role, when, proofs, values, sure=not unsure)]
         unsure = (
@@ -320,14 +328,6 @@ class Fatal:
                 key=same_exception(chain),
             )
         ]
-
-    def _has_inner_code(self, raised: Raised, hit: Hit) -> bool:
-        """Another return code in the same message: the failure may be below the call that reports it."""
-        if hit.signature.code not in _OUTER_CODES:
-            return False
-        outer = hit.signature.code.partition("-")[2]
-        texts = (self._lines.lines[index].text for index in self._message(raised))
-        return any(found["code"] not in (outer, "0", "0x0") for text in texts for found in _RETURN_CODE.finditer(text))
 
     def _told(self, chain: Chain, role: str) -> Raised:
         """The exception whose words tell most: the last, unless that one is only the echo of others' ends, or points

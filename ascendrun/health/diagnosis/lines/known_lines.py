@@ -9,13 +9,14 @@ from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.indicators import CAUSE, CONSEQUENCE, CREDIBLE, STRENGTH, SYMPTOM, TEARDOWN, Indicator
 from ascendrun.health.diagnosis.lines.exits import signal_of
-from ascendrun.health.diagnosis.lines.fatal import FROM_OUTSIDE, Fatal
+from ascendrun.health.diagnosis.lines.fatal import FROM_OUTSIDE, Fatal, has_inner_code
 from ascendrun.health.diagnosis.lines.line_kinds import WENT_ON, is_error_line, is_informational
 from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RULED, RankLines, is_specific
 
 EARLIER_S = 5.0
 """What was said so long before the closing words did not end the rank."""
 HARD_FROM = 60
+REPORT_LINES = 3
 _HARD = frozenset({"acl", "cann", "cuda", "driver", "hccl", "memory", "torch_npu"})
 _SIDE_REMARKS = frozenset({"numeric", "data"})
 """Families of signatures that a program prints and goes on; what they led to says an exception, or nothing does."""
@@ -57,7 +58,10 @@ def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
             hit,
             line,
             weaker=speaks or (since_s or 0.0) > EARLIER_S,
-            sure=is_last and has_order and _is_near_the_end(lines, line),
+            sure=is_last
+            and has_order
+            and _is_near_the_end(lines, line)
+            and not has_inner_code(hit, _around(hit, lines.lines)),
         )
         is_past = lines.outlived(hit.line)
         indicators.append(
@@ -67,8 +71,14 @@ def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
         )
     for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
         if hit.signature.code not in RULED and is_specific(hit) and is_error_line(hit.text):
-            indicators.append(_indicator(lines, hit, lines.plog[hit.line], weaker=speaks, sure=not lines.has_waited))
+            sure = not lines.has_waited and not has_inner_code(hit, _around(hit, lines.plog))
+            indicators.append(_indicator(lines, hit, lines.plog[hit.line], weaker=speaks, sure=sure))
     return indicators
+
+
+def _around(hit: Hit, lines: Sequence[Line]) -> Sequence[str]:
+    """The lines of one report: that of the hit and its neighbours."""
+    return [line.text for line in lines[max(0, hit.line - REPORT_LINES) : hit.line + REPORT_LINES + 1]]
 
 
 def _closing(lines: RankLines, fatal: Fatal, shown: Sequence[Hit]) -> Line | None:

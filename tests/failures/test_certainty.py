@@ -1,0 +1,114 @@
+"""Reasons that are easily taken for others: return codes below others, library errors, signals, CANN's own packages."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from corpus import Builder
+
+from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, render
+
+STOPPED = {"ranks": "rest", "at": 90.5, "err": "sigterm", "exit": -15, "stopped": True}
+
+
+def explain(first: dict[str, Any], **row: Any) -> Diagnosis:
+    """The diagnosis of a job in which rank 2 fails so, and the others are stopped."""
+    groups = [{"ranks": 2, "at": 90, "exit": 1, **first}, STOPPED]
+    return diagnose(Builder({"ranks": 4, "family": "npu", "groups": groups, **row}, seed="certainty").evidence())
+
+
+def raised(message: str) -> dict[str, Any]:
+    head = 'Traceback (most recent call last):\n  File "/work/train.py", line 70, in <module>\n    step()\n'
+    return {"err": f"{head}RuntimeError: {message}"}
+
+
+INNER = "EE9999: [PID: 4] 2026-11-20-10:01:30.100.200 Stream synchronize failed, stream=0x7f11, retCode=0x91"
+PLOG = "[ERROR] RUNTIME(4,python):2026-11-20-10:01:30.100.200 [stream.cc:12] "
+
+
+@pytest.mark.parametrize("code", ["507001", "107002"])
+@pytest.mark.parametrize("place", ["exception", "line", "plog"])
+def test_a_return_code_with_another_one_below_it_is_not_certain(code: str, place: str) -> None:
+    outer = f"aclrtSynchronizeStream failed, error code is {code}"
+    made = {
+        "exception": (raised(outer), raised(f"{outer}\n{INNER}")),
+        "line": ({"err": outer}, {"err": f"{outer}\n{INNER}"}),
+        "plog": ({"plog": PLOG + outer}, {"plog": f"{PLOG}{outer}\n{PLOG}{INNER}"}),
+    }
+    alone, below = (explain(first) for first in made[place])
+    assert (alone.code, alone.confidence) == (f"ACL-{code}", Confidence.CERTAIN)
+    assert (below.code, below.confidence, below.ranks) == (f"ACL-{code}", Confidence.LIKELY, (2,))
+
+
+@pytest.mark.parametrize(
+    ("message", "has_waited"),
+    [
+        ("NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:219, invalid usage, NCCL version 2.21.5", False),
+        ("NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1275, unhandled cuda error", False),
+        ("[ERROR] HCCL error in: torch_npu/csrc/distributed/ProcessGroupHCCL.cpp:64", False),
+        ("HCCL function error: HcclGetRootInfo(&id), error code is 4", False),
+        ("HCCL function error: HcclCommInitRootInfo(), error code is 7", False),
+        ("HCCL function error: HcclAllReduce(buffer), error code is 9", True),
+        ("NCCL error: timed out after 600 s", True),
+    ],
+)
+def test_an_error_of_the_library_is_a_wait_only_with_a_timeout(message: str, has_waited: bool) -> None:
+    """Seen from another rank's failure: whether this one's end is shown as a wait."""
+    groups = [
+        {"ranks": 0, "at": 60, "exit": 1, **raised("sample 17 has no label")},
+        {"ranks": 1, "at": 61, "exit": 1, **raised(message)},
+    ]
+    found = diagnose(Builder({"ranks": 2, "groups": groups}, seed="certainty").evidence())
+    codes = {link.code for link in found.chain if 1 in link.ranks}
+    assert any(code.startswith("waited-") for code in codes) is has_waited, found.chain
+
+
+@pytest.mark.parametrize(("number", "name"), [(15, "SIGTERM"), (1, "SIGHUP")])
+@pytest.mark.parametrize("form", ["Received Signals.{name} death signal", "Received {number} death signal"])
+def test_a_signal_to_torchrun_that_ascendrun_did_not_send_is_named(number: int, name: str, form: str) -> None:
+    warning = "W1120 18:01:30.100000 9200 torch/distributed/elastic/agent/server/api.py:741] "
+    text = (
+        f"{warning}{form.format(number=number, name=name)}, shutting down workers\n"
+        "Traceback (most recent call last):\n"
+        '  File "/opt/env/bin/torchrun", line 8, in <module>\n'
+        "    sys.exit(main())\n"
+        "torch.distributed.elastic.multiprocessing.api.SignalException: "
+        f"Process 9200 got signal: {number}"
+    )
+    found = explain({"err": text}, launcher="torchrun", per_host=1)
+    assert (found.code, found.ranks, found.values["signal"]) == ("terminated", (2,), name)
+
+
+@pytest.mark.parametrize("code", ["E40020", "EC0010"])
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ("tbe", "cann-python-path"),
+        ("'tbe.common.platform'", "cann-python-path"),
+        ("te", "cann-python-path"),
+        ("'te.platform'", "cann-python-path"),
+        ("'topi'", "cann-python-path"),
+        ("decorator", "E40020"),
+        ("'tensorflow'", "E40020"),
+    ],
+)
+def test_a_package_of_cann_is_not_for_pip(code: str, module: str, expected: str) -> None:
+    failed = f"{code}: [PID: 3] 2026-11-20-10:00:20.100.200 Failed to import Python module [ModuleNotFoundError: "
+    found = explain(raised(f"Initialize: error code is 500001\n{failed}No module named {module}.]."))
+    assert found.code == expected
+    hint = render(found, "en").hint
+    assert ("set_env.sh" in hint) is (expected == "cann-python-path")
+    assert hint.startswith("pip install") is (expected == "E40020")
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_an_unknown_exception_is_shown_whole(lang: str) -> None:
+    message = "the shards were written with another stride; " * 20 + "set data.readers to a divisor of 16"
+    found = explain({"err": raised(message)["err"].replace("RuntimeError", "ShardLayoutError")})
+    assert found.code == "exception" and message in render(found, lang).message
