@@ -147,7 +147,7 @@ def make_report(context: CheckContext, findings: tuple[Finding, ...], *, checks:
         is_ready=not any(finding.severity is Severity.FAIL for finding in findings),
         hosts=(*context.facts, *context.unreached),
         unreached=context.unreached,
-        device_type=context.family,
+        device_type=context.device_type,
         job=context.job.name if context.job is not None else None,
         facts=fact_rows(context),
         findings=view_findings(findings),

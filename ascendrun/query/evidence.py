@@ -89,7 +89,7 @@ def read_evidence(
         attempt=number,
         reason=job.reason if is_newest else _reason(story),
         cause=_cause(job, story, is_newest=is_newest),
-        family=str((stored.spec.get("devices") or {}).get("type") or "cpu"),
+        device_type=str((stored.spec.get("devices") or {}).get("type") or "cpu"),
         launcher=str(stored.spec.get("launcher") or "spawn"),
         world_size=job.world_size if is_newest and job.world_size else len(ranks),
         now_s=now_s,

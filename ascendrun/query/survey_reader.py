@@ -38,7 +38,7 @@ def read_world(
         job=spec,
         plan=_plan(submission, reports, now_s),
         now_s=now_s,
-        family=spec.devices.type if spec is not None else family,
+        device_type=spec.devices.type if spec is not None else family,
     )
 
 

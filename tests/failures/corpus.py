@@ -221,7 +221,7 @@ class Builder:
             state=row.get("state", "FAILED"),
             cause=row.get("cause", "failure"),
             reason=read_reason(row.get("reason", "a rank failed"), count=self.count),
-            family=row.get("family", "cpu"),
+            device_type=row.get("family", "cpu"),
             launcher=row.get("launcher", "spawn"),
             world_size=int(row.get("world", self.count)),
             now_s=BEGAN_S + 4000,

@@ -26,7 +26,12 @@ def spool_case(case: Case, state_dir: Path) -> str:
         job = store.add_job(
             key=case.name,
             make_job=lambda job_id, head_id: _make_job(evidence, job_id, head_id),
-            spec={"name": case.name, "devices": {"family": evidence.family}, "launcher": evidence.launcher, "env": {}},
+            spec={
+                "name": case.name,
+                "devices": {"type": evidence.device_type},
+                "launcher": evidence.launcher,
+                "env": {},
+            },
             hosts=[{"name": host.host, "addr": host.addresses[0]} for host in evidence.hosts],
             trees=[],
             file=None,

@@ -130,7 +130,7 @@ class Examination:
         if self._question.names is not None:
             return None
         taken = [read_results({"ports": results.get("ports")}).get("ports") or () for results in self._results.values()]
-        ports = choose_ports(master_candidates(self._plan), taken, family=self._question.own_family)
+        ports = choose_ports(master_candidates(self._plan), taken, device_type=self._question.own_family)
         return plan_connection_tests(
             {host: report for host, report in self._reports.items() if host in self._results}, ports
         )
@@ -179,7 +179,7 @@ def make_survey_request(host: Host, report: NodeReport, question: Question, plan
     ports = master_candidates(plan)[:TRIED_PORTS] if _is_first(host, plan) else ()
     return SurveyRequest(
         host=host.name,
-        family=family,
+        device_type=family,
         root=report.root,
         python=choose_python(spec, host, report),
         has_job=spec is not None,

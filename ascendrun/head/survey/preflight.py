@@ -56,7 +56,9 @@ def judge_answers(
             else:
                 why: Failure = answer.get("refused") or Failure("internal", "")
                 unreached[host] = Unreached(why.code, why.message, why.hint)
-    context = CheckContext(facts=facts, unreached=unreached, job=spec, plan=plan, family=spec.devices.type, now_s=now_s)
+    context = CheckContext(
+        facts=facts, unreached=unreached, job=spec, plan=plan, device_type=spec.devices.type, now_s=now_s
+    )
     findings = run_checks(context, is_full=False, skip=spec.checks.skip, require=spec.checks.require)
     failed = tuple(finding for finding in findings if finding.severity is Severity.FAIL)
     warned: tuple[Finding, ...] = tuple(one for one in findings if one.severity is Severity.WARN)[:MOST_WARNINGS]

@@ -30,7 +30,7 @@ _CANN_NAMES = ("libhccl", "libascendcl", "libascend_hal", "ASCEND_OPP_PATH", "se
     "driver-differs firmware-differs cann-differs",
 )
 def check_versions_consistency(context: CheckContext) -> Iterator[Finding]:
-    if context.family not in (None, "npu"):
+    if context.device_type not in (None, "npu"):
         return
     yield from differing(context, "driver-differs", Severity.WARN, lambda facts: facts.npu.driver_version)
     yield from differing(context, "firmware-differs", Severity.WARN, _firmware)
@@ -122,7 +122,7 @@ def check_cann_mixed(context: CheckContext) -> Iterator[Finding]:
 )
 def check_set_env(context: CheckContext) -> Iterator[Finding]:
     """In the shell of the job. A command other than Python may source set_env.sh itself: then it is a note."""
-    if context.job is None or context.family != "npu":
+    if context.job is None or context.device_type != "npu":
         return
     for host, facts in context.facts.items():
         shell, files = facts.npu.shell_cann, facts.npu.files
@@ -151,7 +151,7 @@ def check_torch_npu(context: CheckContext) -> Iterator[Finding]:
 
     From torch 2.5 `import torch` loads torch_npu, so a missing CANN appears as an error of torch.
     """
-    if context.job is None or context.family != "npu":
+    if context.job is None or context.device_type != "npu":
         return
     for host, facts in context.facts.items():
         modules = (facts.python.modules if facts.python is not None else None) or {}

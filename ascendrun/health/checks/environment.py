@@ -48,7 +48,7 @@ def rank_variables(context: CheckContext, host: str) -> dict[str, str]:
     "variable-wrong variable-conflict",
 )
 def check_ascend_variables(context: CheckContext) -> Iterator[Finding]:
-    if context.family != "npu":
+    if context.device_type != "npu":
         return
     for host, facts in context.facts.items():
         for one in check_environment(rank_variables(context, host), chip_of_node(facts.npu)):
@@ -127,7 +127,7 @@ def check_own_address(context: CheckContext) -> Iterator[Finding]:
 @check("allocator", "driver and CANN support the settings of the allocator", "allocator-setting-new")
 def check_allocator(context: CheckContext) -> Iterator[Finding]:
     """Settings of torch_npu's allocator that the driver or CANN of the node does not have yet."""
-    for host, facts in context.facts.items() if context.family == "npu" else ():
+    for host, facts in context.facts.items() if context.device_type == "npu" else ():
         cann = facts.npu.cann.version if facts.npu.cann is not None else None
         variables = rank_variables(context, host)
         for name in ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):

@@ -114,7 +114,7 @@ def check_limits(context: CheckContext) -> Iterator[Finding]:
         if processes is not None and processes < PROCESSES_FEW:
             yield finding("limit-processes", Severity.WARN, host, limit=processes)
         locked = _soft(facts, "MEMLOCK")
-        if context.family == "cuda" and locked is not None and locked < LOCKED_BYTES_GOOD:
+        if context.device_type == "cuda" and locked is not None and locked < LOCKED_BYTES_GOOD:
             yield finding("limit-locked", Severity.NOTE, host, limit=locked)
         space = _soft(facts, "AS")
         if space is not None:

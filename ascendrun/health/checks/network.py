@@ -87,7 +87,7 @@ def _in_ephemeral_range(host: str, facts: NodeFacts, port: int) -> Iterator[Find
 )
 def check_hccl_ports(context: CheckContext) -> Iterator[Finding]:
     """HCCL's root binds the base port, the others follow. Where a variable moves them they are unknown."""
-    if context.family != "npu":
+    if context.device_type != "npu":
         return
     for host, facts in context.facts.items():
         if any(name in (facts.environ or {}) for name in _MOVED):

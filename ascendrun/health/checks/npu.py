@@ -60,9 +60,9 @@ def check_driver(context: CheckContext) -> Iterator[Finding]:
     """Whether npu-smi works, and if not, why."""
     for host, facts in context.facts.items():
         table = facts.npu.table
-        if context.family == "npu" and facts.npu.has_any is False:
+        if context.device_type == "npu" and facts.npu.has_any is False:
             yield finding("npu-none", Severity.FAIL, host)
-        if table is None or facts.npu.has_any is False or context.family not in (None, "npu"):
+        if table is None or facts.npu.has_any is False or context.device_type not in (None, "npu"):
             continue
         if table.hung:
             yield finding("npu-smi-hangs", Severity.FAIL, host)

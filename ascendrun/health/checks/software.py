@@ -100,14 +100,14 @@ def check_torch(context: CheckContext) -> Iterator[Finding]:
 
 
 def _devices(context: CheckContext, host: str, torch: TorchFacts, severity: Severity) -> Iterator[Finding]:
-    if context.family in ("npu", "cuda") and torch.devices is not None:
+    if context.device_type in ("npu", "cuda") and torch.devices is not None:
         expected = expected_devices(context, host)
         if torch.devices < max(1, expected):
             yield finding(
                 "devices-missing",
                 severity,
                 host,
-                device_type=context.family,
+                device_type=context.device_type,
                 found=torch.devices,
                 expected=max(1, expected),
             )

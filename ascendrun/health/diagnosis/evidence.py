@@ -127,7 +127,7 @@ class Evidence:
     name: str = ""
     reason: Text | None = None
     cause: str | None = None
-    family: str = "cpu"
+    device_type: str = "cpu"
     launcher: str = "spawn"
     world_size: int = 0
     connect_timeout_s: float = 120.0

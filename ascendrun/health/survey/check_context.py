@@ -23,14 +23,14 @@ class CheckContext:
     """Everything that the checks evaluate. `facts`: by host name, in the hostfile's order; `unreached`: the others.
 
     `job`, `plan`: None when no job is concerned, or when there can be none for these hosts.
-    `family`: npu, cuda or cpu; None: not known. `now_s`: UTC seconds.
+    `device_type`: npu, cuda or cpu; None: not known. `now_s`: UTC seconds.
     """
 
     facts: Mapping[str, NodeFacts]
     unreached: Mapping[str, Unreached] = field(default_factory=dict)
     job: JobSpec | None = None
     plan: LaunchPlan | None = None
-    family: str | None = None
+    device_type: str | None = None
     now_s: float = 0.0
 
     @cached_property
@@ -117,10 +117,10 @@ def differing(
 
 def npu_nodes(context: CheckContext) -> Iterator[tuple[str, NodeFacts]]:
     """The nodes whose NPUs matter here: of an npu job all, without a job those that have some."""
-    if context.family not in (None, "npu"):
+    if context.device_type not in (None, "npu"):
         return
     for host, facts in context.facts.items():
-        if context.family == "npu" or facts.npu.has_any:
+        if context.device_type == "npu" or facts.npu.has_any:
             yield host, facts
 
 

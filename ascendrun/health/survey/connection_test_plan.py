@@ -66,14 +66,16 @@ def choose_pairs(hosts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(pair for pair in pairs if pair[0] != pair[1]))
 
 
-def choose_ports(candidates: Sequence[int], taken: Iterable[Iterable[int]], *, family: str | None) -> tuple[int, ...]:
+def choose_ports(
+    candidates: Sequence[int], taken: Iterable[Iterable[int]], *, device_type: str | None
+) -> tuple[int, ...]:
     """Return the first candidate for MASTER_PORT that is free on all hosts, and for npu the first free port of HCCL.
 
     `taken`: per host.
     """
     busy = {port for ports in taken for port in ports}
     ranges = [list(candidates)]
-    if family == "npu":
+    if device_type == "npu":
         ranges.append(list(range(HCCL_BASE_PORT, HCCL_BASE_PORT + 32)))
     found = (next((port for port in ports if port not in busy), None) for ports in ranges)
     return tuple(port for port in found if port is not None)

@@ -33,7 +33,7 @@ def _python(script: str, **more: Any) -> Any:
     def ask(request: SurveyRequest) -> Item | None:
         if request.python is None:
             return None
-        return {"kind": "shell_argv", "argv": [request.python, "-c", script, request.family or ""], **more}
+        return {"kind": "shell_argv", "argv": [request.python, "-c", script, request.device_type or ""], **more}
 
     return ask
 

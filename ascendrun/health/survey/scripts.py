@@ -26,21 +26,21 @@ print(json.dumps({{"executable": sys.executable, "version": platform.python_vers
 
 TORCH = """
 import json, sys, time
-family, began = sys.argv[1], time.monotonic()
+device_type, began = sys.argv[1], time.monotonic()
 found = {"step": "import torch"}
 try:
     import torch
     found["torch"] = torch.__version__
-    if family == "npu":
+    if device_type == "npu":
         found["step"] = "import torch_npu"
         import torch_npu
         found["torch_npu"] = torch_npu.__version__
     found["import_s"] = time.monotonic() - began
-    if family in ("npu", "cuda"):
-        found["step"] = "torch.%s.device_count()" % family
-        found["devices"] = getattr(torch, family).device_count()
+    if device_type in ("npu", "cuda"):
+        found["step"] = "torch.%s.device_count()" % device_type
+        found["devices"] = getattr(torch, device_type).device_count()
     found["step"] = "torch.distributed"
-    backend = {"npu": "hccl", "cuda": "nccl"}.get(family, "gloo")
+    backend = {"npu": "hccl", "cuda": "nccl"}.get(device_type, "gloo")
     found["backend"] = backend
     found["has_backend"] = torch.distributed.is_available() and torch.distributed.is_backend_available(backend)
     found["step"] = None

@@ -14,14 +14,14 @@ Item = Mapping[str, Any]
 class SurveyRequest:
     """What doctor, the preflight checks or `env` query on one host.
 
-    `family`: npu, cuda or cpu; None: unknown, query all devices. `root`: the agent's directory on the host.
+    `device_type`: npu, cuda or cpu; None: unknown, query all devices. `root`: the agent's directory on the host.
     `python`: the interpreter in the shell of the job, None: the job does not use Python. `has_job`: run probes in the
     shell of the job. `ports`: to test by bind. `folders`: directories that will be written. `paths`: must exist.
     `is_full`: include slow probes. `names`: run these probes only, None: all that apply.
     """
 
     host: str
-    family: str | None = None
+    device_type: str | None = None
     root: str = ""
     python: str | None = "python3"
     has_job: bool = False
@@ -34,7 +34,7 @@ class SurveyRequest:
 
     @property
     def may_have_npus(self) -> bool:
-        return self.family in (None, "npu")
+        return self.device_type in (None, "npu")
 
 
 @dataclass(frozen=True)

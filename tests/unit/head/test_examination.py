@@ -119,7 +119,7 @@ def test_no_answer_can_keep_it_from_ending_or_make_the_judgement_fall_over(said:
     facts = {
         name: read_facts(report(name), answer["results"]) for name, answer in answers.items() if "results" in answer
     }
-    run_checks(CheckContext(facts=facts, family="npu"))
+    run_checks(CheckContext(facts=facts, device_type="npu"))
 
 
 @pytest.mark.parametrize("text, left", [("token=abcd1234 end", "token=(secret) end"), ("nothing", "nothing")])

@@ -112,7 +112,7 @@ def test_job_specs_with_old_keys_are_read_resumed_and_explained(state_dir: Path)
         assert spec.env == {"HCCL_EXEC_TIMEOUT": "600", "stage": "kept"}
         assert [claim.ids for claim in claims_of(spec, submission.hosts)] == [(4, 5), (4, 5)]
         evidence = read_evidence(state_dir, stored, store.events(stored.job.id), now_s=5000.0)
-        assert (evidence.family, evidence.launcher, evidence.exec_timeout_s) == ("npu", "none", 600.0)
+        assert (evidence.device_type, evidence.launcher, evidence.exec_timeout_s) == ("npu", "none", 600.0)
     assert [stored.job.name for stored in store.live_jobs() if not stored.job.is_terminal] == ["running"]
     store.close()
     cluster = Cluster(state_dir=state_dir)

@@ -164,7 +164,9 @@ def world(*nodes, family="npu", job="", per_node=None):
     facts = {one.host: one for one in nodes}
     text = f"name: j\ncommand: [python3, train.py]\ndevices: {{type: npu{per_node_text(per_node)}}}\n{job}"
     spec = parse_job(text, "job.yaml", programs={}) if per_node is not None else None
-    return CheckContext(facts=facts, family=family, job=spec, plan=plan_of(spec, facts) if spec is not None else None)
+    return CheckContext(
+        facts=facts, device_type=family, job=spec, plan=plan_of(spec, facts) if spec is not None else None
+    )
 
 
 def per_node_text(per_node):

@@ -179,9 +179,9 @@ def test_few_hosts_try_every_pair_and_many_try_a_sample_in_which_nobody_is_left_
 
 
 def test_ports_are_those_that_are_free_everywhere():
-    assert choose_ports((20001, 20002, 20003), [[20001], [20002]], family="cpu") == (20003,)
-    assert choose_ports((20001,), [[60000, 60001]], family="npu") == (20001, 60002)
-    assert choose_ports((20001,), [[20001]], family="cpu") == ()
+    assert choose_ports((20001, 20002, 20003), [[20001], [20002]], device_type="cpu") == (20003,)
+    assert choose_ports((20001,), [[60000, 60001]], device_type="npu") == (20001, 60002)
+    assert choose_ports((20001,), [[20001]], device_type="cpu") == ()
 
 
 def report_of(host, routes):

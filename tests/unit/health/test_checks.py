@@ -98,7 +98,11 @@ def world(*changed: NodeFacts, family: str = "cpu", job: str = "", unreached=Non
     facts.update({one.host: one for one in changed})
     spec = parse_job(f"name: j\n{job}", "job.yaml", programs={}) if job else None
     return CheckContext(
-        facts=facts, family=family, job=spec, plan=plan_of(spec, facts) if spec else None, unreached=unreached or {}
+        facts=facts,
+        device_type=family,
+        job=spec,
+        plan=plan_of(spec, facts) if spec else None,
+        unreached=unreached or {},
     )
 
 
@@ -370,7 +374,7 @@ def test_required_checks_run_in_the_gate_and_skipped_ones_do_not():
 def test_nothing_known_finds_nothing():
     unknown = {name: NodeFacts(name) for name in NAMES}
     for family in ("npu", "cuda", "cpu", None):
-        assert run_checks(CheckContext(facts=unknown, family=family)) == ()
+        assert run_checks(CheckContext(facts=unknown, device_type=family)) == ()
     assert run_checks(CheckContext(facts={})) == ()
 
 
@@ -394,7 +398,7 @@ def mixtures():
 @given(mixtures(), st.sampled_from(["npu", "cuda", "cpu", None]), st.booleans())
 def test_no_check_raises_and_every_finding_renders_in_every_language(nodes, family, has_job):
     spec = parse_job(f"name: j\n{JOB % 'cpu'}", "job.yaml", programs={}) if has_job else None
-    one = CheckContext(facts={node.host: node for node in nodes}, family=family, job=spec)
+    one = CheckContext(facts={node.host: node for node in nodes}, device_type=family, job=spec)
     codes = {code for check in CHECKS for code in check.codes}
     for finding in run_checks(one):
         assert finding.code in codes

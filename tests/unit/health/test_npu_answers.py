@@ -40,9 +40,9 @@ def test_npu_questions_are_asked_of_npu_nodes_and_where_nobody_knows():
     def asked(**request):
         return {item["name"] for item in survey_items(SurveyRequest("n", **request))} & names
 
-    assert asked(family="npu") == asked(family=None) == names
-    assert asked(family="cpu") == asked(family="cuda") == set()
-    light = {item["name"]: item for item in survey_items(SurveyRequest("n", family="npu", is_full=False))}
+    assert asked(device_type="npu") == asked(device_type=None) == names
+    assert asked(device_type="cpu") == asked(device_type="cuda") == set()
+    light = {item["name"]: item for item in survey_items(SurveyRequest("n", device_type="npu", is_full=False))}
     assert "npu-cards" not in light and "net_health" not in light["hccn"]["argv"]
 
 
@@ -88,7 +88,7 @@ SOUND = node("n1", Scenario(cards=2))
 
 def test_nothing_known_finds_nothing():
     for family in ("npu", None, "cpu"):
-        assert run_checks(CheckContext(facts={"n1": NodeFacts("n1")}, family=family)) == ()
+        assert run_checks(CheckContext(facts={"n1": NodeFacts("n1")}, device_type=family)) == ()
     assert chip_of_node(NpuFacts()) is None
 
 

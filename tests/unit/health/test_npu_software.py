@@ -135,7 +135,7 @@ def test_bf16_on_a_chip_without_it_is_told_where_the_job_asks_for_it(command, as
 
     spec = parse_job(f"name: j\ncommand: {command}\ndevices: {{type: npu}}\n", "job.yaml", programs={})
     old, new = (
-        CheckContext(facts={"n1": node("n1", Scenario(chip=chip), **RESERVED)}, family="npu", job=spec)
+        CheckContext(facts={"n1": node("n1", Scenario(chip=chip), **RESERVED)}, device_type="npu", job=spec)
         for chip in ("910A", "910B3")
     )
     assert "bf16-unsupported" not in codes(new)
