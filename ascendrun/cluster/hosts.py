@@ -80,7 +80,7 @@ class HostCalls(JobCalls):
         *,
         job_file: str | Path | None = None,
         overrides: Sequence[str] = (),
-        family: str | None = None,
+        device_type: str | None = None,
         paths: Sequence[str] = (),
         names: Sequence[str] | None = None,
         is_full: bool = True,
@@ -110,7 +110,7 @@ class HostCalls(JobCalls):
         request = Survey(
             hosts,
             None if submission is None else submission.to_json(),
-            device_type=family,
+            device_type=device_type,
             paths=tuple(paths),
             names=None if names is None else tuple(names),
             is_full=is_full,
@@ -118,7 +118,7 @@ class HostCalls(JobCalls):
         )
         with self._client() as client:
             replies = [reply for reply, _ in client.stream(request, timeout_s=SURVEY_S)]
-        return read_world(replies, submission, family=family, now_s=time.time())
+        return read_world(replies, submission, family=device_type, now_s=time.time())
 
     def doctor(
         self,
@@ -126,7 +126,7 @@ class HostCalls(JobCalls):
         *,
         job_file: str | Path | None = None,
         overrides: Sequence[str] = (),
-        family: str | None = None,
+        device_type: str | None = None,
         paths: Sequence[str] = (),
         is_full: bool = True,
         every_pair: bool = False,
@@ -141,7 +141,7 @@ class HostCalls(JobCalls):
             hosts,
             job_file=job_file,
             overrides=overrides,
-            family=family,
+            device_type=device_type,
             paths=paths,
             is_full=is_full,
             every_pair=every_pair,
@@ -166,7 +166,7 @@ class HostCalls(JobCalls):
         *,
         job_file: str | Path | None = None,
         overrides: Sequence[str] = (),
-        family: str | None = None,
+        device_type: str | None = None,
         options: DeepOptions | None = None,
         not_ready: Sequence[str] = (),
         progress: Callable[[str], None] = lambda text: None,
@@ -174,15 +174,15 @@ class HostCalls(JobCalls):
     ) -> DeepCheck:
         """Measure devices and links with small jobs in the Python of the job, alone and in pairs; keep the report.
 
-        Hosts that run a job, and the `not_ready`, are skipped. `family`: without a job, the type of the devices (None:
-        cpu). `progress` gets each step, `log` (None: stderr) what should stay on the screen.
+        Hosts that run a job, and the `not_ready`, are skipped. `device_type`: of a check without a job, None:
+        cpu. `progress` gets each step, `log` (None: stderr) what should stay on the screen.
         """
         from ascendrun.query.deep_check import StoreJobs, default_options, evaluate_and_save, make_base, run_deep_check
         from ascendrun.query.train_env import ensure_training_stack, print_line
 
         hosts = self._chosen(hosts)
         job = self.read_job(job_file, overrides=overrides) if job_file is not None else None
-        base = make_base(job, device_type=family or "cpu")
+        base = make_base(job, device_type=device_type or "cpu")
         if base.python is None and any(host.is_local for host in hosts):
             ensure_training_stack(None, log)
         if job is None and base.devices.type != "cpu" and any(not (host.slots or host.devices) for host in hosts):
@@ -265,7 +265,7 @@ class HostCalls(JobCalls):
             from ascendrun.core.errors import AscendrunError
 
             try:
-                world = self.survey(hosts, family="npu", names=("npu-smi",), is_full=False)
+                world = self.survey(hosts, device_type="npu", names=("npu-smi",), is_full=False)
             except AscendrunError:
                 return None  # the plan is complete without it
             infos = [facts.npu.info for facts in world.facts.values()]

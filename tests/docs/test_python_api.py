@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -10,15 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun import Cluster
+from ascendrun import Cluster, cluster
 
 PAGE = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text(encoding="utf-8")
 
 
-def test_the_calls_exist() -> None:
-    for row in re.findall(r"^\| [^|]+ \| ([^|]+) \|", PAGE, re.M)[2:]:
-        for name in re.findall(r"`(\w+)\(", row):
-            assert callable(getattr(Cluster, name)), name
+def test_every_call_is_listed_with_its_parameters() -> None:
+    listed = dict(re.findall(r"`(\w+)\(([^`]*)\)`", "".join(re.findall(r"^\| [^|]+ \| ([^|]+) \|", PAGE, re.M))))
+    public = {name for name in dir(Cluster) if not name.startswith("_")}
+    assert set(listed) == public
+    for name, text in listed.items():
+        parameters = inspect.signature(getattr(Cluster, name)).parameters
+        shown = [each.split("=")[0].strip() for each in re.split(r",\s*(?![^(]*\))", text) if each]
+        assert shown == list(parameters)[1:], name
+
+
+def test_every_name_of_the_package_can_be_imported() -> None:
+    for name in cluster.__all__:
+        assert getattr(cluster, name).__name__ == name
 
 
 @pytest.mark.slow

@@ -15,14 +15,6 @@ from ascendrun.core.jobs.reasons import FirstFailure
 from ascendrun.core.names import InvalidNamesError, expand_names, split_list
 from ascendrun.text import Text, to_json
 
-_SCHEMA = (
-    """CREATE TABLE typed_events (
-        number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, code TEXT NOT NULL, "values" TEXT NOT NULL,
-        hosts TEXT NOT NULL, ranks TEXT NOT NULL, attempt INTEGER, at_s REAL NOT NULL)""",
-    "DROP TABLE events",
-    "ALTER TABLE typed_events RENAME TO events",
-    "CREATE INDEX events_by_job ON events (job, number)",
-)
 _CAUSES = (
     ("stop was asked for", "user"),
     ("nothing was started", "refused"),
@@ -38,8 +30,7 @@ _NEXT_ATTEMPT = re.compile(r"^(?:QUEUED|BACKOFF): attempt (\d+)\b")
 
 
 def type_events(db: sqlite3.Connection) -> None:
-    """The migration: new table of events, records with texts instead of sentences."""
-    db.execute(_SCHEMA[0])
+    """Fill `typed_events` from `events`; records get texts instead of sentences."""
     for number, record in db.execute("SELECT number, record FROM jobs WHERE id IS NOT NULL").fetchall():
         values = json.loads(record)
         rows = db.execute("SELECT number, at_s, kind, text FROM events WHERE job = ? ORDER BY seq", (values["id"],))
@@ -56,8 +47,6 @@ def type_events(db: sqlite3.Connection) -> None:
     for row, job, at_s, kind, text in db.execute(orphans).fetchall():
         values = json.dumps({"text": text, "kind": kind}, ensure_ascii=False)
         db.execute("INSERT INTO typed_events VALUES (?, ?, 'legacy', ?, '[]', '[]', NULL, ?)", (row, job, values, at_s))
-    for statement in _SCHEMA[1:]:
-        db.execute(statement)
     for number, body in db.execute("SELECT number, body FROM notices").fetchall():
         values = json.loads(body)
         if "text" in values:

@@ -25,10 +25,31 @@ if TYPE_CHECKING:
 _EVENT = 'code, "values", hosts, ranks, attempt, at_s'
 
 
-def _old_stores() -> Any:
-    from ascendrun.head.state import old_stores
+_TYPED_EVENTS = (
+    """CREATE TABLE typed_events (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, code TEXT NOT NULL, "values" TEXT NOT NULL,
+        hosts TEXT NOT NULL, ranks TEXT NOT NULL, attempt INTEGER, at_s REAL NOT NULL)""",
+    "DROP TABLE events",
+    "ALTER TABLE typed_events RENAME TO events",
+    "CREATE INDEX events_by_job ON events (job, number)",
+)
 
-    return old_stores
+
+def _type_events(db: sqlite3.Connection) -> None:
+    db.execute(_TYPED_EVENTS[0])
+    if any(db.execute(f"SELECT 1 FROM {table}").fetchone() for table in ("jobs", "events", "notices")):
+        from ascendrun.head.state.old_stores import type_events
+
+        type_events(db)
+    for statement in _TYPED_EVENTS[1:]:
+        db.execute(statement)
+
+
+def _rename_keys(db: sqlite3.Connection) -> None:
+    if db.execute("SELECT 1 FROM jobs WHERE record != ''").fetchone():
+        from ascendrun.head.state.old_stores import rename_keys
+
+        rename_keys(db)
 
 
 _MIGRATIONS: tuple[Migration, ...] = (
@@ -60,8 +81,8 @@ _MIGRATIONS: tuple[Migration, ...] = (
         cuts INTEGER NOT NULL DEFAULT 0, tried_at_s REAL, answer TEXT, UNIQUE (id, target));
     CREATE INDEX notices_by_due ON notices (target, state, due_at_s);
     """,
-    lambda db: _old_stores().type_events(db),
-    lambda db: _old_stores().rename_keys(db),
+    _type_events,
+    _rename_keys,
 )
 
 
