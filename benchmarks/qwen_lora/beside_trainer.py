@@ -213,7 +213,7 @@ def theirs(
     per_piece = max(1, asked.rows * asked.length // (4 * max(1, sum(lengths) // len(lengths))))
     pieces = max(1, asked.batch_size // per_piece)
 
-    class Clock(TrainerCallback):
+    class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *given: Any, **more: Any) -> None:
             timed.step(0)
 

@@ -326,9 +326,7 @@ def padding_of(count: int) -> dict[str, float]:
     from ascendrun.programs.trajectory.train import CPU_MICRO_TOKENS
 
     lengths = make_lengths(count)
-    grouped = get_length_grouped_indices(  # type: ignore[no-untyped-call]
-        lengths, BATCH, generator=torch.Generator().manual_seed(0)
-    )
+    grouped = get_length_grouped_indices(lengths, BATCH, generator=torch.Generator().manual_seed(0))
     plan = Buckets(lengths, batch_size=BATCH, seed=7)
     passes = [
         [number for unit in piece for number in unit]
