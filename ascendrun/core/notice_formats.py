@@ -29,8 +29,9 @@ from urllib.parse import quote_plus, urlsplit, urlunsplit
 
 from ascendrun.core.events import Event, values_for_programs
 from ascendrun.core.notices import SCHEMA_VERSION, TEXT_LIMIT, Notice, Target, Words, describe
+from ascendrun.text import Text
 
-ANSWER_SHOWN = 300
+REPLY_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
@@ -43,28 +44,28 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What an answer means: `outcome` delivered, retry or refused; `says`: in words, for a person.
-    `wait_s`: how long the service wants to be left alone, None: it did not say."""
+class DeliveryResult:
+    """`outcome`: delivered, retry or refused. `reply`: of the service, or why there is none.
+    `wait_s`: the pause that the service requires, None: none given."""
 
     outcome: str
-    says: str
+    reply: Text | str
     wait_s: float | None = None
 
 
 def make_request(notice: Notice, target: Target, *, url: str, secret: str | None, now_s: float) -> Request:
     """The notice as the target's service wants it. `url`, `secret`: the target's, as read at this moment."""
-    if target.kind == "deadman":
+    if target.type == "deadman":
         return Request(append_path(url, target.suffixes.get(notice.kind, "")), {}, None)
     words = describe(notice, target.language)
     headers = {"Content-Type": "application/json; charset=utf-8"}
-    if target.kind == "generic":
+    if target.type == "generic":
         return _generic(notice, words, target, url, secret, headers, now_s)
-    body = _BODIES[target.kind](words, target.style)
-    if target.kind in ("feishu", "lark") and secret:
+    body = _BODIES[target.type](words, target.format)
+    if target.type in ("feishu", "lark") and secret:
         stamp = str(int(now_s))
         body = {"timestamp": stamp, "sign": sign_feishu(stamp, secret), **body}
-    if target.kind == "dingtalk" and secret:
+    if target.type == "dingtalk" and secret:
         stamp = str(int(now_s * 1000))
         url = f"{url}&timestamp={stamp}&sign={quote_plus(sign_dingtalk(stamp, secret))}"
     return Request(url, headers, _encode(body))
@@ -114,20 +115,17 @@ def generic_body(notice: Notice, words: Words, lang: str) -> dict[str, Any]:
             return None
         return datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
+    facts = ("state", "attempt", "ranks")
     job = (
         None
         if notice.job is None
         else {
             "id": notice.job,
             "name": notice.name,
-            "state": notice.state,
-            "attempt": notice.attempt,
+            **{name: getattr(notice, name) for name in facts},
             "hosts": list(notice.hosts),
             "nodes": fold_hosts(notice.hosts),
-            "ranks": notice.ranks,
-            "created_at": utc(notice.created_at_s),
-            "started_at": utc(notice.started_at_s),
-            "ended_at": utc(notice.ended_at_s),
+            **{name: utc(getattr(notice, f"{name}_s")) for name in ("created_at", "started_at", "ended_at")},
         }
     )
     return {
@@ -149,18 +147,10 @@ def generic_body(notice: Notice, words: Words, lang: str) -> dict[str, Any]:
 def _event(event: Event) -> dict[str, Any]:
     from ascendrun.core.logs.redaction import Redactor, redact_tree
 
-    values: Any = redact_tree(
-        {
-            "code": event.code,
-            "severity": event.severity.value,
-            "attempt": event.attempt,
-            "hosts": list(event.hosts),
-            "ranks": list(event.ranks),
-            "values": values_for_programs(event.values),
-        },
-        Redactor(),
-    )
-    return dict(values)
+    values = values_for_programs(event.values)
+    found = {"code": event.code, "severity": event.severity.value, "attempt": event.attempt, "values": values}
+    event_values: Any = redact_tree({**found, "hosts": list(event.hosts), "ranks": list(event.ranks)}, Redactor())
+    return dict(event_values)
 
 
 # ---------------------------------------------------------------- the services' bodies
@@ -170,17 +160,13 @@ def _feishu(words: Words, style: str) -> dict[str, Any]:
     if style == "text":
         return {"msg_type": "text", "content": {"text": cut_bytes(_calm(words.as_text()), 15_000)}}
     lines = "\n".join(f"**{name}**: {_calm_markdown(value)}" for name, value in words.facts)
-    return {
-        "msg_type": "interactive",
-        "card": {
-            "config": {"wide_screen_mode": True},
-            "header": {
-                "template": "red" if words.is_bad else "green",
-                "title": {"tag": "plain_text", "content": words.title},
-            },
-            "elements": [{"tag": "div", "text": {"tag": "lark_md", "content": cut_bytes(lines, 15_000)}}],
-        },
+    title = {"tag": "plain_text", "content": words.title}
+    card = {
+        "config": {"wide_screen_mode": True},
+        "header": {"template": "red" if words.is_bad else "green", "title": title},
+        "elements": [{"tag": "div", "text": {"tag": "lark_md", "content": cut_bytes(lines, 15_000)}}],
     }
+    return {"msg_type": "interactive", "card": card}
 
 
 def _dingtalk(words: Words, style: str) -> dict[str, Any]:
@@ -242,41 +228,41 @@ def _encode(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-# ---------------------------------------------------------------- the services' answers
+# ---------------------------------------------------------------- the services' replies
 
 _BUSY: Mapping[str, Mapping[int, float]] = {
-    "feishu": {11232: 60.0, 11233: 60.0},
-    "lark": {11232: 60.0, 11233: 60.0},
+    **dict.fromkeys(("feishu", "lark"), {11232: 60.0, 11233: 60.0}),
     "dingtalk": {130101: 600.0, -1: 5.0, 410100: 600.0},
     "wecom": {45009: 60.0, -1: 5.0},
 }
 """Codes, sent with status 200, that mean "later", and how much later."""
 
 _CODE_NAMES = {
-    "feishu": ("code", "StatusCode"),
-    "lark": ("code", "StatusCode"),
-    "dingtalk": ("errcode",),
-    "wecom": ("errcode",),
+    **dict.fromkeys(("feishu", "lark"), ("code", "StatusCode")),
+    **dict.fromkeys(("dingtalk", "wecom"), ("errcode",)),
 }
 _RETRIED_STATUS = frozenset({408, 425, 429})
 
 
-def judge_answer(kind: str, status: int, headers: Mapping[str, str], body: bytes) -> Verdict:
-    """What the service's answer means. Header names in any case."""
-    says = f"{status} {_shown(body)}".strip()
+def read_reply(service: str, status: int, headers: Mapping[str, str], body: bytes) -> DeliveryResult:
+    """What the service's reply means. Header names in any case."""
+    text = " ".join(body[: 4 * REPLY_CHARACTERS].decode("utf-8", "replace").split())
+    text = text if len(text) <= REPLY_CHARACTERS else text[:REPLY_CHARACTERS] + "…"
+    reply = f"{status} {text}".strip()
     if status in _RETRIED_STATUS or status >= 500:
-        return Verdict("retry", says, _retry_after(headers))
+        return DeliveryResult("retry", reply, _retry_after(headers))
     if not 200 <= status < 300:
-        return Verdict("refused", says)
-    if kind not in _CODE_NAMES:
-        return Verdict("delivered", says)
-    code = _code_of(body, _CODE_NAMES[kind])
+        return DeliveryResult("refused", reply)
+    if service not in _CODE_NAMES:
+        return DeliveryResult("delivered", reply)
+    code = _code_of(body, _CODE_NAMES[service])
     if code is None:
-        return Verdict("retry", f"{says}: not an answer of {kind}; does something stand between, a proxy?")
+        message = "{reply}: not a reply of {service}; check for a proxy"
+        return DeliveryResult("retry", Text("notice.not-a-reply", message, reply=reply, service=service))
     if code == 0:
-        return Verdict("delivered", says)
-    wait_s = _BUSY[kind].get(code)
-    return Verdict("refused", says) if wait_s is None else Verdict("retry", says, wait_s)
+        return DeliveryResult("delivered", reply)
+    wait_s = _BUSY[service].get(code)
+    return DeliveryResult("refused", reply) if wait_s is None else DeliveryResult("retry", reply, wait_s)
 
 
 def _code_of(body: bytes, names: tuple[str, ...]) -> int | None:
@@ -295,8 +281,3 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         if name.lower() == "retry-after" and value.strip().isdigit():
             return float(value.strip()[:9])
     return None
-
-
-def _shown(body: bytes) -> str:
-    text = " ".join(body[: 4 * ANSWER_SHOWN].decode("utf-8", "replace").split())
-    return text if len(text) <= ANSWER_SHOWN else text[:ANSWER_SHOWN] + "…"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ascendrun.core.notices import DEFAULT_JOBS, ON, SERVICES, Target, with_name
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BLOCKS = ("notify", "hook", "deadman")
 MOST_TARGETS = 16
 SECRET_BYTES = 8192
-STYLES = ("rich", "text")
+FORMATS = ("rich", "text")
 SUFFIX_KINDS = {"started": ("started",), "ok": ("succeeded", "stopped"), "failed": ("failed",)}
 _TARGET_FIELDS = ("name", "type", "url", "url_file", "secret", "secret_file", "events", "jobs", "format", "lang")
 _HOOK_FIELDS = ("command", "events", "jobs", "timeout_s", "lang")
@@ -36,7 +36,7 @@ _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 
 @dataclass(frozen=True)
 class NoticeSettings:
-    """Who is told of what. `targets`: the services and the hook, each with a name of its own; `deadman`: None, no such
+    """Targets of notifications. `targets`: the services and the hook, each with a unique name; `deadman`: None, no such
     switch. `origins`: for each block the file that it came from."""
 
     targets: tuple[Target, ...] = ()
@@ -60,10 +60,11 @@ def read_credentials(target: Target) -> tuple[str, str | None]:
     """(URL, secret) of the target as its files have them now. Raises UnreadableCredentialsError."""
     url = target.url if target.url_file is None else _read_line(target.url_file)
     secret = target.secret if target.secret_file is None else _read_line(target.secret_file)
-    problem = _url_problem(url or "", target.kind)
+    problem = _url_problem(url or "", target.type)
     if problem:
+        where = target.url_file or target.name
         raise UnreadableCredentialsError(
-            Text("notify.target-url", "{target}: {problem}", target=target.url_file or target.name, problem=problem)
+            Text("notify.target-url", "{target}: {problem}", target=where, problem=problem)
         )
     assert url is not None
     return url, secret
@@ -71,7 +72,7 @@ def read_credentials(target: Target) -> tuple[str, str | None]:
 
 def where_of(target: Target) -> str:
     """The host of the URL, or the command; never a path or parameter of a URL."""
-    if target.kind == "hook":
+    if target.type == "hook":
         return target.command[0]
     try:
         url, _ = read_credentials(target)
@@ -115,12 +116,12 @@ def _url_problem(url: str, kind: str) -> Text | None:
 
 # ---------------------------------------------------------------- from YAML
 
-Refuse = Callable[[Text, Any, Optional[Text]], None]
-"""(message, node, hint)"""
+Refuse = Callable[..., None]
+"""(message, node, hint or nothing)"""
 
 
 def parse_blocks(nodes: Mapping[str, Any], file: Path, problems: list[Problem]) -> NoticeSettings:
-    """Targets from the YAML nodes of the blocks; what is wrong goes to `problems`. Paths start at the file's folder."""
+    """Targets from the YAML nodes of the blocks; problems go to `problems`. Paths start at the file's directory."""
     from ascendrun.core.errors import Problem
 
     def refuse(message: Text, node: Any, hint: Text | None = None) -> None:
@@ -128,35 +129,36 @@ def parse_blocks(nodes: Mapping[str, Any], file: Path, problems: list[Problem]) 
 
     before = len(problems)
     targets: list[Target] = []
-    for node in _list_of(nodes["notify"], refuse) if "notify" in nodes else ():
-        target = _parse_target(node, file.parent, refuse)
+    listed = nodes["notify"] if "notify" in nodes else None
+    if listed is not None and not _is(listed, "Sequence"):
+        hint = write("notify: [{type: slack, url_file: slack.url}]")
+        refuse(Text("notify.list", "notify: expected a list of targets"), listed, hint)
+        listed = None
+    for node in () if listed is None else listed.value:
+        target = _parse_target(_Block(node, "notify", _TARGET_FIELDS, file.parent, refuse))
         if target is not None:
             if target.name and target.name in {other.name for other in targets}:
-                refuse(Text("notify.same-name", "notify: duplicate target name {name}", name=target.name), node, None)
+                refuse(Text("notify.same-name", "notify: duplicate target name {name}", name=target.name), node)
             targets.append(target)
     if len(targets) > MOST_TARGETS:
-        refuse(
-            Text("notify.too-many", "notify: at most {limit} targets", limit=MOST_TARGETS),
-            nodes["notify"],
-            Text("notify.too-many-hint", "use one generic webhook that forwards to the others"),
-        )
-    hook = _parse_hook(nodes["hook"], file.parent, refuse) if "hook" in nodes else None
-    deadman = _parse_deadman(nodes["deadman"], file.parent, refuse) if "deadman" in nodes else None
+        hint = Text("notify.too-many-hint", "use one generic webhook that forwards to the others")
+        refuse(Text("notify.too-many", "notify: at most {limit} targets", limit=MOST_TARGETS), listed, hint)
+    hook = _parse_hook(_Block(nodes["hook"], "hook", _HOOK_FIELDS, file.parent, refuse)) if "hook" in nodes else None
+    deadman = None
+    if "deadman" in nodes:
+        deadman = _parse_deadman(_Block(nodes["deadman"], "deadman", _DEADMAN_FIELDS, file.parent, refuse))
     if len(problems) > before:
         return NoticeSettings()
-    return NoticeSettings(
-        with_name(targets) + ((hook,) if hook else ()),
-        deadman,
-        {block: str(file) for block in BLOCKS if block in nodes},
-    )
+    origins = {block: str(file) for block in BLOCKS if block in nodes}
+    return NoticeSettings(with_name(targets) + ((hook,) if hook else ()), deadman, origins)
 
 
 def merge(weak: NoticeSettings, strong: NoticeSettings) -> NoticeSettings:
     """Block by block the stronger file's, where it has one."""
     services = strong if "notify" in strong.origins else weak
     hooks = strong if "hook" in strong.origins else weak
-    targets = [target for target in services.targets if target.kind != "hook"]
-    targets += [target for target in hooks.targets if target.kind == "hook"]
+    targets = [target for target in services.targets if target.type != "hook"]
+    targets += [target for target in hooks.targets if target.type == "hook"]
     deadman = strong.deadman if "deadman" in strong.origins else weak.deadman
     return NoticeSettings(tuple(targets), deadman, {**weak.origins, **strong.origins})
 
@@ -166,220 +168,168 @@ def with_language(settings: NoticeSettings, lang: str) -> NoticeSettings:
     return replace(settings, targets=tuple(replace(target, lang=target.lang or lang) for target in settings.targets))
 
 
-def _parse_target(node: Any, folder: Path, refuse: Refuse) -> Target | None:
-    fields = _fields(node, "notify", _TARGET_FIELDS, refuse)
-    if fields is None:
+class _Block:
+    """One mapping: `fields` has the YAML node of each key, `is_valid` is False for another kind of node."""
+
+    def __init__(self, node: Any, name: str, known: Sequence[str], folder: Path, refuse: Refuse) -> None:
+        self.node, self.name, self.folder, self.refuse = node, name, folder, refuse
+        self.fields: dict[str, Any] = {}
+        self.is_valid = _is(node, "Mapping")
+        if not self.is_valid:
+            refuse(Text("notify.mapping", "{block}: expected a mapping", block=name), node)
+        for key, value in node.value if self.is_valid else ():
+            new = RENAMED.get(f"{name}.{key.value}")
+            if new is not None:
+                written = value.value if isinstance(value.value, str) else "…"
+                refuse(renamed(f"{name}.{key.value}", new), key, write(f"{new.partition('.')[2]}: {written}"))
+            elif key.value not in known:
+                message, word = "{block}: unknown key {key:quote}", str(key.value)
+                refuse(Text("notify.unknown-key", message, block=name, key=word[:40]), key, suggestion(word, known))
+            elif key.value in self.fields:
+                refuse(Text("notify.duplicate-key", "{block}: duplicate key {key}", block=name, key=key.value), key)
+            else:
+                self.fields[key.value] = value
+
+    def text(self, key: str) -> str | None:
+        node = self.fields.get(key)
+        if node is not None and not _is(node, "Scalar"):
+            self.refuse(Text("notify.plain", "{key}: expected a plain value", key=key), node)
+            return None
+        return None if node is None else str(node.value)
+
+    def texts(self, key: str, default: tuple[str, ...], known: Collection[str] | None = None) -> tuple[str, ...]:
+        """A list of plain values, or one plain value as a list of one. `known`: the values that are allowed."""
+        node = self.fields.get(key)
+        if node is None:
+            return default
+        items = node.value if _is(node, "Sequence") else [node]
+        nested = next((item for item in items if not _is(item, "Scalar")), None)
+        if nested is not None:
+            self.refuse(Text("notify.plain-items", "expected plain values"), nested)
+            return ()
+        values = tuple(str(item.value) for item in items)
+        for value in values if known is not None else ():
+            if value not in (known or ()):
+                self.refuse(_not_one_of(key, value, known or ()), node)
+        return values
+
+    def choice(self, key: str, choices: Sequence[str]) -> str | None:
+        """None: not set, or not one of the choices."""
+        text = self.text(key)
+        if text is not None and text not in choices:
+            self.refuse(_not_one_of(key, text, choices), self.fields[key])
+        return text if text in choices else None
+
+    def seconds(self, key: str, default: float, low: float, high: float) -> float:
+        text = self.text(key)
+        try:
+            seconds = default if text is None else float(text)
+        except ValueError:
+            seconds = -1.0
+        if low <= seconds <= high:
+            return seconds
+        message = "{key}: expected a number of seconds from {low:g} to {high:g}"
+        self.refuse(Text("notify.seconds", message, key=key, low=low, high=high), self.fields[key])
+        return default
+
+
+def _parse_target(block: _Block) -> Target | None:
+    service = block.text("type")
+    if not block.is_valid:
         return None
-    kind = _text(fields, "type", refuse)
-    if kind is None or kind not in SERVICES:
-        refuse(_not_one_of("notify.type", kind, SERVICES), fields.get("type", node), None)
+    if service not in SERVICES:
+        block.refuse(_not_one_of("notify.type", service, SERVICES), block.fields.get("type", block.node))
         return None
-    name = _text(fields, "name", refuse) or ""
+    name = block.text("name") or ""
     if name in ("hook", "deadman") or (name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)):
-        refuse(
-            Text("notify.name", "invalid target name {name:quote}", name=name[:40]),
-            fields["name"],
-            Text("notify.name-hint", "use letters, digits, '.', '_' and '-'; hook and deadman are reserved"),
+        hint = Text("notify.name-hint", "use letters, digits, '.', '_' and '-'; hook and deadman are reserved")
+        block.refuse(
+            Text("notify.name", "invalid target name {name:quote}", name=name[:40]), block.fields["name"], hint
         )
     return Target(
         name=name,
-        kind=kind,
-        on=_words(fields, "events", ("ended",), refuse, ON),
-        jobs=_jobs(fields, refuse),
-        style=_choice(fields, "format", STYLES, refuse),
-        lang=_choice(fields, "lang", LANGUAGES, refuse) if "lang" in fields else None,
-        **_credentials(fields, node, kind, folder, refuse),
+        type=service,
+        events=block.texts("events", ("ended",), ON),
+        jobs=block.texts("jobs", DEFAULT_JOBS),
+        format=block.choice("format", FORMATS) or FORMATS[0],
+        lang=block.choice("lang", LANGUAGES),
+        **_credentials(block, service),
     )
 
 
-def _parse_hook(node: Any, folder: Path, refuse: Refuse) -> Target | None:
-    fields = _fields(node, "hook", _HOOK_FIELDS, refuse)
-    if fields is None:
+def _parse_hook(block: _Block) -> Target | None:
+    if not block.is_valid:
         return None
-    command = _list_of_texts(fields["command"], refuse) if "command" in fields else ()
-    if not command or "command" in fields and type(fields["command"]).__name__ == "ScalarNode":
-        refuse(
-            Text("notify.hook-command", "hook.command must be a list of arguments"),
-            fields.get("command", node),
-            write("command: [/path/to/script, --flag]"),
-        )
+    node = block.fields.get("command", block.node)
+    command = block.texts("command", ())
+    if not command or _is(node, "Scalar"):
+        message = Text("notify.hook-command", "hook.command must be a list of arguments")
+        block.refuse(message, node, write("command: [/path/to/script, --flag]"))
         return None
     program = os.path.expanduser(command[0])
-    command = (str(folder / program) if "/" in program else program, *command[1:])
     return Target(
         name="hook",
-        kind="hook",
-        on=_words(fields, "events", ("ended",), refuse, ON),
-        jobs=_jobs(fields, refuse),
-        lang=_choice(fields, "lang", LANGUAGES, refuse) if "lang" in fields else None,
-        command=command,
-        timeout_s=_seconds(fields, "timeout_s", 30.0, (0.1, 3600.0), refuse),
+        type="hook",
+        events=block.texts("events", ("ended",), ON),
+        jobs=block.texts("jobs", DEFAULT_JOBS),
+        lang=block.choice("lang", LANGUAGES),
+        command=(str(block.folder / program) if "/" in program else program, *command[1:]),
+        timeout_s=block.seconds("timeout_s", 30.0, 0.1, 3600.0),
     )
 
 
-def _parse_deadman(node: Any, folder: Path, refuse: Refuse) -> Target | None:
-    fields = _fields(node, "deadman", _DEADMAN_FIELDS, refuse)
-    if fields is None:
+def _parse_deadman(block: _Block) -> Target | None:
+    if not block.is_valid:
         return None
     suffixes: dict[str, str] = {}
-    for word, kinds in SUFFIX_KINDS.items():
-        if word in fields:
-            suffix = _text(fields, word, refuse) or ""
+    for key, kinds in SUFFIX_KINDS.items():
+        if key in block.fields:
+            suffix = block.text(key) or ""
             if suffix and not re.fullmatch(r"/[A-Za-z0-9._~/-]{1,100}", suffix):
-                refuse(
-                    Text("notify.suffix", "deadman.{key} must be a path to append to the URL", key=word),
-                    fields[word],
-                    write(f"{word}: /fail"),
-                )
+                message = Text("notify.suffix", "deadman.{key} must be a path to append to the URL", key=key)
+                block.refuse(message, block.fields[key], write(f"{key}: /fail"))
             suffixes.update(dict.fromkeys(kinds, suffix))
-    target = Target(
+    return Target(
         name="deadman",
-        kind="deadman",
-        jobs=_jobs(fields, refuse),
-        every_s=_seconds(fields, "interval_s", 60.0, (1.0, 86400.0), refuse),
-        **_credentials(fields, node, "deadman", folder, refuse),
+        type="deadman",
+        jobs=block.texts("jobs", DEFAULT_JOBS),
+        interval_s=block.seconds("interval_s", 60.0, 1.0, 86400.0),
+        suffixes=suffixes,
+        **_credentials(block, "deadman"),
     )
-    return replace(target, suffixes=suffixes)
 
 
-def _credentials(fields: Mapping[str, Any], node: Any, kind: str, folder: Path, refuse: Refuse) -> dict[str, Any]:
-    block = "deadman" if kind == "deadman" else "notify"
-    found: dict[str, Any] = {}
-    for name in ("url", "url_file", "secret", "secret_file"):
-        text = _text(fields, name, refuse) if name in fields else None
-        if text is not None and name.endswith("_file"):
-            text = os.path.abspath(folder / os.path.expanduser(text))
-        found[name] = text
+def _credentials(block: _Block, service: str) -> dict[str, Any]:
+    found: dict[str, str | None] = {}
+    for key in ("url", "url_file", "secret", "secret_file"):
+        text = block.text(key)
+        is_path = text is not None and key.endswith("_file")
+        found[key] = os.path.abspath(block.folder / os.path.expanduser(text or "")) if is_path else text
     if (found["url"] is None) == (found["url_file"] is None):
-        refuse(
-            Text("notify.one-url", "{block}: expected either url_file or url", block=block),
-            node,
-            Text("notify.one-url-hint", "set url_file to a file (chmod 600) that contains the URL"),
-        )
+        hint = Text("notify.one-url-hint", "set url_file to a file (chmod 600) that contains the URL")
+        message = Text("notify.one-url", "{block}: expected either url_file or url", block=block.name)
+        block.refuse(message, block.node, hint)
     elif found["url"] is not None:
-        problem = _url_problem(found["url"], kind)
+        problem = _url_problem(found["url"], service)
         if problem:
-            refuse(
-                Text("notify.block-url", "{block}.url: {problem}", block=block, problem=problem), fields["url"], None
-            )
+            message = Text("notify.block-url", "{block}.url: {problem}", block=block.name, problem=problem)
+            block.refuse(message, block.fields["url"])
     if found["secret"] is not None and found["secret_file"] is not None:
-        refuse(Text("notify.one-secret", "{block}: expected either secret_file or secret", block=block), node, None)
-    if kind in ("wecom", "slack") and (found["secret"] or found["secret_file"]):
-        refuse(
-            Text("notify.no-secret", "{kind} does not support a signing secret", kind=kind),
-            node,
-            Text("notify.no-secret-hint", "remove secret; the URL is the only credential"),
+        message = Text("notify.one-secret", "{block}: expected either secret_file or secret", block=block.name)
+        block.refuse(message, block.node)
+    if service in ("wecom", "slack") and (found["secret"] or found["secret_file"]):
+        hint = Text("notify.no-secret-hint", "remove secret; the URL is the only credential")
+        block.refuse(
+            Text("notify.no-secret", "{kind} does not support a signing secret", kind=service), block.node, hint
         )
     return found
 
 
-def _fields(node: Any, block: str, known: Sequence[str], refuse: Refuse) -> dict[str, Any] | None:
-    """name -> value node of a mapping; None when it is none."""
-    if type(node).__name__ != "MappingNode":
-        refuse(Text("notify.mapping", "{block}: expected a mapping", block=block), node, None)
-        return None
-    fields: dict[str, Any] = {}
-    for key, value in node.value:
-        new = RENAMED.get(f"{block}.{key.value}")
-        if new is not None:
-            written = value.value if isinstance(value.value, str) else "…"
-            refuse(renamed(f"{block}.{key.value}", new), key, write(f"{new.partition('.')[2]}: {written}"))
-        elif key.value not in known:
-            unknown = Text(
-                "notify.unknown-key", "{block}: unknown key {key:quote}", block=block, key=str(key.value)[:40]
-            )
-            refuse(unknown, key, suggestion(str(key.value), known))
-        elif key.value in fields:
-            refuse(Text("notify.duplicate-key", "{block}: duplicate key {key}", block=block, key=key.value), key, None)
-        else:
-            fields[key.value] = value
-    return fields
+def _is(node: Any, kind: str) -> bool:
+    """Whether a YAML node is a Mapping, Sequence or Scalar; yaml itself is imported only to read a file."""
+    return type(node).__name__ == f"{kind}Node"
 
 
 def _not_one_of(key: str, value: str | None, choices: Iterable[str]) -> Text:
-    return Text(
-        "notify.choice",
-        "{key}: expected one of {choices}, got {value:quote}",
-        key=key,
-        choices=list(choices),
-        value=str(value)[:40],
-    )
-
-
-def _list_of(node: Any, refuse: Refuse) -> list[Any]:
-    if type(node).__name__ != "SequenceNode":
-        refuse(
-            Text("notify.list", "notify: expected a list of targets"),
-            node,
-            write("notify: [{type: slack, url_file: slack.url}]"),
-        )
-        return []
-    return list(node.value)
-
-
-def _list_of_texts(node: Any, refuse: Refuse) -> tuple[str, ...]:
-    """A list of plain values, or one plain value as a list of one."""
-    items = node.value if type(node).__name__ == "SequenceNode" else [node]
-    for item in items:
-        if type(item).__name__ != "ScalarNode":
-            refuse(Text("notify.plain-items", "expected plain values"), item, None)
-            return ()
-    return tuple(str(item.value) for item in items)
-
-
-def _text(fields: Mapping[str, Any], name: str, refuse: Refuse) -> str | None:
-    node = fields.get(name)
-    if node is None:
-        return None
-    if type(node).__name__ != "ScalarNode":
-        refuse(Text("notify.plain", "{key}: expected a plain value", key=name), node, None)
-        return None
-    return str(node.value)
-
-
-def _words(
-    fields: Mapping[str, Any], name: str, default: tuple[str, ...], refuse: Refuse, known: Mapping[str, Any]
-) -> tuple[str, ...]:
-    if name not in fields:
-        return default
-    words = _list_of_texts(fields[name], refuse)
-    for word in words:
-        if word not in known:
-            refuse(_not_one_of(name, word, known), fields[name], None)
-    return words
-
-
-def _jobs(fields: Mapping[str, Any], refuse: Refuse) -> tuple[str, ...]:
-    """Globs over names and ids of jobs."""
-    return _list_of_texts(fields["jobs"], refuse) if "jobs" in fields else DEFAULT_JOBS
-
-
-def _choice(fields: Mapping[str, Any], name: str, choices: Sequence[str], refuse: Refuse) -> str:
-    text = _text(fields, name, refuse)
-    if text is not None and text not in choices:
-        refuse(_not_one_of(name, text, choices), fields[name], None)
-    return text if text is not None and text in choices else choices[0]
-
-
-def _seconds(
-    fields: Mapping[str, Any], name: str, default: float, bounds: tuple[float, float], refuse: Refuse
-) -> float:
-    text = _text(fields, name, refuse)
-    try:
-        seconds = default if text is None else float(text)
-    except ValueError:
-        seconds = -1.0
-    if not bounds[0] <= seconds <= bounds[1]:
-        refuse(
-            Text(
-                "notify.seconds",
-                "{key}: expected a number of seconds from {low:g} to {high:g}",
-                key=name,
-                low=bounds[0],
-                high=bounds[1],
-            ),
-            fields[name],
-            None,
-        )
-        return default
-    return seconds
+    message = "{key}: expected one of {choices}, got {value:quote}"
+    return Text("notify.choice", message, key=key, choices=list(choices), value=str(value)[:40])

@@ -31,19 +31,14 @@ _STATE_KINDS: Mapping[str, str] = {
 _EVENT_KINDS = frozenset({"straggler", "unreachable", "reachable"})
 
 ON: Mapping[str, frozenset[str]] = {
-    "started": frozenset({"started"}),
+    **{kind: frozenset({kind}) for kind in ("started", "succeeded", "stopped", "failed", "retrying", "straggler")},
     "ended": frozenset({"succeeded", "stopped", "failed"}),
-    "succeeded": frozenset({"succeeded"}),
-    "stopped": frozenset({"stopped"}),
-    "failed": frozenset({"failed"}),
-    "retrying": frozenset({"retrying"}),
-    "straggler": frozenset({"straggler"}),
     "unreachable": frozenset({"unreachable", "reachable"}),
 }
-"""What may stand in `on:`, and the kinds of notices that it asks for."""
+"""Values of `events`, each with its kinds of notices."""
 
 DEFAULT_JOBS = ("*", "!deep")
-"""All but the little jobs by which `doctor --deep` measures."""
+"""All but the small jobs with which `doctor --deep` measures."""
 BAD_KINDS = frozenset({"failed", "unreachable", "straggler"})
 
 
@@ -82,19 +77,19 @@ class Notice:
 
 @dataclass(frozen=True)
 class Target:
-    """Where notices go. `kind`: a service, "hook" or "deadman". `style`: "rich" (card, markdown, blocks) or "text".
+    """Where notices go. `type`: a service, "hook" or "deadman". `format`: "rich" (card, markdown, blocks) or "text".
 
     `url` and `secret` are credentials: never shown; `url_file` and `secret_file` hold them, read at every sending.
     `jobs`: globs over names and ids; one with ! before it excludes. `command`, `timeout_s`: of a hook. `suffixes`: of
-    a dead-man's switch, by kind of notice, what is appended to its URL; `every_s`: how often it is asked while a job
-    is live. `lang`: None: the language of the process.
+    a dead-man's switch, by kind of notice, what is appended to its URL; `interval_s`: how often it is requested while a
+    job is live. `lang`: None: the language of the process.
     """
 
     name: str
-    kind: str
-    on: tuple[str, ...] = ("ended",)
+    type: str
+    events: tuple[str, ...] = ("ended",)
     jobs: tuple[str, ...] = DEFAULT_JOBS
-    style: str = "rich"
+    format: str = "rich"
     lang: str | None = None
     url: str | None = field(default=None, repr=False)
     url_file: str | None = None
@@ -103,20 +98,20 @@ class Target:
     command: tuple[str, ...] = ()
     timeout_s: float = 30.0
     suffixes: Mapping[str, str] = field(default_factory=dict)
-    every_s: float = 60.0
+    interval_s: float = 60.0
 
     @property
     def language(self) -> str:
         return self.lang or language()
 
-    def wants(self, notice: Notice) -> bool:
+    def selects(self, notice: Notice) -> bool:
         if notice.kind == "test":
             return True
-        kinds = set(self.suffixes) if self.kind == "deadman" else {kind for word in self.on for kind in ON[word]}
+        kinds = set(self.suffixes) if self.type == "deadman" else {kind for name in self.events for kind in ON[name]}
         return notice.kind in kinds and self.is_for(notice.name or "", notice.job or "")
 
     def is_for(self, name: str, job_id: str) -> bool:
-        """Whether the target cares for the job; only excluding globs mean all others."""
+        """Whether `jobs` names the job; only excluding globs mean all others."""
 
         def fits(glob: str) -> bool:
             return fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(job_id, glob)
@@ -160,13 +155,8 @@ def notice_of(job: Job, item: JobEvent, *, head_id: str, head: str) -> Notice | 
 
 def make_test_notice(*, head: str, at_s: float) -> Notice:
     """What `notify --test` sends."""
-    return Notice(
-        id=f"test/{head}/{at_s:.3f}",
-        kind="test",
-        at_s=at_s,
-        head=head,
-        reason=Text("notice.test", "test notification; later ones look like this"),
-    )
+    reason = Text("notice.test", "test notification; later ones look like this")
+    return Notice(id=f"test/{head}/{at_s:.3f}", kind="test", at_s=at_s, head=head, reason=reason)
 
 
 # ---------------------------------------------------------------- words
@@ -183,15 +173,10 @@ _TITLES: Mapping[str, str] = {
     "test": "test notification",
 }
 _LABELS: Mapping[str, str] = {
-    "job": "job",
-    "reason": "reason",
-    "hosts": "hosts",
-    "ranks": "ranks",
-    "duration": "duration",
+    **{name: name for name in ("job", "reason", "hosts", "ranks", "duration", "attempt")},
     "at": "time",
     "head": "head node",
     "next": "next command",
-    "attempt": "attempt",
 }
 _ADVICE: Mapping[str, str] = {
     "failed": "ascendrun explain {job}",
@@ -258,13 +243,10 @@ Limit = tuple[int, float]
 """So many sendings within so many seconds."""
 
 LIMITS: Mapping[str, tuple[Limit, ...]] = {
-    "feishu": ((5, 1.0), (100, 60.0)),
-    "lark": ((5, 1.0), (100, 60.0)),
-    "dingtalk": ((20, 60.0),),
-    "wecom": ((20, 60.0),),
+    **dict.fromkeys(("feishu", "lark"), ((5, 1.0), (100, 60.0))),
+    **dict.fromkeys(("dingtalk", "wecom"), ((20, 60.0),)),
+    **dict.fromkeys(("generic", "hook"), ((20, 1.0),)),
     "slack": ((1, 1.0),),
-    "generic": ((20, 1.0),),
-    "hook": ((20, 1.0),),
     "deadman": ((5, 1.0),),
 }
 """What the services allow one robot, see core/notice_formats.py for where they say so."""
@@ -296,14 +278,14 @@ def free_at_s(sent_s: Sequence[float], limits: Sequence[Limit], *, now_s: float)
 
 
 def with_name(targets: Sequence[Target]) -> tuple[Target, ...]:
-    """Targets without a name get their kind as name, the second of a kind `kind-2`."""
+    """Targets without a name get their type as name, the second of a type `type-2`."""
     named = []
     taken = {target.name for target in targets if target.name}
     for target in targets:
-        name, number = target.name or target.kind, 1
+        name, number = target.name or target.type, 1
         while not target.name and name in taken:
             number += 1
-            name = f"{target.kind}-{number}"
+            name = f"{target.type}-{number}"
         taken.add(name)
         named.append(replace(target, name=name))
     return tuple(named)

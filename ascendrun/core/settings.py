@@ -325,8 +325,8 @@ def view_settings(settings: Settings) -> tuple[SettingView, ...]:
         from ascendrun.core.notice_settings import where_of
 
         for target in notices.everyone:
-            block = target.kind if target.kind in texts else "notify"
-            shown = f"{target.name} ({target.kind})" if target.name != target.kind else target.name
+            block = target.type if target.type in texts else "notify"
+            shown = f"{target.name} ({target.type})" if target.name != target.type else target.name
             texts[block].append(f"{shown} {where_of(target)}")
     origins = notices.origins if notices is not None else {}
     for block, meaning in NOTICE_BLOCKS.items():

@@ -1,4 +1,4 @@
-"""What a person may see of targets and their notices: no URL beyond its host, no secret."""
+"""Targets of notifications as they are shown: of a URL its host only, no secret."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials, where_of
 from ascendrun.core.notices import Target, make_test_notice
-from ascendrun.head.notify.delivery import deliver, press
+from ascendrun.head.notify.delivery import deliver, ping
 from ascendrun.head.state.store import Store
 from ascendrun.text import Text, suggestion
 
@@ -23,30 +25,30 @@ TEST_S = 15.0
 @dataclass(frozen=True)
 class NoticeTargetView:
     """One target. `where`: the host of its URL, or the command. `waiting`: notices not delivered yet. `last_…`: of the
-    newest notice that was tried. `problem`: what keeps it from working, None: nothing that can be seen from here."""
+    newest notification that was tried. `problem`: why it cannot work, None: no problem found."""
 
     name: str
-    kind: str
+    type: str
     where: str
-    on: tuple[str, ...]
+    events: tuple[str, ...]
     jobs: tuple[str, ...]
     lang: str
     waiting: int
     last_at_s: float | None
     last_state: str | None
-    last_answer: str | None
+    last_reply: str | None
     problem: Text | str | None
     origin: str
 
 
 @dataclass(frozen=True)
 class NoticeTestResult:
-    """`outcome`: delivered, retry (it would be tried again) or refused. `answer`: what the service said."""
+    """`outcome`: delivered, retry (it would be tried again) or refused. `reply`: of the service."""
 
     name: str
-    kind: str
+    type: str
     outcome: str
-    answer: str
+    reply: str
 
 
 def view_targets(settings: NoticeSettings, state_dir: Path) -> tuple[NoticeTargetView, ...]:
@@ -54,39 +56,37 @@ def view_targets(settings: NoticeSettings, state_dir: Path) -> tuple[NoticeTarge
         rows = store.notices(limit=1000)
     views = []
     for target in settings.everyone:
-        mine = [row for row in rows if row["target"] == target.name]
-        tried = next((row for row in mine if row["tried_at_s"] is not None), None)
-        block = target.kind if target.kind in ("hook", "deadman") else "notify"
-        on = tuple(sorted(target.suffixes)) if target.kind == "deadman" else target.on
-        views.append(
-            NoticeTargetView(
-                name=target.name,
-                kind=target.kind,
-                where=where_of(target),
-                on=on,
-                jobs=target.jobs,
-                lang=target.language,
-                waiting=sum(row["state"] in ("waiting", "sending") for row in mine),
-                last_at_s=tried["tried_at_s"] if tried else None,
-                last_state=tried["state"] if tried else None,
-                last_answer=tried["answer"] if tried else None,
-                problem=_problem(target),
-                origin=settings.origins.get(block, ""),
-            )
+        own = [row for row in rows if row["target"] == target.name]
+        tried: Mapping[str, Any] = next((row for row in own if row["tried_at_s"] is not None), {})
+        problem, reply = _problem(target), tried.get("answer")
+        view = NoticeTargetView(
+            name=target.name,
+            type=target.type,
+            where=where_of(target),
+            events=tuple(sorted(target.suffixes)) if target.type == "deadman" else target.events,
+            jobs=target.jobs,
+            lang=target.language,
+            waiting=sum(row["state"] in ("waiting", "sending") for row in own),
+            last_at_s=tried.get("tried_at_s"),
+            last_state=tried.get("state"),
+            last_reply=None if reply is None else str(reply),
+            problem=None if problem is None else str(problem),
+            origin=settings.origins.get(target.type if target.type in ("hook", "deadman") else "notify", ""),
         )
+        views.append(view)
     return tuple(views)
 
 
 def _problem(target: Target) -> Text | str | None:
     """An unreadable file, or one that others can read as well."""
-    if target.kind == "hook":
+    if target.type == "hook":
         program = target.command[0]
         is_there = os.access(program, os.X_OK) if "/" in program else True
         return None if is_there else Text("notify.cannot-run", "cannot run {program}", program=program)
     try:
         read_credentials(target)
     except UnreadableCredentialsError as error:
-        return str(error)
+        return error.message
     for path in (target.url_file, target.secret_file):
         if path is not None and os.stat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             return Text("notify.readable", "other users can read {path}; run chmod 600", path=path)
@@ -115,9 +115,9 @@ def send_tests(settings: NoticeSettings, *, name: str | None) -> tuple[NoticeTes
 
 
 def _send_test(target: Target) -> NoticeTestResult:
-    if target.kind == "deadman":
-        problem = press(target, ask_s=TEST_S)
-        return NoticeTestResult(target.name, target.kind, "retry" if problem else "delivered", problem or "pressed")
+    if target.type == "deadman":
+        problem = ping(target, timeout_s=TEST_S)
+        return NoticeTestResult(target.name, target.type, "retry" if problem else "delivered", str(problem or ""))
     notice = make_test_notice(head=socket.gethostname(), at_s=time.time())
-    verdict = deliver(notice, target, ask_s=TEST_S)
-    return NoticeTestResult(target.name, target.kind, verdict.outcome, verdict.says)
+    result = deliver(notice, target, timeout_s=TEST_S)
+    return NoticeTestResult(target.name, target.type, result.outcome, str(result.reply))

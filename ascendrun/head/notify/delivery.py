@@ -1,4 +1,4 @@
-"""One notice to one target, now: over HTTP, or to the operator's command; what came of it holds no credential."""
+"""Send one notification to one target, over HTTP or to a command; the result contains no credential."""
 
 from __future__ import annotations
 
@@ -7,84 +7,99 @@ import os
 import re
 import threading
 import time
+from dataclasses import replace
+from typing import Any
 
 from ascendrun.core.logs.redaction import hide_values, redact_text
-from ascendrun.core.notice_formats import Verdict, append_path, generic_body, judge_answer, make_request
+from ascendrun.core.notice_formats import DeliveryResult, append_path, generic_body, make_request, read_reply
 from ascendrun.core.notice_settings import UnreadableCredentialsError, read_credentials
 from ascendrun.core.notices import TEXT_LIMIT, Notice, Target, describe
 from ascendrun.head.notify.hook import run_hook
-from ascendrun.head.notify.http_client import Cut, RequestFailedError, ask_web
+from ascendrun.head.notify.http_client import Cancellation, RequestFailedError, http_request
+from ascendrun.text import Text
 
 SHOWN_CHARACTERS = 1500
 _NOT_FOR_HOOKS = ("ASCENDRUN_FAILPOINT",)
 
 
 def deliver(
-    notice: Notice, target: Target, *, ask_s: float, cut: Cut | None = None, stop: threading.Event | None = None
-) -> Verdict:
-    """Tries once. Never raises for what the target or its files do wrong: the verdict says it, credentials hidden."""
-    if target.kind == "hook":
+    notice: Notice,
+    target: Target,
+    *,
+    timeout_s: float,
+    cancellation: Cancellation | None = None,
+    stop: threading.Event | None = None,
+) -> DeliveryResult:
+    """Try once. Never raises for faults of the target or its files: they are in the result, credentials hidden."""
+    if target.type == "hook":
         return _run_hook(notice, target, stop)
     try:
         url, secret = read_credentials(target)
     except UnreadableCredentialsError as error:
-        return Verdict("retry", str(error))
+        return DeliveryResult("retry", error.message)
     request = make_request(notice, target, url=url, secret=secret, now_s=time.time())
     try:
-        answer = ask_web(request.url, headers=request.headers, body=request.body, deadline_s=ask_s, cut=cut)
-        verdict = judge_answer(target.kind, answer.status, answer.headers, answer.body)
+        response = http_request(
+            request.url, headers=request.headers, body=request.body, deadline_s=timeout_s, cancellation=cancellation
+        )
+        result = read_reply(target.type, response.status, response.headers, response.body)
     except RequestFailedError as error:
-        verdict = Verdict("retry", str(error))
-    return Verdict(verdict.outcome, _hide(verdict.says, url, secret), verdict.wait_s)
+        result = DeliveryResult("retry", error.message)
+    return replace(result, reply=_hide(result.reply, url, secret))
 
 
-def press(target: Target, *, ask_s: float, cut: Cut | None = None) -> str | None:
-    """Asks the URL of a dead-man's switch once; what went wrong, None: nothing."""
+def ping(target: Target, *, timeout_s: float, cancellation: Cancellation | None = None) -> Text | str | None:
+    """Request the URL of a dead man's switch once; the problem, None: none."""
     try:
         url, _ = read_credentials(target)
     except UnreadableCredentialsError as error:
-        return str(error)
+        return error.message
     try:
-        answer = ask_web(append_path(url, ""), headers={}, body=None, deadline_s=ask_s, cut=cut)
+        url_only = append_path(url, "")
+        response = http_request(url_only, headers={}, body=None, deadline_s=timeout_s, cancellation=cancellation)
     except RequestFailedError as error:
-        return _hide(str(error), url, None)
-    return None if 200 <= answer.status < 300 else f"it answers {answer.status}"
+        hidden: Text | str = _hide(error.message, url, None)
+        return hidden
+    status = response.status
+    return None if 200 <= status < 300 else Text("notice.status", "response status {status}", status=status)
 
 
-def _hide(text: str, url: str, secret: str | None) -> str:
-    """A service may send back what it got: neither the URL nor any longer piece of it is shown."""
+def _hide(reply: Any, url: str, secret: str | None) -> Any:
+    """A service may return the request: neither the URL nor a longer piece of it is shown."""
+    if isinstance(reply, Text):
+        values = {name: _hide(value, url, secret) for name, value in reply.values.items()}
+        return Text(reply.key, reply.english, **values)
     host = url.split("/")[2:3]
     pieces = [piece for piece in re.split("[/?&=]", url) if len(piece) >= 12 and piece not in host]
-    return hide_values(text, [url, secret, *pieces])
+    return hide_values(reply, [url, secret, *pieces]) if isinstance(reply, str) else reply
 
 
-def _run_hook(notice: Notice, target: Target, stop: threading.Event | None) -> Verdict:
-    body = (
-        json.dumps(generic_body(notice, describe(notice, target.language), target.language), ensure_ascii=False) + "\n"
-    )
+def _run_hook(notice: Notice, target: Target, stop: threading.Event | None) -> DeliveryResult:
+    program = target.command[0]
+    body = json.dumps(generic_body(notice, describe(notice, target.language), target.language), ensure_ascii=False)
+    env, timeout_s = _hook_env(notice, target.language), target.timeout_s
     try:
-        end = run_hook(
-            target.command,
-            stdin=body.encode(),
-            env=_hook_env(notice, target.language),
-            timeout_s=target.timeout_s,
-            stop=stop,
-        )
+        end = run_hook(target.command, stdin=f"{body}\n".encode(), env=env, timeout_s=timeout_s, stop=stop)
     except (OSError, ValueError) as error:
-        return Verdict("refused", f"{target.command[0]} cannot be run: {getattr(error, 'strerror', None) or error}")
+        why = getattr(error, "strerror", None) or str(error)
+        failed = Text("notice.hook-failed", "cannot run {program}: {error}", program=program, error=why)
+        return DeliveryResult("refused", failed)
     if end.code is None and stop is not None and stop.is_set():
-        return Verdict("retry", "the controller ended while it ran")
+        return DeliveryResult("retry", Text("notice.hook-interrupted", "interrupted by the end of the controller"))
     output = redact_text(end.output.decode("utf-8", "replace").strip())[-SHOWN_CHARACTERS:]
-    if end.is_fine:
-        return Verdict("delivered", output)
-    how = (
-        f"was killed after {target.timeout_s:g} s"
-        if end.code is None
-        else f"exited {end.code}"
-        if end.code >= 0
-        else f"died of signal {-end.code}"
+    if end.code == 0:
+        return DeliveryResult("delivered", output)
+    if end.code is None:
+        how = Text(
+            "notice.hook-timeout", "{program} was killed after {limit_s:g} s", program=program, limit_s=timeout_s
+        )
+    elif end.code >= 0:
+        how = Text("notice.hook-exit", "{program} exited with code {code}", program=program, code=end.code)
+    else:
+        how = Text("notice.hook-signal", "{program} was killed by signal {signal}", program=program, signal=-end.code)
+    return DeliveryResult(
+        "refused", Text("notice.hook-output", "{how}: {output}", how=how, output=output) if output else how
     )
-    return Verdict("refused", f"{target.command[0]} {how}" + (f": {output}" if output else ""))
 
 
 def _hook_env(notice: Notice, lang: str) -> dict[str, str]:

@@ -26,10 +26,6 @@ class HookEnd:
     code: int | None
     output: bytes
 
-    @property
-    def is_fine(self) -> bool:
-        return self.code == 0
-
 
 def run_hook(
     argv: Sequence[str], *, stdin: bytes, env: Mapping[str, str], timeout_s: float, stop: threading.Event | None = None

@@ -1,4 +1,4 @@
-"""One question to a web server: a deadline for all of it, the environment's proxies, verified TLS, no redirects."""
+"""One HTTP request: one deadline, the proxies of the environment, verified TLS, no redirects."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-ANSWER_BYTES = 64 * 1024
+from ascendrun.text import Text
+
+REPLY_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
-class WebAnswer:
-    """`body`: at most ANSWER_BYTES of it."""
+class HttpResponse:
+    """`body`: at most REPLY_BYTES of it."""
 
     status: int
     headers: Mapping[str, str]
@@ -24,43 +28,45 @@ class WebAnswer:
 
 
 class RequestFailedError(Exception):
-    """The server could not be asked, or did not answer in time. The message never holds the URL."""
+    """The request failed or timed out. The message never contains the URL."""
+
+    def __init__(self, message: Text | str) -> None:
+        super().__init__(message)
+        self.message = message
 
 
-class Cut:
-    """Ends a question from another thread: its connection is shut, whatever it waits for."""
+class Cancellation:
+    """Ends a request from another thread: shuts its connection down, whatever it waits for."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
-        self.is_cut = False
+        self.is_cancelled = False
 
-    def add(self, one: socket.socket) -> None:
+    def add(self, connected: socket.socket) -> None:
         with self._lock:
-            self._sockets.append(one)
-            is_cut = self.is_cut
-        if is_cut:
-            self.cut()
+            self._sockets.append(connected)
+            is_cancelled = self.is_cancelled
+        if is_cancelled:
+            self.cancel()
 
-    def cut(self) -> None:
+    def cancel(self) -> None:
         with self._lock:
-            self.is_cut = True
+            self.is_cancelled = True
             sockets = tuple(self._sockets)
-        for one in sockets:
-            try:
-                socket.socket.shutdown(one, socket.SHUT_RDWR)  # below TLS, which would wait for its own goodbye
-            except OSError:
-                pass  # it is closed already
+        for connected in sockets:
+            with suppress(OSError):  # closed already; below TLS, which would wait for its own close
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
-def ask_web(
-    url: str, *, headers: Mapping[str, str], body: bytes | None, deadline_s: float, cut: Cut | None = None
-) -> WebAnswer:
-    """POST when there is a body, else GET. An answer of any status is an answer. Raises RequestFailedError."""
-    cut = cut or Cut()
+def http_request(
+    url: str, *, headers: Mapping[str, str], body: bytes | None, deadline_s: float, cancellation: Cancellation | None
+) -> HttpResponse:
+    """POST when there is a body, else GET; a response of any status is returned. Raises RequestFailedError."""
+    cancellation = cancellation or Cancellation()
     request = urllib.request.Request(url, data=body, headers={"User-Agent": "ascendrun", **headers})
-    opener = urllib.request.build_opener(_Http(cut), _Https(cut), _NoRedirect())
-    timer = threading.Timer(deadline_s, cut.cut)
+    opener = urllib.request.build_opener(_Opener(cancellation), _NoRedirect())
+    timer = threading.Timer(deadline_s, cancellation.cancel)
     timer.daemon = True
     timer.start()
     try:
@@ -69,73 +75,59 @@ def ask_web(
         except urllib.error.HTTPError as error:
             response = error
         with response:
-            data = response.read(ANSWER_BYTES)
-        if cut.is_cut:
-            raise RequestFailedError(f"no whole answer within {deadline_s:g} s")
-        return WebAnswer(int(response.status or 0), dict(response.headers.items()), data)
+            data = response.read(REPLY_BYTES)
+        if cancellation.is_cancelled:
+            raise RequestFailedError(_timed_out(deadline_s))
+        return HttpResponse(int(response.status or 0), dict(response.headers.items()), data)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        if cut.is_cut:
-            raise RequestFailedError(f"no answer within {deadline_s:g} s") from None
-        raise RequestFailedError(_describe(error)) from None  # the cause may hold the URL
+        reason = getattr(error, "reason", None)
+        inner = reason if isinstance(reason, Exception) else error
+        if cancellation.is_cancelled or isinstance(inner, TimeoutError):
+            raise RequestFailedError(_timed_out(deadline_s)) from None
+        raise RequestFailedError(_describe(inner)) from None  # the cause may hold the URL
     finally:
         timer.cancel()
 
 
+def _timed_out(limit_s: float) -> Text:
+    return Text("http.timed-out", "no complete response within {limit_s:g} s", limit_s=limit_s)
+
+
 def _describe(error: Exception) -> str:
-    reason = getattr(error, "reason", None)
-    inner = reason if isinstance(reason, Exception) else error
-    if isinstance(inner, TimeoutError):
-        return "no answer in time"
-    if isinstance(inner, OSError):
-        return str(inner.strerror or inner)[:200]
-    return type(inner).__name__ if isinstance(inner, ValueError) else f"{type(inner).__name__}: {inner}"[:200]
+    if isinstance(error, OSError):
+        return str(error.strerror or error)[:200]
+    return type(error).__name__ if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"[:200]
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A notice, with its credential, goes where the settings say and nowhere else."""
+    """A notification, with its credential, is sent to the URL of the settings only."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
-class _Http(urllib.request.HTTPHandler):
-    def __init__(self, cut: Cut) -> None:
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, *arguments: Any, cancellation: Cancellation, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._cancellation = cancellation
+
+    def connect(self) -> None:
+        super().connect()
+        self._cancellation.add(self.sock)
+
+
+class _TlsConnection(_Connection, http.client.HTTPSConnection):
+    pass
+
+
+class _Opener(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+    def __init__(self, cancellation: Cancellation) -> None:
         super().__init__()
-        self._cut = cut
+        self._plain: Any = partial(_Connection, cancellation=cancellation)
+        self._tls: Any = partial(_TlsConnection, cancellation=cancellation)
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_maker(_Connection, self._cut), req)
-
-
-class _Https(urllib.request.HTTPSHandler):
-    def __init__(self, cut: Cut) -> None:
-        super().__init__()
-        self._cut = cut
+        return self.do_open(self._plain, req)
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_maker(_TlsConnection, self._cut), req)
-
-
-class _Connection(http.client.HTTPConnection):
-    cut: Cut
-
-    def connect(self) -> None:
-        super().connect()
-        self.cut.add(self.sock)
-
-
-class _TlsConnection(http.client.HTTPSConnection):
-    cut: Cut
-
-    def connect(self) -> None:
-        super().connect()
-        self.cut.add(self.sock)
-
-
-def _maker(kind: type[_Connection] | type[_TlsConnection], cut: Cut) -> Any:
-    def make(host: str, **options: Any) -> http.client.HTTPConnection:
-        connection = kind(host, **options)
-        connection.cut = cut
-        return connection
-
-    return make
+        return self.do_open(self._tls, req)

@@ -1,4 +1,4 @@
-"""Delivers notices beside the controller's loop: one thread a target, so that a dead one delays nothing else."""
+"""Deliver notifications in one thread for each target, so that an unreachable one delays nothing else."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from ascendrun.core.logs.redaction import redact_text
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import LostLeaseError, Store
 from ascendrun.node.failpoint import failpoint
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.events import JobEvent
     from ascendrun.core.jobs.job import Job
-    from ascendrun.core.notice_formats import Verdict
+    from ascendrun.core.notice_formats import DeliveryResult
     from ascendrun.core.notice_settings import NoticeSettings
     from ascendrun.core.notices import Notice, Target
-    from ascendrun.head.notify.http_client import Cut
+    from ascendrun.head.notify.http_client import Cancellation
     from ascendrun.head.state.notice_queue import NoticeQueue, Waiting
 
 ASK_S = 10.0
@@ -72,7 +73,7 @@ class Notifier:
         self._news = threading.Condition()
         self._stop = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
-        self._cuts: set[Cut] = set()
+        self._cancellations: set[Cancellation] = set()
         self._beat_mono = time.monotonic()
         self._live: tuple[tuple[str, str], ...] = ()
         self._waiting: dict[str, float] = {}
@@ -93,14 +94,14 @@ class Notifier:
         finally:
             queue.close()
         for name in names:
-            self._employ(name)
+            self._ensure_thread(name)
 
     def outbox(self, job: Job, events: Sequence[JobEvent]) -> list[tuple[str, str, str]]:
         """The notifications that new events of a job make; called within the transaction that stores the events."""
         try:
             return self._decide(job, events)
         except Exception:  # a notice that cannot be made must not keep a job from its next state
-            self._tell_fault()
+            self._log_exception()
             return []
 
     def _decide(self, job: Job, events: Sequence[JobEvent]) -> list[tuple[str, str, str]]:
@@ -114,7 +115,7 @@ class Notifier:
             notice = notice_of(job, item, head_id=self._head_id, head=self._head)
             if notice is not None:
                 body = json.dumps(notice.to_json(), default=str)
-                rows += [(notice.id, target.name, body) for target in settings.everyone if target.wants(notice)]
+                rows += [(notice.id, target.name, body) for target in settings.everyone if target.selects(notice)]
         self._fresh = self._fresh or bool(rows)
         return rows
 
@@ -124,18 +125,18 @@ class Notifier:
         self._live = tuple(live)
         settings = self.settings()
         if settings is not None and settings.deadman is not None and live:
-            self._employ("deadman", self._press)
+            self._ensure_thread("deadman", self._ping)
         if self._fresh:
             self._fresh = False
             for target in settings.everyone if settings is not None else ():
-                self._employ(target.name)
+                self._ensure_thread(target.name)
             with self._news:
                 self._round += 1
                 self._news.notify_all()
 
     @property
     def is_waiting(self) -> bool:
-        """Something may still be delivered soon: a controller that has nothing else to do stays up for that."""
+        """Whether something may still be delivered soon: an idle controller keeps running for that."""
         now_mono = time.monotonic()
         return self._fresh or any(now_mono - since_mono < KEEP_UP_S for since_mono in tuple(self._waiting.values()))
 
@@ -149,30 +150,34 @@ class Notifier:
         with self._news:
             self._news.notify_all()
         with self._lock:
-            cuts, threads = tuple(self._cuts), tuple(self._threads.values())
-        for cut in cuts:
-            cut.cut()
+            cancellations, threads = tuple(self._cancellations), tuple(self._threads.values())
+        for cancellation in cancellations:
+            cancellation.cancel()
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
 
     # Settings
 
     def settings(self) -> NoticeSettings | None:
-        """As the files have them now; None: nobody is to be told of anything."""
+        """As the files have them now; None: no targets."""
         return self._watch.get()
 
     def _target(self, name: str) -> Target | None:
         settings = self.settings()
-        return next((one for one in settings.everyone if one.name == name), None) if settings is not None else None
+        return (
+            next((target for target in settings.everyone if target.name == name), None)
+            if settings is not None
+            else None
+        )
 
     # The threads
 
     def _queue(self) -> NoticeQueue:
         from ascendrun.head.state.notice_queue import NoticeQueue
 
-        return NoticeQueue(self._store.beside())
+        return NoticeQueue(self._store.reopened())
 
-    def _employ(self, name: str, work: Callable[[], None] | None = None) -> None:
+    def _ensure_thread(self, name: str, work: Callable[[], None] | None = None) -> None:
         """A thread for the target, unless it has one; `work`: the pressing of a dead-man's switch, beside that."""
         key = f"{name} press" if work is not None else name
         with self._lock:
@@ -197,8 +202,8 @@ class Notifier:
                     blocked_mono = max(blocked_mono, time.monotonic() + block_s)
                 except LostLeaseError:
                     return
-                except Exception:  # a full disk, a fault of ours: the next turn may go better; the log has it
-                    self._tell_fault()
+                except Exception:  # a full disk, a bug: the next turn may succeed; the log has it
+                    self._log_exception()
                     rest_s = REST_S
                 with self._news:
                     if rest_s > 0 and not self._stop.is_set() and self._round == round_:
@@ -213,7 +218,7 @@ class Notifier:
             try:
                 return self._queue()
             except StoreUnusableError:
-                self._tell_fault()
+                self._log_exception()
                 self._stop.wait(REST_S)
         return None
 
@@ -223,63 +228,67 @@ class Notifier:
 
         now_s = time.time()
         queue.give_up_beyond(name, now_s=now_s)
-        one = queue.next(name)
-        if one is None:
+        waiting = queue.next(name)
+        if waiting is None:
             self._waiting.pop(name, None)
             return REST_S, 0.0
         self._waiting.setdefault(name, time.monotonic())
         target = self._target(name)
         if target is None:
-            queue.finish(one, name, state="given up", answer="the settings name no such target any more", now_s=now_s)
+            removed = Text("notice.target-removed", "the settings no longer contain this target")
+            queue.finish(waiting, name, state="given up", reply=removed, now_s=now_s)
             return 0.0, 0.0
-        if now_s - one.made_at_s > GIVE_UP_S:
-            queue.finish(one, name, state="given up", answer="it could not be delivered for too long", now_s=now_s)
+        if now_s - waiting.made_at_s > GIVE_UP_S:
+            late = Text("notice.too-late", "not delivered within {limit_s:duration}", limit_s=GIVE_UP_S)
+            queue.finish(waiting, name, state="given up", reply=late, now_s=now_s)
             return 0.0, 0.0
-        wait_s = one.due_at_s - now_s if one.due_at_s - now_s <= LONGEST_WAIT_S * 1.5 else 0.0  # somebody set the clock
-        limits = LIMITS[target.kind]
+        wait_s = (
+            waiting.due_at_s - now_s if waiting.due_at_s - now_s <= LONGEST_WAIT_S * 1.5 else 0.0
+        )  # somebody set the clock
+        limits = LIMITS[target.type]
         sent_s = queue.sent_at_s(name, since_s=now_s - max(window_s for _, window_s in limits))
         wait_s = max(wait_s, free_at_s(sent_s, limits, now_s=now_s) - now_s, blocked_mono - time.monotonic())
         if wait_s > 0:
             return wait_s, 0.0
-        return 0.0, self._send(queue, one, target)
+        return 0.0, self._send(queue, waiting, target)
 
-    def _send(self, queue: NoticeQueue, one: Waiting, target: Target) -> float:
+    def _send(self, queue: NoticeQueue, waiting: Waiting, target: Target) -> float:
         """One try; how long the target is to be left alone."""
         from ascendrun.core.notices import Notice, retry_after_s
 
-        queue.begin(one, now_s=time.time())
+        queue.begin(waiting, now_s=time.time())
         failpoint("notices.before_send")
-        verdict = self._deliver(Notice.from_json(one.body), target)
+        result = self._deliver(Notice.from_json(waiting.body), target)
         failpoint("notices.after_send")
         now_s = time.time()
-        if verdict.outcome != "retry":
-            state = "delivered" if verdict.outcome == "delivered" else "refused"
-            queue.finish(one, target.name, state=state, answer=verdict.says, now_s=now_s)
+        if result.outcome != "retry":
+            state = "delivered" if result.outcome == "delivered" else "refused"
+            queue.finish(waiting, target.name, state=state, reply=result.reply, now_s=now_s)
             return 0.0
-        wait_s = retry_after_s(one.tries + 1, notice_id=one.id, asked_s=verdict.wait_s)
-        queue.again(one, due_at_s=now_s + wait_s, answer=verdict.says)
-        return wait_s if verdict.wait_s is not None else min(wait_s, BLOCK_S)
+        wait_s = retry_after_s(waiting.tries + 1, notice_id=waiting.id, asked_s=result.wait_s)
+        queue.again(waiting, due_at_s=now_s + wait_s, reply=result.reply)
+        return wait_s if result.wait_s is not None else min(wait_s, BLOCK_S)
 
-    def _deliver(self, notice: Notice, target: Target) -> Verdict:
+    def _deliver(self, notice: Notice, target: Target) -> DeliveryResult:
         from ascendrun.head.notify.delivery import deliver
 
-        cut = self._new_cut()
+        cancellation = self._new_cancellation()
         try:
-            return deliver(notice, target, ask_s=self._ask_s, cut=cut, stop=self._stop)
+            return deliver(notice, target, timeout_s=self._ask_s, cancellation=cancellation, stop=self._stop)
         finally:
-            self._cuts.discard(cut)
+            self._cancellations.discard(cancellation)
 
-    def _new_cut(self) -> Cut:
-        from ascendrun.head.notify.http_client import Cut
+    def _new_cancellation(self) -> Cancellation:
+        from ascendrun.head.notify.http_client import Cancellation
 
-        cut = Cut()
+        cancellation = Cancellation()
         with self._lock:
-            self._cuts.add(cut)
-        return cut
+            self._cancellations.add(cancellation)
+        return cancellation
 
-    def _press(self) -> None:
+    def _ping(self) -> None:
         """Presses the dead-man's switch while the controller's loop turns and a job that it watches is live."""
-        from ascendrun.head.notify.delivery import press
+        from ascendrun.head.notify.delivery import ping
 
         due_mono = 0.0
         while not self._stop.wait(min(1.0, max(0.01, due_mono - time.monotonic()))):
@@ -289,21 +298,21 @@ class Notifier:
             is_live = any(target.is_for(name, job_id) for name, job_id in self._live)
             if not is_live or now_mono - self._beat_mono > SICK_S:
                 continue
-            due_mono = now_mono + target.every_s
-            cut = self._new_cut()
+            due_mono = now_mono + target.interval_s
+            cancellation = self._new_cancellation()
             try:
-                problem = press(target, ask_s=min(self._ask_s, target.every_s), cut=cut)
+                problem = ping(target, timeout_s=min(self._ask_s, target.interval_s), cancellation=cancellation)
                 if problem:
-                    self._tell_once(f"notices: the dead-man's switch could not be pressed: {problem}")
-            except Exception:  # a fault of ours must not look like a dead head; the log has it, credentials hidden
-                self._tell_fault()
+                    self._log_once(f"notices: cannot request the URL of the dead man's switch: {problem}")
+            except Exception:  # a bug must not look like a dead controller; the log has it, credentials hidden
+                self._log_exception()
             finally:
-                self._cuts.discard(cut)
+                self._cancellations.discard(cancellation)
 
-    def _tell_fault(self) -> None:
-        self._tell_once(redact_text(traceback.format_exc()))
+    def _log_exception(self) -> None:
+        self._log_once(redact_text(traceback.format_exc()))
 
-    def _tell_once(self, text: str) -> None:
+    def _log_once(self, text: str) -> None:
         """To the controller's log, once while it comes again and again."""
         if text != self._last_fault:
             self._last_fault = text
@@ -324,7 +333,7 @@ class SettingsWatch:
         self._due_mono = float("-inf")
 
     def get(self) -> NoticeSettings | None:
-        """None: nobody is to be told of anything. While the files do not answer: as they were."""
+        """None: no targets. While the files cannot be read: the last ones."""
         with self._lock:
             is_due = not self._is_looking and time.monotonic() >= self._due_mono
             self._is_looking = self._is_looking or is_due
@@ -341,7 +350,7 @@ class SettingsWatch:
             if seen != self._seen:
                 self._settings = self._reread()
                 self._seen = seen
-        except Exception:  # a fault of ours: what was known stays, and the next look may go better
+        except Exception:  # a bug: the last settings stay, and the next check may succeed
             self._log(redact_text(traceback.format_exc()))
         finally:
             with self._lock:

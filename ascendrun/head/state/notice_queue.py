@@ -1,4 +1,4 @@
-"""Notices that wait for delivery, in the store: what was begun is written down before it is done."""
+"""Notices that wait for delivery, in the store: what was begun is written down before it is dwaiting."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from ascendrun.core.events import Event
 from ascendrun.core.notices import QUEUE_LIMIT
-from ascendrun.head.state.store import Store, add_events
+from ascendrun.head.state.store import Store, add_events, dump_reply
 from ascendrun.text import Text
 
 KEPT_S = 30 * 86400.0
 """How long what was delivered is remembered."""
-MOST_CUTS = 1
-"""After so many deaths in the middle of a sending a notice may have arrived twice; it is not sent once more."""
+MOST_INTERRUPTIONS = 1
+"""After more interruptions of a delivery the notification may have arrived twice; it is not sent again."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,18 @@ class NoticeQueue:
     def recover(self, *, now_s: float) -> None:
         """For a new controller: what the last one was sending when it died is sent again, once."""
         lost = Text(
-            "notice.interrupted", "interrupted {count} times during delivery; it may have arrived", count=MOST_CUTS + 1
+            "notice.interrupted",
+            "interrupted {count} times during delivery; it may have arrived",
+            count=MOST_INTERRUPTIONS + 1,
         )
         with self._store.writing() as db:
             rows = db.execute(
-                "SELECT number, job, target FROM notices WHERE state = 'sending' AND cuts >= ?", (MOST_CUTS,)
+                "SELECT number, job, target FROM notices WHERE state = 'sending' AND cuts >= ?", (MOST_INTERRUPTIONS,)
             ).fetchall()
             for number, job, target in rows:
-                db.execute("UPDATE notices SET state = 'unknown', answer = ? WHERE number = ?", (str(lost), number))
+                db.execute(
+                    "UPDATE notices SET state = 'unknown', answer = ? WHERE number = ?", (dump_reply(lost), number)
+                )
                 if job is not None:
                     add_events(db, job, [_failed(target, None, 1, lost, now_s)])
             db.execute("UPDATE notices SET state = 'waiting', cuts = cuts + 1 WHERE state = 'sending'")
@@ -83,28 +87,30 @@ class NoticeQueue:
             ).fetchall()
         return [row[0] for row in rows]
 
-    def begin(self, one: Waiting, *, now_s: float) -> None:
+    def begin(self, waiting: Waiting, *, now_s: float) -> None:
         """It will be sent now."""
         with self._store.writing() as db:
             db.execute(
                 "UPDATE notices SET state = 'sending', tries = tries + 1, tried_at_s = ? WHERE number = ?",
-                (now_s, one.number),
+                (now_s, waiting.number),
             )
 
-    def again(self, one: Waiting, *, due_at_s: float, answer: str) -> None:
+    def again(self, waiting: Waiting, *, due_at_s: float, reply: Text | str) -> None:
         with self._store.writing() as db:
             db.execute(
                 "UPDATE notices SET state = 'waiting', due_at_s = ?, answer = ? WHERE number = ?",
-                (due_at_s, answer, one.number),
+                (due_at_s, dump_reply(reply), waiting.number),
             )
 
-    def finish(self, one: Waiting, target: str, *, state: str, answer: str, now_s: float) -> None:
-        """`state`: delivered, or a failure, which stands in the job's story as well."""
+    def finish(self, waiting: Waiting, target: str, *, state: str, reply: Text | str, now_s: float) -> None:
+        """`state`: delivered, or a failure, which becomes an event of the job too."""
         with self._store.writing() as db:
-            db.execute("UPDATE notices SET state = ?, answer = ? WHERE number = ?", (state, answer, one.number))
+            db.execute(
+                "UPDATE notices SET state = ?, answer = ? WHERE number = ?", (state, dump_reply(reply), waiting.number)
+            )
             _forget_old(db, now_s)
-            if state != "delivered" and one.job is not None:
-                add_events(db, one.job, [_failed(target, str(one.body["kind"]), 1, answer, now_s)])
+            if state != "delivered" and waiting.job is not None:
+                add_events(db, waiting.job, [_failed(target, str(waiting.body["kind"]), 1, reply, now_s)])
 
     def give_up_beyond(self, target: str, *, now_s: float, limit: int = QUEUE_LIMIT) -> int:
         """Drops the oldest that wait beyond the limit; how many."""
@@ -120,9 +126,8 @@ class NoticeQueue:
             )
             with self._store.writing() as db:
                 for number, _ in rows:
-                    db.execute(
-                        "UPDATE notices SET state = 'given up', answer = ? WHERE number = ?", (str(full), number)
-                    )
+                    values = (dump_reply(full), number)
+                    db.execute("UPDATE notices SET state = 'given up', answer = ? WHERE number = ?", values)
                 newest_job = rows[0][1]
                 if newest_job is not None:
                     add_events(db, newest_job, [_failed(target, None, len(rows), full, now_s)])

@@ -17,7 +17,7 @@ from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.events import Event, JobEvent
 from ascendrun.head.state.database import Database, Migration, immediate
 from ascendrun.head.state.state_dir import StoreUnusableError
-from ascendrun.text import Text
+from ascendrun.text import Text, from_json, to_json
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job, State
@@ -146,7 +146,7 @@ class Store(Database):
         row = self._db.execute("SELECT value FROM meta WHERE key = 'head_id'").fetchone()
         return str(row[0])
 
-    def beside(self) -> Store:
+    def reopened(self) -> Store:
         """The same store with a connection of its own, for another thread; it writes by the same lease."""
         with self.raising_unusable(self.path):
             return Store(self._connect(self.path, self.BUSY_S), self.path, self._token)
@@ -351,7 +351,7 @@ class Store(Database):
         """The newest notices and how far they got: id, target, job, state, tries, due_at_s, tried_at_s, answer."""
         names = ("id", "target", "job", "state", "tries", "due_at_s", "tried_at_s", "answer")
         rows = self._db.execute(f"SELECT {', '.join(names)} FROM notices ORDER BY number DESC LIMIT ?", (limit,))
-        return tuple(dict(zip(names, row)) for row in rows)
+        return tuple({**dict(zip(names, row)), "answer": _load_reply(row[-1])} for row in rows)
 
     def has_waiting_notices(self) -> bool:
         row = self._db.execute("SELECT 1 FROM notices WHERE state IN ('waiting', 'sending') LIMIT 1").fetchone()
@@ -392,6 +392,19 @@ def _load_event(row: Sequence[Any]) -> Event:
     code, values, hosts, ranks, attempt, at_s = row
     lists = {"values": json.loads(values), "hosts": json.loads(hosts), "ranks": json.loads(ranks)}
     return Event.from_json({"code": code, **lists, "attempt": attempt, "at_s": at_s})
+
+
+def dump_reply(reply: Text | str) -> str:
+    """The reply to a notification for its column."""
+    return json.dumps(to_json(reply), ensure_ascii=False)
+
+
+def _load_reply(column: str | None) -> Text | str | None:
+    """Also of an earlier release, which stored the plain text."""
+    try:
+        return None if column is None else from_json(json.loads(column))
+    except ValueError:
+        return column
 
 
 def job_id_of(number: int) -> str:

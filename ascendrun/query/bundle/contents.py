@@ -75,7 +75,7 @@ def make_redactor(
             known[value] = "environment"
     known.update(secrets_in_tree(subject.stored.spec))
     for target in (notices or NoticeSettings()).everyone:
-        if target.kind != "hook":
+        if target.type != "hook":
             try:
                 url, secret = read_credentials(target)
             except UnreadableCredentialsError:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from ascendrun.core.jobs.reasons import legacy
-from ascendrun.core.notice_formats import append_path, cut_bytes, judge_answer, make_request, sign_dingtalk, sign_feishu
+from ascendrun.core.notice_formats import append_path, cut_bytes, make_request, read_reply, sign_dingtalk, sign_feishu
 from ascendrun.core.notices import Notice, Target
 
 NOTICE = Notice(
@@ -43,7 +43,7 @@ def ask(
     notice: Notice = NOTICE,
     url: str = "https://x.example/hook?key=k",
 ) -> Any:
-    target = Target(name="t", kind=kind, style=style, lang=lang)
+    target = Target(name="t", type=kind, format=style, lang=lang)
     return make_request(notice, target, url=url, secret=secret, now_s=1599360473.7)
 
 
@@ -146,7 +146,7 @@ def test_the_generic_format_has_its_documented_fields_and_a_signature_over_time_
 
 
 def test_a_dead_mans_switch_gets_a_bare_get_on_its_path() -> None:
-    target = Target(name="deadman", kind="deadman", suffixes={"failed": "/fail"})
+    target = Target(name="deadman", type="deadman", suffixes={"failed": "/fail"})
     request = make_request(NOTICE, target, url="https://hc.example/uuid/?a=1", secret=None, now_s=1.0)
     assert (request.url, request.body) == ("https://hc.example/uuid/fail?a=1", None)
     assert append_path("https://hc.example/uuid", "") == "https://hc.example/uuid"
@@ -211,18 +211,18 @@ def test_a_cut_never_splits_a_character() -> None:
     ],
 )
 def test_an_answer_means(kind: str, status: int, answer: bytes, outcome: str) -> None:
-    verdict = judge_answer(kind, status, {}, answer)
-    assert verdict.outcome == outcome and str(status) in verdict.says
+    verdict = read_reply(kind, status, {}, answer)
+    assert verdict.outcome == outcome and str(status) in str(verdict.reply)
 
 
 def test_retry_after_is_read_in_seconds_whatever_the_case() -> None:
-    assert judge_answer("slack", 429, {"retry-AFTER": "30"}, b"").wait_s == 30.0
-    assert judge_answer("slack", 429, {"Retry-After": "Fri, 20 Nov 2026 10:00:00 GMT"}, b"").wait_s is None
+    assert read_reply("slack", 429, {"retry-AFTER": "30"}, b"").wait_s == 30.0
+    assert read_reply("slack", 429, {"Retry-After": "Fri, 20 Nov 2026 10:00:00 GMT"}, b"").wait_s is None
 
 
 def test_who_sent_dingtalk_too_much_waits_out_its_ten_minutes() -> None:
-    assert judge_answer("dingtalk", 200, {}, b'{"errcode":130101}').wait_s == 600.0
+    assert read_reply("dingtalk", 200, {}, b'{"errcode":130101}').wait_s == 600.0
 
 
 def test_of_a_long_answer_the_beginning_is_shown() -> None:
-    assert len(judge_answer("generic", 500, {}, b"x" * 100_000).says) < 400
+    assert len(read_reply("generic", 500, {}, b"x" * 100_000).reply) < 400

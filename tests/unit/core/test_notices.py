@@ -110,10 +110,10 @@ def test_each_time_that_hosts_become_unreachable_is_a_matter_of_its_own() -> Non
     ],
 )
 def test_a_target_gets_what_it_asked_for(on: tuple[str, ...], kinds: set[str]) -> None:
-    target = Target(name="t", kind="slack", on=on)
+    target = Target(name="t", type="slack", events=on)
     everything = [replace(make(), kind=kind) for kind in _TITLES if kind != "test"]
-    assert {notice.kind for notice in everything if target.wants(notice)} == kinds
-    assert target.wants(make_test_notice(head="h", at_s=1.0))
+    assert {notice.kind for notice in everything if target.selects(notice)} == kinds
+    assert target.selects(make_test_notice(head="h", at_s=1.0))
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_a_target_gets_what_it_asked_for(on: tuple[str, ...], kinds: set[str]) -
     ],
 )
 def test_jobs_are_chosen_by_name_or_id(globs: tuple[str, ...], is_wanted: bool) -> None:
-    assert Target(name="t", kind="slack", on=("failed",), jobs=globs).wants(make()) is is_wanted
+    assert Target(name="t", type="slack", events=("failed",), jobs=globs).selects(make()) is is_wanted
 
 
 def test_a_dead_mans_switch_is_pressed_for_the_kinds_it_has_paths_for() -> None:
-    target = Target(name="deadman", kind="deadman", suffixes={"failed": "/fail"})
-    assert target.wants(make()) and not target.wants(make(event(state="SUCCEEDED")))
+    target = Target(name="deadman", type="deadman", suffixes={"failed": "/fail"})
+    assert target.selects(make()) and not target.selects(make(event(state="SUCCEEDED")))
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
@@ -156,7 +156,7 @@ def test_a_notice_survives_the_trip_through_the_store() -> None:
 
 
 def test_the_credentials_of_a_target_never_show_in_a_traceback() -> None:
-    assert "topsecret" not in repr(Target(name="t", kind="slack", url="https://x/topsecret", secret="topsecret"))
+    assert "topsecret" not in repr(Target(name="t", type="slack", url="https://x/topsecret", secret="topsecret"))
 
 
 @given(st.integers(1, 10_000), st.text(max_size=20))
@@ -191,10 +191,10 @@ def test_a_clock_that_was_set_back_does_not_silence_a_target_for_ever() -> None:
 def test_targets_without_a_name_are_called_by_their_kind() -> None:
     targets = with_name(
         [
-            Target(name="", kind="slack"),
-            Target(name="slack-2", kind="slack"),
-            Target(name="", kind="slack"),
-            Target(name="", kind="wecom"),
+            Target(name="", type="slack"),
+            Target(name="slack-2", type="slack"),
+            Target(name="", type="slack"),
+            Target(name="", type="wecom"),
         ]
     )
     assert [target.name for target in targets] == ["slack", "slack-2", "slack-3", "wecom"]

@@ -34,12 +34,12 @@ def is_alive(pid: int) -> bool:
 
 def test_it_reads_the_notice_and_its_environment() -> None:
     end = run("cat; echo $X", stdin=b'{"kind": "failed"}\n')
-    assert (end.code, end.output) == (0, b'{"kind": "failed"}\ny\n') and end.is_fine
+    assert (end.code, end.output) == (0, b'{"kind": "failed"}\ny\n')
 
 
 def test_its_exit_code_and_what_it_said_are_kept() -> None:
     end = run("echo out; echo err >&2; exit 3")
-    assert (end.code, end.output, end.is_fine) == (3, b"out\nerr\n", False)
+    assert (end.code, end.output) == (3, b"out\nerr\n")
 
 
 def test_of_much_output_the_beginning_and_the_end_are_kept() -> None:

@@ -121,7 +121,7 @@ def test_a_queue_that_grows_too_long_drops_its_oldest_and_says_so(heads: Any, tm
             " VALUES (?, 'x', ?, '{}', 0, 'waiting', 0)",
             [(str(number), job.id) for number in range(QUEUE_LIMIT + 3)],
         )
-    queue = NoticeQueue(head.store.beside())
+    queue = NoticeQueue(head.store.reopened())
     assert queue.give_up_beyond("x", now_s=1.0) == 3
     given_up = {row["id"] for row in head.store.notices(limit=5000) if row["state"] == "given up"}
     queue.close()

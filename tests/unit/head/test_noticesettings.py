@@ -38,11 +38,12 @@ deadman: {{url: "https://hc.example/x", interval_s: 30, ok: "", failed: /fail}}
 """,
     )
     team, slack, hook = settings.targets
-    assert (team.name, team.kind, team.on, team.jobs) == ("team", "feishu", ("failed", "started"), ("qwen*", "!test*"))
-    assert (team.style, team.lang, team.secret_file) == ("text", "zh", str(tmp_path / "sub" / "secret"))
-    assert (slack.name, slack.on, slack.jobs) == ("slack", ("ended",), DEFAULT_JOBS)
+    assert (team.name, team.type) == ("team", "feishu")
+    assert (team.events, team.jobs) == (("failed", "started"), ("qwen*", "!test*"))
+    assert (team.format, team.lang, team.secret_file) == ("text", "zh", str(tmp_path / "sub" / "secret"))
+    assert (slack.name, slack.events, slack.jobs) == ("slack", ("ended",), DEFAULT_JOBS)
     assert hook.command == (str(tmp_path / "bin" / "told"), "--now") and hook.timeout_s == 5
-    assert settings.deadman is not None and settings.deadman.every_s == 30
+    assert settings.deadman is not None and settings.deadman.interval_s == 30
     assert settings.deadman.suffixes == {"succeeded": "", "stopped": "", "failed": "/fail"}
 
 
@@ -84,7 +85,7 @@ def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path, text: str) -> Non
 def test_the_stronger_file_replaces_whole_blocks(tmp_path: Path) -> None:
     weak = f"notify: [{{type: feishu, url: '{URL}'}}]\nhook: {{command: [a]}}\ndeadman: {{url: 'https://x/y'}}\n"
     settings = load(tmp_path, "notify: [{type: slack, url: 'https://x/y'}]\n", weak=weak)
-    assert [target.kind for target in settings.targets] == ["slack", "hook"] and settings.deadman is not None
+    assert [target.type for target in settings.targets] == ["slack", "hook"] and settings.deadman is not None
     assert settings.origins["notify"].endswith("user.yaml") and settings.origins["hook"].endswith("weak.yaml")
 
 

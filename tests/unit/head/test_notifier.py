@@ -129,8 +129,9 @@ def test_a_hook_gets_the_notice_and_its_failure_stands_in_the_story(heads: Any, 
     head.await_state("hook", "refused")
     first, second = (tmp_path / "got").read_text().splitlines()
     assert json.loads(first)["job"]["id"] == job.id and second == f"{job.id} FAILED"
-    story = "\n".join(head.story(job))
-    assert "exited 3" in story and "went wrong" in story and "q1w2e3r4t5" not in story
+    reply = head.store.events(job.id)[-1].values["reply"]
+    assert (reply.key, reply.values["how"].values["code"]) == ("notice.hook-output", 3)
+    assert "went wrong" in reply.values["output"] and "q1w2e3r4t5" not in str(reply)
 
 
 def test_the_dead_mans_switch_is_pressed_while_a_job_lives_and_told_its_end(heads: Any, serve: Any) -> None:
