@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from ascendrun.core.events import Event
 
 GATHER_S = 10.0
-"""A connection that is restored within moments is not reported; hosts behind one dead switch are one event."""
+"""A shorter interruption is not reported; hosts behind one failed switch are one event."""
 
 Change = tuple[str, tuple[str, ...]]
 """(code of the event, hosts)."""
 
 
 class ReachabilityWatch:
-    """Of one job. `unreachable`: the hosts that its events call unreachable already."""
+    """Reachability of the hosts of one job. `unreachable`: hosts that its events report as unreachable."""
 
     def __init__(self, unreachable: Iterable[str] = ()) -> None:
         self._unreachable: set[str] = set(unreachable)
@@ -22,7 +22,7 @@ class ReachabilityWatch:
         self._back_s: dict[str, float] = {}
 
     def update(self, liveness: Mapping[str, str], *, now_s: float) -> tuple[Change, ...]:
-        """What has changed. `liveness` by host: ALIVE, UNREACHABLE or another word; `now_s`: monotonic."""
+        """The changes. `liveness` by host: ALIVE, UNREACHABLE or another state; `now_s`: monotonic."""
         for host, word in liveness.items():
             _note(self._lost_s, host, word == "UNREACHABLE" and host not in self._unreachable, now_s)
             _note(self._back_s, host, word == "ALIVE" and host in self._unreachable, now_s)

@@ -22,7 +22,7 @@ from ascendrun.text.format import SEPARATOR, SPECIAL, UNKNOWN
 
 LANGUAGES = ("en", "zh")
 PSEUDO = "pseudo"
-"""Every English template with its words in another order: what a test uses to show that no code reads a message."""
+"""A test language: English templates with shuffled words, to show that no code reads a message."""
 _TEXT = "$text"
 _PLACE = re.compile(r"\{\{|\}\}|\{(\w+)(!r)?(?::([^{}]*))?\}")
 _language = "en"

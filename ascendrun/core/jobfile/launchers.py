@@ -1,4 +1,4 @@
-"""The command of each process: the user's words, with a launcher's words around them where one is wanted."""
+"""The command of each process: the arguments of the user, inside the command of a launcher if one is set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRAMS_PACKAGE = "ascendrun.programs"
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where a launcher's nodes find each other. `port`: the text that stands for the port not known yet."""
+    """The rendezvous of a launcher's nodes. `port`: a placeholder for the port."""
 
     nodes: int
     node_rank: int
@@ -36,7 +36,7 @@ def program_command(program: str, arguments: Sequence[str], *, python: str) -> t
 
 
 def user_command(words: Sequence[str], *, python: str | None) -> tuple[str, ...]:
-    """The job's command; its first word `python` or `python3` becomes the job's own interpreter where it names one."""
+    """The job's command; a first argument `python` or `python3` becomes the interpreter of the job, if it is set."""
     if python is not None and words[0] in ("python", "python3"):
         return (python, *words[1:])
     return tuple(words)

@@ -253,7 +253,7 @@ def _name(path: Path) -> str:
 
 
 def _unknown_key(draft: Draft, path: Path, node: Optional[Node]) -> Optional[Problem]:
-    """A renamed key is answered with its new name; only then comes a key that is spelled alike."""
+    """For a renamed key the new name; otherwise a similar key."""
     place, name = key_place(draft.root, path), _name(path)
     plain = tuple(step for step in path if isinstance(step, str))
     if ".".join(plain) in model.UNSUPPORTED or plain[0] in model.UNSUPPORTED:

@@ -1,7 +1,7 @@
 """Lines that many ranks write at about the same time, shown once: [0-63] step 120 loss 2.31±0.02.
 
-line_patterns.py has what may differ. Measured numbers that differ are shown as mean±half of their spread. A rank
-whose number is far from the others', or is none (nan), is no part of that: its line stands alone, in full, behind it.
+line_patterns.py defines what may differ. Different measured numbers are shown as mean±half of their spread. The line
+of a rank with an outlier or a nan follows separately and unchanged.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from ascendrun.core.logs.line_patterns import ADDRESS, MEASURED, OWN_RANK, Shape
 from ascendrun.core.logs.log_lines import LogLine
 
 OPEN_GROUPS_LIMIT = 4096
-"""More lines than this are not held back: a rank that pours out lines folds less, and memory stays bounded."""
+"""At most this many lines wait, to bound memory: more lines are folded less."""
 OPEN_CHARACTERS_LIMIT = 8_000_000
 LONG_LINE = 1000
-"""Only longer lines count for the limit of characters: the others are bounded by the limit of groups, and are many."""
+"""Only longer lines count for the limit of characters: the others are bounded by the limit of groups."""
 CROWD_CHECK = 128
-"""After so many lines it is looked whether the two limits above are passed."""
+"""The two limits above are checked after this many lines."""
 FEWEST_FOR_OUTLIERS = 4
-"""Of fewer ranks nobody can say which one is the odd one."""
+"""With fewer ranks there is no outlier."""
 OUTLIER_SIGMAS = 6.0
 USUAL = 1.4826
 """The median distance from the median, times this, is the sigma of a normal distribution."""
 OUTLIER_SHARE = 0.05
-"""However close the others are to each other, a number so little off is not worth a line of its own."""
+"""A number within this fraction of the median is never an outlier."""
 
 FoldKey = tuple[Template, str, int]
 
 
 class FoldedLine(NamedTuple):
-    """What one or more ranks said, at most one line of each, in the order in which it came. `text`: one for all."""
+    """Lines of one or more ranks, at most one of each, in the order of arrival. `text`: the text for all."""
 
     lines: tuple[LogLine, ...]
     text: str
 
     @property
     def at_s(self) -> float | None:
-        """When the first of them came."""
+        """Arrival of the first line."""
         return self.lines[0].at_s
 
     @property
@@ -51,7 +51,7 @@ class FoldedLine(NamedTuple):
 
 
 class _Group:
-    """One folded line in the making."""
+    """A folded line that may still grow."""
 
     __slots__ = ("characters", "key", "lines", "number", "opened_s", "shapes")
 
@@ -65,7 +65,7 @@ class _Group:
 
 
 class _Peers:
-    """The open groups of one key, in the order in which they opened, and their numbers."""
+    """The open groups of one key, oldest first, and their numbers."""
 
     __slots__ = ("groups", "newest", "numbers")
 
@@ -80,16 +80,17 @@ class _Peers:
         self.groups.append(group)
 
     def oldest(self, last: int, since_s: float) -> _Group:
-        """The oldest group behind the rank's last line that is young enough; the newest must be so."""
+        """The oldest group after the rank's last line that is within the window; the newest must be."""
         behind = self.groups[bisect_right(self.numbers, last) :]
         return next(group for group in behind if group.opened_s >= since_s)
 
 
 class Folder:
-    """Folds lines as they come. A line joins an earlier one with the same template, stream and attempt when that one
-    is no older than the window and no other line of the same rank would be overtaken.
+    """Folds lines as they arrive. A line joins an earlier line with the same template, stream and attempt if that
+    line is
+    within the window and no other line of the same rank would be overtaken.
 
-    `ranks`: how many there are, so that a line which all have said need not wait for the window; None: not known.
+    `ranks`: number of ranks, so that a line of all ranks does not wait for the window; None: not known.
     Both may change while lines wait.
     """
 
@@ -104,20 +105,21 @@ class Folder:
         self._characters = 0
 
     def add(self, lines: Sequence[LogLine], *, now_s: float) -> None:
-        """Lines that came at the same moment: `now_s`, on a clock that never goes back; one clock for all lines."""
+        """Lines that arrived at `now_s`, on one monotonic clock for all lines."""
         self._join(lines, now_s, now_s)
 
     def add_past(
         self, lines: Sequence[LogLine], *, now_s: float, until_s: float = math.inf
     ) -> tuple[list[FoldedLine], float]:
-        """Lines that came one after the other, at the times that they bear, none after `until_s`; `now_s`: the time of
-        the line before them. What can be shown after them, as from `take`, and the time of the last."""
+        """Lines that arrived at their own times, none after `until_s`; `now_s`: the time of the line before them.
+        Return
+        what can be shown, as `take`, and the time of the last line."""
         ready = self.take(now_s=now_s)
         more, now_s = self._join(lines, now_s, max(now_s, until_s))
         return ready + more, now_s
 
     def _join(self, lines: Sequence[LogLine], now_s: float, until_s: float) -> tuple[list[FoldedLine], float]:
-        """One long loop: a call for each of millions of lines would cost more than what is done there."""
+        """One long loop: a call for each of millions of lines would cost more than its work."""
         ready: list[FoldedLine] = []
         by_key, last_of_rank, window_s, due_s = self._by_key, self._last_of_rank, self.window_s, self.due_s
         found = self._templates.find_all([line[4] for line in lines], [line[2] for line in lines])
@@ -149,14 +151,14 @@ class Folder:
         return ready, now_s
 
     def take(self, *, now_s: float) -> list[FoldedLine]:
-        """What can no longer grow, in order."""
+        """The folded lines that can no longer grow, in order."""
         ready: list[FoldedLine] = []
         while self._open and self._is_done(self._open[0], now_s):
             ready += self._close_first()
         return ready
 
     def finish(self) -> list[FoldedLine]:
-        """All that is left, in order."""
+        """The other folded lines, in order."""
         ready: list[FoldedLine] = []
         while self._open:
             ready += self._close_first()
@@ -164,7 +166,7 @@ class Folder:
 
     @property
     def due_s(self) -> float:
-        """The first line that waits need not wait longer than this, -inf: none waits."""
+        """The latest time for the first waiting line, -inf: none waits."""
         return self._open[0].opened_s + self.window_s if self._open else -math.inf
 
     def _is_done(self, group: _Group, now_s: float) -> bool:
@@ -189,7 +191,7 @@ class Folder:
 
 
 def fold(lines: Iterable[LogLine], *, window_s: float) -> Iterator[FoldedLine]:
-    """Lines in order of time, folded where ranks say the same within the window. `unfold` gives every line back."""
+    """Lines in order of time, equal lines of several ranks within the window folded. `unfold` is the inverse."""
     folder = Folder(window_s=window_s)
     now_s = 0.0
     waiting = iter(lines)
@@ -200,16 +202,16 @@ def fold(lines: Iterable[LogLine], *, window_s: float) -> Iterator[FoldedLine]:
 
 
 def unfold(folded: Iterable[FoldedLine]) -> Iterator[LogLine]:
-    """Every line that went into `fold`, the order within each rank kept."""
-    for one in folded:
-        yield from one.lines
+    """Every line that was passed to `fold`, in the order of each rank."""
+    for line in folded:
+        yield from line.lines
 
 
 # ---------------------------------------------------------------- one text for many
 
 
 def summarise(lines: Sequence[LogLine], shapes: Sequence[Shape]) -> list[FoldedLine]:
-    """Lines of one template as one folded line, and behind it each one whose numbers are far off. `shapes`: theirs."""
+    """Lines of one template as one folded line, followed by each outlier. `shapes`: of the lines."""
     texts, shape = [line[4] for line in lines], shapes[0]
     first = texts[0]
     if not shape.fields or texts.count(first) == len(texts):
@@ -218,28 +220,28 @@ def summarise(lines: Sequence[LogLine], shapes: Sequence[Shape]) -> list[FoldedL
         columns = [_make_column(kind, [text[start:end] for text in texts], 1) for start, end, kind in shape.fields]
     else:
         columns = [
-            _make_column(kind, [text[one.fields[at][0] : one.fields[at][1]] for text, one in zip(texts, shapes)])
+            _make_column(kind, [text[own.fields[at][0] : own.fields[at][1]] for text, own in zip(texts, shapes)])
             for at, (_start, _end, kind) in enumerate(shape.fields)
         ]
     parts = _parts(columns, len(lines))
     if len(parts) == 1:
         return [FoldedLine(tuple(lines), _render(first, shape, columns))]
-    return [one for part in parts for one in summarise([lines[at] for at in part], [shapes[at] for at in part])]
+    return [line for part in parts for line in summarise([lines[at] for at in part], [shapes[at] for at in part])]
 
 
 class _Column(NamedTuple):
-    """What stands at one variable place in every line. `values`: as numbers, () where they are none or all the same.
-    `examples`: a text of each width that there is."""
+    """One variable part of every line. `values`: as numbers, () if not numbers or all equal. `examples`: a text of each
+    width."""
 
     kind: str
     texts: Sequence[str]
     values: Sequence[float]
     examples: Sequence[str]
-    is_one: bool
+    is_equal: bool
 
 
 def _make_column(kind: str, texts: Sequence[str], widths: int | None = None) -> _Column:
-    """`widths`: how many there are, None: not known."""
+    """`widths`: number of different widths, None: not known."""
     if texts.count(texts[0]) == len(texts):
         return _Column(kind, texts, (), texts[:1], True)
     examples = texts[:1] if widths == 1 else list({len(text): text for text in texts}.values())
@@ -247,9 +249,9 @@ def _make_column(kind: str, texts: Sequence[str], widths: int | None = None) -> 
 
 
 def _parts(columns: Sequence[_Column], count: int) -> list[list[int]]:
-    """Which lines are shown as one: those that belong together, the most first, then each one that stands out.
+    """The indexes of the lines that are shown as one, the largest group first, then each outlier.
 
-    A number and no number (nan, inf) never belong together, however many ranks say either.
+    A number and a nan or inf are never shown as one, however many ranks have either.
     """
     measured = [column.values for column in columns if column.values]
     if not all(math.isfinite(sum(values)) for values in measured):
@@ -260,14 +262,14 @@ def _parts(columns: Sequence[_Column], count: int) -> list[list[int]]:
         if len(kinds) > 1:
             return sorted(kinds.values(), key=len, reverse=True)
     elif count >= FEWEST_FOR_OUTLIERS:
-        odd = set().union(*map(find_odd, measured))
-        if 0 < len(odd) < count / 2:
-            return [[at for at in range(count) if at not in odd], *([at] for at in sorted(odd))]
+        outliers = set().union(*map(find_outliers, measured))
+        if 0 < len(outliers) < count / 2:
+            return [[at for at in range(count) if at not in outliers], *([at] for at in sorted(outliers))]
     return [list(range(count))]
 
 
-def find_odd(values: Sequence[float]) -> set[int]:
-    """The places of values that do not belong: by the distance from the median, in units of the usual distance."""
+def find_outliers(values: Sequence[float]) -> set[int]:
+    """The indexes of outliers, by the distance from the median in units of the median distance."""
     ordered = sorted(values)
     middle = ordered[len(ordered) // 2]
     least = max(OUTLIER_SHARE * abs(middle), 1e-9)
@@ -276,19 +278,19 @@ def find_odd(values: Sequence[float]) -> set[int]:
         return set()
     near = most / OUTLIER_SIGMAS / USUAL * 1.001
     if bisect_left(ordered, middle + near) - bisect_right(ordered, middle - near) <= len(ordered) // 2:
-        return set()  # more than half are farther off than that: the usual distance is, too
+        return set()  # more than half are farther away, so the median distance is, too
     usual = USUAL * sorted([abs(value - middle) for value in values])[len(values) // 2]
     limit = max(OUTLIER_SIGMAS * usual, least)
     return {at for at, value in enumerate(values) if abs(value - middle) > limit}
 
 
 def _render(text: str, shape: Shape, columns: Sequence[_Column]) -> str:
-    """The line with what the ranks share of its variable parts."""
+    """The line with a summary of its variable parts."""
     pieces = []
     at = 0
     for (start, end, _kind), column in zip(shape.fields, columns):
         pieces.append(text[at:start])
-        pieces.append(column.texts[0] if column.is_one else _describe(column))
+        pieces.append(column.texts[0] if column.is_equal else _describe(column))
         at = end
     pieces.append(text[at:])
     return "".join(pieces)
@@ -301,7 +303,7 @@ def _describe(column: _Column) -> str:
 
 
 def describe_spread(values: Sequence[float], examples: Sequence[str]) -> str:
-    """2.31±0.02: the mean, and half of what lies between the least and the greatest; as precise as the examples."""
+    """2.31±0.02: the mean and half of the range, as precise as the examples."""
     low, high = min(values), max(values)
     if not (math.isfinite(low) and math.isfinite(high)) or low == high:
         return examples[0]

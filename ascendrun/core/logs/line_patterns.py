@@ -1,14 +1,14 @@
-"""Which parts of a line may differ between ranks that mean the same: the measured numbers, not the counted ones.
+"""Which parts of a line may differ between ranks: measured numbers, not counted ones.
 
-A line's template is its text without its variable parts. Lines of one template are the same sentence:
+A line's template is its text without its variable parts. Lines with the same template are folded:
 
-    measured    decimals (2.31, 1e-05, nan), whole numbers with a unit or after a word for a measure (35 ms, mem 30211)
+    measured    decimals (2.31, 1e-05, nan), whole numbers with a unit or after the name of a measure (35 ms, mem 30211)
     clock       times of day and dates: ranks write the same line at almost the same time
     address     0x7f3a10: never the same
-    own rank    "rank 3" said by rank 3
+    own rank    "rank 3" in a line of rank 3
 
-Everything else is kept: a step, an epoch, an index, a version or a port that differs makes another sentence, so a rank
-that lags by a step is never shown as being at the step of the others.
+Everything else is kept: a different step, epoch, index, version or port makes another template, so a rank that is one
+step behind is never shown at the step of the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 LONGEST = 2000
-"""A longer line is compared as it is: what is that long was not written to be compared by eye."""
+"""A longer line is compared unchanged."""
 CACHED = 4096
 
 MEASURED, CLOCK, ADDRESS, OWN_RANK = "measured", "clock", "address", "own rank"
@@ -59,10 +59,10 @@ class Field(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Where the variable parts of a text stand. Texts that differ only in digits share it.
+    """The positions of the variable parts of a text. Texts that differ only in digits share it.
 
-    `literal`: the text with every digit as 0 and a gap for each variable part; `counted`: the digits that are left, for
-    they must agree as well.
+    `literal`: the text with every digit as 0 and a gap for each variable part; `counted`: the other digits, which must
+    be equal as well.
     """
 
     fields: tuple[Field, ...]
@@ -76,33 +76,33 @@ Template = Hashable
 
 
 class Templates:
-    """Which template a text has; remembers the shapes that it has seen."""
+    """Templates of texts, with a cache of shapes."""
 
     def __init__(self) -> None:
         self._shapes: dict[bytes, Shape] = {}
 
     def find(self, text: str, rank: int) -> tuple[Template, Shape]:
-        """What is left of the line without its variable parts (equal for all lines that may be shown as one), and where
-        those parts stand in it."""
+        """The line without its variable parts (equal for lines that may be folded), and the positions of those
+        parts."""
         return self.find_all([text], [rank])[0]
 
     def find_all(self, texts: Sequence[str], ranks: Sequence[int]) -> list[tuple[Template, Shape]]:
-        """The same for many lines at once, at a fraction of the cost of each."""
+        """The same for many lines, at a fraction of the cost per line."""
         found: list[tuple[Template, Shape]] = []
         has_rank = False
         known = self._shapes.get
         for text, zeros in zip(texts, _with_zeros(texts)):
-            _fields, literal, counted, speaks_of_rank = shape = known(zeros) or self._learn(zeros)
+            _fields, literal, counted, names_rank = shape = known(zeros) or self._learn(zeros)
             if not literal:
                 found.append((text, shape))
             elif len(counted) == 1:
                 found.append(((literal, text[counted[0]]), shape))
             else:
                 found.append(((literal, *[text[piece] for piece in counted]), shape))
-            if speaks_of_rank:
+            if names_rank:
                 has_rank = True
-        if has_rank:  # then it depends on who says it
-            return [_own(*one) for one in zip(texts, found, ranks)]
+        if has_rank:  # depends on the rank of the line
+            return list(map(_own, texts, found, ranks))
         return found
 
     def _learn(self, zeros: bytes) -> Shape:
@@ -114,7 +114,7 @@ class Templates:
 
 
 def _with_zeros(texts: Sequence[str]) -> list[bytes]:
-    """Each text with every digit as 0; of one that is too long nothing."""
+    """Each text with every digit as 0; empty for a text above LONGEST."""
     short = texts
     if max(map(len, texts), default=0) > LONGEST:
         short = [text if len(text) <= LONGEST else "" for text in texts]
@@ -125,7 +125,7 @@ def _with_zeros(texts: Sequence[str]) -> list[bytes]:
 
 
 def _own(text: str, found: tuple[Template, Shape], rank: int) -> tuple[Template, Shape]:
-    """The template and shape without ranks that are not the speaker's own."""
+    """The template and shape in which only the line's own rank is variable."""
     shape = found[1]
     if not shape.has_rank:
         return found
@@ -149,7 +149,7 @@ def _make_shape(zeros: str, fields: tuple[Field, ...]) -> Shape:
 
 
 def find_shape(zeros: str) -> Shape:
-    """Of a text in which every digit is a 0."""
+    """The shape of a text in which every digit is 0."""
     fields = []
     for match in _TOKEN.finditer(zeros):
         kind = match.lastgroup
@@ -168,5 +168,5 @@ def find_shape(zeros: str) -> Shape:
 
 
 def _is_measured(zeros: str, start: int, end: int) -> bool:
-    """Whether a whole number is an amount, by what stands behind or before it."""
+    """Whether a whole number is a measurement, by the text after or before it."""
     return bool(_UNIT_AHEAD.match(zeros, end) or _MEASURE_BEFORE.search(zeros, max(0, start - 30), start))

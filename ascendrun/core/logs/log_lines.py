@@ -11,7 +11,7 @@ from ascendrun.text import Text
 from ascendrun.text.format import format_bytes
 
 SHOWN_LINE_BYTES = 64 * 1024
-"""A longer line is cut on screen; `logs --raw` still has every byte."""
+"""A longer line is truncated on screen; `logs --raw` has every byte."""
 
 RANKS_LIMIT = 1_000_000
 
@@ -30,7 +30,7 @@ class LogLine(NamedTuple):
 def make_lines(
     times: Iterable[float | None], host: str, rank: int, stream: str, texts: Iterable[str], attempt: int
 ) -> list[LogLine]:
-    """Lines of one stream, made without a call for each: there are millions."""
+    """Lines of one stream, made without a call for each: there may be millions."""
     rows = zip(times, repeat(host), repeat(rank), repeat(stream), texts, repeat(attempt))
     return list(map(tuple.__new__, repeat(LogLine), rows))
 
@@ -39,9 +39,9 @@ def make_lines(
 
 
 class LineSplitter:
-    """Bytes in any pieces become lines; what is held is never more than one shown line, however long the line is.
+    """Splits chunks of bytes into lines; holds at most one line of `limit_bytes`.
 
-    A carriage return starts the line anew, as on a terminal: of a progress bar the last state is left.
+    A carriage return restarts the line, as on a terminal: only the last state of a progress bar remains.
     """
 
     def __init__(self, *, limit_bytes: int = SHOWN_LINE_BYTES) -> None:
@@ -104,21 +104,20 @@ class LineSplitter:
 
 
 def decode_line(raw: bytes) -> str:
-    """UTF-8; else Chinese of the older kind (GBK, its ordinary characters) when all of it is that; else UTF-8 with the
-    bytes that are none shown as \\xff."""
+    """UTF-8; else GB2312 if all bytes are valid; else UTF-8 with invalid bytes shown as \\xff."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         pass
     try:
-        text = raw.decode("gb2312")  # not gbk: torn UTF-8 nearly always holds one of the rare characters beyond it
+        text = raw.decode("gb2312")  # not gbk: truncated UTF-8 is nearly always valid GBK
     except UnicodeDecodeError:
         return raw.decode("utf-8", "backslashreplace")
-    return text if len(raw) - len(text) > 1 else raw.decode("utf-8", "backslashreplace")  # one alone is a torn one
+    return text if len(raw) - len(text) > 1 else raw.decode("utf-8", "backslashreplace")  # one: truncated UTF-8
 
 
 def _without_broken_end(data: bytes) -> bytes:
-    """A cut may fall inside a character of up to four bytes: then that character goes too."""
+    """Remove an incomplete UTF-8 character at the end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte < 0x80:
@@ -163,7 +162,7 @@ def merge_batches(sources: Iterable[Iterator[list[LogLine]]]) -> Iterator[list[L
 
 
 class _Source:
-    """What one source has given and nobody has taken yet. `times`: of each line, never going back."""
+    """Lines of one source that are not merged yet. `times`: of each line, ascending."""
 
     def __init__(self, batches: Iterator[list[LogLine]]) -> None:
         self._batches = batches
@@ -172,7 +171,7 @@ class _Source:
         self.times: list[float] = []
 
     def refill(self) -> bool:
-        """False when nothing is left."""
+        """Whether there are more lines."""
         while not self.times:
             batch = next(self._batches, None)
             if batch is None:
@@ -197,10 +196,10 @@ class _Source:
 
 
 def never_back(times: Sequence[float | None], newest_s: float) -> list[float]:
-    """Each time, or the greatest before it (at first `newest_s`) where there is none or it went back."""
+    """Each time, or the maximum before it (at first `newest_s`) if it is missing or smaller."""
     given = [at_s for at_s in times if at_s is not None]
     if len(given) == len(times) and sorted(given) == given and (not given or given[0] >= newest_s):
-        return given  # as it is nearly always
+        return given  # nearly always
     kept = []
     for at_s in times:
         if at_s is not None and at_s > newest_s:

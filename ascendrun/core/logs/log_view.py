@@ -1,4 +1,4 @@
-"""Which lines a person wants to see, and how one looks."""
+"""Selection of log lines for display, and their format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ascendrun.core.logs.log_lines import LogLine
 
 FOLD_WINDOW_S = 0.3
-"""Ranks that say the same within this time are shown as one line."""
+"""Equal lines of several ranks within this time are shown as one."""
 
 ERROR_WORDS = (
     r"\b(?:error|exception|traceback|fatal|critical|panic|segmentation fault|core dumped|out of memory|oom|killed"
@@ -24,9 +24,9 @@ NO_ERROR = r"\b(?:0|no|without) errors?\b|error(?:s|_count)?[\"']?\s*[:=]\s*(?:0
 class LogView:
     """None for hosts, ranks, since_s, until_s, tail: no restriction. `streams`: of "out" and "err".
 
-    `patterns`: a line is wanted when one of them is found in it, with `invert` when none is; (): every line is.
+    `patterns`: a line is selected if one of them matches, with `invert` if none does; (): every line.
     Times: UTC seconds of the head's clock. `tail`: so many shown lines of what is there already. `only_first`: of each
-    rank its first line that is wanted. `has_hosts`: lines begin with the hosts they come from.
+    rank its first selected line. `has_hosts`: lines start with their hosts.
     """
 
     hosts: Collection[str] | None = None
@@ -61,7 +61,7 @@ class LogView:
 
 
 class LineTest:
-    """Whether a line is wanted; remembers, since a line without a time passes with the one before it in its stream."""
+    """Whether a line is selected; a line without a time follows the line before it in its stream."""
 
     def __init__(self, view: LogView) -> None:
         flags = re.IGNORECASE if view.ignore_case else 0
@@ -94,7 +94,7 @@ _ERROR_WORDS, _NO_ERROR = re.compile(ERROR_WORDS, re.IGNORECASE), re.compile(NO_
 
 
 def find_error(text: str) -> re.Match[str] | None:
-    """What in a line looks like an error, None: nothing, or the word that there is none."""
+    """The part of a line that looks like an error, None: nothing, or "no error"."""
     found = _ERROR_WORDS.search(text)
     return None if found is None or _NO_ERROR.search(text) else found
 

@@ -1,4 +1,4 @@
-"""Finds credentials in texts and puts marks in their place: the same secret gets the same mark."""
+"""Replaces credentials in texts by marks: the same secret gets the same mark."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from typing import Callable
 from urllib.parse import quote, quote_plus
 
 SHORTEST_KNOWN = 4
-"""A shorter "secret" would blot out half of every text, and protects nothing."""
+"""A shorter value would match ordinary text."""
 SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|(?:API|ACCESS|PRIVATE)_?KEY|CREDENTIAL|COOKIE|(?:\b|_)AUTH\b|"
     r"_KEY\Z|\AKEY\Z|._PWD\Z|(?:\b|_)SK\Z",
     re.IGNORECASE,
 )
-"""Names of variables whose values are taken for secrets."""
+"""Names of variables with secret values."""
 
 MOST_LEARNED = 20_000
 _LEARNED_KINDS = frozenset(
     {"named", "argument", "password", "url-login", "url-parameter", "cookie", "authorization", "webhook"}
 )
-"""Kinds whose values do not show by themselves what they are: worth looking for elsewhere."""
+"""Kinds of values without a recognisable form: also searched for without their context."""
 
 _MARK = re.compile(r"\[redacted \d+: [a-z -]+\]|\(secret[^)]*\)")
 _WORDS = frozenset({"none", "null", "true", "false", "default", "undefined", "missing", "required", "redacted", "auto"})
 
 Hide = Callable[[str, str], str]
-"""(value, kind) -> what stands in its place."""
+"""(value, kind) -> its replacement."""
 
 
-def _tail(kind: str, pattern: str, *needles: str, flags: int = 0) -> _Rule:
+def _rule(kind: str, pattern: str, *needles: str, flags: int = 0) -> _Rule:
     return _Rule(kind, re.compile(pattern, flags), needles)
 
 
 class _Rule:
     """A pattern whose group `s` (or `bare`) is the secret. `needles`: without one of these, in lower case, no match.
-    `is_anchored`: every match begins with a needle; finding those first is 30 times as fast as trying everywhere."""
+    `is_anchored`: every match begins with a needle; searching for those first is 30 times as fast."""
 
     def __init__(self, kind: str, pattern: Pattern[str], needles: Sequence[str], *, is_anchored: bool = False) -> None:
         self.kind, self.pattern, self.needles, self.is_anchored = kind, pattern, needles, is_anchored
@@ -68,60 +68,46 @@ _NAMES = (
     r"cookie|_auth|_pwd|_sk|_key"
 )
 _ANCHORS = (
-    "token",
-    "secret",
-    "passw",
-    "passphrase",
-    "apikey",
-    "accesskey",
-    "privatekey",
-    "credential",
-    "cookie",
-    "api-key",
-    "access-key",
-    "private-key",
-    "_auth",
-    "_pwd",
-    "_sk",
-    "_key",
+    *("token", "secret", "passw", "passphrase", "apikey", "accesskey", "privatekey", "credential", "cookie"),
+    *("api-key", "access-key", "private-key", "_auth", "_pwd", "_sk", "_key"),
 )
 _SPECIAL_TOKENS = ("eos", "bos", "pad", "unk", "sep", "cls", "mask", "num", "max", "image")
 _NOT_TOKENS = "".join(f"(?<!{name}_)" for name in _SPECIAL_TOKENS)
 
 _RULES: tuple[_Rule, ...] = (
-    _tail(
+    _rule(
         "private-key",
         r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?P<s>(?:(?!-----)[\s\S]){1,32768}?)"
         r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY",
         "private key",
     ),
-    _tail(
+    _rule(
         "private-key",
         r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?P<s>[A-Za-z0-9+/=\s\\,:-]{1,32768})",
         "private key",
     ),
-    _tail("private-key", r"(?P<s>[A-Za-z0-9+/=\s\\]{16,32768})-----END [A-Z0-9 ]{0,40}PRIVATE KEY", "private key"),
-    _tail(
+    _rule("private-key", r"(?P<s>[A-Za-z0-9+/=\s\\]{16,32768})-----END [A-Z0-9 ]{0,40}PRIVATE KEY", "private key"),
+    _rule(
         "webhook",
         r"(?:/open-apis/bot/(?:v2/)?hook/|hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/|"
         r"discord(?:app)?\.com/api/webhooks/|hc-ping\.com/)(?P<s>[A-Za-z0-9_/.-]{6,300})",
         "hook",
         "hc-ping",
     ),
-    _tail(
+    _rule(
         "authorization",
         r"authorization\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?"
         r"(?:(?:bearer|basic|digest|token|negotiate)\s+)?(?P<s>[^\s\"'\\,;]{4,8192})",
         "authorization",
         flags=re.I,
     ),
-    _tail("authorization", r"\b(?:bearer|basic)\s+(?P<s>[A-Za-z0-9._~+/=-]{12,8192})", "bearer", "basic", flags=re.I),
-    _tail("cookie", r"\b(?:set-)?cookie\\*[\"']?\s{0,3}[:=]\s{0,3}(?P<s>[^\r\n\"']{4,8192})", "cookie", flags=re.I),
-    _tail(
+    _rule("authorization", r"\b(?:bearer|basic)\s+(?P<s>[A-Za-z0-9._~+/=-]{12,8192})", "bearer", "basic", flags=re.I),
+    _rule("cookie", r"\b(?:set-)?cookie\\*[\"']?\s{0,3}[:=]\s{0,3}(?P<s>[^\r\n\"']{4,8192})", "cookie", flags=re.I),
+    _rule(
         "url-login", r"[a-z][a-z0-9+.-]{1,20}://(?P<s>[^\s/@\"'<>:]{0,256}:[^\s/@\"'<>]{1,1024})@", "://", flags=re.I
     ),
-    _tail("url-login", r"https?://(?P<s>[^\s/@\"'<>:]{8,1024})@", "://", flags=re.I),
-    _tail(
+    _rule("url-login", r"https?://(?P<s>[^\s/@\"'<>:]{8,1024})@", "://", flags=re.I),
+    _rule(
         "url-parameter",
         r"[?&](?:access_token|token|key|api_?key|sign|sig|signature|secret|password|passwd|auth|"
         r"code|x-amz-(?:signature|credential|security-token)|x-goog-signature|ossaccesskeyid)="
@@ -129,19 +115,19 @@ _RULES: tuple[_Rule, ...] = (
         "=",
         flags=re.I,
     ),
-    _tail("aws-key", r"\b(?P<s>(?:AKIA|ASIA|AROA)[0-9A-Z]{16})\b", "akia", "asia", "aroa"),
-    _tail("hugging-face-token", r"\b(?P<s>(?:hf|api_org)_[A-Za-z0-9]{16,200})", "hf_", "api_org_"),
-    _tail("github-token", r"\b(?P<s>(?:gh[pousr]_[A-Za-z0-9]{16,255}|github_pat_[A-Za-z0-9_]{20,255}))", "gh"),
-    _tail("gitlab-token", r"\b(?P<s>gl(?:pat|dt|rt|cbt|ptt|agent)-[A-Za-z0-9_.-]{16,255})", "gl"),
-    _tail("slack-token", r"\b(?P<s>xox[abeoprs]-[A-Za-z0-9-]{10,255})", "xox"),
-    _tail("model-api-key", r"\b(?P<s>sk-[A-Za-z0-9_-]{16,255})", "sk-"),
-    _tail("google-key", r"\b(?P<s>AIza[0-9A-Za-z_-]{30,60})", "aiza"),
-    _tail("aliyun-key", r"\b(?P<s>LTAI[0-9A-Za-z]{12,30})\b", "ltai"),
-    _tail("package-index-token", r"\b(?P<s>(?:npm_[A-Za-z0-9]{30,60}|pypi-[A-Za-z0-9_-]{40,400}))", "npm_", "pypi-"),
-    _tail("dingtalk-secret", r"\b(?P<s>SEC[0-9a-f]{48,80})\b", "sec"),
-    _tail("web-token", r"\b(?P<s>eyJ[A-Za-z0-9_-]{8,4096}\.eyJ[A-Za-z0-9_-]{4,8192}\.[A-Za-z0-9_-]{0,2048})", "eyj"),
-    _tail("password", r"\bsshpass\b[^\n]{0,20}?-p\s*(?P<s>\S{1,512})", "sshpass"),
-    _tail(
+    _rule("aws-key", r"\b(?P<s>(?:AKIA|ASIA|AROA)[0-9A-Z]{16})\b", "akia", "asia", "aroa"),
+    _rule("hugging-face-token", r"\b(?P<s>(?:hf|api_org)_[A-Za-z0-9]{16,200})", "hf_", "api_org_"),
+    _rule("github-token", r"\b(?P<s>(?:gh[pousr]_[A-Za-z0-9]{16,255}|github_pat_[A-Za-z0-9_]{20,255}))", "gh"),
+    _rule("gitlab-token", r"\b(?P<s>gl(?:pat|dt|rt|cbt|ptt|agent)-[A-Za-z0-9_.-]{16,255})", "gl"),
+    _rule("slack-token", r"\b(?P<s>xox[abeoprs]-[A-Za-z0-9-]{10,255})", "xox"),
+    _rule("model-api-key", r"\b(?P<s>sk-[A-Za-z0-9_-]{16,255})", "sk-"),
+    _rule("google-key", r"\b(?P<s>AIza[0-9A-Za-z_-]{30,60})", "aiza"),
+    _rule("aliyun-key", r"\b(?P<s>LTAI[0-9A-Za-z]{12,30})\b", "ltai"),
+    _rule("package-index-token", r"\b(?P<s>(?:npm_[A-Za-z0-9]{30,60}|pypi-[A-Za-z0-9_-]{40,400}))", "npm_", "pypi-"),
+    _rule("dingtalk-secret", r"\b(?P<s>SEC[0-9a-f]{48,80})\b", "sec"),
+    _rule("web-token", r"\b(?P<s>eyJ[A-Za-z0-9_-]{8,4096}\.eyJ[A-Za-z0-9_-]{4,8192}\.[A-Za-z0-9_-]{0,2048})", "eyj"),
+    _rule("password", r"\bsshpass\b[^\n]{0,20}?-p\s*(?P<s>\S{1,512})", "sshpass"),
+    _rule(
         "argument",
         rf"--?[a-z0-9-]{{0,40}}(?:token|passw(?:or)?d|passphrase|secret|api-?key|access-?key)"
         rf"(?:\\*[\"'])?(?:=|\s*,\s*|\s+)(?!-){_QUOTED_OR_BARE}",
@@ -163,10 +149,10 @@ _DENSE = re.compile(r"(?<![A-Za-z0-9+=_/.\\-])[A-Za-z0-9+_=-]{32,512}(?![A-Za-z0
 
 
 class Redactor:
-    """Takes credentials out of texts. `known`: values that must not appear, with the kind that their mark names.
+    """Removes credentials from texts. `known`: secret values and the kind for their marks.
 
-    Remembers what it found: a token that stood once behind its name is then found bare as well. To find it in what was
-    read before, `scan` everything first and `redact` then. Marks are numbered in the order of their first use, so that
+    Values that were found once with a name are then found without it. To find them in earlier texts as well, `scan`
+    all texts before `redact`. Marks are numbered in the order of their first use, so that
     the same texts in the same order give the same result.
     """
 
@@ -181,11 +167,11 @@ class Redactor:
 
     @property
     def secrets(self) -> int:
-        """How many different secrets have a mark."""
+        """Number of different secrets with a mark."""
         return len(self._numbers)
 
     def learn(self, value: str, kind: str) -> None:
-        """From now on the value, and its usual encodings, is hidden wherever it stands."""
+        """Hide the value and its usual encodings from now on."""
         if len(value) < SHORTEST_KNOWN:
             return
         for variant in _variants(value):
@@ -195,7 +181,7 @@ class Redactor:
                 self._finder = None
 
     def scan(self, data: bytes) -> None:
-        """Learns the secrets of a text without changing it."""
+        """Learn the secrets of a text."""
         found: list[tuple[str, str]] = []
 
         def note(value: str, kind: str) -> str:
@@ -208,7 +194,7 @@ class Redactor:
             self.learn(value.encode("latin-1").decode("utf-8", "surrogateescape"), kind)
 
     def redact(self, data: bytes) -> bytes:
-        """The text with marks in place of secrets, all other bytes unchanged. `count` tells how many there were."""
+        """The text with marks instead of secrets, other bytes unchanged. `count`: number of marks."""
         return self._redact(data.decode("latin-1")).encode("latin-1")
 
     def redact_text(self, text: str) -> str:
@@ -232,17 +218,17 @@ class Redactor:
 
 
 def redact_text(text: str) -> str:
-    """One short text without the credentials that show by their form."""
+    """A short text without credentials of a known form."""
     return Redactor().redact_text(text)
 
 
 def hide_values(text: str, values: Sequence[str | None]) -> str:
-    """`text` without these values, and without what shows as a credential by its form: for messages of errors."""
+    """`text` without these values and without credentials of a known form: for messages of errors."""
     return Redactor({value: "credential" for value in values if value}).redact_text(text)
 
 
 def redact_tree(value: object, redactor: Redactor) -> object:
-    """JSON values with every secret hidden; the value of a name that says "secret" is hidden whatever it looks like."""
+    """JSON values with every secret hidden; values of SECRET_NAME are always hidden."""
     if isinstance(value, str):
         return redactor.redact_text(value)
     if isinstance(value, Mapping):
@@ -255,7 +241,7 @@ def redact_tree(value: object, redactor: Redactor) -> object:
 
 
 def secrets_in_tree(value: object) -> dict[str, str]:
-    """Values of names that say "secret", anywhere in JSON values, each with the kind for its mark."""
+    """Values of SECRET_NAME anywhere in JSON values, with the kind for the mark."""
     found: dict[str, str] = {}
     if isinstance(value, Mapping):
         for name, entry in value.items():
@@ -285,7 +271,7 @@ def _apply_rules(text: str, hide: Hide) -> str:
 
 
 def _lower(text: str) -> str:
-    """ASCII only: a letter that grows when it becomes small would move all places."""
+    """ASCII only, so that positions stay the same."""
     return text.translate(_SMALL)
 
 
@@ -313,7 +299,7 @@ def _replacer(kind: str, hide: Hide) -> Callable[[Match[str]], str]:
 
 
 def _is_plain(value: str) -> bool:
-    """A number, a word that stands for no value, or a mark of ours."""
+    """A number, a word for "no value", or a mark."""
     if _MARK.search(value) or "[redacted" in value or value.lower().strip(".") in _WORDS:
         return True
     try:
@@ -324,13 +310,14 @@ def _is_plain(value: str) -> bool:
 
 
 def _is_telling(value: str) -> bool:
-    """Worth looking for everywhere: no ordinary word, which would blot out half of the texts."""
+    """Whether it is specific enough to search for everywhere, unlike an ordinary word."""
     kinds = sum(bool(re.search(pattern, value)) for pattern in ("[a-z]", "[A-Z]", "[0-9]", r"[^A-Za-z0-9\s]"))
     return len(value) >= 8 and kinds >= 2 and "\n" not in value and not _is_plain(value)
 
 
 def _is_dense(value: str) -> bool:
-    """Looks random: three kinds of characters, many different ones; no C++ symbol, no hash (hex), no identifier."""
+    """Whether it looks random: three kinds of characters, high entropy; not a C++ symbol, a hash (hex) or an
+    identifier."""
     if value.startswith("_Z") or value.count("_") > 4 or re.fullmatch("[0-9a-fA-F-]+", value):
         return False
     if not (re.search("[a-z]", value) and re.search("[A-Z]", value) and len(re.findall("[0-9]", value)) >= 3):
@@ -342,13 +329,15 @@ def _is_dense(value: str) -> bool:
 def _compile_finder(values: Iterable[str]) -> Pattern[str]:
     try:
         return re.compile(_any_of(sorted(values)))
-    except RecursionError:  # hundreds of values, each the beginning of the next
-        return re.compile("|".join(re.escape(value) for value in sorted(values, key=lambda one: (-len(one), one))))
+    except RecursionError:  # hundreds of values, each a prefix of the next
+        return re.compile(
+            "|".join(re.escape(value) for value in sorted(values, key=lambda value: (-len(value), value)))
+        )
 
 
 def _any_of(values: Sequence[str]) -> str:
-    """A pattern that finds the longest of these texts (sorted, none empty) at a place. Shared beginnings are tried
-    once: with a thousand texts that is the difference between seconds and hours."""
+    """A pattern for the longest of these texts (sorted, none empty). Shared prefixes are matched once: with a thousand
+    texts this takes seconds instead of hours."""
     branches = []
     for _, group in groupby(values, key=lambda value: value[0]):
         same = list(group)
@@ -360,7 +349,7 @@ def _any_of(values: Sequence[str]) -> str:
 
 
 def _variants(value: str) -> set[str]:
-    """The value as it may stand in a file: plain, in JSON, in a URL, in base64; as Latin-1 texts of its bytes."""
+    """The value as plain text, in JSON, in a URL and in base64, as Latin-1 texts of its bytes."""
     raw = value.encode("utf-8", "surrogateescape")
     safe = raw.decode("utf-8", "replace")
     texts = {value, json.dumps(safe)[1:-1], json.dumps(safe, ensure_ascii=False)[1:-1], repr(safe)[1:-1]}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.logs.folding import FoldedLine, Folder, describe_spread, find_odd, fold, unfold
+from ascendrun.core.logs.folding import FoldedLine, Folder, describe_spread, find_outliers, fold, unfold
 from ascendrun.core.logs.line_patterns import Shape, Templates
 from ascendrun.core.logs.log_lines import LogLine, merge
 
@@ -244,7 +244,7 @@ def test_a_rank_that_speaks_of_another_is_not_folded_with_it() -> None:
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=4, max_size=20))
 def test_at_most_half_of_the_values_are_odd(values: list[float]) -> None:
-    assert len(find_odd(values)) * 2 <= len(values)
+    assert len(find_outliers(values)) * 2 <= len(values)
 
 
 WORDS = ["12", "2.31", " loss 0.5", " rank 3", "1e-05", " 35 ms", "10:30:01", "0x7f3a10ff", " nan", " step 7", "1.2.3"]
@@ -257,7 +257,7 @@ def test_odd_are_those_that_are_more_than_six_usual_distances_and_a_twentieth_of
     middle = sorted(values)[len(values) // 2]
     off = [abs(value - middle) for value in values]
     limit = max(6 * 1.4826 * sorted(off)[len(off) // 2], 0.05 * abs(middle), 1e-9)
-    assert find_odd(values) == {at for at, distance in enumerate(off) if distance > limit}
+    assert find_outliers(values) == {at for at, distance in enumerate(off) if distance > limit}
 
 
 @given(TEXT_LISTS, st.integers(0, 9))
