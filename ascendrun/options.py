@@ -153,6 +153,7 @@ def check_arguments(
     A null counts as not given. `texts`: how values were written, which is what a text option gets for a number.
     `unchecked`: names whose values are known to be wrong. A wrong value stays as it is.
     """
+    label = notation.name
     values: dict[str, Any] = {}
     problems: list[OptionProblem] = []
     names: dict[str, str] = {}
@@ -172,16 +173,13 @@ def check_arguments(
         try:
             values[option.name] = check_value(option, value, (texts or {}).get(name), notation)
         except InvalidValueError as error:
-            text = Text("options.value", "{option}: {fault}", option=notation.name(name), fault=error.message)
+            text = Text("options.value", "{option}: {fault}", option=label(name), fault=error.message)
             problems.append(OptionProblem(name, text, error.hint))
     problems.extend(_conflicts(table, values, names, notation))
     for option in table.options.values():
         if option.required and values.get(option.name) is None and names.get(option.name) not in unchecked:
             text = Text(
-                "options.required",
-                "{option} is required: {help}",
-                option=notation.name(option.name),
-                help=table.help(option),
+                "options.required", "{option} is required: {help}", option=label(option.name), help=table.help(option)
             )
             problems.append(OptionProblem(None, text))
     return values, problems
@@ -251,56 +249,43 @@ def make_arguments(args: Mapping[str, Argument]) -> tuple[str, ...]:
 
 def _unknown_name(table: ProgramOptions, name: str, value: Any, notation: Notation) -> OptionProblem:
     """Renamed names come before names that are close: the closest one may be another option."""
+    label = notation.name
     new = table.options.get(table.renamed.get(name, ""))
     if new is not None:
         if isinstance(value, str):
             value = new.renamed_values.get(value, value)
-        message = Text(
-            "options.renamed", "{old} was renamed to {new}", old=notation.name(name), new=notation.name(new.name)
-        )
+        message = Text("options.renamed", "{old} was renamed to {new}", old=label(name), new=label(new.name))
         is_shown = not isinstance(value, Mapping) and value is not None
         return OptionProblem(name, message, write(notation.write(new.name, value if is_shown else "…")), is_name=True)
     if name in table.refused:
         message = Text(
-            "options.refused",
-            "{option} is not an option of {program}",
-            option=notation.name(name),
-            program=table.program,
+            "options.refused", "{option} is not an option of {program}", option=label(name), program=table.program
         )
         instead = Text(f"option.{table.program}.{name}.refused", table.refused[name])
         return OptionProblem(name, message, instead, is_name=True)
-    message = Text(
-        "options.unknown", "unknown option {option} of {program}", option=notation.name(name), program=table.program
-    )
+    message = Text("options.unknown", "unknown option {option} of {program}", option=label(name), program=table.program)
     names = [*table.options, *(alias for option in table.options.values() for alias in option.aliases)]
     near = closest(name, names)
-    hint = did_you_mean(notation.name(near)) if near else suggestion("", sorted(notation.name(each) for each in names))
+    hint = did_you_mean(label(near)) if near else suggestion("", sorted(label(each) for each in names))
     return OptionProblem(name, message, hint, is_name=True)
 
 
 def _given_twice(name: str, earlier: str, notation: Notation) -> OptionProblem:
-    message = Text(
-        "options.same",
-        "{name} and {earlier} are the same option",
-        name=notation.name(name),
-        earlier=notation.name(earlier),
-    )
-    return OptionProblem(name, message, Text("options.remove", "remove {name}", name=notation.name(name)), is_name=True)
+    label = notation.name
+    message = Text("options.same", "{name} and {earlier} are the same option", name=label(name), earlier=label(earlier))
+    return OptionProblem(name, message, Text("options.remove", "remove {name}", name=label(name)), is_name=True)
 
 
 def _conflicts(
     table: ProgramOptions, values: Mapping[str, Any], names: Mapping[str, str], notation: Notation
 ) -> list[OptionProblem]:
+    label = notation.name
     problems = []
     for name, given in names.items():
         for other in table.options[name].excludes:
             if values.get(name) is not None and values.get(other) is not None:
-                message = Text(
-                    "options.excludes",
-                    "{name} cannot be combined with {other}",
-                    name=notation.name(given),
-                    other=notation.name(names[other]),
-                )
+                both = {"name": label(given), "other": label(names[other])}
+                message = Text("options.excludes", "{name} cannot be combined with {other}", **both)
                 problems.append(OptionProblem(given, message, is_name=True))
     return problems
 

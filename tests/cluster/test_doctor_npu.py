@@ -1,4 +1,4 @@
-"""doctor over two simulated Ascend nodes: a sound pair has nothing to mend, each planted fault is named where it is."""
+"""doctor over two simulated Ascend nodes: a sound pair has nothing to fix, each planted fault is named where it is."""
 
 from __future__ import annotations
 

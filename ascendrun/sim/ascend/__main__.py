@@ -1,6 +1,6 @@
 """Simulated Ascend nodes on the command line: `python -m ascendrun.sim.ascend install ROOT --chip 910B3`, `fault`, …
 
-ROOT is the folder of a node's tree; `node1` or `ID:node1` where it is a host of a virtual cluster that is up.
+ROOT is the directory of a node's tree; `node1` or `ID:node1` where it is a host of a virtual cluster that is up.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ def _add(
 
 def _install(arguments: argparse.Namespace) -> None:
     scenario = load_scenario(arguments.scenario) if arguments.scenario else Scenario()
-    asked = {name: getattr(arguments, name) for name in ("chip", "cards", *_TEXT_FLAGS)}
-    scenario = dataclasses.replace(scenario, **{name: value for name, value in asked.items() if value is not None})
+    given = {name: getattr(arguments, name) for name in ("chip", "cards", *_TEXT_FLAGS)}
+    scenario = dataclasses.replace(scenario, **{name: value for name, value in given.items() if value is not None})
     host = _host_of(arguments.root)
     if host:
         from ascendrun.sim.ascend.tree import install_on
 
-        cluster, name = host  # addresses of ports are those of one node: each host is a node of its own
+        cluster, name = host  # addresses of ports are those of one node: each host is a separate node
         number = scenario.number or sorted(cluster.hosts).index(name) + 1
         install_on(cluster, name, dataclasses.replace(scenario, number=number))
     else:
@@ -128,7 +128,7 @@ def _show(arguments: argparse.Namespace) -> None:
 def _list_faults(arguments: argparse.Namespace) -> None:
     for name, kind in KINDS.items():
         default = "" if kind.default is None else f" ({kind.default})"
-        print(f"{kind.of:5} {name:18} {kind.says}{default}")
+        print(f"{kind.of:5} {name:18} {kind.meaning}{default}")
 
 
 def _card(word: str) -> int | None:

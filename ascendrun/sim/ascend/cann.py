@@ -9,7 +9,7 @@ from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tool.model import Chip, Node
 
 ASCEND = "usr/local/Ascend"
-FIRST_NEW_LAYOUT = (8, 5)  # from this CANN on it lies in /usr/local/Ascend/cann
+FIRST_NEW_LAYOUT = (8, 5)  # from this CANN on it is in /usr/local/Ascend/cann
 _COMPONENTS = ("runtime", "compiler", "hccl", "opp", "toolkit", "aoe", "ncs", "opp_kernel")
 _INNER = "V100R001C{major:02d}SPC001B{build:03d}"
 
@@ -29,7 +29,7 @@ def version_files(scenario: Scenario, *, seen_as: str) -> dict[str, str]:
 
 
 def links(scenario: Scenario) -> dict[str, str]:
-    """Symbolic links by path: where each leads, from its own folder (they must hold below any root)."""
+    """Symbolic links by path: where each leads, from its own directory (they must hold below any root)."""
     found = {}
     if scenario.cann is not None and is_new_layout(scenario.cann):
         found[f"{ASCEND}/cann"] = f"cann-{scenario.cann}"
@@ -173,7 +173,7 @@ def _nnae(scenario: Scenario, nnae: str, seen_as: str) -> dict[str, str]:
 
 
 def _numbers(version: str) -> str:
-    """A component's own number, the same for the same CANN: 7.x.0.1.231 beside 8.x."""
+    """A component's own number, the same for the same CANN: 7.x.0.1.231 next to 8.x."""
     numbers = [int(number) for number in re.findall(r"\d+", version)] or [0]
     return f"7.{numbers[1] + 3 if len(numbers) > 1 else 0}.0.{sum(numbers) % 9 + 1}.231"
 

@@ -15,7 +15,7 @@ from ascendrun.sim.ascend.tool.model import Fault
 
 
 def set_fault(root: Path, card: int | None, fault: str, *, value: str | None = None, after_s: float = 0.0) -> None:
-    """From now on (`after_s` seconds on) the node below `root` has the fault; set again, it begins anew.
+    """From now on (`after_s` seconds on) the node below `root` has the fault; setting it again restarts it.
 
     `card`: an NPU id, None for a fault of the whole node. Raises InvalidInputError, NotFoundError where no node is
     installed.
@@ -42,7 +42,7 @@ def clear_all(root: Path) -> None:
 
 
 def list_faults(root: Path) -> list[Fault]:
-    """Also those that begin later."""
+    """Also those that start later."""
     read_node(root)
     return model.read_faults(str(root / model.HOME))
 

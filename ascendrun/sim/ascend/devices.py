@@ -1,4 +1,4 @@
-"""Gives a host of the virtual cluster a /dev of its own with the driver's device nodes; runs on that host."""
+"""Gives a host of the virtual cluster its own /dev with the driver's device nodes; runs on that host."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _give_to_owner(path: Path) -> None:
 
 
 def _take_over_dev() -> None:
-    """A tmpfs over /dev with the same nodes: the machine's /dev is one folder for all hosts."""
+    """A tmpfs over /dev with the same nodes: the machine's /dev is one directory for all hosts."""
     _NEW.mkdir(exist_ok=True)
     ns.mount("ascend-dev", _NEW, "tmpfs", ns.MS_NOSUID, "mode=755,size=1M")
     (_NEW / _MARK).touch()

@@ -1,4 +1,4 @@
-"""What a simulated node is asked to be, and the node that its tools then show.
+"""The description of a simulated node, and the node that its tools show.
 
 Scenario(chip="910B3", cards=8, driver="24.1.rc2", ...)      load_scenario(path): the same from YAML or JSON
 make_node(scenario, now_s=...) -> Node                       make_faults(scenario, now_s=...) -> [Fault]
@@ -42,7 +42,7 @@ class PlannedFault:
 
 @dataclass(frozen=True)
 class ShownProcess:
-    """A process that stands in the table though nothing runs here; `device` is a chip's logic id."""
+    """A process that the table lists without running here; `device` is a chip's logic id."""
 
     device: int
     pid: int
@@ -56,7 +56,7 @@ class Scenario:
     """One node. Ids of devices are logic ids, one a chip (two a card on an A3 and most 310P); ids of cards are NPU ids.
 
     `tool`: npu-smi's own version, None: the driver's. `layout` None: the chip's usual one for that driver.
-    `npu_ids` None: 0, 1, 2, …. `addresses`: of the ports by device, None: of a network of their own; an address may
+    `npu_ids` None: 0, 1, 2, …. `addresses`: of the ports by device, None: of their own network; an address may
     be None (not set). `number`: which node of the cluster, for the addresses. `cann`, `nnae`: None: not installed.
     `components`: versions in version.cfg that differ from CANN's own. `fixed`: readings by device that do not follow
     the processes (names: FIXABLE).

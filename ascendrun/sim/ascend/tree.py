@@ -71,13 +71,13 @@ def install_tree(
 
 
 def script(tool: str, path: str, python: str) -> str:
-    """The executable of a tool that lies at `path` below the root; it finds the root from where it lies."""
+    """The executable of a tool that is at `path` below the root; it finds the root from where it is."""
     cut = f"[: -len({'/' + path!r})]"
     return _SCRIPT.format(python=python, cut=cut, code=CODE, package=_PACKAGE, tool=tool)
 
 
 def environ_of(root: Path, environ: dict[str, str]) -> dict[str, str]:
-    """An environment of a process on the node in the folder `root`: its PATH finds the tools there first."""
+    """An environment of a process on the node in the directory `root`: its PATH finds the tools there first."""
     path = f"{root}/usr/local/bin{os.pathsep}{environ.get('PATH', os.defpath)}"
     return {**environ, "PATH": path, ROOT_VARIABLE: str(root.resolve())}
 
@@ -85,12 +85,12 @@ def environ_of(root: Path, environ: dict[str, str]) -> dict[str, str]:
 def _clear(root: Path) -> None:
     for path in (CODE, model.HOME, cann.ASCEND):
         folder = root / path
-        for entry in folder.iterdir() if folder.is_dir() else ():  # the folder itself may be a mount
+        for entry in folder.iterdir() if folder.is_dir() else ():  # the directory itself may be a mount
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def _write_code(folder: Path) -> None:
-    """The tools' package alone, under its own name, so that nothing else of ours can be imported there."""
+    """The tools' package alone, under its own name, so that nothing else of ascendrun can be imported there."""
     package = folder.joinpath(*_PACKAGE.split("."))
     package.mkdir(parents=True, exist_ok=True)
     for source in Path(model.__file__).resolve().parent.glob("*.py"):
@@ -123,8 +123,8 @@ def install_on(
 ) -> None:
     """Host `name` of the cluster is from now on a node of this scenario; its files are gone with the host.
 
-    `has_devices`: whether it gets device nodes, in a /dev of its own. `python`: the interpreter of the tools, this
-    one's by default; say /usr/bin/python3 where accounts other than root run them and this one lies in root's home.
+    `has_devices`: whether it gets device nodes, in its own /dev. `python`: the interpreter of the tools, this
+    one's by default; say /usr/bin/python3 where accounts other than root run them and this one is in root's home.
     Raises InvalidInputError, HostDownError, AscendrunError where the host may not have its own /dev.
     """
     install_tree(cluster.path(name, "/"), scenario, python=python, has_devices=False)

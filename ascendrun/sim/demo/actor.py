@@ -14,7 +14,7 @@ from typing import Any, Callable
 from ascendrun.core.errors import DeadlineExceededError
 from ascendrun.text import Text
 
-LOOK_S = 0.05
+POLL_S = 0.05
 END_S = 10.0
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -64,13 +64,13 @@ class Actor:
                 raise DeadlineExceededError(
                     Text("demo.timeout", "timed out after {limit_s:duration}: {event}", limit_s=deadline_s, event=event)
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def run(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], deadline_s: float) -> int:
-        """Its exit code, -n for signal n. Its words go where ours go. Raises DemoInterruptedError,
+        """Its exit code, -n for signal n. Its output goes to that of this process. Raises DemoInterruptedError,
         DeadlineExceededError, OSError."""
         self.check()
-        # A session of its own: ^C at the terminal is ours alone, we decide how it ends.
+        # A separate session: ^C at the terminal reaches only this process, which then ends the child.
         child = subprocess.Popen(argv, cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             self.wait(lambda: child.poll() is not None, deadline_s=deadline_s, event=f"`{' '.join(argv)}`")
@@ -82,15 +82,15 @@ class Actor:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes of this user whose environment holds `mark` (NAME=value), without this one."""
-    wanted, found = mark.encode(), []
+    """The processes of this user with `mark` in the environment (NAME=value), without this one."""
+    variable, found = mark.encode(), []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             try:
                 environ = Path("/proc", name, "environ").read_bytes()
             except OSError:
                 continue  # it has ended, or is another user's
-            if wanted in environ.split(b"\0"):
+            if variable in environ.split(b"\0"):
                 found.append(int(name))
     return found
 
@@ -98,26 +98,26 @@ def marked(mark: str) -> list[int]:
 def end_marked(mark: str, *, grace_s: float) -> int:
     """Returns when none is left: they have the grace to end by themselves. How many had to be killed."""
     killed: dict[int, None] = {}
-    began = time.monotonic()
+    started_s = time.monotonic()
     while True:
         left = marked(mark)
         if not left:
             return len(killed)
-        if time.monotonic() > began + grace_s + END_S:
+        if time.monotonic() > started_s + grace_s + END_S:
             message = Text("demo.processes-left", "processes {pids} do not end", pids=left)
             raise DeadlineExceededError(message, hint="kill -9 " + " ".join(map(str, left)))
-        if time.monotonic() > began + grace_s:
+        if time.monotonic() > started_s + grace_s:
             for pid in left:
                 killed[pid] = None
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     continue
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def remove_tree(directory: Path) -> None:
-    """With all that lies in it: staged code stands in directorys that nobody may write to."""
+    """Remove a directory and its contents: staged code is in read-only directories."""
     import shutil
 
     for path, _, _ in os.walk(directory):

@@ -1,4 +1,4 @@
-"""The demo's two nodes, and what lies beside them: a hostfile, a job file and its training, as of any user."""
+"""The demo's two nodes with a hostfile, a job file and its training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SKIPPED = ("torch", "torch-npu", "hccl-ports", "device-files", "variables-consis
 
 
 def tree_of(folder: Path, name: str) -> Path:
-    """The folder that is the root of this simulated node."""
+    """The directory that is the root of this simulated node."""
     return folder / "nodes" / name
 
 
@@ -51,7 +51,7 @@ def make_nodes(folder: Path) -> None:
 
 
 def make_job(folder: Path) -> None:
-    """The hostfile, the job file, the code to stage, and a folder for checkpoints that both nodes see."""
+    """The hostfile, the job file, the code to stage, and a directory for checkpoints that both nodes see."""
     (folder / "code").mkdir()
     (folder / CHECKPOINTS).mkdir()
     shutil.copyfile(train.__file__, folder / "code" / PROGRAM)

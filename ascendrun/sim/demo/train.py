@@ -1,7 +1,7 @@
-"""A tiny data-parallel training in plain Python that keeps the whole contract of a program.
+"""A tiny data-parallel training in plain Python that follows the contract of a program.
 
-It learns eight weights; the ranks meet at MASTER_ADDR:MASTER_PORT and average what they learned after every step. It
-writes metrics, saves after every tenth step, saves and exits 0 when told to stop, and resumes from the newest
+It learns eight weights; the ranks meet at MASTER_ADDR:MASTER_PORT and average their gradients after every step. It
+writes metrics, saves after every tenth step, saves and exits 0 after a stop signal, and resumes from the newest
 checkpoint. It needs Python 3.7 and no package.
 """
 
@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-WISHED = (0.7, -1.2, 2.0, 0.3, -0.5, 1.1, -2.2, 0.9)
+TARGET = (0.7, -1.2, 2.0, 0.3, -0.5, 1.1, -2.2, 0.9)
 SAVE_EVERY = 10
 KEPT = 3
 MEET_S = 60.0
@@ -25,7 +25,7 @@ SIM_ROOT = "ASCENDRUN_SIM_ROOT"
 
 
 def take_device(rank: int, local_rank: int) -> tuple[str, Any]:
-    """The device of this rank and what holds it: a simulated NPU shows whoever keeps its file open."""
+    """The device of this rank and its open file: a simulated NPU lists the processes that have it open."""
     visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "")
     root = os.environ.get(SIM_ROOT)
     if not visible or not root:
@@ -38,56 +38,56 @@ def take_device(rank: int, local_rank: int) -> tuple[str, Any]:
 
 
 class Meeting:
-    """All ranks, through rank 0. A rank that goes away raises ConnectionError in the others."""
+    """All ranks, through rank 0. A rank that disconnects raises ConnectionError in the others."""
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank = rank
         address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self._peers: dict[int, Any] = {}
         if rank == 0:
-            self._gather(address, world)
+            self._accept_all(address, world)
         else:
             self._peers[0] = _dial(address).makefile("rwb")
-            self._say(0, rank)
+            self._send(0, rank)
 
-    def _gather(self, address: tuple[str, int], world: int) -> None:
-        door = socket.socket()
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind(address)
-        door.listen(world)
-        door.settimeout(MEET_S)
+    def _accept_all(self, address: tuple[str, int], world: int) -> None:
+        server = socket.socket()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(address)
+        server.listen(world)
+        server.settimeout(MEET_S)
         while len(self._peers) < world - 1:
-            link = door.accept()[0]
-            link.settimeout(None)
-            peer = link.makefile("rwb")
+            connection = server.accept()[0]
+            connection.settimeout(None)
+            peer = connection.makefile("rwb")
             self._peers[int(peer.readline())] = peer
-        door.close()
+        server.close()
 
     def average(self, values: list[float]) -> list[float]:
         if self._rank:
-            self._say(0, values)
-            return [float(value) for value in self._hear(0)]
-        rows = [values] + [self._hear(peer) for peer in sorted(self._peers)]
+            self._send(0, values)
+            return [float(value) for value in self._receive(0)]
+        rows = [values] + [self._receive(peer) for peer in sorted(self._peers)]
         means = [sum(column) / len(rows) for column in zip(*rows)]
-        self.tell_all(means)
+        self.broadcast(means)
         return means
 
-    def tell_all(self, values: Any) -> Any:
-        """What rank 0 says, on every rank."""
+    def broadcast(self, values: Any) -> Any:
+        """The values of rank 0, on every rank."""
         if self._rank:
-            return self._hear(0)
+            return self._receive(0)
         for peer in self._peers:
-            self._say(peer, values)
+            self._send(peer, values)
         return values
 
-    def _say(self, peer: int, values: Any) -> None:
+    def _send(self, peer: int, values: Any) -> None:
         try:
             self._peers[peer].write(json.dumps(values).encode() + b"\n")
             self._peers[peer].flush()
         except OSError:
             raise ConnectionError("rank %d disconnected" % peer) from None
 
-    def _hear(self, peer: int) -> Any:
+    def _receive(self, peer: int) -> Any:
         try:
             line = self._peers[peer].readline()
         except OSError:
@@ -101,9 +101,9 @@ def _dial(address: tuple[str, int]) -> socket.socket:
     deadline = time.monotonic() + MEET_S
     while True:
         try:
-            link = socket.create_connection(address, timeout=MEET_S)
-            link.settimeout(None)
-            return link
+            connection = socket.create_connection(address, timeout=MEET_S)
+            connection.settimeout(None)
+            return connection
         except OSError:
             if time.monotonic() > deadline:
                 raise
@@ -116,14 +116,14 @@ def learn(weights: list[float], step: int, rank: int) -> tuple[float, list[float
     loss, gradient = 0.0, [0.0] * len(weights)
     for _ in range(32):
         inputs = [samples.gauss(0, 1) for _ in weights]
-        error = sum((w - wished) * x for w, wished, x in zip(weights, WISHED, inputs)) + samples.gauss(0, 0.1)
+        error = sum((w - target) * x for w, target, x in zip(weights, TARGET, inputs)) + samples.gauss(0, 0.1)
         loss += error * error / 32
         gradient = [g + 2 * error * x / 32 for g, x in zip(gradient, inputs)]
     return loss, gradient
 
 
 def save(folder: str, step: int, weights: list[float]) -> None:
-    """Written beside and renamed: a checkpoint is complete or not there."""
+    """Write to a temporary file and rename it: a checkpoint is complete or missing."""
     path = os.path.join(folder, "step-%05d.json" % step)
     with open(path + ".new", "w") as file:
         json.dump({"step": step, "weights": weights}, file)
@@ -157,27 +157,27 @@ def report(values: dict[str, Any]) -> None:
 
 
 def train(meeting: Meeting, rank: int, steps: int, step_s: float) -> None:
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    stops: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     folder = os.environ["ASCENDRUN_CHECKPOINT_DIR"]
-    begun = meeting.tell_all(load_newest(folder) if rank == 0 else None) or {"step": 0, "weights": [0.0] * len(WISHED)}
-    step, weights = begun["step"], begun["weights"]
+    state = meeting.broadcast(load_newest(folder) if rank == 0 else None) or {"step": 0, "weights": [0.0] * len(TARGET)}
+    step, weights = state["step"], state["weights"]
     if rank == 0:
         print("resumes after step %d" % step if step else "starts at step 0", flush=True)
     while step < steps:
         step += 1
-        began = time.monotonic()
+        started_s = time.monotonic()
         loss, gradient = learn(weights, step, rank)
-        loss, stop, *gradient = meeting.average([loss, float(bool(told))] + gradient)
+        loss, stop, *gradient = meeting.average([loss, float(bool(stops))] + gradient)
         weights = [w - 0.02 * g for w, g in zip(weights, gradient)]
-        time.sleep(step_s)  # the arithmetic is nothing; a step shall take as long as one can watch
+        time.sleep(step_s)  # the arithmetic takes no time; a step is slowed down to be visible
         is_last = step == steps or stop > 0
         if rank == 0:
-            report({"step": step, "total_steps": steps, "loss": loss, "step_s": time.monotonic() - began})
+            report({"step": step, "total_steps": steps, "loss": loss, "step_s": time.monotonic() - started_s})
             if step % SAVE_EVERY == 0 or is_last:
-                began = time.monotonic()
+                started_s = time.monotonic()
                 save(folder, step, weights)
-                report({"event": "checkpoint", "step": step, "duration_s": time.monotonic() - began})
+                report({"event": "checkpoint", "step": step, "duration_s": time.monotonic() - started_s})
                 print("step %d/%d loss %.4f, saved" % (step, steps, loss), flush=True)
         if stop > 0:
             return

@@ -1,4 +1,4 @@
-"""python -m ascendrun.sim.npu build [--python PATH]: prints the toolkit folder; env: the lines to source."""
+"""python -m ascendrun.sim.npu build [--python PATH]: prints the toolkit directory; env: the lines to source."""
 
 from __future__ import annotations
 

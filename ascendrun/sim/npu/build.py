@@ -1,4 +1,4 @@
-"""Compiles the simulated CANN for one Python environment into a folder, once for the same sources and wheels."""
+"""Compiles the simulated CANN for one Python environment into a directory, once for the same sources and wheels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SETTINGS = {
     "ASCEND_OPP_PATH": "{home}/opp",
     "TASK_QUEUE_ENABLE": "0",
 }
-"""What a process needs to find the toolkit, beside LD_LIBRARY_PATH, which is added to."""
+"""What a process needs to find the toolkit, next to LD_LIBRARY_PATH, which is added to."""
 
 _DYNAMIC_SYMBOLS = 11
 _LOOKED_UP = re.compile(rb"(?<=\0)acl[A-Za-z0-9]{3,60}(?=\0)")
@@ -57,7 +57,7 @@ def key_of(target: Target) -> str:
 
 
 def build(target: Target) -> Path:
-    """The toolkit folder, as ASCEND_HOME_PATH wants it. Raises PreflightError with the compiler's words, OSError."""
+    """The toolkit directory, for ASCEND_HOME_PATH. Raises PreflightError with the compiler's output, OSError."""
     root = cache_folder(target)
     home = root / key_of(target)
     if home.is_dir():
@@ -94,8 +94,8 @@ def compile_all(target: Target, home: Path, scratch: Path) -> None:
         for name, flags in jobs
     ]
     commands.append(["gcc", "-O1", "-fPIC", "-w", "-c", str(scratch / "names.c"), "-o", str(scratch / "names.o")])
-    with ThreadPoolExecutor(max_workers=max(2, len(os.sched_getaffinity(0)))) as crew:
-        list(crew.map(run, commands))
+    with ThreadPoolExecutor(max_workers=max(2, len(os.sched_getaffinity(0)))) as pool:
+        list(pool.map(run, commands))
     link(home, "ascendcl", objects(scratch, (*RUNTIME, "names")), "-ldl", "-pthread")
     link(home, "hccl", objects(scratch, HCCL), "-lascendcl", "-pthread")
     for name in EMPTY:
@@ -130,7 +130,7 @@ def run(command: Sequence[str]) -> None:
 
 
 def write_tree(made: Path, home: Path) -> None:
-    """What torch_npu and `doctor` look for beside the libraries; `home`: where it will lie."""
+    """What torch_npu and `doctor` look for next to the libraries; `home`: its final path."""
     for name in ("runtime", "compiler", "opp", "tools"):
         (made / name).mkdir()
     versions = "".join(f"{name}_running_version=[8.5.0]\n" for name in ("runtime", "compiler"))
@@ -151,13 +151,13 @@ def shell_lines(home: Path) -> str:
 
 
 def environment(home: Path, environ: dict[str, str]) -> dict[str, str]:
-    """What set_env.sh does, for a process that we start ourselves."""
+    """What set_env.sh does, for a process that ascendrun starts."""
     libraries = ":".join(filter(None, (f"{home}/lib64", environ.get("LD_LIBRARY_PATH"))))
     return {**environ, **settings_of(home), "LD_LIBRARY_PATH": libraries}
 
 
 def undefined_symbols(library: Path) -> Iterator[str]:
-    """The names that an ELF library (64 bit, little endian) wants of others."""
+    """The names that an ELF library (64 bit, little endian) imports from others."""
     data = library.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError(f"{library}: no 64-bit little-endian ELF library")
@@ -175,7 +175,8 @@ def undefined_symbols(library: Path) -> Iterator[str]:
 
 
 def wanted_names(torch_npu: Path) -> set[str]:
-    """What the package in this folder wants of libascendcl and its kin. A name that is only looked up counts where the
+    """The names that the package imports from libascendcl and its libraries. A name that is only looked up counts
+    where the
     package's own headers declare it: the rest are messages that look like names."""
     linked = {
         name

@@ -1,4 +1,4 @@
-"""The Python environment whose torch_npu is to run: where its packages lie, asked of that Python itself."""
+"""The Python environment with torch_npu: the locations of its packages, queried from that Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INSTALL_HINT = Text(
 
 @dataclass(frozen=True)
 class Target:
-    """`prefix`: the environment's own folder."""
+    """`prefix`: the environment's own directory."""
 
     python: str
     prefix: Path

@@ -1,6 +1,6 @@
 """The boot process: clones head and hosts into their namespaces, cables them, waits for every sshd; then it ends.
 
-A process of its own, because `clone` and `setns` want one thread, which a test run does not have. Reads a BootPlan
+A separate process, because `clone` and `setns` want one thread, which a test run does not have. Reads a BootPlan
 on stdin, prints {"name": init pid} on stdout; whatever it started is gone again when it fails.
 """
 

@@ -18,7 +18,7 @@ DISK = "64M"
 
 
 class VirtualCluster(Faults):
-    """Hosts node1, node2, … and a head, each in namespaces of its own; the machine's own network is not touched.
+    """Hosts node1, node2, … and a head, each in its own namespaces; the machine's own network is not touched.
 
     `VirtualCluster.up(2)` makes one (a context manager: it is down at the end), `VirtualCluster(folder)` finds it.
     """
@@ -95,7 +95,7 @@ class VirtualCluster(Faults):
 
 
 def clusters(base: Path) -> list[VirtualCluster]:
-    """All clusters whose state lies under `base` and can be read, the newest last."""
+    """All clusters whose state is under `base` and can be read, the newest last."""
     found = []
     for folder in states.folders(base):
         try:

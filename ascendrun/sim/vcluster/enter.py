@@ -1,6 +1,6 @@
 """Runs one command inside a host's namespaces: `python -I -S enter.py PID CWD GROUPS -- command…`.
 
-Stands alone (no import of ours), so that it starts in milliseconds. Signals that somebody sends to it reach the
+Independent (no import of ascendrun), so that it starts in milliseconds. Signals that a process sends to it reach the
 command; when it is killed the command dies with it; it ends as the command ended, by exit code or by signal.
 GROUPS: cgroup.procs files to join, divided by colons; "-" for none.
 """
@@ -62,7 +62,7 @@ def _let_go_of_output() -> None:
 
 
 def _wait(child: int, watched: set[signal.Signals]) -> int:
-    """The wait status of `child`. A terminal's own signals reach the whole group; only those sent to us go on."""
+    """The wait status of `child`. A terminal's own signals reach the whole group; only those sent to us continue."""
     while True:
         came = signal.sigwaitinfo(watched)
         if came.si_signo == signal.SIGCHLD:

@@ -119,7 +119,7 @@ class Faults(Machines):
     # -- the host itself
 
     def freeze(self, name: str) -> None:
-        """Its programs stop, its kernel goes on: TCP connects, and then nobody speaks."""
+        """Its programs stop, its kernel continues: TCP connects, and then no data arrives."""
         self._note(name, "frozen")
         if not self._groups.freeze(name, frozen=True):
             self._signal_all(name, signal.SIGSTOP)
@@ -181,7 +181,7 @@ class Faults(Machines):
     # -- undoing
 
     def clean(self, *names: str) -> None:
-        """Undo every fault of these hosts (none named: of all, and of the head); a host that is off is booted anew."""
+        """Undo every fault of these hosts (none named: of all, and of the head); a host that is off is booted again."""
         wanted = names or (HEAD, *self.hosts)
         self.reboot_dead(wanted)
         for name in wanted:

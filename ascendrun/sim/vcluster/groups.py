@@ -3,7 +3,7 @@
     <cgroup v2>/vcluster-<id>/head
     <cgroup v2>/vcluster-<id>/hosts/<name>
 
-Where only version 1 may be written, its freezer and cpuacct stand in; where neither, a host is frozen by SIGSTOP.
+Where only version 1 may be written, its freezer and cpuacct are used; where neither, a host is frozen by SIGSTOP.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Groups:
         return tuple(files)
 
     def freeze(self, host: str, *, frozen: bool) -> bool:
-        """Stop or go on with every process of the host; False when no group can do that here."""
+        """Stop or continue with every process of the host; False when no group can do that here."""
         return any(_set_frozen(tree / "hosts" / host, frozen=frozen) for tree in self._trees())
 
     def cpu_seconds(self, which: str) -> float | None:

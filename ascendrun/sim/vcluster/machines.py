@@ -52,7 +52,7 @@ class HostDownError(AscendrunError):
 
 
 class Machines:
-    """Head and hosts of the cluster whose state lies in `folder`."""
+    """Head and hosts of the cluster whose state is in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -145,7 +145,7 @@ class Machines:
     # -- power
 
     def _boot(self, names: Sequence[str], *, with_head: bool = False, kept: Mapping[str, int] | None = None) -> None:
-        """`kept`: a descriptor of the last mount namespace of each host that goes on with its files."""
+        """`kept`: a descriptor of the last mount namespace of each host that continues with its files."""
         disks = kept or {}
         plan = self._boot_plan(names, with_head=with_head, kept=disks)
         argv = [sys.executable, "-I", "-S", "-c", _BOOT]
@@ -198,7 +198,7 @@ class Machines:
 
 
 def boot_error(words: str) -> AscendrunError:
-    """What a failed boot means: this machine refuses (NotSupportedError), or something of ours went wrong
+    """What a failed boot means: this machine refuses (NotSupportedError), or the simulation failed
     (BootError)."""
     last = words.splitlines()[-1] if words else "no error output"
     refused = [line for line in words.splitlines() if line.startswith(("PermissionError", "OSError: [Errno 1]"))]

@@ -1,4 +1,4 @@
-"""Addresses and cables: a veth pair per host, plugged into one bridge that stands in the head's own network."""
+"""Addresses and cables: a veth pair per host, plugged into one bridge that is in the head's own network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 HEAD_ADDRESS = "10.77.0.1"
 BRIDGE = "vcbr"
 NOWHERE = "02:77:de:ad:00:00"
-"""A hardware address that nobody has: frames to it vanish in silence, as behind a firewall that drops."""
+"""A hardware address that no process has: frames to it vanish in silence, as behind a firewall that drops."""
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8913, 0x8914, 0x8916, 0x891C
 _IFF_UP_RUNNING = 0x41
@@ -68,7 +68,7 @@ def bridge_commands() -> str:
 
 
 def cable_commands(index: int, init_pid: int) -> str:
-    """Cable one host: its end is born as eth0 in the host's network, ours is plugged into the bridge."""
+    """Cable one host: its end is created as eth0 in the host's network, ours is plugged into the bridge."""
     tail = f"{index >> 8:02x}:{index & 255:02x}"
     return (
         f"link add {cable(index)} address 02:77:ff:00:{tail} type veth "
@@ -78,7 +78,7 @@ def cable_commands(index: int, init_pid: int) -> str:
 
 
 def ip_in(init_pid: int, commands: str, *, force: bool = False) -> None:
-    """Run `ip` commands in the network of process `init_pid`; `force`: go on over those that fail.
+    """Run `ip` commands in the network of process `init_pid`; `force`: continue over those that fail.
 
     Raises OSError with ip's own words.
     """
@@ -94,7 +94,7 @@ def interfaces(init_pid: int) -> Sequence[str]:
 
 
 def listens(init_pid: int, port: int = 22) -> bool:
-    """Whether somebody listens on `port` in the network of process `init_pid` (which must live)."""
+    """Whether a process listens on `port` in the network of process `init_pid` (which must live)."""
     wanted = f":{port:04X}"
     for family in ("tcp", "tcp6"):
         path = f"/proc/{init_pid}/net/{family}"

@@ -1,4 +1,4 @@
-"""What the boot process is told: plain values that travel to it as JSON."""
+"""Input of the boot process: plain values, sent as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 class Common:
     """What all hosts share.
 
-    `home`: root's home. `users`: (name, shell) of further accounts. `shares`: (machine folder, folder in the host).
+    `home`: root's home. `users`: (name, shell) of further accounts. `shares`: (machine directory, directory in the
+    host).
     `covers`: submounts of the machine's "/" that hosts see too, each as an overlay.
     """
 
@@ -32,7 +33,7 @@ class HostPlan:
 
     `shell`: root's login shell, None: the machine's. `noise`: what its rc file prints. `python`: what its
     /usr/local/bin/python3 is, None: nothing is put there. `kept_disk`: an inherited descriptor of the mount namespace
-    of its last boot, whose files it goes on with; None: an empty disk.
+    of its last boot, whose files it continues with; None: an empty disk.
     """
 
     name: str

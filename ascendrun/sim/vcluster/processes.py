@@ -101,7 +101,8 @@ def _strings(raw: bytes) -> tuple[str, ...]:
 
 
 def is_of_the_system(process: Process) -> bool:
-    """Whether it belongs to a host that rests: its init, and the sshd that listens (not one that serves somebody)."""
+    """Whether it belongs to a host that rests: its init, and the sshd that listens (not one that serves a
+    connection)."""
     title = " ".join(process.argv)
     return process.inner_pid == 1 or title.startswith(("sshd: /usr/sbin/sshd", "/usr/sbin/sshd"))
 

@@ -39,7 +39,7 @@ def sshd_config(options: Sequence[str]) -> str:
 
 
 def start_run_folder() -> None:
-    """What each boot makes anew, with the host's tree as "/": a boot id, bound over the kernel's, and sshd's folder."""
+    """What each boot creates, with the host's tree as "/": a boot id, bound over the kernel's, and sshd's directory."""
     own = Path("/run/boot_id")
     own.write_text(f"{uuid.uuid4()}\n")
     ns.bind(own, "/proc/sys/kernel/random/boot_id")

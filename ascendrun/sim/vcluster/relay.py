@@ -1,10 +1,10 @@
-"""A spoiled cable: a process that stands between a host's cable and the bridge, and delays, drops or slows frames.
+"""A faulty cable: a process between a host's cable and the bridge, and delays, drops or slows frames.
 
     host eth0 ── vcK ══ this process ══ vrK ── vsK ── bridge
 
 In user space because many kernels lack netem. Packet sockets with virtio headers, so that the kernel's offloads
 (64 KiB frames, checksums left open) pass through as they are. Started as `python -I -S relay.py INDEX DELAY_S
-JITTER_S LOSS RATE`: seconds, a share from 0 to 1, bytes a second (0: no limit); stands alone.
+JITTER_S LOSS RATE`: seconds, a share from 0 to 1, bytes a second (0: no limit). Standard library only.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ class Requirement:
     """Something that is missing, and what mends it."""
 
     missing: str
-    mend: str
+    fix: str
     is_package: ClassVar[bool] = False
 
 
 class Package(Requirement):
-    """A missing program; `mend` is the apt package."""
+    """A missing program; `fix` is the apt package."""
 
     is_package: ClassVar[bool] = True
 
@@ -71,8 +71,8 @@ def require_all() -> None:
     missing = requirements()
     if not missing:
         return
-    packages = sorted(item.mend for item in missing if item.is_package)
-    others = [item.mend for item in missing if not item.is_package]
+    packages = sorted(item.fix for item in missing if item.is_package)
+    others = [item.fix for item in missing if not item.is_package]
     ways = ([f"apt-get install -y {' '.join(packages)}"] if packages else []) + others
     raise NotSupportedError(
         f"a virtual cluster cannot start here, missing: {', '.join(item.missing for item in missing)}",

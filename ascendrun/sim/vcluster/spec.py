@@ -1,4 +1,4 @@
-"""What a cluster is asked to be, and the plans that follow from it."""
+"""The description of a cluster, and the boot plans for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ascendrun.sim.vcluster.plan import Common, HeadPlan, HostPlan
 from ascendrun.sim.vcluster.requirements import find_shell
 
 PACKAGE_HOME = Path(__file__).resolve().parents[3]
-"""The folder that holds the package `ascendrun`: a checkout, or site-packages."""
+"""The directory that holds the package `ascendrun`: a checkout, or site-packages."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ClusterSpec:
     """Everything needed to boot any host of the cluster, now or again.
 
     `disk`: size of each host's disk. `sshd_options`: lines that come first in every sshd_config. `shells`, `rc_noise`,
-    `pythons`: by host name. `users`: shells by account name, on every host. `shares`: folders of the machine that
+    `pythons`: by host name. `users`: shells by account name, on every host. `shares`: directories of the machine that
     all hosts see, read and write ("NFS"). `is_trusted`: whether the head's known_hosts knows the hosts.
     """
 
@@ -128,13 +128,13 @@ def make_common(spec: ClusterSpec, mountinfo: str) -> Common:
         authorized_keys=f"{spec.user_key.public} vcluster\n",
         private_key=spec.user_key.private,
         users=tuple(spec.users.items()),
-        shares=(*_hidden_folders_we_need(), *spec.shares.items()),
+        shares=(*_needed_hidden_directories(), *spec.shares.items()),
         covers=tuple(disk.submounts(mountinfo)),
     )
 
 
-def _hidden_folders_we_need() -> Sequence[tuple[str, str]]:
-    """The code and its interpreter, where they lie under a folder that each host has for itself."""
+def _needed_hidden_directories() -> Sequence[tuple[str, str]]:
+    """The code and its interpreter, where they are under a directory that each host has for itself."""
     needed = {str(PACKAGE_HOME), os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)}
     return [(path, path) for path in sorted(needed) if path.startswith(("/tmp/", "/run/"))]
 

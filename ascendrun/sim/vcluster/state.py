@@ -1,4 +1,4 @@
-"""What is remembered of a running cluster, in a folder of its own: who is init of what, and which faults are set."""
+"""What is remembered of a running cluster, in its own directory: who is init of what, and which faults are set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ProcessName:
 
 @dataclass
 class State:
-    """`owner`: the process that a cluster belongs to, None: nobody, it stays until `down`.
+    """`owner`: the process that a cluster belongs to, None: none, it stays until `down`.
 
     `inits`: init of the head and of each host that was booted. `relays`, `cables`: the relay in a
     host's cable and what it does to frames. `faults`: the faults that are set, by host.
@@ -55,7 +55,7 @@ def base_folder(environ: Mapping[str, str]) -> Path:
 
 
 def make_folder(base: Path) -> tuple[str, Path]:
-    """A new id and its folder, 0700."""
+    """A new id and its directory, 0700."""
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     cluster_id = secrets.token_hex(4)
     folder = base / cluster_id
@@ -70,7 +70,7 @@ def save(folder: Path, state: State) -> None:
 
 
 def load(folder: Path) -> State:
-    """Raises OSError or ValueError when the folder holds no whole state (its owner died while it booted)."""
+    """Raises OSError or ValueError when the directory holds no whole state (its owner died while it booted)."""
     raw = json.loads((folder / "state.json").read_text())
     for table in ("inits", "relays"):
         raw[table] = {name: ProcessName(**value) for name, value in raw[table].items()}

@@ -55,12 +55,12 @@ def ran(out, **more):
 
 
 def smi(scene, *words):
-    answer = npu_smi.answer([str(word) for word in words], scene)
+    answer = npu_smi.respond([str(word) for word in words], scene)
     return answer.text, answer.code
 
 
 def hccn(scene, device, item, *more):
-    answer = hccn_tool.answer(["-i", str(device), f"-{item}", *more, "-g"], scene)
+    answer = hccn_tool.respond(["-i", str(device), f"-{item}", *more, "-g"], scene)
     return answer.text, answer.code
 
 
@@ -108,7 +108,7 @@ def raw_answers(scenario, *, owners=None, shell=True, pings=(), rows=()):
 
 
 def hccn_ping(scene, device, address):
-    answer = hccn_tool.answer(["-i", str(device), "-ping", "-g", "address", address, "pkt", "3"], scene)
+    answer = hccn_tool.respond(["-i", str(device), "-ping", "-g", "address", address, "pkt", "3"], scene)
     return answer.text, answer.code
 
 

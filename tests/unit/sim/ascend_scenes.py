@@ -32,14 +32,14 @@ def scene_of_node(node, faults=(), *, rows=(), now_s=None, is_privileged=True):
 
 def smi(scene, *arguments):
     """What `npu-smi ARGUMENTS` prints, where it succeeds."""
-    answer = npu_smi.answer([str(one) for one in arguments], scene)
+    answer = npu_smi.respond([str(one) for one in arguments], scene)
     assert answer.code == 0, answer.text
     return answer.text
 
 
 def hccn(scene, device, item, *more):
     """What `hccn_tool -i DEVICE -ITEM -g MORE` prints."""
-    return hccn_tool.answer(["-i", str(device), f"-{item}", "-g", *map(str, more)], scene).text
+    return hccn_tool.respond(["-i", str(device), f"-{item}", "-g", *map(str, more)], scene).text
 
 
 def fixed_reading(family):

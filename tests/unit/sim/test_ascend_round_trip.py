@@ -131,8 +131,8 @@ def test_every_item_of_hccn_tool_says_how_the_port_is_set_up(scenario):
 @pytest.mark.parametrize("chip", WITH_PORTS)
 def test_the_950s_form_of_the_command_line_is_understood_too(chip):
     scene = scene_of(Scenario(chip=chip))
-    asked = hccn_tool.answer(["-g", "-link", "-i", "1", "-u", "0", "-p", "0"], scene)
-    assert asked == hccn_tool.answer(["-i", "1", "-link", "-g"], scene) and ports.parse_link(asked.text).is_up
+    asked = hccn_tool.respond(["-g", "-link", "-i", "1", "-u", "0", "-p", "0"], scene)
+    assert asked == hccn_tool.respond(["-i", "1", "-link", "-g"], scene) and ports.parse_link(asked.text).is_up
 
 
 # -- faults, as the parsers tell them
@@ -208,7 +208,7 @@ def test_a_dropped_card_is_in_no_list_and_asking_for_it_is_an_error():
     scene = scene_of(Scenario(faults=fault("dropped", 3)))
     left = [0, 1, 2, 4, 5, 6, 7]
     assert list(npu_smi.npu_ids(npu_smi.parse_info(smi(scene, "info")))) == left
-    refused = npu_smi_tool.answer(["info", "-t", "health", "-i", "3"], scene)
+    refused = npu_smi_tool.respond(["info", "-t", "health", "-i", "3"], scene)
     assert refused.code and npu_smi_views.parse_health(refused.text).errors[0].kind == "no-card"
     assert ports.parse_link(hccn(scene, 3, "link")).errors
 
@@ -270,8 +270,8 @@ def test_with_any_fault_every_question_has_an_answer_that_reads(name, chip):
     asked = [["info"], ["info", "-l"], ["info", "-m"], ["info", "-t", "topo"], ["info", "watch"]]
     asked += [["info", "-t", kind, "-i", "2", *chip_id] for kind in VIEWS for chip_id in ((), ("-c", "0"))]
     for arguments in asked:
-        assert npu_smi_tool.answer(arguments, scene).text.endswith("\n")
+        assert npu_smi_tool.respond(arguments, scene).text.endswith("\n")
     for item in ITEMS:
-        assert hccn_tool.answer(["-i", "2", item, "-g"], scene).text.endswith("\n")
-    info = npu_smi.parse_info(npu_smi_tool.answer(["info"], scene).text)
+        assert hccn_tool.respond(["-i", "2", item, "-g"], scene).text.endswith("\n")
+    info = npu_smi.parse_info(npu_smi_tool.respond(["info"], scene).text)
     assert info.unparsed == () and (info.chips or info.errors)

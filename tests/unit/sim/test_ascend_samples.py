@@ -16,7 +16,7 @@ from ascendrun.ascend import npu_smi
 from ascendrun.sim.ascend.cann import version_files
 from ascendrun.sim.ascend.scenario import Scenario, make_node
 from ascendrun.sim.ascend.tool.model import Row
-from ascendrun.sim.ascend.tool.npu_smi import answer
+from ascendrun.sim.ascend.tool.npu_smi import respond
 
 FOLDER = os.environ.get("ASCENDRUN_ASCEND_SAMPLES")
 pytestmark = pytest.mark.skipif(not FOLDER, reason="ASCENDRUN_ASCEND_SAMPLES names no folder of real samples")
@@ -215,7 +215,7 @@ ERRORS = [
 
 def test_the_errors_are_the_recorded_ones():
     blocks = re.split(r"^\$ npu-smi .*\n", sample("npu-smi_errors.SYNTH_from_source.txt"), flags=re.MULTILINE)[1:]
-    answers = [answer(arguments, scene_of(scenario)) for arguments, scenario in ERRORS]
+    answers = [respond(arguments, scene_of(scenario)) for arguments, scenario in ERRORS]
     assert [one.text for one in answers] == blocks
     assert all(one.code for one in answers)
 

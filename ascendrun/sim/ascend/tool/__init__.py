@@ -1,1 +1,1 @@
-"""The two tools themselves, as they run on a simulated node: standard library only, nothing else of ours."""
+"""The two tools themselves, as they run on a simulated node: standard library only, nothing else of ascendrun."""

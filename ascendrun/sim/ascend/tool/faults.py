@@ -13,7 +13,7 @@ class Kind(NamedTuple):
     """`default`: what the fault's value is where none is given; None where it has no value."""
 
     of: str
-    says: str
+    meaning: str
     default: str | None = None
     is_number: bool = False  # plain, without a sign
 
@@ -21,7 +21,7 @@ class Kind(NamedTuple):
 KINDS: dict[str, Kind] = {
     "dropped": Kind(OF_CARD, "the card is off the bus: no list has it, asking for it is an invalid card id"),
     "driver_reset": Kind(
-        OF_CARD, "the driver answers -8005 for VALUE seconds, then the card is off the bus", "5", is_number=True
+        OF_CARD, "the driver returns -8005 for VALUE seconds, then the card is off the bus", "5", is_number=True
     ),
     "health_warning": Kind(OF_CARD, "health Warning, with the error codes VALUE", "80E18402"),
     "health_alarm": Kind(OF_CARD, "health Alarm, with the error codes VALUE", "A4025021 8C03A000 8C084E00"),
@@ -46,7 +46,7 @@ KINDS: dict[str, Kind] = {
     "ip_missing": Kind(OF_CARD, "the port has no address"),
     "ip_v6": Kind(OF_CARD, "the port has an IPv6 address only"),
     "hccn_conf_stale": Kind(OF_CARD, "the port has another address than in /etc/hccn.conf"),
-    "unreachable": Kind(OF_CARD, "no answer to ping from the address VALUE, or from any", "any"),
+    "unreachable": Kind(OF_CARD, "no reply to ping from the address VALUE, or from any", "any"),
     "fec_none": Kind(OF_CARD, "no forward error correction"),
     "optical_absent": Kind(OF_CARD, "no optical module"),
     "optical_dark": Kind(OF_CARD, "the optical module receives next to no light"),
@@ -57,10 +57,10 @@ KINDS: dict[str, Kind] = {
     "firmware_mismatch": Kind(OF_NODE, "driver and firmware do not fit: Compatibility NOK"),
     "hccn_refused": Kind(OF_NODE, "hccn_tool may not read the devices"),
     "hang": Kind(OF_NODE, "the tool VALUE (npu-smi, hccn_tool, both) sleeps and ignores TERM", "both"),
-    "slow": Kind(OF_NODE, "the tools answer after VALUE seconds", "5", is_number=True),
+    "slow": Kind(OF_NODE, "the tools respond after VALUE seconds", "5", is_number=True),
     "trickle": Kind(OF_NODE, "the tools write a byte every VALUE seconds", "0.5", is_number=True),
     "garbage": Kind(OF_NODE, "the tools write bytes that mean nothing"),
-    "truncated": Kind(OF_NODE, "the tools' answers end in the middle of a line"),
+    "truncated": Kind(OF_NODE, "the tools' output ends in the middle of a line"),
 }
 
 
@@ -99,7 +99,7 @@ class Faults:
         return 0 if fault is None else 1 + int(float(value_of(fault)) * self.age_s(fault))
 
     def is_driver_away(self) -> bool:
-        """Whether the driver answers nothing now: missing, or in its reset."""
+        """Whether the driver does not respond now: missing, or in its reset."""
         reset = self.any_of("driver_reset")
         return self.has("driver_missing") or (reset is not None and self.age_s(reset) < float(value_of(reset)))
 

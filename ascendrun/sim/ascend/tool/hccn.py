@@ -11,7 +11,7 @@ from typing import Callable, NamedTuple, Sequence
 from ascendrun.sim.ascend.tool.faults import Faults, value_of
 from ascendrun.sim.ascend.tool.live import Reading
 from ascendrun.sim.ascend.tool.model import Chip, Node
-from ascendrun.sim.ascend.tool.npu_smi import Answer, Scene
+from ascendrun.sim.ascend.tool.npu_smi import Reply, Scene
 
 NOT_DONE = "Command execute failed!"
 REFUSED = "Read file failed, cmd execute failed! pls check cmd run permission."
@@ -96,9 +96,9 @@ def _ip(port: Port) -> str:
 
 
 def _net_health(port: Port) -> str:
-    said = port.faults.of("net_health", port.chip.npu_id)
-    if said:
-        word = value_of(said)
+    fault = port.faults.of("net_health", port.chip.npu_id)
+    if fault:
+        word = value_of(fault)
     elif not port.is_up or port.address is None:
         word = "Socket fail"
     else:
@@ -136,7 +136,7 @@ def _tls(port: Port) -> str:
 
 
 def _ping(port: Port) -> str:
-    """`-ping -g address A [pkt N]`: answered where the link is up and nothing says that A is unreachable."""
+    """`-ping -g address A [pkt N]`: replies arrive if the link is up and no fault makes A unreachable."""
     words = dict(zip(port.words, list(port.words)[1:]))
     address, count = words.get("address"), words.get("pkt", "3")
     if address is None or not count.isdigit():
@@ -210,7 +210,7 @@ def _hw_stats(port: Port) -> str:
 
 
 def _optical(port: Port) -> str:
-    """A healthy module's readings lie within its thresholds; each differs a little by chip."""
+    """A healthy module's readings are within its thresholds; each differs a little by chip."""
     absent, dark = port.fault("optical_absent"), port.fault("optical_dark")
     turn = port.chip.logic_id
     tx = [f"{1.3968 + 0.017 * ((turn + lane) % 4):.4f} mW" for lane in range(4)]
@@ -307,18 +307,18 @@ ITEMS: dict[str, Callable[[Port], str]] = {
 _WITH_VALUE = ("-i", "-u", "-p")
 
 
-def answer(arguments: Sequence[str], scene: Scene) -> Answer:
+def respond(arguments: Sequence[str], scene: Scene) -> Reply:
     """What the command line `hccn_tool ARGUMENTS` prints."""
     if scene.faults.has("hccn_refused") or not scene.is_privileged:
-        return Answer(f"{REFUSED}\n", 1)
+        return Reply(f"{REFUSED}\n", 1)
     device, items, words = _read(arguments)
     reading = next((one for one in scene.readings if str(one.chip.logic_id) == device), None)
     is_query = "-g" in arguments and len(items) == 1
     if not is_query or reading is None or scene.faults.is_driver_away() or not scene.node.family.speed_mbit:
-        return Answer(f"{NOT_DONE}\n", 1)
+        return Reply(f"{NOT_DONE}\n", 1)
     port = Port(scene.node, scene.faults, reading, words, time.time())
     text = ITEMS[items[0]](port)
-    return Answer(text, 1 if text == f"{NOT_DONE}\n" else 0)
+    return Reply(text, 1 if text == f"{NOT_DONE}\n" else 0)
 
 
 def _read(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:

@@ -29,7 +29,7 @@ def render_cards(node: Node, readings: Sequence[Reading]) -> str:
 
 
 def render_mapping(node: Node, readings: Sequence[Reading]) -> str:
-    """`info -m`; A3 and 950 name the physical id too; a board's controller stands after its chips."""
+    """`info -m`; A3 and 950 name the physical id too; a board's controller is after its chips."""
     has_phy = node.family.layouts[0] in ("L2", "L4")
     heads = ["NPU ID", "Chip ID", "Chip Logic ID", *(["Chip Phy-ID"] if has_phy else []), "Chip Name"]
     lines = ["\t" + " ".join(f"{head:<30}" for head in heads)]
@@ -74,7 +74,7 @@ def link(node: Node, one: Chip, other: Chip) -> str:
 
 
 def cpus_of(node: Node, chip: Chip) -> str:
-    """Each pair of cards has a range of its own, in the order of an 800T A2."""
+    """Each pair of cards has its own range, in the order of an 800T A2."""
     share = max(1, node.cpus // 8)
     slot = (6, 4, 0, 2)[chip.npu_id // 2 % 4]
     return f"{slot * share}-{slot * share + share - 1}"
@@ -124,7 +124,7 @@ def render_version(node: Node) -> str:
 def render_help() -> str:
     """`info -h`."""
     lines = [USAGE, "", "Commands:"]
-    for name, says in (
+    for name, meaning in (
         ("watch", "Show all device's status in scrolling format"),
         ("proc", "Show device's matrix process status in scrolling format"),
         ("-h, --help", "Show this help text and exit"),
@@ -132,11 +132,11 @@ def render_help() -> str:
         ("-l", "Show all device's topology information"),
         ("-t type", "Show information for type"),
     ):
-        lines.append(f"       {name:<15}{says}")
+        lines.append(f"       {name:<15}{meaning}")
     lines += _type_lines()
     lines += ["", "Options:"]
-    for name, says in (("-i %d", "Card ID"), ("-c %d", "Chip ID"), ("-p %d", "Chip Physical ID")):
-        lines.append(f"       {name:<15}{says}")
+    for name, meaning in (("-i %d", "Card ID"), ("-c %d", "Chip ID"), ("-p %d", "Chip Physical ID")):
+        lines.append(f"       {name:<15}{meaning}")
     return "\n".join(lines) + "\n"
 
 

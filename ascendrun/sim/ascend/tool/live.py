@@ -47,7 +47,7 @@ class Reading(NamedTuple):
 
 
 def readings(node: Node, faults: Faults, rows: Sequence[Row]) -> list[Reading]:
-    """The chips that answer, in order; `rows`: processes that run on the node now."""
+    """The chips that respond, in order; `rows`: processes that run on the node now."""
     present = [chip for chip in node.chips if not faults.is_gone(chip.npu_id)]
     return [_reading(node.family, chip, faults, (*node.rows, *rows)) for chip in present]
 

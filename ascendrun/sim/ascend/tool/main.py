@@ -1,4 +1,4 @@
-"""Runs one of the two tools: asks it for its answer and writes that, in the way that the faults in force make it."""
+"""Run one of the two tools and write its output as the active faults change it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Callable, Sequence
 from ascendrun.sim.ascend.tool import hccn, npu_smi
 from ascendrun.sim.ascend.tool.faults import Faults, value_of
 from ascendrun.sim.ascend.tool.model import HOME
-from ascendrun.sim.ascend.tool.npu_smi import Answer, Scene
+from ascendrun.sim.ascend.tool.npu_smi import Reply, Scene
 
 HANG_S = 3600.0  # long past every deadline, and yet an end: a hanging tool ignores every signal but KILL
 GARBAGE = b"\x00\xff\xfe\x1b[31m\x8d\x07+---\x93| npu-smi ???\r\x00" * 7
 
-_TOOLS: dict[str, Callable[[Sequence[str], Scene], Answer]] = {"npu-smi": npu_smi.answer, "hccn_tool": hccn.answer}
+_TOOLS: dict[str, Callable[[Sequence[str], Scene], Reply]] = {"npu-smi": npu_smi.respond, "hccn_tool": hccn.respond}
 
 
 def run(tool: str, root: str, arguments: Sequence[str]) -> int:
-    """`root`: the folder that holds the node's tree, "/" on a node of its own. Returns the exit code."""
+    """`root`: the directory that holds the node's tree, "/" on a separate node. Returns the exit code."""
     home = os.path.join(root, HOME)
-    scene = npu_smi.look(home, root)
+    scene = npu_smi.read_scene(home, root)
     _stall(tool, scene.faults)
-    answer = _TOOLS[tool](arguments, scene)
-    write(answer.text, scene.faults)
-    delay_s = npu_smi.watch_delay_s(arguments) if tool == "npu-smi" and not answer.code else None
+    reply = _TOOLS[tool](arguments, scene)
+    write(reply.text, scene.faults)
+    delay_s = npu_smi.watch_delay_s(arguments) if tool == "npu-smi" and not reply.code else None
     while delay_s is not None:
         time.sleep(delay_s)
         write(npu_smi.next_round(arguments, home, root), scene.faults)
-    return answer.code
+    return reply.code
 
 
 def _stall(tool: str, faults: Faults) -> None:
@@ -44,7 +44,7 @@ def _stall(tool: str, faults: Faults) -> None:
 
 
 def write(text: str, faults: Faults) -> None:
-    """Write the answer to stdout as the faults have it."""
+    """Write the output to stdout as the faults change it."""
     content = text.encode()
     if faults.has("garbage"):
         content = GARBAGE

@@ -60,7 +60,7 @@ class Fault(NamedTuple):
 
 
 class Node(NamedTuple):
-    """`chip` is a name of FAMILIES; `rows`: processes that stand in the table without running here."""
+    """`chip` is a name of FAMILIES; `rows`: processes that the table lists without running here."""
 
     chip: str
     layout: str

@@ -24,7 +24,7 @@ _WITHOUT_CARD = ("topo", "vnpu-mode", "template-info", "key-manage")
 _FLAGS = ("-i", "-c", "-p", "-t", "-d", "-s")
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """What the tool prints, and its exit code."""
 
     text: str
@@ -41,8 +41,8 @@ class Scene(NamedTuple):
     is_privileged: bool
 
 
-def look(home: str, root: str) -> Scene:
-    """The node whose files lie in `home`, now."""
+def read_scene(home: str, root: str) -> Scene:
+    """The node whose files are in `home`, now."""
     node = read_node(home)
     faults = Faults(read_faults(home), time.time())
     rows = find_rows(root, os.path.join(home, MARKER_FOLDER), len(node.chips))
@@ -59,27 +59,27 @@ def _is_complete(root: str) -> bool:
         return False
 
 
-def answer(arguments: Sequence[str], scene: Scene) -> Answer:
+def respond(arguments: Sequence[str], scene: Scene) -> Reply:
     """What the command line `npu-smi ARGUMENTS` prints; `info watch` only its first round."""
     if list(arguments) in (["-v"], ["--version"]):
-        return Answer(lists.render_version(scene.node))
+        return Reply(lists.render_version(scene.node))
     if not arguments or arguments[0] != "info":
-        return Answer(f"{UNKNOWN}\n", 1)
+        return Reply(f"{UNKNOWN}\n", 1)
     words = list(arguments[1:])
     if words in (["-h"], ["--help"]):
-        return Answer(lists.render_help())
+        return Reply(lists.render_help())
     if scene.faults.is_driver_away():
-        return Answer(f"{NO_DRIVER}\n", 1)
+        return Reply(f"{NO_DRIVER}\n", 1)
     if scene.faults.has("device_used"):
-        return Answer(f"{DEVICE_USED}\n", 1)
+        return Reply(f"{DEVICE_USED}\n", 1)
     whole = _WHOLE.get(" ".join(words))
     if whole:
-        return Answer(whole(scene))
+        return Reply(whole(scene))
     if words[:1] == ["watch"]:
-        return Answer(lists.watch_head(scene.node) + lists.watch_rows(scene.node, _watched(words[1:], scene)))
+        return Reply(lists.watch_head(scene.node) + lists.watch_rows(scene.node, _watched(words[1:], scene)))
     options = _options(words)
     if options is None or "-t" not in options or options["-t"] not in (*TYPES, *VIEWS):
-        return Answer(f"{UNKNOWN}\n", 1)
+        return Reply(f"{UNKNOWN}\n", 1)
     return _typed(options, scene)
 
 
@@ -103,24 +103,24 @@ def _options(words: Sequence[str]) -> dict[str, str] | None:
     return dict(pairs)
 
 
-def _typed(options: dict[str, str], scene: Scene) -> Answer:
+def _typed(options: dict[str, str], scene: Scene) -> Reply:
     kind = options["-t"]
     if kind == "topo":
-        return Answer(lists.render_topology(scene.node, scene.readings))
+        return Reply(lists.render_topology(scene.node, scene.readings))
     if "-i" not in options and kind not in _WITHOUT_CARD:
-        return Answer(f"{CARD_NEEDED}\n", 1)
+        return Reply(f"{CARD_NEEDED}\n", 1)
     card = [one for one in scene.readings if str(one.chip.npu_id) == options.get("-i")]
     if not card:
-        return Answer(f"{NO_CARD}\n", 1)
+        return Reply(f"{NO_CARD}\n", 1)
     chips, chip_id = _chosen(card, options)
     if not chips:
-        return Answer(f"{NO_CHIP}\n", 1)
+        return Reply(f"{NO_CHIP}\n", 1)
     compatible = scene.node.is_compatible and not scene.faults.has("firmware_mismatch")
     view = View(scene.node, chips, chip_id, scene.is_privileged, compatible)
     try:
-        return Answer(render_view(kind, view))
+        return Reply(render_view(kind, view))
     except KeyError:
-        return Answer(f"This device does not support querying {kind}.\n", 1)
+        return Reply(f"This device does not support querying {kind}.\n", 1)
 
 
 def _chosen(card: list[Reading], options: dict[str, str]) -> tuple[list[Reading], int | None]:
@@ -146,5 +146,5 @@ def watch_delay_s(arguments: Sequence[str]) -> float | None:
 
 def next_round(arguments: Sequence[str], home: str, root: str) -> str:
     """The rows of one more round of `info watch`."""
-    scene = look(home, root)
+    scene = read_scene(home, root)
     return lists.watch_rows(scene.node, _watched(arguments[2:], scene))

@@ -1,11 +1,12 @@
 """Which processes of this machine use which simulated NPU.
 
-A process uses one when its environment says so at its start: ASCENDRUN_SIM_NPU=<logic id>, or =auto, the device that
+A process uses one if its environment at the start has ASCENDRUN_SIM_NPU=<logic id>, or =auto, the device that
 its LOCAL_RANK (0 without one) picks from ASCEND_RT_VISIBLE_DEVICES (all without it). Or when it keeps a file of the
-node's marker folder open whose name begins with the id: `3`, `3.rank3`. ASCENDRUN_SIM_NPU_PROCESS_MB and
-ASCENDRUN_SIM_NPU_LOAD say how much memory it holds and what share of the AI cores it keeps busy; a marker file may
-hold the same two numbers. A child that inherited its parent's mark is not shown beside it. Where the node is a folder
-and no host of its own, the environment must name that folder too (ASCENDRUN_SIM_ROOT): other nodes may share the
+node's marker directory open whose name starts with the id: `3`, `3.rank3`. ASCENDRUN_SIM_NPU_PROCESS_MB and
+ASCENDRUN_SIM_NPU_LOAD set its memory and its fraction of the AI cores; a marker file may
+hold the same two numbers. A child that inherited its parent's mark is not shown next to it. Where the node is a
+directory
+and no host of its own, the environment must name that directory too (ASCENDRUN_SIM_ROOT): other nodes may share the
 machine's processes.
 """
 

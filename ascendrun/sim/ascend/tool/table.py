@@ -121,7 +121,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def render_table(node: Node, readings: Sequence[Reading], *, is_complete: bool = True) -> str:
-    """The whole answer of `npu-smi info`; `readings` are those of the chips that answer, in order."""
+    """The whole output of `npu-smi info`; `readings` are those of the chips that respond, in order."""
     layout = LAYOUTS[node.layout]
     width = sum(layout.cells) + len(layout.cells) - 1
     lines = [_rule(width)]

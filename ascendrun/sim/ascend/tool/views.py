@@ -8,7 +8,7 @@ from ascendrun.sim.ascend.tool.live import Reading, memory_of, percent
 from ascendrun.sim.ascend.tool.model import Node
 from ascendrun.sim.ascend.tool.table import NAME_LENGTH
 
-# What -t health says of a code; the tool's own words are longer and differ by version.
+# Texts of -t health for a code; those of the tool are longer and differ by version.
 _CODE_WORDS = {
     "A4025021": "ascend_monitor adda heart beat lost error",
     "8C03A000": "node type=process-manager, sensor type=General Software, "
@@ -21,7 +21,7 @@ _CODE_WORDS = {
 
 
 class View(NamedTuple):
-    """What a view is asked of: one card's readings. `chip_id`: the chip that -c named, or None."""
+    """Input of a view: the readings of one card. `chip_id`: the chip that -c named, or None."""
 
     node: Node
     readings: Sequence[Reading]
