@@ -17,10 +17,10 @@ from ascendrun.head.ssh.host_keys import (
     HostKey,
     KnownHostsFile,
     Recorded,
-    judge,
+    find_recorded,
     known_name,
-    look_up,
     record_host_keys,
+    verify_key,
 )
 from ascendrun.head.ssh.transport import CLOSED_HERE, Connection, Deadlines
 from ascendrun.text import Text
@@ -71,7 +71,7 @@ class SshBackend:
                 return self._connect_openssh(host, target, deadlines)
             return self._connect_paramiko(host, target, deadlines)
         except UnreachableError as error:
-            self._read_anew(host)
+            self._forget_config(host)
             if isinstance(error, AuthenticationError):
                 self._note_refusal(target, error)
             raise
@@ -95,7 +95,7 @@ class SshBackend:
         """The host keys on record for `target`."""
         with self._lock:
             others = [self._known_files.setdefault(path, KnownHostsFile(path)) for path in target.known_hosts_files]
-            return look_up(known_names(target), own=self._own, others=others)
+            return find_recorded(known_names(target), own=self._own, others=others)
 
     def scan_host_key(self, host: Host, *, deadlines: Deadlines) -> HostKey:
         """The key that `host` shows, without any login attempt. Raises UnreachableError."""
@@ -104,13 +104,13 @@ class SshBackend:
             from ascendrun.head.ssh.openssh import scan_host_key
 
             return scan_host_key(host, target, deadlines=deadlines, config=self._config_path)
-        from ascendrun.head.ssh.paramiko_login import shown_key, start_link
+        from ascendrun.head.ssh.paramiko_login import shown_key, start_transport
 
-        link, _ = start_link(target, self._dial(target, deadlines), deadlines=deadlines)
+        transport, _ = start_transport(target, self._dial(target, deadlines), deadlines=deadlines)
         try:
-            return shown_key(link)
+            return shown_key(transport)
         finally:
-            link.drop(CLOSED_HERE)
+            transport.drop(CLOSED_HERE)
 
     def record_host_key(self, host: Host, key: HostKey, *, replace: bool = False) -> bool:
         """Writes `key` into ascendrun's own known_hosts; with `replace` it takes the place of others.
@@ -170,7 +170,7 @@ class SshBackend:
             self._dial(target, deadlines),
             deadlines=deadlines,
             key_types=algorithms_of(recorded),
-            judge=lambda key, address: judge(key, recorded, host=target.name, label=target.label),
+            verify_key=lambda key, address: verify_key(key, recorded, host=target.name, label=target.label),
             identities=lambda: self._key_ring().identities(target),
         )
 
@@ -197,7 +197,9 @@ class SshBackend:
         names = known_names(target)
         usual = known_name(target.key_alias or target.address, 22 if target.key_alias else target.port)
         for name in names:
-            one = look_up([name], own=self._own, others=[self._known_files[path] for path in target.known_hosts_files])
+            one = find_recorded(
+                [name], own=self._own, others=[self._known_files[path] for path in target.known_hosts_files]
+            )
             if one.keys or one.authorities:
                 return None if name == usual else name
         return None
@@ -239,7 +241,7 @@ class SshBackend:
                 self._keys = KeyRing(self._ask)
             return self._keys
 
-    def _read_anew(self, host: Host) -> None:
+    def _forget_config(self, host: Host) -> None:
         """After a failure: somebody may mend the config, so what it said of `host` is not kept."""
         with self._lock:
             self._config = SshConfig(self._config_path)
@@ -300,9 +302,9 @@ class _Jump:
     def _open(self, target: SshTarget, deadlines: Deadlines) -> Any:
         from ascendrun.head.ssh.paramiko_import import paramiko
 
-        link = self._alive(deadlines).link
+        transport = self._alive(deadlines).transport
         try:
-            return link.open_channel(
+            return transport.open_channel(
                 "direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), timeout=deadlines.tcp_s
             )
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -324,11 +326,11 @@ class _Jump:
             ) from error
 
     def _alive(self, deadlines: Deadlines) -> ParamikoConnection:
-        asked_at = time.monotonic()
+        requested_at = time.monotonic()
         with self._lock:
             if self._connection is not None and self.is_up:
                 return self._connection
-            if self._failure is not None and self._failed_at > asked_at:
+            if self._failure is not None and self._failed_at > requested_at:
                 raise type(self._failure)(self._failure.message, hint=self._failure.hint)  # it failed while we waited
             try:
                 self._connection = self._make(self._target, deadlines)
@@ -340,7 +342,7 @@ class _Jump:
     @property
     def is_up(self) -> bool:
         connection = self._connection
-        return connection is not None and connection.link.active
+        return connection is not None and connection.transport.active
 
     def close(self) -> None:
         with self._lock:

@@ -73,8 +73,10 @@ def find_marked(
                 del table[pid]
     spared = {os.getpid(), supervisor}
     seeds = (marked | set(extra) | in_sessions(table, ranks)) - spared
-    kin = descendants(table, seeds | ({supervisor} if supervisor else set())) - spared
-    return [(pid, table[pid].start) for pid in sorted(kin, key=lambda pid: table[pid].start) if not table[pid].is_dead]
+    members = descendants(table, seeds | ({supervisor} if supervisor else set())) - spared
+    return [
+        (pid, table[pid].start) for pid in sorted(members, key=lambda pid: table[pid].start) if not table[pid].is_dead
+    ]
 
 
 def _pairs(marks: Mapping[str, str]) -> set[bytes]:

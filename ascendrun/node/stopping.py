@@ -24,7 +24,7 @@ else:
 FAILURE_GRACE_S = 5.0
 """The other ranks hang in a collective with the one that failed: there is nothing to wait long for."""
 TERM_GRACE_S = 2.0
-LEFTOVER_GRACE_S = 1.0
+REMAINING_GRACE_S = 1.0
 UNKILLABLE_S = 30.0
 """So long after SIGKILL a process that still lives (stuck in the kernel) is told as left over."""
 
@@ -34,7 +34,7 @@ def steps_for(by: str, *, now_s: float, signal: str, grace_s: float) -> list[Ste
     if by == "failure":
         return [Step(now_s, "TERM", True), Step(now_s + min(grace_s, FAILURE_GRACE_S), "KILL", True)]
     if by == "finished":
-        return [Step(now_s, "TERM", True), Step(now_s + LEFTOVER_GRACE_S, "KILL", True)]
+        return [Step(now_s, "TERM", True), Step(now_s + REMAINING_GRACE_S, "KILL", True)]
     return [
         Step(now_s, signal, False),
         Step(now_s + grace_s, "TERM", True),

@@ -165,13 +165,13 @@ def test_the_events_of_files_that_cannot_be_followed_and_the_first_event_of_an_a
     (folder / "rank-0.out.0").write_text("a")
     (folder / "rank-1.out.0").write_text("a")
     follow = Follow(str(tmp_path), TAG, {"rank-0.out": {"0": 5}}, send)
-    follow._hold(("rank-1.out", 0), OSError(5, "broken disk"))
-    follow.look(1e9)
+    follow._report_unreadable(("rank-1.out", 0), OSError(5, "broken disk"))
+    follow.poll(1e9)
     assert sent[0] == messages.FileUnreadable(TAG, "rank-1.out", 0, "[Errno 5] broken disk")
     assert sent[1] == messages.FileTruncated(TAG, "rank-0.out", 0, 1)
     follower = Follower(str(tmp_path), send=send, note_lost=lambda tag: None)
-    follow.look = lambda now_s: os.close(-1) or False  # type: ignore[method-assign, func-returns-value]
-    follower._look(TAG, follow, 0.0)
+    follow.poll = lambda now_s: os.close(-1) or False  # type: ignore[method-assign, func-returns-value]
+    follower._poll_one(TAG, follow, 0.0)
     assert isinstance(sent[-1], messages.FollowFailed) and sent[-1].tag == TAG
     agent_path = tmp_path / "agent.pyz"
     agent_path.write_bytes(b"x")

@@ -15,7 +15,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.head.agents.oneshot import OneShotCommand
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
 from ascendrun.head.protocol.agent_messages import Exec, ExecReply
-from ascendrun.head.protocol.remote import Link, LinkListener, Reply
+from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener, Reply
 from ascendrun.head.ssh.transport import Backend, Connection
 
 CONNECTING_AT_ONCE = 32
@@ -26,15 +26,15 @@ SENDING_AT_ONCE = 16
 class Connections:
     """Any thread may ask for a link and use it; `run_once`, `start_agents` and `tick` are one thread's."""
 
-    def __init__(self, backend: Backend, image: AgentImage, listener: LinkListener) -> None:
+    def __init__(self, backend: Backend, image: AgentImage, listener: ConnectionListener) -> None:
         self._backend, self._image, self._listener = backend, image, listener
         self._connecting = ThreadPoolExecutor(CONNECTING_AT_ONCE, thread_name_prefix="connect")
         self._sending = ThreadPoolExecutor(SENDING_AT_ONCE, thread_name_prefix="send")
-        self._links: dict[Host, Link] = {}
+        self._links: dict[Host, AgentConnection] = {}
         self._making = threading.Lock()
         self._kept: deque[Callable[[], None]] = deque()
 
-    def get(self, host: Host) -> Link:
+    def get(self, host: Host) -> AgentConnection:
         """The link to `host`; two hostfiles that dial it alike share it. It begins to connect at once."""
         link = self._known(host)
         link.tick()
@@ -48,7 +48,7 @@ class Connections:
         False: the host's agent is there or on its way, ask that.
         """
         link = self._known(host)
-        turn = link.lend()
+        turn = link.acquire()
         if turn is None:
             return False
 
@@ -59,10 +59,10 @@ class Connections:
         def keep(connection: Connection) -> None:
             self._kept.append(lambda: link.adopt(turn, connection))
 
-        once = OneShotCommand(
+        command = OneShotCommand(
             host, request, backend=self._backend, done=done, keep=keep, failed=failed, lost=partial(link.fail, turn)
         )
-        self._connecting.submit(once.run)
+        self._connecting.submit(command.run)
         return True
 
     def start_agents(self) -> None:
@@ -73,12 +73,12 @@ class Connections:
         while self._kept:
             self._kept.popleft()()
 
-    def _known(self, host: Host) -> Link:
+    def _known(self, host: Host) -> AgentConnection:
         key = dialled(host)
         with self._making:  # two links to one host would be two connections, and nobody would close the first
             link = self._links.get(key)
             if link is None:
-                link = Link(
+                link = AgentConnection(
                     host,
                     backend=self._backend,
                     image=self._image,
@@ -89,7 +89,7 @@ class Connections:
                 self._links[key] = link
         return link
 
-    def __iter__(self) -> Iterator[Link]:
+    def __iter__(self) -> Iterator[AgentConnection]:
         return iter(tuple(self._links.values()))
 
     def same(self, one: Host, other: Host) -> bool:

@@ -13,7 +13,7 @@ from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.agent_events import make_report
 from ascendrun.head.protocol.agent_messages import Probe, ProbeReply
-from ascendrun.head.protocol.remote import Link, Reply, is_permanent
+from ascendrun.head.protocol.remote import AgentConnection, Reply, is_permanent
 
 PROBE_S = 60.0
 CONNECT_TRIES = 3
@@ -39,7 +39,7 @@ class NodeQuery:
         self._hosts, self._links, self._post = tuple(hosts), links, post
         self._reported, self._refused = reported, refused
         self._probed: set[str] = set()
-        self._answered: set[str] = set()
+        self._finished: set[str] = set()
 
     def start(self) -> None:
         for host in self._hosts:
@@ -50,10 +50,10 @@ class NodeQuery:
 
     @property
     def is_done(self) -> bool:
-        return len(self._answered) == len(self._hosts)
+        return len(self._finished) == len(self._hosts)
 
     def on_up(self) -> None:
-        links = {host: self._links.get(host) for host in self._hosts if host.name not in self._answered}
+        links = {host: self._links.get(host) for host in self._hosts if host.name not in self._finished}
         if not all(link.is_up for link in links.values()):
             return
         for host, link in links.items():
@@ -61,35 +61,35 @@ class NodeQuery:
                 continue
             self._probed.add(host.name)
             peers = {other.name: _names_of(peer) for other, peer in links.items() if other != host}
-            link.call(Probe(peers), deadline_s=PROBE_S, done=self._answer_of(host, time.time_ns()))
+            link.call(Probe(peers), deadline_s=PROBE_S, done=self._on_reply(host, time.time_ns()))
 
-    def on_down(self, link: Link, error: AscendrunError) -> None:
+    def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
         is_final = is_permanent(error) or link.failures >= CONNECT_TRIES
         for host in self._hosts:
-            if is_final and self._links.same(host, link.host) and host.name not in self._answered:
-                self._answered.add(host.name)
+            if is_final and self._links.same(host, link.host) and host.name not in self._finished:
+                self._finished.add(host.name)
                 self._refused(host.name, Failure.of(error))
                 self.on_up()  # the others need not wait for it
 
     def give_up_connecting(self, failure: Failure) -> None:
         """Whoever is not up by now fails with this; the others need not wait any longer."""
         for host in self._hosts:
-            if host.name not in self._answered and not self._links.get(host).is_up:
-                self._answered.add(host.name)
+            if host.name not in self._finished and not self._links.get(host).is_up:
+                self._finished.add(host.name)
                 self._refused(host.name, failure)
         self.on_up()
 
-    def _answer_of(self, host: Host, sent_ns: int) -> Callable[[Reply[ProbeReply]], None]:
+    def _on_reply(self, host: Host, sent_ns: int) -> Callable[[Reply[ProbeReply]], None]:
         def done(reply: Reply[ProbeReply]) -> None:
             middle_ns = (sent_ns + time.time_ns()) // 2
-            self._post(lambda: self._take(host, reply, middle_ns))
+            self._post(lambda: self._take_reply(host, reply, middle_ns))
 
         return done
 
-    def _take(self, host: Host, reply: Reply[ProbeReply], middle_ns: int) -> None:
-        if host.name in self._answered:
+    def _take_reply(self, host: Host, reply: Reply[ProbeReply], middle_ns: int) -> None:
+        if host.name in self._finished:
             return
-        self._answered.add(host.name)
+        self._finished.add(host.name)
         if reply.error is not None:
             self._refused(host.name, reply.error)
             return
@@ -98,6 +98,6 @@ class NodeQuery:
         self._reported(make_report(host, link.info, reply.message, clock_offset_s=offset_s, login=link.login))
 
 
-def _names_of(link: Link) -> list[str]:
+def _names_of(link: AgentConnection) -> list[str]:
     names = ["127.0.0.1"] if link.host.is_local else [link.peer_address, link.host.addr, link.host.name]
     return list(dict.fromkeys(name for name in names if name))

@@ -34,11 +34,11 @@ _SHELL = (
 COMMAND = f"exec /bin/sh -c '{_SHELL}'"
 
 
-def encode_words(words: Sequence[str]) -> bytes:
+def encode_argv(argv: Sequence[str]) -> bytes:
     """The words as COMMAND reads them. Raises ValueError on a NUL, which no argument can hold."""
     lines = []
-    for word in words:
-        data = word.encode("utf-8", "surrogateescape")
+    for argument in argv:
+        data = argument.encode("utf-8", "surrogateescape")
         if b"\0" in data:
             raise ValueError("an argument cannot hold a NUL")
         is_plain = all(32 <= byte < 127 for byte in data)
@@ -90,10 +90,10 @@ class OneShotCommand:
         self._connection = connection
         self._started_mono = time.monotonic()
         receiver = Receiver(self._out.take, self._err.take, self._closed)
-        words = [f"{self._request.timeout_s:g}", *self._request.argv]
+        argv = [f"{self._request.timeout_s:g}", *self._request.argv]
         try:
             stream = self._stream = connection.open(COMMAND, receiver, deadline_s=Deadlines().open_s)
-            stream.send(encode_words(words), deadline_s=SEND_S)
+            stream.send(encode_argv(argv), deadline_s=SEND_S)
             stream.close_input()
         except AscendrunError as error:
             self._closed(error.message, None)
@@ -117,7 +117,7 @@ class OneShotCommand:
                     reason=reason,
                 )
             )
-            self._done(Reply(None, error=Failure("link-lost", error.message)))
+            self._done(Reply(None, error=Failure("connection-lost", error.message)))
             self._lost(error)
             return
         signal = status - 128 if status > 128 else None

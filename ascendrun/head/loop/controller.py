@@ -24,7 +24,7 @@ from ascendrun.head.protocol.agent_bootstrap import AgentImage
 from ascendrun.head.protocol.agent_messages import ArtifactData
 from ascendrun.head.protocol.control_socket import Answer, ControlServer
 from ascendrun.head.protocol.messages import Done, Message, Request
-from ascendrun.head.protocol.remote import Link, LinkListener
+from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener
 from ascendrun.head.spool.artifact_store import requests_dir
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.store import LostLeaseError, Store
@@ -67,7 +67,7 @@ class Controller:
         self._notifier = notifier(self._store)
         self._store.outbox = self._notifier.outbox
         image = AgentImage.make()
-        listener = LinkListener(
+        listener = ConnectionListener(
             on_up=lambda link: self.post(lambda: self._on_up(link)),
             on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),
             on_event=self._on_link_event,
@@ -98,7 +98,7 @@ class Controller:
     def _on_request(self, op: str, header: Mapping[str, Any], body: bytes, answer: Answer) -> None:
         self.post(lambda: self._serve(op, header, answer))
 
-    def _on_link_event(self, link: Link, event: Message, body: bytes) -> None:
+    def _on_link_event(self, link: AgentConnection, event: Message, body: bytes) -> None:
         if not isinstance(event, ArtifactData):
             self._jobs.handle_message(link, event, body)
         elif self._fetcher is not None:
@@ -204,13 +204,13 @@ class Controller:
             self._samples.start()
         return self._samples
 
-    def _on_up(self, link: Link) -> None:
+    def _on_up(self, link: AgentConnection) -> None:
         self._jobs.on_up(link)
         self._operations.on_up()
         if self._fetcher is not None:
             self._fetcher.on_up(link)
 
-    def _on_down(self, link: Link, error: AscendrunError) -> None:
+    def _on_down(self, link: AgentConnection, error: AscendrunError) -> None:
         self._jobs.on_down(link, error)
         self._operations.on_down(link, error)
 

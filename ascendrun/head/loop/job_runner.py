@@ -23,13 +23,13 @@ from ascendrun.head.agents.node_query import NodeQuery
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.protocol.messages import Done, R, Request
-from ascendrun.head.protocol.remote import Link, Reply
+from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockKeeper, Reading
 from ascendrun.head.spool.collector import KEEP_BYTES, LogPruner, NodeSpool, SpoolGapError
 from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE, make_spool_dir, spool_dir
-from ascendrun.head.survey.doctor import Answers, Examination
-from ascendrun.head.survey.preflight import gate_question, judge_answers
+from ascendrun.head.survey.doctor import Examination, SurveyResults
+from ascendrun.head.survey.preflight import evaluate_preflight, preflight_question
 from ascendrun.head.survey.staging import TreePush, read_secret_env
 from ascendrun.head.survey.submission import build_plan
 
@@ -82,11 +82,11 @@ class JobRunner:
         self._pruner = LogPruner(partial(self._release, self.job.run_id))
         self._ahead_s: dict[str, float] = {}
 
-    def link(self, host: str) -> Link:
+    def link(self, host: str) -> AgentConnection:
         return self._context.links.get(self._by_name[host])
 
-    def uses(self, link: Link) -> str | None:
-        """The job's name for the host behind `link`, None: it is none of the job's."""
+    def uses(self, link: AgentConnection) -> str | None:
+        """The job's name for the host behind a connection, None: it is none of the job's."""
         return self._names.get(dialled(link.host))
 
     def perform(self, action: Action) -> None:
@@ -133,18 +133,18 @@ class JobRunner:
         Examination(
             self.hosts,
             self._reports,
-            gate_question(self.spec),
+            preflight_question(self.spec),
             plan,
             links=self._context.links,
             post=self._post,
             done=lambda answers: self._judge(plan, answers),
         ).start()
 
-    def _judge(self, plan: LaunchPlan, answers: Answers) -> None:
+    def _judge(self, plan: LaunchPlan, answers: SurveyResults) -> None:
         """Starts the job only when no check failed."""
         if self.job.state is not State.CHECKING or plan.run_id != self.job.run_id:
             return
-        result = judge_answers(answers, self._reports, spec=self.spec, plan=plan, now_s=time.time())
+        result = evaluate_preflight(answers, self._reports, spec=self.spec, plan=plan, now_s=time.time())
         self._feed(w.Checked(result.warnings))
         if result.refusal is not None:
             self._feed(w.Refused(None, result.refusal, result.hosts))
@@ -163,7 +163,7 @@ class JobRunner:
             refused=lambda failure: self._refuse(host, failure),
             finished=lambda: self._feed(w.NodeStaged(host)),
         )
-        push.go_on()
+        push.send_next()
 
     def staged_bytes(self) -> dict[str, tuple[int, int]]:
         """By host: bytes of the job's directories that are there, and all of them."""
@@ -194,7 +194,10 @@ class JobRunner:
         def started(reply: Reply[agent.GoReply]) -> None:
             if reply.error is None:
                 self._follow(host)
-            elif reply.error.code not in ("link-lost", "deadline"):  # else repeated: the host may have received it
+            elif reply.error.code not in (
+                "connection-lost",
+                "deadline",
+            ):  # else repeated: the host may have received it
                 self._refuse(host, reply.error)
 
         self._call(host, agent.Go(self.job.run_id, self.job.master_port, secret_env), then=started)
@@ -258,7 +261,7 @@ class JobRunner:
         else:
             self._follow(host)
 
-    def on_down(self, host: str, link: Link, error: AscendrunError) -> None:
+    def on_down(self, host: str, link: AgentConnection, error: AscendrunError) -> None:
         """Unreachable is not failed: only a start that has not begun is given up for it."""
         self._sizes_requested.discard(host)
         if self.job.state is State.CHECKING and self._node_query is not None:
@@ -266,7 +269,7 @@ class JobRunner:
 
     def _follow(self, host: str) -> None:
         def replied(reply: Reply[Done]) -> None:
-            if reply.error is not None and reply.error.code != "link-lost":
+            if reply.error is not None and reply.error.code != "connection-lost":
                 self.follow_later(host)
 
         offsets = {**self.spool(host).offsets(), "samples": self._context.samples.offsets(self._source(host))}

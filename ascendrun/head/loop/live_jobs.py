@@ -17,7 +17,7 @@ from ascendrun.core.events import Event
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.agent_messages import FileData, FileTruncated, FileUnreadable, FollowFailed
 from ascendrun.head.protocol.messages import Message
-from ascendrun.head.protocol.remote import Link
+from ascendrun.head.protocol.remote import AgentConnection
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import LostLeaseError, Store, StoredJob
 from ascendrun.node.failpoint import failpoint
@@ -101,7 +101,7 @@ class LiveJobs:
 
     # From any thread
 
-    def handle_message(self, link: Link, event: Message, body: bytes) -> None:
+    def handle_message(self, link: AgentConnection, event: Message, body: bytes) -> None:
         """An event of a node: bytes of an attempt's files, or that they cannot be followed."""
         if not isinstance(event, (FileData, FileTruncated, FileUnreadable, FollowFailed)):
             return
@@ -160,13 +160,13 @@ class LiveJobs:
 
     # Connections and time
 
-    def on_up(self, link: Link) -> None:
+    def on_up(self, link: AgentConnection) -> None:
         for runner in self:
             host = runner.uses(link)
             if host is not None:
                 runner.on_up(host)
 
-    def on_down(self, link: Link, error: AscendrunError) -> None:
+    def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
         for runner in self:
             host = runner.uses(link)
             if host is not None:

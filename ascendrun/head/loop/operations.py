@@ -15,7 +15,7 @@ from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.control_socket import Answer
-from ascendrun.head.protocol.remote import Link, Reply, is_permanent
+from ascendrun.head.protocol.remote import AgentConnection, Reply, is_permanent
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class _Operation(Protocol):
 
     def on_up(self) -> None: ...
 
-    def on_down(self, link: Link, error: AscendrunError) -> None: ...
+    def on_down(self, link: AgentConnection, error: AscendrunError) -> None: ...
 
 
 class Operations:
@@ -56,7 +56,7 @@ class Operations:
         for operation in tuple(self._running):
             operation.on_up()
 
-    def on_down(self, link: Link, error: AscendrunError) -> None:
+    def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
         for operation in tuple(self._running):
             operation.on_down(link, error)
         self._sweep()
@@ -176,7 +176,7 @@ class _HostOperation:
     def on_up(self) -> None:
         """Nothing to do: the calls wait in the connection."""
 
-    def on_down(self, link: Link, error: AscendrunError) -> None:
+    def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
         is_final = is_permanent(error) or link.failures >= CONNECT_TRIES
         for host in self._hosts:
             if is_final and self._links.same(host, link.host):

@@ -48,17 +48,17 @@ class AgentBootstrap:
         self._boot = loader.Boot()
         self._frames = wire.FrameReader()
         self._lock = threading.Lock()
-        self._wants_agent = False
+        self._needs_agent = False
         self._failure: AscendrunError | None = None
         self._errors = b""
-        self._began_mono = time.monotonic()
-        self._spoke_mono: float | None = None
+        self._started_mono = time.monotonic()
+        self._first_reply_mono: float | None = None
 
     def login(self) -> Login:
         with self._lock:
             noise = (self._boot.noise.strip() + b"\n" + self._errors.strip()).strip()
-            spoke = self._spoke_mono
-        wait_s = None if spoke is None else round(spoke - self._began_mono, 3)
+            replied = self._first_reply_mono
+        wait_s = None if replied is None else round(replied - self._started_mono, 3)
         return Login(wait_s, noise[:NOISE_BYTES].decode("utf-8", "replace"))
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
@@ -73,9 +73,9 @@ class AgentBootstrap:
 
     def _take(self, step: loader.Step) -> None:
         with self._lock:
-            self._spoke_mono = self._spoke_mono or time.monotonic()
+            self._first_reply_mono = self._first_reply_mono or time.monotonic()
             if step.kind == loader.NEED_AGENT:
-                self._wants_agent = True
+                self._needs_agent = True
             elif step.kind == loader.NO_PYTHON:
                 self._failure = PreflightError(
                     Text(
@@ -109,11 +109,11 @@ class AgentBootstrap:
         with self._lock:
             self._errors = (self._errors + data)[-4096:]
 
-    def takes_agent(self) -> bool:
+    def needs_agent(self) -> bool:
         """True once for each time that the far side asks for the archive."""
         with self._lock:
-            wants, self._wants_agent = self._wants_agent, False
-        return wants
+            needs, self._needs_agent = self._needs_agent, False
+        return needs
 
     def upload(self) -> bytes:
         return loader.upload(self._image.pyz, self._image.sha256)
@@ -123,7 +123,7 @@ class AgentBootstrap:
         with self._lock:
             if self._failure is not None:
                 return self._failure
-            said = (self._errors or self._boot.all_noise()[-4096:]).decode("utf-8", "replace").strip().splitlines()
+            output = (self._errors or self._boot.all_noise()[-4096:]).decode("utf-8", "replace").strip().splitlines()
         if self._boot.is_over:
             return UnreachableError(
                 Text(
@@ -131,7 +131,7 @@ class AgentBootstrap:
                     "{host}: connection closed: {reason} (last output: {output})",
                     host=self._host,
                     reason=reason,
-                    output=said[-1] if said else "-",
+                    output=output[-1] if output else "-",
                 )
             )
         return UnreachableError(
@@ -140,7 +140,7 @@ class AgentBootstrap:
                 "{host}: the login ended before the agent started (exit code {status}; last output: {output})",
                 host=self._host,
                 status=status,
-                output=said[-1] if said else "-",
+                output=output[-1] if output else "-",
             ),
             hint=Text(
                 "agent.login-ended.hint", "check that the account has a login shell: ssh {host} true", host=self._host

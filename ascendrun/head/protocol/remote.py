@@ -46,7 +46,7 @@ _HOPELESS_RETRY_S = 60.0
 class Reply(Generic[R]):
     """What an agent replied: a message and its body, or an error.
 
-    `error`: the agent's, or "link-lost", "deadline", "too-large" and "invalid-reply" of this side.
+    `error`: the agent's, or "connection-lost", "deadline", "too-large" and "invalid-reply" of this side.
     """
 
     received: R | None
@@ -69,18 +69,18 @@ class _Call:
 
 
 @dataclass(frozen=True)
-class LinkListener:
+class ConnectionListener:
     """Who wants to know. Called from the link's threads: hand over, do not work there.
 
     `on_event` is called in order of arrival; `on_down` each time an attempt to connect fails or a connection dies.
     """
 
-    on_up: Callable[[Link], None]
-    on_down: Callable[[Link, AscendrunError], None]
-    on_event: Callable[[Link, Message, bytes], None]
+    on_up: Callable[[AgentConnection], None]
+    on_down: Callable[[AgentConnection, AscendrunError], None]
+    on_event: Callable[[AgentConnection, Message, bytes], None]
 
 
-class Link:
+class AgentConnection:
     """One host. Everything public may be called from any thread and never blocks."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Link:
         *,
         backend: Backend,
         image: AgentImage,
-        listener: LinkListener,
+        listener: ConnectionListener,
         connecting: Executor,
         sending: Executor,
     ) -> None:
@@ -105,13 +105,13 @@ class Link:
         self._epoch = 0
         self._connection: Connection | None = None
         self._stream: Stream | None = None
-        self._is_up = self._is_connecting = self._is_draining = self._is_closed = self._is_lent = False
+        self._is_up = self._is_connecting = self._is_draining = self._is_closed = self._is_reserved = False
         self._outbox: deque[tuple[int, _Call]] = deque()
         self._pending: dict[int, _Call] = {}
         self._failures = 0
         self._retry_mono = 0.0
         self._boot_deadline_mono: float | None = None
-        self._heard_mono = self._ticked_mono = time.monotonic()
+        self._received_mono = self._ticked_mono = time.monotonic()
 
     # What others ask
 
@@ -132,7 +132,7 @@ class Link:
 
     def silence_s(self) -> float:
         """Seconds since the agent was last heard (or since the link was made)."""
-        return time.monotonic() - self._heard_mono
+        return time.monotonic() - self._received_mono
 
     def liveness(self) -> str:
         """ALIVE, SUSPECT (6 s silent) or UNREACHABLE (15 s, or a failed connect)."""
@@ -145,11 +145,11 @@ class Link:
         """Starts connecting now unless it is up or on its way; back-off is over, and nobody else's turn counts."""
         with self._lock:
             self._retry_mono = 0.0
-            if self._is_lent:
-                self._is_lent = self._is_connecting = False
+            if self._is_reserved:
+                self._is_reserved = self._is_connecting = False
         self.tick()
 
-    def lend(self) -> int | None:
+    def acquire(self) -> int | None:
         """Gives away the turn to connect; None when the link is up or on its way.
 
         End with `adopt` or `fail`, with the number got here; the link connects for itself as soon as it must.
@@ -157,7 +157,7 @@ class Link:
         with self._lock:
             if self._is_up or self._is_connecting or self._is_closed:
                 return None
-            self._is_lent = self._is_connecting = True
+            self._is_reserved = self._is_connecting = True
             self._epoch += 1
             return self._epoch
 
@@ -184,14 +184,14 @@ class Link:
         now = time.monotonic()
         expired: list[_Call] = []
         with self._lock:
-            self._forgive_absence(now)
+            self._allow_for_pause(now)
             for request_id in [i for i, call in self._pending.items() if call.deadline_mono <= now]:
                 expired.append(self._pending.pop(request_id))
             late = [entry for entry in self._outbox if entry[1].deadline_mono <= now]
             if late:
                 self._outbox = deque(entry for entry in self._outbox if entry[1].deadline_mono > now)
                 expired += [call for _, call in late]
-            dead_epoch = self._epoch if self._is_up and now - self._heard_mono > UNREACHABLE_S else None
+            dead_epoch = self._epoch if self._is_up and now - self._received_mono > UNREACHABLE_S else None
             late_boot = self._boot_deadline_mono is not None and now > self._boot_deadline_mono
             boot_epoch = self._epoch if late_boot else None
             should_connect = not (self._is_up or self._is_connecting or self._is_closed) and now >= self._retry_mono
@@ -224,18 +224,18 @@ class Link:
         if should_connect:
             self._connecting.submit(self._connect, epoch)
 
-    def _forgive_absence(self, now: float) -> None:
+    def _allow_for_pause(self, now: float) -> None:
         away_s, self._ticked_mono = now - self._ticked_mono, now
         if away_s < AWAY_S:
             return
-        self._heard_mono = min(now, self._heard_mono + away_s)
+        self._received_mono = min(now, self._received_mono + away_s)
         if self._boot_deadline_mono is not None:
             self._boot_deadline_mono += away_s
         for call in (*self._pending.values(), *(call for _, call in self._outbox)):
             call.deadline_mono += away_s
 
     def close(self) -> None:
-        """Ends the link; every open call is answered with "link-lost"."""
+        """Ends the link; every open call is answered with "connection-lost"."""
         with self._lock:
             self._is_closed = True
             epoch = self._epoch
@@ -243,7 +243,7 @@ class Link:
         with self._lock:
             rest, self._outbox = list(self._outbox), deque()
         for _, call in rest:
-            call.done(_failed("link-lost", _closed(self.host.name), None))
+            call.done(_failed("connection-lost", _closed(self.host.name), None))
 
     # Connecting
 
@@ -262,44 +262,44 @@ class Link:
         with self._lock:
             stale = self._is_closed or epoch != self._epoch or not self._is_connecting
             if not stale:
-                self._is_lent = False
+                self._is_reserved = False
                 self._connection = connection
         if stale:
             connection.close()
             return
-        booting = AgentBootstrap(self.host.name, self._image)
+        bootstrap = AgentBootstrap(self.host.name, self._image)
         receiver = Receiver(
-            on_data=lambda data: self._on_data(epoch, booting, data),
-            on_error_data=booting.feed_error,
-            on_closed=lambda reason, status: self._drop(epoch, booting.why_closed(reason, status)),
+            on_data=lambda data: self._on_data(epoch, bootstrap, data),
+            on_error_data=bootstrap.feed_error,
+            on_closed=lambda reason, status: self._drop(epoch, bootstrap.why_closed(reason, status)),
         )
         try:
             stream = connection.open(self._image.login_command, receiver, deadline_s=Deadlines().open_s)
         except (AscendrunError, StreamClosedError) as error:
-            self._drop(epoch, self._as_ours(error))
+            self._drop(epoch, self._as_error(error))
             return
         with self._lock:
             self._stream = stream
             self._boot_deadline_mono = time.monotonic() + BOOT_S
-        if booting.takes_agent():
-            self._sending.submit(self._send_agent, epoch, booting, stream)
+        if bootstrap.needs_agent():
+            self._sending.submit(self._send_agent, epoch, bootstrap, stream)
 
-    def _send_agent(self, epoch: int, booting: AgentBootstrap, stream: Stream) -> None:
+    def _send_agent(self, epoch: int, bootstrap: AgentBootstrap, stream: Stream) -> None:
         try:
-            stream.send(booting.upload(), deadline_s=SEND_S)
+            stream.send(bootstrap.upload(), deadline_s=SEND_S)
         except (AscendrunError, StreamClosedError) as error:
-            self._drop(epoch, error if isinstance(error, AscendrunError) else booting.why_closed(error.reason, None))
+            self._drop(epoch, error if isinstance(error, AscendrunError) else bootstrap.why_closed(error.reason, None))
 
-    def _on_data(self, epoch: int, booting: AgentBootstrap, data: bytes) -> None:
+    def _on_data(self, epoch: int, bootstrap: AgentBootstrap, data: bytes) -> None:
         if epoch != self._epoch:
             return  # a connection that was given up
-        self._heard_mono = time.monotonic()
+        self._received_mono = time.monotonic()
         try:
-            for header, body in booting.feed(data):
-                self._on_frame(epoch, booting, header, body)
+            for header, body in bootstrap.feed(data):
+                self._on_frame(epoch, bootstrap, header, body)
             stream = self._stream  # None: the answer came before `open` returned; _connect looks again
-            if stream is not None and booting.takes_agent():
-                self._sending.submit(self._send_agent, epoch, booting, stream)
+            if stream is not None and bootstrap.needs_agent():
+                self._sending.submit(self._send_agent, epoch, bootstrap, stream)
         except (wire.FrameError, InvalidInputError) as error:
             self._drop(
                 epoch,
@@ -318,7 +318,7 @@ class Link:
                 ),
             )
 
-    def _on_frame(self, epoch: int, booting: AgentBootstrap, header: Mapping[str, Any], body: bytes) -> None:
+    def _on_frame(self, epoch: int, bootstrap: AgentBootstrap, header: Mapping[str, Any], body: bytes) -> None:
         if "re" in header:
             with self._lock:
                 call = self._pending.pop(header["re"], None)
@@ -327,11 +327,11 @@ class Link:
             return
         kind = EVENTS.get(str(header.get("event")))
         if kind is AgentInfo:
-            self._greet(epoch, header, booting.login())
+            self._take_info(epoch, header, bootstrap.login())
         elif kind is not None:  # None: a heartbeat, which has done its work by arriving
             self._listener.on_event(self, kind.from_header(header), body)
 
-    def _greet(self, epoch: int, header: Mapping[str, Any], login: Login) -> None:
+    def _take_info(self, epoch: int, header: Mapping[str, Any], login: Login) -> None:
         if header.get("protocol") != wire.PROTOCOL:
             self._drop(epoch, _other_version(self.host.name, header.get("protocol")))
             return
@@ -351,7 +351,7 @@ class Link:
         with self._lock:
             if epoch != self._epoch or not (self._is_up or self._is_connecting):
                 return
-            self._is_up = self._is_connecting = self._is_lent = False
+            self._is_up = self._is_connecting = self._is_reserved = False
             self._boot_deadline_mono = None
             self._epoch += 1
             self._failures += 1
@@ -362,10 +362,10 @@ class Link:
         if connection is not None:
             connection.close()
         for call in lost:
-            call.done(Reply(None, error=Failure("link-lost", error.message, error.hint)))
+            call.done(Reply(None, error=Failure("connection-lost", error.message, error.hint)))
         self._listener.on_down(self, error)
 
-    def _as_ours(self, error: AscendrunError | StreamClosedError) -> AscendrunError:
+    def _as_error(self, error: AscendrunError | StreamClosedError) -> AscendrunError:
         return error if isinstance(error, AscendrunError) else UnreachableError(on_host(self.host.name, error.reason))
 
     # Sending: one task at a time drains the outbox, so frames keep their order and nobody waits in a caller's thread
@@ -390,7 +390,7 @@ class Link:
                 header = {"id": request_id, "op": call.request.OP, **call.request.to_header()}
                 stream.send(wire.pack(header, call.body), deadline_s=SEND_S)
             except (AscendrunError, StreamClosedError) as error:
-                self._drop(epoch, self._as_ours(error))
+                self._drop(epoch, self._as_error(error))
             except wire.FrameError as error:
                 with self._lock:
                     self._pending.pop(request_id, None)

@@ -25,7 +25,7 @@ from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.control_socket import Answer
-from ascendrun.head.protocol.remote import Link, Reply
+from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.artifact_store import FOLDER, INDEX, hosts_collected, read_request, requests_dir
 from ascendrun.head.state.state_dir import make_spool_dir, spool_dir
 from ascendrun.health.survey import npu_scripts
@@ -216,12 +216,12 @@ class ArtifactFetcher:
             timer.daemon = True
             timer.start()
 
-    def on_up(self, link: Link) -> None:
+    def on_up(self, link: AgentConnection) -> None:
         for pending in tuple(self._pending.values()):
             if not pending.is_requested and dialled(pending.host) == dialled(link.host):
                 self._request(pending)
 
-    def take(self, link: Link, part: agent.ArtifactData, body: bytes) -> None:
+    def take(self, link: AgentConnection, part: agent.ArtifactData, body: bytes) -> None:
         """Bytes of an artifact; called in the thread of the connection."""
         receiving = self._receiving.get((part.tag, dialled(link.host)))
         if receiving is not None:
@@ -265,7 +265,7 @@ class ArtifactFetcher:
             self._end(pending, receiving.finish(reply.message))
             return
         receiving.drop()
-        if error.code in ("link-lost", "deadline") and pending.tries < TRIES:
+        if error.code in ("connection-lost", "deadline") and pending.tries < TRIES:
             if self._links.get(pending.host).is_up:
                 self._request(pending)
             return

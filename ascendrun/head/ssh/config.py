@@ -71,7 +71,7 @@ class _Line:
 
 
 @dataclass
-class _Answer:
+class _Settings:
     """What the walk through the files has found so far for one host; the first value of a keyword wins."""
 
     original: str
@@ -79,7 +79,7 @@ class _Answer:
     places: dict[str, str] = field(default_factory=dict)
     repeated: dict[str, list[str]] = field(default_factory=dict)
     is_final: bool = False
-    wants_final: bool = False
+    needs_final: bool = False
     obstacle: Text | None = None
 
     def first(self, keyword: str) -> str | None:
@@ -101,36 +101,36 @@ class SshConfig:
     def resolve(self, host: Host) -> SshTarget:
         """How to reach `host`; the hostfile's addr, user and port win over the config."""
         given = {"hostname": host.addr, "user": host.user, "port": str(host.port) if host.port else None}
-        answer = _Answer(host.name, {key: (value,) for key, value in given.items() if value})
-        self._walk_all(answer)
-        if answer.wants_final:
-            answer.is_final = True
-            self._walk_all(answer)
-        return self._target(host, answer)
+        chosen = _Settings(host.name, {key: (value,) for key, value in given.items() if value})
+        self._walk_all(chosen)
+        if chosen.needs_final:
+            chosen.is_final = True
+            self._walk_all(chosen)
+        return self._target(host, chosen)
 
-    def _walk_all(self, answer: _Answer) -> None:
+    def _walk_all(self, chosen: _Settings) -> None:
         for file in self._files:
-            self._walk(file, answer, depth=0, is_active=True, must_exist=self._must_exist)
+            self._walk(file, chosen, depth=0, is_active=True, must_exist=self._must_exist)
 
-    def _walk(self, file: str, answer: _Answer, *, depth: int, is_active: bool, must_exist: bool = False) -> None:
+    def _walk(self, file: str, chosen: _Settings, *, depth: int, is_active: bool, must_exist: bool = False) -> None:
         if depth > MAX_INCLUDE_DEPTH:
-            answer.obstacle = answer.obstacle or Text(
+            chosen.obstacle = chosen.obstacle or Text(
                 "ssh.include-depth", "Include nests deeper than {limit} ({file})", limit=MAX_INCLUDE_DEPTH, file=file
             )
             return
         applies = is_active
         for line in self._read(file, must_exist=must_exist):
             if line.keyword == "host":
-                applies = is_active and patterns_match(line.arguments, answer.original)
+                applies = is_active and patterns_match(line.arguments, chosen.original)
             elif line.keyword == "match":
-                applies = is_active and _match_applies(line, answer)
+                applies = is_active and _match_applies(line, chosen)
             elif line.keyword == "include" and applies:
                 for name in self._included(line):
-                    self._walk(name, answer, depth=depth + 1, is_active=True)
+                    self._walk(name, chosen, depth=depth + 1, is_active=True)
             elif applies:
-                _take(line, answer)
+                _apply(line, chosen)
         if file in self._unreadable:
-            answer.obstacle = answer.obstacle or self._unreadable[file]
+            chosen.obstacle = chosen.obstacle or self._unreadable[file]
 
     def _included(self, line: _Line) -> list[str]:
         is_system = line.place.startswith("/etc/ssh/")
@@ -170,20 +170,20 @@ class SshConfig:
         text = Path(file).read_text(encoding="utf-8", errors="surrogateescape")
         return parse_config(text, file)
 
-    def _target(self, host: Host, answer: _Answer) -> SshTarget:
-        address = host.addr or _expand(answer.first("hostname") or host.name, {"h": host.name, "n": host.name})
-        port_text = answer.first("port") or "22"
-        user = answer.first("user") or _local_user()
+    def _target(self, host: Host, chosen: _Settings) -> SshTarget:
+        address = host.addr or _expand(chosen.first("hostname") or host.name, {"h": host.name, "n": host.name})
+        port_text = chosen.first("port") or "22"
+        user = chosen.first("user") or _local_user()
         port = int(port_text) if port_text.isdigit() and 0 < int(port_text) < 65536 else 0
         if not port:
-            answer.obstacle = answer.obstacle or Text(
-                "ssh.config-port", "invalid port {port} ({place})", port=port_text, place=answer.places.get("port")
+            chosen.obstacle = chosen.obstacle or Text(
+                "ssh.config-port", "invalid port {port} ({place})", port=port_text, place=chosen.places.get("port")
             )
         tokens = _tokens(host.name, address, port, user)
         known = [
             _expand(name, tokens)
             for key in ("userknownhostsfile", "globalknownhostsfile")
-            for name in answer.values.get(key, ()) or _DEFAULT_KNOWN_HOSTS[key]
+            for name in chosen.values.get(key, ()) or _DEFAULT_KNOWN_HOSTS[key]
         ]
         return SshTarget(
             name=host.name,
@@ -192,17 +192,17 @@ class SshConfig:
             user=user,
             identity_files=tuple(
                 dict.fromkeys(
-                    _expand(name, tokens) for name in answer.repeated.get("identityfile", ()) if name.lower() != "none"
+                    _expand(name, tokens) for name in chosen.repeated.get("identityfile", ()) if name.lower() != "none"
                 )
             ),
-            identities_only=answer.first("identitiesonly") == "yes",
-            identity_agent=_agent_path(answer.first("identityagent"), tokens),
-            jump=_jump(answer, tokens),
-            key_alias=answer.first("hostkeyalias"),
+            identities_only=chosen.first("identitiesonly") == "yes",
+            identity_agent=_agent_path(chosen.first("identityagent"), tokens),
+            jump=_jump(chosen, tokens),
+            key_alias=chosen.first("hostkeyalias"),
             known_hosts_files=tuple(name for name in known if name.lower() != "none"),
-            family=_FAMILIES.get((answer.first("addressfamily") or "any").lower(), socket.AF_UNSPEC),
-            algorithms={key: answer.values[key][0] for key in _ALGORITHMS if answer.values.get(key)},
-            why_openssh=_why_openssh(answer),
+            family=_FAMILIES.get((chosen.first("addressfamily") or "any").lower(), socket.AF_UNSPEC),
+            algorithms={key: chosen.values[key][0] for key in _ALGORITHMS if chosen.values.get(key)},
+            why_openssh=_why_openssh(chosen),
         )
 
 
@@ -237,7 +237,7 @@ _ARGUMENT = re.compile(r"""\s*(?:(#.*)|((?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\
 
 def split_arguments(text: str, place: str) -> tuple[str, ...]:
     """Words of a config line; quotes hold words together. Raises ConfigError on a quote that never ends."""
-    words: list[str] = []
+    criteria: list[str] = []
     position = 0
     while text[position:].strip():
         found = _ARGUMENT.match(text, position)
@@ -245,15 +245,15 @@ def split_arguments(text: str, place: str) -> tuple[str, ...]:
             raise ConfigError(Text("ssh.config-quote", "{place}: a quote is not closed", place=place))
         if found.group(1):
             break
-        words.append(_unquote(found.group(2)))
+        criteria.append(_unquote(found.group(2)))
         position = found.end()
-    if not words:
+    if not criteria:
         raise ConfigError(Text("ssh.config-no-value", "{place}: a keyword without a value", place=place))
-    return tuple(words)
+    return tuple(criteria)
 
 
-def _unquote(word: str) -> str:
-    parts = re.findall(r""""((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|(\\["'\\ ]|[^"'])""", word)
+def _unquote(criterion: str) -> str:
+    parts = re.findall(r""""((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|(\\["'\\ ]|[^"'])""", criterion)
     return "".join(re.sub(r"""\\(["'\\ ])""", r"\1", "".join(part)) for part in parts)
 
 
@@ -270,24 +270,24 @@ def patterns_match(patterns: Sequence[str], name: str) -> bool:
     return matched
 
 
-def _match_applies(line: _Line, answer: _Answer) -> bool:
+def _match_applies(line: _Line, chosen: _Settings) -> bool:
     """Whether a Match line holds; a criterion that needs ssh itself sets the answer's obstacle, and does not hold."""
-    words = list(line.arguments)
-    while words:
-        word = words.pop(0)
-        is_negated = word.startswith("!")
-        name, _, value = word.lstrip("!").partition("=")
+    criteria = list(line.arguments)
+    while criteria:
+        criterion = criteria.pop(0)
+        is_negated = criterion.startswith("!")
+        name, _, value = criterion.lstrip("!").partition("=")
         name = name.lower()
         if name in ("all", "canonical", "final"):
-            holds = _phase_holds(name, answer)
+            holds = _phase_holds(name, chosen)
         else:
-            if not value and not words:
-                answer.obstacle = answer.obstacle or _setting(f"Match {name}", "", line.place)
+            if not value and not criteria:
+                chosen.obstacle = chosen.obstacle or _setting(f"Match {name}", "", line.place)
                 return False
-            value = value or words.pop(0)
-            subject = _match_subject(name, answer)
+            value = value or criteria.pop(0)
+            subject = _match_subject(name, chosen)
             if subject is None:
-                answer.obstacle = answer.obstacle or _setting("Match", name, line.place)
+                chosen.obstacle = chosen.obstacle or _setting("Match", name, line.place)
                 return False
             holds = patterns_match(value.split(","), subject)
         if holds == is_negated:
@@ -295,33 +295,33 @@ def _match_applies(line: _Line, answer: _Answer) -> bool:
     return True
 
 
-def _phase_holds(name: str, answer: _Answer) -> bool:
+def _phase_holds(name: str, chosen: _Settings) -> bool:
     if name == "final":
-        answer.wants_final = True
-    return name == "all" or (name == "final" and answer.is_final)
+        chosen.needs_final = True
+    return name == "all" or (name == "final" and chosen.is_final)
 
 
-def _match_subject(name: str, answer: _Answer) -> str | None:
+def _match_subject(name: str, chosen: _Settings) -> str | None:
     if name == "host":
-        return _expand(answer.first("hostname") or answer.original, {"h": answer.original, "n": answer.original})
+        return _expand(chosen.first("hostname") or chosen.original, {"h": chosen.original, "n": chosen.original})
     if name == "originalhost":
-        return answer.original
+        return chosen.original
     if name == "user":
-        return answer.first("user") or _local_user()
+        return chosen.first("user") or _local_user()
     if name == "localuser":
         return _local_user()
     return None
 
 
-def _take(line: _Line, answer: _Answer) -> None:
+def _apply(line: _Line, chosen: _Settings) -> None:
     if line.keyword in _REPEATED:
-        answer.repeated.setdefault(line.keyword, []).append(line.arguments[0])
+        chosen.repeated.setdefault(line.keyword, []).append(line.arguments[0])
     is_proxy = line.keyword in _PROXIES
-    if is_proxy and any(keyword in answer.values for keyword in _PROXIES):
+    if is_proxy and any(keyword in chosen.values for keyword in _PROXIES):
         return  # the first of the two rules out the other
-    if line.keyword not in answer.values:
-        answer.values[line.keyword] = line.arguments
-        answer.places[line.keyword] = line.place
+    if line.keyword not in chosen.values:
+        chosen.values[line.keyword] = line.arguments
+        chosen.places[line.keyword] = line.place
 
 
 _ONLY_OPENSSH: Mapping[str, tuple[str, ...]] = {
@@ -342,26 +342,26 @@ def _setting(keyword: str, value: str, place: str) -> Text:
     return Text("ssh.setting", "{setting} ({place})", setting=f"{keyword} {value}".strip(), place=place)
 
 
-def _why_openssh(answer: _Answer) -> Text | None:
-    if answer.obstacle:
-        return answer.obstacle
-    for keyword, harmless in _ONLY_OPENSSH.items():
-        value = answer.first(keyword)
-        if value is not None and value.lower() not in harmless:
-            return _setting(keyword, value, answer.places[keyword])
-    if "," in (answer.first("proxyjump") or ""):
-        return Text("ssh.several-jumps", "several jumps in a row ({where})", where=answer.places["proxyjump"])
-    asks_gssapi = answer.first("gssapiauthentication") == "yes"
-    if asks_gssapi and not answer.places["gssapiauthentication"].startswith(("/etc/ssh/", "/etc/crypto-policies/")):
-        return _setting("GSSAPIAuthentication", "yes", answer.places["gssapiauthentication"])
-    methods = answer.first("preferredauthentications")
+def _why_openssh(chosen: _Settings) -> Text | None:
+    if chosen.obstacle:
+        return chosen.obstacle
+    for keyword, neutral in _ONLY_OPENSSH.items():
+        value = chosen.first(keyword)
+        if value is not None and value.lower() not in neutral:
+            return _setting(keyword, value, chosen.places[keyword])
+    if "," in (chosen.first("proxyjump") or ""):
+        return Text("ssh.several-jumps", "several jumps in a row ({where})", where=chosen.places["proxyjump"])
+    uses_gssapi = chosen.first("gssapiauthentication") == "yes"
+    if uses_gssapi and not chosen.places["gssapiauthentication"].startswith(("/etc/ssh/", "/etc/crypto-policies/")):
+        return _setting("GSSAPIAuthentication", "yes", chosen.places["gssapiauthentication"])
+    methods = chosen.first("preferredauthentications")
     if methods is not None and "publickey" not in methods.split(","):
-        return _setting("preferredauthentications", methods, answer.places["preferredauthentications"])
+        return _setting("preferredauthentications", methods, chosen.places["preferredauthentications"])
     return None
 
 
-def _jump(answer: _Answer, tokens: Mapping[str, str]) -> str | None:
-    value = answer.first("proxyjump")
+def _jump(chosen: _Settings, tokens: Mapping[str, str]) -> str | None:
+    value = chosen.first("proxyjump")
     if value is None or value.lower() == "none" or "," in value:
         return None
     return _expand(value, tokens)

@@ -125,7 +125,7 @@ class Packetizer(paramiko.packet.Packetizer):
 class Sink(Protocol):
     """What a channel's owner does with it; called in the link's thread only."""
 
-    def begin(self) -> None:
+    def on_started(self) -> None:
         """The command was started."""
 
     def take(self, data: bytes, *, is_error: bool) -> None:
@@ -134,11 +134,11 @@ class Sink(Protocol):
     def finish(self, reason: Text) -> None:
         """No more will come."""
 
-    def look_around(self) -> None:
+    def on_idle_poll(self) -> None:
         """Nothing happened for IDLE_POLL_S."""
 
 
-class Link(paramiko.Transport):
+class SshTransport(paramiko.Transport):
     """A paramiko Transport that tells its phases by events, and gives channels' data to their sinks at once."""
 
     active: bool
@@ -154,7 +154,7 @@ class Link(paramiko.Transport):
         self.ended_event = threading.Event()
         self.why_closed: Text | None = None
         self._held: list[Any] = []
-        self.packetizer.on_idle = self._look_around
+        self.packetizer.on_idle = self._poll_sinks
         self.banner_timeout = 3600.0  # deadlines are kept by the caller, who knows what to say
         self.handshake_timeout = 3600.0
 
@@ -206,30 +206,30 @@ class Link(paramiko.Transport):
     def _log(self, level: int, msg: Any, *args: Any) -> None:
         pass  # 36 calls in a handshake, for nobody
 
-    def _look_around(self) -> None:
+    def _poll_sinks(self) -> None:
         for sink in list(self.sinks.values()):
-            sink.look_around()
+            sink.on_idle_poll()
 
     def _give_success(channel: Any, message: Any) -> None:
-        link: Link = channel.transport
-        sink = link.sinks.get(channel.chanid)
+        transport: SshTransport = channel.transport
+        sink = transport.sinks.get(channel.chanid)
         if sink is not None:
-            sink.begin()
+            sink.on_started()
         channel._request_success(message)
 
     def _give_data(channel: Any, message: Any) -> None:
-        link: Link = channel.transport
-        sink = link.sinks.get(channel.chanid)
+        transport: SshTransport = channel.transport
+        sink = transport.sinks.get(channel.chanid)
         if sink is None:
             channel._feed(message)
             return
         data: bytes = message.get_binary()
         sink.take(data, is_error=False)
-        link._acknowledge(channel, len(data))
+        transport._acknowledge(channel, len(data))
 
     def _give_error_data(channel: Any, message: Any) -> None:
-        link: Link = channel.transport
-        sink = link.sinks.get(channel.chanid)
+        transport: SshTransport = channel.transport
+        sink = transport.sinks.get(channel.chanid)
         if sink is None:
             channel._feed_extended(message)
             return
@@ -237,12 +237,12 @@ class Link(paramiko.Transport):
         data: bytes = message.get_binary()
         if kind == _EXTENDED_STDERR:
             sink.take(data, is_error=True)
-        link._acknowledge(channel, len(data))
+        transport._acknowledge(channel, len(data))
 
     def _give_close(channel: Any, message: Any) -> None:
-        link: Link = channel.transport
+        transport: SshTransport = channel.transport
         channel._handle_close(message)
-        sink = link.sinks.get(channel.chanid)
+        sink = transport.sinks.get(channel.chanid)
         if sink is not None:
             sink.finish(COMMAND_ENDED)
 

@@ -172,7 +172,7 @@ def _hash_matches(names: str, name: str) -> bool:
     return hmac.compare_digest(hmac.digest(salt, name.encode("utf-8", "replace"), "sha1"), wanted)
 
 
-def look_up(names: Sequence[str], *, own: KnownHostsFile, others: Sequence[KnownHostsFile]) -> Recorded:
+def find_recorded(names: Sequence[str], *, own: KnownHostsFile, others: Sequence[KnownHostsFile]) -> Recorded:
     """What is on record under any of `names`. A revocation counts wherever it stands; our own file settles the rest."""
     in_own = _unique(entry for name in names for entry in own.find(name))
     in_others = _unique(entry for file in others for name in names for entry in file.find(name))
@@ -189,7 +189,7 @@ def _unique(entries: Iterable[KnownKey]) -> tuple[KnownKey, ...]:
     return tuple(dict.fromkeys(entries))
 
 
-def judge(shown: HostKey, recorded: Recorded, *, host: str, label: str) -> None:
+def verify_key(shown: HostKey, recorded: Recorded, *, host: str, label: str) -> None:
     """Returns when `shown` is the recorded key; else raises HostKeyUnknownError or HostKeyChangedError with the
     way out.
 

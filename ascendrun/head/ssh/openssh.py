@@ -214,7 +214,7 @@ def scan_host_key(host: Host, target: SshTarget, *, deadlines: Deadlines, config
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise _silent(target, limit_s) from None
+            raise _no_login(target, limit_s) from None
         except OSError as error:
             raise _no_binary(error) from error
         found = parse_known_hosts(_read_text(file), file)
@@ -256,13 +256,13 @@ class _Login:
         try:
             while _LOGGED_IN.encode() not in self._log:
                 if self.stream.exit_code is not None:
-                    self._listen(0)
-                    said = self._text()
-                    kind = _HungUpError if _HUNG_UP.search(said) else None
-                    raise classify(said, self._target, kind=kind)
+                    self._read_log(0)
+                    output = self._text()
+                    kind = _HungUpError if _HUNG_UP.search(output) else None
+                    raise classify(output, self._target, kind=kind)
                 if time.monotonic() > until:
-                    raise _silent(self._target, limit_s)
-                self._listen(min(0.2, max(until - time.monotonic(), 0.001)))
+                    raise _no_login(self._target, limit_s)
+                self._read_log(min(0.2, max(until - time.monotonic(), 0.001)))
         except BaseException:
             self.end()
             raise
@@ -286,7 +286,7 @@ class _Login:
     def _remove_folder(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _listen(self, timeout_s: float) -> None:
+    def _read_log(self, timeout_s: float) -> None:
         assert self._log_fd is not None
         poller = select.poll()
         poller.register(self._log_fd, select.POLLIN)
@@ -302,8 +302,8 @@ class _Login:
         if self._log_fd is not None:
             self._log += _read_some(self._log_fd)
         self._close_log()
-        said = (self._log + b"\n" + self._error_tail).decode("utf-8", "replace")
-        lost = [line for line in said.splitlines() if _LOST.search(line)]
+        output = (self._log + b"\n" + self._error_tail).decode("utf-8", "replace")
+        lost = [line for line in output.splitlines() if _LOST.search(line)]
         if code == 255 and lost:
             return Text("ssh.connection-lost", "the connection ended ({error})", error=lost[-1].strip()), None
         if code < 0:
@@ -420,7 +420,7 @@ def classify(output: str, target: SshTarget, *, kind: type[UnreachableError] | N
     )
 
 
-def _silent(target: SshTarget, limit_s: float) -> UnreachableError:
+def _no_login(target: SshTarget, limit_s: float) -> UnreachableError:
     return UnreachableError(
         Text(
             "ssh.openssh-timeout",

@@ -11,7 +11,7 @@ from typing import Any
 
 from ascendrun.core.errors import AuthenticationError, UnreachableError
 from ascendrun.head.ssh.config import SshTarget
-from ascendrun.head.ssh.connection import IDLE_POLL_S, Link
+from ascendrun.head.ssh.connection import IDLE_POLL_S, SshTransport
 from ascendrun.head.ssh.host_keys import HostKey
 from ascendrun.head.ssh.keys import Identity, Unusable
 from ascendrun.head.ssh.paramiko_import import PartialAuthentication, paramiko
@@ -62,34 +62,34 @@ class _DroppedError(Exception):
 
 
 def connect(
-    target: SshTarget, dial: Dial, *, deadlines: Deadlines, key_types: Sequence[str], judge: Any, identities: Any
+    target: SshTarget, dial: Dial, *, deadlines: Deadlines, key_types: Sequence[str], verify_key: Any, identities: Any
 ) -> ParamikoConnection:
     """An authenticated connection. `judge(HostKey, address)` raises to refuse the host before any login attempt;
     `identities()` gives (keys, unusable key files) and is called only after that.
 
     Raises UnreachableError or one of its children, naming the phase, the host and the way out.
     """
-    link, address = start_link(target, dial, deadlines=deadlines, key_types=key_types)
+    transport, address = start_transport(target, dial, deadlines=deadlines, key_types=key_types)
     try:
-        judge(shown_key(link), address)
+        verify_key(shown_key(transport), address)
         keys, unusable = identities()
-        _log_in(link, target, keys, unusable, deadlines.auth_s)
-        link.sock.settimeout(IDLE_POLL_S)
-        return ParamikoConnection(link, target, address)
+        _log_in(transport, target, keys, unusable, deadlines.auth_s)
+        transport.sock.settimeout(IDLE_POLL_S)
+        return ParamikoConnection(transport, target, address)
     except BaseException:
-        link.drop(CLOSED_HERE)
+        transport.drop(CLOSED_HERE)
         raise
 
 
-def shown_key(link: Link) -> HostKey:
-    key = link.host_key
+def shown_key(transport: SshTransport) -> HostKey:
+    key = transport.host_key
     assert key is not None
     return HostKey(key.get_name(), key.get_base64())
 
 
-def start_link(
+def start_transport(
     target: SshTarget, dial: Dial, *, deadlines: Deadlines, key_types: Sequence[str] = ()
-) -> tuple[Link, str | None]:
+) -> tuple[SshTransport, str | None]:
     """TCP, banner and key exchange; not logged in. Tried again, with jitter, when sshd hangs up before it speaks."""
     until = time.monotonic() + deadlines.tcp_s + deadlines.banner_s
     for tries in itertools.count(1):
@@ -118,23 +118,23 @@ def start_link(
 
 def _start_once(
     target: SshTarget, dial: Dial, deadlines: Deadlines, key_types: Sequence[str], until: float
-) -> tuple[Link, str | None]:
+) -> tuple[SshTransport, str | None]:
     sock, address = dial()
-    link = Link(sock)
+    transport = SshTransport(sock)
     try:
-        _choose_algorithms(link, target, key_types)
-        link.start_client(event=link.ready_event)
-        _await_banner(link, target, max(0.1, min(deadlines.banner_s, until - time.monotonic())))
-        _await_kex(link, target, deadlines.kex_s)
-        return link, address
+        _choose_algorithms(transport, target, key_types)
+        transport.start_client(event=transport.ready_event)
+        _await_banner(transport, target, max(0.1, min(deadlines.banner_s, until - time.monotonic())))
+        _await_kex(transport, target, deadlines.kex_s)
+        return transport, address
     except BaseException:
-        link.drop(CLOSED_HERE)
+        transport.drop(CLOSED_HERE)
         raise
 
 
-def _choose_algorithms(link: Link, target: SshTarget, key_types: Sequence[str]) -> None:
+def _choose_algorithms(transport: SshTransport, target: SshTarget, key_types: Sequence[str]) -> None:
     known = [name for name in key_types if name in _KEY_TYPES]
-    options = link.get_security_options()
+    options = transport.get_security_options()
     config = target.algorithms
     available = set(options.kex)
     options.kex = narrowed([name for name in _KEX if name in available], config.get("kexalgorithms"))
@@ -144,19 +144,19 @@ def _choose_algorithms(link: Link, target: SshTarget, key_types: Sequence[str]) 
     options.key_types = tuple(dict.fromkeys([*known, *_KEY_TYPES]))
 
 
-def narrowed(ours: Sequence[str], wish: str | None) -> tuple[str, ...]:
+def narrowed(ours: Sequence[str], requested: str | None) -> tuple[str, ...]:
     """Our algorithms, less what the config rules out; "+more" and "^first" rule nothing out. Falls back to all of ours
     when nothing would be left: then the host decides."""
-    if not wish or wish[0] in "+^":
+    if not requested or requested[0] in "+^":
         return tuple(ours)
-    names = {name.strip() for name in wish.lstrip("-").split(",")}
+    names = {name.strip() for name in requested.lstrip("-").split(",")}
     names |= {name + "@libssh.org" for name in names if name == "curve25519-sha256"}
-    keep = tuple(name for name in ours if (name in names) != wish.startswith("-"))
+    keep = tuple(name for name in ours if (name in names) != requested.startswith("-"))
     return keep or tuple(ours)
 
 
-def _await_banner(link: Link, target: SshTarget, banner_s: float) -> None:
-    if not link.banner_event.wait(banner_s):
+def _await_banner(transport: SshTransport, target: SshTarget, banner_s: float) -> None:
+    if not transport.banner_event.wait(banner_s):
         raise UnreachableError(
             Text(
                 "ssh.no-banner",
@@ -170,10 +170,10 @@ def _await_banner(link: Link, target: SshTarget, banner_s: float) -> None:
                 host=target.name,
             ),
         )
-    if link.has_banner:
+    if transport.has_banner:
         return
-    said = " ".join(line.strip() for line in link.packetizer.preamble if line.strip())
-    if "Not allowed at this time" in said:
+    received = " ".join(line.strip() for line in transport.packetizer.preamble if line.strip())
+    if "Not allowed at this time" in received:
         raise UnreachableError(
             Text(
                 "ssh.penalty",
@@ -186,23 +186,23 @@ def _await_banner(link: Link, target: SshTarget, banner_s: float) -> None:
                 host=target.name,
             ),
         )
-    error = link.saved_exception
+    error = transport.saved_exception
     is_other = isinstance(error, paramiko.SSHException) and "Error reading" not in str(error)
-    if is_other or (said and "MaxStartups" not in said):
+    if is_other or (received and "MaxStartups" not in received):
         raise UnreachableError(
             Text(
                 "ssh.not-ssh",
                 '{host}: the service on this port is not an SSH server (received "{received}")',
                 host=target.label,
-                received=said[:80],
+                received=received[:80],
             ),
             hint=Text("ssh.not-ssh.hint", "set port= in the hostfile or Port in ~/.ssh/config"),
         )
-    raise _DroppedError(said[:80] or "EOF")
+    raise _DroppedError(received[:80] or "EOF")
 
 
-def _await_kex(link: Link, target: SshTarget, kex_s: float) -> None:
-    if not link.ready_event.wait(kex_s):
+def _await_kex(transport: SshTransport, target: SshTarget, kex_s: float) -> None:
+    if not transport.ready_event.wait(kex_s):
         raise UnreachableError(
             Text(
                 "ssh.no-key-exchange",
@@ -215,9 +215,9 @@ def _await_kex(link: Link, target: SshTarget, kex_s: float) -> None:
                 "check the load of the host, and the MTU of the network: large packets may be lost",
             ),
         )
-    if link.active and link.initial_kex_done:
+    if transport.active and transport.initial_kex_done:
         return
-    error = link.saved_exception
+    error = transport.saved_exception
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
         raise NoCommonAlgorithmError(
             Text("ssh.no-common-algorithm", "{host}: {error}", host=target.label, error=str(error)),
@@ -232,16 +232,16 @@ def _await_kex(link: Link, target: SshTarget, kex_s: float) -> None:
 
 
 def _log_in(
-    link: Link, target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable], auth_s: float
+    transport: SshTransport, target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable], auth_s: float
 ) -> None:
     until = time.monotonic() + auth_s
     for identity in keys:
-        answered = threading.Event()
+        replied = threading.Event()
         try:
-            link.auth_publickey(target.user, identity.key, event=answered)
+            transport.auth_publickey(target.user, identity.key, event=replied)
         except (paramiko.SSHException, EOFError, OSError):
-            answered.set()
-        while not answered.wait(min(0.5, max(until - time.monotonic(), 0.001))):
+            replied.set()
+        while not replied.wait(min(0.5, max(until - time.monotonic(), 0.001))):
             if time.monotonic() >= until:
                 raise UnreachableError(
                     Text(
@@ -256,16 +256,16 @@ def _log_in(
                         host=target.name,
                     ),
                 )
-            if not link.active:
+            if not transport.active:
                 break
-        if link.is_authenticated():
+        if transport.is_authenticated():
             return
-        _stop_when_hopeless(link, target)
+        _stop_when_hopeless(transport, target)
     raise _auth_failed(target, keys, unusable)
 
 
-def _stop_when_hopeless(link: Link, target: SshTarget) -> None:
-    error = link.saved_exception
+def _stop_when_hopeless(transport: SshTransport, target: SshTarget) -> None:
+    error = transport.saved_exception
     if isinstance(error, PartialAuthentication):
         raise AuthenticationError(
             Text(
@@ -294,7 +294,7 @@ def _stop_when_hopeless(link: Link, target: SshTarget) -> None:
                 "ssh.keys-not-accepted.hint", "check PubkeyAuthentication and AllowUsers in sshd_config on the host"
             ),
         )
-    if not link.active:
+    if not transport.active:
         why = "EOF" if error is None or isinstance(error, EOFError) else str(error)
         raise AuthenticationError(
             Text(

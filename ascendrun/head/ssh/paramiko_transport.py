@@ -9,7 +9,7 @@ from typing import Any
 
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.head.ssh.config import SshTarget
-from ascendrun.head.ssh.connection import Link
+from ascendrun.head.ssh.connection import SshTransport
 from ascendrun.head.ssh.paramiko_import import common, paramiko
 from ascendrun.head.ssh.transport import CLOSED_HERE, Data, Receiver, StreamClosedError, sending
 from ascendrun.text import Text
@@ -25,14 +25,14 @@ CLOSE_S = 2.0
 class ParamikoStream:
     """One command on the host; implements `transport.Stream`."""
 
-    def __init__(self, link: Link, channel: Any, receiver: Receiver) -> None:
-        self._link = link
+    def __init__(self, transport: SshTransport, channel: Any, receiver: Receiver) -> None:
+        self._transport = transport
         self._channel = channel
         self._receiver = receiver
         self._room_at_start: int = channel.out_window_size
         self._send_lock = threading.Lock()
-        self._begin_lock = threading.Lock()
-        self._has_begun = False
+        self._start_lock = threading.Lock()
+        self._has_started = False
         self._is_forgotten = False
         self._is_finished = False
         self._closing_until: float | None = None
@@ -68,7 +68,7 @@ class ParamikoStream:
         channel = self._channel
         with channel.lock:
             while True:
-                if channel.closed or channel.eof_sent or not self._link.active:
+                if channel.closed or channel.eof_sent or not self._transport.active:
                     raise StreamClosedError()
                 in_flight = self._room_at_start - channel.out_window_size
                 room = min(channel.out_window_size, IN_FLIGHT_BYTES - in_flight)
@@ -97,7 +97,7 @@ class ParamikoStream:
         message.add_byte(common.cMSG_CHANNEL_DATA)
         message.add_int(self._channel.remote_chanid)
         message.add_string(bytes(piece))
-        _send(self._link, message)
+        _send(self._transport, message)
 
     # -- the link's side
 
@@ -105,28 +105,28 @@ class ParamikoStream:
         if self._closing_until is None:
             (self._receiver.on_error_data if is_error else self._receiver.on_data)(data)
 
-    def begin(self) -> None:
-        with self._begin_lock:
-            self._has_begun = not self._is_forgotten
+    def on_started(self) -> None:
+        with self._start_lock:
+            self._has_started = not self._is_forgotten
 
     def finish(self, reason: Text) -> None:
-        self._link.sinks.pop(self._channel.chanid, None)
-        if self._is_finished or not self._has_begun:
+        self._transport.sinks.pop(self._channel.chanid, None)
+        if self._is_finished or not self._has_started:
             return
         self._is_finished = True
         status: int = self._channel.exit_status
         self._receiver.on_closed(reason, status if status >= 0 else None)
 
-    def look_around(self) -> None:
+    def on_idle_poll(self) -> None:
         if self._closing_until is not None and time.monotonic() > self._closing_until:
             self.finish(CLOSED_HERE)
 
     def forget(self) -> bool:
         """For a start that failed: the receiver hears nothing. False when it succeeded in the last moment."""
-        with self._begin_lock:
-            self._is_forgotten = not self._has_begun
+        with self._start_lock:
+            self._is_forgotten = not self._has_started
         if self._is_forgotten:
-            self._link.sinks.pop(self._channel.chanid, None)
+            self._transport.sinks.pop(self._channel.chanid, None)
             self.close()
         return self._is_forgotten
 
@@ -134,17 +134,17 @@ class ParamikoStream:
 class ParamikoConnection:
     """An authenticated link to one host; implements `transport.Connection`."""
 
-    def __init__(self, link: Link, target: SshTarget, peer_address: str | None) -> None:
+    def __init__(self, transport: SshTransport, target: SshTarget, peer_address: str | None) -> None:
         self.peer_address = peer_address
-        self.link = link
+        self.transport = transport
         self._target = target
 
     def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ParamikoStream:
         """As `transport.Connection.open`. Raises UnreachableError, too, when sshd refuses a session (MaxSessions)."""
         until = time.monotonic() + deadline_s
         channel = self._open_channel(until, deadline_s)
-        stream = ParamikoStream(self.link, channel, receiver)
-        self.link.sinks[channel.chanid] = stream
+        stream = ParamikoStream(self.transport, channel, receiver)
+        self.transport.sinks[channel.chanid] = stream
         try:
             self._start(channel, command, until, deadline_s)
         except Exception:  # of whatever kind: a receiver that was told of the end already needs no second report
@@ -157,17 +157,17 @@ class ParamikoConnection:
         return stream
 
     def close(self) -> None:
-        self.link.drop(CLOSED_HERE)
+        self.transport.drop(CLOSED_HERE)
 
     def _open_channel(self, until: float, deadline_s: float) -> Any:
         while True:
             left_s = until - time.monotonic()
             try:
-                return self.link.open_session(timeout=max(left_s, 0.001))
+                return self.transport.open_session(timeout=max(left_s, 0.001))
             except paramiko.ChannelException as error:
                 # with MaxSessions 1 the last session's slot is free only once its process was reaped
                 pause_s = random.uniform(0.02, 0.1)
-                if self.link.sinks or left_s <= pause_s:
+                if self.transport.sinks or left_s <= pause_s:
                     raise UnreachableError(
                         Text(
                             "ssh.session-rejected",
@@ -179,7 +179,7 @@ class ParamikoConnection:
                     ) from error
                 time.sleep(pause_s)
             except (paramiko.SSHException, EOFError, OSError) as error:
-                raise self._no_answer(deadline_s, error) from error
+                raise self._no_reply(deadline_s, error) from error
 
     def _start(self, channel: Any, command: str, until: float, deadline_s: float) -> None:
         message = paramiko.Message()
@@ -189,11 +189,11 @@ class ParamikoConnection:
         message.add_boolean(True)
         message.add_string(command)
         channel._event_pending()
-        _send(self.link, message)
-        answered = channel.event.wait(max(until - time.monotonic(), 0.001))
-        if answered and channel.event_ready:
+        _send(self.transport, message)
+        replied = channel.event.wait(max(until - time.monotonic(), 0.001))
+        if replied and channel.event_ready:
             return
-        if answered and self.link.active:
+        if replied and self.transport.active:
             raise UnreachableError(
                 Text("ssh.command-rejected", "{host}: sshd rejected the command", host=self._target.label),
                 hint=Text(
@@ -201,10 +201,10 @@ class ParamikoConnection:
                     "check ForceCommand, the login shell and restrictions of the key on the host",
                 ),
             )
-        raise self._no_answer(deadline_s, None)
+        raise self._no_reply(deadline_s, None)
 
-    def _no_answer(self, deadline_s: float, error: BaseException | None) -> Exception:
-        if self.link.active:
+    def _no_reply(self, deadline_s: float, error: BaseException | None) -> Exception:
+        if self.transport.active:
             return DeadlineExceededError(
                 Text(
                     "ssh.command-timeout",
@@ -213,14 +213,14 @@ class ParamikoConnection:
                     limit_s=deadline_s,
                 )
             )
-        return StreamClosedError(self.link.why_closed or self.link.why_ended())
+        return StreamClosedError(self.transport.why_closed or self.transport.why_ended())
 
 
-def _send(link: Link, message: Any) -> None:
+def _send(transport: SshTransport, message: Any) -> None:
     try:
-        link._send_user_message(message)
+        transport._send_user_message(message)
     except (EOFError, OSError, paramiko.SSHException) as error:
-        link.drop(link.why_ended())
-        raise StreamClosedError(link.why_ended()) from error
-    if not link.active:
-        raise StreamClosedError(link.why_closed or link.why_ended())
+        transport.drop(transport.why_ended())
+        raise StreamClosedError(transport.why_ended()) from error
+    if not transport.active:
+        raise StreamClosedError(transport.why_closed or transport.why_ended())

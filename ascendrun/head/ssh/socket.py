@@ -66,7 +66,7 @@ def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> tupl
     """
     addresses = resolve(host, port, label=label, family=family)
     until = time.monotonic() + tcp_s
-    refusals: list[Text] = []
+    failures: list[Text] = []
     for position, address in enumerate(addresses):
         left_s = until - time.monotonic()
         share_s = left_s / (len(addresses) - position)
@@ -75,14 +75,14 @@ def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> tupl
         try:
             return QuickAckSocket(_connect(address, share_s)), str(address[1][0])
         except OSError as error:
-            refusals.append(_failure(str(address[1][0]), error, share_s))
+            failures.append(_failure(str(address[1][0]), error, share_s))
     raise UnreachableError(
         Text(
             "ssh.no-connection",
             "{host}: no TCP connection to port {port} ({errors})",
             host=label,
             port=port,
-            errors=refusals,
+            errors=failures,
         ),
         hint=Text(
             "ssh.no-connection.hint", "check the host, sshd and firewalls: ssh -p {port} {host}", port=port, host=host
@@ -99,11 +99,11 @@ def resolve(host: str, port: int, *, label: str, family: int) -> list[Address]:
         return _lookup(host, port, family, socket.AI_NUMERICHOST)
     except socket.gaierror:
         pass  # a name, not a number: it may take long, so a helper thread asks
-    answer: list[Any] = []
-    helper = threading.Thread(target=_lookup_into, args=(answer, host, port, family), daemon=True)
+    result: list[Any] = []
+    helper = threading.Thread(target=_lookup_into, args=(result, host, port, family), daemon=True)
     helper.start()
     helper.join(RESOLVE_S)
-    if not answer:
+    if not result:
         raise UnreachableError(
             Text(
                 "ssh.resolve-timeout",
@@ -114,30 +114,30 @@ def resolve(host: str, port: int, *, label: str, family: int) -> list[Address]:
             ),
             hint=hint,
         )
-    if isinstance(answer[0], OSError):
+    if isinstance(result[0], OSError):
         raise UnreachableError(
             Text(
                 "ssh.no-address",
                 "{host}: name {name} has no address ({error})",
                 host=label,
                 name=host,
-                error=answer[0].strerror,
+                error=result[0].strerror,
             ),
             hint=hint,
-        ) from answer[0]
-    if isinstance(answer[0], UnicodeError):
+        ) from result[0]
+    if isinstance(result[0], UnicodeError):
         raise UnreachableError(
             Text("ssh.invalid-name", "{host}: invalid host name {name:quote}", host=label, name=host), hint=hint
-        ) from answer[0]
-    addresses: list[Address] = answer[0]
+        ) from result[0]
+    addresses: list[Address] = result[0]
     return addresses
 
 
-def _lookup_into(answer: list[Any], host: str, port: int, family: int) -> None:
+def _lookup_into(result: list[Any], host: str, port: int, family: int) -> None:
     try:
-        answer.append(_lookup(host, port, family, 0))
+        result.append(_lookup(host, port, family, 0))
     except (OSError, UnicodeError) as error:
-        answer.append(error)
+        result.append(error)
 
 
 def _lookup(host: str, port: int, family: int, flags: int) -> list[Address]:

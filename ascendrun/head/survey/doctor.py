@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ascendrun.health.survey.survey_request import SurveyRequest
 
 LIGHT_S, FULL_S = 8.0, 70.0
-TOUCH_LIGHT_S, TOUCH_FULL_S = 6.0, 10.0
+CONNECT_LIGHT_S, CONNECT_FULL_S = 6.0, 10.0
 SPARE_S = 6.0
 """How much longer than the node's own deadline we wait for its answer."""
 HCCL_PORTS = (*range(60000, 60032), 16666)
@@ -51,11 +51,11 @@ class Question:
     every_pair: bool = False
 
     @property
-    def own_family(self) -> str | None:
+    def device_type(self) -> str | None:
         return self.spec.devices.type if self.spec is not None else self.family
 
 
-Answers = Mapping[str, Mapping[str, Any]]
+SurveyResults = Mapping[str, Mapping[str, Any]]
 """By host: {"results": raw answers by probe} or {"refused": Failure}."""
 
 
@@ -74,7 +74,7 @@ class Examination:
         *,
         links: Connections,
         post: Callable[[Callable[[], None]], None],
-        done: Callable[[Answers], None],
+        done: Callable[[SurveyResults], None],
     ) -> None:
         self._hosts = tuple(host for host in hosts if host.name in reports)
         self._reports, self._plan = reports, plan
@@ -104,10 +104,10 @@ class Examination:
         else:
             self._refused[host] = reply.error
         if not self._waiting:
-            self._touch()
+            self._test_connections()
 
-    def _touch(self) -> None:
-        plan, pings = self._touch_plan(), self._ping_items()
+    def _test_connections(self) -> None:
+        plan, pings = self._connection_test_plan(), self._ping_items()
         hosts = [
             host for host in self._hosts if host.name in self._results and (plan is not None or host.name in pings)
         ]
@@ -115,22 +115,22 @@ class Examination:
             self._finish()
             return
         nonce = secrets.token_hex(8)
-        touch_s = TOUCH_FULL_S if self._question.is_full else TOUCH_LIGHT_S
+        connect_s = CONNECT_FULL_S if self._question.is_full else CONNECT_LIGHT_S
         self._waiting = {host.name for host in hosts}
         for host in hosts:
-            items = touch_items(host.name, plan, nonce, touch_s) if plan is not None else []
+            items = connection_test_items(host.name, plan, nonce, connect_s) if plan is not None else []
             items += [pings[host.name]] if host.name in pings else []
-            timeout_s = max([touch_s, *(float(item["timeout_s"]) for item in items)])
-            self._ask(host, Survey(items, timeout_s), self._take_touch)
+            timeout_s = max([connect_s, *(float(item["timeout_s"]) for item in items)])
+            self._ask(host, Survey(items, timeout_s), self._take_tests)
 
-    def _touch_plan(self) -> ConnectionTestPlan | None:
+    def _connection_test_plan(self) -> ConnectionTestPlan | None:
         from ascendrun.health.survey.connection_test_plan import choose_ports, plan_connection_tests
         from ascendrun.health.survey.probes import read_results
 
         if self._question.names is not None:
             return None
         taken = [read_results({"ports": results.get("ports")}).get("ports") or () for results in self._results.values()]
-        ports = choose_ports(master_candidates(self._plan), taken, device_type=self._question.own_family)
+        ports = choose_ports(master_candidates(self._plan), taken, device_type=self._question.device_type)
         return plan_connection_tests(
             {host: report for host, report in self._reports.items() if host in self._results}, ports
         )
@@ -143,12 +143,12 @@ class Examination:
             not self._question.is_full
             or self._question.names is not None
             or len(self._results) < 2
-            or self._question.own_family not in (None, "npu")
+            or self._question.device_type not in (None, "npu")
         ):
             return {}
         return ping_items(self._results, every_pair=self._question.every_pair)
 
-    def _take_touch(self, host: str, reply: Reply[SurveyReply]) -> None:
+    def _take_tests(self, host: str, reply: Reply[SurveyReply]) -> None:
         if reply.error is None:
             self._results[host].update(reply.message.results)
         if not self._waiting:
@@ -160,13 +160,13 @@ class Examination:
         self._done(answers)
 
     def _ask(self, host: Host, request: Survey, then: Callable[[str, Reply[SurveyReply]], None]) -> None:
-        def heard(reply: Reply[SurveyReply]) -> None:
+        def on_reply(reply: Reply[SurveyReply]) -> None:
             if host.name in self._waiting:
                 self._waiting.discard(host.name)
                 then(host.name, reply)
 
         self._links.get(host).call(
-            request, deadline_s=request.timeout_s + SPARE_S, done=lambda reply: self._post(lambda: heard(reply))
+            request, deadline_s=request.timeout_s + SPARE_S, done=lambda reply: self._post(lambda: on_reply(reply))
         )
 
 
@@ -175,7 +175,7 @@ def make_survey_request(host: Host, report: NodeReport, question: Question, plan
     from ascendrun.health.survey.survey_request import SurveyRequest
 
     spec = question.spec
-    family = question.own_family
+    family = question.device_type
     ports = master_candidates(plan)[:TRIED_PORTS] if _is_first(host, plan) else ()
     return SurveyRequest(
         host=host.name,
@@ -266,7 +266,7 @@ def input_paths(spec: JobSpec | None) -> tuple[str, ...]:
     )
 
 
-def touch_items(host: str, plan: ConnectionTestPlan, nonce: str, timeout_s: float) -> list[dict[str, Any]]:
+def connection_test_items(host: str, plan: ConnectionTestPlan, nonce: str, timeout_s: float) -> list[dict[str, Any]]:
     """One host's part in a round of touching."""
     common = {"as": host, "nonce": nonce, "timeout_s": timeout_s}
     items: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ascendrun.core.findings import Finding, Severity, paused_collector
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
-from ascendrun.head.survey.doctor import Answers, Question
+from ascendrun.head.survey.doctor import Question, SurveyResults
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class PreflightResult:
     warnings: tuple[tuple[Finding, Text], ...] = ()
 
 
-def gate_question(spec: JobSpec) -> Question:
+def preflight_question(spec: JobSpec) -> Question:
     """The light questions, unless the job requires a check that needs the others."""
     from ascendrun.health.checks import CHECKS, plain_name
 
@@ -36,8 +36,8 @@ def gate_question(spec: JobSpec) -> Question:
     return Question(spec=spec, is_full=any(check.is_full and check.name in required for check in CHECKS))
 
 
-def judge_answers(
-    answers: Answers, reports: Mapping[str, NodeReport], *, spec: JobSpec, plan: LaunchPlan, now_s: float
+def evaluate_preflight(
+    answers: SurveyResults, reports: Mapping[str, NodeReport], *, spec: JobSpec, plan: LaunchPlan, now_s: float
 ) -> PreflightResult:
     """FAIL findings refuse the start; a node that could not be examined does too: nobody knows whether it is fit."""
     from ascendrun.health.checks import run_checks

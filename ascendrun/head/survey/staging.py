@@ -47,18 +47,18 @@ class TreePush:
         self.done_bytes = 0
         """What is on the node, sent now or found there."""
 
-    def go_on(self) -> None:
+    def send_next(self) -> None:
         if not self._rest:
             self._finished()
             return
-        self._ask(HasTree(self._rest[0].sha256), b"", self._know)
+        self._ask(HasTree(self._rest[0].sha256), b"", self._found)
 
-    def _know(self, reply: Reply[HasTreeReply]) -> None:
+    def _found(self, reply: Reply[HasTreeReply]) -> None:
         if reply.error is not None:
             self._refused(reply.error)
         elif reply.message.have:
             self.done_bytes += self._rest.pop(0).size_bytes
-            self.go_on()
+            self.send_next()
         else:
             self._send(0)
 
@@ -97,7 +97,7 @@ class TreePush:
         else:
             self.done_bytes += end - offset
             self._rest.pop(0)
-            self.go_on()
+            self.send_next()
 
 
 def read_secret_env(spec: JobSpec) -> dict[str, str]:

@@ -14,7 +14,7 @@ from ascendrun.head.agents.connections import Connections
 from ascendrun.head.agents.node_query import NodeQuery
 from ascendrun.head.protocol.control_messages import Survey, SurveyReply
 from ascendrun.head.protocol.control_socket import Answer
-from ascendrun.head.survey.doctor import Answers, Examination, Question
+from ascendrun.head.survey.doctor import Examination, Question, SurveyResults
 from ascendrun.head.survey.submission import Submission, make_job
 from ascendrun.text import Text
 
@@ -51,18 +51,18 @@ class SurveyOperation:
         self._reports: dict[str, NodeReport] = {}
         self._refused: dict[str, Failure] = {}
         self.is_done = False
-        self.asking = NodeQuery(self._hosts, links, post, reported=self._take_report, refused=self._take_failure)
-        self.on_up, self.on_down = self.asking.on_up, self.asking.on_down
+        self.query = NodeQuery(self._hosts, links, post, reported=self._take_report, refused=self._take_failure)
+        self.on_up, self.on_down = self.query.on_up, self.query.on_down
 
     def start(self) -> None:
         late = threading.Timer(CONNECT_S, lambda: self._post(self._give_up))
         late.daemon = True
         late.start()
-        self.asking.start()
+        self.query.start()
 
     def _give_up(self) -> None:
-        if not self.asking.is_done:
-            self.asking.give_up_connecting(
+        if not self.query.is_done:
+            self.query.give_up_connecting(
                 Failure(
                     "unreachable",
                     Text("agent.not-started", "the agent did not start within {limit_s:g} s", limit_s=CONNECT_S),
@@ -86,7 +86,7 @@ class SurveyOperation:
             return
         ordered = {host.name: self._reports[host.name] for host in self._hosts if host.name in self._reports}
         Examination(
-            self._hosts, ordered, self._question, self._plan(), links=self._links, post=self._post, done=self._say
+            self._hosts, ordered, self._question, self._plan(), links=self._links, post=self._post, done=self._reply
         ).start()
 
     def _plan(self) -> LaunchPlan | None:
@@ -101,7 +101,7 @@ class SurveyOperation:
         except AscendrunError:
             return None
 
-    def _say(self, answers: Answers) -> None:
+    def _reply(self, answers: SurveyResults) -> None:
         self.is_done = True
         self._ended()
         everyone = [host.name for host in self._hosts]

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     Send = Callable[[Dict[str, Any], bytes], None]
 
 AT_ONCE = 4
-GATHER_S = 60.0
+COLLECT_S = 60.0
 ITEM_S = 30.0
 MAX_BYTES = 64 << 20
 ITEM_BYTES = 8 << 20
@@ -62,7 +62,7 @@ OURS_SLACK_NS = 300 * 10**9
 MARGIN_S = 0.5
 
 
-class Story:
+class AttemptFacts:
     """What is known here of the attempt: when it began, its ranks' pids, and the environments that they were given."""
 
     def __init__(self, folder: str, login: Mapping[bytes, bytes]) -> None:
@@ -76,7 +76,7 @@ class Story:
         self.environs = [dict(base, **rank.get("env", {})) for rank in prepared.get("ranks", [])] or [base]
 
 
-class Gathering:
+class ArtifactCollection:
     """One answer. Its threads send what they find; after the end nothing more is sent, whatever still hangs."""
 
     def __init__(
@@ -86,8 +86,8 @@ class Gathering:
         self._login = login
         self._commands = commands
         self._send_event = send
-        self._story = Story(layout.attempt_dir(root, self._tag), login)
-        self._end = time.monotonic() + float(request.get("timeout_s") or GATHER_S)
+        self._facts = AttemptFacts(layout.attempt_dir(root, self._tag), login)
+        self._end = time.monotonic() + float(request.get("timeout_s") or COLLECT_S)
         self._items = collections.deque(request["items"])
         self._unanswered = collections.Counter(str(item["name"]) for item in request["items"])
         self._room = min(int(request.get("max_bytes") or MAX_BYTES), MAX_BYTES)
@@ -110,7 +110,7 @@ class Gathering:
             return {
                 "files": list(self._files),
                 "problems": self._problems + late,
-                "start_ns": self._story.start_ns,
+                "start_ns": self._facts.start_ns,
                 "boot_ns": boot_ns(),
                 "at_ns": time.time_ns(),
             }
@@ -168,9 +168,9 @@ class Gathering:
 
     def _find(self, item: Item, deadline: float) -> list[Found]:
         """What matches and lies really below its base: ours first, then the newest."""
-        start_ns = self._story.start_ns if item.get("since_start") else 0
+        start_ns = self._facts.start_ns if item.get("since_start") else 0
         found: dict[str, Found] = {}
-        bases = sorted({base for base in (expand_first(item["bases"], env) for env in self._story.environs) if base})
+        bases = sorted({base for base in (expand_first(item["bases"], env) for env in self._facts.environs) if base})
         for number, base in enumerate(bases):
             prefix = "" if number == 0 else "base-%d/" % (number + 1)
             for path, facts in walk(base, item["patterns"], deadline):
@@ -183,7 +183,7 @@ class Gathering:
     def _is_ours(self, item: Item, path: str) -> bool | None:
         """Whether the pid in the file's name is a rank's; None: no pid is to be seen in it."""
         match = re.search(item["pid_regex"], os.path.basename(path)) if item.get("pid_regex") else None
-        return int(match.group(1)) in self._story.pids if match else None
+        return int(match.group(1)) in self._facts.pids if match else None
 
     def _send_file(self, item: Item, one: Found, room: int) -> int:
         """How many bytes were sent. Raises OSError."""
@@ -255,7 +255,7 @@ class Gathering:
 
     def _pick(self, item: Item, text: bytes) -> bytes:
         if item.get("kernel_time"):
-            text = since_kernel_time(text, (self._story.start_ns - SLACK_NS - boot_ns()) / 1e9)
+            text = since_kernel_time(text, (self._facts.start_ns - SLACK_NS - boot_ns()) / 1e9)
         if item.get("keep"):
             text = excerpt(text, item["keep"], around=int(item.get("around") or 0))
         return text

@@ -70,8 +70,8 @@ class Attempts:
         self._login = login
         self._umask = umask
         self._verify_tree = verify_tree
-        self._held: dict[str, ports.HeldPort] = {}
-        self._held_lock = threading.Lock()
+        self._ports: dict[str, ports.ReservedPort] = {}
+        self._ports_lock = threading.Lock()
 
     # --- prepare, abort ---
 
@@ -89,8 +89,8 @@ class Attempts:
                 fence.raise_to(attempt, stopped=False)
             kept = self._check(request, run)
             make_private_dir(folder)
-            checks.check_folder(folder, make=False)
-            port = self._hold(tag, request.get("ports") or [])
+            checks.check_directory(folder, make=False)
+            port = self._reserve_port(tag, request.get("ports") or [])
             failpoint("prepare.before_record")
             record = {key: request[key] for key in PREPARED_KEYS if key in request}
             write_json(os.path.join(folder, PREPARED), record)
@@ -113,9 +113,9 @@ class Attempts:
         for folder in (work, checkpoints):
             make_private_dir(folder)
         checks.check_room(work)
-        checks.check_folder(work, make=False)
-        for folder in checks.checkpoint_folders(request["ranks"]):
-            checks.check_folder(folder, make=True)
+        checks.check_directory(work, make=False)
+        for folder in checks.checkpoint_directories(request["ranks"]):
+            checks.check_directory(folder, make=True)
         for sha256 in request.get("trees") or []:
             self._verify_tree(sha256)
         if request.get("link_tree"):
@@ -132,24 +132,24 @@ class Attempts:
             raise OperationError("python-missing", "no-bash")
         return kept
 
-    def _hold(self, tag: str, numbers: list[int]) -> int | None:
+    def _reserve_port(self, tag: str, numbers: list[int]) -> int | None:
         if not numbers:
             return None
-        with self._held_lock:
-            held = self._held.get(tag)
-            if held is not None and held.number in numbers:
-                return held.number
-            held = ports.hold_first(numbers)
-            if held is None:
+        with self._ports_lock:
+            reserved = self._ports.get(tag)
+            if reserved is not None and reserved.number in numbers:
+                return reserved.number
+            reserved = ports.reserve_first(numbers)
+            if reserved is None:
                 raise OperationError("port-taken", "ports-in-use", ports=numbers)
-            self._held[tag] = held
-            return held.number
+            self._ports[tag] = reserved
+            return reserved.number
 
     def _release(self, tag: str) -> None:
-        with self._held_lock:
-            held = self._held.pop(tag, None)
-        if held is not None:
-            held.release()
+        with self._ports_lock:
+            reserved = self._ports.pop(tag, None)
+        if reserved is not None:
+            reserved.release()
 
     def abort(self, tag: str) -> dict[str, Any]:
         """Forgets an attempt that got no GO. Raises OperationError("attempt-running") when it did get one."""
@@ -178,7 +178,7 @@ class Attempts:
                 raise OperationError("not-prepared", "not-prepared", attempt=tag)
             self._release(tag)
             failpoint("launch.before_spawn")
-            answer = self._spawn(
+            reply = self._spawn(
                 folder,
                 {
                     "master_port": request.get("master_port"),
@@ -187,8 +187,8 @@ class Attempts:
                 },
             )
             failpoint("agent.after_exec_before_ack")
-            if "error" in answer:
-                raise OperationError.from_json(answer["error"])
+            if "error" in reply:
+                raise OperationError.from_json(reply["error"])
             identity = read_json(os.path.join(folder, IDENTITY)) or {}
         if "pid" not in identity:
             raise OperationError("attempt-stale", "attempt-stopped-early", attempt=tag)
@@ -208,15 +208,15 @@ class Attempts:
             )
         try:
             out, _ = child.communicate(json.dumps(spec).encode("utf-8"), timeout=START_S)
-            answer = json.loads(out.decode("utf-8"))
+            reply = json.loads(out.decode("utf-8"))
         except (subprocess.TimeoutExpired, ValueError, OSError) as error:
             child.kill()
             child.communicate()
             raise OperationError(
                 "start-failed", "supervisor-failed", error=last_line(log.name) or str(error), log=log.name
             ) from error
-        assert isinstance(answer, dict)
-        return answer
+        assert isinstance(reply, dict)
+        return reply
 
     # --- stop ---
 
@@ -225,23 +225,23 @@ class Attempts:
         never start after this."""
         tag = str(request["tag"])
         folder = layout.attempt_dir(self._root, tag)
-        wish = {
+        order = {
             "now": bool(request.get("now")),
             "grace_s": request.get("grace_s"),
             "reason": request.get("reason"),
             "at_ns": time.time_ns(),
         }
         try:
-            self._record_wish(tag, folder, wish)
+            self._record_stop(tag, folder, order)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not free_reserve(folder):
                 raise os_failure(error, "stop-attempt", attempt=tag, path=self._root) from error
-            self._record_wish(tag, folder, wish)
+            self._record_stop(tag, folder, order)
         self._release(tag)
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
         if "pid" in identity and procs.is_alive(identity):
             procs.send_signal(identity["pid"], identity["start"], signal.SIGUSR1)
-            if wish["now"] and not self._is_obeyed(tag, folder):
+            if order["now"] and not self._is_obeyed(tag, folder):
                 procs.send_signal(identity["pid"], identity["start"], signal.SIGKILL)
                 self._wait_gone(identity)
                 self._end_without_supervisor(tag, folder, identity)
@@ -249,11 +249,11 @@ class Attempts:
             self._end_without_supervisor(tag, folder, identity)
         return {}
 
-    def _record_wish(self, tag: str, folder: str, wish: dict[str, Any]) -> None:
+    def _record_stop(self, tag: str, folder: str, order: dict[str, Any]) -> None:
         with locked(self._root, tag) as (fence, attempt):
             fence.raise_to(attempt, stopped=True)
             make_private_dir(folder)
-            write_json(os.path.join(folder, STOP), wish)
+            write_json(os.path.join(folder, STOP), order)
             failpoint("stop.after_wish")
             claim_json(os.path.join(folder, IDENTITY), {"stopped": True})
 
@@ -307,7 +307,7 @@ class Attempts:
             return "ended"
         if identity is None:
             return "prepared" if os.path.exists(os.path.join(folder, PREPARED)) else None
-        if self._ended_in_story(folder):
+        if self._ended_in_events(folder):
             return "ended"
         return "running" if procs.is_alive(identity) else "lost"
 
@@ -382,7 +382,7 @@ class Attempts:
     def _has_ended(self, folder: str) -> bool:
         return os.path.exists(os.path.join(folder, ENDED))
 
-    def _ended_in_story(self, folder: str) -> bool:
+    def _ended_in_events(self, folder: str) -> bool:
         return any(event.get("event") == "ended" for event in read_events(folder))
 
 

@@ -39,7 +39,7 @@ def find_command(name: str, search: str) -> str | None:
     return None
 
 
-def check_folder(path: str, *, make: bool) -> None:
+def check_directory(path: str, *, make: bool) -> None:
     """Raises OperationError("bad-directory" or "disk-full") unless a file can be made, renamed and removed there."""
     name = to_bytes(path)
     try:
@@ -76,7 +76,7 @@ def check_cwd(path: str) -> None:
         raise OperationError("bad-directory", "workdir-not-accessible", path=path)
 
 
-def checkpoint_folders(ranks: Any) -> dict[str, None]:
+def checkpoint_directories(ranks: Any) -> dict[str, None]:
     """The folders that the ranks will save to, each once, in order."""
     return {
         rank["env"]["ASCENDRUN_CHECKPOINT_DIR"]: None for rank in ranks if rank["env"].get("ASCENDRUN_CHECKPOINT_DIR")

@@ -46,7 +46,7 @@ def listen(item: Item, deadline: float) -> Raw:
                 break
             ready, _, _ = select.select(list(open_ports), [], [], min(0.2, max(0.0, deadline - time.monotonic())))
             for one in ready:
-                _greet(one, item, open_ports[one], deadline)
+                _send_greeting(one, item, open_ports[one], deadline)
     finally:
         for one in open_ports:
             one.close()
@@ -72,7 +72,7 @@ def _listener(number: int) -> socket.socket:
     return made
 
 
-def _greet(listener: socket.socket, item: Item, answer: Raw, deadline: float) -> None:
+def _send_greeting(listener: socket.socket, item: Item, answer: Raw, deadline: float) -> None:
     peer, _ = listener.accept()
     with peer:
         # No TIME-WAIT may stay on this side: the port is wanted for the job a moment later.
@@ -91,7 +91,7 @@ def _greet(listener: socket.socket, item: Item, answer: Raw, deadline: float) ->
 def connect_all(item: Item, deadline: float) -> Raw:
     """Goes to every target, side by side."""
     todo = list(item["targets"])
-    touched: list[Raw] = []
+    tested: list[Raw] = []
     lock = threading.Lock()
 
     def work() -> None:
@@ -102,7 +102,7 @@ def connect_all(item: Item, deadline: float) -> Raw:
                 target = todo.pop()
             raw = dict(target, **_connect(target, item, deadline))
             with lock:
-                touched.append(raw)
+                tested.append(raw)
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(todo)))]
     for thread in threads:
@@ -110,19 +110,19 @@ def connect_all(item: Item, deadline: float) -> Raw:
     for thread in threads:
         thread.join(max(0.0, deadline + 0.2 - time.monotonic()))
     with lock:
-        return {"touched": list(touched)}
+        return {"touched": list(tested)}
 
 
 def _connect(target: Item, item: Item, deadline: float) -> Raw:
     """{wall_s} of the connection that worked, or {error}: the last reason why none did."""
     code, error = "failed", message("no-time-for-test")
     while time.monotonic() < deadline:
-        began = time.monotonic()
+        started = time.monotonic()
         try:
             with socket.create_connection(
-                (target["address"], int(target["port"])), timeout=max(0.01, deadline - began)
+                (target["address"], int(target["port"])), timeout=max(0.01, deadline - started)
             ) as peer:
-                wall_s = time.monotonic() - began
+                wall_s = time.monotonic() - started
                 peer.settimeout(max(0.01, deadline - time.monotonic()))
                 peer.sendall((GREETING % (item["nonce"], item["as"])).encode("utf-8"))
                 words = _line(peer).split()

@@ -65,7 +65,7 @@ class Commands:
 
         Raises OperationError("cannot-start"), whose cause is what the system said.
         """
-        began = time.monotonic()
+        started = time.monotonic()
         mark = os.urandom(8).hex()
         marked = dict(env)
         marked[MARK.encode("ascii")] = mark.encode("ascii")
@@ -73,21 +73,21 @@ class Commands:
         with self._lock:
             self._running[mark] = child.pid
         try:
-            gathered = _gather(child, stdin, deadline=began + timeout_s, limit=limit)
-            if gathered.timed_out:
+            output = _collect_output(child, stdin, deadline=started + timeout_s, limit=limit)
+            if output.timed_out:
                 end_marked(mark)
-            code = _status_of(child, is_killed=gathered.timed_out)
+            code = _status_of(child, is_killed=output.timed_out)
         finally:
             with self._lock:
                 self._running.pop(mark, None)
         return Done(
             code=code if code is not None and code >= 0 else None,
             signal=-code if code is not None and code < 0 else None,
-            timed_out=gathered.timed_out,
-            truncated=gathered.truncated,
-            wall_s=round(time.monotonic() - began, 6),
-            out=bytes(gathered.out),
-            err=bytes(gathered.err),
+            timed_out=output.timed_out,
+            truncated=output.truncated,
+            wall_s=round(time.monotonic() - started, 6),
+            out=bytes(output.out),
+            err=bytes(output.err),
         )
 
     def end_all(self) -> None:
@@ -145,7 +145,7 @@ def end_marked(mark: str) -> None:
         time.sleep(0.01)
 
 
-class _Gathered:
+class _Output:
     def __init__(self) -> None:
         self.out = bytearray()
         self.err = bytearray()
@@ -158,9 +158,9 @@ class _Gathered:
         self.truncated = self.truncated or len(chunk) > room
 
 
-def _gather(child: subprocess.Popen[bytes], stdin: bytes, *, deadline: float, limit: int) -> _Gathered:
+def _collect_output(child: subprocess.Popen[bytes], stdin: bytes, *, deadline: float, limit: int) -> _Output:
     """Feeds and reads until the command has ended and its pipes are silent, or the deadline."""
-    result = _Gathered()
+    result = _Output()
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None
     sinks = {child.stdout.fileno(): result.out, child.stderr.fileno(): result.err}
     feed: list[int] = []

@@ -28,7 +28,7 @@ LIMITS = ("NOFILE", "NPROC", "MEMLOCK", "STACK", "CORE", "AS")
 _KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISREG, "file"), (stat.S_ISCHR, "device"))
 
 
-def look(item: Item, deadline: float) -> Raw:
+def probe(item: Item, deadline: float) -> Raw:
     """The raw answer of one item. Raises OSError, ValueError or KeyError when it cannot be answered as a whole."""
     kinds: dict[str, Callable[[Item, float], Raw]] = {
         "file": _file,
@@ -180,9 +180,9 @@ def _write_probe(item: Item, deadline: float) -> Raw:
 
     def one(path: str) -> Raw:
         at = _standing(path)
-        began = time.monotonic()
+        started = time.monotonic()
         try:
-            checks.check_folder(at, make=False)
+            checks.check_directory(at, make=False)
         except OperationError as refusal:
             return {
                 "at": at,
@@ -193,7 +193,7 @@ def _write_probe(item: Item, deadline: float) -> Raw:
             }
         return {
             "at": at,
-            "wall_s": round(time.monotonic() - began, 6),
+            "wall_s": round(time.monotonic() - started, 6),
             "free_bytes": free_bytes(at),
             "uid": os.stat(to_bytes(at)).st_uid,
         }
@@ -215,11 +215,11 @@ def _limits(item: Item, deadline: float) -> Raw:
 def _bind(item: Item, deadline: float) -> Raw:
     taken = []
     for number in item["ports"]:
-        held = ports.hold_port(int(number), after_others=True)
-        if held is None:
+        reserved = ports.hold_port(int(number), after_others=True)
+        if reserved is None:
             taken.append(int(number))
         else:
-            held.release()
+            reserved.release()
     owners = _owners(taken) if taken else {}
     return {
         "taken": {

@@ -23,7 +23,7 @@ AHEAD_BYTES = 1 << 20
 """With more than this waiting, events overtake logs."""
 EVENTS = ("events", 0)
 BATCH_S = 0.1
-LOOK_S = 0.04
+POLL_S = 0.04
 """Also the most by which hosts differ in telling the head of a line that their ranks say at once."""
 LOST_CHECK_S = 1.0
 
@@ -44,7 +44,7 @@ def file_sizes(root: str, tag: str) -> dict[str, dict[str, int]]:
 
 
 class Follow:
-    """One attempt that is followed. Pure of threads: `look` does one round."""
+    """One attempt that is followed. Has no thread: `poll` does one round."""
 
     def __init__(
         self, root: str, tag: str, offsets: dict[str, dict[str, int]], send: Callable[[dict[str, Any], bytes], None]
@@ -59,10 +59,10 @@ class Follow:
             for generation, offset in generations.items()
         }
         self._told_truncated: set[tuple[str, int, int]] = set()
-        self._held: set[tuple[str, int]] = set()
+        self._unreadable: set[tuple[str, int]] = set()
         self._last_batch_s = 0.0
 
-    def look(self, now_s: float) -> bool:
+    def poll(self, now_s: float) -> bool:
         """Sends what is due; True when there is more to send at once.
 
         What a rank wrote before an event is sent before that event, unless so much waits that news would be late.
@@ -85,7 +85,7 @@ class Follow:
                 continue  # a generation is sent whole before the next one begins: readers go on with the next for good
             if self._send_file(key, size):
                 unfinished.add(key[0])
-                more = more or key not in self._held
+                more = more or key not in self._unreadable
         if has_logs:  # news do not count: what a rank says first comes right after the news of its start
             self._last_batch_s = now_s
         return more
@@ -140,7 +140,7 @@ class Follow:
         except FileNotFoundError:
             return False  # released, or the attempt was forgotten
         except OSError as error:
-            self._hold(key, error)
+            self._report_unreadable(key, error)
             return True
         try:
             for _ in range(ROUND_CHUNKS):
@@ -155,13 +155,13 @@ class Follow:
                 failpoint("run.after_data")
         finally:
             os.close(fd)
-        self._held.discard(key)
+        self._unreadable.discard(key)
         return self._sent[key] < size
 
-    def _hold(self, key: tuple[str, int], error: OSError) -> None:
+    def _report_unreadable(self, key: tuple[str, int], error: OSError) -> None:
         """It cannot be opened now: its bytes, and those behind them, come when it can. Said once."""
-        if key not in self._held:
-            self._held.add(key)
+        if key not in self._unreadable:
+            self._unreadable.add(key)
             self._send(
                 {"event": "follow_held", "tag": self._tag, "file": key[0], "generation": key[1], "error": str(error)},
                 b"",
@@ -213,18 +213,18 @@ class Follower:
             now = time.monotonic()
             more = False
             for tag, follow in follows:
-                more = self._look(tag, follow, now) or more
+                more = self._poll_one(tag, follow, now) or more
             if not more:
-                self._changed.wait(LOOK_S)
+                self._changed.wait(POLL_S)
                 self._changed.clear()
 
-    def _look(self, tag: str, follow: Follow, now: float) -> bool:
+    def _poll_one(self, tag: str, follow: Follow, now: float) -> bool:
         try:
             if now - self._lost_check_s.get(tag, now) >= LOST_CHECK_S:
                 self._lost_check_s[tag] = now
                 with contextlib.suppress(OSError):  # a full disk: said when there is room for it
                     self._note_lost(tag)
-            return follow.look(now)
+            return follow.poll(now)
         except OSError as error:
             # One attempt's files may be unreadable (a dead disk); the others are followed on, and the head is told.
             self._send({"event": "follow_failed", "tag": tag, "error": str(error)}, b"")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing import Iterable
 
 
-class HeldPort:
+class ReservedPort:
     """A port bound on every address and not listened on: nobody else can have it until `release`."""
 
     def __init__(self, number: int, sockets: list[socket.socket]) -> None:
@@ -22,7 +22,7 @@ class HeldPort:
         self._sockets = []
 
 
-def hold_port(number: int, *, after_others: bool = False) -> HeldPort | None:
+def hold_port(number: int, *, after_others: bool = False) -> ReservedPort | None:
     """None when somebody has it, on any address of IPv4 or IPv6, or when this user may not have it.
 
     `after_others`: connections that have ended, and that the kernel remembers for a minute, are no hindrance, as they
@@ -46,13 +46,13 @@ def hold_port(number: int, *, after_others: bool = False) -> HeldPort | None:
             for other in sockets:
                 other.close()
             return None
-    return HeldPort(number, sockets)
+    return ReservedPort(number, sockets)
 
 
-def hold_first(numbers: Iterable[int]) -> HeldPort | None:
+def reserve_first(numbers: Iterable[int]) -> ReservedPort | None:
     """The first free one of `numbers`, in their order; None: all are taken."""
     for number in numbers:
-        held = hold_port(number)
-        if held is not None:
-            return held
+        reserved = hold_port(number)
+        if reserved is not None:
+            return reserved
     return None

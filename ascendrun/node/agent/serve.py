@@ -25,55 +25,55 @@ if TYPE_CHECKING:
     from ascendrun.node.agent.trees import Trees
 
     class Operation(NamedTuple):
-        """`run(request, body)` gives (fields, body). `lane`: "" runs in the loop itself, at once; "tag" and "sha256"
+        """`run(request, body)` gives (fields, body). `queue`: "" runs in the loop itself, at once; "tag" and "sha256"
         keep order per attempt or tree; "own" runs beside everything. `deadline_s`: when the head gets an answer
         whether the work is done or not; None: the request's own time-out decides."""
 
         run: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
-        lane: str
+        queue: str
         deadline_s: float | None
 else:
-    Operation = collections.namedtuple("Operation", "run lane deadline_s")
+    Operation = collections.namedtuple("Operation", "run queue deadline_s")
 
 READ_BYTES = 1 << 18
 LAST_WORK_S = 5.0
 """How long orders that were taken may go on after the input ended."""
 
 
-MAX_LANES = 64
+MAX_QUEUES = 64
 
 
 class WorkQueues:
     """A lane's thread lives as long as the lane has jobs."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, collections.deque[Callable[[], None]]] = {}
+        self._queues: dict[str, collections.deque[Callable[[], None]]] = {}
         self._idle = threading.Condition()
 
-    def add(self, lane: str, job: Callable[[], None]) -> bool:
+    def add(self, queue: str, job: Callable[[], None]) -> bool:
         """False when too many lanes are busy: the job was not taken."""
         with self._idle:
-            waiting = self._lanes.get(lane)
+            waiting = self._queues.get(queue)
             if waiting is not None:
                 waiting.append(job)
                 return True
-            if len(self._lanes) >= MAX_LANES:
+            if len(self._queues) >= MAX_QUEUES:
                 return False
-            self._lanes[lane] = collections.deque([job])
-        threading.Thread(target=self._run, args=(lane,), daemon=True, name="lane-" + lane).start()
+            self._queues[queue] = collections.deque([job])
+        threading.Thread(target=self._run, args=(queue,), daemon=True, name="lane-" + queue).start()
         return True
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Until every job is done; False at the timeout."""
         with self._idle:
-            return self._idle.wait_for(lambda: not self._lanes, timeout_s)
+            return self._idle.wait_for(lambda: not self._queues, timeout_s)
 
-    def _run(self, lane: str) -> None:
+    def _run(self, queue: str) -> None:
         while True:
             with self._idle:
-                waiting = self._lanes[lane]
+                waiting = self._queues[queue]
                 if not waiting:
-                    del self._lanes[lane]
+                    del self._queues[queue]
                     self._idle.notify_all()
                     return
                 job = waiting.popleft()
@@ -111,7 +111,7 @@ class Agent:
         self._agent = agent
         self._umask = umask
         self._in_fd = in_fd
-        self._lanes = WorkQueues()
+        self._queues = WorkQueues()
         self._login, self._clean_login = login, clean
         self._making = threading.RLock()
         self._made: dict[str, Any] = {}
@@ -124,7 +124,7 @@ class Agent:
             out_fd, lambda: self.close(0), lambda: wire.BEAT_S if self._follower.is_busy else wire.RESTING_BEAT_S
         )
         self._pending: list[Pending] = []
-        self._own_lanes = 0
+        self._own_queues = 0
         self._operations = self._make_operations()
 
     # What only some orders need is imported with the first of them: hundreds of agents that rest start faster.
@@ -221,9 +221,9 @@ class Agent:
         return grep(self._root, request, agent=self._agent, commands=self._commands(), login=self._clean_login)
 
     def _gather(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ascendrun.node.agent.artifacts import Gathering
+        from ascendrun.node.agent.artifacts import ArtifactCollection
 
-        return Gathering(
+        return ArtifactCollection(
             self._root, request, login=self._clean_login, commands=self._commands(), send=self.outbox.send
         ).run()
 
@@ -241,9 +241,9 @@ class Agent:
         from ascendrun.node.agent.agent_info import hello
 
         self.outbox.send(hello(self._root, self._agent[-1]))
-        self._lanes.add("keep", lambda: bytecode.keep_interpreter(self._agent[-1]))
-        self._lanes.add("keep", lambda: bytecode.keep_compiled(self._agent[-1]))
-        self._lanes.add("keep", self._get_ready)
+        self._queues.add("keep", lambda: bytecode.keep_interpreter(self._agent[-1]))
+        self._queues.add("keep", lambda: bytecode.keep_compiled(self._agent[-1]))
+        self._queues.add("keep", self._get_ready)
         reader = wire.FrameReader()
         while True:
             readable, _, _ = select.select([self._in_fd], [], [], self._wait_s())
@@ -273,7 +273,7 @@ class Agent:
             commands: Commands | None = self._made.get("commands")
         if commands is not None:
             commands.end_all()
-        self._lanes.wait_idle(LAST_WORK_S)
+        self._queues.wait_idle(LAST_WORK_S)
         self.outbox.flush(1.0)
         os._exit(status)
 
@@ -291,21 +291,21 @@ class Agent:
         def job() -> None:
             self._work(pending, operation, header, body)
 
-        if not operation.lane:
+        if not operation.queue:
             job()
             return
         if pending.deadline is not None:
             self._pending.append(pending)
-        if not self._lanes.add(self.lane_of(name, header), job):
+        if not self._queues.add(self.queue_of(name, header), job):
             pending.take()
             self._refuse(pending.number, OperationError("busy", "busy"))
 
-    def lane_of(self, op: str, header: Mapping[str, Any]) -> str:
+    def queue_of(self, op: str, header: Mapping[str, Any]) -> str:
         """Orders of one lane wait for each other."""
-        kind = self._operations[op].lane
+        kind = self._operations[op].queue
         if kind == "own":
-            self._own_lanes += 1
-            return "own-%d" % self._own_lanes
+            self._own_queues += 1
+            return "own-%d" % self._own_queues
         if kind == "release":  # a slow disk must not hold up the stop of the same attempt
             return "release-{}".format(header.get("tag"))
         return f"{kind}-{header.get(kind)}"
@@ -313,18 +313,18 @@ class Agent:
     def _work(self, pending: Pending, operation: Operation, header: dict[str, Any], body: bytes) -> None:
         try:
             fields, reply_body = operation.run(header, body)
-            refusal = None
+            failure = None
         except Exception as error:  # the agent serves other orders too: what goes wrong in one is told, and printed
-            refusal = explain(error, pending.op)
+            failure = explain(error, pending.op)
         if not pending.take():
             return
-        if refusal is not None:
-            self._refuse(pending.number, refusal)
+        if failure is not None:
+            self._refuse(pending.number, failure)
         else:
             self.outbox.send(dict(fields, re=pending.number, ok=True), reply_body)
 
-    def _refuse(self, number: Any, refusal: OperationError) -> None:
-        self.outbox.send({"re": number, "ok": False, "error": refusal.as_json()})
+    def _refuse(self, number: Any, failure: OperationError) -> None:
+        self.outbox.send({"re": number, "ok": False, "error": failure.as_json()})
 
     # --- deadlines ---
 
@@ -351,7 +351,7 @@ def explain(error: Exception, op: str) -> OperationError:
     return OperationError("internal", "internal", op=op, error=f"{type(error).__name__}: {error}")
 
 
-def own_command() -> list[str]:
+def agent_command() -> list[str]:
     """How to start this very agent again with another role."""
     executable = sys.executable or os.readlink("/proc/self/exe")
     return [executable, "-I", "-S", os.path.abspath(sys.argv[0])]
@@ -369,6 +369,6 @@ def main() -> int:
     null = os.open(os.devnull, os.O_RDONLY)
     in_fd, out_fd = private_copy(0, null), private_copy(1, 2)
     os.write(out_fd, wire.MAGIC)
-    agent = Agent(root, agent=own_command(), umask=umask, in_fd=in_fd, out_fd=out_fd)
+    agent = Agent(root, agent=agent_command(), umask=umask, in_fd=in_fd, out_fd=out_fd)
     agent.close(agent.run())
     return 0

@@ -73,7 +73,7 @@ class Surveys:
                     if not todo:
                         return
                     item = todo.pop()
-                raw = self._answer(item, shell, end)
+                raw = self._examine(item, shell, end)
                 with lock:
                     results.setdefault(item["name"], raw)
                 done.release()
@@ -90,7 +90,7 @@ class Surveys:
             todo.clear()
             return {"results": {item["name"]: results.setdefault(item["name"], late) for item in items}}
 
-    def _answer(self, item: Item, shell: dict[str, Any] | None, end: float) -> Raw:
+    def _examine(self, item: Item, shell: dict[str, Any] | None, end: float) -> Raw:
         now = time.monotonic()
         deadline = min(end, now + float(item.get("timeout_s") or ITEM_S))
         if deadline <= now:
@@ -104,14 +104,14 @@ class Surveys:
         try:
             if item["kind"] in kinds:
                 return kinds[item["kind"]]()
-            return _with_deadline(lambda: file_probes.look(item, deadline), deadline)
+            return _with_deadline(lambda: file_probes.probe(item, deadline), deadline)
         except Exception as error:  # one question that goes wrong must not cost the others' answers; the head shows it
             return {"error": f"{type(error).__name__}: {error}", "late": False}
 
     def _run(self, item: Item, shell: dict[str, Any] | None, deadline: float) -> Raw:
         argv = [to_bytes(part) for part in item["argv"]]
         if shell is None:
-            return self._gather(argv, self._login, item, cwd=None, deadline=deadline)
+            return self._run_argv(argv, self._login, item, cwd=None, deadline=deadline)
         env = rank_environ(
             self._login,
             shell.get("env") or {},
@@ -124,7 +124,7 @@ class Surveys:
         wanted = shell.get("cwd") or ""
         cwd = wanted if os.path.isdir(to_bytes(wanted)) else self._scratch()
         if not shell.get("setup"):
-            return self._gather(argv, env, item, cwd=cwd, deadline=deadline)
+            return self._run_argv(argv, env, item, cwd=cwd, deadline=deadline)
         ours, theirs = os.pipe()
         try:
             outer = [
@@ -135,15 +135,15 @@ class Surveys:
                 b"%d" % theirs,
                 to_bytes(shell["setup"]),
             ]
-            raw = self._gather(outer + argv, env, item, cwd=cwd, keep=(theirs,), deadline=deadline)
+            raw = self._run_argv(outer + argv, env, item, cwd=cwd, keep=(theirs,), deadline=deadline)
             os.set_blocking(ours, False)
-            raw["setup"] = _setup_word(ours)
+            raw["setup"] = _setup_result(ours)
             return raw
         finally:
             os.close(ours)
             os.close(theirs)
 
-    def _gather(
+    def _run_argv(
         self,
         argv: list[bytes],
         env: Mapping[bytes, bytes],
@@ -187,13 +187,13 @@ class Surveys:
         return path
 
 
-def _setup_word(status_fd: int) -> str:
+def _setup_result(status_fd: int) -> str:
     """What node/ranks.SETUP_SCRIPT told; nothing: the set-up ended the shell, or never ended."""
     try:
-        word = os.read(status_fd, 1)
+        result = os.read(status_fd, 1)
     except BlockingIOError:
-        word = b""
-    return {b"o": "fine", b"m": "no-command"}.get(word, "failed")
+        result = b""
+    return {b"o": "fine", b"m": "no-command"}.get(result, "failed")
 
 
 def _text(data: bytes) -> str:

@@ -36,7 +36,7 @@ class HostFigures:
             "load1": parse_load(read("/proc/loadavg")),
             "memory_used_bytes": memory[0],
             "memory_total_bytes": memory[1],
-            "disk_free_bytes": self._space.look(now_s),
+            "disk_free_bytes": self._space.probe(now_s),
         }
         before = self._io
         self._io = parse_disks(read("/proc/diskstats"), self._disks) + parse_net(read("/proc/net/dev"))
@@ -59,16 +59,16 @@ class _Space:
     def __init__(self, path: str) -> None:
         self._path = path
         self._asked_s = -DISK_EVERY_S
-        self._answer: tuple[float, int] | None = None
+        self._probe_result: tuple[float, int] | None = None
         self._thread: threading.Thread | None = None
 
-    def look(self, now_s: float) -> int | None:
+    def probe(self, now_s: float) -> int | None:
         if now_s - self._asked_s >= DISK_EVERY_S and (self._thread is None or not self._thread.is_alive()):
             self._asked_s = now_s
             self._thread = threading.Thread(target=self._ask, args=(now_s,), daemon=True)
             self._thread.start()
             self._thread.join(0.05)
-        answer = self._answer
+        answer = self._probe_result
         return answer[1] if answer is not None and now_s - answer[0] < DISK_STALE_S else None
 
     def _ask(self, now_s: float) -> None:
@@ -76,7 +76,7 @@ class _Space:
             found = os.statvfs(self._path)
         except OSError:
             return
-        self._answer = now_s, found.f_bavail * found.f_frsize
+        self._probe_result = now_s, found.f_bavail * found.f_frsize
 
 
 def parse_cpu(text: str) -> tuple[int, int] | None:

@@ -57,7 +57,7 @@ class RankFigures:
         self._next_scan_s = 0.0
         self._members: dict[int, tuple[int, int, int | None]] = {}  # pid: (start, rank, local rank)
         self._roots: dict[int, int] = {}  # rank: pid
-        self._told: dict[int, tuple[int | None, int | None]] = {}  # pid: what its environment says
+        self._reported: dict[int, tuple[int | None, int | None]] = {}  # pid: what its environment says
         self._before: dict[int, _Totals] = {}
 
     def take(self, now_s: float) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ class RankFigures:
             found = table.get(leader.pid)
             if found is not None and found.start == leader.start:
                 self._walk(found, leader, children)
-        self._told = {pid: told for pid, told in self._told.items() if pid in table}
+        self._reported = {pid: reported for pid, reported in self._reported.items() if pid in table}
 
     def _table(self) -> dict[int, Process]:
         pids = cgroup.group_pids(self._group) or [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -148,14 +148,14 @@ class RankFigures:
 
     def _environment(self, process: Process) -> tuple[int | None, int | None]:
         """What a launcher told its child: (rank, local rank)."""
-        if process.pid in self._told:
-            return self._told[process.pid]
+        if process.pid in self._reported:
+            return self._reported[process.pid]
         variables = dict(pair.partition(b"=")[::2] for pair in procs.read_environ(process.pid).split(b"\0"))
-        told = _number(variables.get(b"RANK")), _number(variables.get(b"LOCAL_RANK"))
+        reported = _number(variables.get(b"RANK")), _number(variables.get(b"LOCAL_RANK"))
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / procs.TICKS_PER_S
-        if told[0] is not None or age_s > SETTLED_S:
-            self._told[process.pid] = told
-        return told
+        if reported[0] is not None or age_s > SETTLED_S:
+            self._reported[process.pid] = reported
+        return reported
 
 
 class _Totals:

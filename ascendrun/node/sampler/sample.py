@@ -35,7 +35,7 @@ ROTATE_BYTES = 4 << 20
 GENERATIONS = 16
 SPARE_BYTES = 32 << 20
 """With less space than this on the disk nothing is written: logs and records come first."""
-SPARE_LOOK_S = 10.0
+SPACE_CHECK_S = 10.0
 PACKED_FROM = 300
 """A shorter text is not worth packing."""
 FIRST_RATE_S = 0.5
@@ -50,14 +50,14 @@ class SampleFile:
         self._keep = keep
         self._generation = 0
         self._fd: int | None = None
-        self._looked_s = -SPARE_LOOK_S
+        self._looked_s = -SPACE_CHECK_S
         self._has_room = True
 
     def write(self, line: dict[str, Any], now_s: float) -> None:
         """Whole or not at all; never raises for a disk that is full or broken."""
-        if now_s - self._looked_s >= SPARE_LOOK_S:
+        if now_s - self._looked_s >= SPACE_CHECK_S:
             self._looked_s = now_s
-            self._has_room = self._look_for_room()
+            self._has_room = self._check_space()
         if not self._has_room:
             return
         data = json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
@@ -66,7 +66,7 @@ class SampleFile:
         except OSError:
             self._has_room = False
 
-    def _look_for_room(self) -> bool:
+    def _check_space(self) -> bool:
         try:
             return free_bytes(self._folder) >= SPARE_BYTES
         except OSError:
@@ -123,7 +123,7 @@ class Sampler:
             while True:
                 now_s = time.monotonic()
                 if now_s >= self._due_s:
-                    self._look(now_s)
+                    self._poll(now_s)
                     self._due_s = max(self._due_s + self._every_s, now_s)
                 self._tools.turn(now_s)
                 wait_s = min(self._due_s - now_s, self._tools.wait_s(now_s))
@@ -132,7 +132,7 @@ class Sampler:
         finally:
             self._tools.end()
 
-    def _look(self, now_s: float) -> None:
+    def _poll(self, now_s: float) -> None:
         at_ns = time.time_ns()
         self._out(
             {
@@ -163,12 +163,12 @@ def sample_once(
 ) -> dict[str, Any]:
     """How this host is now, without a job: {lines: as above, at_ns}. `survey` asks the tools, each with a deadline."""
     figures = HostFigures(root)
-    began_s = time.monotonic()
-    figures.take(began_s)
+    started_s = time.monotonic()
+    figures.take(started_s)
     at_ns = time.time_ns()
     results = survey([dict(item, kind="argv", max_bytes=sample_tools.MAX_BYTES) for item in items])
     # Not time.sleep: it fails where a test shifts this host's clock.
-    select.select([], [], [], max(0.0, FIRST_RATE_S - (time.monotonic() - began_s)))
+    select.select([], [], [], max(0.0, FIRST_RATE_S - (time.monotonic() - started_s)))
     lines: list[dict[str, Any]] = [{"at_ns": time.time_ns(), "host": _known(figures.take(time.monotonic()))}]
     for item in items:
         raw = results[item["name"]]

@@ -37,8 +37,8 @@ class Tool:
         self.child: subprocess.Popen[bytes] | None = None
         self.out = bytearray()
         self.is_cut = False
-        self.began_s = 0.0
-        self.began_ns = 0
+        self.started_s = 0.0
+        self.started_ns = 0
         self.ended_s: float | None = None
         self.is_killed = False
 
@@ -80,7 +80,7 @@ class Tools:
         for tool in self._tools:
             if tool.runs:
                 until = min(
-                    until, now_s + 0.02 if tool.ended_s or self._is_silent(tool) else tool.began_s + tool.timeout_s
+                    until, now_s + 0.02 if tool.ended_s or self._hangs(tool) else tool.started_s + tool.timeout_s
                 )
         return max(0.0, until - now_s)
 
@@ -88,7 +88,7 @@ class Tools:
         """Reads what was said, ends what has ended or is late, starts what is due."""
         for tool in self._tools:
             if tool.child is not None:
-                self._look(tool, tool.child, now_s)
+                self._poll(tool, tool.child, now_s)
         for tool in sorted(self._tools, key=lambda tool: tool.every_s):  # who is wanted often waits for nobody's many
             if tool.child is None and tool.due_s <= now_s and self._free_s() <= now_s:
                 self._start(tool, now_s)
@@ -101,12 +101,12 @@ class Tools:
 
     def _free_s(self) -> float:
         """From when on the next tool may be started."""
-        return max([0.0] + [tool.began_s + ALONE_S for tool in self._tools if tool.runs])
+        return max([0.0] + [tool.started_s + ALONE_S for tool in self._tools if tool.runs])
 
     def _start(self, tool: Tool, now_s: float) -> None:
         tool.due_s = max(tool.due_s + tool.every_s, now_s)
         tool.out, tool.is_cut, tool.is_killed, tool.ended_s = bytearray(), False, False, None
-        tool.began_s, tool.began_ns = now_s, time.time_ns()
+        tool.started_s, tool.started_ns = now_s, time.time_ns()
         # Through a shell of the system's: should the tool's own file hang, it hangs there and not in us.
         argv = tool.argv if tool.argv[0] == "sh" else ["sh", "-c", 'exec "$@"', "sh"] + tool.argv
         try:
@@ -120,36 +120,36 @@ class Tools:
                 start_new_session=True,
             )
         except OSError as error:
-            self._tell(tool, now_s, code=None, text=str(error).encode("utf-8"))
+            self._report(tool, now_s, code=None, text=str(error).encode("utf-8"))
             return
         assert tool.child.stdout is not None
         os.set_blocking(tool.child.stdout.fileno(), False)
 
-    def _look(self, tool: Tool, child: subprocess.Popen[bytes], now_s: float) -> None:
+    def _poll(self, tool: Tool, child: subprocess.Popen[bytes], now_s: float) -> None:
         if tool.is_killed:
             if child.poll() is not None:
                 tool.child = None
             return
         self._read(tool, child)
         code = child.poll()
-        is_late = now_s - tool.began_s >= tool.timeout_s
+        is_late = now_s - tool.started_s >= tool.timeout_s
         if code is None and (is_late or tool.is_cut):
             _kill(child)
             tool.is_killed = True
             _close(child)
-            self._tell(tool, now_s, code=None, timed_out=is_late)
+            self._report(tool, now_s, code=None, timed_out=is_late)
         elif code is not None:
             tool.ended_s = tool.ended_s or now_s
-            if self._is_silent(tool) or now_s - tool.ended_s >= ENDING_S:
+            if self._hangs(tool) or now_s - tool.ended_s >= ENDING_S:
                 _close(child)
                 tool.child = None
-                self._tell(tool, now_s, code=code)
+                self._report(tool, now_s, code=code)
 
-    def _is_silent(self, tool: Tool) -> bool:
+    def _hangs(self, tool: Tool) -> bool:
         return tool.child is None or tool.child.stdout is None or tool.child.stdout.closed
 
     def _read(self, tool: Tool, child: subprocess.Popen[bytes]) -> None:
-        while not self._is_silent(tool) and child.stdout is not None:
+        while not self._hangs(tool) and child.stdout is not None:
             try:
                 chunk = os.read(child.stdout.fileno(), 1 << 16)
             except BlockingIOError:
@@ -165,13 +165,15 @@ class Tools:
             if tool.is_cut:
                 return  # who talks without end is ended
 
-    def _tell(self, tool: Tool, now_s: float, *, code: int | None, text: bytes = b"", timed_out: bool = False) -> None:
-        tool.due_s = max(tool.due_s, now_s + min(tool.every_s, now_s - tool.began_s))  # it rests as long as it took
+    def _report(
+        self, tool: Tool, now_s: float, *, code: int | None, text: bytes = b"", timed_out: bool = False
+    ) -> None:
+        tool.due_s = max(tool.due_s, now_s + min(tool.every_s, now_s - tool.started_s))  # it rests as long as it took
         tool.failures = 0 if code == 0 else tool.failures + 1
         if tool.failures:
             pause_s = min(tool.every_s * 2 ** min(tool.failures - 1, 10), max(RAREST_S, tool.every_s))
             tool.due_s = max(tool.due_s, now_s + pause_s)
-        line = {"at_ns": tool.began_ns, "tool": tool.name, "code": code, "wall_s": round(now_s - tool.began_s, 3)}
+        line = {"at_ns": tool.started_ns, "tool": tool.name, "code": code, "wall_s": round(now_s - tool.started_s, 3)}
         if timed_out:
             line["timed_out"] = True
         if tool.is_cut:

@@ -23,7 +23,7 @@ IDLE = "idle"
 """Another rank ended well and this one does nothing since: said, not killed."""
 
 
-def says_done(line: bytes) -> bool:
+def is_done_line(line: bytes) -> bool:
     """Whether a line of the metrics file tells that the program has finished."""
     if b'"done"' not in line:
         return False
@@ -44,7 +44,7 @@ class ExitWatch:
         self._idle_s: float | None = None
         self._idle_cpu_s = 0.0
         self._idle_bytes = 0
-        self._said: str | None = None
+        self._last_report: str | None = None
 
     def see_done(self, now_s: float) -> None:
         if self._done_s is None:
@@ -53,22 +53,22 @@ class ExitWatch:
     def look(self, now_s: float, *, cpu_s: float, written_bytes: int, other_exited_s: float | None) -> str | None:
         """FINISHED or IDLE, each once; None: nothing to say. `other_exited_s`: when another rank first exited 0."""
         if self._done_s is not None and now_s - self._done_s >= self._exit_s:
-            return self._say(FINISHED)
+            return self._report(FINISHED)
         if other_exited_s is None:
             return None
         moved = cpu_s - self._idle_cpu_s >= IDLE_CPU_S or written_bytes != self._idle_bytes
         if self._idle_s is None or moved:
             self._idle_s, self._idle_cpu_s, self._idle_bytes = now_s, cpu_s, written_bytes
-        if now_s - self._idle_s >= self._linger_s and self._said is None:
-            return self._say(IDLE)
+        if now_s - self._idle_s >= self._linger_s and self._last_report is None:
+            return self._report(IDLE)
         return None
 
     def limit_s(self, why: str) -> float:
         """The seconds after which `look` returns `why`."""
         return self._exit_s if why == FINISHED else self._linger_s
 
-    def _say(self, why: str) -> str | None:
-        if self._said == why:
+    def _report(self, why: str) -> str | None:
+        if self._last_report == why:
             return None
-        self._said = why
+        self._last_report = why
         return why

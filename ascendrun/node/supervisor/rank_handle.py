@@ -43,7 +43,7 @@ class MetricsTail:
         self._offset += len(new)
         lines = (self._rest + new).split(b"\n")
         self._rest = lines.pop()[-METRICS_STEP_BYTES:]
-        return any(exit_watch.says_done(line) for line in lines)
+        return any(exit_watch.is_done_line(line) for line in lines)
 
 
 class Rank:
@@ -61,13 +61,13 @@ class Rank:
         self.metrics = MetricsTail(metrics)
         self.started: Started | None = None
         self.start_ticks = -1
-        self.setup_word = b""
+        self.setup_result = b""
         self.has_ended = False
         self.code: int | None = None
         self.signal: int | None = None
         self.killed_as_finished = False
-        self._told_dropped = {"out": 0, "err": 0}
-        self._told_s = 0.0
+        self._reported_dropped = {"out": 0, "err": 0}
+        self._reported_s = 0.0
 
     @property
     def runs(self) -> bool:
@@ -89,7 +89,7 @@ class Rank:
 
     def setup_failed(self) -> bool:
         """Whether the set-up (or the look for the command behind it) ended the rank, not the command itself."""
-        return self.started is not None and self.started.status_fd is not None and self.setup_word != b"o"
+        return self.started is not None and self.started.status_fd is not None and self.setup_result != b"o"
 
     def end(self, status: int) -> None:
         """Takes the wait status. A rank killed since it had finished counts as one that exited 0."""
@@ -111,15 +111,15 @@ class Rank:
     def newly_dropped(self, now_s: float, *, last: bool) -> dict[str, int]:
         """Log bytes lost to a full disk since the last note, by stream; one note in 10 s, and one at the end."""
         lost = {
-            stream: spool.dropped_bytes - self._told_dropped[stream]
+            stream: spool.dropped_bytes - self._reported_dropped[stream]
             for stream, spool in self.spools.items()
-            if spool.dropped_bytes > self._told_dropped[stream]
+            if spool.dropped_bytes > self._reported_dropped[stream]
         }
-        if not lost or (not last and now_s - self._told_s < DROP_NOTE_S and any(self._told_dropped.values())):
+        if not lost or (not last and now_s - self._reported_s < DROP_NOTE_S and any(self._reported_dropped.values())):
             return {}
-        self._told_s = now_s
+        self._reported_s = now_s
         for stream, count in lost.items():
-            self._told_dropped[stream] += count
+            self._reported_dropped[stream] += count
         return lost
 
 

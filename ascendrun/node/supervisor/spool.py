@@ -66,7 +66,7 @@ class Spool:
     def write(self, chunk: bytes, at_ns: int) -> None:
         """Takes the bytes over; never raises for a disk that is full or broken."""
         self.total_bytes += len(chunk)
-        self.look_for_cut()
+        self.check_truncated()
         while chunk:
             mine, chunk = split_at_limit(chunk, self._size, limit=self._limit, slack=self._slack)
             if mine:
@@ -74,7 +74,7 @@ class Spool:
             if chunk:
                 self._next_generation()
 
-    def look_for_cut(self) -> None:
+    def check_truncated(self) -> None:
         """The user may truncate or remove the file: what follows must not land where nobody looks for it."""
         if not self._files or not self._size:
             return
@@ -134,9 +134,9 @@ class Spool:
         try:
             write_all(self._files[1], TIMES.pack(self._size, at_ns))
         except OSError:
-            self._mend_times()
+            self._repair_times()
 
-    def _mend_times(self) -> None:
+    def _repair_times(self) -> None:
         """Half a record would shift all later ones."""
         with contextlib.suppress(OSError):  # nothing of it was written, then
             size = os.fstat(self._files[1]).st_size

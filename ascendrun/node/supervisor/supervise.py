@@ -35,12 +35,12 @@ def main(folder: str) -> int:
     try:
         supervisor = _take_over(folder, spec)
     except OSError as error:
-        _tell({"error": os_failure(error, "keep-records", path=folder).as_json()})
+        _report({"error": os_failure(error, "keep-records", path=folder).as_json()})
         return 1
     if supervisor is None:
-        _tell({"already": True})
+        _report({"already": True})
         return 0
-    _tell({"pid": os.getpid()})
+    _report({"pid": os.getpid()})
     supervisor.run()
     return 0
 
@@ -68,7 +68,7 @@ def _take_over(folder: str, spec: dict[str, Any]) -> Supervisor | None:
     return Supervisor(folder, prepared, spec, records, group)
 
 
-def _tell(answer: dict[str, Any]) -> None:
+def _report(answer: dict[str, Any]) -> None:
     """The serving agent may be gone: the attempt goes on without it."""
     try:
         os.write(1, json.dumps(answer).encode("ascii") + b"\n")

@@ -32,7 +32,7 @@ PATIENT_SWEEP_S = 0.2
 BATCH_S = 0.005
 """Pause after small reads: a chatty rank wakes us 200 times a second, not once a line."""
 SMALL_BYTES = 1 << 16
-CLEAN_LOOKS = 2
+CLEAN_CHECKS = 2
 
 
 class Supervisor:
@@ -57,7 +57,7 @@ class Supervisor:
         self.stopping_by: str | None = None
         self.stop_seen: Any = None
         self.killed_s: float | None = None
-        self.clean_looks = 0
+        self.clean_checks = 0
         self.first_good_exit_s: float | None = None
         self.started_s = time.monotonic()
         self.leftovers: list[int] = []
@@ -201,10 +201,10 @@ class Supervisor:
         pipe.close()
 
     def _handle_signals(self) -> None:
-        heard = read_some(self.wake_fd, 4096) or b""
-        if signal.SIGTERM in heard:
+        received = read_some(self.wake_fd, 4096) or b""
+        if signal.SIGTERM in received:
             self._stop("node", message("supervisor-terminated"))
-        if signal.SIGUSR1 in heard:
+        if signal.SIGUSR1 in received:
             self._check_stop_file()
 
     def _tick(self, now: float) -> None:
@@ -216,7 +216,7 @@ class Supervisor:
         for rank in self.ranks:
             self._record_dropped(rank, now, last=False)
             if rank.runs:
-                self._look_for_lingering(rank, now)
+                self._check_hung_ranks(rank, now)
 
     # --- ends ---
 
@@ -250,7 +250,7 @@ class Supervisor:
         assert rank.started is not None
         if rank.started.status_fd is not None:
             os.set_blocking(rank.started.status_fd, False)
-            rank.setup_word = read_some(rank.started.status_fd, 1) or b""
+            rank.setup_result = read_some(rank.started.status_fd, 1) or b""
             os.close(rank.started.status_fd)
         for fd, (owner, stream) in list(self.streams.items()):
             if owner is rank and drain(fd, rank.spools[stream]):
@@ -275,14 +275,14 @@ class Supervisor:
         failpoint("agent.after_exit_record")
 
     def _explain_setup(self, rank: Rank) -> dict[str, Any]:
-        if rank.setup_word == b"m":
+        if rank.setup_result == b"m":
             return message("no-command-after-setup", path=rank.plan["argv"][0])
         said = rank.spools["err"].tail(2000).decode("utf-8", "replace").strip()
         return message("setup-failed", status=rank.result, output=said or None)
 
     # --- lingering ---
 
-    def _look_for_lingering(self, rank: Rank, now: float) -> None:
+    def _check_hung_ranks(self, rank: Rank, now: float) -> None:
         if rank.metrics.found_done():
             rank.watch.see_done(now)
         if self.stopping_by is not None:
@@ -301,13 +301,13 @@ class Supervisor:
 
     def _check_stop_file(self) -> bool:
         """True when a stop was asked for, now or before."""
-        wish = read_json(os.path.join(self.folder, STOP))
-        if wish is None:
+        order = read_json(os.path.join(self.folder, STOP))
+        if order is None:
             return self.stop_seen is not None
-        if wish != self.stop_seen:
-            self.stop_seen = wish
+        if order != self.stop_seen:
+            self.stop_seen = order
             self._acknowledge_stop()
-            self._stop("head", message("stop-requested"), now=bool(wish.get("now")), grace_s=wish.get("grace_s"))
+            self._stop("head", message("stop-requested"), now=bool(order.get("now")), grace_s=order.get("grace_s"))
         return True
 
     def _acknowledge_stop(self) -> None:
@@ -359,12 +359,12 @@ class Supervisor:
         """After the ranks' end, and after KILL: nobody may be left. Two looks, since one may fork while we look."""
         found = self._find()
         if not found and not any(rank.runs for rank in self.ranks):
-            self.clean_looks += 1
-            self.is_over = self.clean_looks >= CLEAN_LOOKS
+            self.clean_checks += 1
+            self.is_over = self.clean_checks >= CLEAN_CHECKS
             return
-        self.clean_looks = 0
+        self.clean_checks = 0
         if self.killed_s is None:
-            self._end_leftovers(len(found), now)
+            self._end_remaining(len(found), now)
             return
         for pid, start in found:
             procs.send_signal(pid, start, signal.SIGKILL)
@@ -372,7 +372,7 @@ class Supervisor:
             self.leftovers = [pid for pid, _ in found]
             self.is_over = True
 
-    def _end_leftovers(self, count: int, now: float) -> None:
+    def _end_remaining(self, count: int, now: float) -> None:
         if not self.ladder.set(stopping.steps_for("finished", now_s=now, signal="TERM", grace_s=0.0)):
             return
         if self.stopping_by is None:
@@ -382,7 +382,7 @@ class Supervisor:
                 reason=message("processes-remain", count=count),
                 by="finished",
                 signal="TERM",
-                grace_s=stopping.LEFTOVER_GRACE_S,
+                grace_s=stopping.REMAINING_GRACE_S,
             )
         self._climb(now)
 
@@ -390,7 +390,7 @@ class Supervisor:
 
     def _record_dropped(self, rank: Rank, now: float, *, last: bool) -> None:
         for stream, spool in rank.spools.items():
-            spool.look_for_cut()
+            spool.check_truncated()
             while spool.cuts:
                 generation, had = spool.cuts.pop(0)
                 self.records.add("log_cut", rank=rank.number, stream=stream, generation=generation, had=had)

@@ -14,13 +14,13 @@ from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.head.protocol.agent_messages import Survey, SurveyReply
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.head.survey.doctor import Answers, Examination, Question, scrub
+from ascendrun.head.survey.doctor import Examination, Question, SurveyResults, scrub
 from ascendrun.health.checks import run_checks
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.probes import read_facts
 
 NAMES = ("n1", "n2", "n3")
-DEAD: Reply[Any] = Reply(None, error=Failure("link-lost", "silent for 15 s"))
+DEAD: Reply[Any] = Reply(None, error=Failure("connection-lost", "silent for 15 s"))
 
 
 class Agents:
@@ -53,7 +53,7 @@ def report(name: str) -> NodeReport:
 LIGHT = Question(is_full=False)
 
 
-def examine(answers: Mapping[str, list[Reply[Any]]], question: Question = LIGHT) -> tuple[Answers, Agents]:
+def examine(answers: Mapping[str, list[Reply[Any]]], question: Question = LIGHT) -> tuple[SurveyResults, Agents]:
     agents, waiting, ended = Agents(answers), [], []
     reports = {name: report(name) for name in NAMES}
     Examination(

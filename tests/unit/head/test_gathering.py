@@ -162,7 +162,7 @@ def test_a_connection_lost_in_the_middle_leaves_nothing_and_is_asked_again(world
     link = world.come_up("n1")
     world.say(link, "plog", "half", b"half")
     link.is_up = False
-    world.end(link, error=Failure("link-lost", "gone"))
+    world.end(link, error=Failure("connection-lost", "gone"))
     assert [path.name for path in (world.attempt_dir / "n1").iterdir()] == []
     world.come_up("n1")
     world.say(link, "plog", "whole", b"whole")

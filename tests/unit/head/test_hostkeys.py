@@ -19,12 +19,12 @@ from ascendrun.head.ssh.host_keys import (
     HostKey,
     KnownHostsFile,
     Recorded,
-    judge,
+    find_recorded,
     known_name,
-    look_up,
     names_match,
     parse_known_hosts,
     record_host_keys,
+    verify_key,
 )
 
 
@@ -52,12 +52,12 @@ def entry(names: str, key: HostKey = GOOD) -> str:
 
 
 def judged(shown: HostKey, recorded: Recorded) -> None:
-    judge(shown, recorded, host="npu01", label="npu01 (10.0.0.1 port 22)")
+    verify_key(shown, recorded, host="npu01", label="npu01 (10.0.0.1 port 22)")
 
 
 def keys_for(file: KnownHostsFile, *names: str) -> Sequence[HostKey]:
     nothing = KnownHostsFile("/nonexistent")
-    return [found.key for found in look_up(names, own=nothing, others=[file]).keys]
+    return [found.key for found in find_recorded(names, own=nothing, others=[file]).keys]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_file_is_read_again_when_it_changed_and_may_come_and_go(tmp_path: Path
 
 def test_our_own_file_settles_a_host_that_it_names(tmp_path: Path) -> None:
     own, users = written(tmp_path / "own", entry("npu01", GOOD)), written(tmp_path / "users", entry("npu01", EVIL))
-    recorded = look_up(["npu01"], own=own, others=[users])
+    recorded = find_recorded(["npu01"], own=own, others=[users])
     assert [found.key for found in recorded.keys] == [GOOD] and recorded.in_own_file
     with pytest.raises(HostKeyChangedError):
         judged(EVIL, recorded)
@@ -154,18 +154,18 @@ def test_our_own_file_settles_a_host_that_it_names(tmp_path: Path) -> None:
 def test_a_revocation_in_any_file_counts(tmp_path: Path) -> None:
     own, users = written(tmp_path / "own", entry("npu01")), written(tmp_path / "users", "@revoked " + entry("*"))
     with pytest.raises(HostKeyChangedError, match="revoked .*users:1"):
-        judged(GOOD, look_up(["npu01"], own=own, others=[users]))
+        judged(GOOD, find_recorded(["npu01"], own=own, others=[users]))
 
 
 def test_a_recorded_key_is_accepted(tmp_path: Path) -> None:
     own, users = KnownHostsFile("/nonexistent"), written(tmp_path / "users", "# mine", entry(hashed("npu01")))
-    judged(GOOD, look_up(["npu01"], own=own, others=[users]))
+    judged(GOOD, find_recorded(["npu01"], own=own, others=[users]))
 
 
 def test_a_changed_key_shows_old_and_new_and_the_way_out(tmp_path: Path) -> None:
     own = written(tmp_path / "own", entry("npu01"))
     with pytest.raises(HostKeyChangedError) as caught:
-        judged(EVIL, look_up(["npu01"], own=own, others=[]))
+        judged(EVIL, find_recorded(["npu01"], own=own, others=[]))
     for part in (EVIL.fingerprint, GOOD.fingerprint, f"{own.path}:1", "npu01 (10.0.0.1 port 22)"):
         assert part in str(caught.value.message)
     assert "ascendrun trust --replace npu01" in str(caught.value.hint)
@@ -180,7 +180,7 @@ def test_an_unknown_host_is_told_how_to_be_trusted() -> None:
 def test_a_host_vouched_for_by_an_authority_only_is_refused_openly(tmp_path: Path) -> None:
     users = written(tmp_path / "users", "@cert-authority " + entry("npu*"))
     with pytest.raises(HostKeyUnknownError, match="authority"):
-        judged(GOOD, look_up(["npu01"], own=KnownHostsFile("/nonexistent"), others=[users]))
+        judged(GOOD, find_recorded(["npu01"], own=KnownHostsFile("/nonexistent"), others=[users]))
 
 
 def test_recording_keeps_what_is_there_and_says_what_is_new(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
 from ascendrun.head.protocol.agent_messages import Ping, Pong
-from ascendrun.head.protocol.remote import Link, is_permanent, read_reply
+from ascendrun.head.protocol.remote import AgentConnection, is_permanent, read_reply
 from ascendrun.head.ssh.transport import Receiver
 from ascendrun.node import wire
 from ascendrun.text import Text
@@ -81,10 +81,10 @@ def test_threads_that_ask_for_the_same_hosts_at_once_get_the_same_links(hasty: A
     links.close()
 
 
-def connect(*frames: dict[str, Any]) -> Link:
+def connect(*frames: dict[str, Any]) -> AgentConnection:
     """A link after one attempt to connect to such an agent, in this thread."""
     now: Any = type("Now", (), {"submit": lambda self, call, *args: call(*args)})()
-    link = Link(
+    link = AgentConnection(
         Host("n1"),
         backend=OtherAgent(*frames),
         image=AgentImage(b"", "", ""),

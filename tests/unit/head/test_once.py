@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.head.agents.oneshot import COMMAND, MAGIC, encode_words
+from ascendrun.head.agents.oneshot import COMMAND, MAGIC, encode_argv
 
 ODD = [
     "a'; touch PWNED; echo 'b",
@@ -31,7 +31,7 @@ SHELLS = [shell for shell in ("sh", "dash", "bash", "zsh", "fish", "csh") if shu
 
 def run(shell: str, words: list[str], folder: Path) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [shell, "-c", COMMAND], input=encode_words(["30", *words]), capture_output=True, cwd=folder, timeout=60
+        [shell, "-c", COMMAND], input=encode_argv(["30", *words]), capture_output=True, cwd=folder, timeout=60
     )
 
 
@@ -51,11 +51,11 @@ def test_the_exit_code_and_a_missing_program_are_told(shell: str, tmp_path: Path
 
 
 def test_a_command_that_takes_too_long_is_ended_by_the_node_itself(tmp_path: Path) -> None:
-    words = encode_words(["0.2", "sleep", "600"])
+    words = encode_argv(["0.2", "sleep", "600"])
     done = subprocess.run(["sh", "-c", COMMAND], input=words, capture_output=True, timeout=60)
     assert done.returncode == 124
 
 
 def test_a_nul_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(ValueError):
-        encode_words(["a\0b"])
+        encode_argv(["a\0b"])

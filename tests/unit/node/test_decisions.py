@@ -67,7 +67,7 @@ def test_steps_that_were_slept_through_are_all_taken_in_order():
     ],
 )
 def test_only_a_whole_object_that_says_done_counts(line, done):
-    assert exit_watch.says_done(line) is done
+    assert exit_watch.is_done_line(line) is done
 
 
 def test_a_finished_rank_gets_its_time_to_exit_and_is_told_once():

@@ -49,7 +49,7 @@ def test_a_generation_that_cannot_be_opened_holds_the_later_ones_back_and_comes_
     said: list[tuple[dict[str, Any], bytes]] = []
     follow = Follow(str(root), TAG, {}, lambda header, body: said.append((header, body)))
     with as_nobody():
-        assert [follow.look(now_s) for now_s in (1.0, 2.0)] == [False, False]  # not asked again and again at once
+        assert [follow.poll(now_s) for now_s in (1.0, 2.0)] == [False, False]  # not asked again and again at once
     assert [(header["event"], header["file"], header["generation"], body) for header, body in said] == [
         ("follow_held", "rank-0.out", 0, b""),
         ("data", "rank-1.out", 0, b"other"),
@@ -57,7 +57,7 @@ def test_a_generation_that_cannot_be_opened_holds_the_later_ones_back_and_comes_
     assert "Permission denied" in said[0][0]["error"]
     (folder / "rank-0.out.0").chmod(0o644)
     with as_nobody():
-        follow.look(3.0)
+        follow.poll(3.0)
     assert [(header["event"], header["generation"], body) for header, body in said[2:]] == [
         ("data", 0, b"first"),
         ("data", 1, b"second"),

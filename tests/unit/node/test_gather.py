@@ -12,7 +12,7 @@ import pytest
 
 from ascendrun.node import layout
 from ascendrun.node.agent import artifact_filter
-from ascendrun.node.agent.artifacts import Gathering
+from ascendrun.node.agent.artifacts import ArtifactCollection
 from ascendrun.node.agent.execute import Commands
 
 TAG = "head-job.1"
@@ -46,7 +46,7 @@ class Desk:
 
     def gather(self, *items: dict[str, Any], **more: Any) -> dict[str, Any]:
         request = {"tag": TAG, "items": [{"name": "plog", **item} for item in items], **more}
-        return Gathering(
+        return ArtifactCollection(
             str(self.root),
             request,
             login=self.login,

@@ -11,7 +11,7 @@ ASK = """
 import json, sys
 from ascendrun.node.agent.serve import Agent
 agent = Agent(sys.argv[1], agent=["agent.pyz"], umask=0o077, in_fd=0, out_fd=1)
-print(json.dumps([agent.lane_of(op, header) for op, header in json.loads(sys.argv[2])]), file=sys.stderr)
+print(json.dumps([agent.queue_of(op, header) for op, header in json.loads(sys.argv[2])]), file=sys.stderr)
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.sampler import host_metrics, rank_metrics
 from ascendrun.node.sampler.rank_metrics import Process
-from ascendrun.node.sampler.sample import SPARE_LOOK_S, SampleFile
+from ascendrun.node.sampler.sample import SPACE_CHECK_S, SampleFile
 
 
 def test_cpu_is_what_is_neither_idle_nor_waiting() -> None:
@@ -114,7 +114,7 @@ def test_a_disk_without_space_costs_samples_until_there_is_space_again(tmp_path:
     file.write({"a": 1}, 0.0)
     assert names(tmp_path) == []
     free["bytes"] = 1 << 30
-    file.write({"a": 2}, SPARE_LOOK_S / 2)
+    file.write({"a": 2}, SPACE_CHECK_S / 2)
     assert names(tmp_path) == [], "nobody asks the disk at each line"
-    file.write({"a": 3}, SPARE_LOOK_S)
+    file.write({"a": 3}, SPACE_CHECK_S)
     assert (tmp_path / "samples.0").read_text() == '{"a":3}\n'

@@ -37,7 +37,7 @@ def test_a_file_that_is_removed_costs_nothing_of_what_follows(tmp_path: Path) ->
     spool = Spool(str(tmp_path), "rank-0.out")
     spool.write(b"before\n", 1)
     (tmp_path / "rank-0.out.0").unlink()
-    spool.look_for_cut()
+    spool.check_truncated()
     spool.write(b"after\n", 2)
     spool.close()
     assert content(tmp_path) == {1: b"after\n"} and spool.cuts == [(0, 7)]
@@ -46,7 +46,7 @@ def test_a_file_that_is_removed_costs_nothing_of_what_follows(tmp_path: Path) ->
 def test_a_file_that_nobody_touches_is_not_taken_for_cut(tmp_path: Path) -> None:
     spool = Spool(str(tmp_path), "rank-0.out", limit=50)
     for number in range(100):
-        spool.look_for_cut()
+        spool.check_truncated()
         spool.write(b"line %d\n" % number, number)
     spool.close()
     assert spool.cuts == []
@@ -64,7 +64,7 @@ def test_a_file_that_even_refuses_a_look_costs_log_bytes_and_ends_nothing(tmp_pa
     spool.write(b"before\n", 1)
     for fd in fds_of(tmp_path):
         os.close(fd)  # every call for it fails now, as for a file on a server that has forgotten it
-    spool.look_for_cut()
+    spool.check_truncated()
     spool.write(b"after\n", 2)
     spool.close()
     assert spool.dropped_bytes == 6 and spool.total_bytes == 13 and content(tmp_path) == {0: b"before\n"}
