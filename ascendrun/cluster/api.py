@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ascendrun.query.explain import Explanation
     from ascendrun.query.notice_view import NoticeTargetView, NoticeTestResult
     from ascendrun.query.templates import Template
+    from ascendrun.text import Text
 
 COLLECT_S = 180.0
 """More than all deadlines of a collection of artifacts together."""
@@ -57,13 +58,13 @@ class Cluster(SampleCalls, HostCalls):
         except NotFoundError:
             return None
 
-    def collect(self, ref: str, *, attempt: int | None = None) -> Iterator[tuple[str, str | None]]:
+    def collect(self, ref: str, *, attempt: int | None = None) -> Iterator[tuple[str, Text | str | None]]:
         """Fetch the artifacts of an attempt from its hosts: (host, None or why not), as they come."""
         from ascendrun.head.protocol.control_messages import Gather
 
         with self._client() as client:
             for reply, _ in client.stream(Gather(self.job(ref).job.id, attempt), timeout_s=COLLECT_S):
-                yield reply.host, None if reply.problem is None else str(reply.problem)
+                yield reply.host, reply.problem
 
     def report(self, ref: str, *, now_s: float | None = None) -> Report:
         """What one job did, where its time went and what it cost."""

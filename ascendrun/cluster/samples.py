@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample
     from ascendrun.health.top.view import TopView
     from ascendrun.query.top_source import TopSource
+    from ascendrun.text import Text
 
 
 class SampleCalls(LogCalls):
@@ -30,7 +31,7 @@ class SampleCalls(LogCalls):
 
     def sample_now(
         self, hosts: Sequence[Host], *, timeout_s: float = 20.0, device_type: str | None = None
-    ) -> tuple[Newest, Mapping[str, str]]:
+    ) -> tuple[Newest, Mapping[str, Text | str]]:
         """A sample that the agents of these hosts take now; it is stored too. Also {host: why it sent none}.
 
         `device_type`: npu or cuda; None: whatever the host has.
@@ -47,7 +48,7 @@ class SampleCalls(LogCalls):
             devices=tuple(sample for reply in replies for sample in reply.devices),
             hosts=tuple(sample for reply in replies for sample in reply.hosts),
         )
-        return newest, {reply.host: str(reply.refused.line()) for reply in replies if reply.refused is not None}
+        return newest, {reply.host: reply.refused.line() for reply in replies if reply.refused is not None}
 
     def request_samples(self, hosts: Sequence[Host], *, timeout_s: float = 20.0) -> None:
         """As `sample_now` without waiting: the samples are stored. A host with a request under way gets no second."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 from ascendrun.core.samples import Newest
 from ascendrun.query.top_reader import TopReader, newest_samples
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.hosts import Host
@@ -31,7 +32,7 @@ class SampledCluster(Protocol):
 
     def liveness(self, *, timeout_s: float) -> Mapping[str, Mapping[str, str]]: ...
 
-    def sample_now(self, hosts: Sequence[Host], *, timeout_s: float) -> tuple[Newest, Mapping[str, str]]: ...
+    def sample_now(self, hosts: Sequence[Host], *, timeout_s: float) -> tuple[Newest, Mapping[str, Text | str]]: ...
 
     def request_samples(self, hosts: Sequence[Host]) -> None: ...
 
@@ -61,7 +62,7 @@ class TopSource:
         cluster: SampledCluster,
         hosts: Sequence[Host] = (),
         *,
-        ask: Callable[[Sequence[Host], float], tuple[Newest, Mapping[str, str]]] | None = None,
+        ask: Callable[[Sequence[Host], float], tuple[Newest, Mapping[str, Text | str]]] | None = None,
         wish: Callable[[Sequence[Host]], None] | None = None,
         is_patient: bool = False,
     ) -> None:
@@ -73,7 +74,7 @@ class TopSource:
         self._asking: threading.Thread | None = None
         self._asked_at_s = float("-inf")
         self._asked: tuple[Host, ...] = ()
-        self._answer: tuple[Newest, Mapping[str, str]] = (Newest(), {})
+        self._answer: tuple[Newest, Mapping[str, Text | str]] = (Newest(), {})
 
     def must_ask(self, *, now_s: float) -> bool:
         """Whether a look that waits for answers would ask hosts, which takes a moment."""
@@ -101,7 +102,10 @@ class TopSource:
             asked = self._ask_hosts(unsampled, now_s, answer_s)
         fresh, refused = self._answer
         if answer_s > 0 and self._asking is not None and self._asking.is_alive():
-            late = {host.name: f"no answer within {answer_s:g} s" for host in self._asked}
+            late = {
+                host.name: Text("top.no-response", "no response within {limit_s:duration}", limit_s=answer_s)
+                for host in self._asked
+            }
             refused = {**refused, **late}
         both = _newer(seen.newest, fresh)
         view = make_view(
@@ -150,7 +154,7 @@ class TopSource:
         try:
             newest, refused = self._ask(hosts, ANSWER_S)
         except AscendrunError as error:
-            newest, refused = Newest(), {host.name: str(error) for host in hosts}
+            newest, refused = Newest(), {host.name: error.message for host in hosts}
         self._answer = _newer(self._answer[0], newest), refused
 
 

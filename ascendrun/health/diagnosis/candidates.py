@@ -181,7 +181,7 @@ def _of_host(evidence: Evidence, host: HostEvidence) -> list[Candidate]:
 def _events_of(evidence: Evidence, host: str, key: str) -> tuple[Proof, ...]:
     """The changes of state whose reason is this of the host."""
     return tuple(
-        Proof(text=str(event.message()), host=host, at_s=event.at_s)
+        Proof(text=event.message(), host=host, at_s=event.at_s)
         for event in evidence.events
         if host in event.hosts and getattr(event.values.get("reason"), "key", None) == key
     )[:2]

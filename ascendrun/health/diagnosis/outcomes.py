@@ -59,7 +59,7 @@ def _diagnosis(
 ) -> Diagnosis:
     reason = evidence.reason
     proofs = tuple(
-        Proof(text=str(event.message()), at_s=event.at_s)
+        Proof(text=event.message(), at_s=event.at_s)
         for event in evidence.events
         if reason is not None and event.values.get("reason") == reason
     )[-1:]

@@ -43,7 +43,7 @@ def messages() -> Mapping[str, Any]:
 
 
 def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
-    """With its strings in a language (None: that of the process); caveats, anomalies and outcome stay texts."""
+    """With strings in a language (None: that of the process); evidence, caveats, anomalies and outcome stay texts."""
     lang = lang or language()
     plain = {name: _string(value, lang) for name, value in diagnosis.values.items()}
     values = {"who": who(diagnosis.ranks, diagnosis.hosts).render(lang), **plain}
@@ -61,7 +61,7 @@ def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
             replace(alternative, message=_short(alternative.code, alternative.values, lang))
             for alternative in diagnosis.alternatives
         ),
-        evidence=tuple(replace(proof, text=_evidence(proof, lang)) for proof in diagnosis.evidence),
+        evidence=tuple(replace(proof, text=_evidence(proof)) for proof in diagnosis.evidence),
     )
 
 
@@ -192,13 +192,12 @@ def caveat(name: str) -> Text:
     return Text(f"diagnosis.caveat.{name}", messages()["caveats"][name])
 
 
-def _evidence(proof: Proof, lang: str) -> str:
-    """A line of a file is shown as it is; an observation of ascendrun in the language, with its rank."""
-    text = _string(proof.text, lang)
+def _evidence(proof: Proof) -> str | Text:
+    """A line of a file is shown as it is; an observation of ascendrun with its rank."""
     if proof.file is not None or proof.rank is None:
-        return text
+        return proof.text
     place = who((proof.rank,), (proof.host,) if proof.host else ())
-    return Text("cli.at", "{place}: {message}", place=place, message=text).render(lang)
+    return Text("cli.at", "{place}: {message}", place=place, message=proof.text)
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
