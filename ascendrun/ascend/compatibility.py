@@ -119,10 +119,10 @@ def too_old_for(feature: str, *, driver: str | None, cann: str | None) -> bool |
     minimum = minimum_for(feature)
     if minimum is None:
         return None
-    answers = [_older(driver, minimum.driver), _older(cann, minimum.cann)]
-    if True in answers:
+    results = [_older(driver, minimum.driver), _older(cann, minimum.cann)]
+    if True in results:
         return True
-    return None if None in answers else False
+    return None if None in results else False
 
 
 def _older(version: str | None, bound: str | None) -> bool | None:

@@ -61,14 +61,14 @@ def _settings_of(line: str) -> list[HcclSetting]:
             value = None if origin == "unset" else (parts.get("value") or "").strip()
             if value is not None and value.startswith("[") and value.endswith("]"):
                 value = value[1:-1]
-            said = origin or parts["who"]
+            source = origin or parts["who"]
             taken.setdefault(
                 parts["name"],
                 HcclSetting(
                     parts["name"],
                     None if value in (None, "EmptyString", "") else value,
                     parts.get("unit") or "",
-                    "unset" if value == "EmptyString" and said == "default" else said,
+                    "unset" if value == "EmptyString" and source == "default" else source,
                 ),
             )
     return list(taken.values())

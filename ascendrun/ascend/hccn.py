@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from ascendrun.ascend.reading import Field, field_of, lines_of, read_choice, read_float, read_int, read_ip, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 
-NET_HEALTH_WORDS = (
+NET_HEALTH_STATES = (
     "Success", "Socket fail", "Socket failed", "Receive timeout", "Unreachable", "Time exceeded", "Fault", "Init",
     "Thread error", "Detect ip set", "Unknown",
 )  # fmt: skip
-FEC_WORDS = ("rs FEC mode", "no FEC mode", "auto FEC mode")
+FEC_MODES = ("rs FEC mode", "no FEC mode", "auto FEC mode")
 
 _PLAIN_IP = re.compile(r"ipaddr:([0-9.]{7,15})\nnetmask:([0-9.]{7,15})\n+")
 _TLS = re.compile(r"dev_id:([0-9]{1,5}), ?tls switch\[([01])\]")
@@ -94,9 +94,9 @@ class Fec:
 
 
 def parse_link(text: str) -> Link:
-    errors, odd, field = _sole_field(text, "link status")
-    word = read_choice(field.value, ("UP", "DOWN")) if field else None
-    return Link(None if word is None else word == "UP", errors, _report(odd, field, word))
+    errors, unread, field = _sole_field(text, "link status")
+    state = read_choice(field.value, ("UP", "DOWN")) if field else None
+    return Link(None if state is None else state == "UP", errors, _report(unread, field, state))
 
 
 def parse_ip(text: str) -> Address:
@@ -104,15 +104,15 @@ def parse_ip(text: str) -> Address:
     if plain and read_ip(plain[1]) and read_ip(plain[2]):
         return Address(True, plain[1], plain[2], None, (), ())
     errors, rest = split_errors(lines_of(text))
-    found, odd = _fields(rest, ("ipaddr", "netmask", "ipv6_address", "prefix_length"))
+    found, unread = _fields(rest, ("ipaddr", "netmask", "ipv6_address", "prefix_length"))
     address = read_ip(found.get("ipaddr", found.get("ipv6_address", "")))
     netmask = read_ip(found.get("netmask", ""))
     prefix = read_int(found.get("prefix_length", ""), 0, 128)
     if "ipaddr" in found and "ipv6_address" in found:
         address = netmask = prefix = None
-    is_set = True if address else (None if errors or found or unparsed_of(odd) else False)
+    is_set = True if address else (None if errors or found or unparsed_of(unread) else False)
     lost = [f"{name}:{value}" for name, value in found.items() if _unread(name, address, netmask, prefix)]
-    return Address(is_set, address, netmask, prefix, errors, unparsed_of(odd + lost))
+    return Address(is_set, address, netmask, prefix, errors, unparsed_of(unread + lost))
 
 
 def _unread(name: str, address: str | None, netmask: str | None, prefix: int | None) -> bool:
@@ -120,9 +120,9 @@ def _unread(name: str, address: str | None, netmask: str | None, prefix: int | N
 
 
 def parse_net_health(text: str) -> NetHealth:
-    errors, odd, field = _sole_field(text, "net health status")
-    status = read_choice(field.value, NET_HEALTH_WORDS) if field else None
-    return NetHealth(status, errors, _report(odd, field, status))
+    errors, unread, field = _sole_field(text, "net health status")
+    status = read_choice(field.value, NET_HEALTH_STATES) if field else None
+    return NetHealth(status, errors, _report(unread, field, status))
 
 
 def parse_tls(text: str) -> Tls:
@@ -131,15 +131,15 @@ def parse_tls(text: str) -> Tls:
     heads = [line for line in rest if line.startswith("dev_id:")]
     switch = _TLS.match(heads[0]) if len(heads) == 1 else None
     alarm = _ALARM.search(heads[0]) if switch else None
-    odd = [line for line in rest if line.strip() and not heads] + ([] if switch else heads)
+    unread = [line for line in rest if line.strip() and not heads] + ([] if switch else heads)
     if not switch:
-        return Tls(None, None, None, errors, unparsed_of(odd))
-    return Tls(int(switch[1]), switch[2] == "1", int(alarm[1]) if alarm else None, errors, unparsed_of(odd))
+        return Tls(None, None, None, errors, unparsed_of(unread))
+    return Tls(int(switch[1]), switch[2] == "1", int(alarm[1]) if alarm else None, errors, unparsed_of(unread))
 
 
 def parse_ping(text: str) -> Ping:
     errors, rest = split_errors(lines_of(text))
-    heads, sums, trips, odd = [], [], [], []
+    heads, sums, trips, unread = [], [], [], []
     for line in rest:
         head, total, one = _PING_HEAD.fullmatch(line), _PING_SUM.fullmatch(line), _PING_ONE.fullmatch(line)
         milliseconds = read_float(one[2], 0, 1e7) if one else None
@@ -150,22 +150,22 @@ def parse_ping(text: str) -> Ping:
         elif one and milliseconds is not None:
             trips.append(milliseconds if one[3] == "ms" else milliseconds / 1000)
         elif not re.match(r"(?:max|min|average|TP[0-9]+) time ", line):
-            odd.append(line)
+            unread.append(line)
     sent, received, loss = None, None, None
     if len(sums) == 1:
         sent, received, loss = int(sums[0][1]), int(sums[0][2]), read_float(sums[0][3], 0, 100)
         if received > sent:
             sent = received = loss = None
-            odd.append(sums[0][0])
+            unread.append(sums[0][0])
     device = int(heads[0][1]) if len(heads) == 1 else None
     address = heads[0][2] if len(heads) == 1 else None
-    return Ping(device, address, sent, received, loss, tuple(trips), errors, unparsed_of(odd))
+    return Ping(device, address, sent, received, loss, tuple(trips), errors, unparsed_of(unread))
 
 
 def parse_fec(text: str) -> Fec:
-    errors, odd, field = _sole_field(text, "fec mode")
-    mode = read_choice(field.value, FEC_WORDS) if field else None
-    return Fec(mode, errors, _report(odd, field, mode))
+    errors, unread, field = _sole_field(text, "fec mode")
+    mode = read_choice(field.value, FEC_MODES) if field else None
+    return Fec(mode, errors, _report(unread, field, mode))
 
 
 def _sole_field(text: str, name: str) -> tuple[tuple[ToolError, ...], list[str], Field | None]:
@@ -177,18 +177,18 @@ def _sole_field(text: str, name: str) -> tuple[tuple[ToolError, ...], list[str],
     return errors, [line for line in rest if line != fields[0].line], fields[0]
 
 
-def _report(odd: list[str], field: Field | None, read: object) -> tuple[str, ...]:
-    return unparsed_of(odd + ([field.line] if field and read is None else []))
+def _report(unread: list[str], field: Field | None, read: object) -> tuple[str, ...]:
+    return unparsed_of(unread + ([field.line] if field and read is None else []))
 
 
 def _fields(lines: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The values of the known names, each once; all other lines, and those of a name that comes twice."""
-    said: dict[str, list[tuple[str, str]]] = {}
+    found_lines: dict[str, list[tuple[str, str]]] = {}
     for line in lines:
         name, separator, value = line.partition(":")
         name = name.strip(" \t")
         if separator and name in names:
-            said.setdefault(name, []).append((line, value.strip(" \t")))
-    once = {name: many[0] for name, many in said.items() if len(many) == 1}
+            found_lines.setdefault(name, []).append((line, value.strip(" \t")))
+    once = {name: many[0] for name, many in found_lines.items() if len(many) == 1}
     known = {line for line, _ in once.values()}
     return {name: value for name, (_, value) in once.items()}, [line for line in lines if line not in known]

@@ -40,45 +40,45 @@ class HccnConf:
 
 def parse_hccn_conf(text: str) -> HccnConf:
     values: dict[tuple[int, str], str] = {}
-    odd: list[str] = []
+    unread: list[str] = []
     doubled = set()
     for line in (line.rstrip("\r") for line in text.split("\n")):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        word, _, value = line.partition("=")
-        key, value = _key(word.strip(" \t")), value.strip(" \t")
+        written, _, value = line.partition("=")
+        key, value = _key(written.strip(" \t")), value.strip(" \t")
         if key is None or "=" not in line:
-            odd.append(line)
+            unread.append(line)
         elif values.setdefault(key, value) != value:
             doubled.add(key)
-            odd.append(line)
-    said: dict[int, dict[str, str]] = {}
+            unread.append(line)
+    settings: dict[int, dict[str, str]] = {}
     for (number, name), value in values.items():
-        said.setdefault(number, {})
+        settings.setdefault(number, {})
         if (number, name) not in doubled:
-            said[number][name] = value
-    ports = {number: _port(said[number], number, odd) for number in sorted(said)}
-    return HccnConf(ports, unparsed_of(odd))
+            settings[number][name] = value
+    ports = {number: _port(settings[number], number, unread) for number in sorted(settings)}
+    return HccnConf(ports, unparsed_of(unread))
 
 
 @lru_cache(maxsize=1024)
-def _key(word: str) -> tuple[int, str] | None:
+def _key(written: str) -> tuple[int, str] | None:
     """The number and the name in a key such as address_0; None when it is none of ours."""
-    found = _KEY.fullmatch(word)
+    found = _KEY.fullmatch(written)
     return (int(found[2]), found[1] + (found[3] or "")) if found else None
 
 
-def _port(said: Mapping[str, str], number: int, odd: list[str]) -> HccnPort:
+def _port(settings: Mapping[str, str], number: int, unread: list[str]) -> HccnPort:
     def address(name: str) -> str | None:
-        value = said.get(name, "")
+        value = settings.get(name, "")
         read = read_ip(value)
         if value and read is None:
-            odd.append(f"{name}_{number}={value}")
+            unread.append(f"{name}_{number}={value}")
         return read
 
-    arp = said.get("send_arp_status")
+    arp = settings.get("send_arp_status")
     if arp not in (None, "0", "1"):
-        odd.append(f"send_arp_status_{number}={arp}")
+        unread.append(f"send_arp_status_{number}={arp}")
     return HccnPort(
         address("address"),
         address("netmask"),

@@ -15,7 +15,7 @@ from ascendrun.ascend.tool_errors import ToolError, split_errors
 _NAME = re.compile(r"[a-z][a-z0-9_]{2,60}")
 _DEVICE = re.compile(r"\[(?:devid|device) ([0-9]{1,5})\] ?(.*)")
 _QUANTITY = re.compile(r"(\S+) (C|mV|mW|mA|dB)")
-_NOT_ASKED = ("Tx Bias", "Host SNR", "Media SNR", "xsfp", "vendor org", "manufact", "high power")
+_NOT_READ = ("Tx Bias", "Host SNR", "Media SNR", "xsfp", "vendor org", "manufact", "high power")
 FLAGS = ("Tx Los Flag", "Rx Los Flag", "Tx LoL Flag", "Rx LoL Flag")
 
 
@@ -62,19 +62,19 @@ def parse_stat(text: str) -> Counters:
 def _counters(device_id: int | None, lines: list[str], errors: tuple[ToolError, ...]) -> Counters:
     values: dict[str, int] = {}
     seen: dict[str, int] = {}
-    odd = []
+    unread = []
     for line in lines:
         field = field_of(line)
         number = read_int(field.value, 0, 10**18 - 1) if field and _NAME.fullmatch(field.name) else None
         if field is None or number is None:
-            odd.append(line)
+            unread.append(line)
         else:
             seen[field.name] = seen.get(field.name, 0) + 1
             values[field.name] = number
     twice = {name for name, times in seen.items() if times > 1}
-    odd.extend(f"{name}: printed {seen[name]} times" for name in sorted(twice))
+    unread.extend(f"{name}: printed {seen[name]} times" for name in sorted(twice))
     kept = {name: number for name, number in values.items() if name not in twice}
-    return Counters(device_id, kept, errors, unparsed_of(odd))
+    return Counters(device_id, kept, errors, unparsed_of(unread))
 
 
 def parse_optical(text: str) -> Optical:
@@ -82,7 +82,7 @@ def parse_optical(text: str) -> Optical:
     lines = [line for line in rest if line.strip() not in ("", "optical info:")]
     fields = [field for field in map(field_of, lines) if field]
     by_name = once_each(fields)
-    odd = [line for line in lines if field_of(line) is None or by_name is None]
+    unread = [line for line in lines if field_of(line) is None or by_name is None]
     block = Reader(by_name or {})
     present = block.choice(("present", "not present"), "present")
 
@@ -91,7 +91,7 @@ def parse_optical(text: str) -> Optical:
         found = _QUANTITY.fullmatch(value or "")
         number = read_float(found[1], low, high) if found and found[2] == unit else None
         if number is None and value not in (None, "NA", "not supported") and by_name:
-            odd.append(by_name[name].line)
+            unread.append(by_name[name].line)
         return number
 
     def lanes(name: str) -> tuple[float | None, ...]:
@@ -99,7 +99,7 @@ def parse_optical(text: str) -> Optical:
         return tuple(quantity(f"{name}{lane}", "mW", 0, 1000) for lane in range(max(there, default=-1) + 1))
 
     for name in by_name or {}:
-        if name.startswith(_NOT_ASKED):
+        if name.startswith(_NOT_READ):
             block.value(name)
     optical = Optical(
         None if present is None else present == "present",
@@ -116,10 +116,10 @@ def parse_optical(text: str) -> Optical:
         quantity("RxPower High Thres", "mW", 0, 1000),
         quantity("RxPower Low Thres", "mW", 0, 1000),
         {name: block.hexadecimal(name) for name in FLAGS if name in (by_name or {})},
-        block.word("vendor name"),
-        block.word("vendor part number"),
-        block.word("vendor serial number"),
+        block.text("vendor name"),
+        block.text("vendor part number"),
+        block.text("vendor serial number"),
         errors,
         (),
     )
-    return replace(optical, unparsed=unparsed_of(odd + block.unread()))
+    return replace(optical, unparsed=unparsed_of(unread + block.unread()))

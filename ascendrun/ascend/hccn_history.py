@@ -42,13 +42,13 @@ class LinkHistory:
 
 def parse_link_history(text: str) -> LinkHistory:
     errors, rest = split_errors(lines_of(text))
-    odd: list[str] = []
+    unread: list[str] = []
     devices, values = set(), {}
     changes: list[LinkChange] | None = None
     for line in rest:
         found = _DEVICE.fullmatch(line)
         if not found:
-            odd.append(line)
+            unread.append(line)
             continue
         devices.add(int(found[1]))
         field, change = field_of(found[2]), _link_change(found[2])
@@ -56,18 +56,18 @@ def parse_link_history(text: str) -> LinkHistory:
             changes.append(change)
         elif field and field.name == "link change records":
             changes = []
-            odd.extend([line] if field.value not in ("", "NA") else [])
+            unread.extend([line] if field.value not in ("", "NA") else [])
         elif field and field.name in _HISTORY_NAMES and field.name not in values:
             values[field.name] = field.value
         else:
-            odd.append(line)
+            unread.append(line)
     counts = [read_int(values.get(name, ""), 0, 2**40) for name in _HISTORY_NAMES[1:]]
     if len(devices) != 1 or (changes and any(a.at < b.at for a, b in zip(changes, changes[1:]))):
         return LinkHistory(None, None, None, None, None, errors, unparsed_of(rest))
     now = _asctime(values.get("current time", ""))
-    odd.extend(line for name, line in values.items() if _lost(name, line, now, counts))
+    unread.extend(line for name, line in values.items() if _lost(name, line, now, counts))
     records = None if changes is None else tuple(changes)
-    return LinkHistory(devices.pop(), now, counts[0], counts[1], records, errors, unparsed_of(odd))
+    return LinkHistory(devices.pop(), now, counts[0], counts[1], records, errors, unparsed_of(unread))
 
 
 def _lost(name: str, value: str, now: datetime | None, counts: Sequence[int | None]) -> bool:
@@ -76,8 +76,8 @@ def _lost(name: str, value: str, now: datetime | None, counts: Sequence[int | No
 
 
 def _link_change(text: str) -> LinkChange | None:
-    stamp, _, word = text.strip().partition("    ")
-    at, state = _asctime(stamp), read_choice(word, ("LINK UP", "LINK DOWN"))
+    stamp, _, change = text.strip().partition("    ")
+    at, state = _asctime(stamp), read_choice(change, ("LINK UP", "LINK DOWN"))
     return LinkChange(at, state == "LINK UP") if at and state else None
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ascendrun.ascend.reading import field_of, read_word, unparsed_of
+from ascendrun.ascend.reading import field_of, read_text, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 from ascendrun.ascend.versions import is_within
 
@@ -99,32 +99,32 @@ class Components:
 
 
 def parse_driver(text: str) -> DriverVersion:
-    values, errors, odd = _values(text)
-    firmware = _intervals(values, "compatible_version_fw", odd)
+    values, errors, unread = _values(text)
+    firmware = _intervals(values, "compatible_version_fw", unread)
     version, inner = _word(values, "Version"), _word(values, "Innerversion")
     package = _word(values, "package_version")
-    return DriverVersion(version, inner, package, firmware, errors, unparsed_of(odd))
+    return DriverVersion(version, inner, package, firmware, errors, unparsed_of(unread))
 
 
 def parse_firmware(text: str) -> FirmwareVersion:
-    values, errors, odd = _values(text)
-    drivers = _intervals(values, "compatible_version_drv", odd)
+    values, errors, unread = _values(text)
+    drivers = _intervals(values, "compatible_version_drv", unread)
     version, package = _word(values, "Version"), _word(values, "package_version")
-    return FirmwareVersion(version, package, drivers, errors, unparsed_of(odd))
+    return FirmwareVersion(version, package, drivers, errors, unparsed_of(unread))
 
 
 def parse_cann(text: str) -> CannVersion:
-    values, errors, odd = _values(text)
+    values, errors, unread = _values(text)
     package = _word(values, "package_name")
     kind = package.replace("Ascend-cann-", "", 1) if package else None
     inner = _word(values, "innerversion")
     return CannVersion(
-        kind, _word(values, "version"), inner, _word(values, "arch"), _word(values, "path"), errors, unparsed_of(odd)
+        kind, _word(values, "version"), inner, _word(values, "arch"), _word(values, "path"), errors, unparsed_of(unread)
     )
 
 
 def parse_install(text: str) -> DriverInstall:
-    values, errors, odd = _values(text)
+    values, errors, unread = _values(text)
     status = _word(values, "Driver_Install_Status")
     for_all = {"yes": True, "no": False}.get((_word(values, "Driver_Install_For_All") or "").lower())
     return DriverInstall(
@@ -136,20 +136,20 @@ def parse_install(text: str) -> DriverInstall:
         for_all_users=for_all,
         is_complete=None if status is None else status == "complete",
         errors=errors,
-        unparsed=unparsed_of(odd),
+        unparsed=unparsed_of(unread),
     )
 
 
 def parse_components(text: str) -> Components:
-    values, errors, odd = _values(text)
+    values, errors, unread = _values(text)
     components = []
     for name, value in values.items():
         found = re.fullmatch(r"\[([^\[\]:]{1,60}):([^\[\]:]{1,60})\]", value)
         if found and name.endswith("_running_version"):
             components.append(Component(name[: -len("_running_version")], found[1], found[2]))
         elif name.endswith("_running_version"):
-            odd.append(f"{name}={value}")
-    return Components(tuple(components), errors, unparsed_of(odd))
+            unread.append(f"{name}={value}")
+    return Components(tuple(components), errors, unparsed_of(unread))
 
 
 def driver_takes_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> bool | None:
@@ -163,34 +163,34 @@ def driver_takes_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> b
 def _lies_in(version: str | None, intervals: tuple[Interval, ...]) -> bool | None:
     if version is None or not intervals:
         return None
-    answers = [is_within(version, one.low, one.high) for one in intervals]
-    if True in answers:
+    results = [is_within(version, one.low, one.high) for one in intervals]
+    if True in results:
         return True
-    return None if None in answers else False
+    return None if None in results else False
 
 
 def _values(text: str) -> tuple[dict[str, str], tuple[ToolError, ...], list[str]]:
     """The file's `key=value` lines; keys that come twice with two values are nobody's. A file's end is no cut."""
     errors, rest = split_errors(line.rstrip("\r") for line in text.split("\n"))
     values: dict[str, str] = {}
-    bad, odd = set(), []
+    bad, unread = set(), []
     for line in rest:
         field = None if line.lstrip().startswith("#") else field_of(line, "=")
         if field is None:
-            odd.extend([] if line.lstrip().startswith("#") else [line])
+            unread.extend([] if line.lstrip().startswith("#") else [line])
         elif values.setdefault(field.name, field.value) != field.value:
             bad.add(field.name)
-            odd.append(line)
-    return {name: value for name, value in values.items() if name not in bad}, errors, odd
+            unread.append(line)
+    return {name: value for name, value in values.items() if name not in bad}, errors, unread
 
 
 def _word(values: Mapping[str, str], name: str) -> str | None:
-    return read_word(values.get(name, ""))
+    return read_text(values.get(name, ""))
 
 
-def _intervals(values: Mapping[str, str], name: str, odd: list[str]) -> tuple[Interval, ...]:
+def _intervals(values: Mapping[str, str], name: str, unread: list[str]) -> tuple[Interval, ...]:
     value = values.get(name, "")
     if _PAIR.sub("", value).strip(", "):
-        odd.append(f"{name}={value}")
+        unread.append(f"{name}={value}")
         return ()
     return tuple(Interval(found[1].strip(), found[2].strip()) for found in _PAIR.finditer(value))

@@ -27,7 +27,7 @@ from ascendrun.ascend.npu_smi_rows import (
     load_row,
     power_row,
 )
-from ascendrun.ascend.reading import lines_of, read_int, read_word, unparsed_of
+from ascendrun.ascend.reading import lines_of, read_int, read_text, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 
 _MAX_PID = 2**22
@@ -262,13 +262,13 @@ class _Table:
         return True
 
     def _process(self, cells: Cells) -> bool:
-        ids = [read_int(word, 0, 65535) for word in cells[0].split(" ")]
+        ids = [read_int(text, 0, 65535) for text in cells[0].split(" ")]
         pid = read_int(cells[1], 1, _MAX_PID)
         if not ids or ids[0] is None or pid is None or None in ids or len(ids) > 2:
             return False
         memory_mb = read_int(cells[3], 0, MAX_MB)
         inner = read_int(cells[4], 1, _MAX_PID) if len(cells) == 5 else None
-        one = NpuProcess(ids[0], ids[1] if len(ids) == 2 else None, pid, read_word(cells[2]), memory_mb, inner)
+        one = NpuProcess(ids[0], ids[1] if len(ids) == 2 else None, pid, read_text(cells[2]), memory_mb, inner)
         same = [n for n, other in enumerate(self.processes) if _place(other) == _place(one)]
         if not same:
             self.processes.append(one)

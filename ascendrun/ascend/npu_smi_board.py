@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ascendrun.ascend.reading import Reader, fields_of, lines_of, once_each, read_bus_id, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 
-COMPATIBILITY_WORDS = ("OK", "NOK", "UNKNOWN", "NOT SUPPORT")
+COMPATIBILITY_STATES = ("OK", "NOK", "UNKNOWN", "NOT SUPPORT")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Board:
 
 def parse_board(text: str) -> Board:
     errors, rest = split_errors(lines_of(text))
-    fields, odd = fields_of(rest)
+    fields, unread = fields_of(rest)
     by_name = once_each(fields)
     block = Reader(by_name or {})
     bus = block.value("PCIe Bus Info")
@@ -47,27 +47,29 @@ def parse_board(text: str) -> Board:
         npu_id=block.integer("NPU ID", high=65535),
         chip_id=block.integer("Chip ID", high=64),
         chip_count=block.integer("Chip Count", high=64),
-        chip_type=block.word("Chip Type"),
-        chip_name=block.word("Chip Name"),
-        chip_version=block.word("Chip Version"),
-        product_name=block.word("Product Name"),
-        serial_number=block.word("Serial Number"),
-        software_version=block.word("Software Version"),
-        firmware_version=block.word("Firmware Version"),
-        compatibility=block.choice(COMPATIBILITY_WORDS, "Compatibility"),
+        chip_type=block.text("Chip Type"),
+        chip_name=block.text("Chip Name"),
+        chip_version=block.text("Chip Version"),
+        product_name=block.text("Product Name"),
+        serial_number=block.text("Serial Number"),
+        software_version=block.text("Software Version"),
+        firmware_version=block.text("Firmware Version"),
+        compatibility=block.choice(COMPATIBILITY_STATES, "Compatibility"),
         board_id=block.hexadecimal("Board ID"),
         bus_id=read_bus_id(bus or ""),
         pci_vendor_id=block.hexadecimal("PCI Vendor ID"),
         pci_device_id=block.hexadecimal("PCI Device ID"),
-        vdie_id=block.word("VDie ID", "Die ID"),
+        vdie_id=block.text("VDie ID", "Die ID"),
         errors=errors,
         unparsed=(),
     )
     for name in _BOARD_NAMES_UNUSED:
         block.value(name)
     if by_name and bus and bus != "NA" and board.bus_id is None:
-        odd.append(by_name["PCIe Bus Info"].line)
-    return replace(board, unparsed=unparsed_of(odd + ([f.line for f in fields] if by_name is None else block.unread())))
+        unread.append(by_name["PCIe Bus Info"].line)
+    return replace(
+        board, unparsed=unparsed_of(unread + ([f.line for f in fields] if by_name is None else block.unread()))
+    )
 
 
 _BOARD_NAMES_UNUSED = (

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ascendrun.ascend.reading import read_bus_id, read_choice, read_float, read_int, read_percent, read_word
+from ascendrun.ascend.reading import read_bus_id, read_choice, read_float, read_int, read_percent, read_text
 
-HEALTH_WORDS = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")
+HEALTH_STATES = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")
 
 Cells = tuple[str, ...]
 Values = Mapping[str, Any]
@@ -67,8 +67,8 @@ def power_row(cells: Cells, has_hugepages: bool) -> Row | None:
         return None
     used, total = _used_total(found[3], found[4], 2**40) if has_hugepages else (None, None)
     values = {
-        "name": read_word(ids[1]),
-        "health": read_choice(cells[-2], HEALTH_WORDS),
+        "name": read_text(ids[1]),
+        "health": read_choice(cells[-2], HEALTH_STATES),
         "power_w": read_float(found[1], 0, 5000),
         "temperature_c": read_int(found[2], -60, 200),
         "hugepages_used": used,
@@ -83,7 +83,7 @@ def load_row(cells: Cells, named: tuple[str, ...], has_hbm: bool) -> Row | None:
     """The second row of a chip, whose first cell holds the ids `named`; None when this is none."""
     found = (_LOAD_ROW_HBM if has_hbm else _LOAD_ROW).fullmatch(cells[-1])
     ids = cells[0].split(" ") if len(cells) == 3 else []
-    numbers = [read_int(word, 0, 65535) for word in ids]
+    numbers = [read_int(text, 0, 65535) for text in ids]
     bus = cells[-2]
     if not found or len(ids) != len(named) or None in numbers or (len(cells) == 4 and any(cells[:2])):
         return None
@@ -113,6 +113,6 @@ def _used_total(used: str, total: str, high: int) -> tuple[int | None, int | Non
     return numbers
 
 
-def all_read(values: Sequence[object], words: Sequence[str]) -> bool:
+def all_read(values: Sequence[object], texts: Sequence[str]) -> bool:
     """Whether each value was read, or its word says that there is none."""
-    return all(value is not None or word in _ABSENT for value, word in zip(values, words))
+    return all(value is not None or text in _ABSENT for value, text in zip(values, texts))

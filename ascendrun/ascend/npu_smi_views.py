@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Callable, Generic, TypeVar
 
-from ascendrun.ascend.npu_smi_rows import HEALTH_WORDS
+from ascendrun.ascend.npu_smi_rows import HEALTH_STATES
 from ascendrun.ascend.reading import Field, Reader, field_of, fields_of, lines_of, once_each, shown, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 
@@ -105,7 +105,7 @@ def parse_health(text: str) -> CardView[ChipHealth]:
     errors, rest = split_errors(lines_of(text))
     head: dict[str, Field] = {}
     chips: list[ChipHealth] = []
-    odd: list[str] = []
+    unread: list[str] = []
     block: list[Field] = []
     last = ""
 
@@ -113,7 +113,7 @@ def parse_health(text: str) -> CardView[ChipHealth]:
         """The block is one chip, or the board's controller (MCU), which has a name in place of an id."""
         nonlocal block, last
         if block and not (_has(block, "Chip Name") and not _has(block, "Chip ID")):
-            chips.append(_health(block, odd))
+            chips.append(_health(block, unread))
         block, last = [], ""
 
     for line in rest:
@@ -121,7 +121,7 @@ def parse_health(text: str) -> CardView[ChipHealth]:
         if field is None and line.strip(" \t").startswith(":") and last in ("Error Code", "Error Information"):
             block.append(Field(line, last, line.strip(" \t")[1:].strip()))
         elif field is None:
-            odd.append(line)
+            unread.append(line)
         elif field.name in ("NPU ID", "Chip Count"):
             head[field.name] = field
         else:
@@ -136,7 +136,7 @@ def parse_health(text: str) -> CardView[ChipHealth]:
     close()
     card = Reader(head)
     npu_id, count = card.integer("NPU ID", high=65535), card.integer("Chip Count", high=64)
-    return CardView(npu_id, count, tuple(chips), errors, unparsed_of(odd + card.unread()))
+    return CardView(npu_id, count, tuple(chips), errors, unparsed_of(unread + card.unread()))
 
 
 def _has(block: Sequence[Field], name: str) -> bool:
@@ -149,15 +149,15 @@ class _Card:
     def __init__(self) -> None:
         self.npu_id: int | None = None
         self.chip_count: int | None = None
-        self.odd: list[str] = []
+        self.unread: list[str] = []
 
     def reader_of(self, block: Sequence[str]) -> Reader | None:
         """The block's fields, less the card's own; None when a name stands there twice."""
-        fields, odd = fields_of(block)
-        self.odd.extend(odd)
+        fields, unread = fields_of(block)
+        self.unread.extend(unread)
         by_name = once_each(fields)
         if by_name is None:
-            self.odd.extend(field.line for field in fields)
+            self.unread.extend(field.line for field in fields)
             return None
         reader = Reader(by_name)
         if "NPU ID" in by_name:
@@ -180,8 +180,8 @@ def _card_view(text: str, read: Callable[[int | None, Reader], T]) -> CardView[T
         if names and not is_controller:
             chips.append(read(block.integer("Chip ID", high=64), block))
         if not is_controller:
-            card.odd.extend(block.unread())
-    return CardView(card.npu_id, card.chip_count, tuple(chips), errors, unparsed_of(card.odd))
+            card.unread.extend(block.unread())
+    return CardView(card.npu_id, card.chip_count, tuple(chips), errors, unparsed_of(card.unread))
 
 
 def _blocks(lines: Sequence[str]) -> list[list[str]]:
@@ -231,21 +231,21 @@ def _memory(chip_id: int | None, block: Reader) -> ChipMemory:
     )
 
 
-def _health(block: Sequence[Field], odd: list[str]) -> ChipHealth:
+def _health(block: Sequence[Field], unread: list[str]) -> ChipHealth:
     known = ("Health", "Health Status", "Error Code", "Error Information", "Chip ID")
-    odd.extend(field.line for field in block if field.name not in known)
+    unread.extend(field.line for field in block if field.name not in known)
     head = {f.name: f for f in block if f.name in known and not f.name.startswith("Error ")}
     reader = Reader(head)
-    words = [(f, word) for f in block if f.name == "Error Code" for word in f.value.split() if word != "NA"]
-    odd.extend(field.line for field, word in words if not _CODE.fullmatch(word))
+    codes_read = [(f, code) for f in block if f.name == "Error Code" for code in f.value.split() if code != "NA"]
+    unread.extend(field.line for field, code in codes_read if not _CODE.fullmatch(code))
     texts = [f for f in block if f.name == "Error Information" and f.value not in ("", "NA")]
     named = {field.name for field in block}
-    codes = tuple(word for _, word in words if _CODE.fullmatch(word))
+    codes = tuple(code for _, code in codes_read if _CODE.fullmatch(code))
     chip = ChipHealth(
         reader.integer("Chip ID", high=64),
-        reader.choice(HEALTH_WORDS, "Health", "Health Status"),
+        reader.choice(HEALTH_STATES, "Health", "Health Status"),
         codes if "Error Code" in named else None,
         tuple(shown(f.value) for f in texts) if "Error Information" in named else None,
     )
-    odd.extend(reader.unread())
+    unread.extend(reader.unread())
     return chip

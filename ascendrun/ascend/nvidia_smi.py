@@ -73,9 +73,9 @@ class GpuApps:
 
 def parse_gpus(text: str) -> Gpus:
     """Never raises."""
-    rows, odd = _rows(text, "index")
+    rows, unread = _rows(text, "index")
     if rows is None:
-        return Gpus(None, odd)
+        return Gpus(None, unread)
     gpus: dict[int, Gpu] = {}
     bad: list[str] = []
     for line, row in rows:
@@ -84,14 +84,14 @@ def parse_gpus(text: str) -> Gpus:
             bad.append(line)
         else:
             gpus[gpu.index] = gpu
-    return Gpus(tuple(gpus.values()), unparsed_of([*odd, *bad]))
+    return Gpus(tuple(gpus.values()), unparsed_of([*unread, *bad]))
 
 
 def parse_apps(text: str) -> GpuApps:
     """Never raises."""
-    rows, odd = _rows(text, "pid")
+    rows, unread = _rows(text, "pid")
     if rows is None:
-        return GpuApps(None, odd)
+        return GpuApps(None, unread)
     apps: list[GpuApp] = []
     bad: list[str] = []
     for line, row in rows:
@@ -100,7 +100,7 @@ def parse_apps(text: str) -> GpuApps:
             bad.append(line)
         else:
             apps.append(GpuApp(bus_id, pid, _whole(row, "used_memory", _MOST_MIB)))
-    return GpuApps(tuple(apps), unparsed_of([*odd, *bad]))
+    return GpuApps(tuple(apps), unparsed_of([*unread, *bad]))
 
 
 def _gpu(row: Mapping[str, str]) -> Gpu | None:
@@ -129,14 +129,14 @@ def _rows(text: str, key: str) -> tuple[list[tuple[str, Mapping[str, str]]] | No
         return None, unparsed_of(lines)
     columns = _columns(lines[places[0]])
     rows: list[tuple[str, Mapping[str, str]]] = []
-    odd = list(lines[: places[0]])
+    unread = list(lines[: places[0]])
     for line in lines[places[0] + 1 :]:
         values = [value.strip() for value in shown(line).split(",")]
         if len(values) != len(columns) or shown(line) != line:  # cut: its last value may be half of one
-            odd.append(line)
+            unread.append(line)
         else:
             rows.append((line, dict(zip(columns, values))))
-    return rows, unparsed_of(odd)
+    return rows, unparsed_of(unread)
 
 
 def _columns(line: str) -> Sequence[str]:

@@ -22,7 +22,7 @@ _DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,9})?")
 _HEX = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 _IPV4 = re.compile(r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(?:\.(?!$)|$)){4}")
 _BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]{1,2}")
-_WORD = re.compile(r"[^\x00-\x1f\x7f\ufffd]+")
+_PRINTABLE = re.compile(r"[^\x00-\x1f\x7f\ufffd]+")
 
 
 @dataclass(frozen=True)
@@ -54,71 +54,71 @@ def unparsed_of(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 @_once
-def read_int(word: str, low: int, high: int) -> int | None:
+def read_int(text: str, low: int, high: int) -> int | None:
     """The whole word as a decimal integer between `low` and `high`; else None."""
-    word = word.strip(" \t")
-    if not _INTEGER.fullmatch(word):
+    text = text.strip(" \t")
+    if not _INTEGER.fullmatch(text):
         return None
-    number = int(word)
+    number = int(text)
     return number if low <= number <= high else None
 
 
 @_once
-def read_float(word: str, low: float, high: float) -> float | None:
+def read_float(text: str, low: float, high: float) -> float | None:
     """The whole word as a plain decimal number (no exponent, nan or inf) between `low` and `high`; else None."""
-    word = word.strip(" \t")
-    if not _DECIMAL.fullmatch(word):
+    text = text.strip(" \t")
+    if not _DECIMAL.fullmatch(text):
         return None
-    number = float(word)
+    number = float(text)
     return number if low <= number <= high else None
 
 
-def read_hex(word: str) -> int | None:
+def read_hex(text: str) -> int | None:
     """The whole word as 0x...; else None."""
-    word = word.strip(" \t")
-    return int(word, 16) if _HEX.fullmatch(word) else None
+    text = text.strip(" \t")
+    return int(text, 16) if _HEX.fullmatch(text) else None
 
 
-def read_percent(word: str) -> int | None:
-    return read_int(word, 0, 100)
+def read_percent(text: str) -> int | None:
+    return read_int(text, 0, 100)
 
 
 @_once
-def read_word(word: str) -> str | None:
+def read_text(text: str) -> str | None:
     """The word itself, unless it is empty, says NA, was cut or holds control characters."""
-    word = word.strip(" \t")
-    return word if word and word != "NA" and _WORD.fullmatch(word) else None
+    text = text.strip(" \t")
+    return text if text and text != "NA" and _PRINTABLE.fullmatch(text) else None
 
 
 @_once
-def read_ip(word: str) -> str | None:
+def read_ip(text: str) -> str | None:
     """An IPv4 or IPv6 address as it stood; else None."""
-    word = word.strip(" \t")
-    if _IPV4.fullmatch(word):
-        return word
-    return word if _is_ipv6(word) else None
+    text = text.strip(" \t")
+    if _IPV4.fullmatch(text):
+        return text
+    return text if _is_ipv6(text) else None
 
 
-def _is_ipv6(word: str) -> bool:
-    if len(word) > 45 or not re.fullmatch(r"[0-9a-fA-F:.]+", word) or ":" not in word:
+def _is_ipv6(text: str) -> bool:
+    if len(text) > 45 or not re.fullmatch(r"[0-9a-fA-F:.]+", text) or ":" not in text:
         return False
     try:
-        ipaddress.IPv6Address(word)
+        ipaddress.IPv6Address(text)
     except ValueError:
         return False
     return True
 
 
-def read_bus_id(word: str) -> str | None:
+def read_bus_id(text: str) -> str | None:
     """A PCI address as it stood (0000:C1:00.0); else None."""
-    word = word.strip(" \t")
-    return word if _BUS_ID.fullmatch(word) else None
+    text = text.strip(" \t")
+    return text if _BUS_ID.fullmatch(text) else None
 
 
-def read_choice(word: str, choices: Sequence[str]) -> str | None:
+def read_choice(text: str, choices: Sequence[str]) -> str | None:
     """The one of `choices` that the word is, exactly; a cut last line does no harm, since the choice is complete."""
-    word = shown(word).strip(" \t")
-    return word if word in choices else None
+    text = shown(text).strip(" \t")
+    return text if text in choices else None
 
 
 def field_of(line: str, separator: str = ":") -> Field | None:
@@ -176,9 +176,9 @@ class Reader:
         value = self.value(*names)
         return None if value is None else self._keep(names, read_hex(value), value)
 
-    def word(self, *names: str) -> str | None:
+    def text(self, *names: str) -> str | None:
         value = self.value(*names)
-        return None if value is None else self._keep(names, read_word(value), value)
+        return None if value is None else self._keep(names, read_text(value), value)
 
     def choice(self, choices: Sequence[str], *names: str) -> str | None:
         value = self.value(*names)

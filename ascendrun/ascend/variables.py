@@ -83,7 +83,7 @@ def check_variable(name: str, value: str, chip: Chip | None = None) -> tuple[Var
         message = Text("variable.empty", "empty value")
         report("form", NOTE, message, Text("variable.empty.hint", "unset it, or set a value"))
         return tuple(found)
-    _judge_form(variable, value, chip, report)
+    _check_form(variable, value, chip, report)
     for rule in variable.harmful:
         if _applies(rule["when"], value):
             message = Text(f"variable.{name}.{_name_of(rule['when'])}.message", rule["message"])
@@ -114,10 +114,10 @@ def _name_of(when: str) -> str:
     return when if when == "any" else f"is-{when[1:]}" if when.startswith("=") else f"has-{when[1:].replace(':', '-')}"
 
 
-def _judge_form(variable: Variable, value: str, chip: Chip | None, report: Report) -> None:
+def _check_form(variable: Variable, value: str, chip: Chip | None, report: Report) -> None:
     own = variable.by_family.get(chip.family, {}) if chip else {}
     if variable.kind == "int":
-        _judge_int(variable, own, value, report)
+        _check_int(variable, own, value, report)
     elif variable.kind == "choice":
         choices = tuple(own.get("choices", variable.choices))
         if value not in choices:
@@ -130,7 +130,7 @@ def _judge_form(variable: Variable, value: str, chip: Chip | None, report: Repor
             report("form", WARNING if variable.kind == "path" else ERROR, *fault)
 
 
-def _judge_int(variable: Variable, own: Mapping[str, Any], value: str, report: Report) -> None:
+def _check_int(variable: Variable, own: Mapping[str, Any], value: str, report: Report) -> None:
     low, high = own.get("min", variable.low), own.get("max", variable.high)
     step, unit = own.get("step", variable.step), f" {variable.unit}" if variable.unit else ""
     limits = (

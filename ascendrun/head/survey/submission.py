@@ -194,7 +194,7 @@ def build_plan(
 ) -> LaunchPlan:
     """The plan of the job's present attempt. Raises PreflightError or InvalidInputError with every reason."""
     from ascendrun.core.jobs.plan import make_plan
-    from ascendrun.health.samples.device_samples import sampling_wish
+    from ascendrun.health.samples.device_samples import sampling_request
 
     folders = {
         host: Folders(
@@ -217,5 +217,5 @@ def build_plan(
         home=job.home,
     )
     return replace(
-        plan, sampling=sampling_wish(spec.devices.type, every_s=spec.sampling.interval_s, hosts=len(plan.nodes))
+        plan, sampling=sampling_request(spec.devices.type, every_s=spec.sampling.interval_s, hosts=len(plan.nodes))
     )

@@ -107,8 +107,8 @@ def _hccl_ports_reserved(host: str, facts: NodeFacts) -> Iterator[Finding]:
     if facts.port_ranges is None:
         return
     (low, high), reserved = facts.port_ranges
-    wanted = range(max(low, HCCL_BASE), min(high, HCCL_BASE + HCCL_COUNT - 1) + 1)
-    if any(not any(first <= port <= last for first, last in reserved) for port in wanted):
+    required = range(max(low, HCCL_BASE), min(high, HCCL_BASE + HCCL_COUNT - 1) + 1)
+    if any(not any(first <= port <= last for first, last in reserved) for port in required):
         yield finding("ports-not-reserved", Severity.WARN, host, low=low, high=high)
 
 

@@ -130,11 +130,11 @@ def check_count(context: CheckContext) -> Iterator[Finding]:
     same = compare(counts)
     for host, count in counts.items():
         facts = context.facts[host].npu
-        wanted = planned_devices(context, host)
+        planned = planned_devices(context, host)
         lost = len(facts.davinci) - count
         most = max(same.majority if same is not None else 0, lost + count)
         if count >= most:
-            short = wanted is not None and [one for one in wanted if one >= count]
+            short = planned is not None and [one for one in planned if one >= count]
             if short:
                 yield finding(
                     "npu-too-few", Severity.FAIL, host, evidence=(_listed(facts),), found=count, ids=tuple(short)
@@ -287,8 +287,8 @@ def _ecc_line(npu_id: int, memory: str, counts: EccCounts) -> Text:
 
 
 def _devices_of(facts: NpuFacts, npu_ids: Iterable[int]) -> set[int]:
-    wanted = set(npu_ids)
-    return {device for device, chip in chips_by_device(facts).items() if chip.npu_id in wanted}
+    planned = set(npu_ids)
+    return {device for device, chip in chips_by_device(facts).items() if chip.npu_id in planned}
 
 
 @check("hbm-size", "the NPUs' memory has its rated size", "hbm-short")

@@ -20,9 +20,9 @@ def check_visible_devices(context: CheckContext) -> Iterator[Finding]:
         value = (facts.environ or {}).get(VISIBLE)
         if not value:
             continue
-        ids, wanted = effective_ids(value), planned_devices(context, host)
-        if wanted is not None and len(ids) < len(wanted):
-            yield finding("visible-fewer", Severity.FAIL, host, value=value[:80], found=len(ids), expected=len(wanted))
+        ids, planned = effective_ids(value), planned_devices(context, host)
+        if planned is not None and len(ids) < len(planned):
+            yield finding("visible-fewer", Severity.FAIL, host, value=value[:80], found=len(ids), expected=len(planned))
         count = len(facts.npu.info.chips) if facts.npu.info is not None else None
         over = [number for number in ids if count is not None and number >= count]
         if over:
@@ -33,8 +33,8 @@ def check_visible_devices(context: CheckContext) -> Iterator[Finding]:
 def check_device_set(context: CheckContext) -> Iterator[Finding]:
     """Which devices of one server HCCL supports together, by the chip's links. Only the 910A rejects others."""
     for host, facts in npu_nodes(context):
-        chip, wanted = chip_of_node(facts.npu), planned_devices(context, host)
-        for fault in device_faults(chip, wanted) if chip is not None and wanted else ():
+        chip, planned = chip_of_node(facts.npu), planned_devices(context, host)
+        for fault in device_faults(chip, planned) if chip is not None and planned else ():
             severity = Severity.FAIL if chip is not None and chip.family == "A1" else Severity.WARN
             yield finding("device-set", severity, host, problem=fault)
 

@@ -61,8 +61,8 @@ class PairEvaluation:
     @property
     def lone_links(self) -> tuple[Pair, ...]:
         """The bad links that are no part of a split."""
-        told = {pair for split in self.splits for pair in split.links}
-        return tuple(pair for pair in self.bad_links if pair not in told)
+        known = {pair for split in self.splits for pair in split.links}
+        return tuple(pair for pair in self.bad_links if pair not in known)
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def evaluate_pairs(hosts: Sequence[str], results: Sequence[Exchange], *, shares:
     bad_hosts = tuple(host for host in hosts if _is_bad(host, partners.get(host, set()), slow, sound))
     counts = _counts(results)
     bad_links = tuple(pair for pair in sorted(slow) if sound.issuperset(pair) and counts[pair] >= PROOFS)
-    told = set(bad_hosts)
-    unclear = tuple(pair for pair in sorted(slow) if pair not in bad_links and not told.intersection(pair))
+    known = set(bad_hosts)
+    unclear = tuple(pair for pair in sorted(slow) if pair not in bad_links and not known.intersection(pair))
     splits = _splits(hosts, [pair for pair in best if pair not in slow], bad_links)
     return PairEvaluation(typical, slow, sound, bad_hosts, bad_links, splits, unclear)
 

@@ -23,7 +23,7 @@ def ping_items(results: Mapping[str, Mapping[str, Any]], *, every_pair: bool) ->
             "kind": "argv",
             "timeout_s": PINGS_S * (4 if every_pair else 1),
             "max_bytes": 1 << 20,
-            "argv": ["sh", "-c", PINGS, "ascendrun", *_words(found)],
+            "argv": ["sh", "-c", PINGS, "ascendrun", *_arguments(found)],
         }
         for host, found in targets.items()
         if found
@@ -64,5 +64,5 @@ def _is_up(port: Port) -> bool:
     return port.link is not None and port.link.is_up is True
 
 
-def _words(targets: Targets) -> list[str]:
-    return [word for device, address in targets for word in (str(device), address)]
+def _arguments(targets: Targets) -> list[str]:
+    return [argument for device, address in targets for argument in (str(device), address)]

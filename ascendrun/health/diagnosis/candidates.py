@@ -74,8 +74,8 @@ def _together(causes: Sequence[Indicator]) -> list[list[Indicator]]:
 def _is_one_end(one: Indicator, other: Indicator) -> bool:
     if one.sameness != other.sameness:
         return False
-    words = [normalised(str(indicator.values.get("last", "-"))) for indicator in (one, other)]
-    if words[0] == words[1] != "-":
+    messages = [normalised(str(indicator.values.get("last", "-"))) for indicator in (one, other)]
+    if messages[0] == messages[1] != "-":
         return True
     if one.at is None or other.at is None:
         return False
@@ -97,7 +97,7 @@ def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Candidate]:
             and own.code not in ("exception", "terminated")
             and own.blames in ("self", "node", "job")
             and own.strength >= SIGN_FROM
-            and not _speaks_of_several(timeline)
+            and not _names_several(timeline)
         ):
             groups.setdefault(own.sameness, []).append(own)
     made = [make_candidate(indicators) for indicators in groups.values()]
@@ -114,8 +114,8 @@ def _of_sufferers(timelines: Sequence[RankTimeline]) -> list[Candidate]:
         and "type" in timeline.own.values
         and timeline.rank.has_failed
         and not _is_collective(timeline)
-        and all(word.kind == "suffered" for word in timeline.words if word.wait is not None)
-        and not _speaks_of_several(timeline)
+        and all(message.kind == "suffered" for message in timeline.messages if message.wait is not None)
+        and not _names_several(timeline)
     ]
     groups: dict[str, list[Indicator]] = {}
     for timeline in outliers:
@@ -130,9 +130,9 @@ def _of_sufferers(timelines: Sequence[RankTimeline]) -> list[Candidate]:
     ]
 
 
-def _speaks_of_several(timeline: RankTimeline) -> bool:
+def _names_several(timeline: RankTimeline) -> bool:
     """Its words are weighed with the others' by waiting.py."""
-    return any(word.kind in OF_SEVERAL for word in timeline.words)
+    return any(message.kind in OF_SEVERAL for message in timeline.messages)
 
 
 def _is_collective(timeline: RankTimeline) -> bool:
@@ -205,7 +205,7 @@ def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Se
                 not credible
                 and ranks
                 and not any(
-                    timeline.rank.has_failed or timeline.waited or timeline.rank.stopped or timeline.is_silent
+                    timeline.rank.has_failed or timeline.waited or timeline.rank.stopped or timeline.has_no_trace
                     for timeline in ended
                 )
             ):

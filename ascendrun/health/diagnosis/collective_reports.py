@@ -17,15 +17,15 @@ _CQE_TYPE, _STUCK_TYPE = re.compile("cqe", re.IGNORECASE), re.compile("stuck", r
 
 def blame_tls(table: Table) -> Candidate | None:
     """The TLS switch differs: those of the smaller side."""
-    reports = table.words("tls")
+    reports = table.messages("tls")
     sides: dict[str, set[tuple[str, str]]] = {"on": set(), "off": set()}
-    for _events_of, word in reports:
+    for _events_of, message in reports:
         for side, entries in sides.items():
-            entries.update(_TLS_ENTRY.findall(word.values.get(side, "")))
+            entries.update(_TLS_ENTRY.findall(message.values.get(side, "")))
     rows: dict[str, set[int]] = {}
-    for timeline, word in table.words("link"):
-        if word.values.get("tls"):
-            rows.setdefault(word.values["tls"].upper(), set()).add(timeline.rank.rank)
+    for timeline, message in table.messages("link"):
+        if message.values.get("tls"):
+            rows.setdefault(message.values["tls"].upper(), set()).add(timeline.rank.rank)
     if not reports and len(rows) < 2:
         return None
     if not sides["on"] or not sides["off"]:
@@ -35,7 +35,7 @@ def blame_tls(table: Table) -> Candidate | None:
             "EI0016",
             80,
             smaller if is_minor else (),
-            reports or table.words("link"),
+            reports or table.messages("link"),
             retry="never",
             blames="node",
             caveats="who-unknown" if not is_minor else "by-rule",
@@ -61,7 +61,7 @@ _DIFFERS: Mapping[str, str] = {"differs": "EI0005", "mismatch": "collectives-mis
 
 def blame_differs(table: Table) -> Candidate | None:
     """Ranks call different collectives: the outlier, else all that report it."""
-    reports = table.words(*_DIFFERS)
+    reports = table.messages(*_DIFFERS)
     if not reports:
         return None
     outliers = minority(table.tags()) or _outliers_in_one_aspect(table, reports)
@@ -82,33 +82,34 @@ def _outliers_in_one_aspect(table: Table, reports: Sequence[Report]) -> tuple[in
     """The few that gave something else than the others for one thing: an operation, a size; by their own words, and
     for who says nothing by others'. A group in which ranks have other numbers is not compared."""
     if any(
-        word.kind == "mismatch" and word.ranks and word.ranks[0] != timeline.rank.rank for timeline, word in reports
+        message.kind == "mismatch" and message.ranks and message.ranks[0] != timeline.rank.rank
+        for timeline, message in reports
     ):
         return ()
     given: dict[str, dict[int, str]] = {}
-    for timeline, word in reports:
-        if word.kind == "models":
+    for timeline, message in reports:
+        if message.kind == "models":
             given["model"] = {
-                **dict.fromkeys(range(word.ranks[0]), word.values["theirs"]),
-                word.ranks[0]: word.values["own"],
+                **dict.fromkeys(range(message.ranks[0]), message.values["theirs"]),
+                message.ranks[0]: message.values["own"],
             }
             continue
-        for aspect, value in word.values.items():
+        for aspect, value in message.values.items():
             given.setdefault(aspect, {}).setdefault(timeline.rank.rank, value)
-    for _events_of, word in table.words("mismatch-elsewhere"):
-        for aspect, value in word.values.items():
-            given.setdefault(aspect, {}).setdefault(word.ranks[1], value)
+    for _events_of, message in table.messages("mismatch-elsewhere"):
+        for aspect, value in message.values.items():
+            given.setdefault(aspect, {}).setdefault(message.ranks[1], value)
     return next((few for few in map(minority, given.values()) if few), ())
 
 
 def blame_cqe(table: Table) -> Candidate | None:
     """RoCE gave up sending: the host that takes part in every broken pair, else both ends."""
-    return _blame_pairs(table, "EI0013", table.words("cqe"))
+    return _blame_pairs(table, "EI0013", table.messages("cqe"))
 
 
 def blame_completion(table: Table) -> Candidate | None:
     """The same, of NCCL: an address there is a host's, of all its ranks."""
-    found = _blame_pairs(table, "nccl-ib-completion", table.words("completion"))
+    found = _blame_pairs(table, "nccl-ib-completion", table.messages("completion"))
     return found and replace(
         found, ranks=tuple(rank.rank for host in found.hosts for rank in table.evidence.ranks_of(host))
     )
@@ -117,7 +118,7 @@ def blame_completion(table: Table) -> Candidate | None:
 def _blame_pairs(table: Table, code: str, reports: Sequence[Report]) -> Candidate | None:
     if not reports:
         return None
-    pairs = [({timeline.rank.host}, table.named(word)) for timeline, word in reports]
+    pairs = [({timeline.rank.host}, table.named(message)) for timeline, message in reports]
     common = set.intersection(*({*own, *([host] if host else [])} for own, (_, host) in pairs))
     remote = {rank for _, (ranks, _) in pairs for rank in ranks}
     accused = {host for _, (_, host) in pairs if host is not None}
@@ -143,8 +144,8 @@ def _blame_pairs(table: Table, code: str, reports: Sequence[Report]) -> Candidat
 
 def blame_location(table: Table) -> Candidate | None:
     """HCCL's heartbeat names culprits: broken links count more than stuck ones, those more than lost ones."""
-    reports = table.words("location")
-    named = {table.named(word)[1] for _events_of, word in reports}
+    reports = table.messages("location")
+    named = {table.named(message)[1] for _events_of, message in reports}
     if not reports or any(
         host.reachable is False and not host.has_ended and host.host in named for host in table.evidence.hosts
     ):
@@ -154,8 +155,8 @@ def blame_location(table: Table) -> Candidate | None:
         ("hccl-culprit-stuck", _STUCK_TYPE.search),
         ("hccl-culprit-lost", lambda text: True),
     ):
-        chosen = [(timeline, word) for timeline, word in reports if test(word.values["type"])]
-        votes = Counter(table.named(word) for _events_of, word in chosen)
+        chosen = [(timeline, message) for timeline, message in reports if test(message.values["type"])]
+        votes = Counter(table.named(message) for _events_of, message in chosen)
         votes = Counter({who: count for who, count in votes.items() if who[1] is not None})
         if votes:
             (ranks, host), count = votes.most_common(1)[0]
@@ -186,9 +187,9 @@ def blame_world_size(table: Table) -> Candidate | None:
     """All ranks that were started came to the meeting, and the program went on waiting for more."""
     started = max(table.evidence.world_size, len(table.timelines))
     reports = [
-        (timeline, word)
-        for timeline, word in table.words("clients")
-        if word.values and int(word.values["joined"]) == started < int(word.values["expected"])
+        (timeline, message)
+        for timeline, message in table.messages("clients")
+        if message.values and int(message.values["joined"]) == started < int(message.values["expected"])
     ]
     if not reports or table.evidence.launcher in LAUNCHERS:  # how many those started, only they know
         return None
@@ -198,12 +199,12 @@ def blame_world_size(table: Table) -> Candidate | None:
 
 def blame_missing(table: Table) -> Candidate | None:
     """The meeting point counts who came: those who did not."""
-    named = {rank for _events_of, word in table.words("missing") for rank in word.ranks}
-    came = {rank for _events_of, word in table.words("connected") for rank in word.ranks}
+    named = {rank for _events_of, message in table.messages("missing") for rank in message.ranks}
+    came = {rank for _events_of, message in table.messages("connected") for rank in message.ranks}
     if came and not named:
-        needed = max((int(word.values["count"]) for _events_of, word in table.words("needed")), default=0)
+        needed = max((int(message.values["count"]) for _events_of, message in table.messages("needed")), default=0)
         total = max(needed, table.evidence.world_size)
         named = set(range(total)) - came
     if not named or len(named) >= max(table.evidence.world_size, 2):
         return None
-    return table.make("ranks-missing", 60, named, table.words("missing", "connected"), caveats="no-response")
+    return table.make("ranks-missing", 60, named, table.messages("missing", "connected"), caveats="no-response")

@@ -12,7 +12,7 @@ from ascendrun.health.diagnosis.evidence import Line
 
 __all__ = [
     "CONNECT", "EXEC", "LOST", "PeerLine", "accuses", "failed_itself", "find_peer_lines", "has_bare_service",
-    "is_loopback", "looks_suffered", "services_in",
+    "is_loopback", "suffered_wait", "services_in",
 ]  # fmt: skip
 
 
@@ -26,11 +26,11 @@ class PeerLine(PeerMessage):
 def find_peer_lines(lines: Iterable[Line]) -> Iterator[PeerLine]:
     """In the order of the lines; one line may say several things."""
     for line in lines:
-        for said in read_messages(line.text):
-            yield PeerLine(said.kind, said.wait, said.ranks, said.addresses, said.values, line)
+        for found in read_messages(line.text):
+            yield PeerLine(found.kind, found.wait, found.ranks, found.addresses, found.values, line)
 
 
-_LOOKS_LOST = re.compile(
+_MEANS_LOST = re.compile(
     r"connections?\b.{0,40}\b(?:reset|closed|refused|aborted|lost|broken|failed)|broken pipe|"
     r"remote (?:rank|peer|worker|process|end)|peer (?:rank|process|closed)|lost connection|"
     r"connection error|process group .*(?:abort|destroyed)|"
@@ -38,7 +38,7 @@ _LOOKS_LOST = re.compile(
     r"IncompleteReadError)\b",
     re.IGNORECASE,
 )
-_LOOKS_WAITED = re.compile(
+_MEANS_WAITED = re.compile(
     r"tim(?:ed|es|e)[ -]?out|deadline exceeded|barrier .*fail|rendezvous|"
     r"\bHCCL (?:function )?error\b.*error code is (?:9|1[1-4]|19|21)\b|ProcessGroup\w* .*error",
     re.IGNORECASE,
@@ -64,14 +64,14 @@ def accuses(text: str, *, rank: int, world_size: int) -> tuple[int, ...]:
 
 def failed_itself(text: str) -> bool:
     """A call to the communication library failed in this rank, and nothing states that it waited for another one."""
-    return _OWN_FAILURE.search(text) is not None and looks_suffered(text) is None
+    return _OWN_FAILURE.search(text) is not None and suffered_wait(text) is None
 
 
-def looks_suffered(text: str) -> str | None:
+def suffered_wait(text: str) -> str | None:
     """LOST or EXEC when an exception's words are those of one that another rank has let down; else None."""
-    if _LOOKS_LOST.search(text):
+    if _MEANS_LOST.search(text):
         return LOST
-    return EXEC if _LOOKS_WAITED.search(text) else None
+    return EXEC if _MEANS_WAITED.search(text) else None
 
 
 _SERVICE = re.compile(

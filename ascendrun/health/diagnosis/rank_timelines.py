@@ -19,19 +19,19 @@ from ascendrun.health.diagnosis.times import Moment, moment, with_stamps
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """`own`: the best reason for this rank's end that its own traces give, None: they give none. `words`: what it says
-    of others, before anybody told it to stop. `waited`: what it suffered from others, as in peers.PeerLine.wait.
-    `survived`: as RankLines.survived."""
+    """`own`: the best reason for the end of this rank in its own output, None: it has none. `messages`: what it reports
+    about others before it was stopped. `waited`: what it suffered from others, as in peers.PeerLine.wait. `survived`:
+    as RankLines.survived."""
 
     rank: RankEvidence
     own: Indicator | None
     indicators: tuple[Indicator, ...] = ()
-    words: tuple[PeerLine, ...] = ()
+    messages: tuple[PeerLine, ...] = ()
     chain: Chain | None = None
     end: Moment | None = None
     waited: str | None = None
     waited_at: Moment | None = None
-    is_silent: bool = False
+    has_no_trace: bool = False
     survived: Mapping[str, bool] = field(default_factory=dict)
 
     @property
@@ -47,23 +47,23 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
     lines = RankLines(evidence, rank, (*rank.error, *rank.lines), plog)
     fatal = Fatal(lines)
     indicators = [*fatal.indicators(), *known_line_indicators(lines, fatal)]
-    says_so = fatal.missed_a_child()
-    child = None if says_so is None else child_indicator(evidence, rank, points=says_so)
+    missed = fatal.missed_a_child()
+    child = None if missed is None else child_indicator(evidence, rank, points=missed)
     indicators += [indicator for indicator in (child, exit_indicator(evidence, rank)) if indicator is not None]
-    words = (*lines.words, *fatal.suffered_lines())
-    waits = [word for word in words if word.wait is not None]
+    messages = (*lines.messages, *fatal.suffered_lines())
+    waits = [message for message in messages if message.wait is not None]
     own = choose_own(indicators, has_failed=rank.has_failed, waited=bool(waits))
     suffered = waits[0] if waits else None
     return RankTimeline(
         rank=rank,
         own=own,
         indicators=tuple(indicators),
-        words=words,
+        messages=messages,
         chain=fatal.chain,
         end=moment(evidence, rank.host, rank.exited_at_s),
         waited=suffered.wait if suffered else None,
         waited_at=None if suffered is None else moment(evidence, rank.host, suffered.line.at_s),
-        is_silent=not rank.has_ended and not rank.lines,
+        has_no_trace=not rank.has_ended and not rank.lines,
         survived=lines.survived(),
     )
 
@@ -81,9 +81,9 @@ def without_survived(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
 
 def _common(others: Sequence[RankTimeline]) -> Mapping[str, bool]:
     """Lines that most of them wrote, and went on; True: surely."""
-    said = Counter(line for timeline in others for line in timeline.survived)
+    counts = Counter(line for timeline in others for line in timeline.survived)
     surely = Counter(line for timeline in others for line, is_sure in timeline.survived.items() if is_sure)
-    return {line: 2 * surely[line] >= len(others) for line, count in said.items() if 2 * count >= len(others)}
+    return {line: 2 * surely[line] >= len(others) for line, count in counts.items() if 2 * count >= len(others)}
 
 
 def _without(timeline: RankTimeline, common: Mapping[str, bool]) -> RankTimeline:
@@ -114,17 +114,17 @@ def choose_own(indicators: Sequence[Indicator], *, has_failed: bool, waited: boo
     suffered: programs crash while they are cleaning up.
     """
     causes = [indicator for indicator in indicators if indicator.role == CAUSE]
-    telling = [indicator for indicator in causes if not indicator.is_vague]
+    decisive = [indicator for indicator in causes if not indicator.is_vague]
     suffered = [
         indicator
         for indicator in indicators
         if indicator.role in (SYMPTOM, CONSEQUENCE) and indicator.code != "terminated"
     ]
     vague = [indicator for indicator in causes if indicator.is_vague]
-    if telling:
-        best = max(telling, key=lambda indicator: indicator.strength)
-        doubted = not best.sure and not suffered and not waited
-        return max([best, *vague], key=lambda indicator: indicator.strength) if doubted else best
+    if decisive:
+        best = max(decisive, key=lambda indicator: indicator.strength)
+        is_unsure = not best.sure and not suffered and not waited
+        return max([best, *vague], key=lambda indicator: indicator.strength) if is_unsure else best
     if vague and not suffered and not waited:
         return max(vague, key=lambda indicator: indicator.strength)
     if suffered:

@@ -33,7 +33,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     """For an attempt that failed; pure."""
     of_ranks = candidates_of(evidence, timelines)
     candidates = [*of_ranks, *candidates_of_kernels(evidence, of_ranks)]
-    winner = _odd_one(candidates, timelines) or choose(candidates)
+    winner = _outlier(candidates, timelines) or choose(candidates)
     if winner is None or not winner.is_credible:
         waiting = blame_waiting(evidence, timelines)
         if waiting is not None and winner is not None and not winner.is_vague and winner.ranks == waiting.ranks:
@@ -97,7 +97,7 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
     return max(first or credible, key=lambda one: (one.strength, -(one.at.at_s if one.at else float("inf"))))
 
 
-def _odd_one(candidates: Sequence[Candidate], timelines: Sequence[RankTimeline]) -> Candidate | None:
+def _outlier(candidates: Sequence[Candidate], timelines: Sequence[RankTimeline]) -> Candidate | None:
     """Few that left without a word, with a code of their own, while all others raised one and the same exception: who
     was alone was first, unless the clocks say otherwise."""
     mute = [one for one in candidates if one.code == "exit-code"]
@@ -308,7 +308,7 @@ def _lag(chain: Sequence[ChainLink]) -> float | None:
 
 
 def _unknown(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
-    nobody = Candidate("unknown", 0)
+    no_candidate = Candidate("unknown", 0)
     suffered = [timeline for timeline in timelines if timeline.waited is not None]
     code = "peer-lost" if suffered else "unknown"
     first = earliest(_when(timeline) for timeline in suffered) if suffered else None
@@ -320,7 +320,7 @@ def _unknown(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis
         confidence=Confidence.UNKNOWN,
         at_s=first.at_s if first else None,
         evidence=proofs,
-        chain=make_chain(nobody, timelines),
+        chain=make_chain(no_candidate, timelines),
         missing=_missing(evidence),
         values={"reason": evidence.reason or ""},
     )
@@ -343,8 +343,8 @@ RULES: tuple[Callable[[Table], Candidate | None], ...] = (
     collective_reports.blame_location, reachability.blame_loopback, collective_reports.blame_world_size,
     collective_reports.blame_missing, unresponsive.blame_finished_early, unresponsive.blame_unreachable,
     unresponsive.blame_first_loser, reachability.blame_unreached, collective_reports.blame_completion,
-    unresponsive.blame_silent, unresponsive.blame_latest, unresponsive.blame_sequence, unresponsive.blame_lagging,
-    wait_chain.blame_stuck, wait_chain.blame_chain, wait_chain.blame_named,
+    unresponsive.blame_quiet, unresponsive.blame_latest, unresponsive.blame_sequence, unresponsive.blame_lagging,
+    wait_chain.blame_stuck, wait_chain.blame_chain, wait_chain.blame_most_reported,
 )  # fmt: skip
 """What is reported outright comes before what is concluded."""
 
@@ -352,7 +352,7 @@ RULES: tuple[Callable[[Table], Candidate | None], ...] = (
 def blame_waiting(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Candidate | None:
     """The first rule that can tell; None when no rank waited for or lost another, or nothing tells whom. Where nobody
     failed and nobody says anything, a host that does not answer is all that is left."""
-    reports: list[Report] = [(timeline, word) for timeline in timelines for word in timeline.words]
+    reports: list[Report] = [(timeline, message) for timeline in timelines for message in timeline.messages]
     table = Table(evidence, timelines, reports)
     if not reports:
         return (

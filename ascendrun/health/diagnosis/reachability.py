@@ -19,16 +19,16 @@ def blame_loopback(table: Table) -> Candidate | None:
     that its name leads there, or whatever address a peer gave out: then it is the one host that nobody complains on."""
     master = table.by_rank.get(0)
     reports = [
-        (timeline, word)
-        for timeline, word in table.words("unreached", "lost", "tried")
-        if any(is_loopback(address) for address, _ in word.addresses)
-        and (word.kind != "tried" or timeline.waited is not None)
-        and (word.kind == "lost" or master is None or timeline.rank.host != master.rank.host)
+        (timeline, message)
+        for timeline, message in table.messages("unreached", "lost", "tried")
+        if any(is_loopback(address) for address, _ in message.addresses)
+        and (message.kind != "tried" or timeline.waited is not None)
+        and (message.kind == "lost" or master is None or timeline.rank.host != master.rank.host)
     ]
     if not reports or len(table.evidence.hosts) < 2:
         return None
     rest = {host.host for host in table.evidence.hosts} - {timeline.rank.host for timeline, _ in reports}
-    if len(rest) == 1 and all(word.kind == "lost" for _, word in reports):
+    if len(rest) == 1 and all(message.kind == "lost" for _, message in reports):
         ranks = [rank.rank for host in rest for rank in table.evidence.ranks_of(host)]
         values = {"address": reports[0][1].addresses[0][0]}
         return table.make(
@@ -48,11 +48,11 @@ def blame_loopback(table: Table) -> Candidate | None:
 def blame_unreached(table: Table) -> Candidate | None:
     """The host that no other one reaches; else those that do not reach what others do; else, of a pair, the one that
     complains. Time that ran out is a broken path only where somebody there had opened the door."""
-    reports = [one for one in table.words("unreached") if _counts(table, one)]
+    reports = [one for one in table.messages("unreached") if _counts(table, one)]
     pairs: dict[tuple[str, str | None], Report] = {}
     for one in reports:
-        timeline, word = one
-        target = table.named(word)[1]
+        timeline, message = one
+        target = table.named(message)[1]
         if target != timeline.rank.host:
             known = pairs.get((timeline.rank.host, target))
             if known is None or known[1].values["why"] == "in_vain":
@@ -61,7 +61,7 @@ def blame_unreached(table: Table) -> Candidate | None:
         return None
     chosen = list(pairs.values())
     sources, target = _sides(table, pairs)
-    whys = {word.values["why"] for _, word in chosen}
+    whys = {message.values["why"] for _, message in chosen}
     is_target = target is not None and not whys & _OWN_FAULT and _is_everybody(table, sources, target)
     hosts = {target} if is_target and target is not None else sources
     ranks = [rank.rank for host in hosts for rank in table.evidence.ranks_of(host)]
@@ -91,18 +91,18 @@ def blame_unreached(table: Table) -> Candidate | None:
 
 def _place(reports: Sequence[Report]) -> str:
     """The address or name that was tried, which is no host's of the job."""
-    tried = {address for _, word in reports for address, _ in word.addresses}
+    tried = {address for _, message in reports for address, _ in message.addresses}
     return ", ".join(sorted(tried)) or "?"
 
 
 def _counts(table: Table, one: Report) -> bool:
-    timeline, word = one
-    if word.values["why"] == "no_name":
+    timeline, message = one
+    if message.values["why"] == "no_name":
         return timeline.waited is not None
-    if word.values["why"] != "in_vain":
+    if message.values["why"] != "in_vain":
         return True
-    host = table.named(word)[1]  # None: an address that is no host's, where the master's door may yet be
-    return any(host in (None, other.rank.host) for other, _ in table.words("clients"))
+    host = table.named(message)[1]  # None: an address that is no host's, where the master's door may yet be
+    return any(host in (None, other.rank.host) for other, _ in table.messages("clients"))
 
 
 def _sides(table: Table, pairs: dict[tuple[str, str | None], Report]) -> tuple[set[str], str | None]:

@@ -14,7 +14,7 @@ from ascendrun.health.diagnosis.wait_table import (
     has_finished,
     minority,
     most_common,
-    most_named,
+    most_reported,
     naming,
 )
 
@@ -47,7 +47,7 @@ def blame_unreachable(table: Table) -> Candidate | None:
         quiet = [timeline for timeline in ranks if not timeline.rank.has_ended and timeline.waited is None]
         if host.reachable is False and not host.has_ended and len(quiet) == len(ranks):
             hosts.append(host.host)
-    missed = table.waiting or table.losing or table.words("location")
+    missed = table.waiting or table.losing or table.messages("location")
     if not hosts or len(hosts) >= len(table.evidence.hosts) or (table.reports and not missed):
         return None
     ranks_there = [rank.rank for host in hosts for rank in table.evidence.ranks_of(host)]
@@ -96,7 +96,7 @@ def _is_long_before(one: RankTimeline, other: RankTimeline) -> bool:
     )
 
 
-def blame_silent(table: Table) -> Candidate | None:
+def blame_quiet(table: Table) -> Candidate | None:
     """Part of the ranks timed out: the others kept them waiting, if they are few or whole hosts."""
     suffering = {timeline.rank.rank for timeline in (*table.waiting, *table.losing)}
     quiet = [
@@ -107,7 +107,7 @@ def blame_silent(table: Table) -> Candidate | None:
     if not quiet or not suffering:
         return None
     ranks = {timeline.rank.rank for timeline in quiet}
-    narrowed = most_named(table, among=ranks)
+    narrowed = most_reported(table, among=ranks)
     if len(quiet) > 1 and narrowed:
         ranks = set(narrowed)
     hosts = table.hosts_of(ranks)
@@ -144,31 +144,35 @@ def blame_latest(table: Table) -> Candidate | None:
 
 def blame_sequence(table: Table) -> Candidate | None:
     """Ranks that are a collective behind the others, or in another one."""
-    told = table.words("lagging")
-    named = {rank for _, word in told for rank in word.ranks}
+    lagging = table.messages("lagging")
+    named = {rank for _, message in lagging for rank in message.ranks}
     if named and 2 * len(named) < len(table.timelines):
-        return table.make("collective-not-reached", 56, named, told, values=told[0][1].values)
+        return table.make("collective-not-reached", 56, named, lagging, values=lagging[0][1].values)
     groups = table.groups()
     common = most_common(groups.values())
     for kind, name in (("index", "index"), ("sequence", "seq")):
         numbers: dict[int, int] = {}
-        for timeline, word in table.words(kind):
+        for timeline, message in table.messages(kind):
             if groups.get(timeline.rank.rank, common) == common:
-                numbers.setdefault(timeline.rank.rank, int(word.values[name]))
+                numbers.setdefault(timeline.rank.rank, int(message.values[name]))
         if len(numbers) > 1 and len(set(numbers.values())) > 1:
             lowest = min(numbers.values())
             behind = [rank for rank, number in numbers.items() if number == lowest]
             if 2 * len(behind) < len(numbers):
-                reports = [one for one in table.words(kind) if one[0].rank.rank in behind]
+                reports = [one for one in table.messages(kind) if one[0].rank.rank in behind]
                 values = {"index": str(lowest), "others": str(max(numbers.values()))}
                 return table.make("collective-not-reached", 56, behind, reports, values=values)
     outliers = minority(table.tags())
     outliers = outliers or minority(
-        {timeline.rank.rank: word.values["op"] for timeline, word in table.words("sequence") if "op" in word.values}
+        {
+            timeline.rank.rank: message.values["op"]
+            for timeline, message in table.messages("sequence")
+            if "op" in message.values
+        }
     )
     if not outliers:
         return None
-    reports = [one for one in table.words("tag", "sequence") if one[0].rank.rank in outliers]
+    reports = [one for one in table.messages("tag", "sequence") if one[0].rank.rank in outliers]
     return table.make("collective-differs", 57, outliers, reports, retry="never", blames="job")
 
 
@@ -190,11 +194,11 @@ def blame_lagging(table: Table) -> Candidate | None:
                 "lagging", 50, behind, table.waits, values={"step": str(min(ordered)), "others": str(middle)}
             )
     quiet_s = {timeline.rank.rank: timeline.rank.last_output_s for timeline in table.timelines}
-    heard = sorted(at for at in quiet_s.values() if at is not None)
-    if len(heard) < 3 or len(heard) < len(table.timelines):
+    known_s = sorted(at for at in quiet_s.values() if at is not None)
+    if len(known_s) < 3 or len(known_s) < len(table.timelines):
         return None
-    middle_s = heard[len(heard) // 2]
+    middle_s = known_s[len(known_s) // 2]
     late = [rank for rank, at in quiet_s.items() if at is not None and middle_s - at > LAGGING_S]
-    if not late or 4 * len(late) > len(heard):
+    if not late or 4 * len(late) > len(known_s):
         return None
     return table.make("lagging", 45, late, table.waits, caveats="by-rule clocks", values={})

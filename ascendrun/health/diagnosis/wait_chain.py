@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections import Counter
 
 from ascendrun.health.diagnosis.candidates import Candidate
-from ascendrun.health.diagnosis.wait_table import FEW_SHARE, Table, most_named, naming
+from ascendrun.health.diagnosis.wait_table import FEW_SHARE, Table, most_reported, naming
 
 
 def blame_chain(table: Table) -> Candidate | None:
     """Who waits for whom: blame is at the chain's end, with one who waits for nobody; else it is a circle."""
     edges: dict[int, set[int]] = {}
-    for timeline, word in table.words("link", "remote"):
-        if word.wait is None:
+    for timeline, message in table.messages("link", "remote"):
+        if message.wait is None:
             continue
-        ranks, _host = table.named(word)
+        ranks, _host = table.named(message)
         edges.setdefault(timeline.rank.rank, set()).update(rank for rank in ranks if rank != timeline.rank.rank)
     edges = {rank: targets for rank, targets in edges.items() if targets}
     if not edges:
         return None
     ends = {target for targets in edges.values() for target in targets} - set(edges)
-    reports = [one for one in table.words("link", "remote") if one[1].wait is not None]
+    reports = [one for one in table.messages("link", "remote") if one[1].wait is not None]
     if ends and len(ends) <= max(1, FEW_SHARE * len(table.timelines)):
         return table.make(
             "wait-chain", 53, ends, [one for one in reports if set(table.named(one[1])[0]) & ends], caveats="by-rule"
@@ -49,19 +49,19 @@ def _circle(edges: dict[int, set[int]]) -> tuple[int, ...]:
 
 def blame_stuck(table: Table) -> Candidate | None:
     """Few gave themselves up as stuck; all the others only lost them."""
-    stuck = {timeline.rank.rank for timeline, _ in table.words("stuck")}
+    stuck = {timeline.rank.rank for timeline, _ in table.messages("stuck")}
     rest = [timeline for timeline in table.timelines if timeline.rank.rank not in stuck]
     if not stuck or 4 * len(stuck) > len(table.timelines) or any(timeline not in table.losing for timeline in rest):
         return None
-    return table.make("watchdog-stuck", 46, stuck, table.words("stuck"), blames="self")
+    return table.make("watchdog-stuck", 46, stuck, table.messages("stuck"), blames="self")
 
 
-def blame_named(table: Table) -> Candidate | None:
+def blame_most_reported(table: Table) -> Candidate | None:
     """Who is named most when everything else is silent."""
-    ranks = most_named(table, among=set(table.by_rank))
+    ranks = most_reported(table, among=set(table.by_rank))
     if ranks:
         return table.make("most-reported", 45, ranks, naming(table, set(ranks)))
-    accused = (table.named(word)[1] for _events_of, word in table.words("lost", "link", "timeout"))
+    accused = (table.named(message)[1] for _events_of, message in table.messages("lost", "link", "timeout"))
     hosts = Counter(host for host in accused if host is not None)
     total = sum(hosts.values())
     if not hosts or total < 2:
@@ -71,5 +71,5 @@ def blame_named(table: Table) -> Candidate | None:
     if 3 * count < 2 * total or not outside:
         return None
     there = [rank.rank for rank in table.evidence.ranks_of(host)]
-    reports = [one for one in table.words("lost", "link", "timeout") if table.named(one[1])[1] == host]
+    reports = [one for one in table.messages("lost", "link", "timeout") if table.named(one[1])[1] == host]
     return table.make("most-reported", 42, there, reports, hosts=[host])

@@ -30,8 +30,8 @@ class Table:
         self.waiting = [timeline for timeline in timelines if timeline.waited in (CONNECT, EXEC)]
         self.losing = [timeline for timeline in timelines if timeline.waited == LOST]
 
-    def words(self, *kinds: str) -> list[Report]:
-        return [(timeline, word) for timeline, word in self.reports if word.kind in kinds]
+    def messages(self, *kinds: str) -> list[Report]:
+        return [(timeline, message) for timeline, message in self.reports if message.kind in kinds]
 
     def rank_at(self, address: str, device: int | None) -> tuple[tuple[int, ...], str | None]:
         """The ranks and the host behind an address: of a device's own network port, or of a server and a device."""
@@ -41,13 +41,13 @@ class Table:
         device = self.evidence.host(name).device_addresses.get(address, device)
         return tuple(rank.rank for rank in _on_device(self.evidence.ranks_of(name), device)), name
 
-    def named(self, word: PeerLine) -> tuple[tuple[int, ...], str | None]:
+    def named(self, message: PeerLine) -> tuple[tuple[int, ...], str | None]:
         """Whom a line names: by address where that is known, else by the rank's number."""
-        for address, device in word.addresses:
+        for address, device in message.addresses:
             ranks, host = self.rank_at(address, device)
-            if host is not None and (ranks or not word.ranks):
+            if host is not None and (ranks or not message.ranks):
                 return ranks, host
-        known = tuple(rank for rank in word.ranks if rank in self.by_rank)
+        known = tuple(rank for rank in message.ranks if rank in self.by_rank)
         return known, self.by_rank[known[0]].rank.host if known else None
 
     def hosts_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
@@ -55,8 +55,8 @@ class Table:
 
     def proofs(self, reports: Sequence[Report], *, limit: int = 3) -> tuple[Proof, ...]:
         return tuple(
-            proof_of(self.evidence, word.line, rank=timeline.rank.rank, host=timeline.rank.host)
-            for timeline, word in reports[:limit]
+            proof_of(self.evidence, message.line, rank=timeline.rank.rank, host=timeline.rank.host)
+            for timeline, message in reports[:limit]
         )
 
     def make(
@@ -76,7 +76,7 @@ class Table:
     ) -> Candidate:
         """`caveats`: names, separated by spaces."""
         chosen = tuple(sorted(set(ranks)))
-        words = {} if not reports else _values_of(code, reports[0][1].line.text)
+        messages = {} if not reports else _values_of(code, reports[0][1].line.text)
         places = tuple(sorted(set(hosts))) if hosts is not None else self.hosts_of(chosen)
         return Candidate(
             code,
@@ -89,7 +89,7 @@ class Table:
             blames=blames,
             caveats=tuple(caveats.split()),
             retry=retry,
-            values={**words, **(values or {})},
+            values={**messages, **(values or {})},
         )
 
     def last_output(self, ranks: Iterable[int], *, limit: int = 2) -> tuple[Proof, ...]:
@@ -106,7 +106,7 @@ class Table:
     def groups(self) -> dict[int, str]:
         """The communication group that each rank waited in: operations of different ones cannot be compared."""
         return {
-            timeline.rank.rank: word.values["group"] for timeline, word in self.words("tag")
+            timeline.rank.rank: message.values["group"] for timeline, message in self.messages("tag")
         }  # its plog's word counts
 
     def tags(self) -> dict[int, str]:
@@ -114,14 +114,14 @@ class Table:
         groups = self.groups()
         common = most_common(groups.values())
         return {
-            timeline.rank.rank: word.values["tag"]
-            for timeline, word in self.words("tag")
+            timeline.rank.rank: message.values["tag"]
+            for timeline, message in self.messages("tag")
             if groups[timeline.rank.rank] == common
         }
 
     @property
     def waits(self) -> list[Report]:
-        return [(timeline, word) for timeline, word in self.reports if word.wait is not None]
+        return [(timeline, message) for timeline, message in self.reports if message.wait is not None]
 
 
 def most_common(values: Iterable[str]) -> str | None:
@@ -143,13 +143,13 @@ def _on_device(ranks: Sequence[RankEvidence], device: int | None) -> Sequence[Ra
     return ranks[device : device + 1]
 
 
-def most_named(table: Table, *, among: set[int]) -> tuple[int, ...]:
+def most_reported(table: Table, *, among: set[int]) -> tuple[int, ...]:
     """The one rank of `among` that lines about waits name clearly more than any other; () none is."""
     votes: Counter[int] = Counter()
-    for timeline, word in table.reports:
-        if word.wait is None and word.kind not in ("remote", "location"):
+    for timeline, message in table.reports:
+        if message.wait is None and message.kind not in ("remote", "location"):
             continue
-        ranks, _host = table.named(word)
+        ranks, _host = table.named(message)
         for rank in {*ranks} & among - {timeline.rank.rank}:
             votes[rank] += 1
     ranked = votes.most_common(2)
@@ -161,7 +161,7 @@ def most_named(table: Table, *, among: set[int]) -> tuple[int, ...]:
 
 
 def naming(table: Table, ranks: set[int]) -> list[Report]:
-    return [(timeline, word) for timeline, word in table.reports if {*table.named(word)[0]} & ranks]
+    return [(timeline, message) for timeline, message in table.reports if {*table.named(message)[0]} & ranks]
 
 
 def minority(values: dict[int, str]) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ class ToolOutput:
     timed_out: bool = False
 
 
-def sampling_wish(device_type: str, *, every_s: float, hosts: int) -> Mapping[str, Any] | None:
+def sampling_request(device_type: str, *, every_s: float, hosts: int) -> Mapping[str, Any] | None:
     """What each node of a job is asked to do beside it; None: nothing. So many samples come to one head that on
     very many hosts they are made rarer."""
     if every_s == 0:
@@ -114,7 +114,7 @@ def _argv(script: str, *arguments: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Heard:
+class _Reading:
     """Figures of one device that an item said at some time."""
 
     at_s: float
@@ -128,14 +128,14 @@ class DeviceReader:
 
     def __init__(self, host: str, *, every_s: float = EVERY_S) -> None:
         self._host, self._every_s = host, every_s
-        self._heard: dict[tuple[str, int], _Heard] = {}
+        self._readings: dict[tuple[str, int], _Reading] = {}
         self._octets: dict[int, tuple[float, int | None, int | None]] = {}
         self._devices: dict[tuple[int, int | None], int] = {}
-        self._told: dict[tuple[str, str], float] = {}
+        self._reported_s: dict[tuple[str, str], float] = {}
         self._details: dict[int, DeviceDetail] = {}
         self._new_details: list[DeviceDetail] = []
 
-    def take(self, said: ToolOutput) -> tuple[tuple[DeviceSample, ...], tuple[RawText, ...]]:
+    def take(self, output: ToolOutput) -> tuple[tuple[DeviceSample, ...], tuple[RawText, ...]]:
         """Samples come with the items that say the most of a device; never raises for a text."""
         readers: Mapping[str, Callable[[ToolOutput], tuple[tuple[DeviceSample, ...], str | None]]] = {
             TABLE: self._read_table,
@@ -145,12 +145,12 @@ class DeviceReader:
             PORTS: self._read_ports,
             HISTORY: self._read_ports,
         }
-        if said.item not in readers or said.code == 127:  # the tool is not there
+        if output.item not in readers or output.code == 127:  # the tool is not there
             return (), ()
-        if said.timed_out:
-            return (), self._complain(said, "it did not answer in time")
-        samples, why = readers[said.item](said)
-        return samples, self._complain(said, why) if why else ()
+        if output.timed_out:
+            return (), self._complain(output, "it did not answer in time")
+        samples, why = readers[output.item](output)
+        return samples, self._complain(output, why) if why else ()
 
     def new_details(self) -> tuple[DeviceDetail, ...]:
         """What else was said of devices since the last call, where it differs or was kept some time ago."""
@@ -163,17 +163,17 @@ class DeviceReader:
             self._details[detail.device] = detail
             self._new_details.append(detail)
 
-    def _complain(self, said: ToolOutput, why: str) -> tuple[RawText, ...]:
-        told_s = self._told.get((said.item, why))
-        if told_s is not None and said.at_s - told_s < REPEATED_S:
+    def _complain(self, output: ToolOutput, why: str) -> tuple[RawText, ...]:
+        reported_s = self._reported_s.get((output.item, why))
+        if reported_s is not None and output.at_s - reported_s < REPEATED_S:
             return ()
-        self._told[(said.item, why)] = said.at_s
-        return (RawText(said.at_s, self._host, said.item, said.text, why),)
+        self._reported_s[(output.item, why)] = output.at_s
+        return (RawText(output.at_s, self._host, output.item, output.text, why),)
 
     # NPUs
 
-    def _read_table(self, said: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
-        info = npu_smi.parse_info(said.text)
+    def _read_table(self, output: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
+        info = npu_smi.parse_info(output.text)
         self._devices.clear()
         samples = []
         for place, chip in enumerate(info.chips):
@@ -181,52 +181,52 @@ class DeviceReader:
             self._devices[(chip.npu_id, chip.chip_id)] = device
             samples.append(
                 DeviceSample(
-                    said.at_s,
+                    output.at_s,
                     self._host,
                     device,
                     "npu",
                     source="npu-smi",
                     **_table_figures(info, chip),
-                    **self._slow_figures(device, said.at_s),
+                    **self._slow_figures(device, output.at_s),
                 )
             )
             self._keep_detail(
                 DeviceDetail(
-                    said.at_s,
+                    output.at_s,
                     self._host,
                     device,
                     "npu",
                     bus_id=chip.bus_id,
                     processes=_processes(info, chip),
-                    values=self._more(chip, device, said.at_s),
+                    values=self._more(chip, device, output.at_s),
                 )
             )
         return tuple(samples), _complaint(info.errors, info.unparsed, is_empty=not info.chips)
 
-    def _read_cards(self, said: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
+    def _read_cards(self, output: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
         complaints: list[str | None] = []
-        for section in read_sections(said.text):
+        for section in read_sections(output.text):
             npu_id = _number(section)
             if npu_id is None or section.hung:
                 complaints.append("a call did not come back")
                 continue
             view: Any = (
                 npu_smi_views.parse_common(section.text)
-                if section.words[0] == "common"
+                if section.labels[0] == "common"
                 else npu_smi_views.parse_ecc(section.text)
             )
             for chip in view.chips:
                 device = self._devices.get((npu_id, chip.chip_id))
                 if device is not None:
-                    figures, more = _common_figures(chip) if section.words[0] == "common" else _ecc_figures(chip)
-                    self._heard[(section.words[0], device)] = _Heard(said.at_s, said.item, figures, more)
+                    figures, more = _common_figures(chip) if section.labels[0] == "common" else _ecc_figures(chip)
+                    self._readings[(section.labels[0], device)] = _Reading(output.at_s, output.item, figures, more)
             complaints.append(_complaint(view.errors, view.unparsed, is_empty=not view.chips))
         return (), next((one for one in complaints if one), None)
 
-    def _read_ports(self, said: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
+    def _read_ports(self, output: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
         complaints: list[str | None] = []
-        for section in read_sections(said.text):
-            device, item = _number(section), section.words[0]
+        for section in read_sections(output.text):
+            device, item = _number(section), section.labels[0]
             if device is None or section.hung:
                 complaints.append("a call did not come back")
                 continue
@@ -241,10 +241,10 @@ class DeviceReader:
             else:
                 parsed = parse_stat(section.text)
                 figures, more = (
-                    self._rates(device, said.at_s, parsed.values),
+                    self._rates(device, output.at_s, parsed.values),
                     {name: parsed.values[name] for name in PORT_COUNTERS if name in parsed.values},
                 )
-            self._heard[(item, device)] = _Heard(said.at_s, said.item, figures, more)
+            self._readings[(item, device)] = _Reading(output.at_s, output.item, figures, more)
             complaints.append(_complaint(parsed.errors, parsed.unparsed, is_empty=False))
         return (), next((one for one in complaints if one), None)
 
@@ -262,30 +262,30 @@ class DeviceReader:
         return {"link_tx_bytes_s": rates[0], "link_rx_bytes_s": rates[1]}
 
     def _slow_figures(self, device: int, at_s: float) -> dict[str, Any]:
-        return {name: value for heard in self._lately(device, at_s) for name, value in heard.figures.items()}
+        return {name: value for reading in self._lately(device, at_s) for name, value in reading.figures.items()}
 
     def _more(self, chip: NpuChip, device: int, at_s: float) -> Mapping[str, int]:
         more = _known({"ddr_used_mb": chip.ddr_used_mb, "ddr_total_mb": chip.ddr_total_mb}) if chip.ddr_total_mb else {}
-        for heard in self._lately(device, at_s):
-            more.update(heard.more)
+        for reading in self._lately(device, at_s):
+            more.update(reading.more)
         return more
 
-    def _lately(self, device: int, at_s: float) -> Iterator[_Heard]:
-        for (_, of), heard in self._heard.items():
-            if of == device and at_s - heard.at_s <= FORGOTTEN_AFTER * pace_s(heard.item, self._every_s):
-                yield heard
+    def _lately(self, device: int, at_s: float) -> Iterator[_Reading]:
+        for (_, of), reading in self._readings.items():
+            if of == device and at_s - reading.at_s <= FORGOTTEN_AFTER * pace_s(reading.item, self._every_s):
+                yield reading
 
     # GPUs
 
-    def _read_gpus(self, said: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
-        texts = {section.words[0]: section.text for section in read_sections(said.text)}
+    def _read_gpus(self, output: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
+        texts = {section.labels[0]: section.text for section in read_sections(output.text)}
         gpus, apps = nvidia_smi.parse_gpus(texts.get("gpus", "")), nvidia_smi.parse_apps(texts.get("apps", ""))
         samples = []
         for gpu in gpus.gpus or ():
             pids = None if apps.apps is None else tuple(app.pid for app in apps.apps if app.bus_id == gpu.bus_id)
             samples.append(
                 DeviceSample(
-                    said.at_s,
+                    output.at_s,
                     self._host,
                     gpu.index,
                     "cuda",
@@ -372,8 +372,8 @@ def _sum(*counts: int | None) -> int | None:
 
 
 def _number(section: Section) -> int | None:
-    word = section.words[-1]
-    return int(word) if len(section.words) == 2 and word.isascii() and word.isdigit() else None
+    word = section.labels[-1]
+    return int(word) if len(section.labels) == 2 and word.isascii() and word.isdigit() else None
 
 
 def _bytes(mb: int | None) -> int | None:

@@ -126,9 +126,9 @@ def find_marks(
 
 
 def slow_by_metrics(
-    samples: Newest, places: Places, *, without: Collection[int], judged: Collection[int], since_s: float
+    samples: Newest, places: Places, *, without: Collection[int], compared: Collection[int], since_s: float
 ) -> list[tuple[str, int, Mark]]:
-    """Devices whose figures alone make them slow, where no times of steps say otherwise (`judged`).
+    """Devices whose figures alone make them slow, where no times of steps say otherwise (`compared`).
 
     A link that is down while the other hosts' are up slows all ranks alike, so times of steps cannot tell of it.
     """
@@ -142,7 +142,7 @@ def slow_by_metrics(
     for (host, rank), mine in by_rank.items():
         others = [one for (_, other), several in by_rank.items() if other != rank for one in several]
         marks = [mark for mark in _link(mine, others) if mark.metric == "link_up"] if len(places.hosts) > 1 else []
-        if rank not in judged and len(mine) >= ENOUGH:
+        if rank not in compared and len(mine) >= ENOUGH:
             marks += [mark for mark in _clock(mine, others) if mark.others is not None]
         found += [(host, rank, mark) for mark in marks[:1]]
     return found

@@ -97,7 +97,7 @@ def find_stragglers(
     """
     slow: dict[int, _Slow] = {}
     known = {rank: found for rank, found in steps.items() if rank in hosts_of_ranks and found}
-    judged, by_time = _slow_by_time(known)
+    compared, by_time = _slow_by_time(known)
     slow.update(by_time)
     for rank, found in _slow_ranks(known, lambda one: one.data_s, of_step=True)[1].items():
         slow.setdefault(rank, found)
@@ -107,7 +107,7 @@ def find_stragglers(
         for host, rank, ranks in _by_host(slow, hosts_of_ranks)
     ]
     for host, rank, mark in slow_by_metrics(
-        samples, places, without=set(slow), judged=judged, since_s=now_s - STARTED_S
+        samples, places, without=set(slow), compared=compared, since_s=now_s - STARTED_S
     ):
         stragglers.append(Straggler(rank, host, (rank,), None, None, None, mark.cause, (mark,)))
     return tuple(sorted(stragglers, key=lambda one: (-(one.slower_by or 0.0), one.host, one.ranks)))
@@ -115,12 +115,12 @@ def find_stragglers(
 
 def _slow_by_time(steps: Steps) -> tuple[set[int], Mapping[int, _Slow]]:
     """By the first of the three ways that the ranks tell enough for."""
-    judged, slow = _slow_ranks(steps, lambda one: one.own_s)
-    if judged:
-        return judged, slow
-    judged, slow = _slow_ranks(_from_the_end(steps), lambda one: one.step_s)
+    compared, slow = _slow_ranks(steps, lambda one: one.own_s)
+    if compared:
+        return compared, slow
+    compared, slow = _slow_ranks(_from_the_end(steps), lambda one: one.step_s)
     if slow:
-        return judged, slow
+        return compared, slow
     return _slow_ranks(_lateness(steps), lambda one: one.own_s, of_step=True)
 
 
@@ -153,16 +153,16 @@ def _lateness(steps: Steps) -> Steps:
 
 def _slow_ranks(steps: Steps, value: Value, *, of_step: bool = False) -> tuple[set[int], Mapping[int, _Slow]]:
     """(the ranks that could be compared, those that are slow). `of_step`: excess counts against the whole step."""
-    judged, slow = _slow_over(_windows(steps, value, WINDOW), of_step=of_step)
+    compared, slow = _slow_over(_windows(steps, value, WINDOW), of_step=of_step)
     wide = _slow_over(_windows(steps, value, WIDE_WINDOW), of_step=of_step)[1]
-    return judged, {**wide, **slow}
+    return compared, {**wide, **slow}
 
 
 def _slow_over(windows: Sequence[_Window], *, of_step: bool) -> tuple[set[int], Mapping[int, _Slow]]:
-    judged = set(windows[-1].values) if len(windows) >= WINDOWS else set()
+    compared = set(windows[-1].values) if len(windows) >= WINDOWS else set()
     slow: dict[int, _Slow] = {}
     verdicts = [_slow_in(window, of_step=of_step) for window in windows]
-    for rank in judged:
+    for rank in compared:
         streak = 0
         while streak < len(verdicts) and rank in verdicts[-1 - streak]:
             streak += 1
@@ -172,7 +172,7 @@ def _slow_over(windows: Sequence[_Window], *, of_step: bool) -> tuple[set[int], 
             step_s = median(window.step_s for window in last)
             base_s = step_s if of_step else median(window.others_s for window in last)
             slow[rank] = _Slow(windows[-streak].begin_s(rank), excess_s, step_s, 1.0 + excess_s / base_s)
-    return judged, slow
+    return compared, slow
 
 
 def _slow_in(window: _Window, *, of_step: bool) -> set[int]:
@@ -195,18 +195,18 @@ def _others(values: Iterable[float]) -> float:
 
 def _windows(steps: Steps, value: Value, size: int) -> list[_Window]:
     """Windows that most ranks have told of, oldest first; of equal steps on every rank."""
-    told = {
+    reported = {
         rank: [(one, number) for one in found for number in (value(one),) if number is not None]
         for rank, found in steps.items()
     }
-    numbers = sorted({one.step for found in told.values() for one, _ in found})
+    numbers = sorted({one.step for found in reported.values() for one, _ in found})
     gaps = [later - earlier for earlier, later in zip(numbers, numbers[1:])]
     span = size * int(median(gaps)) if gaps else 0
     if not span:
         return []
     chunks: dict[int, dict[int, list[tuple[StepTimes, float]]]] = defaultdict(lambda: defaultdict(list))
     oldest = numbers[-1] // span - LOOKED_AT
-    for rank, found in told.items():
+    for rank, found in reported.items():
         for one, number in found:
             if one.step // span >= oldest:
                 chunks[one.step // span][rank].append((one, number))
@@ -280,11 +280,11 @@ def _describe(
 
 def _waits_for_data(ranks: Sequence[int], steps: Steps, excess_s: float) -> Mark | None:
     """The wait for data, where it is at least half of what makes them slow."""
-    told = {
+    reported = {
         rank: [one.data_s for one in found[-WINDOW * WINDOWS :] if one.data_s is not None]
         for rank, found in steps.items()
     }
-    waits = {rank: median(found) for rank, found in told.items() if found}
+    waits = {rank: median(found) for rank, found in reported.items() if found}
     here = [waits[rank] for rank in ranks if rank in waits]
     others = [wait for rank, wait in waits.items() if rank not in ranks]
     if not here or not others or median(here) - _others(others) < excess_s / 2:

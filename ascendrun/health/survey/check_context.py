@@ -135,8 +135,8 @@ def severity_at(
     context: CheckContext, host: str, devices: Iterable[int], *, otherwise: Severity = Severity.WARN
 ) -> Severity:
     """FAIL where the job takes one of the devices, or where it is not known which it takes; else `otherwise`."""
-    wanted = planned_devices(context, host)
-    return Severity.FAIL if wanted is None or set(wanted) & set(devices) else otherwise
+    planned = planned_devices(context, host)
+    return Severity.FAIL if planned is None or set(planned) & set(devices) else otherwise
 
 
 def is_many(context: CheckContext) -> bool:

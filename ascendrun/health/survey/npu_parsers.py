@@ -50,7 +50,7 @@ _components = _once(install.parse_components)
 
 
 def read_table(raw: Raw) -> Table | None:
-    sections = {section.words[0]: section for section in read_sections(raw.get("out", ""))}
+    sections = {section.labels[0]: section for section in read_sections(raw.get("out", ""))}
     if "none" in sections:
         return Table(info=None)
     if "info" not in sections:
@@ -64,9 +64,9 @@ def read_table(raw: Raw) -> Table | None:
 def _owners(text: str) -> list[tuple[int, Owner]]:
     found = []
     for line in text.splitlines():
-        words = line.split("\t")
-        if len(words) == 4 and words[0].isdigit():
-            found.append((int(words[0]), Owner(user=words[1], tag=words[2] or None, command=words[3].strip())))
+        labels = line.split("\t")
+        if len(labels) == 4 and labels[0].isdigit():
+            found.append((int(labels[0]), Owner(user=labels[1], tag=labels[2] or None, command=labels[3].strip())))
     return found
 
 
@@ -90,11 +90,11 @@ def read_cards(raw: Raw) -> CardViews:
         npu_id = _number(section)
         if npu_id is None or section.code is None:
             continue
-        if section.words[0] == "ecc":
+        if section.labels[0] == "ecc":
             ecc[npu_id] = _ecc(section.text).chips
-        elif section.words[0] == "health":
+        elif section.labels[0] == "health":
             health[npu_id] = _health(section.text).chips
-        elif section.words[0] == "board":
+        elif section.labels[0] == "board":
             boards[npu_id] = _board(section.text)
     return CardViews(ecc, health, boards)
 
@@ -109,12 +109,12 @@ def read_ports(raw: Raw) -> Ports | None:
     errors: dict[tuple[str, str], ToolError] = {}
     for section in sections:
         device = _number(section)
-        if device is None or section.words[0] not in ITEMS:
+        if device is None or section.labels[0] not in ITEMS:
             continue
-        name, parse = ITEMS[section.words[0]]
+        name, parse = ITEMS[section.labels[0]]
         fields.setdefault(device, {})
         if section.hung:
-            hung.append(f"{section.words[0]} of device {device}")
+            hung.append(f"{section.labels[0]} of device {device}")
             continue
         parsed = parse(section.text)
         fields[device][name] = parsed
@@ -126,8 +126,8 @@ def read_ports(raw: Raw) -> Ports | None:
 def read_pings(raw: Raw) -> tuple[PortPing, ...]:
     found = []
     for section in read_sections(raw.get("out", "")):
-        device, _, address = section.words[-1].partition(" ")
-        if section.words[0] == "ping" and device.isdigit():
+        device, _, address = section.labels[-1].partition(" ")
+        if section.labels[0] == "ping" and device.isdigit():
             found.append(PortPing(int(device), address, None if section.hung else hccn.parse_ping(section.text)))
     return tuple(found)
 
@@ -136,10 +136,10 @@ def read_files(raw: Raw) -> InstallFiles:
     texts: dict[str, list[str]] = {}
     set_env: list[str] = []
     for section in read_sections(raw.get("out", "")):
-        if section.words[0] == "set_env":
-            set_env.append(section.words[-1])
+        if section.labels[0] == "set_env":
+            set_env.append(section.labels[-1])
         else:
-            texts.setdefault(section.words[0], []).append(section.text)
+            texts.setdefault(section.labels[0], []).append(section.text)
 
     def one(label: str, parse: Callable[[str], Any]) -> Any:
         return parse(texts[label][0]) if label in texts else None
@@ -158,14 +158,14 @@ def read_files(raw: Raw) -> InstallFiles:
 def read_shell_cann(raw: Raw) -> ShellCann | None:
     if raw.get("setup") in ("failed", "no-command"):
         return None
-    sections = {section.words[0]: section for section in reversed(read_sections(raw.get("out", "")))}
+    sections = {section.labels[0]: section for section in reversed(read_sections(raw.get("out", "")))}
     place = sections.get("home") or sections.get("gone")
     if place is None:
         return ShellCann() if raw.get("code") == 0 else None
     version = _cann(sections["cann"].text) if "cann" in sections else None
     components = _components(sections["components"].text) if "components" in sections else None
-    return ShellCann(place.words[-1], "gone" in sections, version, components)
+    return ShellCann(place.labels[-1], "gone" in sections, version, components)
 
 
 def _number(section: Section) -> int | None:
-    return int(section.words[-1]) if section.words[-1].isdigit() else None
+    return int(section.labels[-1]) if section.labels[-1].isdigit() else None

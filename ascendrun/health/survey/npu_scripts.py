@@ -163,9 +163,9 @@ _END = "\n@@= "
 
 
 class Section(NamedTuple):
-    """What one command said. `words`: its label; `code` None: it never ended."""
+    """What one command said. `labels`: its label; `code` None: it never ended."""
 
-    words: tuple[str, ...]
+    labels: tuple[str, ...]
     text: str
     code: int | None
 
@@ -183,6 +183,6 @@ def _sections(text: str) -> Iterator[Section]:
     pieces = ("\n" + text).split("\n@@ ")[1:]
     for place, piece in enumerate(pieces, start=1):
         label, _, body = (piece + "\n" if place < len(pieces) else piece).partition("\n")
-        said, _, code = ("\n" + body.rstrip("\n")).rpartition(_END)
+        output, _, code = ("\n" + body.rstrip("\n")).rpartition(_END)
         has_ended = code.isascii() and code.isdigit() and len(code) <= 3
-        yield Section(tuple(label.split(" ", 1)), said[1:] if has_ended else body, int(code) if has_ended else None)
+        yield Section(tuple(label.split(" ", 1)), output[1:] if has_ended else body, int(code) if has_ended else None)

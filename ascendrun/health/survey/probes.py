@@ -25,8 +25,8 @@ def _files(*paths: str) -> Any:
     return _always({"kind": "files", "paths": list(paths)})
 
 
-def _argv(*words: str) -> Any:
-    return _always({"kind": "argv", "argv": list(words)})
+def _argv(*argv: str) -> Any:
+    return _always({"kind": "argv", "argv": list(argv)})
 
 
 def _python(script: str, **more: Any) -> Any:
@@ -38,7 +38,7 @@ def _python(script: str, **more: Any) -> Any:
     return ask
 
 
-def _folders(request: SurveyRequest) -> tuple[str, ...]:
+def _directories(request: SurveyRequest) -> tuple[str, ...]:
     return tuple(dict.fromkeys((request.root, *request.folders))) if request.root else request.folders
 
 
@@ -46,9 +46,11 @@ HOST_PROBES: tuple[Probe, ...] = (
     Probe("os", _files("/etc/os-release", "/usr/lib/os-release"), parsers.read_os_name),
     Probe("limits", _always({"kind": "limits"}), parsers.read_limits),
     Probe(
-        "disk", lambda request: {"kind": "disk", "paths": [*_folders(request), "/dev/shm", "/tmp"]}, parsers.read_disks
+        "disk",
+        lambda request: {"kind": "disk", "paths": [*_directories(request), "/dev/shm", "/tmp"]},
+        parsers.read_disks,
     ),
-    Probe("write", lambda request: {"kind": "write_probe", "paths": list(_folders(request))}, parsers.read_writes),
+    Probe("write", lambda request: {"kind": "write_probe", "paths": list(_directories(request))}, parsers.read_writes),
     Probe(
         "ports",
         lambda request: {"kind": "bind", "ports": list(request.ports)} if request.ports else None,

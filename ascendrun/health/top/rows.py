@@ -80,9 +80,9 @@ def _is_chosen(row: TopRow, choice: Choice) -> bool:
     return matches_host(row.host, choice.hosts) and (not choice.text or matches_text(row, choice.text))
 
 
-def matches_host(host: str, wanted: Collection[str]) -> bool:
+def matches_host(host: str, requested: Collection[str]) -> bool:
     """Whether a name or glob matches the host; without any, every host matches."""
-    return not wanted or any(fnmatchcase(host, one) for one in wanted)
+    return not requested or any(fnmatchcase(host, one) for one in requested)
 
 
 def matches_text(row: TopRow, text: str) -> bool:
@@ -91,9 +91,9 @@ def matches_text(row: TopRow, text: str) -> bool:
     values = [name for name in names if name]
     if row.rank is not None:
         values.append(f"rank{row.rank}")
-    wanted = text.lower()
-    has_glob = any(character in wanted for character in "*?[")
-    return any(fnmatchcase(value.lower(), wanted) if has_glob else wanted in value.lower() for value in values)
+    requested = text.lower()
+    has_glob = any(character in requested for character in "*?[")
+    return any(fnmatchcase(value.lower(), requested) if has_glob else requested in value.lower() for value in values)
 
 
 def sort_rows(rows: Sequence[TopRow], by: str, *, reverse: bool = False) -> tuple[TopRow, ...]:
@@ -192,8 +192,8 @@ def choose_view(view: TopView, choice: Choice) -> TopView:
     rows = choose_rows(view.rows, choice)
     shown = {row.host for row in rows}
     jobs = tuple(row for row in view.jobs if choice.job is None or choice.job in (row.job.id, row.job.name))
-    wanted = {row.job.id for row in jobs}
-    hosts = tuple(host for host in view.hosts if host.host in shown or _is_shown_without_rows(host, choice, wanted))
+    requested = {row.job.id for row in jobs}
+    hosts = tuple(host for host in view.hosts if host.host in shown or _is_shown_without_rows(host, choice, requested))
     return replace(view, rows=rows, hosts=hosts, jobs=jobs)
 
 

@@ -48,7 +48,7 @@ def test_npu_questions_are_asked_of_npu_nodes_and_where_nobody_knows():
 
 def test_sections_come_apart_whatever_stands_in_them():
     text = "noise\n" + section("a 1", "x\n") + section("b", "no end of line") + section("c", "", 7) + "@@ d 2\nhalf"
-    read = [(one.words, one.text, one.code) for one in read_sections(text)]
+    read = [(one.labels, one.text, one.code) for one in read_sections(text)]
     assert read == [(("a", "1"), "x\n", 0), (("b",), "no end of line", 0), (("c",), "", 7), (("d", "2"), "half", None)]
 
 

@@ -18,7 +18,7 @@ WORK_LINES, SURVIVED_S = 3, 60.0
 
 def count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> list[int]:
     """For every line, how many ordinary ones its rank wrote after it: in its own stream by order, in others by time."""
-    quiet = _beside(chains, known)
+    quiet = _report_lines(chains, known)
     counts = [0] * len(lines)
     seen: dict[str, int] = {}
     times: dict[str, list[float]] = {}
@@ -45,7 +45,7 @@ def count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[
 
 def worked_until(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> float | None:
     """When its last ordinary line came; None: there is none, or no times are known."""
-    quiet = _beside(chains, known)
+    quiet = _report_lines(chains, known)
     return max(
         (
             line.at_s
@@ -56,12 +56,12 @@ def worked_until(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable
     )
 
 
-def _beside(chains: Sequence[Chain], known: Iterable[int]) -> set[int]:
+def _report_lines(chains: Sequence[Chain], known: Iterable[int]) -> set[int]:
     """Lines that are known, or an exception's."""
     return {*known, *(index for chain in chains for one in chain.raised for index in range(one.first, one.last + 1))}
 
 
-def spoke_after(lines: Sequence[Line], index: int) -> bool:
+def wrote_after(lines: Sequence[Line], index: int) -> bool:
     """Anything but warnings: in the line's own stream by order, in others by time; where no times tell, what stands in
     another stream is taken for later, as the line is one of the start."""
     line = lines[index]
@@ -75,7 +75,7 @@ def spoke_after(lines: Sequence[Line], index: int) -> bool:
     return False
 
 
-def spoke_until(lines: Sequence[Line]) -> float | None:
+def wrote_until(lines: Sequence[Line]) -> float | None:
     """When its last line came that is no warning; None: there is none, or no times are known."""
     return max(
         (line.at_s for line in lines if line.at_s is not None and line.text.strip() and not is_warning(line.text)),
@@ -84,11 +84,11 @@ def spoke_until(lines: Sequence[Line]) -> float | None:
 
 
 def survived_lines(
-    lines: Sequence[Line], said: Iterable[tuple[str, int]], after: Sequence[int], *, end_s: float | None
+    lines: Sequence[Line], reported: Iterable[tuple[str, int]], after: Sequence[int], *, end_s: float | None
 ) -> Mapping[str, bool]:
     """Of what was said (its name, its line) that after which work went on or much time passed; False: no times tell."""
     found: dict[str, bool] = {}
-    for name, index in said:
+    for name, index in reported:
         at_s = lines[index].at_s
         lived_s = 0.0 if at_s is None or end_s is None else end_s - at_s
         surely = after[index] >= WORK_LINES or lived_s >= SURVIVED_S

@@ -20,7 +20,7 @@ _DEVICE_ADDRESS = re.compile(
 
 def facts_from_table(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
     """From `npu-smi info`: chips in bad health."""
-    section = next((one.text for one in read_sections(text) if one.words[0] == "info"), text)
+    section = next((one.text for one in read_sections(text) if one.labels[0] == "info"), text)
     found = []
     for place, chip in enumerate(parse_info(section).chips):
         if chip.health in BAD_HEALTH:
@@ -42,9 +42,13 @@ def facts_from_cards(text: str, file: str | None = None) -> tuple[DeviceFact, ..
             codes = ", ".join(chip.error_codes or ())
             if chip.health in BAD_HEALTH:
                 device = npu_id * chips_each + (chip.chip_id or 0)
-                said = "; ".join(chip.error_texts or ())
+                details = "; ".join(chip.error_texts or ())
                 problem = Text(
-                    "device.alarm", "health {health} {codes} {details}", health=chip.health, codes=codes, details=said
+                    "device.alarm",
+                    "health {health} {codes} {details}",
+                    health=chip.health,
+                    codes=codes,
+                    details=details,
                 )
                 found.append(DeviceFact(device, problem, file))
     for npu_id, eccs in cards.ecc.items():

@@ -11,7 +11,7 @@ from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.indicators import CAUSE
 from ascendrun.health.diagnosis.lines.line_kinds import points_elsewhere
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised
-from ascendrun.health.diagnosis.peers import find_peer_lines, looks_suffered
+from ascendrun.health.diagnosis.peers import find_peer_lines, suffered_wait
 
 _ASKS = frozenset({
     "FileNotFoundError", "ModuleNotFoundError", "ImportError", "KeyError", "IndexError", "LookupError",
@@ -61,7 +61,7 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
 
 def _follows(later: Raised) -> bool:
     """It is of the kind that any failure brings about."""
-    return later.short_type in _ENDS or later.collective or looks_suffered(later.text) is not None
+    return later.short_type in _ENDS or later.collective or suffered_wait(later.text) is not None
 
 
 def retells(later: Raised, earlier: Raised) -> bool:

@@ -168,7 +168,7 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Indicator | None:
 
 LAST_LINES, LAST_OUTPUT_S = 25, 30.0
 _ERROR_LEVEL = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
-_TELLS = re.compile(
+_ERROR_STEMS = re.compile(
     r"error|fail|fatal|critical|cannot|can't|could not|couldn't|invalid|not found|no such|denied|"
     r"missing|abort|refus|unable|exceed|assert|panic|错误|失败|异常|无法|不存在",
     re.IGNORECASE,
@@ -179,23 +179,23 @@ _FRAMES = re.compile(r"^\s*(?:@ |at |#\d+ |frame #|File \"|\*{3} )|\bfailed with
 def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
     """Of its last lines the last that tells of something wrong, with the line before it, or with the errors in a row
     before it; else its very last to standard error. No warning is a last word."""
-    errors = [line for line in rank.lines if line.stream == "err" and _is_word(line)][-LAST_LINES:]
-    prints = [line for line in rank.lines if line.stream == "out" and _is_word(line)][-5:]
+    errors = [line for line in rank.lines if line.stream == "err" and _is_output(line)][-LAST_LINES:]
+    prints = [line for line in rank.lines if line.stream == "out" and _is_output(line)][-5:]
     last_s = max((line.at_s for line in (*prints, *errors) if line.at_s is not None), default=0.0)
-    telling = [
+    decisive = [
         line
         for line in (*prints, *errors)
-        if _TELLS.search(line.text)
+        if _ERROR_STEMS.search(line.text)
         and not _FRAMES.search(line.text)
         and (line.at_s is None or last_s - line.at_s <= LAST_OUTPUT_S)
     ]
-    if telling:
-        stream = errors if telling[-1].stream == "err" else prints
-        run = _closing_run(stream, stream.index(telling[-1]))
-        said = list(run) if len(run) > 1 else [*errors[-2:-1], telling[-1]]
+    if decisive:
+        stream = errors if decisive[-1].stream == "err" else prints
+        run = _closing_run(stream, stream.index(decisive[-1]))
+        chosen = list(run) if len(run) > 1 else [*errors[-2:-1], decisive[-1]]
     else:
-        said = errors[-2:]
-    return tuple(proof_of(evidence, line, rank=rank.rank, host=rank.host) for line in said)
+        chosen = errors[-2:]
+    return tuple(proof_of(evidence, line, rank=rank.rank, host=rank.host) for line in chosen)
 
 
 def _sentence(last: Sequence[Proof]) -> str:
@@ -216,7 +216,7 @@ def _closing_run(lines: Sequence[Line], last: int) -> Sequence[Line]:
     return lines[first : last + 1]
 
 
-def _is_word(line: Line) -> bool:
+def _is_output(line: Line) -> bool:
     return bool(line.text.strip()) and not is_warning(line.text)
 
 

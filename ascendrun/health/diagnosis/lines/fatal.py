@@ -38,8 +38,8 @@ from ascendrun.health.diagnosis.peers import (
     failed_itself,
     find_peer_lines,
     has_bare_service,
-    looks_suffered,
     services_in,
+    suffered_wait,
 )
 
 MESSAGE_CHARACTERS = 1000
@@ -50,7 +50,7 @@ SPECIFIC_FROM = 80
 FROM_OUTSIDE = frozenset({9, 15, 2, 1})
 """Signals that somebody sends."""
 _TEARDOWN_TYPES = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
-_TOLD_TO_END = re.compile(
+_STOP_REQUESTED = re.compile(
     r"killed by signal: Terminated|got signal: (?:15|2|SIGTERM|SIGINT)\b|received SIGTERM", re.IGNORECASE
 )
 _CARRIED = frozenset({"data", "model", "numeric", "python", "storage"})
@@ -147,17 +147,17 @@ class Fatal:
 
     def role_of(self, chain: Chain) -> str:
         root = chain.root
-        if root.short_type in _TEARDOWN_TYPES or _TOLD_TO_END.search(root.message):
+        if root.short_type in _TEARDOWN_TYPES or _STOP_REQUESTED.search(root.message):
             return TEARDOWN
         message = self._message(root)
-        words = (
+        messages = (
             ()
             if root.last in self._lines.stated
             else tuple(find_peer_lines(self._lines.lines[index] for index in message))
         )
-        if any(word.wait is not None for word in words):
+        if any(peer_message.wait is not None for peer_message in messages):
             return CONSEQUENCE
-        if any(word.kind in OF_SEVERAL for word in words):
+        if any(peer_message.kind in OF_SEVERAL for peer_message in messages):
             return SYMPTOM
         hit = _best(hit for hit in self._lines.hits if hit.line in message and not _is_neutral(hit))
         if points_elsewhere(root.text) and self._later_hit(chain) is not None:
@@ -168,14 +168,14 @@ class Fatal:
         if (
             self._lines.evidence.world_size > 1
             and not self._names_a_service(root)
-            and (self._sounds_suffered(root) is not None or root.collective or self._accused(root))
+            and (self._suffered_wait(root) is not None or root.collective or self._accused(root))
         ):
             return SYMPTOM
         return CAUSE
 
     def suffered_lines(self) -> tuple[PeerLine, ...]:
         """An exception that sounds like waiting for others, or a known message of such, as a word about nobody."""
-        if self._lines.words:
+        if self._lines.messages:
             return ()
         if self.chain is None or self.role == CONSEQUENCE:
             return self._known_waits()
@@ -183,7 +183,7 @@ class Fatal:
         if self.role != SYMPTOM or self._lines.is_late(self._lines.lines[self.chain.last]):
             return ()
         others = self._accused(root)
-        wait = self._sounds_suffered(root) or (
+        wait = self._suffered_wait(root) or (
             EXEC if others or (root.collective and not failed_itself(root.text)) else None
         )
         return () if wait is None else (PeerLine("suffered", wait, others, line=self._lines.lines[root.last]),)
@@ -198,9 +198,9 @@ class Fatal:
         ]
         return tuple(PeerLine("suffered", EXEC, line=line) for line in lines[:1] if not self._lines.is_late(line))
 
-    def _sounds_suffered(self, raised: Raised) -> str | None:
+    def _suffered_wait(self, raised: Raised) -> str | None:
         """What a program quotes when it speaks of its own data happened to nobody."""
-        return looks_suffered(without_quotes(raised.text) if raised.last in self._lines.stated else raised.text)
+        return suffered_wait(without_quotes(raised.text) if raised.last in self._lines.stated else raised.text)
 
     def _accused(self, raised: Raised) -> tuple[int, ...]:
         return accuses(raised.text, rank=self._rank.rank, world_size=self._lines.evidence.world_size)
@@ -247,8 +247,8 @@ class Fatal:
             for line in lines[chain.last + 1 : chain.last + 4]
             if line.stream == lines[chain.last].stream and line.text.strip()
         )
-        said = next(after, "")
-        return HANDLED.search(said) is not None and not said.startswith(("Traceback", " "))
+        text = next(after, "")
+        return HANDLED.search(text) is not None and not text.startswith(("Traceback", " "))
 
     def _has_known_after(self, chain: Chain) -> bool:
         """A known reason stands below it, outside of its own words: that one may have ended the rank."""
@@ -289,8 +289,8 @@ class Fatal:
         when = lines.moment_of(first if first.at_s is not None else last)
         proofs = tuple(lines.proof(lines.lines[one.last]) for one in _distinct((chain.root, chain.final)))
         was_handled = self._was_handled(chain)
-        told = self._told(chain, role)
-        values = _values_of(chain, told=told)
+        shown = self._most_specific(chain, role)
+        values = _values_of(chain, shown=shown)
         is_aside = (
             chain.kind == "thread"
             or self._has_thread_before(chain)
@@ -298,7 +298,7 @@ class Fatal:
             or self._has_known_after(chain)
         )
         unsure = (
-            not self.is_last_output(chain) or was_handled or is_aside or chain.is_argued or points_elsewhere(told.text)
+            not self.is_last_output(chain) or was_handled or is_aside or chain.is_argued or points_elsewhere(shown.text)
         )
         if hit is not None:
             unsure = unsure or has_inner_code(hit, (lines.lines[index].text for index in self._message(chain.root)))
@@ -307,7 +307,7 @@ class Fatal:
         unsure = (
             unsure
             or bool(self._known_waits())
-            or any(word.wait is not None or word.kind in OF_SEVERAL for word in lines.words)
+            or any(peer_message.wait is not None or peer_message.kind in OF_SEVERAL for peer_message in lines.messages)
         )
         # what a stopped rank printed may be what its program is about, such as text
         was_printed = (last.stream == "out" and self._rank.stopped) or was_handled
@@ -329,12 +329,14 @@ class Fatal:
             )
         ]
 
-    def _told(self, chain: Chain, role: str) -> Raised:
+    def _most_specific(self, chain: Chain, role: str) -> Raised:
         """The exception whose words tell most: the last, unless that one is only the echo of others' ends, or points
         to those before it."""
         final = next((one for one in reversed(chain.leading) if not points_elsewhere(one.text)), chain.final)
         echo = find_peer_lines(self._lines.lines[index] for index in self._message(final))
-        is_echo = role == CAUSE and (any(word.wait is not None for word in echo) or self._sounds_suffered(final))
+        is_echo = role == CAUSE and (
+            any(peer_message.wait is not None for peer_message in echo) or self._suffered_wait(final)
+        )
         return chain.root if is_echo or chain.kind == "thread" or _RERAISED.match(final.message) else final
 
     def _hit_of(self, chain: Chain, role: str) -> Hit | None:
@@ -359,9 +361,9 @@ class Fatal:
         if self.chain is None or self.role not in (CAUSE, SYMPTOM):
             return None
         final = self.chain.final
-        if points_elsewhere(final.text) and final is self._told(self.chain, CAUSE):
+        if points_elsewhere(final.text) and final is self._most_specific(self.chain, CAUSE):
             return True
-        is_pipe = self._sounds_suffered(final) == LOST and not final.collective and not services_in(final.text)
+        is_pipe = self._suffered_wait(final) == LOST and not final.collective and not services_in(final.text)
         return False if is_pipe else None
 
     def lines_of(self) -> Iterable[int]:
@@ -395,10 +397,10 @@ def _best(hits: Iterable[Hit]) -> Hit | None:
     )
 
 
-def _goes_on(said: Line, line: Line) -> bool:
+def _goes_on(first: Line, line: Line) -> bool:
     """The last message of a main program is written at once, and what C++ logs is no part of it."""
-    is_later = said.at_s is not None and line.at_s is not None and line.at_s - said.at_s > LAST_OUTPUT_S
-    return line.stream == said.stream and not is_later and not _OF_CPP.match(line.text)
+    is_later = first.at_s is not None and line.at_s is not None and line.at_s - first.at_s > LAST_OUTPUT_S
+    return line.stream == first.stream and not is_later and not _OF_CPP.match(line.text)
 
 
 def _is_neutral(hit: Hit) -> bool:
@@ -406,12 +408,12 @@ def _is_neutral(hit: Hit) -> bool:
     return hit.signature.strength < 20 or (hit.signature.role != CAUSE and _POSTSCRIPT.match(hit.text) is not None)
 
 
-def _values_of(chain: Chain, *, told: Raised) -> Mapping[str, str]:
+def _values_of(chain: Chain, *, shown: Raised) -> Mapping[str, str]:
     root = chain.root
-    placed = root if root.message == told.message else told  # brought from another process with its own words
-    where = placed.where or told.where or root.where or "?"
-    values = {"type": told.short_type, "message": told.text[:MESSAGE_CHARACTERS], "where": where}
-    if told is not root:
+    placed = root if root.message == shown.message else shown  # brought from another process with its own words
+    where = placed.where or shown.where or root.where or "?"
+    values = {"type": shown.short_type, "message": shown.text[:MESSAGE_CHARACTERS], "where": where}
+    if shown is not root:
         values["root"] = root.text[:300]
     return values
 

@@ -18,7 +18,7 @@ EARLIER_S = 5.0
 HARD_FROM = 60
 REPORT_LINES = 3
 _HARD = frozenset({"acl", "cann", "cuda", "driver", "hccl", "memory", "torch_npu"})
-_SIDE_REMARKS = frozenset({"numeric", "data"})
+_NOT_FATAL = frozenset({"numeric", "data"})
 """Families of signatures that a program prints and goes on; what they led to says an exception, or nothing does."""
 _KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
 """What can lead to a signal from outside."""
@@ -32,7 +32,7 @@ def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
     """Lines that stand for themselves. In front of an exception with words of its own they are side remarks; a vague
     one they explain."""
     chain = fatal.chain
-    speaks = chain is not None and fatal.role == CAUSE and chain.root.short_type not in _VAGUE_TYPES
+    has_own_cause = chain is not None and fatal.role == CAUSE and chain.root.short_type not in _VAGUE_TYPES
     was_killed = chain is None and signal_of(lines.rank) in FROM_OUTSIDE
     taken = set(fatal.lines_of())
     shown = [
@@ -57,7 +57,7 @@ def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
             lines,
             hit,
             line,
-            weaker=speaks or (since_s or 0.0) > EARLIER_S,
+            weaker=has_own_cause or (since_s or 0.0) > EARLIER_S,
             sure=is_last
             and has_order
             and _is_near_the_end(lines, line)
@@ -72,7 +72,7 @@ def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
     for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
         if hit.signature.code not in RULED and is_specific(hit) and is_error_line(hit.text):
             sure = not lines.has_waited and not has_inner_code(hit, _around(hit, lines.plog))
-            indicators.append(_indicator(lines, hit, lines.plog[hit.line], weaker=speaks, sure=sure))
+            indicators.append(_indicator(lines, hit, lines.plog[hit.line], weaker=has_own_cause, sure=sure))
     return indicators
 
 
@@ -86,14 +86,12 @@ def _closing(lines: RankLines, fatal: Fatal, shown: Sequence[Hit]) -> Line | Non
     chain = fatal.chain
     if chain is not None and chain.kind == "main" and fatal.role == CAUSE and fatal.is_last_output(chain):
         return lines.lines[chain.first]
-    telling = [
+    decisive = [
         lines.lines[hit.line]
         for hit in shown
-        if hit.signature.role == CAUSE
-        and hit.signature.strength >= CREDIBLE
-        and hit.signature.family not in _SIDE_REMARKS
+        if hit.signature.role == CAUSE and hit.signature.strength >= CREDIBLE and hit.signature.family not in _NOT_FATAL
     ]
-    return max(telling, key=lambda line: line.at_s or 0.0, default=None)
+    return max(decisive, key=lambda line: line.at_s or 0.0, default=None)
 
 
 def _is_near_the_end(lines: RankLines, line: Line) -> bool:
@@ -115,10 +113,10 @@ def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bo
         role = CONSEQUENCE  # how a rank ended that had waited in vain
     indicator = lines.indicator(hit, role, lines.moment_of(line), (lines.proof(line),), {}, sure=sure)
     went_on = lines.has_waited or lines.rank.stopped  # what ended the rank, or would have, came later
-    is_aside = hit.signature.family in _SIDE_REMARKS or (went_on and not _is_hard(hit))
+    is_aside = hit.signature.family in _NOT_FATAL or (went_on and not _is_hard(hit))
     if weaker or is_aside:
-        told = SYMPTOM if is_aside and role == CAUSE else role
-        return replace(indicator, role=told, strength=min(indicator.strength, CREDIBLE - 1), sure=False)
+        weak_role = SYMPTOM if is_aside and role == CAUSE else role
+        return replace(indicator, role=weak_role, strength=min(indicator.strength, CREDIBLE - 1), sure=False)
     return indicator
 
 

@@ -66,8 +66,8 @@ def _expand_process(
     process: RankEvidence, *, is_alone: bool
 ) -> tuple[tuple[RankEvidence, ...], tuple[RankEvidence, ...]]:
     """(its ranks, or () when it tells of none; the process itself)."""
-    told = (*find_torchrun_ends(process.lines), *find_deepspeed_ends(process.lines, is_alone=is_alone))
-    ends = {end.rank: end for end in told}
+    found_ends = (*find_torchrun_ends(process.lines), *find_deepspeed_ends(process.lines, is_alone=is_alone))
+    ends = {end.rank: end for end in found_ends}
     by_rank: dict[int, list[Line]] = {}
     for line in process.lines:
         rank = rank_of_prefix(split_prefix(line.text)[0])
@@ -99,7 +99,7 @@ def _inner(
     process: RankEvidence, number: int, end: InnerEnd | None, lines: Sequence[Line], loose: Sequence[Line]
 ) -> RankEvidence:
     """The launcher kills its other ranks with TERM: that is a stop like ours."""
-    own = [line for line in loose if not _OWN_LINES.search(line.text)] if _has_no_words(lines) else []
+    own = [line for line in loose if not _OWN_LINES.search(line.text)] if _has_no_message(lines) else []
     code = None if end is None else end.code
     died = code is not None and code < 0
     exited_s = process.exited_at_s
@@ -122,7 +122,7 @@ def _inner(
     )
 
 
-def _has_no_words(lines: Sequence[Line]) -> bool:
+def _has_no_message(lines: Sequence[Line]) -> bool:
     return not any("Traceback" in line.text or "Error" in line.text for line in lines)
 
 

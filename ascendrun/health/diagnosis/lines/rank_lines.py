@@ -11,10 +11,10 @@ from ascendrun.health.diagnosis.lines.after_error import (
     AFTERWARDS_LIMIT,
     SURVIVED_S,
     count_after,
-    spoke_after,
-    spoke_until,
     survived_lines,
     worked_until,
+    wrote_after,
+    wrote_until,
 )
 from ascendrun.health.diagnosis.lines.exception_chains import without_handled
 from ascendrun.health.diagnosis.lines.exits import CRASHES, signal_of
@@ -48,7 +48,7 @@ OF_THE_SYSTEM = frozenset({"storage", "network", "host", "limits", "memory", "dr
 
 
 class RankLines:
-    """`hits`: known messages; `stated`: lines of exceptions with which a program speaks of its own data; `words`:
+    """`hits`: known messages; `stated`: lines of exceptions with which a program speaks of its own data; `messages`:
     about others, before anybody told the rank to stop."""
 
     def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
@@ -68,36 +68,39 @@ class RankLines:
         self._worked_until_s = worked_until(lines, self.chains, known)
         self.chains = tuple(without_handled(chain, hits, lines) for chain in self.chains)
         self.hits = [hit for hit in hits if not (is_try(hit.text) and self._came_through(hit.line))]
-        self.words = tuple(
-            word
-            for word in (*self._peer_lines_at_the_end(), *find_peer_lines(plog))
-            if not self.is_late(word.line) and not self._is_of_strangers(word)
+        self.messages = tuple(
+            message
+            for message in (*self._peer_lines_at_the_end(), *find_peer_lines(plog))
+            if not self.is_late(message.line) and not self._is_of_strangers(message)
         )
 
     @property
     def has_waited(self) -> bool:
-        return any(word.wait is not None for word in self.words)
+        return any(message.wait is not None for message in self.messages)
 
     def _peer_lines_at_the_end(self) -> Iterable[PeerLine]:
         """What was said of others while work went on was a trial that is told of, such as those of a meeting."""
         places = {id(line): index for index, line in enumerate(self.lines)}
         return (
-            word
-            for word in find_peer_lines(self.lines)
-            if self.is_terminal(places[id(word.line)])
-            and places[id(word.line)] not in self.stated
-            and (word.kind == "tried" or not (is_try(word.line.text) and self._came_through(places[id(word.line)])))
+            message
+            for message in find_peer_lines(self.lines)
+            if self.is_terminal(places[id(message.line)])
+            and places[id(message.line)] not in self.stated
+            and (
+                message.kind == "tried"
+                or not (is_try(message.line.text) and self._came_through(places[id(message.line)]))
+            )
         )
 
     def _came_through(self, index: int) -> bool:
         """It said something else after a try, or ended in a way in which no try ends."""
-        return (self.rank.has_failed and signal_of(self.rank) in CRASHES) or spoke_after(self.lines, index)
+        return (self.rank.has_failed and signal_of(self.rank) in CRASHES) or wrote_after(self.lines, index)
 
-    def _is_of_strangers(self, word: PeerLine) -> bool:
+    def _is_of_strangers(self, message: PeerLine) -> bool:
         """It names only hosts that have no part in the job: a service's, say."""
-        if word.kind != "unreached" or word.values["meeting"]:
+        if message.kind != "unreached" or message.values["meeting"]:
             return False
-        known = [is_loopback(address) or self.evidence.host_at(address) for address, _ in word.addresses]
+        known = [is_loopback(address) or self.evidence.host_at(address) for address, _ in message.addresses]
         return bool(known) and not any(known)
 
     def survived(self) -> Mapping[str, bool]:
@@ -109,9 +112,9 @@ class RankLines:
         uncaught = [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind == "main"]
         if not self.rank.has_failed:
             return survived_lines(self.lines, [*loose, *uncaught], self.after, end_s=end_s)
-        spoke_s = spoke_until(self.lines)
+        wrote_s = wrote_until(self.lines)
         found = {name: True for name, index in (*loose, *uncaught) if self.outlived(index)}
-        return {**found, **{name: True for name, index in loose if self._is_long_before(index, spoke_s)}}
+        return {**found, **{name: True for name, index in loose if self._is_long_before(index, wrote_s)}}
 
     def outlived(self, index: int) -> bool:
         """The rank went on with its work for so long after that line that it was not ended by it."""

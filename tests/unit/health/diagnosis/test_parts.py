@@ -10,7 +10,7 @@ from ascendrun.ascend.signatures import signatures
 from ascendrun.health.diagnosis import Evidence, FixedClock, HostEvidence, Line, RankEvidence, diagnose, render
 from ascendrun.health.diagnosis.lines.line_kinds import is_try, is_warning
 from ascendrun.health.diagnosis.lines.rank_lines import RULED
-from ascendrun.health.diagnosis.peers import find_peer_lines, looks_suffered
+from ascendrun.health.diagnosis.peers import find_peer_lines, suffered_wait
 from ascendrun.health.diagnosis.render import messages
 from ascendrun.health.diagnosis.times import Moment, moment, stamp_of, with_stamps
 from ascendrun.text import translations
@@ -185,4 +185,4 @@ def test_a_warning_is_nobodys_last_word() -> None:
     ],
 )
 def test_an_error_of_the_library_is_a_wait_only_with_a_timeout_or_a_lost_peer(text: str, wait: str | None) -> None:
-    assert looks_suffered(text) == wait
+    assert suffered_wait(text) == wait
