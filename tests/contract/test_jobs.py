@@ -47,7 +47,9 @@ def place(request: pytest.FixtureRequest, ascendrun: Ascendrun, cluster: Virtual
 def test_a_failing_rank_fails_the_job_by_name(place: Place) -> None:
     done = place.run(place.job("failing", "meet", "exit-rank", 3, 7, "hang"))
     assert done.returncode == 1, run_text(done)
-    assert "rank 3 on" in done.stderr and "exited with code 7" in done.stderr
+    reason = place.reason("failing")
+    assert (reason["code"], reason["values"]["rank"], reason["values"]["code"]) == ("reason.rank-exited", 3, 7)
+    assert reason["message"] in done.stderr
 
 
 def test_a_command_that_does_not_exist_starts_nobody(place: Place) -> None:

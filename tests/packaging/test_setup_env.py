@@ -128,8 +128,9 @@ def test_a_setup_that_was_killed_is_redone(environ: dict[str, str], tmp_path: Pa
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline_s = time.monotonic() + 60
-    while not (checkout / ".venv" / "pyvenv.cfg").exists() and time.monotonic() < deadline_s:
+    deadline_s = time.monotonic() + 120
+    while not (checkout / ".venv" / "pyvenv.cfg").exists():
+        assert time.monotonic() < deadline_s, "the setup does not begin"
         time.sleep(0.01)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()

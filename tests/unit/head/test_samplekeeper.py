@@ -22,7 +22,7 @@ from ascendrun.node.sampler.sample import GENERATIONS
 
 T = 1_700_000_000
 SOURCE = Source("head-job.1", "a1", "j-0001", 1, 5.0)
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def line(number: int) -> bytes:

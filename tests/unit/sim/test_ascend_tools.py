@@ -23,7 +23,7 @@ from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tool.faults import KINDS
 from ascendrun.sim.ascend.tool.processes import device_of
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 SLEEPER = [sys.executable, "-c", "print('up', flush=True); import sys; sys.stdin.read()"]
 _PYENV = Path(os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv"))
 OLD_PYTHON = next(iter(sorted(_PYENV.glob("versions/3.7.*/bin/python"))), None)
