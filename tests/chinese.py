@@ -27,7 +27,9 @@ NAME = re.compile(
     r"|\b[A-Z]{2,}[A-Za-z]*\b|\b\w*[a-z][A-Z]\w*\b|\b[a-z]\w*(?:[.-]\w+)+\b"
 )
 """Paths, flags, settings, numbers with units, upper-case states, identifiers, codes."""
-WORDS = re.compile(r"[A-Za-z]+(?:'[a-z]+)?(?:[ ,.:;()]+[A-Za-z]+(?:'[a-z]+)?){2,}")
+WORDS = re.compile(r"[A-Za-z]+(?:'[a-z]+)?(?:[,.:;()]* (?:_[,.:;()]* )*[A-Za-z]+(?:'[a-z]+)?){2,}")
+"""Two spaces are between two cells of a table."""
+TRACEBACK = re.compile(r"Traceback \(most recent call last\):|File \".*\", line \d+, in \S+")
 HALF_WIDTH = re.compile(r"[\u4e00-\u9fff][,:;()!?]|(?<!\s)[,:;!?)] ?[\u4e00-\u9fff]|[(][\u4e00-\u9fff]")
 
 
@@ -43,13 +45,13 @@ def english(line: str, foreign: str = "") -> str:
         return ""
     if TITLES.fullmatch(line.strip()):
         return line
-    rest = COMMAND.sub(" ", line)
+    rest = COMMAND.sub("_", line)
     for other in foreign.splitlines():
         if len(other.split()) > 2 or len(other) > 20:
-            rest = rest.replace(other.strip(), " ")
-    rest = NAME.sub(" ", CODE.sub(" ", rest))
-    rest = re.sub(rf"\b(?:{'|'.join(ALLOWED)})\b", " ", rest)
-    for found in WORDS.finditer(re.sub(r"[-–—…·•|]+", " ", rest)):
+            rest = rest.replace(other.strip(), "_")
+    rest = NAME.sub("_", CODE.sub("_", TRACEBACK.sub("_", rest)))
+    rest = re.sub(rf"\b(?:{'|'.join(ALLOWED)})\b", "_", rest)
+    for found in WORDS.finditer(re.sub(r"[-–—…·•|]+", "_", rest)):
         words = re.findall(r"[A-Za-z']+", found.group())
         if " ".join(words) not in " ".join(re.findall(r"[A-Za-z']+", foreign)):
             return " ".join(words)

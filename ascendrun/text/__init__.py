@@ -24,6 +24,8 @@ LANGUAGES = ("en", "zh")
 PSEUDO = "pseudo"
 """A test language: English templates with shuffled words, to show that no code reads a message."""
 _TEXT = "$text"
+_CHINESE_JOINT = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef]) ?\0 ?(?=[\u3000-\u9fff\uff00-\uffef])")
+_MIXED_JOINT = re.compile(r"(?<=[\u4e00-\u9fff])\0(?=[A-Za-z0-9])|(?<=[A-Za-z0-9])\0(?=[\u4e00-\u9fff])")
 _PLACE = re.compile(r"\{\{|\}\}|\{(\w+)(!r)?(?::([^{}]*))?\}")
 _language = "en"
 
@@ -74,9 +76,18 @@ def fill(key: str, english: str, values: Mapping[str, Any], *, lang: str | None 
         if name is None:
             return place.group()[0]
         value = values.get(name, "?")
-        return _show(repr(value) if as_repr else value, spec or "", lang)
+        shown = _show(repr(value) if as_repr else value, spec or "", lang)
+        return f"\0{shown}\0" if lang == "zh" and isinstance(value, Text) else shown
 
-    return _PLACE.sub(put, template_of(key, english, lang))
+    filled = _PLACE.sub(put, template_of(key, english, lang))
+    return _space(filled) if lang == "zh" else filled
+
+
+def _space(text: str) -> str:
+    """One space between Chinese and Latin text where a nested text (marked by NUL) begins and ends, none in Chinese."""
+    if "\0" not in text:
+        return text
+    return _MIXED_JOINT.sub(" ", _CHINESE_JOINT.sub("", text)).replace("\0", "")
 
 
 def _show(value: Any, spec: str, lang: str) -> str:

@@ -122,7 +122,7 @@ def test_an_option_without_its_value_is_an_error(capsys):
 
 def test_the_help_lists_every_option_with_its_aliases():
     text = make_help(TABLE)
-    assert "--learning_rate FLOAT, --lr FLOAT" in text and "packs 100 % {of} them" in text
+    assert "--learning_rate, --lr FLOAT" in text and "packs 100 % {of} them" in text
 
 
 def test_a_wrong_command_line_ends_with_code_2_before_torch_is_loaded():

@@ -194,7 +194,7 @@ class Course:
         lines, begin = [], 0
         for i, (_, shares) in enumerate(self.table.stages, start=1):
             last = sum(1 for step in range(self.steps) if self.stage(step) < i)
-            parts = ", ".join(f"{level} {float(share):.0%}" for level, share in zip(self.table.levels, shares))
+            parts = [f"{level} {float(share):.0%}" for level, share in zip(self.table.levels, shares)]
             lines.append(
                 Text(
                     "program.stage",

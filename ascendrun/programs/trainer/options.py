@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NoReturn
@@ -12,6 +12,8 @@ from typing import Any, Callable, NoReturn
 from ascendrun import options
 from ascendrun.options import COMMAND_LINE, OptionProblem, ProgramOptions
 from ascendrun.text import Text, language_of, use_language, write
+
+INDENT = " " * 6
 
 
 class InvalidOptionsError(Exception):
@@ -65,7 +67,8 @@ def parse(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
 def make_help(table: ProgramOptions) -> str:
     """What --help prints: every option with its aliases, meaning, choices and default."""
     package = getattr(sys.modules["__main__"], "__package__", None)
-    parser = argparse.ArgumentParser(prog=f"python -m {package}" if package else table.program, allow_abbrev=False)
+    program = f"python -m {package}" if package else table.program
+    lines = [str(Text("options.usage", "usage: {program} [--OPTION=VALUE ...]", program=program)), ""]
     for option in table.options.values():
         default = option.default if option.default not in (None, "") else Text("options.none", "none")
         text = Text("options.help", "{help} (default: {default})", help=table.help(option), default=default)
@@ -77,9 +80,10 @@ def make_help(table: ProgramOptions) -> str:
                 choices=[str(choice) for choice in option.choices],
                 default=default,
             )
-        names = [f"--{name}" for name in (option.name, *option.aliases)]
-        parser.add_argument(*names, metavar=option.type.upper(), help=str(text).replace("%", "%%"))
-    return parser.format_help()
+        names = ", ".join(f"--{name}" for name in (option.name, *option.aliases))
+        wrapped = textwrap.wrap(str(text), 100, initial_indent=INDENT, subsequent_indent=INDENT)
+        lines += [f"  {names} {option.type.upper()}", *wrapped]
+    return "\n".join(lines) + "\n"
 
 
 def parse_or_exit(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:

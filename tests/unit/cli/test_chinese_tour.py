@@ -19,6 +19,9 @@ from top_world import TopWorld, controller_lock, make_usual_world
 
 from ascendrun.cli import main
 from ascendrun.cli.app import ALIASES, BY_NAME
+from ascendrun.core.jobfile.spec import load_programs
+from ascendrun.programs.trainer.options import make_help
+from ascendrun.text import use_language
 from tests.chinese import english_lines
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -193,3 +196,9 @@ def test_command(say: Say, world: TopWorld, command: str) -> None:
         screen = HELP.sub("", say(command, *argv)).replace("waits", "j-0002")
         found += [f"{command} {words}: {line}" for line in english_lines(screen, foreign)]
     assert found == [], "\n".join(found)
+
+
+def test_the_help_of_bundled_programs() -> None:
+    use_language("zh")
+    for table in load_programs().values():
+        assert english_lines(make_help(table), "You are a helpful assistant.") == []  # a default
