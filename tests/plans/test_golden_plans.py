@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.hosts import parse_hostfile
-from ascendrun.core.jobfile.spec import parse_job, parse_program_options, resolve_paths
+from ascendrun.core.jobfile.spec import parse_program_options, parse_stages, resolve_paths
 from ascendrun.core.jobs.plan import Folders, Tree, make_plan, render_plan, render_text
 from ascendrun.core.reports import NodeReport, Route
 
@@ -145,7 +145,7 @@ def folders_of(report):
 
 def plan_of(hostfile, job):
     hosts = parse_hostfile(hostfile, "hosts")
-    spec = resolve_paths(parse_job(job, "job.yaml", programs=PROGRAMS), "/home/me/jobs", PROGRAMS)
+    spec = resolve_paths(parse_stages(job, "job.yaml", programs=PROGRAMS)[0].spec, "/home/me/jobs", PROGRAMS)
     reports = {host.name: report(host, hosts) for host in hosts}
     trees = ([CODE] if spec.workdir else []) + ([OURS] if spec.program else [])
     return make_plan(

@@ -40,7 +40,6 @@ __all__ = [
     "job_json_schema",
     "load_programs",
     "migrate_spec",
-    "parse_job",
     "parse_program_options",
     "parse_stages",
     "require_hostfile",
@@ -71,26 +70,6 @@ def load_programs() -> Mapping[str, ProgramOptions]:
     return programs
 
 
-def parse_job(
-    text: Union[str, bytes],
-    file: str,
-    *,
-    overrides: Sequence[str] = (),
-    programs: Mapping[str, ProgramOptions],
-    check_names: Optional[Callable[[], Mapping[str, str]]] = None,
-    files: Optional[LocalFiles] = None,
-) -> JobSpec:
-    """The job that the file and the overrides ("nodes=2") describe; paths stay as written (see `resolve_paths`).
-    Of a pipeline its first stage.
-
-    Raises InvalidInputError with every problem; one of an override has "--set …" as its file and no line. Of a file
-    with invalid YAML only the problems up to there are found. `check_names` returns current names by names, `files`
-    reads the disk; None: not checked.
-    """
-    stages = parse_stages(text, file, overrides=overrides, programs=programs, check_names=check_names, files=files)
-    return stages[0].spec
-
-
 def parse_stages(
     text: Union[str, bytes],
     file: str,
@@ -101,11 +80,13 @@ def parse_stages(
     files: Optional[LocalFiles] = None,
     placement: Optional[Callable[[JobSpec], Iterable[tuple[tuple[str, ...], Text, Text]]]] = None,
 ) -> tuple[StageJob, ...]:
-    """As `parse_job`, one job for each stage of a pipeline, in order, each with the keys of the file and its own;
-    a single job for any other file.
+    """The jobs that the file and the overrides ("nodes=2") describe: one for each stage of a pipeline, in order, with
+    the keys of the file and its own; a single job for any other file. Paths stay as written (see `resolve_paths`).
 
-    `placement` returns what the hosts lack for a job: (key, message, hint). It also gets the name, nodes, devices,
-    launcher and hostfile of a job whose other keys have problems. None: not checked.
+    Raises InvalidInputError with every problem; one of an override has "--set …" as its file and no line. Of a file
+    with invalid YAML only the problems up to there are found. `check_names` returns current names by names, `files`
+    reads the disk. `placement` returns what the hosts lack for a job: (key, message, hint); it also gets the name,
+    nodes, devices, launcher and hostfile of a job whose other keys have problems. None: not checked.
     """
     source = read_yaml(text, file)
     if not source.is_complete:

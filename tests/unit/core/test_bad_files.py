@@ -8,7 +8,7 @@ import pytest
 
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.hosts import parse_hostfile
-from ascendrun.core.jobfile.spec import parse_job, parse_program_options
+from ascendrun.core.jobfile.spec import parse_program_options, parse_stages
 from ascendrun.text import Text
 from ascendrun.text.format import is_hidden
 
@@ -47,7 +47,7 @@ HOSTFILES = sorted((HERE / "bad_hostfiles").glob("*.hosts"))
 
 def problems_of_job(data, file="job.yaml", overrides=()):
     with pytest.raises(InvalidInputError) as caught:
-        parse_job(data, file, overrides=overrides, programs=PROGRAMS, check_names=lambda: CHECKS)
+        parse_stages(data, file, overrides=overrides, programs=PROGRAMS, check_names=lambda: CHECKS)
     return caught.value.problems
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.jobfile.pipeline import StageJob
-from ascendrun.core.jobfile.spec import parse_job, parse_program_options, parse_stages
+from ascendrun.core.jobfile.spec import parse_program_options, parse_stages
 
 OPTIONS = '{"options": {"lr": {"type": "float", "help": "h"}, "epochs": {"type": "int", "help": "h"}}}'
 PROGRAMS = {name: parse_program_options(name, OPTIONS) for name in ("trainer", "other")}
@@ -73,7 +73,7 @@ def test_stages_that_may_run_side_by_side_must_stage_the_same_files() -> None:
 def test_a_file_without_stages_is_one_job() -> None:
     (one,) = stages(COMMON)
     assert (one.stage, one.needs, one.spec.name) == (None, None, "pipe")
-    assert parse_job(COMMON + "stages: [{name: a}]\n", "pipe.yaml", programs=PROGRAMS).name == "pipe.a"
+    assert parse_stages(COMMON + "stages: [{name: a}]\n", "pipe.yaml", programs=PROGRAMS)[0].spec.name == "pipe.a"
 
 
 def test_a_problem_of_the_common_part_is_told_once() -> None:

@@ -14,7 +14,6 @@ from ascendrun.core.jobfile.spec import (
     JobSpec,
     job_json_schema,
     migrate_spec,
-    parse_job,
     parse_program_options,
     parse_stages,
     require_hostfile,
@@ -43,7 +42,7 @@ PROGRAM = "name: small\nprogram: trajectory\n"
 
 
 def parse(text, *overrides):
-    return parse_job(text, "job.yaml", overrides=overrides, programs=PROGRAMS)
+    return parse_stages(text, "job.yaml", overrides=overrides, programs=PROGRAMS)[0].spec
 
 
 def problems(text, *overrides):
@@ -329,7 +328,7 @@ pieces = st.sampled_from(
 )
 def test_no_job_file_crashes_the_parser(data, overrides):
     try:
-        spec = parse_job(data, "job.yaml", overrides=overrides, programs=PROGRAMS)
+        spec = parse_stages(data, "job.yaml", overrides=overrides, programs=PROGRAMS)[0].spec
     except InvalidInputError as error:
         assert error.problems and all(problem.message for problem in error.problems)
     else:

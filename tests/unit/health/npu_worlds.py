@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobfile.spec import parse_job
+from ascendrun.core.jobfile.spec import parse_stages
 from ascendrun.core.jobs.plan import Folders, make_plan
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.checks import run_checks
@@ -163,7 +163,7 @@ def node(host, scenario=None, *faults, raw=None, number=None, **more):
 def world(*nodes, family="npu", job="", per_node=None):
     facts = {one.host: one for one in nodes}
     text = f"name: j\ncommand: [python3, train.py]\ndevices: {{type: npu{per_node_text(per_node)}}}\n{job}"
-    spec = parse_job(text, "job.yaml", programs={}) if per_node is not None else None
+    spec = parse_stages(text, "job.yaml", programs={})[0].spec if per_node is not None else None
     return CheckContext(
         facts=facts, device_type=family, job=spec, plan=plan_of(spec, facts) if spec is not None else None
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ascendrun.ascend.install import DriverVersion
 from ascendrun.core.findings import Finding, Severity, fold_findings
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobfile.spec import parse_job
+from ascendrun.core.jobfile.spec import parse_stages
 from ascendrun.core.jobs.plan import Folders, make_plan
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.checks import CHECKS, NPU_CHECKS, RENAMED, choose_checks, run_checks
@@ -96,7 +96,7 @@ def with_driver(version: str | None) -> NpuFacts:
 def world(*changed: NodeFacts, family: str = "cpu", job: str = "", unreached=None) -> CheckContext:
     facts = {name: sound(name) for name in NAMES}
     facts.update({one.host: one for one in changed})
-    spec = parse_job(f"name: j\n{job}", "job.yaml", programs={}) if job else None
+    spec = parse_stages(f"name: j\n{job}", "job.yaml", programs={})[0].spec if job else None
     return CheckContext(
         facts=facts,
         device_type=family,
@@ -397,7 +397,7 @@ def mixtures():
 @settings(max_examples=150, deadline=None)
 @given(mixtures(), st.sampled_from(["npu", "cuda", "cpu", None]), st.booleans())
 def test_no_check_raises_and_every_finding_renders_in_every_language(nodes, family, has_job):
-    spec = parse_job(f"name: j\n{JOB % 'cpu'}", "job.yaml", programs={}) if has_job else None
+    spec = parse_stages(f"name: j\n{JOB % 'cpu'}", "job.yaml", programs={})[0].spec if has_job else None
     one = CheckContext(facts={node.host: node for node in nodes}, device_type=family, job=spec)
     codes = {code for check in CHECKS for code in check.codes}
     for finding in run_checks(one):
@@ -466,7 +466,7 @@ def test_every_code_of_the_hosts_checks_is_planted_here():
 def test_a_program_of_ours_needs_torch():
     from ascendrun.options import ProgramOptions
 
-    spec = parse_job("name: j\nprogram: p\n", "job.yaml", programs={"p": ProgramOptions("p", {})})
+    spec = parse_stages("name: j\nprogram: p\n", "job.yaml", programs={"p": ProgramOptions("p", {})})[0].spec
     facts = {"n1": sound("n1"), "n2": sound("n2", python=PythonFacts(version="3.10.13", modules={"torch": None}))}
     (one,) = found(CheckContext(facts=facts, job=spec), "torch-missing")
     assert one.severity is Severity.FAIL and one.hosts == ("n2",)

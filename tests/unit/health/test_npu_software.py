@@ -131,9 +131,9 @@ def test_devices_that_hccl_does_not_take_together_are_told():
     ],
 )
 def test_bf16_on_a_chip_without_it_is_told_where_the_job_asks_for_it(command, asks):
-    from ascendrun.core.jobfile.spec import parse_job
+    from ascendrun.core.jobfile.spec import parse_stages
 
-    spec = parse_job(f"name: j\ncommand: {command}\ndevices: {{type: npu}}\n", "job.yaml", programs={})
+    spec = parse_stages(f"name: j\ncommand: {command}\ndevices: {{type: npu}}\n", "job.yaml", programs={})[0].spec
     old, new = (
         CheckContext(facts={"n1": node("n1", Scenario(chip=chip), **RESERVED)}, device_type="npu", job=spec)
         for chip in ("910A", "910B3")
