@@ -53,14 +53,9 @@ def hccn_conf(node: Node) -> str:
 
 
 def _port(chip: Chip) -> str:
-    values: list[tuple[str, str | None]] = [
-        ("address", chip.address),
-        ("netmask", chip.netmask),
-        ("netdetect", chip.netdetect),
-        ("gateway", chip.gateway),
-        ("send_arp_status", "1"),
-    ]
-    return "".join(f"{name}_{chip.logic_id}={value}\n" for name, value in values if value is not None)
+    values = {name: getattr(chip, name) for name in ("address", "netmask", "netdetect", "gateway")}
+    lines = {f"{name}_{chip.logic_id}": value for name, value in values.items() if value is not None}
+    return _lines({**lines, f"send_arp_status_{chip.logic_id}": "1"})
 
 
 def _lines(values: Mapping[str, str]) -> str:
@@ -81,69 +76,50 @@ def _minor_interval(version: str) -> str:
 
 def _driver(scenario: Scenario) -> str:
     fits = _minor_interval(scenario.firmware) if scenario.is_compatible else "[1.0.0,1.84.99]"
-    return _lines(
-        {
-            "Version": scenario.driver,
-            "ascendhal_version": "7.35.19",
-            "aicpu_version": "1.0",
-            "tdt_version": "1.0",
-            "log_version": "1.0",
-            "prof_version": "2.0",
-            "dvppkernels_version": "1.1",
-            "tsfw_version": "1.0",
-            "Innerversion": _inner(scenario.driver),
-            "compatible_version": "[V100R001C13],[V100R001C15],[V100R001C17]",
-            "compatible_version_fw": fits,
-            "package_version": scenario.driver,
-        }
+    return (
+        f"Version={scenario.driver}\nascendhal_version=7.35.19\naicpu_version=1.0\ntdt_version=1.0\nlog_version=1.0\n"
+        "prof_version=2.0\ndvppkernels_version=1.1\ntsfw_version=1.0\n"
+        f"Innerversion={_inner(scenario.driver)}\ncompatible_version=[V100R001C13],[V100R001C15],[V100R001C17]\n"
+        f"compatible_version_fw={fits}\npackage_version={scenario.driver}\n"
     )
 
 
 def _firmware(scenario: Scenario) -> str:
     fits = scenario.driver if scenario.is_compatible else "1.84.0"
-    return _lines(
-        {
-            "Version": scenario.firmware,
-            "firmware_version": "1.0",
-            "package_version": scenario.driver,
-            "compatible_version_drv": f"[{fits},{fits}.]",
-        }
+    return (
+        f"Version={scenario.firmware}\nfirmware_version=1.0\npackage_version={scenario.driver}\n"
+        f"compatible_version_drv=[{fits},{fits}.]\n"
     )
 
 
 def _install(scenario: Scenario, seen_as: str) -> str:
-    values = {
-        "UserName": "HwHiAiUser",
-        "UserGroup": "HwHiAiUser",
-        "Driver_Install_Type": "full",
-        "Driver_Install_Path_Param": f"{seen_as}/{ASCEND}",
-        "Driver_Install_For_All": "no",
-        "Driver_Install_Mode": "normal",
-        "Driver_Install_Status": "complete" if scenario.is_complete else "installing",
-        "Firmware_Install_Type": "full",
-        "Firmware_Install_Path_Param": f"{seen_as}/{ASCEND}",
-    }
-    return _lines(values)
+    status = "complete" if scenario.is_complete else "installing"
+    return (
+        "UserName=HwHiAiUser\nUserGroup=HwHiAiUser\nDriver_Install_Type=full\n"
+        f"Driver_Install_Path_Param={seen_as}/{ASCEND}\nDriver_Install_For_All=no\nDriver_Install_Mode=normal\n"
+        f"Driver_Install_Status={status}\nFirmware_Install_Type=full\nFirmware_Install_Path_Param={seen_as}/{ASCEND}\n"
+    )
+
+
+def _package(name: str, version: str, compatible: str, arch: str, path: str) -> str:
+    return (
+        f"package_name={name}\nversion={version}\ninnerversion={_inner(version)}\ncompatible_version={compatible}\n"
+        f"arch={arch}\nos=linux\npath={path}\n"
+    )
 
 
 def _cann(scenario: Scenario, cann: str, seen_as: str) -> dict[str, str]:
     home = f"{ASCEND}/cann-{cann}" if is_new_layout(cann) else f"{ASCEND}/ascend-toolkit/{cann}"
+    arch_path = f"{home}/{scenario.arch}-linux"
+    compatible = "[V100R001C13],[V100R001C15],[V100R001C19]"
     env_folder = home if is_new_layout(cann) else f"{ASCEND}/ascend-toolkit"
     latest = f"{seen_as}/{home}" if is_new_layout(cann) else f"{seen_as}/{ASCEND}/ascend-toolkit/latest"
     inner_of = dict.fromkeys(_COMPONENTS, cann)
     inner_of.update(scenario.components)
     running = {f"{name}_running_version": f"[{_numbers(version)}:{version}]" for name, version in inner_of.items()}
     return {
-        f"{home}/{scenario.arch}-linux/ascend_toolkit_install.info": _lines(
-            {
-                "package_name": "Ascend-cann-toolkit",
-                "version": cann,
-                "innerversion": _inner(cann),
-                "compatible_version": "[V100R001C13],[V100R001C15],[V100R001C19]",
-                "arch": scenario.arch,
-                "os": "linux",
-                "path": f"{seen_as}/{home}/{scenario.arch}-linux",
-            }
+        f"{arch_path}/ascend_toolkit_install.info": _package(
+            "Ascend-cann-toolkit", cann, compatible, scenario.arch, f"{seen_as}/{arch_path}"
         ),
         f"{home}/version.cfg": _lines(running),
         f"{home}/compiler/version.info": _lines({"Version": _numbers(cann)}),
@@ -155,16 +131,8 @@ def _cann(scenario: Scenario, cann: str, seen_as: str) -> dict[str, str]:
 def _nnae(scenario: Scenario, nnae: str, seen_as: str) -> dict[str, str]:
     home = f"{ASCEND}/nnae/{nnae}"
     return {
-        f"{home}/ascend_nnae_install.info": _lines(
-            {
-                "package_name": "Ascend-cann-nnae",
-                "version": nnae,
-                "innerversion": _inner(nnae),
-                "compatible_version": "[V100R001C13,V100R001C19],[V100R001C30]",
-                "arch": scenario.arch,
-                "os": "linux",
-                "path": f"{seen_as}/{home}",
-            }
+        f"{home}/ascend_nnae_install.info": _package(
+            "Ascend-cann-nnae", nnae, "[V100R001C13,V100R001C19],[V100R001C30]", scenario.arch, f"{seen_as}/{home}"
         ),
         f"{ASCEND}/nnae/set_env.sh": set_env(
             f"{seen_as}/{ASCEND}/nnae/latest", scenario.arch, home_variable="ASCEND_NNAE_HOME"
