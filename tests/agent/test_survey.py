@@ -232,7 +232,7 @@ def test_who_holds_a_file_open_is_named(agent, tmp_path):
 
 def touch(agent, port, peer, *, nonce="n", timeout_s=10.0):
     return {
-        "name": "touch",
+        "name": "connection-tests",
         "kind": "tcp",
         "as": "b",
         "nonce": nonce,
@@ -257,7 +257,7 @@ def test_two_agents_reach_each_other_whoever_comes_first_and_the_port_is_free_at
     other, port = node.connect(), free_port()
     asked = other.post("survey", items=[touch(other, port, "a")], shell=None, timeout_s=12)
     heard = survey(agent, listener(port))
-    came = other.wait(lambda: other.replies.pop(asked, None))[0]["results"]["touch"]["touched"]
+    came = other.wait(lambda: other.replies.pop(asked, None))[0]["results"]["connection-tests"]["tests"]
     assert heard["listen"]["ports"][str(port)]["heard"] == ["b"]
     assert [(one["peer"], "error" in one) for one in came] == [("a", False)]
     held = socket.socket()  # without SO_REUSEADDR, as the agent holds a port for a job
@@ -269,15 +269,15 @@ def test_another_host_or_another_program_on_the_port_is_not_taken_for_the_peer(a
     other, port = node.connect(), free_port()
     asked = other.post("survey", items=[touch(other, port, "c")], shell=None, timeout_s=12)
     survey(agent, listener(port))
-    came = other.wait(lambda: other.replies.pop(asked, None))[0]["results"]["touch"]["touched"]
+    came = other.wait(lambda: other.replies.pop(asked, None))[0]["results"]["connection-tests"]["tests"]
     assert came[0]["code"] == "wrong-host" and came[0]["error"] == message("other-host-answered", peer="a")
     with socket.create_server(("127.0.0.1", 0)) as stranger:
-        raw = survey(agent, touch(agent, stranger.getsockname()[1], "a", timeout_s=0.5))["touch"]["touched"]
+        raw = survey(agent, touch(agent, stranger.getsockname()[1], "a", timeout_s=0.5))["connection-tests"]["tests"]
     assert raw[0]["error"]
 
 
 def test_nobody_there_is_refused_and_a_round_that_failed_ends_by_itself(agent):
-    came = survey(agent, touch(agent, free_port(), "a", timeout_s=0.5))["touch"]["touched"]
+    came = survey(agent, touch(agent, free_port(), "a", timeout_s=0.5))["connection-tests"]["tests"]
     assert came[0]["code"] == "refused"
     heard = survey(agent, listener(free_port(), timeout_s=0.5))["listen"]["ports"]
     assert [one["heard"] for one in heard.values()] == [[]]

@@ -44,15 +44,11 @@ class Question:
     """
 
     spec: JobSpec | None = None
-    family: str | None = None
+    device_type: str | None = None
     paths: tuple[str, ...] = ()
     names: tuple[str, ...] | None = None
     is_full: bool = True
     every_pair: bool = False
-
-    @property
-    def device_type(self) -> str | None:
-        return self.spec.devices.type if self.spec is not None else self.family
 
 
 SurveyResults = Mapping[str, Mapping[str, Any]]
@@ -175,15 +171,14 @@ def make_survey_request(host: Host, report: NodeReport, question: Question, plan
     from ascendrun.health.survey.survey_request import SurveyRequest
 
     spec = question.spec
-    family = question.device_type
     ports = master_candidates(plan)[:TRIED_PORTS] if _is_first(host, plan) else ()
     return SurveyRequest(
         host=host.name,
-        device_type=family,
+        device_type=question.device_type,
         root=report.root,
         python=choose_python(spec, host, report),
         has_job=spec is not None,
-        ports=(*ports, *(HCCL_PORTS if family == "npu" else ())),
+        ports=(*ports, *(HCCL_PORTS if question.device_type == "npu" else ())),
         folders=(spec.checkpoint.dir,) if spec is not None and spec.checkpoint.dir else (),
         paths=question.paths,
         env=rank_env(host.name, plan),
@@ -282,7 +277,7 @@ def connection_test_items(host: str, plan: ConnectionTestPlan, nonce: str, timeo
         )
     if plan.targets.get(host):
         targets = [vars(target) for target in plan.targets[host]]
-        items.append({**common, "kind": "tcp", "name": "touch", "targets": targets})
+        items.append({**common, "kind": "tcp", "name": "connection-tests", "targets": targets})
     return items
 
 

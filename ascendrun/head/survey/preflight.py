@@ -33,7 +33,8 @@ def preflight_question(spec: JobSpec) -> Question:
     from ascendrun.health.checks import CHECKS, plain_name
 
     required = {plain_name(name) for name in spec.checks.require}
-    return Question(spec=spec, is_full=any(check.is_full and check.name in required for check in CHECKS))
+    is_full = any(check.is_full and check.name in required for check in CHECKS)
+    return Question(spec=spec, device_type=spec.devices.type, is_full=is_full)
 
 
 def evaluate_preflight(

@@ -41,7 +41,7 @@ class SurveyOperation:
         self._submission = None if request.submission is None else Submission.from_json(request.submission)
         self._question = Question(
             spec=self._submission.spec if self._submission else None,
-            family=request.device_type,
+            device_type=self._submission.spec.devices.type if self._submission else request.device_type,
             paths=request.paths,
             names=request.names,
             is_full=request.is_full,

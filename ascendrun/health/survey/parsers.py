@@ -184,7 +184,7 @@ def read_connection_tests(raw: Raw) -> tuple[ConnectionTest, ...]:
             code=one.get("code"),
             wall_s=one.get("wall_s"),
         )
-        for one in raw["touched"]
+        for one in raw["tests"]
     )
 
 

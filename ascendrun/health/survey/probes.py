@@ -71,7 +71,7 @@ HOST_PROBES: tuple[Probe, ...] = (
         parsers.read_logind,
     ),
     Probe(
-        "touch", lambda request: None, parsers.read_connection_tests
+        "connection-tests", lambda request: None, parsers.read_connection_tests
     ),  # sent in the second round: head/survey/doctor.py
     Probe("linger", _always({"kind": "listdir", "path": "/var/lib/systemd/linger"}), parsers.read_names),
     Probe(
@@ -167,7 +167,7 @@ def read_facts(report: NodeReport, results: Mapping[str, Any]) -> NodeFacts:
         addresses=values.get("addresses"),
         taken_ports=values.get("ports"),
         port_ranges=values.get("port-ranges"),
-        connection_tests=values.get("touch"),
+        connection_tests=values.get("connection-tests"),
         npu=read_npu(values),
         late=late_probes(results),
     )

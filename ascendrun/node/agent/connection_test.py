@@ -1,7 +1,7 @@
 """Shows whether nodes reach each other on a port: one side listens and says its name, the others come and read it.
 
     listen  {ports, as, nonce, expect: [names]}            -> {ports: {port: {heard: [names]} | {error}}}
-    tcp     {targets: [{peer, address, port}], as, nonce}   -> {touched: [{peer, address, port, wall_s} | {..., error}]}
+    tcp     {targets: [{peer, address, port}], as, nonce}   -> {tests: [{peer, address, port, wall_s} | {..., error}]}
 
 Both ends of a round share the nonce, so that a stranger on the port is not taken for the peer. The listener goes
 when everybody expected has come, or at its deadline; who comes too early is refused and tries again.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Raw = Dict[str, Any]
 
 RETRY_S = 0.05
-GREETING = "ascendrun-touch %s %s\n"
+GREETING = "ascendrun-connection-test %s %s\n"
 LINE_BYTES = 512
 AT_ONCE = 32
 
@@ -110,7 +110,7 @@ def connect_all(item: Item, deadline: float) -> Raw:
     for thread in threads:
         thread.join(max(0.0, deadline + 0.2 - time.monotonic()))
     with lock:
-        return {"touched": list(tested)}
+        return {"tests": list(tested)}
 
 
 def _connect(target: Item, item: Item, deadline: float) -> Raw:

@@ -50,6 +50,7 @@ def report(name: str) -> NodeReport:
     return NodeReport(name, "/r", name, f"b-{name}", None, "u", "/py", "3.9", "5", "x", 1, None, None, 0.0, routes)
 
 
+TESTS = "connection-tests"
 LIGHT = Question(is_full=False)
 
 
@@ -70,9 +71,9 @@ def fine(**results: Any) -> Reply[Any]:
 
 
 def test_hosts_that_died_meanwhile_are_answers_and_the_others_go_on_to_reach_each_other() -> None:
-    answers, agents = examine({"n1": [fine(), fine(touch={"touched": []})], "n2": [DEAD], "n3": [fine(), DEAD]})
+    answers, agents = examine({"n1": [fine(), fine(**{TESTS: {"tests": []}})], "n2": [DEAD], "n3": [fine(), DEAD]})
     assert answers["n2"] == {"refused": DEAD.error}
-    assert answers["n1"]["results"]["touch"] == {"touched": []} and "touch" not in answers["n3"]["results"]
+    assert answers["n1"]["results"][TESTS] == {"tests": []} and TESTS not in answers["n3"]["results"]
     second = agents.asked["n1"][1].items
     assert {target["peer"] for item in second if item["kind"] == "tcp" for target in item["targets"]} == {"n3"}
     assert [item["expect"] for item in second if item["kind"] == "listen"] == [["n3"]]
@@ -97,9 +98,7 @@ NONSENSE = st.recursive(
     lambda some: (
         st.lists(some, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["ports", "taken", "touch", "touched", "hccn", "out", "code", "texts", "1"]),
-            some,
-            max_size=4,
+            st.sampled_from(["ports", "taken", TESTS, "tests", "hccn", "out", "code", "texts", "1"]), some, max_size=4
         )
     ),
     max_leaves=10,
@@ -110,11 +109,11 @@ NONSENSE = st.recursive(
 @given(st.lists(NONSENSE, min_size=6, max_size=6), st.booleans())
 def test_no_answer_can_keep_it_from_ending_or_make_the_judgement_fall_over(said: list[Any], is_full: bool) -> None:
     replies = [
-        Reply(SurveyReply({"ports": one, "hccn": one, "touch": one, "x": index})) for index, one in enumerate(said)
+        Reply(SurveyReply({"ports": one, "hccn": one, TESTS: one, "x": index})) for index, one in enumerate(said)
     ]
     answers, _ = examine(
         {name: replies[2 * place : 2 * place + 2] for place, name in enumerate(NAMES)},
-        Question(is_full=is_full, family="npu"),
+        Question(is_full=is_full, device_type="npu"),
     )
     facts = {
         name: read_facts(report(name), answer["results"]) for name, answer in answers.items() if "results" in answer

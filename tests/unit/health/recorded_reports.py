@@ -40,7 +40,7 @@ def recorded_answer(name, number, names, npu_results):
     """One host's answer: a sound machine, and what it says of its NPUs."""
     address = f"10.{number >> 8}.{number & 255}.1"
     results = {**npu_results, **_host_answers(number, address)}
-    results["touch"] = {"touched": [_touched(names[(number + step) % len(names)]) for step in (0, 6)]}
+    results["connection-tests"] = {"tests": [_tested(names[(number + step) % len(names)]) for step in (0, 6)]}
     report = {
         "host": name,
         "root": ROOT,
@@ -79,7 +79,7 @@ def _readings(number, cards):
     }
 
 
-def _touched(peer):
+def _tested(peer):
     return {"peer": peer, "address": "10.0.0.9", "port": 20001, "wall_s": 0.0007}
 
 

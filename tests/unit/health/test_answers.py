@@ -127,7 +127,7 @@ JSON = st.recursive(
                     "taken",
                     "limits",
                     "names",
-                    "touched",
+                    "tests",
                     "error",
                     "/a",
                     "peer",
@@ -145,7 +145,7 @@ JSON = st.recursive(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.dictionaries(st.sampled_from([*[probe.name for probe in PROBES], "touch"]), JSON, max_size=8))
+@given(st.dictionaries(st.sampled_from([*[probe.name for probe in PROBES], "connection-tests"]), JSON, max_size=8))
 def test_no_answer_of_a_node_can_make_the_head_fall_over(results):
     report = NodeReport("n", "/r", "n", "b", None, "u", "/py", "3.9", "5", "x", 1, None, None, None, {})
     facts = read_facts(report, results)

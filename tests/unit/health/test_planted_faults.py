@@ -137,7 +137,7 @@ OF_THE_ANSWERS = [
     (
         "peer-timeout",
         {
-            "results.touch.touched": [
+            "results.connection-tests.tests": [
                 {"peer": "n1", "address": "10.0.1.1", "port": 20001, "code": "silent", "error": "no answer"}
             ]
         },
@@ -145,7 +145,7 @@ OF_THE_ANSWERS = [
     (
         "peer-refuses",
         {
-            "results.touch.touched": [
+            "results.connection-tests.tests": [
                 {"peer": "n1", "address": "10.0.1.1", "port": 20001, "code": "refused", "error": "connection refused"}
             ]
         },
