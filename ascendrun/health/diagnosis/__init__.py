@@ -43,7 +43,7 @@ _DECISIONS = frozenset({"state-changed", "stop-requested", "unreachable", "reach
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Pure; never raises for odd evidence: what is missing lowers the confidence. Words come with `tell`."""
+    """Pure; never raises. Missing evidence lowers the confidence. `render` adds the sentences."""
     ending = explain_ending(evidence)
     if ending is not None:
         return replace(ending, outcome=_outcome(evidence))

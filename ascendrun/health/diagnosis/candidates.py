@@ -20,8 +20,8 @@ AT_ONCE_S = 0.5
 
 @dataclass(frozen=True)
 class Candidate:
-    """`ranks`: with one and the same reason, the earliest first told of in `at`. `sure`: the reason itself is a fact.
-    `caveats`: why it may be wrong all the same. `is_vague`: how it ended is known, why is not."""
+    """`ranks`: those with the same reason; `at`: the earliest of their times. `sure`: the reason itself is a fact.
+    `caveats`: why it may still be wrong. `is_vague`: how it ended is known, why is not."""
 
     code: str
     strength: int
@@ -56,8 +56,8 @@ def candidates_of(evidence: Evidence, timelines: Sequence[RankTimeline]) -> tupl
 
 
 def _together(causes: Sequence[Indicator]) -> list[list[Indicator]]:
-    """Ends that say nothing of their reason are one where they came at one moment, as far as the clocks tell, or with
-    the same last words."""
+    """Ends without a reason count as one if they came at the same moment, as far as the clocks are known, or with the
+    same last output."""
     groups: list[list[Indicator]] = []
     for indicator in sorted(
         (indicator for indicator in causes if indicator.is_vague),
@@ -85,7 +85,7 @@ def _is_one_end(one: Indicator, other: Indicator) -> bool:
 
 
 def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Candidate]:
-    """Ranks that broke by themselves, waiting for nobody, with words that tell where but not why."""
+    """Ranks that failed by themselves without waiting, whose output shows where but not why."""
     groups: dict[str, list[Indicator]] = {}
     for timeline in timelines:
         own = timeline.own
@@ -131,7 +131,7 @@ def _of_sufferers(timelines: Sequence[RankTimeline]) -> list[Candidate]:
 
 
 def _names_several(timeline: RankTimeline) -> bool:
-    """Its words are weighed with the others' by waiting.py."""
+    """Its messages are evaluated with those of other ranks by the rules in ranking.py."""
     return any(message.kind in OF_SEVERAL for message in timeline.messages)
 
 
@@ -179,7 +179,7 @@ def _of_host(evidence: Evidence, host: HostEvidence) -> list[Candidate]:
 
 
 def _events_of(evidence: Evidence, host: str, key: str) -> tuple[Proof, ...]:
-    """The changes of state whose reason is this of the host."""
+    """The changes of state with this reason for the host."""
     return tuple(
         Proof(text=event.message(), host=host, at_s=event.at_s)
         for event in evidence.events
@@ -199,7 +199,7 @@ def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Se
             if credible and not credible & set(ranks):
                 continue
             if not ranks and any(rank.device is not None for rank in evidence.ranks_of(host.host)):
-                continue  # nobody of this job was on it
+                continue  # no rank of this job used it
             ended = [by_rank[rank] for rank in ranks if rank in by_rank]
             if (
                 not credible
@@ -239,7 +239,7 @@ UNCLEAR_BELOW = 80
 
 
 def is_of_some_device(one: Candidate) -> bool:
-    """A code of the runtime that something is wrong with the device or its driver: others may say what."""
+    """A code of the runtime that reports a fault of the device or its driver; other lines may be more exact."""
     row = signature_of(one.code)
     return (
         row is not None

@@ -1,4 +1,4 @@
-"""Rules for what the communication library itself says: who is named, who is missing, what does not agree."""
+"""Rules for reports of the communication library: which ranks are named, which are missing, what differs."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def blame_differs(table: Table) -> Candidate | None:
 
 
 def _outliers_in_one_aspect(table: Table, reports: Sequence[Report]) -> tuple[int, ...]:
-    """The few that gave something else than the others for one thing: an operation, a size; by their own words, and
-    for who says nothing by others'. A group in which ranks have other numbers is not compared."""
+    """The minority that passed another value for one aspect (an operation, a size): by its own report, otherwise by
+    reports of others. A group in which ranks have other numbers is not compared."""
     if any(
         message.kind == "mismatch" and message.ranks and message.ranks[0] != timeline.rank.rank
         for timeline, message in reports
@@ -149,7 +149,7 @@ def blame_location(table: Table) -> Candidate | None:
     if not reports or any(
         host.reachable is False and not host.has_ended and host.host in named for host in table.evidence.hosts
     ):
-        return None  # of a whole host that does not answer, any of its ranks may be named
+        return None  # of an unreachable host, any rank may be named
     for code, test in (
         ("hccl-culprit-cqe", _CQE_TYPE.search),
         ("hccl-culprit-stuck", _STUCK_TYPE.search),
@@ -178,13 +178,13 @@ def blame_location(table: Table) -> Candidate | None:
 
 
 def _accused_end(table: Table, ranks: Sequence[int]) -> Candidate | None:
-    """An accused rank that had simply finished explains its silence."""
+    """A named rank that had already finished sent nothing for that reason."""
     ended = [rank for rank in ranks if has_finished(table.by_rank[rank].rank)]
     return finished_early(table, ended) if ended and len(ended) == len(ranks) else None
 
 
 def blame_world_size(table: Table) -> Candidate | None:
-    """All ranks that were started came to the meeting, and the program went on waiting for more."""
+    """All started ranks joined the rendezvous, and the program kept waiting for more."""
     started = max(table.evidence.world_size, len(table.timelines))
     reports = [
         (timeline, message)

@@ -1,4 +1,4 @@
-"""What is known of one attempt when somebody asks why it ended: the words that go into a diagnosis."""
+"""What is known about one attempt: the input of a diagnosis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ascendrun.text import Text
 
 class Line(NamedTuple):
     """One line of a file. `at_s`: when it came, on its node's clock, None: not recorded. `stream`: out, err, plog,
-    error (torch elastic's file), dmesg. `file` and `offset`: where it stands in the attempt's spool."""
+    error (torch elastic's file), dmesg. `file` and `offset`: its place in the attempt's spool."""
 
     text: str
     file: str
@@ -46,9 +46,9 @@ class FixedClock:
 class RankEvidence:
     """One process and what it left. All times are its node's clock.
 
-    `code`, `signal`, `exited_at_s`: all None: no exit was recorded. `stopped`: it ended after ascendrun had told it to.
+    `code`, `signal`, `exited_at_s`: all None: no exit was recorded. `stopped`: it ended after ascendrun stopped it.
     `start_failed`: why it could not be started. `device`: its number on the host. `error`: the lines of torch elastic's
-    error file. `plog`: what CANN logged for its pid; () looked, none; None: not gathered. `last_step`: of its metrics.
+    error file. `plog`: what CANN logged for its pid; () none found; None: not collected. `last_step`: of its metrics.
     `inner`: it runs under a launcher of its own (torchrun, deepspeed), whose summary named it.
     """
 
@@ -92,9 +92,9 @@ class DeviceFact:
 
 @dataclass(frozen=True)
 class HostEvidence:
-    """One host. `stopped_at_s`: when its supervisor began to stop the ranks, on its clock, and `stopped_by` whose wish
-    that was. `dmesg`: lines since the start; None: could not be read. `reachable` None: nobody looks.
-    `memory_free_bytes`, `disk_free_bytes`: the least around the end. `missing`: what could not be looked at, and why.
+    """One host. `stopped_at_s`: when its supervisor started to stop the ranks, on its clock; `stopped_by`: on whose
+    request. `dmesg`: lines since the start; None: could not be read. `reachable` None: not watched.
+    `memory_free_bytes`, `disk_free_bytes`: the least around the end. `missing`: what could not be read, and why.
     """
 
     host: str

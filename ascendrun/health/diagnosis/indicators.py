@@ -1,4 +1,4 @@
-"""What speaks for a reason: one observation about one rank or host, with its strength and its proof."""
+"""Indicators of a reason: one observation about one rank or host, with its strength and its proof."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ CREDIBLE = 50
 @dataclass(frozen=True)
 class Indicator:
     """`role`: cause, symptom (of something that the rank suffered), consequence (of another rank's end), teardown.
-    `sure`: the observation itself is a fact and stands where an end is explained. `key`: equal for what is the same
-    reason on several ranks. `blames`: self, peer, node, network, job. `is_vague`: its words would fit many reasons."""
+    `sure`: the observation is a fact and comes from the end of the rank. `key`: equal for what is the same
+    reason on several ranks. `blames`: self, peer, node, network, job. `is_vague`: it fits many reasons."""
 
     code: str
     role: str
@@ -80,7 +80,7 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S+")
 
 
 def normalised(text: str) -> str:
-    """The text without what differs between ranks that say the same: numbers, names in quotes, paths."""
+    """The text without what differs between ranks that print the same: numbers, names in quotes, paths."""
     return _NUMBERS.sub("#", without_quotes(text))[:160]
 
 

@@ -1,4 +1,4 @@
-"""What the kernels said of their hosts' hardware, as reasons where the ranks' own words tell little."""
+"""Kernel messages about hardware, as reasons where the ranks' own output shows little."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AT_ONCE_S = 1.0
 _OF_KERNELS = {"memory-corrupted": (signal.SIGBUS, signal.SIGKILL)}
 """The signals with which a kernel ends a process for that."""
 NEAR_S = 300.0
-"""No longer before a rank's words that they may be one event with them."""
+"""A kernel message at most so long before a rank's message may be the same event."""
 
 
 def candidates_of_kernels(evidence: Evidence, found: Sequence[Candidate]) -> list[Candidate]:
@@ -81,7 +81,7 @@ def _candidate(evidence: Evidence, host: HostEvidence, weak: Sequence[Candidate]
 
 
 def _ended(host: HostEvidence, here: Sequence[RankEvidence], hit: Hit) -> tuple[int, ...]:
-    """The ranks that the kernel says to have ended by their process's own number, and that ended so at that time."""
+    """The ranks whose process the kernel reports as ended by pid, and that ended so at that time."""
     at_s = (host.dmesg or ())[hit.line].at_s
     return tuple(
         rank.rank
@@ -94,7 +94,7 @@ def _ended(host: HostEvidence, here: Sequence[RankEvidence], hit: Hit) -> tuple[
 
 
 def _hits(evidence: Evidence, host: HostEvidence) -> list[Hit]:
-    """Causes among the kernel's lines of the time before the end, or of when ranks fell silent that others stopped."""
+    """Causes among the kernel's lines shortly before the end, or before the last output of ranks that were stopped."""
     lines = host.dmesg or ()
     here = evidence.ranks_of(host.host)
     end_s = max((rank.exited_at_s for rank in here if rank.exited_at_s is not None), default=None)
@@ -115,7 +115,7 @@ def _hits(evidence: Evidence, host: HostEvidence) -> list[Hit]:
 
 
 def _may_explain(evidence: Evidence, host: HostEvidence, hit: Hit, one: Candidate) -> bool:
-    """A code of the device only gives way to what came at about the same time."""
+    """A code of the device ranks below a kernel message only if both came at about the same time."""
     if not is_of_some_device(one) or one.at is None:
         return True
     when = moment(evidence, host.host, (host.dmesg or ())[hit.line].at_s)

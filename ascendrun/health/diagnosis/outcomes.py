@@ -25,7 +25,7 @@ _RETRY = {"preflight-failed": "never", "time-limit": "same", "start-timeout": "s
 
 
 def explain_ending(evidence: Evidence) -> Diagnosis | None:
-    """The diagnosis of an attempt that has no failure of its own to be found; None: look for one."""
+    """The diagnosis of an attempt without a failure of its own; None: search for one."""
     failed = [rank for rank in evidence.ranks if rank.has_failed]
     if evidence.state == "SUCCEEDED":
         return _diagnosis(evidence, "succeeded", anomalies=_anomalies(evidence))
@@ -46,7 +46,7 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
 
 
 def _failed_before(evidence: Evidence, failed: Sequence[RankEvidence]) -> bool:
-    """Ranks of a host end badly by themselves before anybody told that host to stop."""
+    """Ranks of a host failed by themselves before that host was stopped."""
     for rank in failed:
         stopped_s = evidence.host(rank.host).stopped_at_s
         if stopped_s is None or (rank.exited_at_s is not None and rank.exited_at_s < stopped_s):

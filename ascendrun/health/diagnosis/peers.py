@@ -1,4 +1,4 @@
-"""What ranks say of other ranks, line by line; and whether an exception's words sound like another rank's doing."""
+"""What ranks report about other ranks, line by line; and whether an exception indicates another rank as the cause."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PeerLine(PeerMessage):
-    """With the line in which it stands."""
+    """With its line."""
 
     line: Line = Line("", "")
 
 
 def find_peer_lines(lines: Iterable[Line]) -> Iterator[PeerLine]:
-    """In the order of the lines; one line may say several things."""
+    """In the order of the lines; one line may have several messages."""
     for line in lines:
         for found in read_messages(line.text):
             yield PeerLine(found.kind, found.wait, found.ranks, found.addresses, found.values, line)
@@ -57,7 +57,7 @@ _OTHER_RANK = re.compile(
 
 
 def accuses(text: str, *, rank: int, world_size: int) -> tuple[int, ...]:
-    """The other ranks that an exception's own words tell to be gone; () none."""
+    """The other ranks that an exception reports as gone; () none."""
     found = {int(number) for match in _OTHER_RANK.finditer(text) for number in match.groups() if number}
     return tuple(sorted(number for number in found - {rank} if number < world_size))
 
@@ -68,7 +68,7 @@ def failed_itself(text: str) -> bool:
 
 
 def suffered_wait(text: str) -> str | None:
-    """LOST or EXEC when an exception's words are those of one that another rank has let down; else None."""
+    """LOST or EXEC if an exception indicates that another rank was lost or did not come; else None."""
     if _MEANS_LOST.search(text):
         return LOST
     return EXEC if _MEANS_WAITED.search(text) else None
@@ -82,7 +82,7 @@ _BARE = re.compile(r"[\d.]+|localhost")
 
 
 def services_in(text: str) -> tuple[str, ...]:
-    """Hosts of services, such as a web server, that a line names; an address does not tell whose it is."""
+    """Hosts of services, such as a web server, that a line names; the owner of an address is unknown."""
     return tuple(name for name in _of_services(text) if not _BARE.fullmatch(name))
 
 

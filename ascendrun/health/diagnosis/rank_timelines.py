@@ -1,4 +1,4 @@
-"""One rank's end as its own traces tell it: what it did, what it suffered, and how it ended."""
+"""One rank's end by its own output: what it did, what it suffered, and how it ended."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RankTimeline:
 
 
 def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
-    """Pure; of a rank without any trace the timeline says so."""
+    """Pure; a rank without any output has `has_no_trace`."""
     host = evidence.host(rank.host)
     rank = replace(rank, lines=unfold(without_colours(rank.lines)), error=without_colours(rank.error))
     plog = with_stamps(rank.plog or (), until_s=rank.exited_at_s or host.stopped_at_s)
@@ -69,9 +69,9 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
 
 
 def without_survived(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
-    """Without the known lines that most of the others wrote too, and went on: such a line ended nobody, nor did an
-    exception that they caught; where no times tell that they went on, it is unsure. The others are the ranks that did
-    not fail, where there are any. What stands in the words of an exception stays with that."""
+    """Without the known lines that most of the others wrote too and survived: such a line ended no rank, nor did an
+    exception that they caught. Without times the line stays, unsure. The others are the ranks that did not fail, if
+    there are any. Lines inside the message of an exception belong to that."""
     calm = [timeline for timeline in timelines if not timeline.rank.has_failed]
     return [
         _without(timeline, _common([other for other in calm or timelines if other is not timeline]))
@@ -80,7 +80,7 @@ def without_survived(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
 
 
 def _common(others: Sequence[RankTimeline]) -> Mapping[str, bool]:
-    """Lines that most of them wrote, and went on; True: surely."""
+    """Lines that most of them wrote and survived; True: surely."""
     counts = Counter(line for timeline in others for line in timeline.survived)
     surely = Counter(line for timeline in others for line, is_sure in timeline.survived.items() if is_sure)
     return {line: 2 * surely[line] >= len(others) for line, count in counts.items() if 2 * count >= len(others)}
@@ -108,10 +108,10 @@ def _without(timeline: RankTimeline, common: Mapping[str, bool]) -> RankTimeline
 
 
 def choose_own(indicators: Sequence[Indicator], *, has_failed: bool, waited: bool) -> Indicator | None:
-    """Of all that speaks about one rank: a cause before a symptom before a consequence; of causes the strongest.
+    """Of all indicators of one rank: a cause before a symptom before a consequence; of causes the strongest.
 
-    A way of ending that fits many reasons (a crash, a code) explains nothing when the rank's words tell what it
-    suffered: programs crash while they are cleaning up.
+    An end that fits many reasons (a crash, a code) explains nothing if the rank's output shows what it suffered:
+    programs crash while they are cleaning up.
     """
     causes = [indicator for indicator in indicators if indicator.role == CAUSE]
     decisive = [indicator for indicator in causes if not indicator.is_vague]

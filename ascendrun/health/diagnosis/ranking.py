@@ -1,4 +1,4 @@
-"""Which candidate was first, how sure that is, and what role every rank's end has beside it."""
+"""Which candidate was first, how sure that is, and the role of every rank's end."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The strongest of those that no credible other one surely preceded; among equals the earliest. A rank that left
-    without a word before any other had a reason cannot have followed from them."""
+    """The strongest of those that no credible other one surely preceded; among equals the earliest. A rank that ended
+    without output before any other had a reason is not a consequence of them."""
     if not candidates:
         return None
     credible = [one for one in candidates if one.is_credible] or list(candidates)
@@ -98,8 +98,8 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def _outlier(candidates: Sequence[Candidate], timelines: Sequence[RankTimeline]) -> Candidate | None:
-    """Few that left without a word, with a code of their own, while all others raised one and the same exception: who
-    was alone was first, unless the clocks say otherwise."""
+    """A few ranks that ended without output and with their own exit code, while all others raised the same exception:
+    these were first, unless the clocks contradict."""
     mute = [one for one in candidates if one.code == "exit-code"]
     loud = [one for one in candidates if one.is_credible]
     if len(mute) != 1 or len(loud) != 1 or loud[0].code != "exception" or _surely_before(loud[0], mute[0]):
@@ -112,8 +112,8 @@ def _outlier(candidates: Sequence[Candidate], timelines: Sequence[RankTimeline])
 
 
 def _joined(kernel: Candidate, waiting: Candidate, timelines: Sequence[RankTimeline]) -> Candidate:
-    """What a kernel said, and whom the others waited for: one reason on one host; of several hosts it is
-    the one whose kernel speaks; elsewhere the ranks' words count."""
+    """A kernel message and the rank that others waited for: one reason if on one host; of several hosts the one with
+    the kernel message; otherwise the messages of the ranks count."""
     if set(waiting.hosts) <= set(kernel.hosts):
         return replace(kernel, ranks=waiting.ranks, proofs=(*kernel.proofs, *waiting.proofs))
     if waiting.code in SEVERAL and set(kernel.hosts) < set(waiting.hosts):
@@ -134,7 +134,7 @@ def _may_exclude(one: Candidate) -> bool:
 
 
 def _symptom(timelines: Sequence[RankTimeline]) -> Candidate | None:
-    """No rank says why it failed: the strongest sign of where it broke, from ranks that failed by themselves."""
+    """No rank reports why it failed: the strongest symptom of ranks that failed by themselves."""
     signs = [
         timeline.own
         for timeline in timelines
@@ -156,7 +156,7 @@ def _symptom(timelines: Sequence[RankTimeline]) -> Candidate | None:
 def caveats_of(
     winner: Candidate, candidates: Sequence[Candidate], evidence: Evidence, timelines: Sequence[RankTimeline]
 ) -> tuple[str, ...]:
-    """Names of what speaks against calling it certain; () nothing does."""
+    """Names of the reasons not to call it certain; () for none."""
     caveats = list(winner.caveats)
     if not winner.sure:
         caveats.append("unsure")
@@ -195,7 +195,7 @@ def _alternatives(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[C
 
 
 def _unseen(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimeline]) -> bool:
-    """Ranks of which neither an end nor a word is known, beside those that are blamed."""
+    """Whether there are ranks with neither an end nor output, other than those that are blamed."""
     known = {
         timeline.rank.rank
         for timeline in timelines
@@ -216,12 +216,12 @@ def _unseen(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimel
 
 
 def _unexplained(winner: Candidate, timelines: Sequence[RankTimeline]) -> bool:
-    """A rank that failed by itself, not clearly later, and whose own traces do not say that it only suffered."""
+    """Whether a rank failed by itself, not clearly later, without output that shows a consequence."""
     for timeline in timelines:
         if timeline.rank.rank in winner.ranks or not timeline.rank.has_failed or timeline.waited is not None:
             continue
         if timeline.own is not None and not (timeline.has_cause and timeline.own.is_vague):
-            continue  # a reason of its own makes it a alternative, words about others a consequence
+            continue  # a reason of its own makes it an alternative, messages about others a consequence
         if winner.at is None or timeline.end is None or not winner.at.is_before(timeline.end, by_s=CLEARLY_S):
             return True
     return False
@@ -295,7 +295,7 @@ def _when(timeline: RankTimeline) -> Moment | None:
 
 
 def _lag_between(first: Moment | None, then: Moment | None, role: Role) -> float | None:
-    """Seconds after the first failure, where the clocks are good enough to say so."""
+    """Seconds after the first failure; None where the clocks are not known well enough."""
     if role is Role.INITIATING or first is None or then is None:
         return None
     error_s = 0.0 if first.host == then.host else first.error_s + then.error_s
@@ -350,8 +350,8 @@ RULES: tuple[Callable[[Table], Candidate | None], ...] = (
 
 
 def blame_waiting(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Candidate | None:
-    """The first rule that can tell; None when no rank waited for or lost another, or nothing tells whom. Where nobody
-    failed and nobody says anything, a host that does not answer is all that is left."""
+    """The result of the first rule that applies; None if no rank waited for or lost another, or it is unknown which.
+    If no rank failed and none has output, an unreachable host is the only evidence."""
     reports: list[Report] = [(timeline, message) for timeline in timelines for message in timeline.messages]
     table = Table(evidence, timelines, reports)
     if not reports:

@@ -1,4 +1,4 @@
-"""The rule for hosts that cannot reach each other: which side of a broken path to look at."""
+"""Rules for hosts that cannot reach each other: which side of a broken path to check."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ascendrun.health.diagnosis.wait_table import Report, Table
 from ascendrun.text.format import fold_hosts
 
 _OWN_FAULT = frozenset({"no_network", "no_name"})
-"""The kernel or the resolver of the host that complains says these by itself: nobody else was asked."""
+"""The kernel or the resolver of the reporting host returns these itself, without contacting another host."""
 _CODES = {"no_name": "name-not-resolved", "in_vain": "master-unreachable"}
 
 
 def blame_loopback(table: Table) -> Candidate | None:
-    """Ranks looked for another node's at an address that every node takes for itself: the master from elsewhere, be it
-    that its name leads there, or whatever address a peer gave out: then it is the one host that nobody complains on."""
+    """Ranks connected to a loopback address in place of another node: that of the master, if its name resolves to it;
+    or that of a peer, which then is the one host without a report."""
     master = table.by_rank.get(0)
     reports = [
         (timeline, message)
@@ -46,8 +46,8 @@ def blame_loopback(table: Table) -> Candidate | None:
 
 
 def blame_unreached(table: Table) -> Candidate | None:
-    """The host that no other one reaches; else those that do not reach what others do; else, of a pair, the one that
-    complains. Time that ran out is a broken path only where somebody there had opened the door."""
+    """The host that no other one reaches; else those that do not reach what others do; else, of a pair, the reporting
+    one. A timeout is a broken path only if a rank there was listening."""
     reports = [one for one in table.messages("unreached") if _counts(table, one)]
     pairs: dict[tuple[str, str | None], Report] = {}
     for one in reports:
@@ -106,7 +106,7 @@ def _counts(table: Table, one: Report) -> bool:
 
 
 def _sides(table: Table, pairs: dict[tuple[str, str | None], Report]) -> tuple[set[str], str | None]:
-    """Who complains, and of whom when that is one host: who names nobody, in a majority, means whoever is left."""
+    """The reporting hosts, and the host that they name if it is one. A majority without a name means the one left."""
     sources = {source for source, _ in pairs}
     targets = {target for _, target in pairs if target is not None}
     if len(targets) == 1:

@@ -20,7 +20,7 @@ from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, 
 from ascendrun.text import Text, language, template_of
 
 MESSAGE_CHARACTERS, TAIL_CHARACTERS = 160, 60
-"""Of a message that stands next to the text of its signature; a message without a signature is shown whole."""
+"""Of a message next to the text of its signature; a message without a signature is shown whole."""
 FIRST = Text("diagnosis.first", "failed first")
 NOT_RESTARTED = Text(
     "diagnosis.not-restarted",

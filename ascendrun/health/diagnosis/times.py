@@ -1,4 +1,4 @@
-"""Times of several hosts on one clock, and what may be said of their order."""
+"""Times of several hosts on one clock, and their order."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def earliest(moments: Iterable[Moment | None]) -> Moment | None:
 
 
 def is_after_stop(host: HostEvidence, node_s: float | None, *, slack_s: float = 0.02) -> bool:
-    """Something that came after the host's ranks had been told to stop; same clock, so this is exact."""
+    """Whether something came after the host's ranks were stopped; same clock, so this is exact."""
     return node_s is not None and host.stopped_at_s is not None and node_s > host.stopped_at_s + slack_s
 
 
@@ -64,8 +64,8 @@ def stamp_of(text: str) -> float | None:
 def with_stamps(lines: Sequence[Line], *, until_s: float | None) -> list[Line]:
     """Lines of a log that writes its node's local time, with that time as `at_s`.
 
-    Which zone that is nobody says: the last line cannot lie after the process' end, nor long before it, which leaves
-    one multiple of a quarter of an hour. Without `until_s` the zone is taken to be UTC.
+    The zone is not logged: the last line cannot be after the process' end, nor long before it, which leaves one
+    multiple of a quarter of an hour. Without `until_s` the zone is taken to be UTC.
     """
     stamps = [stamp_of(line.text) for line in lines]
     last = max((stamp for stamp in stamps if stamp is not None), default=None)

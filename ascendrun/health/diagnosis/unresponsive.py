@@ -1,4 +1,4 @@
-"""Rules for who is silent, early, late, or behind the others."""
+"""Rules for ranks without output and for ranks that are early, late, or behind the others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def blame_finished_early(table: Table) -> Candidate | None:
 
 
 def blame_unreachable(table: Table) -> Candidate | None:
-    """Hosts that do not answer and whose ranks left no exit, while others wait for them."""
+    """Unreachable hosts whose ranks have no exit record, while others wait for them."""
     hosts = []
     for host in table.evidence.hosts:
         ranks = [table.by_rank[rank.rank] for rank in table.evidence.ranks_of(host.host)]

@@ -9,7 +9,7 @@ from ascendrun.health.diagnosis.wait_table import FEW_SHARE, Table, most_reporte
 
 
 def blame_chain(table: Table) -> Candidate | None:
-    """Who waits for whom: blame is at the chain's end, with one who waits for nobody; else it is a circle."""
+    """Which rank waits for which: blame the end of the chain, which does not wait; else it is a cycle."""
     edges: dict[int, set[int]] = {}
     for timeline, message in table.messages("link", "remote"):
         if message.wait is None:
@@ -36,7 +36,7 @@ def blame_chain(table: Table) -> Candidate | None:
 
 
 def _circle(edges: dict[int, set[int]]) -> tuple[int, ...]:
-    """One cycle, when every rank waits for exactly one other; a web of waits blames nobody."""
+    """One cycle, if every rank waits for exactly one other; in a web of waits no rank is blamed."""
     if any(len(targets) != 1 for targets in edges.values()):
         return ()
     path: list[int] = []
@@ -57,7 +57,7 @@ def blame_stuck(table: Table) -> Candidate | None:
 
 
 def blame_most_reported(table: Table) -> Candidate | None:
-    """Who is named most when everything else is silent."""
+    """The rank or host that is named most, if there is no other evidence."""
     ranks = most_reported(table, among=set(table.by_rank))
     if ranks:
         return table.make("most-reported", 45, ranks, naming(table, set(ranks)))

@@ -1,4 +1,4 @@
-"""What ranks say of waiting for each other, laid out for the rules that look for whom to blame."""
+"""Reports of ranks that waited for each other, laid out for the rules of blame."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Report = tuple[RankTimeline, PeerLine]
 
 
 class Table:
-    """What the rules look at."""
+    """The input of the rules."""
 
     def __init__(self, evidence: Evidence, timelines: Sequence[RankTimeline], reports: Sequence[Report]) -> None:
         self.evidence, self.timelines, self.reports = evidence, timelines, reports
@@ -107,7 +107,7 @@ class Table:
         """The communication group that each rank waited in: operations of different ones cannot be compared."""
         return {
             timeline.rank.rank: message.values["group"] for timeline, message in self.messages("tag")
-        }  # its plog's word counts
+        }  # the plog is decisive
 
     def tags(self) -> dict[int, str]:
         """The collective of each rank, of those in the group that most are in."""

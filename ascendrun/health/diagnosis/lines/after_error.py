@@ -1,4 +1,4 @@
-"""What a rank still did after a line: how much it wrote, and whether it survived what it had said."""
+"""What a rank still did after a line: how much it wrote, and whether it survived the reported error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AFTERWARDS_LIMIT = 200
 AT_ONCE_S = 0.5
 """Lines of two streams that came so near to each other have no order."""
 WORK_LINES, SURVIVED_S = 3, 60.0
-"""A rank that wrote so many lines more, or lived so long, has survived what it said."""
+"""A rank that wrote so many more lines, or ran so long, has survived the reported error."""
 
 
 def count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> list[int]:
@@ -62,8 +62,8 @@ def _report_lines(chains: Sequence[Chain], known: Iterable[int]) -> set[int]:
 
 
 def wrote_after(lines: Sequence[Line], index: int) -> bool:
-    """Anything but warnings: in the line's own stream by order, in others by time; where no times tell, what stands in
-    another stream is taken for later, as the line is one of the start."""
+    """Anything but warnings: in the line's own stream by order, in others by time. Without times a line of another
+    stream counts as later, since the line is one of the start."""
     line = lines[index]
     for place, other in enumerate(lines):
         if other.stream == line.stream:
@@ -86,7 +86,7 @@ def wrote_until(lines: Sequence[Line]) -> float | None:
 def survived_lines(
     lines: Sequence[Line], reported: Iterable[tuple[str, int]], after: Sequence[int], *, end_s: float | None
 ) -> Mapping[str, bool]:
-    """Of what was said (its name, its line) that after which work went on or much time passed; False: no times tell."""
+    """Of reported errors (name, line) those after which the rank kept working or much time passed; False: no times."""
     found: dict[str, bool] = {}
     for name, index in reported:
         at_s = lines[index].at_s

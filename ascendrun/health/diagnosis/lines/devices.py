@@ -1,4 +1,4 @@
-"""What the device tools said after a failure, as facts of devices that are not well."""
+"""Output of the device tools after a failure, as facts about unhealthy devices."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def facts_from_ports(text: str, file: str | None = None) -> tuple[DeviceFact, ..
         return ()
     links = {device: port.link.is_up for device, port in ports.ports.items() if port.link is not None}
     if not any(links.values()):
-        return ()  # none is up: this node uses no device network, or we cannot tell
+        return ()  # none is up: this node uses no device network, or it is unknown
     return tuple(
         DeviceFact(device, Text("device.link-down", "network port down (hccn_tool -link)"), file)
         for device, is_up in links.items()
@@ -80,7 +80,7 @@ def facts_from_ports(text: str, file: str | None = None) -> tuple[DeviceFact, ..
 
 
 def one_per_device(facts: Sequence[DeviceFact]) -> tuple[DeviceFact, ...]:
-    """Several tools may say the same: a device's first fact, with the others' words."""
+    """Several tools may report the same: the first fact of a device, with the problems of the others."""
     merged: dict[int, DeviceFact] = {}
     for fact in facts:
         known = merged.get(fact.device)
@@ -93,7 +93,7 @@ def one_per_device(facts: Sequence[DeviceFact]) -> tuple[DeviceFact, ...]:
 
 
 def device_addresses(plog: Sequence[str]) -> Mapping[str, int]:
-    """Addresses of the devices' own network ports, from HCCL's words at the start."""
+    """Addresses of the devices' own network ports, from HCCL's log at the start."""
     found = {}
     for text in plog:
         match = _DEVICE_ADDRESS.search(text) if "deviceIp[" in text else None

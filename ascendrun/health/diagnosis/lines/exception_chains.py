@@ -17,16 +17,16 @@ _ASKS = frozenset({
     "FileNotFoundError", "ModuleNotFoundError", "ImportError", "KeyError", "IndexError", "LookupError",
     "AttributeError", "StopIteration", "ValueError", "TypeError", "Empty", "FileExistsError",
 })  # fmt: skip
-"""With these a program asks whether something is there, and has another way if it is not."""
+"""With these a program tests whether something exists, and has an alternative if it does not."""
 _CLEARS = re.compile(r"__a?exit__|__del__|_*(?:close|cleanup|clean_up|shutdown|finalize|destroy|teardown|tear_down)\w*")
 _ENDS = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
 _DEVICE = frozenset({"acl", "cann", "cuda", "driver", "torch_npu", "hccl"})
-"""Families of what no handler mends."""
+"""Families of failures that no handler can repair."""
 _ERRNO = re.compile(r"^\[Errno -?\d+\]\s*")
 _NAMED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 _RAISES = re.compile(r"raise\b")
 LONG_ENOUGH = 5
-"""Shorter words stand in many texts."""
+"""Shorter texts occur in many messages."""
 
 
 def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) -> Chain:
@@ -65,7 +65,7 @@ def _follows(later: Raised) -> bool:
 
 
 def retells(later: Raised, earlier: Raised) -> bool:
-    """The later one's words bring the earlier one's: its type, its message, or what that names."""
+    """The later message contains the earlier one: its type, its message, or what that names."""
     message = _ERRNO.sub("", earlier.message)
     words = [
         earlier.short_type,
@@ -87,5 +87,5 @@ def clears_away(later: Raised) -> bool:
 
 
 def only_asked(earlier: Raised) -> bool:
-    """Its type is one that programs expect, so that nobody can take it for the reason."""
+    """Its type is one that programs expect, so it cannot be the reason."""
     return earlier.short_type in _ASKS

@@ -1,4 +1,4 @@
-"""What the way a process ended says: its exit code, its signal, and what the kernel had to do with it."""
+"""How a process ended: its exit code, its signal, and the kernel's part in it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def signal_name(number: int) -> str:
 
 
 def signal_of(rank: RankEvidence) -> int | None:
-    """What killed it; a shell or launcher around it tells that as 128 + number, or as a negative code."""
+    """What killed it; a shell or launcher around it reports that as 128 + number, or as a negative code."""
     if rank.signal is not None:
         return rank.signal
     code = rank.code
@@ -62,7 +62,7 @@ def signal_to_launcher(lines: Sequence[Line]) -> int | None:
 
 
 def victims(host: HostEvidence) -> Mapping[int, Line]:
-    """Pids that the kernel killed for want of memory, with the line that says so."""
+    """Pids that the out-of-memory killer killed, with the line that reports it."""
     found: dict[int, Line] = {}
     for line in host.dmesg or ():
         match = _VICTIM.search(line.text)
@@ -73,7 +73,7 @@ def victims(host: HostEvidence) -> Mapping[int, Line]:
 
 
 def own_workers(lines: Sequence[Line]) -> Mapping[int, Line]:
-    """Pids of its data loader's workers that a rank says it lost."""
+    """Pids of data loader workers that a rank reports as lost."""
     found: dict[int, Line] = {}
     for line in lines:
         match = _WORKER.search(line.text) if "DataLoader worker" in line.text else None
@@ -83,7 +83,7 @@ def own_workers(lines: Sequence[Line]) -> Mapping[int, Line]:
 
 
 def own_children(lines: Sequence[Line]) -> Mapping[int, Line]:
-    """Pids of which the rank's own shell says that they were killed."""
+    """Pids that the rank's own shell reports as killed."""
     found = ((_SHELLS_CHILD.search(line.text), line) for line in lines)
     return {int(match.group(1)): line for match, line in found if match is not None}
 
@@ -92,8 +92,8 @@ CHILD_BEFORE_S, CHILD_AFTER_S = 120.0, 10.0
 
 
 def child_indicator(evidence: Evidence, rank: RankEvidence, *, points: bool) -> Indicator | None:
-    """A process of nobody's was killed for memory on its host shortly before it missed one of its own. `points`: its
-    exception says no more than that; else only its pipe broke."""
+    """A process of no rank was killed for memory on the host shortly before the rank missed a child. `points`: the
+    exception reports only that a child failed; else only its pipe broke."""
     host = evidence.host(rank.host)
     ours = {one.pid for one in evidence.ranks_of(rank.host)}
     lines = [
@@ -177,8 +177,8 @@ _FRAMES = re.compile(r"^\s*(?:@ |at |#\d+ |frame #|File \"|\*{3} )|\bfailed with
 
 
 def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
-    """Of its last lines the last that tells of something wrong, with the line before it, or with the errors in a row
-    before it; else its very last to standard error. No warning is a last word."""
+    """Of its last lines the last one that reports an error, with the line before it, or with the errors in a row before
+    it; otherwise the last lines of standard error. Warnings do not count."""
     errors = [line for line in rank.lines if line.stream == "err" and _is_output(line)][-LAST_LINES:]
     prints = [line for line in rank.lines if line.stream == "out" and _is_output(line)][-5:]
     last_s = max((line.at_s for line in (*prints, *errors) if line.at_s is not None), default=0.0)
@@ -199,7 +199,7 @@ def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
 
 
 def _sentence(last: Sequence[Proof]) -> str:
-    """Of errors in a row the first, which tells why; else the last line."""
+    """Of errors in a row the first, which has the reason; else the last line."""
     in_a_row = len(last) > 1 and all(_ERROR_LEVEL.search(proof.line) for proof in last)
     return last[0 if in_a_row else -1].line
 
@@ -221,7 +221,7 @@ def _is_output(line: Line) -> bool:
 
 
 def _kernel_lines(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
-    """What the kernel said of the process's own crash: the instruction, the library."""
+    """Kernel messages about the crash of the process: the instruction, the library."""
     named = re.compile(
         rf"\[{rank.pid}\][: ].*(?:trap |segfault|general protection|protection fault)|"
         rf"traps: .*\[{rank.pid}\]"
@@ -259,7 +259,7 @@ def describe_end(rank: RankEvidence) -> Text:
 
 
 def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidence) -> Indicator | None:
-    """By the kernel's own words when they name its pid or a worker of it; by circumstances otherwise."""
+    """By kernel messages that name its pid or a worker of it; otherwise by circumstances."""
     dead = victims(host)
     when = moment(evidence, rank.host, rank.exited_at_s)
     may_be = not rank.has_ended or signal_of(rank) == signal.SIGKILL  # in a container it may be another's number

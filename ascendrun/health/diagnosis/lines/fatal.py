@@ -44,11 +44,11 @@ from ascendrun.health.diagnosis.peers import (
 
 MESSAGE_CHARACTERS = 1000
 MESSAGE_LINES = 15
-"""An exception's message may go on for so many lines."""
+"""An exception's message may have so many lines."""
 SPECIFIC_FROM = 80
-"""A known message of this strength says more than the exception that led to it."""
+"""A known message of this strength is more exact than the exception that led to it."""
 FROM_OUTSIDE = frozenset({9, 15, 2, 1})
-"""Signals that somebody sends."""
+"""Signals that are sent from outside."""
 _TEARDOWN_TYPES = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
 _STOP_REQUESTED = re.compile(
     r"killed by signal: Terminated|got signal: (?:15|2|SIGTERM|SIGINT)\b|received SIGTERM", re.IGNORECASE
@@ -56,7 +56,7 @@ _STOP_REQUESTED = re.compile(
 _CARRIED = frozenset({"data", "model", "numeric", "python", "storage"})
 """What goes wrong with what another rank sent, when it comes out of a collective, is that rank's doing."""
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker|pin memory thread|replica) ")
-"""What torch says in place of the words of the exception that it brings from elsewhere."""
+"""What torch prints in place of the message of an exception of another process."""
 _WORK_OF_THREADS = re.compile(
     r"\b(?:thread|writer|sav(?:e|ing)\b|checkpoint|background|async|queue\b|prefetch)", re.IGNORECASE
 )
@@ -126,8 +126,8 @@ class Fatal:
         return times[0] is None or times[1] is None or times[1] - times[0] <= NEAR_THE_END_S
 
     def _broke_what_it_missed(self, earlier: Chain, chain: Chain) -> bool:
-        """A helper thread died of the system, however long ago, and the later one speaks of its work, or the disk that
-        was full for it still is."""
+        """A helper thread failed in a system call, however long ago, and the later exception is about its work, or the
+        disk is still full."""
         if earlier.kind != "thread" or chain.kind != "main" or earlier.last >= chain.first:
             return False
         hit = _best(hit for hit in self._lines.hits if hit.line in self._message(earlier.root))
@@ -174,7 +174,7 @@ class Fatal:
         return CAUSE
 
     def suffered_lines(self) -> tuple[PeerLine, ...]:
-        """An exception that sounds like waiting for others, or a known message of such, as a word about nobody."""
+        """An exception or a known message that indicates a wait for others, as a message that names no rank."""
         if self._lines.messages:
             return ()
         if self.chain is None or self.role == CONSEQUENCE:
@@ -199,7 +199,7 @@ class Fatal:
         return tuple(PeerLine("suffered", EXEC, line=line) for line in lines[:1] if not self._lines.is_late(line))
 
     def _suffered_wait(self, raised: Raised) -> str | None:
-        """What a program quotes when it speaks of its own data happened to nobody."""
+        """Quoted parts of a message about the program's own data are not evidence."""
         return suffered_wait(without_quotes(raised.text) if raised.last in self._lines.stated else raised.text)
 
     def _accused(self, raised: Raised) -> tuple[int, ...]:
@@ -240,7 +240,7 @@ class Fatal:
         )
 
     def _was_handled(self, chain: Chain) -> bool:
-        """The program's next words tell that it went on."""
+        """The next output of the program shows that it continued."""
         lines = self._lines.lines
         after = (
             line.text
@@ -251,7 +251,7 @@ class Fatal:
         return HANDLED.search(text) is not None and not text.startswith(("Traceback", " "))
 
     def _has_known_after(self, chain: Chain) -> bool:
-        """A known reason stands below it, outside of its own words: that one may have ended the rank."""
+        """A known reason follows below, outside of its message: that one may have ended the rank."""
         taken = {index for one in chain.raised for index in self._message(one)}
         return any(
             hit.line > chain.last
@@ -330,8 +330,8 @@ class Fatal:
         ]
 
     def _most_specific(self, chain: Chain, role: str) -> Raised:
-        """The exception whose words tell most: the last, unless that one is only the echo of others' ends, or points
-        to those before it."""
+        """The most specific exception: the last, unless it only repeats the ends of others, or points to those before
+        it."""
         final = next((one for one in reversed(chain.leading) if not points_elsewhere(one.text)), chain.final)
         echo = find_peer_lines(self._lines.lines[index] for index in self._message(final))
         is_echo = role == CAUSE and (
@@ -340,14 +340,14 @@ class Fatal:
         return chain.root if is_echo or chain.kind == "thread" or _RERAISED.match(final.message) else final
 
     def _hit_of(self, chain: Chain, role: str) -> Hit | None:
-        """The signature that names the chain's reason: of its root, or of a later part that says it better."""
+        """The signature that names the chain's reason: of its root, or of a later part that is more exact."""
         root = _best(hit for hit in self._lines.hits if hit.line in self._message(chain.root))
         if root is not None and root.signature.role == role:
             return root
         return self._later_hit(chain) if role == CAUSE else None
 
     def _later_hit(self, chain: Chain) -> Hit | None:
-        """What an exception after the root says better than that."""
+        """The more exact signature of an exception after the root."""
         later = _best(
             hit
             for one in chain.leading[1:]
@@ -357,7 +357,7 @@ class Fatal:
         return later if later is not None and later.signature.strength >= SPECIFIC_FROM else None
 
     def missed_a_child(self) -> bool | None:
-        """It ended as a process of its own was gone: True, it says so; False, only a pipe within the host broke."""
+        """It ended because a child was gone: True, it reports that; False, only a pipe within the host broke."""
         if self.chain is None or self.role not in (CAUSE, SYMPTOM):
             return None
         final = self.chain.final
@@ -385,7 +385,7 @@ class Fatal:
         return range(raised.first, own if raised.was_uncaught else max(end, own))
 
     def _message(self, raised: Raised) -> range:
-        """The lines of an exception's own words: not the frames before them, where any code may stand."""
+        """The lines of an exception's message, without the frames before it, which may contain any code."""
         return range(raised.last, raised.last + 1 if raised.last in self._lines.stated else self._range(raised).stop)
 
 
@@ -404,13 +404,13 @@ def _goes_on(first: Line, line: Line) -> bool:
 
 
 def _is_neutral(hit: Hit) -> bool:
-    """A postscript that every failure carries, such as torch_npu's ERR codes: it says nothing of the reason."""
+    """A postscript of every failure, such as torch_npu's ERR codes: it has no reason."""
     return hit.signature.strength < 20 or (hit.signature.role != CAUSE and _POSTSCRIPT.match(hit.text) is not None)
 
 
 def _values_of(chain: Chain, *, shown: Raised) -> Mapping[str, str]:
     root = chain.root
-    placed = root if root.message == shown.message else shown  # brought from another process with its own words
+    placed = root if root.message == shown.message else shown  # from another process, with its message
     where = placed.where or shown.where or root.where or "?"
     values = {"type": shown.short_type, "message": shown.text[:MESSAGE_CHARACTERS], "where": where}
     if shown is not root:

@@ -32,7 +32,7 @@ _OWN_LINES = re.compile(
 
 @dataclass(frozen=True)
 class InnerEnd:
-    """How the launcher says one of its ranks ended. `is_root`: torchrun calls it the first one observed."""
+    """The end of one rank as its launcher reports it. `is_root`: torchrun lists it as the first one observed."""
 
     rank: int
     pid: int | None
@@ -43,7 +43,7 @@ class InnerEnd:
 
 
 def expand(evidence: Evidence) -> Evidence:
-    """Evidence by the real ranks where their launchers tell of them; unchanged where none does."""
+    """Evidence by the real ranks where their launchers report them; otherwise unchanged."""
     if evidence.launcher not in LAUNCHERS:
         return evidence
     parts = [_expand_process(one, is_alone=len(evidence.ranks) == 1) for one in evidence.ranks]
@@ -65,7 +65,7 @@ def expand(evidence: Evidence) -> Evidence:
 def _expand_process(
     process: RankEvidence, *, is_alone: bool
 ) -> tuple[tuple[RankEvidence, ...], tuple[RankEvidence, ...]]:
-    """(its ranks, or () when it tells of none; the process itself)."""
+    """(its ranks, or () when it reports none; the process itself)."""
     found_ends = (*find_torchrun_ends(process.lines), *find_deepspeed_ends(process.lines, is_alone=is_alone))
     ends = {end.rank: end for end in found_ends}
     by_rank: dict[int, list[Line]] = {}
@@ -86,8 +86,8 @@ def _expand_process(
 
 
 def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, ...]:
-    """Whose the lines without a prefix are: the first one's, if anybody's; of all that ended with its code where as
-    many equal tracebacks stand there."""
+    """The owners of lines without a prefix: the first rank, if any; all ranks that ended with its code if there are as
+    many equal tracebacks."""
     root = next(end for end in ends.values() if end.is_root)
     alike = tuple(end.rank for end in ends.values() if end.code == root.code)
     chains = find_chains([line for line in loose if not _OWN_LINES.search(line.text)])
@@ -158,8 +158,8 @@ def _torchrun_end(fields: Mapping[str, str], line: Line, *, is_root: bool) -> In
 
 
 def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tuple[InnerEnd, ...]:
-    """From what deepspeed's launcher says of the processes that it starts and loses. `is_alone`: on the only node, so
-    that a local rank is the rank where no table of them is left."""
+    """From deepspeed's messages about the processes that it starts and loses. `is_alone`: on the only node, so that a
+    local rank is the rank where their table is missing."""
     pids: dict[int, int] = {}
     nodes: list[tuple[int, ...]] = []
     node_rank = 0

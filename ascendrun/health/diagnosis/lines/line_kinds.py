@@ -1,4 +1,4 @@
-"""What a line is besides its words: a warning, one of several tries, an ordinary remark at the side."""
+"""The kind of a line: a warning, one of several tries, an informational line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WENT_ON = re.compile(
     r"\bretry|\bretries\b|(?<!NCCL )\bWARN(?:ING)?\b|[Ww]arning\s?:|\bignor(?:ed|ing)\b|"
     r"\bskipp(?:ed|ing)\b|fall(?:ing)? back"
 )
-"""Of what a program warns it goes on."""
+"""After a warning a program continues."""
 HANDLED = re.compile(
     r"\bretry|\bretries\b|(?<!Exception )\bignor(?:ed|ing)\b|\bskip(?:ped|ping|s)?\b|"
     r"\bfall(?:s|ing)? back\b|\bgoing on\b|\bcontinu(?:e|es|ing)\b",
@@ -19,7 +19,7 @@ QUIET = re.compile(
     r"^\s|^\[[WEI]\d* |^\[(?:ERROR|WARNING|W|E)\]|[Ww]arning\b|\bERROR\b|^\s*[=*-]{5,}|"
     r"resource_tracker|^W\d{4} |^E\d{4} "
 )
-"""No work: what is said around an end."""
+"""Not work: lines that are printed around an end."""
 _WARNING = re.compile(
     r"^\s*(?:\[rank\d+\]:\s?)?(?:\[W(?:\d{4})? |W\d{4} |\[W(?:ARN(?:ING)?)?\]|WARN(?:ING)?\b|\w*Warning\s?:|"
     r"\S+:\d+: \w*Warning:|[\d\[][^A-Za-z]*[-|,:\s\[]\s*(?:W|WARN|WARNING)\b[\]:|\s-]|warnings\.warn\()"
@@ -44,7 +44,7 @@ _POINTS = re.compile(
 
 
 def points_elsewhere(text: str) -> bool:
-    """An exception that only tells that something else failed, whose own words stand somewhere else, if anywhere."""
+    """An exception that only reports that something else failed; the message of that is elsewhere, if anywhere."""
     return _POINTS.search(text) is not None
 
 
@@ -69,5 +69,5 @@ def is_list_of_causes(text: str) -> bool:
 
 
 def is_error_line(text: str) -> bool:
-    """Of a plog: one that tells of an error by its level."""
+    """Of a plog: a line with the level of an error."""
     return not text.startswith(("[INFO]", "[DEBUG]", "[WARNING]", "[EVENT]"))

@@ -1,4 +1,4 @@
-"""A rank's lines with what is known of each: known messages, exceptions, words about others, what came after it."""
+"""A rank's lines with what is known of each: known messages, exceptions, messages about others, what followed."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ RULED = frozenset({
     "hccl-culprit-cqe", "hccl-link-table-row", "hccl-connect-detected", "hccl-transport-init", "hccl-ranks-missing",
     "hccl-root-unreachable", "nccl-ib-completion", "collectives-mismatch", "models-differ",
 })  # fmt: skip
-"""Signatures that say something of several ranks: waiting.py weighs them together, no rank's timeline does alone."""
+"""Signatures that concern several ranks: evaluated together by the rules in ranking.py, not for one rank."""
 OF_SEVERAL = frozenset({"cqe", "tls", "differs", "mismatch", "models", "location", "link"})
-"""Kinds of words that do the same."""
+"""Kinds of messages that do the same."""
 
 _OWN_STATEMENTS = frozenset({
     "KeyError", "IndexError", "LookupError", "ValueError", "TypeError", "AssertionError", "AttributeError",
     "NameError", "UnboundLocalError", "ZeroDivisionError", "StopIteration",
 })  # fmt: skip
-"""With these a program speaks of its own data and code: their words are one line, and no event of the system's."""
+"""With these a program reports on its own data and code: their message is one line, and no event of the system."""
 OF_THE_SYSTEM = frozenset({"storage", "network", "host", "limits", "memory", "driver", "signal", "ssh", "hccl"})
 
 
 class RankLines:
-    """`hits`: known messages; `stated`: lines of exceptions with which a program speaks of its own data; `messages`:
-    about others, before anybody told the rank to stop."""
+    """`hits`: known messages; `stated`: lines of exceptions about the program's own data; `messages`: about other
+    ranks, before the rank was stopped."""
 
     def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
         self.evidence, self.rank, self.host = evidence, rank, evidence.host(rank.host)
@@ -79,7 +79,7 @@ class RankLines:
         return any(message.wait is not None for message in self.messages)
 
     def _peer_lines_at_the_end(self) -> Iterable[PeerLine]:
-        """What was said of others while work went on was a trial that is told of, such as those of a meeting."""
+        """Messages about others during work were tries, such as those of a rendezvous: they are not evidence."""
         places = {id(line): index for index, line in enumerate(self.lines)}
         return (
             message
@@ -93,11 +93,11 @@ class RankLines:
         )
 
     def _came_through(self, index: int) -> bool:
-        """It said something else after a try, or ended in a way in which no try ends."""
+        """It printed something else after a try, or ended in a way in which no try ends."""
         return (self.rank.has_failed and signal_of(self.rank) in CRASHES) or wrote_after(self.lines, index)
 
     def _is_of_strangers(self, message: PeerLine) -> bool:
-        """It names only hosts that have no part in the job: a service's, say."""
+        """It names only hosts outside of the job, such as that of a service."""
         if message.kind != "unreached" or message.values["meeting"]:
             return False
         known = [is_loopback(address) or self.evidence.host_at(address) for address, _ in message.addresses]
@@ -117,7 +117,7 @@ class RankLines:
         return {**found, **{name: True for name, index in loose if self._is_long_before(index, wrote_s)}}
 
     def outlived(self, index: int) -> bool:
-        """The rank went on with its work for so long after that line that it was not ended by it."""
+        """The rank kept working for so long after that line that the line did not end it."""
         return self._is_long_before(index, self._worked_until_s)
 
     def _is_long_before(self, index: int, until_s: float | None) -> bool:
@@ -125,11 +125,11 @@ class RankLines:
         return at_s is not None and until_s is not None and until_s - at_s >= SURVIVED_S
 
     def is_late(self, line: Line) -> bool:
-        """It came after the rank had been told to stop."""
+        """It came after the rank was stopped."""
         return is_after_stop(self.host, line.at_s) and (self.rank.stopped or not self.rank.has_ended)
 
     def is_terminal(self, index: int) -> bool:
-        """Nothing much came after it: the rank did not go on with its work."""
+        """Little came after it: the rank did not keep working."""
         line, after = self.lines[index], self.after[index]
         if line.stream == "error" or after <= AFTERWARDS_LINES:
             return True
@@ -158,7 +158,7 @@ class RankLines:
         *,
         sure: bool,
     ) -> Indicator:
-        """A known message as a reason; with `values` it stands in an exception that has them."""
+        """A known message as a reason; with `values` it is in an exception that has them."""
         row = hit.signature
         strength = max(row.strength, STRENGTH["exception"]) if values and role == CAUSE else row.strength
         is_shown = not values or any(proof.text == hit.text.strip() for proof in proofs)
@@ -180,6 +180,6 @@ class RankLines:
 
 
 def is_specific(hit: Hit) -> bool:
-    """Not the names of Python's own exceptions, which the exception itself says better; not a list of usual causes."""
+    """Not the names of Python's own exceptions, which the exception itself has; not a list of usual causes."""
     row = hit.signature
     return not (row.family == "python" and row.code.startswith("python-")) and not is_list_of_causes(hit.text)

@@ -1,4 +1,4 @@
-"""Python's tracebacks in a stream: which exceptions, in which chains, from which line of whose code."""
+"""Python's tracebacks in a stream: which exceptions, in which chains, from which line of code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _OF_TRANSPORT = re.compile(
 )
 TORN_LINES = 8
 NOISE_LIMIT = 60
-"""So many lines of others may stand inside one traceback before it counts as torn."""
+"""So many lines of others may be inside one traceback before it counts as torn."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Raised:
 @dataclass(frozen=True)
 class Chain:
     """Exceptions of which each led to the next, the first cause first. `rank`: named by a "[rank3]:" prefix.
-    `kind`: main, thread, ignored (Python printed it and went on), torn (its traceback is not whole).
+    `kind`: main, thread, ignored (Python printed it and continued), torn (its traceback is not whole).
     `begins`, `ends`: the part that led to the end: those before it were handled, those after it failed in handling it.
     `is_argued`: which part that is, is not sure."""
 
@@ -174,7 +174,7 @@ class _Parser:
         return self._chains
 
     def _take_torn(self, at: int) -> bool:
-        """An exception whose traceback lost its head: frames stand shortly before it, or nothing comes after it."""
+        """An exception whose traceback lost its head: frames are shortly before it, or nothing comes after it."""
         found = _SURE.match(self._group[at][1])
         if found is None or not found.group("message") or self._linked:
             return False
@@ -200,7 +200,7 @@ class _Parser:
         return any(self._group[at][0] - one.last <= TORN_LINES for one in known)
 
     def _hear(self, text: str) -> None:
-        """Lines between tracebacks say how they belong together."""
+        """Lines between tracebacks link them."""
         if _DURING in text or _DIRECT in text:
             self._linked, self._during = True, _DURING in text
         elif _IGNORED.match(text):
@@ -212,7 +212,7 @@ class _Parser:
 
     def _take(self, raised: Raised, *, nested: bool) -> None:
         if nested and self._open:
-            self._open.insert(0, raised)  # a worker's own traceback, told inside its parent's
+            self._open.insert(0, raised)  # a worker's own traceback, printed inside its parent's
         elif self._linked and self._open:
             self._open.append(replace(raised, during=self._during))
         else:
@@ -228,7 +228,7 @@ class _Parser:
         self._open, self._linked, self._kind = [], False, "main"
 
     def _read(self, start: int, *, indent: int) -> tuple[Raised | None, int]:
-        """The exception of the traceback that begins at `start`, and where to go on."""
+        """The exception of the traceback that starts at `start`, and where to continue."""
         frames: list[tuple[str, int]] = []
         names: list[str] = []
         statement = ""
@@ -246,7 +246,7 @@ class _Parser:
                 names.append(frame.group("name") or "")
                 after_frame, statement = True, ""
                 if len(frames) == 1 and _THREADS_OWN.search(frame.group()):
-                    self._kind = "thread"  # also where the line is lost that says so
+                    self._kind = "thread"  # also where that line is missing
             elif body[:1] in (" ", "\t", *_BOX) or not body.strip():
                 statement = statement or body.strip()
             elif _TRACEBACK.match(text):
@@ -263,7 +263,7 @@ class _Parser:
         return None, max(start + 1, at if noise <= NOISE_LIMIT else start + 1)
 
     def _with_next(self, at: int, found: tuple[str, str]) -> tuple[str, str]:
-        """A message that announces another one, with that one: "backend='inductor' raised:" says nothing alone."""
+        """A message that announces another one, with that one: "backend='inductor' raised:" is incomplete alone."""
         after = self._group[at + 1][1] if at + 1 < len(self._group) else ""
         if not found[1].rstrip().endswith(":") or not after.strip() or TRACEBACK_HEAD in after or after[:1] in _BOX:
             return found
@@ -294,7 +294,7 @@ def _placed(raised: Raised, frames: Sequence[tuple[str, int]], names: Sequence[s
 
 
 def _prefix_of(body: str) -> int:
-    """How many characters stand before the first frame's own two spaces, 0: none."""
+    """How many characters are before the first frame's own two spaces, 0: none."""
     found = _PREFIXED.match(body)
     return len(found.group("prefix")) if found is not None and not body.lstrip().startswith("File ") else 0
 
