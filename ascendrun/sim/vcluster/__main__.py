@@ -24,7 +24,7 @@ ON_HOST_WITH_NUMBER = {
     "rate": "kilobits a second, 0: unlimited",
     "clock": "seconds that its wall clock is ahead",
 }
-ON_TWO = {"isolate": "two hosts that do not reach each other", "block": "what the first sends to the second vanishes"}
+ON_TWO = {"isolate": "two hosts that do not reach each other", "block": "packets to the second are dropped"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,13 +47,13 @@ def make_parser() -> argparse.ArgumentParser:
     for name in ON_HOSTS:
         verb = _add(verbs, name, _on_hosts, f"{name} these hosts")
         verb.add_argument("hosts", nargs="+")
-    for name, words in ON_HOST_WITH_NUMBER.items():
-        verb = _add(verbs, name, _with_number, words)
+    for name, meaning in ON_HOST_WITH_NUMBER.items():
+        verb = _add(verbs, name, _on_hosts, meaning)
         verb.add_argument("number", type=float)
         verb.add_argument("hosts", nargs="+")
-    for name, words in ON_TWO.items():
-        _add(verbs, name, _on_two, words).add_argument("hosts", nargs=2)
-    sshd = _add(verbs, "sshd", _sshd, "stop, start or restart the sshd of hosts")
+    for name, meaning in ON_TWO.items():
+        _add(verbs, name, _on_two, meaning).add_argument("hosts", nargs=2)
+    sshd = _add(verbs, "sshd", _on_hosts, "stop, start or restart the sshd of hosts")
     sshd.add_argument("action", choices=("stop", "start", "restart"))
     sshd.add_argument("hosts", nargs="+")
     clean = _add(verbs, "clean", _clean, "undo every fault (of these hosts)")
@@ -79,9 +79,9 @@ def _add_life(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _add(
-    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, verb: Verb, words: str
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, verb: Verb, meaning: str
 ) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(name, help=words, description=words)
+    parser = verbs.add_parser(name, help=meaning, description=meaning)
     parser.set_defaults(verb=verb, name=name)
     return parser
 
@@ -99,7 +99,7 @@ def _chosen(arguments: argparse.Namespace) -> VirtualCluster:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    began = time.monotonic()
+    started_s = time.monotonic()
     cluster = VirtualCluster.up(
         arguments.count,
         disk=arguments.disk,
@@ -108,7 +108,7 @@ def _up(arguments: argparse.Namespace) -> int:
         users=_pairs(arguments.user, lambda _: "bash"),
         is_kept=True,
     )
-    print(f"{cluster.cluster_id}: {arguments.count} hosts up in {time.monotonic() - began:.2f} s", file=sys.stderr)
+    print(f"{cluster.cluster_id}: {arguments.count} hosts up in {time.monotonic() - started_s:.2f} s", file=sys.stderr)
     print(cluster.cluster_id)
     return 0
 
@@ -132,27 +132,15 @@ def _exec(arguments: argparse.Namespace) -> int:
 
 def _on_hosts(arguments: argparse.Namespace) -> int:
     cluster = _chosen(arguments)
+    name = f"sshd_{arguments.action}" if "action" in arguments else arguments.name
+    numbers = [arguments.number] if "number" in arguments else []
     for host in arguments.hosts:
-        getattr(cluster, arguments.name)(host)
-    return 0
-
-
-def _with_number(arguments: argparse.Namespace) -> int:
-    cluster = _chosen(arguments)
-    for host in arguments.hosts:
-        getattr(cluster, arguments.name)(host, arguments.number)
+        getattr(cluster, name)(host, *numbers)
     return 0
 
 
 def _on_two(arguments: argparse.Namespace) -> int:
     getattr(_chosen(arguments), arguments.name)(*arguments.hosts)
-    return 0
-
-
-def _sshd(arguments: argparse.Namespace) -> int:
-    cluster = _chosen(arguments)
-    for host in arguments.hosts:
-        getattr(cluster, f"sshd_{arguments.action}")(host)
     return 0
 
 

@@ -27,7 +27,7 @@ from ascendrun.sim.vcluster.spec import (
     root_home,
 )
 
-Completed = subprocess.CompletedProcess  # of str or bytes, as `text=` says
+Completed = subprocess.CompletedProcess  # of str or bytes, depending on `text`
 
 HEAD = "head"
 RUN_DEADLINE_S = 120.0
@@ -39,7 +39,7 @@ _ENTER = str(Path(__file__).with_name("enter.py"))
 
 
 class BootError(AscendrunError):
-    """A host of the virtual cluster did not come up; the message holds its own words."""
+    """A host of the virtual cluster did not start; the message has its error output."""
 
     code = "vcluster-boot"
 
@@ -115,7 +115,7 @@ class Machines:
         options.setdefault("env", self.host_environ())
         return subprocess.Popen(self.host_argv(name, argv, cwd=cwd), **options)
 
-    # -- looks from outside
+    # -- views from outside
 
     def path(self, name: str, path: str) -> Path:
         """A file of a host as the test may open it. Absolute symlinks on the way lead to the machine's own files."""
@@ -126,10 +126,10 @@ class Machines:
         return self.all_processes((name,))[name]
 
     def all_processes(self, names: Sequence[str] | None = None) -> dict[str, list[Process]]:
-        """Processes by machine, in one look over /proc; `names`: None for the head and all hosts."""
-        wanted = (HEAD, *self.hosts) if names is None else names
-        live = {name: pid for name in wanted for pid in [self._state.live_init(name)] if pid is not None}
-        return {**{name: [] for name in wanted}, **processes_in(live)}
+        """Processes by machine, in one pass over /proc; `names`: None for the head and all hosts."""
+        selected = (HEAD, *self.hosts) if names is None else names
+        live = {name: pid for name in selected for pid in [self._state.live_init(name)] if pid is not None}
+        return {**{name: [] for name in selected}, **processes_in(live)}
 
     def cpu_seconds(self, which: str) -> float:
         """CPU time that "head" or all "hosts" used so far; raises AscendrunError where no control group counts it."""
