@@ -145,8 +145,8 @@ def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, fol
     loop = Loop(here, engine, course, task, settings, folder=folder / "ours")
     original = loop._count
 
-    def count(told: list[float], share: Any, norm: float) -> None:
-        original(told, share, norm)
+    def count(sums: list[float], share: Any, norm: float) -> None:
+        original(sums, share, norm)
         timed.step(share.tokens)
 
     loop._count = count  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from ascendrun.cli.commands.sim import NOTE
 from tests.programs.conftest import REPO
 
 DEADLINE_S = 800.0
@@ -31,6 +32,7 @@ def sim(toolkit, tmp_path):
     def run(*words):
         argv = [sys.executable, "-m", "ascendrun", "sim", "npu", *words]
         environ = {**os.environ, "PATH": path, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+        environ["ASCENDRUN_LANG"] = "en"
         return subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
 
     return run
@@ -40,7 +42,8 @@ def test_a_command_sees_the_devices_that_were_asked_for(sim):
     done = sim("--devices", "3", "--memory", "2048", "--chip", "Ascend910A", "--", "python", "-c", ASK)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [3, "Ascend910A", 2 << 30, 3.0]
-    assert done.stderr.startswith("ascendrun: "), "a notice that these are simulated comes first"
+    assert done.stderr.splitlines()[0] == f"ascendrun: {NOTE}"
+    assert NOTE.key == "sim.note" and NOTE.values == {}
 
 
 def shown():

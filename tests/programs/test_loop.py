@@ -61,7 +61,8 @@ def test_a_rank_killed_at_some_step_changes_no_bit_of_what_comes_after_the_resum
     broken = tiny(name="broken", strategy=way, kill=[14, 1], **EVERY_4)
     assert broken.wait()[1] == -9
     again = tiny(name="broken", strategy=way, **EVERY_4).succeed()
-    assert "resumed at step 12/30" in again.text() or "resumed at step 8/30" in again.text()
+    (resumed,) = [line["step"] for line in again.metrics() if line.get("event") == "resume"]
+    assert resumed in (8, 12), "the write of step 12 may be unfinished when the rank is killed"
     assert again.losses() == straight(way).losses()
     assert again.final() == straight(way).final()
 

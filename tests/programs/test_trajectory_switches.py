@@ -80,7 +80,7 @@ def test_a_next_word_that_the_model_can_see_is_not_to_be_guessed(here, tmp_path)
     with pytest.raises(InvalidDataError, match="(?s)sees the next token.*--objective=mlm, or --attention=causal"):
         training.pretrain_stage(options_of("--mode=pretrain", *given), here)
     with pytest.raises(InvalidDataError, match="absent.csv"):
-        training.finetune_stage(options_of("--mode=finetune", *given), here)
+        training.train(options_of("--mode=finetune", *given), here)
 
 
 def test_a_dtype_that_the_device_lacks_is_told_before_any_data_is_read(start):
@@ -175,7 +175,9 @@ def test_dropout_is_off_while_tracks_are_judged_and_on_again_afterwards(task, sa
     model = task("--dropout=0.5").model
     quiet = copy.deepcopy(model).eval()
     model.train()
-    one, other = (predict(each, samples.encoded["val"], here, batch_size=8, multiple=1) for each in (model, quiet))
+    one, other = (
+        predict(each, samples.encoded["val"], here, options_of("--global_batch_size=8")) for each in (model, quiet)
+    )
     assert np.array_equal(one, other)
     assert model.training and not quiet.training
 

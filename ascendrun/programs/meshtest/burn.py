@@ -12,7 +12,7 @@ import torch
 from ascendrun.programs.trainer.devices.accelerator import Accelerator
 
 SLICES = 8
-"""The time is told in so many pieces: a device that throttles is fast in the first ones only."""
+"""The speed is measured in so many pieces: a device that throttles is fast in the first ones only."""
 
 
 def burn(accelerator: Accelerator, *, seconds: float, size: int, seed: int) -> dict[str, Any]:
@@ -31,12 +31,12 @@ def burn(accelerator: Accelerator, *, seconds: float, size: int, seed: int) -> d
     wrong = products = 0
     tflops: list[float] = []
     for _ in range(SLICES):
-        began_s, count = time.perf_counter(), 0
-        while count == 0 or time.perf_counter() - began_s < seconds / SLICES:
+        started_s, count = time.perf_counter(), 0
+        while count == 0 or time.perf_counter() - started_s < seconds / SLICES:
             product = left @ right
             accelerator.synchronize()
             count += 1
-        tflops.append(2.0 * size**3 * count / (time.perf_counter() - began_s) / 1e12)
+        tflops.append(2.0 * size**3 * count / (time.perf_counter() - started_s) / 1e12)
         wrong += int(not torch.equal(product, first))
         products += count
     digest = hashlib.sha256(first.to("cpu").float().numpy().tobytes()).hexdigest()[:16]

@@ -39,7 +39,7 @@ def measure_all_reduce(
 
 
 def open_group(runtime: Runtime, ranks: Sequence[int]) -> Any:
-    """The group of this rank. Each rank makes the groups of all: torch wants every group made by everyone."""
+    """The group of this rank. Each rank makes the groups of all: torch requires every rank to make every group."""
     if len(ranks) == runtime.world_size:
         return dist.group.WORLD
     mine = None
@@ -51,7 +51,7 @@ def open_group(runtime: Runtime, ranks: Sequence[int]) -> Any:
 
 
 def timed(runtime: Runtime, group: Any, size: int, *, repeats: int, budget_s: float) -> float:
-    """Median seconds of one all-reduce. The first one, which opens connections, does not count; the second says how
+    """Median seconds of one all-reduce. The first one, which opens connections, does not count; the second shows how
     many fit into the budget, the same number on every rank."""
     tensor = torch.ones(max(1, size // 4), dtype=torch.float32, device=runtime.device)
     once(runtime, group, tensor)
@@ -65,7 +65,7 @@ def once(runtime: Runtime, group: Any, tensor: torch.Tensor) -> float:
     """Seconds from here until the sum is in the device's memory."""
     tensor.fill_(1.0)  # sums of sums would overflow
     runtime.accelerator.synchronize()
-    began_s = time.perf_counter()
+    started_s = time.perf_counter()
     dist.all_reduce(tensor, group=group)
     runtime.accelerator.synchronize()
-    return time.perf_counter() - began_s
+    return time.perf_counter() - started_s

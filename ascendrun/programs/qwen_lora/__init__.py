@@ -1,1 +1,1 @@
-"""LoRA fine-tuning of Qwen models on instructions, with a curriculum by optimizer step, over any number of cards."""
+"""LoRA fine-tuning of Qwen models on instructions, with a curriculum by optimizer step, over any number of devices."""

@@ -139,9 +139,9 @@ def empty_model(config: Any, *, attention: str) -> Any:
 
 
 def checkpoint_activations(model: Any, *, strategy: str) -> None:
-    """Activations are made anew in the backward pass. ZeRO-3 wants the older kind, which does not look at shapes."""
+    """Recompute activations in the backward pass. ZeRO-3 requires the older kind, which does not look at shapes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # transformers 5 says so for 6, on every rank
+        warnings.simplefilter("ignore", FutureWarning)  # transformers 5 warns for 6, on every rank
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": strategy == "zero3"})
     if strategy == "zero3":
         model.enable_input_require_grads()

@@ -34,8 +34,8 @@ class Encoded:
 
 
 def encode(tokenizer: Any, conversation: Conversation, level: int, *, cutoff: int) -> Encoded:
-    """At most `cutoff` tokens, cut at the end. Raises InvalidDataError when the template does not tell whose words
-    are whose."""
+    """At most `cutoff` tokens, cut at the end. Raises InvalidDataError when the template does not separate the
+    turns."""
     messages = [{"role": role, "content": text} for role, text in conversation.turns]
     ids: list[int] = []
     labels: list[int] = []
@@ -59,15 +59,15 @@ def encode(tokenizer: Any, conversation: Conversation, level: int, *, cutoff: in
                 "hint: set --template=chatml",
             )
         add(before[len(done) :], is_learned=False)
-        said = after[len(before) :]
-        mark = said.rstrip("\n")
+        reply = after[len(before) :]
+        mark = reply.rstrip("\n")
         add(mark, is_learned=True)
         done = before + mark
     return Encoded(tuple(ids[:cutoff]), tuple(labels[:cutoff]), level)
 
 
 def render(tokenizer: Any, messages: Sequence[Any], *, asks: bool) -> str:
-    """`asks`: up to where the assistant begins to speak."""
+    """`asks`: up to the start of the assistant's reply."""
     if not messages and not asks:
         return ""
     return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=asks))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.text import Text
 
 ROLES = {
     "human": "user",
@@ -46,12 +47,12 @@ def read_conversations(path: Path, *, system: str) -> list[Conversation]:
             path=path,
         )
     found: list[Conversation] = []
-    problems: list[str] = []
+    problems: list[Text] = []
     for place, row in read_rows(path):
         try:
             found.append(as_conversation(row, system=system))
         except InvalidDataError as error:
-            problems.append(f"{path}: {place}: {error}")
+            problems.append(Text("program.at", "{path}: {place}: {error}", path=path, place=place, error=error.args[0]))
     if problems:
         raise InvalidDataError.of(problems)
     if not found:
@@ -59,7 +60,7 @@ def read_conversations(path: Path, *, system: str) -> list[Conversation]:
     return found
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def read_rows(path: Path) -> Iterator[tuple[Text, Any]]:
     """(where, row) of a JSON list, of JSON lines, or of a table with the list under `data`."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -90,12 +91,14 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
                 path=path,
                 found=type(rows).__name__,
             )
-        yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
+        yield from (
+            (Text("program.row", "row {number}", number=number), row) for number, row in enumerate(rows, start=1)
+        )
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield (
-                f"line {number}",
+                Text("program.line", "line {number}", number=number),
                 json.loads(line) if is_json(line) else InvalidDataError("program.line-not-json", "not valid JSON"),
             )
 
@@ -144,8 +147,8 @@ def from_chat(messages: Any) -> list[tuple[str, str]]:
         raise InvalidDataError("program.unknown-format", "expected instruction and output, messages, or conversations")
     turns = []
     for number, message in enumerate(messages, start=1):
-        said = message if isinstance(message, Mapping) else {}
-        role, content = said.get("role", said.get("from")), said.get("content", said.get("value"))
+        fields = message if isinstance(message, Mapping) else {}
+        role, content = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
         if role not in ROLES:
             raise InvalidDataError(
                 "program.unknown-role",
@@ -214,7 +217,7 @@ def make_sum(chance: random.Random) -> tuple[str, str]:
 
 
 def make_path(chance: random.Random) -> tuple[str, str]:
-    """A walk along a line of links that are told in any order."""
+    """A walk along a line of links that are given in any order."""
     nodes = chance.sample("ABCDEFGH", chance.randrange(4, 7))
     links = [f"{one}-{other}" for one, other in zip(nodes, nodes[1:])]
     shown = chance.sample(links, len(links))

@@ -89,7 +89,7 @@ def make_lessons(texts: Texts, tokenizer: Any, options: Options) -> Lessons:
     )
     pad_id, multiple = chat_template.pad_id_of(tokenizer), options["pad_to_multiple_of"]
     train, cut = chat_template.encode_all(tokenizer, texts.train, table.levels, cutoff=options["cutoff_len"])
-    # Without a curriculum the validation's loss is still told by difficulty, so that two runs can be compared.
+    # Without a curriculum the validation loss is still reported by difficulty, so that two runs can be compared.
     named = {str(each.level) for each in texts.val if each.level is not None}
     val_levels = tuple(level for level in options["difficulty_levels"] if level in named)
     if len(val_levels) < 2 or any(str(each.level) not in val_levels for each in texts.val):

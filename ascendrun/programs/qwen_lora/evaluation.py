@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,17 +121,16 @@ def accuracy(
     tokenizer: Any,
     questions: Sequence[Question],
     here: Runtime,
+    options: Mapping[str, Any],
     *,
-    system: str,
     pad_id: int,
-    multiple: int,
-    cutoff: int,
 ) -> dict[str, float]:
-    """The choice whose words are the least surprising, a token on average, is taken. {mc_accuracy, mc_chance}."""
+    """The choice with the lowest loss per token is taken. {mc_accuracy, mc_chance}."""
+    system, cutoff = options["default_system"], options["cutoff_len"]
     samples = [
         sample for question in questions for sample in as_samples(tokenizer, question, system=system, cutoff=cutoff)
     ]
-    each = losses_of(engine, Rows(samples, ("all",), pad_id, multiple), here)
+    each = losses_of(engine, Rows(samples, ("all",), pad_id, options["pad_to_multiple_of"]), here)
     right, at = 0, 0
     for question in questions:
         mine = each[at : at + len(question.choices)]

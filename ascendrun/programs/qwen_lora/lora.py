@@ -1,4 +1,4 @@
-"""The adapter: low-rank matrices beside the base's own, their first values, and proof that a saved one is whole."""
+"""The adapter: low-rank matrices next to those of the base, their initial values, and the check of a saved one."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ ADAPTER_FILE = "adapter_model.safetensors"
 NAME = "default"
 MAGNITUDE = "lora_magnitude_vector"
 QLORA = {
-    "npu": "bitsandbytes has no build for Ascend, and its 4-bit kernels have no CANN counterpart",
-    "cpu": "a 4-bit base saves device memory, and a CPU has none to save",
-    "cuda": "this program holds a bfloat16 base, in parts where it does not fit",
+    "npu": Text("program.qlora-npu", "bitsandbytes has no build for Ascend"),
+    "cpu": Text("program.qlora-cpu", "a 4-bit base saves device memory, which a CPU does not have"),
+    "cuda": Text("program.qlora-cuda", "this program requires a bfloat16 base, which it shards where it does not fit"),
 }
 
 

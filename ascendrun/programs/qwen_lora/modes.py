@@ -52,7 +52,7 @@ FREE_TO_CHANGE = (
 
 def train(options: Options, here: Runtime) -> None:
     """Trains, saves the adapter, reports. Stopped by a signal it saves a checkpoint and returns early."""
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     lora.refuse_qlora(options["quantization_bit"], here.family)
     questions = (
         evaluation.read_questions(Path(options["mc_eval_path"]), options["mc_max_samples"])
@@ -100,7 +100,7 @@ def train(options: Options, here: Runtime) -> None:
     save(engine, model, expected, options, home, output, lessons, here)
     scores = final_scores(engine, lessons, questions, options, here, output)
     if here.is_first:
-        write_report(output, options, lessons, course, loop, layout, piece, scores, time.monotonic() - began_s)
+        write_report(output, options, lessons, course, loop, layout, piece, scores, time.monotonic() - started_s)
     here.log("program.results", "adapter, report and samples: {output}", output=output)
     here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})
 
@@ -175,7 +175,7 @@ def make_engine(
     here.log(
         "program.attention",
         "attention: fused implementation of {owner} ({name})",
-        owner="the NPU" if attention != "sdpa" else "torch",
+        owner="torch_npu" if attention != "sdpa" else "torch",
         name=attention,
     )
     model, strategy = base.empty_model(config, attention=attention), layout.strategy
@@ -262,7 +262,7 @@ def save(
     lessons: Lessons,
     here: Runtime,
 ) -> None:
-    """All ranks gather, rank 0 proves and writes; a failure is told on all of them. Raises IncompleteAdapterError."""
+    """All ranks gather, rank 0 checks and writes. Raises IncompleteAdapterError on every rank."""
     from safetensors import SafetensorError  # a full disk, in its words
 
     weights = lora.gathered(engine)
@@ -301,33 +301,24 @@ def final_scores(
     if lessons.val.samples:
         scores = evaluation.loss_by_level(engine, lessons.val, here)
     if questions:
-        scores.update(
-            evaluation.accuracy(
-                engine,
-                lessons.tokenizer,
-                questions,
-                here,
-                system=options["default_system"],
-                pad_id=lessons.train.pad_id,
-                multiple=options["pad_to_multiple_of"],
-                cutoff=options["cutoff_len"],
-            )
-        )
+        pad_id = lessons.train.pad_id
+        scores.update(evaluation.accuracy(engine, lessons.tokenizer, questions, here, options, pad_id=pad_id))
     answers = []
     for number, conversation in texts_to_answer(lessons, options["num_sample_prompts"]):
-        said = evaluation.answer(engine, lessons.tokenizer, conversation, here, most=options["max_new_tokens"])
-        question, wanted = first_exchange(conversation)
-        answers.append(
-            {"row": number, "level": conversation.level, "question": question, "said": said, "wanted": wanted}
-        )
+        reply = evaluation.answer(engine, lessons.tokenizer, conversation, here, most=options["max_new_tokens"])
+        question, expected = first_exchange(conversation)
+        texts = {"question": question, "reply": reply, "expected": expected}
+        answers.append({"sample": number, "level": conversation.level, **texts})
     if here.is_first and answers:
         replace_text(output / "samples.jsonl", "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in answers))
-    here.log("final: " + " ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+    here.log(
+        "program.final", "final: {scores}", scores=" ".join(f"{name} {value:.4f}" for name, value in scores.items())
+    )
     return scores
 
 
 def first_exchange(conversation: Conversation) -> tuple[str, str]:
-    """What the assistant says first, and what was said before it; "": it begins the conversation."""
+    """The first reply of the assistant, and the text before it; "": the reply starts the conversation."""
     at = next(i for i, (role, _) in enumerate(conversation.turns) if role == "assistant")
     return conversation.turns[at - 1][1] if at else "", conversation.turns[at][1]
 
@@ -362,7 +353,7 @@ def write_report(
             "device": loop.here.accelerator.name,
             "seconds": round(seconds, 1),
             "memory_bytes": loop.here.accelerator.memory_bytes(),
-            "largest_micro_batch_piece": dict(piece),
+            "largest_micro_batch": dict(piece),
         },
         "data": {"rows": len(lessons.train.samples), "cut": lessons.cut, "digest": lessons.digest},
     }
@@ -377,7 +368,7 @@ def steps_by_stage(course: Course) -> list[int]:
 
 
 def plan(options: Options, here: Runtime) -> None:
-    """Arithmetic only: nothing is loaded and no card taken. Raises ModelTooLargeError when it cannot run."""
+    """Arithmetic only: nothing is loaded and no device used. Raises ModelTooLargeError when it cannot run."""
     ranks = options["world_size"] or here.world_size
     packed = options["cutoff_len"] if options["packing"] else 0
     config = (
@@ -413,7 +404,7 @@ def plan(options: Options, here: Runtime) -> None:
 
 
 def compare(options: Options, here: Runtime) -> None:
-    """Two runs on the same budget beside each other: comparison.json and a table. Raises InvalidDataError."""
+    """Two runs on the same budget side by side: comparison.json and a table. Raises InvalidDataError."""
     if len(options["compare_dirs"]) != 2:
         raise InvalidDataError("program.compare-two", "--compare_dirs: expected the output directories of two runs")
     reports = []

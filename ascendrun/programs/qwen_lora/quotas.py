@@ -118,7 +118,7 @@ def schedule(wanted: Counts, unit: int, *, ahead: Counts, behind: Counts, batch_
             open_levels = [level for level in range(len(now)) if now[level] < most[step + 1, level]]
             if not open_levels:
                 return None
-            # A level that is due sooner goes first; `least` rises with every step, so its place tells when.
+            # A level that is due sooner goes first; `least` rises with every step, so its place is the time.
             due = [int(np.searchsorted(least[:, level], now[level] + 1)) for level in open_levels]
             now[open_levels[due.index(min(due))]] += 1
         given[step + 1] = now

@@ -1,4 +1,4 @@
-"""What is learned: batches of packed conversations, the loss on the assistant's words, and its part of every level."""
+"""The SFT task: batches of packed conversations, the loss on the assistant's replies, and its part of every level."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Rows:
 def learned_places(labels: torch.Tensor, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(places whose next word is learned in some row, that word in each row or IGNORED).
 
-    Only there the model must say what comes next, and its largest tensor, places x vocabulary, shrinks with
+    Only there the model must predict the next token, and its largest tensor, places x vocabulary, shrinks with
     them. Their number is rounded up, by places that count for nothing.
     """
     following = torch.full_like(labels, IGNORED)
@@ -94,7 +94,7 @@ def forward(model: nn.Module, tensors: Mapping[str, torch.Tensor], dtype: torch.
 
 
 class Instructions(Task):
-    """Says what the assistant said."""
+    """Predicts the assistant's replies."""
 
     def __init__(self, rows: Rows, *, dtype: torch.dtype, evaluate: Callable[[int], dict[str, float]]) -> None:
         self.rows, self.dtype, self.evaluate = rows, dtype, evaluate  # type: ignore[assignment,method-assign]

@@ -229,7 +229,7 @@ def with_layers(config: Any, layers: int) -> Any:
 
 
 def speed_limit(config: Any, sizes: Simulated, chip: Chip | None, *, ranks: int, mean_length: float) -> Text | None:
-    """What the cards could do were all of their peak used, which no training does; None: the chip's is not known."""
+    """The throughput at full use of the peak, which no training reaches; None: the peak of the chip is unknown."""
     if chip is None or chip.peak_tflops is None:
         return None
     words = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size

@@ -15,7 +15,7 @@ A whole program, `train.py`:
         """Next-token prediction over rows of token ids."""
         def __init__(self, rows, here): self.rows, self.here = rows, here
 
-        def collate(self, units, step):                   # on the CPU, beside the training; no global generators
+        def collate(self, units, step):                   # on the CPU, during the training; no global generators
             rows = [self.rows[number] for unit in units for number in unit]
             ids, labels = data.pad(rows, value=0), data.pad(rows, value=-100)
             return Batch({"ids": ids, "labels": labels}, weight=float((labels[:, 1:] >= 0).sum()),
@@ -45,5 +45,5 @@ A whole program, `train.py`:
 
 Random numbers of a step follow from (seed, step, rank), the order of samples from (seed, step): a resumed run equals
 one never stopped to the last bit on a CPU. `batch_size` is that of all ranks together, so a replicated training may go
-on with another number of ranks (equal but for rounding); a sharded one (fsdp2, zero3) may not, and says so.
+on with another number of ranks (equal but for rounding); a sharded one (fsdp2, zero3) may not: that is an error.
 '''

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: parts written beside, synced, listed in a manifest with hashes, renamed."""
+"""Files and checkpoints that are complete or absent: parts are written, synced, listed in a manifest, renamed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own_part(rank: int) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to: at the end it takes its place; where the writing fails, nothing is left of it.
+    """A name next to `path` to write to; it replaces `path` at the end, and is removed where the writing fails.
     No two writers have the same name, on one node or on several that share a disk. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
@@ -138,7 +138,7 @@ def fingerprint(path: Path) -> Fingerprint:
 
 
 def hash_of(manifest: Mapping[str, Any]) -> str:
-    """A bad disk may change a word of it as well; what it says of parts and of the best model is believed."""
+    """A bad disk may change the manifest too, which parts and the best model are checked against."""
     return hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
 
 
@@ -199,7 +199,7 @@ def listed(parent: Path, kind: str) -> list[tuple[int, Path]]:
     return sorted(ours, reverse=True)
 
 
-def tell_skipped(folder: Path, problem: Text) -> None:
+def log_skipped(folder: Path, problem: Text) -> None:
     print(
         Text(
             "program.checkpoint-skipped",
@@ -242,7 +242,7 @@ def fault_free_facts(folder: Path) -> dict[str, Any]:
     try:
         return facts_of(folder)
     except (OSError, ValueError, TypeError):
-        return {}  # a torn checkpoint names nothing; who would go on from it says why not
+        return {}  # a torn checkpoint names nothing; a resume reports why not
 
 
 def clear_leftovers(parent: Path) -> None:

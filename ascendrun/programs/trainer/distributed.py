@@ -22,7 +22,7 @@ HCCL_CONNECT_RANGE_S = (120, 7200)
 """What HCCL takes for HCCL_CONNECT_TIMEOUT; another value is an error of its own (EI0001)."""
 HCCL_EXEC_DEFAULT_S = 1836
 HCCL_MARGIN_S = 60
-"""HCCL waits 20 s longer than told, to spread the reason of a failure, and 30 s more to find the culprit."""
+"""HCCL waits 20 s longer than the limit, to spread the reason of a failure, and 30 s more to find the culprit."""
 
 
 @dataclass
@@ -51,9 +51,9 @@ class Ranks:
         if self.control is None:
             return list(values)
         mine = torch.tensor(values, dtype=torch.float64)
-        told = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(told, mine, group=self.control)
-        return [exact_sum(each) for each in zip(*(rank.tolist() for rank in told))]
+        received = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(received, mine, group=self.control)
+        return [exact_sum(each) for each in zip(*(rank.tolist() for rank in received))]
 
     def barrier(self) -> None:
         if self.control is not None:
@@ -168,6 +168,6 @@ def join(rank: int, world: int, backend: str, timeout_s: float) -> dist.ProcessG
     dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=timeout)
     group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)
-    # Rank 0 holds the store: were it to fail before all have joined, its peers would tell of a lost store only.
+    # Rank 0 holds the store: were it to fail before all have joined, its peers would report a lost store only.
     dist.barrier(group=group)
     return group

@@ -59,7 +59,7 @@ class Loop:
             is_sharded=engine.is_sharded,
             keep_last=settings.save_total_limit,
             in_background=settings.save_in_background,
-            on_saved=self._tell_saved,
+            on_saved=self._after_save,
         )
         self.saved_step: int | None = None
         self.save_problem: Text | None = None
@@ -122,7 +122,7 @@ class Loop:
 
     def _train(self) -> Ending | None:
         """Step after step; why it ended early, None: it went to its end."""
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         settings, progress = self.settings, self.progress
         with open_profiler(settings.profile_dir, self.here, steps=settings.profile_steps) as profiler:
             if not progress.ended and progress.step < settings.steps:
@@ -131,7 +131,7 @@ class Loop:
             interrupted: Ending | None = None
             while not progress.ended and interrupted is None:
                 if progress.step < settings.steps:
-                    is_late = 0 < settings.max_time_s < time.monotonic() - began_s
+                    is_late = 0 < settings.max_time_s < time.monotonic() - started_s
                     interrupted = self._step(is_late=is_late)
                     profiler.step()
                 self._after_step()
@@ -141,12 +141,12 @@ class Loop:
     def _prepare(self) -> None:
         """The first share and its weight over all ranks; under DDP also a pass whose gradients are thrown away.
 
-        DDP lays its buckets anew after its first pass, sums round differently then, and a resumed run would
+        DDP rebuilds its buckets after its first pass, sums round differently then, and a resumed run would
         differ from one never stopped.
         """
         share = self.loader.share(self.progress.step)
         self._share, self._weight = share, self.here.sum([share.weight])[0]
-        self._tell_start(self.here.sum([float(share.tokens)])[0])
+        self._record_start(self.here.sum([float(share.tokens)])[0])
         if self.engine.strategy != "ddp":
             return
         buffers = {name: tensor.clone() for name, tensor in self.engine.module.named_buffers()}
@@ -168,7 +168,7 @@ class Loop:
         clock.mark("data_s")
         loss = float(torch.stack([total for total, _ in passes]).sum())  # waits for the device
         is_bad = not math.isfinite(loss)
-        told = self.here.sum(
+        sums = self.here.sum(
             [
                 float(self.here.stop_asked),
                 float(is_late),
@@ -182,22 +182,22 @@ class Loop:
             ]
         )
         clock.mark("comm_s")
-        if told[2]:
+        if sums[2]:
             self._refuse(share, Text("program.bad-loss", "the loss is {loss}", loss=loss) if is_bad else None)
         norm = self.engine.finish(self.settings.max_grad_norm)
         clock.mark("optimizer_s")
         clock.end()
         if not math.isfinite(norm) and not self.engine.precision.scales:
             self._refuse(share, Text("program.bad-norm", "the gradient norm is {norm}", norm=norm))
-        self._count(told, share, norm)
-        self._share, self._weight = following, told[7]
+        self._count(sums, share, norm)
+        self._share, self._weight = following, sums[7]
         self.progress.step += 1
-        if told[3] and self.settings.on_save_failure == "stop":
+        if sums[3] and self.settings.on_save_failure == "stop":
             raise SaveError(
                 self.save_problem
                 or Text("program.save-failed-elsewhere", "a checkpoint could not be written on another rank")
             )
-        return Ending.STOPPED if told[0] else Ending.OUT_OF_TIME if told[1] else None
+        return Ending.STOPPED if sums[0] else Ending.OUT_OF_TIME if sums[1] else None
 
     def _pass(
         self, batch: Batch, *, last: bool, model: nn.Module | None = None
@@ -239,9 +239,9 @@ class Loop:
         return numbers
 
     def _refuse(self, share: Share, mine: Text | None) -> None:
-        """Raises NonFiniteError on every rank, with the ranks that have something to tell."""
+        """Raises NonFiniteError on every rank, with the problems of all ranks."""
         numbers: list[int | str] = [number for unit in share.units for number in unit]
-        told = self.here.gather(
+        problems = self.here.gather(
             mine
             and Text(
                 "program.bad-on-rank",
@@ -256,20 +256,20 @@ class Loop:
             "step {step}: {problems}; the step was not taken, older checkpoints are valid\n"
             "hint: lower --learning_rate, or inspect these samples",
             step=share.step + 1,
-            problems=[each for each in told if each],
+            problems=[each for each in problems if each],
         )
 
-    def _count(self, told: list[float], share: Share, norm: float) -> None:
+    def _count(self, sums: list[float], share: Share, norm: float) -> None:
         meter = self.meter
-        meter.loss += told[4]
+        meter.loss += sums[4]
         meter.weight += self._weight
-        meter.tokens += told[5]
-        meter.samples += told[6]
+        meter.tokens += sums[5]
+        meter.samples += sums[6]
         meter.steps += 1
         meter.grad_norm = norm if math.isfinite(norm) else None  # under float16 a search for the scale, no divergence
         for i, name in enumerate(self.task.parts):
             so_far = meter.parts.setdefault(name, [0.0, 0.0, 0.0])
-            meter.parts[name] = [old + new for old, new in zip(so_far, told[8 + 3 * i : 11 + 3 * i])]
+            meter.parts[name] = [old + new for old, new in zip(so_far, sums[8 + 3 * i : 11 + 3 * i])]
 
     # --- after a step: report, evaluate, keep ---
 
@@ -331,7 +331,7 @@ class Loop:
             flush=True,
         )
 
-    def _tell_start(self, tokens: float) -> None:
+    def _record_start(self, tokens: float) -> None:
         """`tokens`: those of the first step, standing for all."""
         trained = sum(size_of(weight) for weight in self.engine.module.parameters() if weight.requires_grad)
         self.here.record(
@@ -347,7 +347,7 @@ class Loop:
 
     def _evaluate(self) -> None:
         """Scores the model; keeps its weights when they are the best so far."""
-        began_s, progress, settings = time.monotonic(), self.progress, self.settings
+        started_s, progress, settings = time.monotonic(), self.progress, self.settings
         self.engine.module.eval()
         with torch.no_grad():
             scores = self.task.evaluate(progress.step)
@@ -355,10 +355,10 @@ class Loop:
         if not scores:
             return
         progress.history.append({"step": progress.step, **scores})
-        note = self._judge(scores) if settings.best else ""
+        note = self._compare(scores) if settings.best else ""
         self.here.record(
             step=progress.step,
-            eval_duration_s=time.monotonic() - began_s,
+            eval_duration_s=time.monotonic() - started_s,
             **{f"eval_{name}": value for name, value in scores.items()},
         )
         shown = " ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items())
@@ -370,9 +370,9 @@ class Loop:
             scores=shown,
             note=note,
         )
-        self.meter.since_s += time.monotonic() - began_s
+        self.meter.since_s += time.monotonic() - started_s
 
-    def _judge(self, scores: Mapping[str, float]) -> Text | str:
+    def _compare(self, scores: Mapping[str, float]) -> Text | str:
         progress, settings = self.progress, self.settings
         score, best = scores[settings.best], progress.best_score
         is_better = best is None or (score < best if settings.best_is_low else score > best)
@@ -387,7 +387,7 @@ class Loop:
     # --- checkpoints ---
 
     def save(self) -> None:
-        """All ranks call it together; the writing goes on beside the training."""
+        """All ranks call it together; the state is written during the training."""
         progress = self.progress
         self.saved_step = progress.step
         common = {
@@ -409,7 +409,7 @@ class Loop:
 
     def _save_last(self) -> None:
         """The state at the end of this run; complete when this returns. Raises SaveError, on every rank, when it is
-        not and somebody counts on it."""
+        not and the run depends on it."""
         if self.saved_step != self.progress.step or any(self.here.gather(self.save_problem)):
             self.save()
         self.saver.wait()
@@ -417,7 +417,7 @@ class Loop:
         if problems and (not self.progress.ended or self.settings.on_save_failure == "stop"):
             raise SaveError(problems[0])
 
-    def _tell_saved(self, saved: Saved) -> None:
+    def _after_save(self, saved: Saved) -> None:
         self.save_problem = None
         if saved.problem is None:
             self.here.record(

@@ -1,4 +1,4 @@
-"""What a training says of itself: where the time of a step went, how much of the device's peak it used, its lines."""
+"""Metrics of a training: the time of each phase of a step, the fraction of the device's peak."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def flops_per_token(
 
 
 def peak_flops(accelerator: Accelerator, override_tflops: float = 0.0) -> float | None:
-    """Of one device: the override, else the chip table; None: not known, so no MFU is said."""
+    """Of one device: the override, else the chip table; None: unknown, so no MFU is reported."""
     if override_tflops:
         return override_tflops * 1e12
     chip = accelerator.chip

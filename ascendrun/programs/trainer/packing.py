@@ -1,4 +1,4 @@
-"""Several samples in one row, each blind to the others: the loss is that of the samples one by one."""
+"""Several samples in one row without cross-sample attention: the loss is that of the samples one by one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def pack_rows(
 ) -> dict[str, torch.Tensor]:
     """{ids, labels, positions, segments}, each rows x length, padded to the longest row rounded up to `multiple`.
 
-    `ids`, `labels`: of every sample by number, of one length. `positions` begin anew with every sample. `segments`:
-    1, 2, … by sample, 0 for padding. The first label of each sample becomes IGNORED, for its neighbour's last
-    word must not be asked to foretell it.
+    `ids`, `labels`: of every sample by number, of one length. `positions` restart with every sample. `segments`:
+    1, 2, … by sample, 0 for padding. The first label of each sample becomes IGNORED, which the last token of its
+    neighbour must not predict.
     """
     widest = max(sum(len(ids[number]) for number in unit) for unit in units)
     shape = len(units), -(-widest // multiple) * multiple
@@ -45,9 +45,9 @@ def pack_rows(
 
 
 def attention_mask(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """rows x 1 x length x length, to be added to the scores: 0 where a word may look, the lowest number elsewhere.
+    """rows x 1 x length x length, to be added to the scores: 0 where a token may attend, the lowest number elsewhere.
 
-    A word sees its own sample up to itself. Padding sees itself only, so that no row of scores is all lowest. Made
+    A token sees its own sample up to itself. Padding sees itself only, so that no row of scores is all lowest. Made
     on the device, of the small `segments`; transformers takes a mask of four dimensions as it is.
     """
     length = segments.shape[1]

@@ -12,7 +12,7 @@ import torch
 from ascendrun.programs.trainer.runtime import Runtime
 
 SKIPPED_STEPS = 3
-"""The first steps open connections and compile; they say nothing of the others."""
+"""The first steps open connections and compile; they are not representative."""
 
 
 class Profiler(Protocol):

@@ -69,7 +69,7 @@ def start(*, family: str = "auto", timeout_s: float = 600.0) -> Runtime:
     rank, world = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     local_rank = int(environ.get("LOCAL_RANK", "0"))
     accelerator = open_accelerator(choose_family(family, environ), local_rank)
-    # transformers 4 imports DeepSpeed with every model, which else guesses a device, for good, and says so on stdout.
+    # transformers 4 imports DeepSpeed with every model, which otherwise guesses a device, permanently, and prints it.
     environ.setdefault("DS_ACCELERATOR", accelerator.family)
     control = join(rank, world, accelerator.backend, timeout_s) if world > 1 else None
     path = environ.get("ASCENDRUN_METRICS_FILE")
@@ -108,7 +108,7 @@ def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: flo
         runtime = start(family=family, timeout_s=timeout_s)
         body(runtime)
         leave(runtime)
-    except BaseException as error:  # whatever it was, the process must end here and say why
+    except BaseException as error:  # whatever it was, the process must end here with the reason
         write_error_file(error)
         message = str(error) if isinstance(error, errors.ProgramError) else errors.in_words(error)
         if message is None:
@@ -159,5 +159,5 @@ def write_error_file(error: BaseException) -> None:
 
 
 def checkpoint_folder(output: str) -> Path:
-    """Where the launcher wants checkpoints, else beside the program's output."""
+    """Where the launcher expects checkpoints, else in the program's output directory."""
     return Path(os.environ.get("ASCENDRUN_CHECKPOINT_DIR") or Path(output).absolute() / "checkpoints")

@@ -34,6 +34,17 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class State:
+    """What one rank has to write, in host memory. `best`: (step, state) of the best model, None: nothing to write."""
+
+    step: int
+    common: dict[str, Any]
+    own: dict[str, Any]
+    facts: dict[str, Any]
+    best: tuple[int, Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True)
 class Found:
     """What a resume starts from. `common` is the same on every rank, `own` this rank's part."""
 
@@ -46,7 +57,7 @@ class Found:
 class Saver:
     """All ranks' checkpoints in one folder, or in folders of that name on nodes that share no disk.
 
-    Unsharded state is written by rank 0 alone. Of sharded state every rank writes its part; then the ranks tell
+    Unsharded state is written by rank 0 alone. Of sharded state every rank writes its part; then the ranks report
     each other that they did, over a group of the writers' own, and the first rank that sees a folder makes it a
     checkpoint. `keep_last`: how many stay. `on_saved` is called in the training's thread, by `poll` and `wait`.
     """
@@ -87,7 +98,7 @@ class Saver:
         facts: Mapping[str, Any],
         best: tuple[int, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Copies the state and returns; the writing goes on beside the training, after the one before is done.
+        """Copies the state and returns; the state is written during the training, after the one before is done.
 
         `best`: (step, state) of the best model so far when it is not saved yet; written first, since the
         checkpoint names it.
@@ -96,19 +107,17 @@ class Saver:
         self.count += 1
         if not self.writes:
             return
-        copied = to_host(common) if self.here.is_first else {}, to_host(own)
-        kept = best if self.here.is_first else None
+        is_first = self.here.is_first
+        state = State(step, to_host(common) if is_first else {}, to_host(own), dict(facts), best if is_first else None)
         if not self.in_background:
-            self._write(step, *copied, dict(facts), kept)
+            self._write(state)
             self.poll()
             return
-        self.thread = threading.Thread(
-            target=self._write, args=(step, *copied, dict(facts), kept), name="checkpoint", daemon=True
-        )
+        self.thread = threading.Thread(target=self._write, args=(state,), name="checkpoint", daemon=True)
         self.thread.start()
 
     def poll(self) -> Saved | None:
-        """What became of the last save, once it is over; None: still writing, or told already."""
+        """What became of the last save, once it is over; None: still writing, or returned already."""
         if self.thread is not None and self.thread.is_alive():
             return None
         self.thread = None
@@ -125,59 +134,44 @@ class Saver:
 
     # --- the writing thread ---
 
-    def _write(
-        self,
-        step: int,
-        common: dict[str, Any],
-        own: dict[str, Any],
-        facts: dict[str, Any],
-        best: tuple[int, Mapping[str, Any]] | None,
-    ) -> None:
-        began_s = time.monotonic()
-        path, size, problem = self.parent / checkpoint.folder_name("step", step), 0, None
+    def _write(self, state: State) -> None:
+        started_s = time.monotonic()
+        path, size, problem = self.parent / checkpoint.folder_name("step", state.step), 0, None
         try:
-            size, problem = self._write_parts(step, common, own, facts, best)
+            size, problem = self._write_parts(state)
             if problem is None and self.here.rank == self.leader:
-                wanted = facts.get("best_step")
-                checkpoint.prune(
-                    self.parent, newest=step, keep=self.keep_last, best_steps=() if wanted is None else (wanted,)
-                )
-        except Exception as error:  # whatever it was, the thread ends here, and the training must hear of it
+                best = state.facts.get("best_step")
+                best_steps = () if best is None else (best,)
+                checkpoint.prune(self.parent, newest=state.step, keep=self.keep_last, best_steps=best_steps)
+        except Exception as error:  # whatever it was, the thread ends here, and the training must know it
             problem = f"{type(error).__name__}: {error}"
-        self.result = Saved(step, path, time.monotonic() - began_s, size, problem)
+        self.result = Saved(state.step, path, time.monotonic() - started_s, size, problem)
 
-    def _write_parts(
-        self,
-        step: int,
-        common: dict[str, Any],
-        own: dict[str, Any],
-        facts: dict[str, Any],
-        best: tuple[int, Mapping[str, Any]] | None,
-    ) -> tuple[int, str | None]:
-        """(bytes of all parts, why it failed on some rank or None). Sharded: no rank leaves before all have told."""
+    def _write_parts(self, state: State) -> tuple[int, str | None]:
+        """(bytes of all parts, why it failed on some rank or None). Sharded: no rank returns before all have
+        reported."""
+        facts, token = state.facts, f"{self.run_id}-{self.count}"
         parts: dict[str, checkpoint.Fingerprint] = {}
         problem: str | None = None
         fresh: Path | None = None
         try:
-            if best is not None:
-                checkpoint.save(self.parent, "best", best[0], best[1], facts=facts)
-            fresh = checkpoint.open_fresh(self.parent, "step", step, f"{self.run_id}-{self.count}")
+            if state.best is not None:
+                checkpoint.save(self.parent, "best", *state.best, facts=facts)
+            fresh = checkpoint.open_fresh(self.parent, "step", state.step, token)
             if self.here.is_first:
-                parts[checkpoint.COMMON] = checkpoint.write_part(fresh, checkpoint.COMMON, common)
+                parts[checkpoint.COMMON] = checkpoint.write_part(fresh, checkpoint.COMMON, state.common)
             if self.is_sharded:
                 name = checkpoint.own_part(self.here.rank)
-                parts[name] = checkpoint.write_part(fresh, name, own)
-        except Exception as error:  # told to all ranks below: none may wait for this one's part
+                parts[name] = checkpoint.write_part(fresh, name, state.own)
+        except Exception as error:  # sent to all ranks below: none may wait for this one's part
             problem = f"rank {self.here.rank}: {describe(error)}"
-        told = self._gather((self.leader, parts, problem))
-        problems = [each for _, _, each in told if each is not None]
-        every = {name: mark for _, theirs, _ in told for name, mark in theirs.items()}
+        reports = self._gather((self.leader, parts, problem))
+        problems = [each for _, _, each in reports if each is not None]
+        every = {name: mark for _, theirs, _ in reports for name, mark in theirs.items()}
         if fresh is not None and not problems and self.here.rank == self.leader:
-            mine = [name for leader, theirs, _ in told if leader == self.leader for name in theirs]
+            mine = [name for leader, theirs, _ in reports if leader == self.leader for name in theirs]
             try:
-                checkpoint.commit(
-                    fresh, "step", step, every, here=mine, facts={**facts, "save": f"{self.run_id}-{self.count}"}
-                )
+                checkpoint.commit(fresh, "step", state.step, every, here=mine, facts={**facts, "save": token})
             except Exception as error:  # as above
                 problems = [f"rank {self.here.rank}: {describe(error)}"]
         problems = [each for theirs in self._gather(problems) for each in theirs]
@@ -208,7 +202,7 @@ class Saver:
             common = [set(each) for each in offers]
             shared = set.intersection(*common) if self.is_sharded else set.union(*common)
             if not shared:
-                self._tell_none(offers)
+                self._report_none(offers)
                 return None
             choice = max(shared)
             tried.add(choice)
@@ -229,7 +223,7 @@ class Saver:
                 )
             return self._read(folder, source)
 
-    def _tell_none(self, offers: list[list[tuple[int, str]]]) -> None:
+    def _report_none(self, offers: list[list[tuple[int, str]]]) -> None:
         """Progress that cannot be gone on from is not thrown away in silence."""
         if any(offers):
             have = [
@@ -263,7 +257,7 @@ class Saver:
             problem = checkpoint.fault(folder, hashed=())
             if problem is not None:
                 if self.here.rank == self.leader and not tried:
-                    checkpoint.tell_skipped(folder, problem)
+                    checkpoint.log_skipped(folder, problem)
                 continue
             found[key] = folder
         return found
@@ -277,7 +271,7 @@ class Saver:
             names.add(checkpoint.own_part(self.here.rank))
         problem = checkpoint.fault(folder, hashed=names)
         if problem is not None:
-            checkpoint.tell_skipped(folder, problem)
+            checkpoint.log_skipped(folder, problem)
         return problem is not None
 
     def _stranger(self, folder: Path | None) -> int | None:
@@ -293,18 +287,18 @@ class Saver:
 
     def _read(self, folder: Path | None, source: int) -> Found:
         is_source = self.here.rank == source
-        told: Any = None
+        content: Any = None
         if is_source:
             assert folder is not None
-            told = [str(folder), checkpoint.facts_of(folder), checkpoint.load(folder)]
-        path, facts, common = self.here.share(told, source=source)
+            content = [str(folder), checkpoint.facts_of(folder), checkpoint.load(folder)]
+        path, facts, common = self.here.share(content, source=source)
         own = {}
         if self.is_sharded and folder is not None and (folder / checkpoint.own_part(self.here.rank)).exists():
             own = checkpoint.load(folder, checkpoint.own_part(self.here.rank))
         return Found(Path(path), facts, common, own)
 
     def read_best(self, step: int, parent: Path) -> dict[str, Any] | None:
-        """The best model of that step, from the first rank that has it whole, on every rank; None: nobody has."""
+        """The best model of that step, from the first rank that has it complete, on every rank; None: no rank has."""
         folder = parent / checkpoint.folder_name("best", step)
         has_it = self.here.gather(folder.exists() and checkpoint.fault(folder) is None)
         if True not in has_it:
@@ -314,7 +308,7 @@ class Saver:
 
 
 def describe(error: Exception) -> str:
-    """torch hides a full disk behind its own error; the cause says it better."""
+    """torch hides a full disk behind its own error; the cause has it."""
     cause = error.__context__ if isinstance(error.__context__, OSError) else error
     return f"{type(cause).__name__}: {cause}"
 

@@ -50,7 +50,7 @@ class Task:
     parts: Sequence[str] = ()
 
     def collate(self, units: Sequence[Unit], step: int) -> Batch:
-        """One padded batch of these rows, on the CPU. Runs beside the training: see `data.Loader`."""
+        """One padded batch of these rows, on the CPU. Runs during the training: see `data.Loader`."""
         raise NotImplementedError
 
     def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> Loss:
@@ -137,7 +137,7 @@ def warmup_of(options: Mapping[str, Any], steps: int) -> int:
 
 @dataclass
 class Progress:
-    """Where training stands, in plain values that a checkpoint can hold. `step`: steps done. `best_step` None: not
+    """The progress of a training, in plain values that a checkpoint can hold. `step`: steps done. `best_step` None: not
     evaluated yet. `ended`: nothing is left to train."""
 
     step: int = 0

@@ -14,7 +14,7 @@ STAGES = {
     "train": ("stages.training", "train"),
     "prepare": ("stages.training", "prepare_stage"),
     "pretrain": ("stages.training", "pretrain_stage"),
-    "finetune": ("stages.training", "finetune_stage"),
+    "finetune": ("stages.training", "train"),
     "evaluate": ("stages.evaluate_stage", "evaluate_stage"),
     "predict": ("stages.predict", "classify"),
     "serve": ("stages.serve", "serve_stage"),

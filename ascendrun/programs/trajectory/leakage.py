@@ -12,13 +12,13 @@ from ascendrun.text import Text
 
 
 class LabelLeakError(InvalidDataError):
-    """The text holds the answer, or the same text stands on both sides of a split; any score would be worth nothing."""
+    """The text holds the answer, or the same text is on both sides of a split; any score would be meaningless."""
 
 
 def check_leak(texts: Sequence[Words], labels: Sequence[str]) -> None:
     """Raises LabelLeakError when a word of the texts names a class, or when every class has a word of its own.
 
-    The second means: each class has a word that stands in all of its texts and in no other's, so the
+    The second means: each class has a token that is in all of its texts and in no other's, so the
     label is there under another name.
     """
     classes = sorted(set(labels))

@@ -147,7 +147,7 @@ class Reader(nn.Module):
 
 
 def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[Text]:
-    """Gives the transformer the fused operators of its device, for arithmetic in `dtype`; lines to say of it."""
+    """Gives the transformer the fused operators of its device, for arithmetic in `dtype`; the lines to log."""
     if accelerator.family == "cpu":
         fused_ops.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
         return []

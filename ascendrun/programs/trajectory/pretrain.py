@@ -1,4 +1,4 @@
-"""Learning how ships move without being told what they are: guess hidden words, or the next word."""
+"""Pretraining without classes: predict masked tokens, or the next token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
 from ascendrun.programs.trajectory.train import identity_of, make_engine, make_settings, plan_of
 
 Asked = tuple[Ids, Ids, Ids]
-"""One sample: what the reader sees, at which places it is asked, and the right words there."""
+"""One sample: what the model sees, the places to predict, and the right tokens there."""
 
 
 class Pretraining(Task):

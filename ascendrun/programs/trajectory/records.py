@@ -61,7 +61,7 @@ def is_texts(path: Path) -> bool:
 def read_texts(path: Path) -> tuple[list[Record], int]:
     """Of lines {"text", "label", "source_file"}, and how many class words were taken out of them.
 
-    The published texts name the class at every point. Such a word is taken out where it stands before POINT_END and
+    The published texts name the class at every point. Such a token is removed where it is before POINT_END and
     names the line's own class; a class word anywhere else stays, for the leak check to find. Raises InvalidDataError.
     """
     if not path.is_file():

@@ -108,20 +108,20 @@ def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def fixes(sizes: Sizes, largest: Pass, target: memory.Target, *, checkpointed: bool) -> list[Text | str]:
-    """What would fit, tried out: fewer tracks a pass, then activations made anew, then both."""
+    """What would fit, tried out: fewer tracks a pass, then activation checkpointing, then both."""
 
-    def fits(rows: int, anew: bool) -> bool:
+    def fits(rows: int, recompute: bool) -> bool:
         smaller = replace(largest, rows=rows, asked=-(-largest.asked * rows // largest.rows), of_step=2)
-        return estimate(sizes, smaller, target, checkpointed=anew).fits(target)
+        return estimate(sizes, smaller, target, checkpointed=recompute).fits(target)
 
     found: list[Text | str] = []
-    for anew in sorted({checkpointed, True}):
-        if not fits(1, anew):
+    for recompute in sorted({checkpointed, True}):
+        if not fits(1, recompute):
             continue
         rows = largest.rows
-        while not fits(rows, anew):
+        while not fits(rows, recompute):
             rows //= 2
-        asked = [] if anew == checkpointed else ["--gradient_checkpointing=true"]
+        asked = [] if recompute == checkpointed else ["--gradient_checkpointing=true"]
         asked += [] if rows == largest.rows else [f"--micro_batch_size={rows}"]
         found.append(" with ".join(asked))
     return found or [

@@ -53,7 +53,7 @@ def deal(ship: str, *, val: float, test: float, seed: int) -> str:
 
 
 def check_disjoint(parts: Parts) -> None:
-    """Raises InvalidDataError when a ship stands in two splits: the report would be about memory, not about motion."""
+    """Raises InvalidDataError when a ship is in two splits: the report would measure memory, not motion."""
     homes: dict[str, str] = {}
     shared: list[tuple[str, str, str]] = []
     for name, records in parts.items():

@@ -119,8 +119,8 @@ def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float
     """Members are named relative to the file, so that the whole output may move."""
     path = folder / VOTE_FILE
     named = [os.path.relpath(member.absolute(), folder.absolute()) for member in members]
-    told = {"members": named, "temperature": temperature, "prior_shift": prior_shift}
-    replace_text(path, json.dumps(told, indent=1) + "\n")
+    saved = {"members": named, "temperature": temperature, "prior_shift": prior_shift}
+    replace_text(path, json.dumps(saved, indent=1) + "\n")
     return path
 
 
@@ -141,9 +141,9 @@ def read_vote(paths: Sequence[Path]) -> Vote:
             "hint: set it to the directory `best` of a training's output, or several separated by commas",
         )
     if len(paths) == 1 and (paths[0] / VOTE_FILE).is_file():
-        told = json.loads((paths[0] / VOTE_FILE).read_text(encoding="utf-8"))
-        members = tuple(load_trained(paths[0] / member) for member in told["members"])
-        return agreeing(Vote(members, told["temperature"], told["prior_shift"]))
+        saved = json.loads((paths[0] / VOTE_FILE).read_text(encoding="utf-8"))
+        members = tuple(load_trained(paths[0] / member) for member in saved["members"])
+        return agreeing(Vote(members, saved["temperature"], saved["prior_shift"]))
     return agreeing(Vote(tuple(load_trained(path) for path in paths)))
 
 

@@ -78,13 +78,7 @@ class Classification(Task):
         return (losses * tensors["weights"]).sum()
 
     def evaluate(self, step: int) -> dict[str, float]:
-        probabilities = predict(
-            self.model,
-            self.samples.encoded["val"],
-            self.here,
-            batch_size=self.options["global_batch_size"],
-            multiple=multiple_of(self.options, self.here.family),
-        )
+        probabilities = predict(self.model, self.samples.encoded["val"], self.here, self.options)
         truth = self.samples.labels("val")
         scores = score(truth, probabilities.argmax(1).tolist(), self.samples.names)
         nll = -np.log(np.maximum(probabilities[np.arange(len(truth)), truth], 1e-12)).mean()
@@ -189,10 +183,10 @@ def flops_of(model: Reader, mean_length: float) -> float:
     )
 
 
-def class_weights(labels: Sequence[int], classes: int, how: str) -> list[float]:
+def class_weights(labels: Sequence[int], classes: int, kind: str) -> list[float]:
     """The weight of each class, 1 on average over the samples; a class without samples weighs nothing."""
     counts = np.bincount(labels, minlength=classes).astype(np.float64)
-    power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[how]
+    power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[kind]
     weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -power, 0.0)
     return [float(weight) for weight in weights * counts.sum() / (weights * counts).sum()]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trajectory.data import Options, multiple_of
+from ascendrun.programs.trajectory.data import Options
 from ascendrun.programs.trajectory.evaluation.calibrate import Adjustment
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.points.tracks import Floats
@@ -25,16 +25,7 @@ def vote_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Opti
 def each_member_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> list[Floats]:
     if not samples:
         raise InvalidDataError("program.nothing-to-classify", "no track to classify")
-    return [
-        predict(
-            member.model,
-            samples,
-            here,
-            batch_size=options["global_batch_size"],
-            multiple=multiple_of(options, here.family),
-        )
-        for member in vote.members
-    ]
+    return [predict(member.model, samples, here, options) for member in vote.members]
 
 
 def put_together(vote: Vote, each: Sequence[Floats]) -> Floats:
@@ -48,7 +39,7 @@ def ids_of(vote: Vote) -> dict[str, int]:
 
 def answer(row: Floats, names: Sequence[str], *, with_all: bool) -> dict[str, Any]:
     best = int(row.argmax())
-    said: dict[str, Any] = {"class_name": names[best], "confidence": round(float(row[best]), 4)}
+    reply: dict[str, Any] = {"class_name": names[best], "confidence": round(float(row[best]), 4)}
     if with_all:
-        said["probabilities"] = {name: round(float(value), 4) for name, value in zip(names, row)}
-    return said
+        reply["probabilities"] = {name: round(float(value), 4) for name, value in zip(names, row)}
+    return reply

@@ -25,7 +25,7 @@ BACKENDS = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 
 
 class NoDeviceError(ProgramError):
-    """The device that was asked for is not here; the message says what is missing, and the way out."""
+    """The device that was asked for is not here; the message has what is missing, and a hint."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Accelerator:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def memory_total_bytes(self) -> int | None:
-        """Of the device; None: cannot say."""
+        """Of the device; None: unknown."""
         if self.module is not None:
             return int(self.module.mem_get_info()[1])
         try:
@@ -70,7 +70,7 @@ class Accelerator:
             return None
 
     def has_bf16(self) -> bool:
-        """Native, not emulated: 910A, the first 910B, 310P and V100 have none, and torch may say yes all the same."""
+        """Native, not emulated: 910A, the first 910B, 310P and V100 have none, though torch may report it."""
         if self.module is None:
             return True
         if self.chip is not None and not self.chip.has_bf16:
@@ -128,7 +128,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Stamp:
-    """`event` None: the device has no queue, so the host's clock tells."""
+    """`event` None: the device has no queue, so the host's clock is used."""
 
     host_s: float
     event: Any
@@ -155,7 +155,7 @@ class Precision:
 
 
 def choose_family(wanted: str, environ: Mapping[str, str], devices: Path = Path("/dev")) -> str:
-    """npu, cuda or cpu: as the option says, else as the launcher says, else what this machine has.
+    """npu, cuda or cpu: as the option, else the launcher, else the devices of this machine.
 
     `devices`: where the driver puts davinci0, davinci1, …; in a container only those that it was given.
     """
@@ -185,7 +185,7 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
                 error=error,
             ) from error
         module: Any = torch_npu.npu
-        # Operators built at run time for every new shape: minutes a shape, and never what training wants.
+        # Operators built at run time for every new shape: minutes a shape, which training never needs.
         module.set_compile_mode(jit_compile=False)
     else:
         module = torch.cuda
@@ -251,10 +251,10 @@ def choose_precision(wanted: str, accelerator: Accelerator) -> Precision:
 
 
 def make_scaler(accelerator: Accelerator, precision: Precision) -> Any:
-    """A GradScaler that does nothing unless `precision` wants one.
+    """A GradScaler that does nothing unless `precision` requires one.
 
     On NPUs it must be torch_npu's own: a 910A saturates instead of showing inf, so only the chip's overflow
-    flag, which that one reads, tells.
+    flag, which that one reads, shows it.
     """
     if accelerator.family == "npu":
         import torch_npu

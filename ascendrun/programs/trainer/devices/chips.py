@@ -9,7 +9,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Chip:
     """One die as torch sees it. `memory_gb`: GB of 2**30 bytes. `peak_tflops`: dense float16/bfloat16, None: unknown.
-    `doubt` None: stands in a primary source."""
+    `doubt` None: from a primary source."""
 
     name: str
     memory_gb: float | None

@@ -1,4 +1,4 @@
-"""Attention, RMSNorm, rotary positions, SwiGLU by the NPU's fused operators, each beside the formula it stands for."""
+"""Attention, RMSNorm, rotary positions, SwiGLU by the NPU's fused operators, each with the formula that it replaces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLERANCE = 2e-2
 def attention_formula(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor | None, *, scale: float
 ) -> torch.Tensor:
-    """`hidden`: True where a word may not look, None: nowhere. Fewer heads of keys than of queries are shared."""
+    """`hidden`: True where a token may not attend, None: nowhere. Fewer heads of keys than of queries are shared."""
     shared = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     scores = (query @ key.transpose(-1, -2)).float() * scale

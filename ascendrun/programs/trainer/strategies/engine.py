@@ -46,7 +46,7 @@ class Engine:
         self.module = self.place(module)
         self.model: nn.Module = self.module
         self.gradients_ready: Stamp | None = None
-        """When this rank's own gradients of the last pass were done, None: cannot tell."""
+        """When this rank's own gradients of the last pass were done, None: unknown."""
         self.scaler = make_scaler(here.accelerator, precision)
         self.optimizer = self.make_optimizer(adam)
 
@@ -154,13 +154,13 @@ class Replicated(Engine):
     def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision) -> None:
         super().__init__(module, here, adam=adam, precision=precision)
         ids = [here.device.index] if here.device.index is not None else None
-        # Buffers are tables that never change (positions), so nobody sends them round at every pass. Gradients that
-        # live in the buckets save a copy of them all; the NPU's fused optimizer wants a buffer of its own.
+        # Buffers are tables that never change (positions), so they are not sent at every pass. Gradients that
+        # live in the buckets save a copy of them all; the NPU's fused optimizer requires its own buffer.
         known = inspect.signature(DistributedDataParallel).parameters
         sending = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         details: dict[str, Any] = {sending: False, "gradient_as_bucket_view": here.family != "npu"}
         self.ddp = DistributedDataParallel(self.module, device_ids=ids, **details)
-        # torch reads the annotations of a hook, and wants none that are text.
+        # torch reads the annotations of a hook, and accepts none that are text.
         self.ddp.register_comm_hook(None, lambda state, bucket: self._sum_bucket(bucket))
         self.model = self.ddp
 
@@ -200,5 +200,5 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def size_of(weight: torch.Tensor) -> int:
-    """How many numbers a weight has on all ranks together; one that ZeRO-3 sharded is empty and says it in ds_numel."""
+    """How many numbers a weight has on all ranks together; one that ZeRO-3 sharded is empty and has it in ds_numel."""
     return int(getattr(weight, "ds_numel", weight.numel()))

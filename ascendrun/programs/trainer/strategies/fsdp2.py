@@ -158,7 +158,7 @@ def first_row(target: Any) -> int:
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:
-    """Raises ValueError for a buffer on the meta device: nobody knows its values."""
+    """Raises ValueError for a buffer on the meta device: its values are unknown."""
     lost = [name for name, buffer in module.named_buffers() if buffer.is_meta]
     if lost:
         raise ValueError(f"buffer {lost[0]} has no values; build the model with accelerate.init_empty_weights")

@@ -145,7 +145,7 @@ def simulate_deep(
 ) -> Simulated:
     """As `simulate`, of a model of `layers` equal layers, from two shallow ones: what a layer adds, every layer adds.
 
-    Sixty-four layers take minutes to follow, and tell nothing that four do not. `build(n)`: the model with n layers.
+    Sixty-four layers take minutes to follow, and show nothing that four do not. `build(n)`: the model with n layers.
     """
     if layers <= SHALLOW[1]:
         return simulate(lambda: build(layers), step, shapes, precision=precision, is_cast=is_cast)
@@ -157,7 +157,7 @@ def simulate_deep(
 
 
 def pretend(module: nn.Module) -> None:
-    """Weights on the meta device become ones that say they are on the CPU: its attention keeps no scores, as an NPU's
+    """Weights on the meta device become ones that claim to be on the CPU: its attention keeps no scores, as an NPU's
     and a GPU's; that of the meta device would."""
     twins: dict[int, torch.Tensor] = {}
     for each in module.modules():

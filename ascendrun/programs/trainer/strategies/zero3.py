@@ -22,7 +22,7 @@ QUIET_OPS = ("deepspeed_shm_comm",)
 
 
 def prepare(here: Runtime) -> Any:
-    """The deepspeed module, kept from compiling anything; which device it is on was said at the start.
+    """The deepspeed module, kept from compiling anything; DS_ACCELERATOR names its device.
 
     Its shared-memory operator for CPUs serves inference only, and costs 30 s of compiling at the first start.
     """

@@ -1,4 +1,4 @@
-"""Whether a probability means what it says, and two numbers, chosen on validation ships, that bring it nearer."""
+"""Whether probabilities are calibrated, and two numbers, chosen on validation ships, that bring it nearer."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def measure(probabilities: Floats, truth: Sequence[int]) -> Calibration:
         if inside.any()
     ]
     ece = sum(each.count * abs(each.confidence - each.accuracy) for each in bins) / max(1, len(right))
-    told = probabilities[np.arange(len(right)), right]
+    of_truth = probabilities[np.arange(len(right)), right]
     ideal = np.eye(probabilities.shape[1])[right]
     return Calibration(
         float(ece),
-        float(-np.log(np.maximum(told, 1e-12)).mean()),
+        float(-np.log(np.maximum(of_truth, 1e-12)).mean()),
         float(((probabilities - ideal) ** 2).sum(1).mean()),
         tuple(bins),
     )

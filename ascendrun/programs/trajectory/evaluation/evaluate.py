@@ -8,19 +8,19 @@ import numpy as np
 import torch
 
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trajectory.data import Options, multiple_of
 from ascendrun.programs.trajectory.model import TrackClassifier, pad
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.tokens import Encoded, Ids
 
 
-def predict(
-    model: TrackClassifier, samples: Sequence[Encoded], runtime: Runtime, *, batch_size: int, multiple: int
-) -> Floats:
+def predict(model: TrackClassifier, samples: Sequence[Encoded], runtime: Runtime, options: Options) -> Floats:
     """Class probabilities, one row a sample, the same on every rank. All ranks must call it together.
 
     Each rank takes every world_size-th sample by length, so the work is even, no sample is counted twice, and ranks
     with fewer batches than others do not wait inside the model.
     """
+    batch_size, multiple = options["global_batch_size"], multiple_of(options, runtime.family)
     order = sorted(range(len(samples)), key=lambda i: (len(samples[i]), i))
     mine = order[runtime.rank :: runtime.world_size]
     rows: list[Floats] = []

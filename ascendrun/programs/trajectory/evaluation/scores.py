@@ -1,4 +1,4 @@
-"""How good predictions are, beside always saying the most common class; as numbers and as text."""
+"""Scores of predictions, compared with always predicting the most common class; as numbers and as text."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def score(truth: Sequence[int], called: Sequence[int], names: Sequence[str]) -> 
 
 
 def majority(train: Sequence[int], truth: Sequence[int], names: Sequence[str]) -> Scores:
-    """What one gets by always saying the class that is most common in training."""
+    """The scores of always predicting the class that is most common in training."""
     return score(truth, [int(np.bincount(train).argmax())] * len(truth), names)
 
 
 def as_table(model: Scores, baseline: Scores) -> str:
-    """What a person reads at the end: each class, then the two that matter beside the majority-class baseline."""
+    """What a person reads at the end: each class, then the two that matter next to the majority-class baseline."""
     this, other = Text("program.this-model", "this model"), Text("program.majority-class", "majority class")
     wide = max(display_width(this), display_width(other), *(display_width(row.name) for row in model.classes))
     heads = (

@@ -41,8 +41,8 @@ SLIM_EDGES = (1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0)
 
 
 def motion_words(track: Track, *, resolution: int) -> Words:
-    """Three words a point: speed, turn, and how far the bow points away from the course. `resolution` says nothing
-    here."""
+    """Three words a point: speed, turn, and how far the bow points away from the course. `resolution` is not
+    used."""
     drift = np.abs(between(track.cog, track.heading))
     points = tuple(
         (binned("S", track.sog[i], SPEED_EDGES), binned("T", degrees, TURN_EDGES), binned("D", drift[i], DRIFT_EDGES))
@@ -58,7 +58,7 @@ def motion_words(track: Track, *, resolution: int) -> Words:
 
 
 def sized_words(track: Track, *, resolution: int) -> Words:
-    """The motion grammar and the ship's size, which its static messages tell."""
+    """The motion grammar and the ship's size, from its static messages."""
     words = motion_words(track, resolution=resolution)
     slim = track.length / track.width if track.width else float("nan")
     size = (
@@ -108,8 +108,8 @@ def stay_words(track: Track) -> tuple[str, ...]:
 
 def longest_stay_s(track: Track, still: NDArray[np.bool_]) -> float:
     longest, since = 0, None
-    for i, lies in enumerate(still):
-        since = (since if since is not None else int(track.time[i])) if lies else None
+    for i, is_still in enumerate(still):
+        since = (since if since is not None else int(track.time[i])) if is_still else None
         if since is not None:
             longest = max(longest, int(track.time[i]) - since)
     return float(longest)

@@ -17,7 +17,7 @@ Motion = tuple[Floats, Floats]
 START_S = 1_640_995_200
 PORTS = ((29.95, -90.06), (33.74, -118.25), (40.66, -74.05), (47.60, -122.36), (27.90, -82.45), (36.95, -76.33))
 MOORED_SHARE = 0.12
-"""Ships of every kind lie still at times, and then nothing tells them apart: no classifier reaches 1.0 here."""
+"""Ships of every kind are moored at times and then look alike: no classifier reaches 1.0 here."""
 
 
 @dataclass(frozen=True)

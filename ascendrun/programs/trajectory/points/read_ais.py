@@ -115,7 +115,7 @@ CUT_AWAY = {
 
 @dataclass
 class LeftOut:
-    """Points that cannot be used: how many for each reason, and where the first of them stands."""
+    """Points that cannot be used: how many for each reason, with an example."""
 
     found: dict[Text, tuple[int, Text]] = field(default_factory=dict)
 
@@ -209,8 +209,8 @@ def find_columns(names: Sequence[str]) -> dict[str, str]:
 def clean_rows(
     table: Mapping[str, Sequence[Any]], found: Mapping[str, str], default_ship: str, left_out: LeftOut
 ) -> list[Track]:
-    """One track per ship (and track id), of its usable points; the label is the first one given. `left_out`: is told
-    of the others."""
+    """One track per ship (and track id), of its usable points; the label is the first one given. `left_out` counts
+    the others."""
     count = len(table[found["time"]])
     lat, lon = numbers(table[found["lat"]]), numbers(table[found["lon"]])
     sog, cog = numbers(table[found["sog"]]), numbers(table[found["cog"]])
@@ -347,5 +347,5 @@ def class_name(text: str) -> str | None:
 
 
 def split_name(text: str) -> str | None:
-    """One of SPLITS by any of its common names; another stays as it is, for split_records to judge."""
+    """One of SPLITS by any of its common names; another stays as it is, for split_records to check."""
     return {"validation": "val", "valid": "val", "dev": "val"}.get(text.lower(), text.lower()) or None

@@ -53,7 +53,7 @@ def read_parquet(file: Path) -> dict[str, Sequence[Any]]:
 
 
 def read_csv(file: Path) -> Table:
-    """A ship's name in another encoding keeps nobody from reading where the ship was; an empty line is no line."""
+    """A ship's name in another encoding is no reason to reject its positions; empty lines are skipped."""
     body: list[list[str]] = []
     torn, first_torn, began = 0, None, 1
     with open_text(file) as lines:

@@ -25,7 +25,7 @@ SPLITS = ("train", "val", "test")
 @dataclass(frozen=True)
 class Track:
     """Consecutive points of one ship, oldest first. `time`: UTC seconds; `sog`: knots; `cog`, `heading`: degrees; NaN:
-    not known. `label` None: the class is not known; `split` None: the data does not say. `length`, `width`: metres."""
+    not known. `label` None: the class is not known; `split` None: not given in the data. `length`, `width`: metres."""
 
     id: str
     ship: str

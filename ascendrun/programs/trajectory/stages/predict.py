@@ -1,4 +1,4 @@
-"""What a trained classifier says of many tracks: by file over all ranks, with what it cost."""
+"""The predictions of a trained classifier for many tracks: by file over all ranks, with what it cost."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def classify(options: Options, here: Runtime) -> None:
     for _ in range(options["inference_warmup_steps"]):
         vote_on(vote, warm, here, options)
     here.accelerator.synchronize()
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     probabilities = vote_on(vote, samples, here, options)
-    seconds = time.monotonic() - began_s
+    seconds = time.monotonic() - started_s
     path = Path(options["output_dir"]).absolute() / "predictions.jsonl"
     if here.is_first:
         write_predictions(path, records, probabilities, vote.names, with_all=options["save_probabilities"])
@@ -94,7 +94,7 @@ def write_predictions(
     """One line a track: its class_name and confidence, and the truth where it is known."""
     with replacing(path) as fresh, open(fresh, "w", encoding="utf-8") as file:
         for record, row in zip(records, probabilities):
-            said = {"track": record.id, "ship": record.ship, **answer(row, names, with_all=with_all)}
+            line = {"track": record.id, "ship": record.ship, **answer(row, names, with_all=with_all)}
             if record.label is not None:
-                said["truth"] = record.label
-            file.write(json.dumps(said) + "\n")
+                line["truth"] = record.label
+            file.write(json.dumps(line) + "\n")

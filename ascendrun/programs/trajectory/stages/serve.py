@@ -1,4 +1,4 @@
-"""The classifier behind HTTP: POST /predict and GET /health, on loopback unless told otherwise."""
+"""The classifier behind HTTP: POST /predict and GET /health, on loopback by default."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def answer_request(classifier: Classifier, body: bytes) -> dict[str, Any]:
         )
     try:
         if keys[0].startswith("text"):
-            said = classifier.predict_batch([str(text) for text in many], return_probs=with_all)
+            reply = classifier.predict_batch([str(text) for text in many], return_probs=with_all)
         else:
-            said = [classifier.predict_track(points, return_probs=with_all) for points in many]
+            reply = [classifier.predict_track(points, return_probs=with_all) for points in many]
     except FAULTS_OF_INPUT as error:
         raise RequestRefusedError(422, str(error)) from None
-    return said[0] if keys[0] in ("text", "points") else {"predictions": said}
+    return reply[0] if keys[0] in ("text", "points") else {"predictions": reply}
 
 
 def unknown_path() -> Text:
@@ -73,7 +73,7 @@ def unknown_path() -> Text:
 
 
 class Service(ThreadingHTTPServer):
-    """Knows how many requests wait for their answer. A connection on which nobody asks ends with the process."""
+    """Knows how many requests wait for their answer. An idle connection ends with the process."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -138,8 +138,8 @@ def make_server(classifier: Classifier, host: str, port: int) -> Service:
                 try:
                     body = self.body()
                     with turn:
-                        said = answer_request(classifier, body)
-                    self.reply(200, said)
+                        reply = answer_request(classifier, body)
+                    self.reply(200, reply)
                 except RequestRefusedError as refused:
                     self.reply(refused.status, {"error": str(refused)})
 
@@ -227,7 +227,7 @@ def serve_until(server: Service, is_over: Callable[[], bool]) -> bool:
     while not is_over():
         over.wait(POLL_S)
     server.shutdown()
-    while select.select([server], [], [], 0)[0]:  # they are connected, and nobody has looked at them yet
+    while select.select([server], [], [], 0)[0]:  # they are connected, and not accepted yet
         server.handle_request()
     over.wait(POLL_S)
     has_answered = server.wait_for_answers(ANSWER_S)

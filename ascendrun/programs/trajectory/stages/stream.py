@@ -70,12 +70,12 @@ def answer_line(classifier: Classifier, line: bytes | str, with_all: bool) -> di
     try:
         asked = json.loads(line)
         if not isinstance(asked, dict) or not ({"text", "points"} & set(asked)):
-            raise InvalidDataError('must be {"text": "…"} or {"points": [{…}, …]}')
-        said = (
+            raise InvalidDataError("program.line-form", 'expected {{"text": "…"}} or {{"points": [{{…}}, …]}}')
+        reply = (
             classifier.predict_single(str(asked["text"]), return_probs=with_all)
             if "text" in asked
             else classifier.predict_track(asked["points"], return_probs=with_all)
         )
     except FAULTS_OF_INPUT as error:
         return {"error": str(error)}
-    return {**({"id": asked["id"]} if "id" in asked else {}), **said}
+    return {**({"id": asked["id"]} if "id" in asked else {}), **reply}

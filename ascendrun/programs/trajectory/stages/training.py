@@ -17,9 +17,9 @@ from ascendrun.programs.trainer.devices.accelerator import choose_precision
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.task import Progress
-from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, multiple_of, prepare
+from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, prepare
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
-from ascendrun.programs.trajectory.evaluation.scores import Scores, as_confusion, as_table, majority, score
+from ascendrun.programs.trajectory.evaluation.scores import as_confusion, as_table, majority, score
 from ascendrun.programs.trajectory.model import Reader, Sizes, make_guesser, make_model
 from ascendrun.programs.trajectory.pretrain import make_pretraining, unlabelled
 from ascendrun.programs.trajectory.records import save_prepared
@@ -61,7 +61,7 @@ def open_samples(options: Options, here: Runtime) -> Samples:
     return samples
 
 
-def foresee(name: str, samples: Samples, model: Reader, sizes: Sizes, options: Options, here: Runtime) -> None:
+def log_estimate(name: str, samples: Samples, model: Reader, sizes: Sizes, options: Options, here: Runtime) -> None:
     for line in plan.warnings(name, samples, sizes, options, here, weights=sum(w.numel() for w in model.parameters())):
         here.log("program.note", "note: {text}", text=line)
 
@@ -74,7 +74,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
     sizes, fill = begin_with(options, samples, here)
     model = make_guesser(sizes, seed=options["seed"])
     fill(model)
-    foresee("pretrain", samples, model, sizes, options, here)
+    log_estimate("pretrain", samples, model, sizes, options, here)
     here.log(
         "program.objective",
         "objective {objective}: {count} tracks without their classes",
@@ -93,7 +93,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
     if here.is_first:
         replace_text(
             output / "report.json",
-            json.dumps({"training": told_of(loop.progress, here, 0.0), "options": dict(options)}, indent=1) + "\n",
+            json.dumps({"training": summary_of(loop.progress, here, 0.0), "options": dict(options)}, indent=1) + "\n",
         )
     here.log("program.pretrained", "pretrained model: {output}", output=output)
     here.record(done=True)
@@ -121,22 +121,15 @@ def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
 # --- train and finetune ---
 
 
-def finetune_stage(options: Options, here: Runtime) -> None:
-    learn(options, here, judges_test=False)
-
-
 def train(options: Options, here: Runtime) -> None:
-    """Trains, keeps the best model, reports on the test ships. Stopped by a signal it saves and returns early."""
-    learn(options, here, judges_test=True)
-
-
-def learn(options: Options, here: Runtime, *, judges_test: bool) -> None:
+    """Trains, keeps the best model, reports on the test ships, as finetune on the validation ships. Stopped by a signal
+    it saves and returns early."""
     started_s = time.monotonic()
     samples = open_samples(options, here)
     sizes, fill = begin_with(options, samples, here)
     model: Any = make_model(sizes, seed=options["seed"])
     fill(model)
-    foresee("finetune", samples, model, sizes, options, here)
+    log_estimate("finetune", samples, model, sizes, options, here)
     folder = runtime.checkpoint_folder(options["output_dir"])
     if options["freeze_backbone_epochs"] and options["resume_from_checkpoint"] in ("auto", "never"):
         model = train_head(options, samples, model, here, folder)
@@ -159,36 +152,16 @@ def learn(options: Options, here: Runtime, *, judges_test: bool) -> None:
     loop.load_best()
     if here.local_rank == 0:
         save_trained(trained, output / "best")
-    finish(
-        options,
-        samples,
-        trained,
-        loop.progress,
-        here,
-        time.monotonic() - started_s,
-        split="test" if judges_test else "val",
-    )
+    seconds = time.monotonic() - started_s
+    report(options, samples, trained, loop.progress, here, seconds, "test" if options["mode"] == "train" else "val")
 
 
-def finish(
-    options: Options,
-    samples: Samples,
-    trained: Trained,
-    progress: Progress,
-    here: Runtime,
-    seconds: float,
-    *,
-    split: str,
+def report(
+    options: Options, samples: Samples, trained: Trained, progress: Progress, here: Runtime, seconds: float, split: str
 ) -> None:
     """The split's report and predictions, in `output` on rank 0's node."""
     output = Path(options["output_dir"]).absolute()
-    probabilities = predict(
-        trained.model,
-        samples.encoded[split],
-        here,
-        batch_size=options["global_batch_size"],
-        multiple=multiple_of(options, here.family),
-    )
+    probabilities = predict(trained.model, samples.encoded[split], here, options)
     truth = samples.labels(split)
     scores = score(truth, probabilities.argmax(1).tolist(), samples.names)
     baseline = majority(samples.labels("train"), truth, samples.names)
@@ -200,7 +173,20 @@ def finish(
     )
     if here.is_first:
         write_predictions(output / "predictions.jsonl", samples.records[split], probabilities, samples.names)
-        write_report(output, options, samples, progress, scores, baseline, here, seconds, split=split)
+        content = {
+            split: scores.as_json(),
+            "majority_baseline": baseline.as_json(),
+            "training": summary_of(progress, here, seconds),
+            "data": {
+                "tracks": {name: len(part) for name, part in samples.records.items()},
+                "digest": samples.digest,
+                "cleaning": samples.facts["cleaning"],
+            },
+            "class_weights": class_weights(samples.labels("train"), len(samples.names), options["class_weights"]),
+            "options": dict(options),
+        }
+        replace_text(output / "report.json", json.dumps(content, indent=1) + "\n")
+        replace_text(output / "report.txt", f"{as_table(scores, baseline)}\n\n{as_confusion(scores)}\n")
     chosen = (
         Text("program.best-model", "best model of step {step}", step=progress.best_step)
         if progress.best_step is not None
@@ -217,35 +203,7 @@ def finish(
     here.record(done=True)
 
 
-def write_report(
-    output: Path,
-    options: Options,
-    samples: Samples,
-    progress: Progress,
-    scores: Scores,
-    baseline: Scores,
-    here: Runtime,
-    seconds: float,
-    *,
-    split: str,
-) -> None:
-    report = {
-        split: scores.as_json(),
-        "majority_baseline": baseline.as_json(),
-        "training": told_of(progress, here, seconds),
-        "data": {
-            "tracks": {name: len(part) for name, part in samples.records.items()},
-            "digest": samples.digest,
-            "cleaning": samples.facts["cleaning"],
-        },
-        "class_weights": class_weights(samples.labels("train"), len(samples.names), options["class_weights"]),
-        "options": dict(options),
-    }
-    replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
-    replace_text(output / "report.txt", f"{as_table(scores, baseline)}\n\n{as_confusion(scores)}\n")
-
-
-def told_of(progress: Progress, here: Runtime, seconds: float) -> dict[str, Any]:
+def summary_of(progress: Progress, here: Runtime, seconds: float) -> dict[str, Any]:
     return {
         "steps": progress.step,
         "best_step": progress.best_step,
