@@ -9,12 +9,11 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from enum import Enum
+from datetime import datetime
 from typing import Any, TypeVar
 
 from ascendrun.cli.sanitise import escape_json, sanitise_line
-from ascendrun.core.events import Event
+from ascendrun.core.records import as_record
 from ascendrun.text import Text, language, template_of
 
 SCHEMA_VERSION = 2
@@ -39,62 +38,6 @@ class Column:
 
 
 # ---------------------------------------------------------------- for programs
-
-
-def as_record(value: Any) -> Any:
-    """Plain data for JSON: times as RFC 3339 UTC (`created_at_s` becomes `created_at`), all else under its own name.
-
-    A message is code, values and text: next to a field NAME are NAME_code and NAME_values, in a list it is an object.
-    """
-    if isinstance(value, Event):
-        return event_record(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        record = {}
-        for field in dataclasses.fields(value):
-            name, entry = field.name, getattr(value, field.name)
-            if name == "at_s" or name.endswith("_at_s"):
-                record[name[:-2]] = None if entry is None else format_rfc3339(entry)
-            elif isinstance(entry, Text):
-                record[name] = str(entry)
-                record[f"{name}_code"], record[f"{name}_values"] = entry.key, as_record(entry.values)
-            else:
-                record[name] = as_record(entry)
-        return record
-    if isinstance(value, Text):
-        return {"code": value.key, "values": as_record(value.values), "message": str(value)}
-    if isinstance(value, Enum):
-        return as_record(value.value)
-    if isinstance(value, Mapping):
-        return {str(key): as_record(entry) for key, entry in value.items()}
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, (set, frozenset)):
-        return [as_record(entry) for entry in sorted(value)]
-    if isinstance(value, (list, tuple)):
-        return [as_record(entry) for entry in value]
-    if isinstance(value, float) and not (float("-inf") < value < float("inf")):
-        return None  # JSON has no word for it
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return str(value)
-
-
-def event_record(event: Event) -> dict[str, Any]:
-    """An event for programs. docs/events.md lists codes and values; `message` is in the language of this process."""
-    return {
-        "at": format_rfc3339(event.at_s),
-        "code": event.code,
-        "severity": event.severity.value,
-        "attempt": event.attempt,
-        "hosts": list(event.hosts),
-        "ranks": list(event.ranks),
-        "values": as_record(event.values),
-        "message": str(event.message()),
-    }
-
-
-def format_rfc3339(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def print_record(value: Any, output: str | None) -> bool:

@@ -162,7 +162,7 @@ class _Stream:
         return None if shown.ended_at_s is None else exit_code_of(shown)
 
     def _records(self, events: Sequence[JobEvent]) -> list[dict[str, Any]]:
-        from ascendrun.cli.output import event_record
+        from ascendrun.core.records import event_record
 
         names = self._events.job_names()
         return [

@@ -90,9 +90,10 @@ def command(
 def _print_plan(
     ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: Path | None, output: str | None
 ) -> int:
-    from ascendrun.cli.output import PEOPLE, as_record, print_record
+    from ascendrun.cli.output import PEOPLE, print_record
     from ascendrun.cli.sanitise import sanitise
     from ascendrun.core.jobs.plan import render_text
+    from ascendrun.core.records import as_record
 
     plans = ctx.cluster.plan(file, overrides=overrides, hostfile=hostfile)
     estimates = ctx.cluster.estimate_memory(file, plans, overrides=overrides, hostfile=hostfile)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ascendrun.cli.output import as_record
+from ascendrun.core.records import as_record
 from ascendrun.health.top.view import HostRow, JobRow, TopRow, TopView
 
 _NOT_OF_DEVICE = ("at", "host", "device", "device_type", "name", "pids", "source")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.notice_settings import NoticeSettings
+from ascendrun.core.records import as_record
 from ascendrun.query.bundle.archive import Contents, make_archive, write_archive
 from ascendrun.query.bundle.contents import LeftOut, Subject, collect, find_subject, make_redactor
 from ascendrun.query.bundle.faultdiag import Parsed, collect_for_faultdiag, find_tool, run_parse
@@ -122,19 +123,10 @@ def _views(subject: Subject, left_out: LeftOut) -> Mapping[str, str]:
     texts: dict[str, str] = {}
     for name, make in makers:
         try:
-            texts[name] = json.dumps(_plain(asdict(make())), indent=1, default=str, ensure_ascii=False) + "\n"
+            texts[name] = json.dumps(as_record(make()), indent=1, ensure_ascii=False) + "\n"
         except AscendrunError as error:
             left_out.append((name, error.message))
         except Exception as error:  # a broken view must not prevent the archive, which names it
             why = f"{type(error).__name__}: {error}"
             left_out.append((name, Text("bundle.view-failed", "internal error: {error}", error=why)))
     return texts
-
-
-def _plain(value: Any) -> Any:
-    """Keys as strings, sets sorted: reproducible JSON."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return sorted((_plain(entry) for entry in value), key=str)
-    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value

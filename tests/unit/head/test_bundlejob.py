@@ -131,7 +131,7 @@ class World:
         path: Path | None = None,
         max_bytes: int = 100 << 20,
     ) -> Bundle:
-        notices = NoticeSettings((Target(name="t", kind="generic", url=PLANTED["webhook"]),))
+        notices = NoticeSettings((Target(name="t", type="generic", url=PLANTED["webhook"]),))
         environ = {"MY_TOKEN": PLANTED["own"], "HOME": "/root", "SHELL_KEY": "short"}
         wish = BundleRequest(path or self.folder / "out.tar.gz", layout, with_logs, max_bytes, is_dry)
         return bundle_job(self.state_dir, "qwen", wish, notices=notices, environ=environ)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.cli.output import as_record
 from ascendrun.core.jobs.job import State
 from ascendrun.core.metrics import MetricsLine
+from ascendrun.core.records import as_record
 from ascendrun.health.report.charts import POINTS, Chart
 from ascendrun.health.report.data import Material, Report, make_report
 
@@ -52,7 +52,7 @@ def test_a_month_with_failures_tells_each_attempt_and_what_of_it_was_kept(a_mont
         (36_010, 60_000, 36_000),
     ]
     assert sum(one.kept_s for one in a_month.attempts) == pytest.approx(spent["training"])
-    assert [one.reason for one in a_month.attempts][:2] == [
+    assert [str(one.reason) for one in a_month.attempts][:2] == [
         "rank 13 on npu02 was killed by signal 9",
         "npu03 was rebooted: its ranks are gone",
     ]
