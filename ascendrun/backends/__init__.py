@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Backends:
     """Implements `transport.Backend` for any host: "addr=local" runs here, the rest is reached by SSH.
 
-    `ask`: asks the person for a key's passphrase, None: nobody is there. `transport`: "auto", "paramiko" or "openssh".
+    `ask`: prompts for a key's passphrase, None: no prompt is possible. `transport`: "auto", "paramiko" or "openssh".
     `ssh_config`: an ssh config file to use instead of the user's and the system's. Thread-safe.
     """
 

@@ -17,7 +17,7 @@ ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
 
 
 class LocalConnection:
-    """Implements `transport.Connection`; each opened command is a child in a session of its own."""
+    """Implements `transport.Connection`; each opened command is a child with a session."""
 
     peer_address: str | None = None
 
@@ -95,7 +95,7 @@ def local_environment(root: Path) -> dict[str, str]:
 
 
 def read_login(root: Path) -> dict[str, str]:
-    """The variables of the host's own login; {} where it has none of its own. Raises UnreachableError."""
+    """The variables of the host's login; {} where it has none. Raises UnreachableError."""
     path = root / LOGIN_FILE
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

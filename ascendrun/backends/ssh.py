@@ -188,7 +188,7 @@ class SshBackend:
         )
 
     def _files_for_openssh(self, target: SshTarget, recorded: Recorded) -> tuple[str, ...]:
-        """Our own file alone when it settles the host, lest a key that was replaced there is still taken elsewhere."""
+        """Only ascendrun's file where it has the host: a key replaced there must not be accepted from another file."""
         settles = recorded.in_own_file and not recorded.revoked
         return (self._own.path,) if settles else (self._own.path, *target.known_hosts_files)
 
@@ -242,7 +242,7 @@ class SshBackend:
             return self._keys
 
     def _forget_config(self, host: Host) -> None:
-        """After a failure: somebody may mend the config, so what it said of `host` is not kept."""
+        """After a failure: the config may be fixed meanwhile, so what was read for `host` is dropped."""
         with self._lock:
             self._config = SshConfig(self._config_path)
             self._targets.pop(host, None)

@@ -17,7 +17,7 @@ LOOPBACK = Route(interface="lo", source="127.0.0.1")
 _FIRST_PORT, _LAST_PORT = 20000, 29999
 _CANDIDATES = 100
 _TAKEN_BY_HABIT = frozenset((29400, 29500))
-"""torchrun's own defaults: a job that somebody started by hand sits there."""
+"""torchrun's defaults: a job that was started manually uses them."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _no_route(reports: Mapping[str, NodeReport], host: Host, peer: Host) -> Text
 
 
 def _is_here(host: Host) -> bool:
-    """Whether the hostfile itself says that the host is this very machine."""
+    """Whether the host is this machine according to the hostfile."""
     return host.is_local or _is_loopback(host.addr or host.name)
 
 

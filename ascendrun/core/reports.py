@@ -11,7 +11,7 @@ from ascendrun.core.dataclass_json import load_dataclass
 
 @dataclass(frozen=True)
 class Route:
-    """How a node reaches a peer: the interface, and the address of its own that the peer will see."""
+    """How a node reaches a peer: the interface, and the node's address that the peer will see."""
 
     interface: str
     source: str

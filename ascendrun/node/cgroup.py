@@ -22,7 +22,7 @@ def parse_mount(mountinfo: str) -> str | None:
 
 
 def parse_own(text: str) -> str | None:
-    """Our own group's path within the hierarchy, from /proc/self/cgroup."""
+    """The path of this process's group within the hierarchy, from /proc/self/cgroup."""
     for line in text.splitlines():
         if line.startswith("0::/"):
             return line[3:]

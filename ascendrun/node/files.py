@@ -17,7 +17,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_private_dir(path: str) -> None:
-    """Makes `path` and its missing parents (0700). Raises OperationError when it belongs to somebody else, OSError."""
+    """Makes `path` and its missing parents (0700). Raises OperationError when it belongs to another user, OSError."""
     try:
         os.makedirs(path, 0o700)
     except FileExistsError:
@@ -39,7 +39,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def write_json(path: str, value: Any) -> None:
-    """Replaces the file at once: temp file (0600), fsync, rename. Raises OSError; then the old file still stands."""
+    """Replaces the file at once: temp file (0600), fsync, rename. Raises OSError; then the old file is unchanged."""
     temp = _write_temp(path, value)
     try:
         os.replace(temp, path)

@@ -1,4 +1,4 @@
-"""Where everything of ours lies on a node; nobody else joins these paths.
+"""Where everything of ascendrun is on a node; no other module joins these paths.
 
     ROOT/                           ~/.ascendrun, or $ASCENDRUN_NODE_ROOT; 0700
       agent-<sha256, 16 chars>.pyz  the agent
@@ -16,7 +16,7 @@ Files that the head pulls are named "<file>.<generation>", generations counting 
     rank-3.out      standard output of rank 3, byte for byte;  rank-3.err  its standard error
     rank-3.out.times, rank-3.err.times
                     16 bytes a record: end offset in the log, arrival time (ns UTC), both big-endian u64
-                    Closed generations of these may be removed, oldest first, when the head has told that it holds them
+                    Closed generations of these may be removed, oldest first, when the head has them
                     whole and the attempt's logs take more than the head allows here (16 GiB); never the newest.
     rank-3.metrics  JSON lines that the program writes ($ASCENDRUN_METRICS_FILE)
     rank-3.error    torch elastic's error file ($TORCHELASTIC_ERROR_FILE)
@@ -36,13 +36,13 @@ ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
 TAG_VARIABLE = "ASCENDRUN_RUN_ID"
 SAMPLER_VARIABLE = "ASCENDRUN_SAMPLER"
 OURS = (ROOT_VARIABLE, TAG_VARIABLE, SAMPLER_VARIABLE, "ASCENDRUN_FAILPOINT", "ASCENDRUN_EXEC")
-"""Variables that no rank inherits from the agent; root and tag it gets anew, as the marks that find it."""
+"""Variables that no rank inherits from the agent; root and tag are set for it, as the marks that find it."""
 
 PULLED_FILE = re.compile(r"^(events|samples|rank-\d+\.(?:out|err)(?:\.times)?|rank-\d+\.(?:metrics|error))\.(\d+)$")
 
 PREPARED, IDENTITY, STOP, ENDED, LOST = "prepared.json", "supervisor.json", "stop.json", "ended.json", "lost.json"
 STOP_TAKEN = "stop.taken.json"
-"""An attempt's own records: what was prepared; who owns it; the wish to stop; its end; that its owner was lost."""
+"""An attempt's own records: what was prepared; who owns it; the request to stop; its end; that its owner was lost."""
 
 
 def node_root(environ: Mapping[str, str]) -> str:
@@ -90,5 +90,5 @@ def attempt_dir(root: str, tag: str) -> str:
 
 
 def root_of(attempt_folder: str) -> str:
-    """The node root that an attempt's folder lies under."""
+    """The node root above an attempt's directory."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(attempt_folder))))

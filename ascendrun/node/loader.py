@@ -1,8 +1,8 @@
 """Gets the agent going through a login shell: one fixed line for the far side, and the dialogue as the head sees it.
 
-The line runs in sh, bash, dash, zsh, fish and csh. It finds a Python of 3.7 or newer and looks for the agent whose
+The line runs in sh, bash, dash, zsh, fish and csh. It finds a Python of 3.7 or newer and searches for the agent whose
 hash it was given; when that is missing or altered it prints NEED and only then reads: "<length> <sha256>\\n" and the
-bytes. Then it becomes the agent, which prints wire.MAGIC. Each word of ours stands on a line of its own with a newline
+bytes. Then it becomes the agent, which prints wire.MAGIC. Each token is on a separate line with a newline
 before it, so that whatever the login's start-up files print, with or without a newline, does not matter.
 """
 
@@ -35,7 +35,7 @@ READY = "ready"
 NO_PYTHON = "no-python"
 """There is no Python of 3.7 or newer on the login's PATH; the command exits with 97."""
 FAILED = "failed"
-"""The agent cannot be put or started there: `detail` says why; the command exits with 96."""
+"""The agent cannot be put or started there: `detail`: why; the command exits with 96."""
 
 EXIT_FAILED, EXIT_NO_PYTHON = 96, 97
 

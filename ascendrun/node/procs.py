@@ -1,4 +1,4 @@
-"""Processes as the kernel tells of them: who one is beyond its reusable number, its kin, and signals that cannot miss.
+"""Processes in /proc: their identity beyond the reusable number, their descendants, and signals that reach only them.
 
 A process is known by pid and start time (clock ticks since boot) within one boot.
 """
@@ -80,7 +80,7 @@ def read_environ(pid: int) -> bytes:
 
 
 def boot_id() -> str:
-    """Changes at every boot; "" where the kernel tells none."""
+    """Changes at every boot; "" where the kernel has none."""
     return read_line("/proc/sys/kernel/random/boot_id")
 
 

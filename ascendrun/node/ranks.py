@@ -1,4 +1,4 @@
-"""Starts one rank: its own session, the user's environment and umask, both outputs on pipes."""
+"""Starts one rank: a new session, the user's environment and umask, both outputs on pipes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def start_rank(
 ) -> Started:
     """Starts the command, through bash when there is a set-up. `enter` runs in the child before the command.
 
-    Raises OperationError("cannot-start") saying what the system said: no such command, not executable, too long.
+    Raises OperationError("cannot-start") with the error of the system: no such command, not executable, too long.
     """
     inner = [to_bytes(part) for part in argv]
     if setup is None:
@@ -121,7 +121,7 @@ def _popen(
 
 
 def spawn(argv: list[bytes], *, cwd: str | None, **options: Any) -> subprocess.Popen[bytes]:
-    """Starts a command in a session of its own, with both outputs on pipes.
+    """Starts a command in a new session, with both outputs on pipes.
 
     Raises OperationError("cannot-start"), whose cause is the error of the system.
     """

@@ -1,4 +1,4 @@
-"""The attempt's story on disk: JSON lines in `events.0`, numbered, also when the disk is full."""
+"""The attempt's events on disk: JSON lines in `events.0`, numbered, also when the disk is full."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_events(folder: str) -> list[dict[str, Any]]:
 
 
 class Records:
-    """Appends to the story. One writer at a time: the supervisor, and after its death the serving agent."""
+    """Appends events. One writer at a time: the supervisor, and after its death the serving agent."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

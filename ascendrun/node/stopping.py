@@ -26,7 +26,7 @@ FAILURE_GRACE_S = 5.0
 TERM_GRACE_S = 2.0
 REMAINING_GRACE_S = 1.0
 UNKILLABLE_S = 30.0
-"""So long after SIGKILL a process that still lives (stuck in the kernel) is told as left over."""
+"""So long after SIGKILL a process that still lives (blocked in the kernel) is reported as remaining."""
 
 
 def steps_for(by: str, *, now_s: float, signal: str, grace_s: float) -> list[Step]:

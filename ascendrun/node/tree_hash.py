@@ -1,10 +1,10 @@
 """The name of a folder's content: what counts, in which order, as which bytes. Head and node use this same file.
 
-A tree is folders, plain files (content and the owner's exec bit) and symbolic links that stay inside. Times, owners
+A tree is directories, plain files (content and the owner's exec bit) and symbolic links that stay inside. Times, owners
 and other modes do not count. Paths are bytes, "/"-separated, relative.
 
 Exclude patterns are a small part of .gitignore's: "data/" leaves out folders of that name, "*.pt" files, folders and
-links whose name matches (fnmatch, case matters), "/build" or "a/b" what lies at that path from the top.
+links whose name matches (fnmatch, case matters), "/build" or "a/b" what is at that path from the top.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     class Entry(NamedTuple):
         """`kind`: "d", "f", "x" (a file with the exec bit) or "l". `digest`: the content's SHA-256 in hex, or the
-        link's target; empty for folders. `size`: bytes of a file, else 0; not part of the name."""
+        link's target; empty for directories. `size`: bytes of a file, else 0; not part of the name."""
 
         path: bytes
         kind: str
@@ -133,7 +133,7 @@ def first_difference(wanted: Sequence[Entry], found: Sequence[Entry]) -> Message
 
 
 def is_python_cache(path: bytes) -> bool:
-    """Root may write into read-only folders, and Python does: __pycache__ beside the code it imports."""
+    """Root may write into read-only directories, and Python does: __pycache__ next to the code it imports."""
     return b"__pycache__" in path.split(b"/")
 
 
@@ -169,7 +169,7 @@ def check_path(path: bytes) -> None:
 
 
 def check_folders(path: bytes, links: Mapping[bytes, bytes]) -> None:
-    """Raises InvalidTreeError for what would lie below a link: it would be made where the link leads."""
+    """Raises InvalidTreeError for what would be below a link: it would be made where the link leads."""
     end = path.find(b"/")
     while links and end >= 0:
         if path[:end] in links:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     Bytes = Union[bytes, bytearray, memoryview]
 
 PROTOCOL = 2
-"""Of the requests, replies and events between head and agent; the agent sends it first (`hello`)."""
+"""Of the requests, replies and events between head and agent; the agent's first event (`hello`) has it."""
 MAGIC = b"\nASCENDRUN-AGENT 1\n"
-"""Printed once by the agent before its first frame: whatever stands before it is noise of a login shell."""
+"""Printed once by the agent before its first frame: whatever precedes it is output of a login shell."""
 
 HEADER_LIMIT = 16 << 20
 BODY_LIMIT = 4 << 20
 BEAT_S = 2.0
-"""The agent sends `beat` at least this often while it follows an attempt and has nothing else to say."""
+"""The agent sends `beat` at least this often while it follows an attempt and has nothing else to send."""
 RESTING_BEAT_S = 5.0
 """The same while it follows none: each beat costs the head a packet, and hundreds of nodes may rest."""
 

@@ -1,4 +1,4 @@
-"""All links of a controller: one for each way of reaching a host, made when first wanted, kept warm."""
+"""All connections of a controller to agents: one for each way of reaching a host, made on demand and kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SENDING_AT_ONCE = 16
 
 
 class Connections:
-    """Any thread may ask for a link and use it; `run_once`, `start_agents` and `tick` are one thread's."""
+    """Any thread may get a connection and use it; `run_once`, `start_agents` and `tick` belong to one thread."""
 
     def __init__(self, backend: Backend, image: AgentImage, listener: ConnectionListener) -> None:
         self._backend, self._image, self._listener = backend, image, listener
@@ -35,7 +35,7 @@ class Connections:
         self._kept: deque[Callable[[], None]] = deque()
 
     def get(self, host: Host) -> AgentConnection:
-        """The link to `host`; two hostfiles that dial it alike share it. It begins to connect at once."""
+        """The connection to `host`; two hostfiles that dial it alike share it. It starts to connect immediately."""
         link = self._known(host)
         link.tick()
         return link

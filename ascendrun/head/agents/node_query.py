@@ -1,4 +1,4 @@
-"""Asks several hosts for their reports at once: connects, probes when all are up, says who refuses."""
+"""Query the reports of several hosts in parallel: connect, and probe when all are connected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NodeQuery:
     """One round of questions. Every host ends with exactly one call of `reported` or `refused(host, failure)`.
 
     All hosts are probed only when all are up, since each is asked for its route to the addresses of the others.
-    Use from the controller's thread; tell it of links that come up or go down.
+    Use from the controller's thread; report connections that start and end to it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class NodeQuery:
                 self.on_up()  # the others need not wait for it
 
     def give_up_connecting(self, failure: Failure) -> None:
-        """Whoever is not up by now fails with this; the others need not wait any longer."""
+        """Hosts that are not connected by now fail with this; the others do not wait any longer."""
         for host in self._hosts:
             if host.name not in self._finished and not self._links.get(host).is_up:
                 self._finished.add(host.name)

@@ -16,7 +16,7 @@ from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receive
 from ascendrun.text import Text
 
 MAGIC = b"\nASCENDRUN-ONCE\n"
-"""What stands before it is noise of the login's startup files."""
+"""What precedes it is output of the login's startup files."""
 
 TIMED_OUT = 124
 SEND_S = 30.0
@@ -51,7 +51,7 @@ def _encode_byte(byte: int) -> bytes:
 
 
 class OneShotCommand:
-    """Connects, then runs argv and tells `done` exactly once; `keep` gets the connection, still good for an agent.
+    """Connects, then runs argv and calls `done` exactly once; `keep` gets the connection, still good for an agent.
 
     `request`: as for an agent, so that callers need not know who ran it.
     `failed`: it could not connect, nothing was run. `lost`: the connection ended while the command ran.
@@ -133,7 +133,7 @@ class OneShotCommand:
         self._keep(connection)
 
     def _is_late(self) -> bool:
-        """`timeout` says 124, and so may a command: only one that took its time was timed out."""
+        """`timeout` exits with 124, and so may a command: only one that ran for the whole time was timed out."""
         return time.monotonic() - self._started_mono >= self._request.timeout_s
 
 

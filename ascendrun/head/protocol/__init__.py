@@ -1,1 +1,1 @@
-"""What the command line and the controller, and the controller and the agents, say to each other."""
+"""The messages between commands and the controller, and between the controller and agents."""

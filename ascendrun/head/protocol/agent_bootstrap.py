@@ -1,4 +1,4 @@
-"""From a login to a talking agent: the head's end of the dialogue in node/loader, with its failures in words."""
+"""From a login to a running agent: the head's end of the dialogue in node/loader, with its errors."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class AgentBootstrap:
                 )
 
     def feed_error(self, data: bytes) -> None:
-        """What came on standard error: kept for the message, should no agent come up."""
+        """What came on standard error: kept for the message when no agent starts."""
         with self._lock:
             self._errors = (self._errors + data)[-4096:]
 
@@ -119,7 +119,7 @@ class AgentBootstrap:
         return loader.upload(self._image.pyz, self._image.sha256)
 
     def why_closed(self, reason: Text, status: int | None) -> AscendrunError:
-        """The error for a stream that has ended: the dialogue's own reason, or what the login said last."""
+        """The error for a stream that has ended: the reason of the dialogue, or the last output of the login."""
         with self._lock:
             if self._failure is not None:
                 return self._failure

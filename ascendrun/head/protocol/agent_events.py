@@ -1,4 +1,4 @@
-"""From what agents say to what the lifecycle understands."""
+"""From the records and messages of nodes to inputs of the lifecycle and reports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ascendrun.head.protocol.agent_messages import AgentInfo, ProbeReply
 
 
 def make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
-    """The event that a line of a node's `events` file stands for; None when the lifecycle has no use for it.
+    """The input of the lifecycle for a line of a node's `events` file; None: there is none.
 
-    A line with parts missing is none of our supervisor's: the file lies where the job itself can write.
+    A line with parts missing is not from the supervisor: the job can write to the file.
     """
     try:
         return _make_event(host, line)

@@ -81,7 +81,7 @@ class Plan(Request[Planned]):
 class ExecReply(Message):
     """How a command ended on one host; the body is its standard output, `out_bytes` long, then its standard error.
 
-    `failed`: why it was not run; the other fields then say nothing.
+    `failed`: why it was not run; the other fields then have no meaning.
     """
 
     OP = "exec"

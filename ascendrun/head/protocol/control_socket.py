@@ -1,4 +1,4 @@
-"""The controller's door: a Unix socket (0600, peers of the same user only) that speaks the frames of node/wire."""
+"""The controller's Unix socket (0600, peers of the same user only) with the frames of node/wire."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _short_path(folder: Path) -> Iterator[str]:
 
 
 class ControlServer:
-    """Listens in the state folder; hands each request to `handle(op, header, body, answer)` in a thread of its own."""
+    """Listens in the state directory; calls `handle(op, header, body, answer)` in a thread of each peer."""
 
     def __init__(self, state_dir: Path, handle: Callable[[str, Mapping[str, Any], bytes, Answer], None]) -> None:
         self._path = state_dir / SOCKET_NAME
@@ -107,7 +107,7 @@ class _Outgoing:
                 threading.Thread(target=self._send_rest, name="control-answer", daemon=True).start()
 
     def _send_now(self, frame: bytes) -> bytes:
-        """What the socket does not take at once; b"" also when the client has left: it wants no answer."""
+        """What the socket does not accept immediately; b"" also when the client has left."""
         try:
             return frame[self._peer.send(frame, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
@@ -198,7 +198,7 @@ class ControlClient:
         raise UnreachableError(Text("control.no-reply", "the controller did not reply to {op}", op=request.OP))
 
     def post(self, request: Request[Any]) -> None:
-        """One request whose replies nobody will read. Raises UnreachableError."""
+        """One request whose replies are not read. Raises UnreachableError."""
         try:
             self._send(request)
         except OSError as error:

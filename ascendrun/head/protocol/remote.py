@@ -1,4 +1,4 @@
-"""A link to the agent of one host: connects when wanted, reconnects with back-off, calls with deadlines."""
+"""A connection to the agent of one host: connects on demand, reconnects with back-off, calls with deadlines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ascendrun.text import Text
 SUSPECT_S = 6.0
 UNREACHABLE_S = 15.0
 AWAY_S = 5.0
-"""So long between two ticks: this process stood still, and what was not heard meanwhile is no silence."""
+"""With so long between two ticks this process was suspended, and hosts cannot be judged by that time."""
 SEND_S = 30.0
 BOOT_S = 60.0
 """From login to the agent's first word; a slow startup file of a login shell is the usual cost."""
@@ -70,7 +70,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class ConnectionListener:
-    """Who wants to know. Called from the link's threads: hand over, do not work there.
+    """Callbacks, called in the threads of the connection: they must not block.
 
     `on_event` is called in order of arrival; `on_down` each time an attempt to connect fails or a connection dies.
     """
@@ -131,7 +131,7 @@ class AgentConnection:
         return self._failures
 
     def silence_s(self) -> float:
-        """Seconds since the agent was last heard (or since the link was made)."""
+        """Seconds since the last frame of the agent (or since this was made)."""
         return time.monotonic() - self._received_mono
 
     def liveness(self) -> str:
@@ -142,7 +142,7 @@ class AgentConnection:
         return "SUSPECT" if silence_s >= SUSPECT_S else "ALIVE"
 
     def connect(self) -> None:
-        """Starts connecting now unless it is up or on its way; back-off is over, and nobody else's turn counts."""
+        """Starts connecting now, without back-off, unless it is connected or connecting."""
         with self._lock:
             self._retry_mono = 0.0
             if self._is_reserved:
@@ -150,9 +150,9 @@ class AgentConnection:
         self.tick()
 
     def acquire(self) -> int | None:
-        """Gives away the turn to connect; None when the link is up or on its way.
+        """Reserves the next attempt to connect for the caller; None when it is connected or connecting.
 
-        End with `adopt` or `fail`, with the number got here; the link connects for itself as soon as it must.
+        End with `adopt` or `fail` and this number; `connect` takes the attempt back.
         """
         with self._lock:
             if self._is_up or self._is_connecting or self._is_closed:
@@ -162,11 +162,11 @@ class AgentConnection:
             return self._epoch
 
     def adopt(self, epoch: int, connection: Connection) -> None:
-        """Goes on with a connection that another made: brings up the agent on it."""
+        """Starts the agent on a connection that the caller made."""
         self._connecting.submit(self._start_agent, epoch, connection)
 
     def fail(self, epoch: int, error: AscendrunError) -> None:
-        """Whoever had the turn could not connect."""
+        """The caller could not connect."""
         self._drop(epoch, error)
 
     def call(
@@ -235,7 +235,7 @@ class AgentConnection:
             call.deadline_mono += away_s
 
     def close(self) -> None:
-        """Ends the link; every open call is answered with "connection-lost"."""
+        """Ends the connection; every open call is answered with "connection-lost"."""
         with self._lock:
             self._is_closed = True
             epoch = self._epoch

@@ -76,7 +76,7 @@ class ChildStream:
         return self._process.stderr.fileno()
 
     def start(self, receiver: Receiver, *, error_backlog: bytes = b"") -> None:
-        """Feeds `receiver` from a thread of its own; `error_backlog`: what was read from `error_fd` before."""
+        """Feeds `receiver` from a new thread; `error_backlog`: what was read from `error_fd` before."""
         threading.Thread(
             target=self._run, args=(receiver, error_backlog), name=f"child-{self._process.pid}", daemon=True
         ).start()

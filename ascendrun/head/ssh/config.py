@@ -1,4 +1,4 @@
-"""What ~/.ssh/config says about a host, read by ourselves, since asking `ssh -G` costs a process for each host."""
+"""The settings of ~/.ssh/config for a host, read here, since `ssh -G` costs a process for each host."""
 
 from __future__ import annotations
 
@@ -368,7 +368,7 @@ def _jump(chosen: _Settings, tokens: Mapping[str, str]) -> str | None:
 
 
 def parse_jump(text: str) -> Host:
-    """The host of a ProxyJump value, "[user@]host[:port]" or "ssh://…"; a numeric IPv6 host stands in brackets."""
+    """The host of a ProxyJump value, "[user@]host[:port]" or "ssh://…"; a numeric IPv6 host is in brackets."""
     found = re.fullmatch(r"(?:ssh://)?(?:(.+)@)?(\[[^]]+\]|[^:/]+)(?::(\d+))?/?", text)
     if not found:
         return Host(name=text)
@@ -403,7 +403,7 @@ def _tokens(original: str, address: str, port: int, user: str) -> dict[str, str]
 
 
 def _expand(text: str, tokens: Mapping[str, str]) -> str:
-    """Replaces ~, %tokens and ${VARIABLES}; what is unknown stays as it stands."""
+    """Replaces ~, %tokens and ${VARIABLES}; what is unknown stays unchanged."""
     text = re.sub(r"%(.)", lambda found: tokens.get(found.group(1), found.group(0)), text)
     text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found.group(1), found.group(0)), text)
     return os.path.expanduser(text)

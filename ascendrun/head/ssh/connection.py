@@ -17,7 +17,7 @@ STALL_S = 10.0
 """A write that makes no progress for this long ends the connection: half a packet cannot be taken back."""
 
 IDLE_POLL_S = 5.0
-"""How often an idle connection looks around; paramiko's own 0.1 s costs 5 % of a core at 256 hosts."""
+"""How often an idle connection checks its sinks; paramiko's own 0.1 s costs 5 % of a core at 256 hosts."""
 
 _EXTENDED_STDERR = 1
 
@@ -123,7 +123,7 @@ class Packetizer(paramiko.packet.Packetizer):
 
 
 class Sink(Protocol):
-    """What a channel's owner does with it; called in the link's thread only."""
+    """What a channel's owner does with it; called in the transport's thread only."""
 
     def on_started(self) -> None:
         """The command was started."""
@@ -139,7 +139,7 @@ class Sink(Protocol):
 
 
 class SshTransport(paramiko.Transport):
-    """A paramiko Transport that tells its phases by events, and gives channels' data to their sinks at once."""
+    """A paramiko Transport that reports its phases by events, and gives channels' data to their sinks at once."""
 
     active: bool
     clear_to_send: threading.Event
@@ -183,7 +183,7 @@ class SshTransport(paramiko.Transport):
         return Text("ssh.connection-failed", "the connection failed ({error})", error=why)
 
     def drop(self, reason: Text) -> None:
-        """Ends everything at once; the link's own thread finishes the sinks and closes the socket."""
+        """Ends everything immediately; the transport's thread finishes the sinks and closes the socket."""
         self.why_closed = self.why_closed or reason
         self.active = False
         self.packetizer.give_up()
@@ -191,7 +191,7 @@ class SshTransport(paramiko.Transport):
             self.sock.close()
 
     def _send_user_message(self, data: Any) -> None:
-        """While keys are exchanged anew, the link's own thread must not wait for that: only it can finish it."""
+        """During a key exchange the transport's thread must not wait for its end: only this thread can finish it."""
         if threading.current_thread() is self and not self.clear_to_send.is_set():
             self._held.append(data)
             return

@@ -1,4 +1,4 @@
-"""Which keys hosts are known by: reads known_hosts files, judges a shown key, records new ones in our own."""
+"""Host keys: reads known_hosts files, verifies a shown key, records new ones in ascendrun's file."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _hash_matches(names: str, name: str) -> bool:
 
 
 def find_recorded(names: Sequence[str], *, own: KnownHostsFile, others: Sequence[KnownHostsFile]) -> Recorded:
-    """What is on record under any of `names`. A revocation counts wherever it stands; our own file settles the rest."""
+    """What is on record under any of `names`. A revocation in any file counts; else ascendrun's file decides."""
     in_own = _unique(entry for name in names for entry in own.find(name))
     in_others = _unique(entry for file in others for name in names for entry in file.find(name))
     own_keys = tuple(entry for entry in in_own if not entry.marker)
@@ -253,7 +253,7 @@ def _changed(shown: HostKey, keys: Sequence[KnownKey], *, host: str, label: str)
 
 
 def record_host_keys(file: Path, entries: Sequence[tuple[str, HostKey]], *, replace: bool = False) -> int:
-    """Adds (known name, key) pairs to our own known_hosts file; returns how many lines were new.
+    """Adds (known name, key) pairs to ascendrun's known_hosts file; returns how many lines were new.
 
     With `replace`, other keys of the same names go. Writers take turns; readers see the old file or the new one.
     """

@@ -16,7 +16,7 @@ from ascendrun.head.ssh.paramiko_import import paramiko
 from ascendrun.text import Text
 
 Ask = Callable[[str], Optional[str]]
-"""Asks the person for a passphrase; returns None when there is none to be had. Must not hang when nobody is there."""
+"""Prompts for a passphrase; returns None when there is none. Must not hang where no prompt is possible."""
 
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 AGENT_S = 15.0
@@ -70,7 +70,7 @@ class KeyRing:
         """Keys to offer in this order, at most MAX_TRIES, and the key files that could not be used.
 
         The agent's copy of a configured key comes first, so that its passphrase is not asked for; then files, then
-        the agent's other keys, unless the config says IdentitiesOnly.
+        the agent's other keys, unless the config sets IdentitiesOnly.
         """
         with self._lock:
             agent = self._agent_keys(target.identity_agent)
@@ -90,7 +90,7 @@ class KeyRing:
         return tuple(chosen[:MAX_TRIES]), tuple(unusable)
 
     def forget_failures(self) -> None:
-        """After a failed login: the agent and unusable files are asked anew next time, since somebody may mend them."""
+        """After a failed login: the agent and unusable files are read again next time; they may be fixed."""
         with self._lock:
             self._agents.clear()  # not closed: another host's login may be using one
             self._files = {path: found for path, found in self._files.items() if isinstance(found, Identity)}
@@ -135,7 +135,7 @@ def default_key_files() -> tuple[str, ...]:
 
 
 def load_key(path: str, ask: Ask | None) -> Identity | Unusable:
-    """An Identity, or an Unusable that says why not. Asks for a passphrase once, never without `ask`."""
+    """An Identity, or an Unusable with the reason. Prompts for a passphrase once, never without `ask`."""
     try:
         status = os.stat(path)
         if status.st_uid == os.getuid() and status.st_mode & 0o077:
@@ -191,7 +191,7 @@ def _is_encrypted(path: str) -> bool:
 
 
 def public_blob(path: str) -> bytes | None:
-    """The public half of a key file, from the .pub beside it; None when there is none to read."""
+    """The public half of a key file, from the .pub next to it; None when there is none to read."""
     try:
         fields = Path(path + ".pub").read_text(encoding="utf-8", errors="replace").split()
         return base64.b64decode(fields[1])

@@ -34,7 +34,7 @@ from ascendrun.head.ssh.transport import CLOSED_HERE, COMMAND_ENDED, Deadlines, 
 from ascendrun.text import Text
 
 WAIT_FOR_COMMAND = """exec /bin/sh -c 'IFS= read -r command && eval "$command"'"""
-"""What the login shell runs until `open`; sh, csh, fish and zsh read it alike. `read` takes no byte beyond its line."""
+"""What the login shell runs until `open`; sh, csh, fish and zsh read it alike. `read` stops at the end of its line."""
 
 _LOGGED_IN = "Authenticated to "
 _RETRY_S = (0.1, 0.6)
@@ -56,7 +56,7 @@ def build_argv(
     host_key_alias: str | None = None,
     algorithms: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """The `ssh` command line for `host`, up to its name. The user's config stays in force for all not said here."""
+    """The `ssh` command line for `host`, up to its name. The user's config applies to everything else."""
     options = {
         "BatchMode": "yes",
         "StrictHostKeyChecking": "yes",
@@ -157,7 +157,7 @@ def connect(
     config: Path | None = None,
     host_key_alias: str | None = None,
 ) -> OpensshConnection:
-    """A logged-in connection. Raises UnreachableError or one of its children, from what `ssh` says."""
+    """A logged-in connection. Raises UnreachableError or one of its children, from the output of `ssh`."""
     argv = build_argv(
         host,
         deadlines=deadlines,
@@ -230,7 +230,7 @@ class _HungUpError(UnreachableError):
 
 
 class _Login:
-    """One `ssh` process from its start until it says that it is logged in; its own words go to a pipe of their own."""
+    """One `ssh` process from its start until it is logged in; its log goes to a separate pipe."""
 
     def __init__(self, argv: Sequence[str], command: str, target: SshTarget) -> None:
         self._target = target
@@ -270,7 +270,7 @@ class _Login:
             self._remove_folder()  # ssh has the pipe open by now, or is gone
 
     def start(self, receiver: Receiver) -> None:
-        """Feeds `receiver`, keeping the end of the error output: there ssh says that it lost the connection."""
+        """Feeds `receiver`, keeping the end of the error output: there ssh reports a lost connection."""
 
         def take_error(data: bytes) -> None:
             self._error_tail = (self._error_tail + data)[-200:]

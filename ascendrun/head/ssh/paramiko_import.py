@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def _version(name: str) -> str:
-    """What importlib.metadata.version would say; "0" when the package stands in no folder that shows it."""
+    """The result of importlib.metadata.version; "0" when no directory on the path shows it."""
     for folder in sys.path:
         for found in Path(folder).glob(f"{name}-*.dist-info"):
             return found.name[len(name) + 1 : -len(".dist-info")]
@@ -19,7 +19,7 @@ def _version(name: str) -> str:
 def _stand_ins() -> dict[str, ModuleType | None]:
     """Modules that paramiko asks for at import and does well without.
 
-    `invoke` runs local commands for its ssh config (45 ms; the import is guarded). importlib.metadata tells its own
+    `invoke` runs local commands for its ssh config (45 ms; the import is guarded). importlib.metadata gives its
     version for the SSH banner, and reads mail (`email`) to do so (20 ms).
     """
     metadata = ModuleType("importlib.metadata")

@@ -67,7 +67,7 @@ def connect(
     """An authenticated connection. `judge(HostKey, address)` raises to refuse the host before any login attempt;
     `identities()` gives (keys, unusable key files) and is called only after that.
 
-    Raises UnreachableError or one of its children, naming the phase, the host and the way out.
+    Raises UnreachableError or one of its children, naming the phase and the host, with a hint.
     """
     transport, address = start_transport(target, dial, deadlines=deadlines, key_types=key_types)
     try:

@@ -122,7 +122,7 @@ class ParamikoStream:
             self.finish(CLOSED_HERE)
 
     def forget(self) -> bool:
-        """For a start that failed: the receiver hears nothing. False when it succeeded in the last moment."""
+        """For a start that failed: the receiver gets no call. False when it succeeded in the last moment."""
         with self._start_lock:
             self._is_forgotten = not self._has_started
         if self._is_forgotten:
@@ -132,7 +132,7 @@ class ParamikoStream:
 
 
 class ParamikoConnection:
-    """An authenticated link to one host; implements `transport.Connection`."""
+    """An authenticated connection to one host; implements `transport.Connection`."""
 
     def __init__(self, transport: SshTransport, target: SshTarget, peer_address: str | None) -> None:
         self.peer_address = peer_address

@@ -1,4 +1,4 @@
-"""TCP to a host as SSH wants it: every address tried, every wait bounded, no stall from Nagle, dead peers noticed."""
+"""TCP to a host for SSH: every address is tried, every wait is bounded, dead peers are detected."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class QuickAckSocket:
 
     @property
     def _closed(self) -> bool:
-        """paramiko's Transport looks at this when it stops."""
+        """Read by paramiko's Transport when it stops."""
         return self._sock.fileno() < 0
 
     def getpeername(self) -> Any:

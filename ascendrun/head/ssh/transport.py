@@ -21,7 +21,7 @@ Data = Union[bytes, bytearray, memoryview]
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Wall-clock limits of one connect, in seconds; a frozen host answers TCP and then says nothing."""
+    """Wall-clock limits of one connect, in seconds; a frozen host accepts TCP and then sends nothing."""
 
     tcp_s: float = 10.0
     banner_s: float = 10.0

@@ -1,4 +1,4 @@
-"""Examines hosts: sends every one its survey, lets them reach each other, and hands the raw answers on."""
+"""Examines hosts: sends each its survey, has them test connections to each other, and passes on the raw results."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def make_shell(host: str, spec: JobSpec | None, plan: LaunchPlan | None) -> Mapp
 
 
 def read_secrets(spec: JobSpec | None) -> Mapping[str, str]:
-    """The variables of env_file: a set-up may want them. {} when a file cannot be read: the start itself says so."""
+    """The variables of env_file: a setup may use them. {} when a file cannot be read: the start reports that."""
     if spec is None or not spec.env_file:
         return {}
     from ascendrun.head.survey.staging import read_secret_env

@@ -40,7 +40,7 @@ def preflight_question(spec: JobSpec) -> Question:
 def evaluate_preflight(
     answers: SurveyResults, reports: Mapping[str, NodeReport], *, spec: JobSpec, plan: LaunchPlan, now_s: float
 ) -> PreflightResult:
-    """FAIL findings refuse the start; a node that could not be examined does too: nobody knows whether it is fit."""
+    """FAIL findings prevent the start, and so does a node that could not be examined."""
     from ascendrun.health.checks import run_checks
     from ascendrun.health.comparison import failed_checks, finding_line
     from ascendrun.health.survey.check_context import CheckContext

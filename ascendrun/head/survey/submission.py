@@ -125,7 +125,7 @@ def add_jobs(store: Store, request: Submit, *, now_s: float) -> Sequence[tuple[J
 
 def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | None, now_s: float) -> tuple[Job, ...]:
     """Stores the stages of a pipeline, all or none, and returns their jobs. `pipeline`: the id of one that is there
-    and goes on with these stages; None: a new one. With keys that are known, returns those jobs and stores nothing.
+    and continues with these stages; None: a new one. With keys that are known, returns those jobs and stores nothing.
 
     All stages use the working folder of the pipeline, so that one finds on its host what the one before left there.
     """

@@ -90,7 +90,7 @@ class SurveyOperation:
         ).start()
 
     def _plan(self) -> LaunchPlan | None:
-        """None when these hosts cannot carry the job: the findings say why, or whoever asked plans again and sees."""
+        """None when these hosts cannot carry the job: the findings or the caller's own plan report why."""
         from ascendrun.head.survey.submission import build_plan
 
         if self._submission is None or self._refused:

@@ -1,4 +1,4 @@
-"""What this node says of itself when its agent comes up."""
+"""The first event of an agent: facts of this node."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Iterator, Mapping
 
 HEAD_BYTES = 256 << 10
-"""Of a file that is too long so much of its beginning is kept: settings stand there; the rest is its end."""
+"""Of a file that is too long so much of its beginning is kept: settings are there; the rest is its end."""
 MOST_LOOKED_AT = 20000
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 _KERNEL_STAMP = re.compile(rb"^(?:<\d+>)?\[\s*(\d+\.\d+)\]")
@@ -34,7 +34,7 @@ def expand_first(bases: list[str], environ: Mapping[str, str]) -> str | None:
 
 
 def walk(base: str, patterns: list[str], deadline: float) -> Iterator[tuple[str, os.stat_result]]:
-    """Regular files that match one of `patterns` ("debug/plog/plog-*.log") and lie below `base` themselves: a link
+    """Regular files that match one of `patterns` ("debug/plog/plog-*.log") and are below `base` themselves: a link
     below it is not followed, `base` itself may be one."""
     looked_at = 0
     seen: set[str] = set()

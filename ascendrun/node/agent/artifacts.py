@@ -1,4 +1,4 @@
-"""Gathers what may explain an attempt's end: files that tools left behind, and what tools say now. Bounded.
+"""Collects what may explain an attempt's end: files that tools left, and what tools print now. Bounded.
 
 A request is {tag, items, timeout_s, max_bytes}. Every item has a `name` (a folder at the head) and a `kind`:
 
@@ -58,7 +58,7 @@ ITEM_FILES = 64
 CHUNK_BYTES = 1 << 16
 SLACK_NS = 5 * 10**9
 OURS_SLACK_NS = 300 * 10**9
-"""A home may lie on a server whose clock differs; with the pid of a rank in its name a file is hardly another's."""
+"""A home may be on a server whose clock differs; a file with a rank's pid in its name is very likely its own."""
 MARGIN_S = 0.5
 
 
@@ -167,7 +167,7 @@ class ArtifactCollection:
             )
 
     def _find(self, item: Item, deadline: float) -> list[Found]:
-        """What matches and lies really below its base: ours first, then the newest."""
+        """What matches and is really below its base: the ranks' first, then the newest."""
         start_ns = self._facts.start_ns if item.get("since_start") else 0
         found: dict[str, Found] = {}
         bases = sorted({base for base in (expand_first(item["bases"], env) for env in self._facts.environs) if base})

@@ -1,4 +1,4 @@
-"""The attempts of this node: prepare, start exactly once, stop, and tell the truth about each.
+"""The attempts of this node: prepare, start exactly once, stop, and the state of each.
 
 The files of an attempt's folder are the truth; every step is one file that appears complete or not at all:
 prepared.json, supervisor.json (claimed once: by the supervisor, or by a stop that came first), stop.json, ended.json.
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 START_S = 20.0
-"""How long a supervisor may take to say that it is there."""
+"""How long a supervisor may take to report its start."""
 NOTICE_S = 5.0
 """How long a supervisor may take to go after it has written the end."""
 OBEY_S = 5.0
-"""How long it may take to look at an order to stop at once, before it is killed and its work taken over."""
+"""How long it may take to read an order to stop immediately, before it is killed and its work taken over."""
 
 PREPARED_KEYS = (
     "tag",
@@ -221,7 +221,7 @@ class Attempts:
     # --- stop ---
 
     def stop(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Asks for the end; the proof is the event `ended`. Also for attempts that were never heard of here: they can
+        """Asks for the end; the proof is the event `ended`. Also for attempts that are unknown here: they can
         never start after this."""
         tag = str(request["tag"])
         folder = layout.attempt_dir(self._root, tag)
@@ -258,7 +258,7 @@ class Attempts:
             claim_json(os.path.join(folder, IDENTITY), {"stopped": True})
 
     def _is_obeyed(self, tag: str, folder: str) -> bool:
-        """Whether the supervisor took the wish within OBEY_S; one that hangs (a dead disk, a debugger) does not."""
+        """Whether the supervisor took the order within OBEY_S; one that hangs (a dead disk, a debugger) does not."""
         deadline = time.monotonic() + OBEY_S
         while os.path.exists(os.path.join(folder, STOP)) and self.phase(tag) == "running":
             if time.monotonic() > deadline:
@@ -272,7 +272,7 @@ class Attempts:
             time.sleep(0.01)
 
     def _end_without_supervisor(self, tag: str, folder: str, identity: dict[str, Any]) -> None:
-        """Nobody else will: kill what the attempt left and write its end."""
+        """Without a supervisor: kill what the attempt left and write its end."""
         if "pid" in identity:
             self.note_lost(tag)
         leaders = (
@@ -387,7 +387,7 @@ class Attempts:
 
 
 def end_everything(find: Callable[[], list[Any]]) -> list[int]:
-    """KILL until two looks find nobody; the pids that outlive even that (stuck in the kernel)."""
+    """KILL until two checks find none; the pids that survive even that (blocked in the kernel)."""
     deadline = time.monotonic() + UNKILLABLE_S
     clean = 0
     found = find()
@@ -401,7 +401,7 @@ def end_everything(find: Callable[[], list[Any]]) -> list[int]:
 
 
 def exit_codes(folder: str) -> dict[str, int | None]:
-    """What the story knows of the ranks' ends; None: started, end unknown."""
+    """The exit codes of the ranks by the events; None: started, end unknown."""
     codes: dict[str, int | None] = {}
     for event in read_events(folder):
         if event.get("event") == "rank_started":

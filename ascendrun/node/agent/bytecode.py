@@ -1,7 +1,7 @@
-"""What an agent that came up leaves beside its archive, so that the next start is quick.
+"""What a running agent leaves next to its archive, so that the next start is quick.
 
 agent-<hash>.<interpreter>.zip: compiled modules, made once per interpreter; Python compiles what it imports from an
-archive anew at every start (60 ms). agent-<hash>.python: the path of the interpreter, for the login line of
+archive again at every start (60 ms). agent-<hash>.python: the path of the interpreter, for the login line of
 node/loader.py, which empties it at each start.
 """
 
@@ -25,7 +25,7 @@ def sibling(agent_path: str) -> str | None:
 
 
 def keep_compiled(agent_path: str) -> None:
-    """Makes the sibling unless it stands. Never raises: a start without it is only slower."""
+    """Makes the sibling unless it exists. Never raises: a start without it is only slower."""
     try:
         path = sibling(agent_path)
         if path is None or not agent_path.endswith(".pyz") or os.path.exists(path):
@@ -38,7 +38,7 @@ def keep_compiled(agent_path: str) -> None:
 
 
 def keep_interpreter(agent_path: str) -> None:
-    """Records who runs this agent. Never raises: without it the next login looks for a Python again."""
+    """Records who runs this agent. Never raises: without it the next login searches for a Python again."""
     path = agent_path[: -len(".pyz")] + ".python"
     temp = "%s.tmp-%d" % (path, os.getpid())
     try:

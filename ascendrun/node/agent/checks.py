@@ -1,4 +1,4 @@
-"""What a node must offer before it says ready: folders that take writes, space, a command that can run."""
+"""What a node must offer before it is ready: writable directories, space, a command that can run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows whether nodes reach each other on a port: one side listens and says its name, the others come and read it.
+"""Shows whether nodes reach each other on a port: one side listens and sends its name, the others connect and read it.
 
     listen  {ports, as, nonce, expect: [names]}            -> {ports: {port: {heard: [names]} | {error}}}
     tcp     {targets: [{peer, address, port}], as, nonce}   -> {tests: [{peer, address, port, wall_s} | {..., error}]}
@@ -31,7 +31,7 @@ AT_ONCE = 32
 
 
 def listen(item: Item, deadline: float) -> Raw:
-    """Accepts on every port of the item until each has heard all expected names, or the deadline."""
+    """Accepts on every port of the item until each received all expected names, or the deadline."""
     answers: dict[str, Raw] = {}
     open_ports: dict[Any, Raw] = {}
     expected = set(item["expect"])

@@ -63,7 +63,7 @@ class Commands:
     ) -> Done:
         """Runs one command to its end or its deadline; `keep`: descriptors that it inherits.
 
-        Raises OperationError("cannot-start"), whose cause is what the system said.
+        Raises OperationError("cannot-start"), whose cause is the error of the system.
         """
         started = time.monotonic()
         mark = os.urandom(8).hex()
@@ -134,7 +134,7 @@ def _status_of(child: subprocess.Popen[bytes], *, is_killed: bool) -> int | None
 
 
 def end_marked(mark: str) -> None:
-    """KILL to the command and everything it started, until nobody is left or 2 s have passed."""
+    """KILL to the command and everything it started, until none is left or 2 s have passed."""
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline:
         found = reap.find_marked({MARK: mark})

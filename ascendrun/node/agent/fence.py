@@ -1,4 +1,4 @@
-"""Keeps an old order from starting anything: per run, the newest attempt that this node has heard of.
+"""Keeps an old order from starting anything: per run, the newest attempt that this node knows.
 
 The fence outlives the attempts' folders. An attempt below it, or one that was stopped, is never prepared or started.
 """

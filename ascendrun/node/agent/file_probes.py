@@ -1,4 +1,4 @@
-"""Looks at files, folders, limits, ports and open devices of this node; the plain kinds of a survey."""
+"""Examines files, directories, limits, ports and open devices of this node; the plain kinds of a survey."""
 
 from __future__ import annotations
 

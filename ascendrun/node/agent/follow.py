@@ -1,4 +1,4 @@
-"""Sends what grows in the attempts' files: every byte once, from where the head stands, gathered into few packets."""
+"""Sends what grows in the attempts' files: every byte once, from the head's offset, joined into few packets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AHEAD_BYTES = 1 << 20
 EVENTS = ("events", 0)
 BATCH_S = 0.1
 POLL_S = 0.04
-"""Also the most by which hosts differ in telling the head of a line that their ranks say at once."""
+"""Also the most by which hosts differ in sending a line that their ranks print at the same time."""
 LOST_CHECK_S = 1.0
 
 
@@ -118,7 +118,7 @@ class Follow:
         return sorted(found)
 
     def _report_truncated(self, key: tuple[str, int], size: int) -> None:
-        """Somebody cut the file: what we sent is no longer there; go on from its new end."""
+        """The file was truncated: what was sent is no longer there; continue from its new end."""
         self._send(
             {
                 "event": "truncated",
@@ -159,7 +159,7 @@ class Follow:
         return self._sent[key] < size
 
     def _report_unreadable(self, key: tuple[str, int], error: OSError) -> None:
-        """It cannot be opened now: its bytes, and those behind them, come when it can. Said once."""
+        """It cannot be opened now: its bytes, and those behind them, come when it can. Reported once."""
         if key not in self._unreadable:
             self._unreadable.add(key)
             self._send(
@@ -169,7 +169,7 @@ class Follow:
 
 
 class Follower:
-    """The thread that looks at all followed attempts. `note_lost(tag)` is asked once a second per attempt."""
+    """The thread that polls all followed attempts. `note_lost(tag)` is called once a second per attempt."""
 
     def __init__(
         self, root: str, *, send: Callable[[dict[str, Any], bytes], None], note_lost: Callable[[str], Any]

@@ -1,6 +1,6 @@
-"""Looks through a rank's output on the node itself and tells only the lines that were asked for.
+"""Searches a rank's output on the node and sends only the lines that were requested.
 
-It runs as a process of its own: a pattern that never ends is killed with it, and the agent does not notice.
+It runs as a separate process: a pattern that never ends is killed with it, and the agent does not notice.
 
 Standard input: {folder, files: {"rank-3.out": [generation, offset]}, patterns, ignore_case, invert, since_ns, until_ns,
 max_hits}; each file is read from its offset on, to its end now. Standard output: frames of node/wire.py,
@@ -38,7 +38,7 @@ FILE = re.compile(r"^rank-\d+\.(?:out|err)$")
 def grep(
     root: str, request: dict[str, Any], *, agent: list[str], commands: Commands, login: Mapping[bytes, bytes]
 ) -> tuple[dict[str, Any], bytes]:
-    """The agent's side: starts the process, hands on what it said. {"complete": false}: it was cut or killed."""
+    """The agent's side: starts the process, returns its output. {"complete": false}: it was cut or killed."""
     try:
         for pattern in request["patterns"]:
             re.compile(pattern)
@@ -116,7 +116,7 @@ class Line:
 
 
 def read_lines(folder: str, name: str, generation: int, offset: int) -> Iterator[Line]:
-    """The lines of a stream from there to its end now; a line may go on in the next generation."""
+    """The lines of a stream from there to its end now; a line may continue in the next generation."""
     start, kept = (generation, offset), b""
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The way out of the agent: one writer for all frames, a bound on what waits, and a beat when there is silence."""
+"""The agent's output: one writer for all frames, a bound on what waits, and a heartbeat when there is nothing else."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ JOIN_BYTES = 1 << 18
 
 
 class Outbox:
-    """`on_broken` is called once, in the writer's thread, when nobody reads any more; `beat_s` tells how long the
-    next silence may last."""
+    """`on_broken` is called once, in the writer's thread, when the reader is gone; `beat_s` returns how long the
+    next pause may last."""
 
     def __init__(self, fd: int, on_broken: Callable[[], None], beat_s: Callable[[], float]) -> None:
         self._fd = fd

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class ReservedPort:
-    """A port bound on every address and not listened on: nobody else can have it until `release`."""
+    """A port bound on every address and not listened on: no other process can have it until `release`."""
 
     def __init__(self, number: int, sockets: list[socket.socket]) -> None:
         self.number = number
@@ -23,7 +23,7 @@ class ReservedPort:
 
 
 def hold_port(number: int, *, after_others: bool = False) -> ReservedPort | None:
-    """None when somebody has it, on any address of IPv4 or IPv6, or when this user may not have it.
+    """None when it is in use, on any address of IPv4 or IPv6, or when this user may not have it.
 
     `after_others`: connections that have ended, and that the kernel remembers for a minute, are no hindrance, as they
     are none to a server that sets SO_REUSEADDR.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, Sequence
 
 RESOLVE_S = 8.0
-"""All peers are looked up side by side; who has no answer by then is told as unknown."""
+"""All peers are resolved in parallel; a peer without a result by then is unknown."""
 PARALLEL = 32
 _RTM_GETROUTE, _NLM_F_REQUEST, _NLMSG_ERROR = 26, 1, 2
 _RTA_DST, _RTA_OIF, _RTA_PREFSRC = 1, 4, 7

@@ -1,4 +1,4 @@
-"""The serving agent: answers the head's frames on standard input and output, and dies with its input."""
+"""The serving agent: replies to the head's frames on standard input and output, and ends with its input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     class Operation(NamedTuple):
         """`run(request, body)` gives (fields, body). `queue`: "" runs in the loop itself, at once; "tag" and "sha256"
-        keep order per attempt or tree; "own" runs beside everything. `deadline_s`: when the head gets an answer
+        keep order per attempt or tree; "own" runs in parallel to everything. `deadline_s`: when the head gets a reply
         whether the work is done or not; None: the request's own time-out decides."""
 
         run: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
@@ -37,21 +37,21 @@ else:
 
 READ_BYTES = 1 << 18
 LAST_WORK_S = 5.0
-"""How long orders that were taken may go on after the input ended."""
+"""How long accepted requests may run after the input ended."""
 
 
 MAX_QUEUES = 64
 
 
 class WorkQueues:
-    """A lane's thread lives as long as the lane has jobs."""
+    """A queue's thread lives as long as the queue has jobs."""
 
     def __init__(self) -> None:
         self._queues: dict[str, collections.deque[Callable[[], None]]] = {}
         self._idle = threading.Condition()
 
     def add(self, queue: str, job: Callable[[], None]) -> bool:
-        """False when too many lanes are busy: the job was not taken."""
+        """False when too many queues are busy: the job was not accepted."""
         with self._idle:
             waiting = self._queues.get(queue)
             if waiting is not None:
@@ -102,7 +102,7 @@ class Pending:
 
 
 class Agent:
-    """The loop. Fast operations run in it; the others beside it, so that a beat is never late."""
+    """The loop. Fast operations run in it, the others in threads, so that a heartbeat is never late."""
 
     def __init__(self, root: str, *, agent: list[str], umask: int, in_fd: int, out_fd: int) -> None:
         login = dict(os.environb)
@@ -301,7 +301,7 @@ class Agent:
             self._refuse(pending.number, OperationError("busy", "busy"))
 
     def queue_of(self, op: str, header: Mapping[str, Any]) -> str:
-        """Orders of one lane wait for each other."""
+        """Requests of one queue wait for each other."""
         kind = self._operations[op].queue
         if kind == "own":
             self._own_queues += 1

@@ -1,7 +1,7 @@
 """Answers a survey: many small questions about this node, side by side, each with its own deadline.
 
 A request's `items` name what to look at; nothing here knows what the answers mean. Each item is {name, kind, ...} and
-may say its own `timeout_s`. The answer of one that went wrong is {"error": message, "late": bool}.
+may have its own `timeout_s`. The result of one that failed is {"error": message, "late": bool}.
 
     argv        {argv, max_bytes}     -> {code, signal, timed_out, truncated, wall_s, out, err}
     shell_argv  the same, in the job's own set-up and environment (`shell`), exactly as a rank is started;
@@ -11,7 +11,7 @@ may say its own `timeout_s`. The answer of one that went wrong is {"error": mess
     listdir     {path}                -> {names}
     glob        {patterns}            -> {paths}
     stat        {paths, below}        -> {stats: {path: {kind, bytes, mode, uid, gid, mtime_s} | {missing} | {error}}};
-                where the variable `below` holds a folder, the paths lie below it
+                where the variable `below` holds a directory, the paths are below it
     size        {paths, max_files}    -> {sizes: {path: {kind, bytes, files, truncated} | {missing} | {error}}}
     disk        {paths}               -> {disks: {path: {at, free_bytes, total_bytes, free_inodes, total_inodes}}}
     write_probe {paths}               -> {folders: {path: {at, wall_s, free_bytes, uid} | {at, error, code}}}
@@ -178,7 +178,7 @@ class Surveys:
         }
 
     def _scratch(self) -> str:
-        """The folder to stand in while the run has none yet: an empty one, so that nothing there is imported."""
+        """The working directory while the run has none yet: an empty one, so that nothing there is imported."""
         path = os.path.join(self._root, "empty")
         try:
             make_private_dir(path)
@@ -188,7 +188,7 @@ class Surveys:
 
 
 def _setup_result(status_fd: int) -> str:
-    """What node/ranks.SETUP_SCRIPT told; nothing: the set-up ended the shell, or never ended."""
+    """What node/ranks.SETUP_SCRIPT reported; nothing: the setup ended the shell, or never ended."""
     try:
         result = os.read(status_fd, 1)
     except BlockingIOError:
@@ -197,12 +197,12 @@ def _setup_result(status_fd: int) -> str:
 
 
 def _text(data: bytes) -> str:
-    """What is no UTF-8 is told as \\xNN."""
+    """What is not UTF-8 shows as \\xNN."""
     return data.decode("utf-8", "backslashreplace")
 
 
 def _with_deadline(call: Callable[[], Raw], deadline: float) -> Raw:
-    """The call's answer, or "late": a look at a dead network file system may hang for ever, and nothing ends it."""
+    """The call's result, or "late": a call into a dead network file system may hang indefinitely."""
     box: list[Raw] = []
     failed: list[Exception] = []
 

@@ -46,13 +46,13 @@ class Trees:
         self._lock = threading.Lock()
 
     def have(self, sha256: str) -> bool:
-        """Whether the tree stands there; its content is checked by `verify`, before every start."""
+        """Whether the tree is there; its content is checked by `verify`, before every start."""
         return os.path.isdir(layout.tree_dir(self._root, sha256)) and os.path.isfile(self._listing_path(sha256))
 
     def put(self, sha256: str, offset: int, total: int, chunk: bytes) -> dict[str, Any]:
         """Takes the next chunk of the tar; with the last one the tree appears. {received} or {have: true}.
 
-        Raises OperationError: tree-differs (the content is not what its name says), bad-offset, disk-full,
+        Raises OperationError: tree-differs (the content has another hash), bad-offset, disk-full,
         bad-directory.
         """
         layout.tree_dir(self._root, sha256)
@@ -273,7 +273,7 @@ def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, name: bytes, par
 
 
 def make_read_only(folder: str) -> None:
-    """Files 0444 or 0555, folders 0555: nobody changes them by mistake."""
+    """Files 0444 or 0555, directories 0555: against changes by mistake."""
     for base, _, files in os.walk(os.fsencode(folder), topdown=False):
         for name in files:
             path = os.path.join(base, name)
@@ -289,7 +289,7 @@ def make_read_only(folder: str) -> None:
 def link_tree(tree: str, work: str, *, trees: str) -> list[str]:
     """Makes the tree's top-level entries visible in the working folder; returns the names that stay the user's own.
 
-    Links of ours into another tree are replaced or removed; those that are right are left alone, since another stage
+    Own links into another tree are replaced or removed; those that are right are left alone, since another stage
     of a pipeline may be running in this folder. Nothing else is touched.
     """
     prefix = os.fsencode(trees) + b"/"

@@ -1,4 +1,4 @@
-"""How busy this host is, as the kernel tells. Rates are over the time since the look before; None: not known."""
+"""How busy this host is, from /proc. Rates are over the time since the previous sample; None: not known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")
 
 
 class HostFigures:
-    """Use from one thread. `root`: the folder whose file system's free space is told."""
+    """Use from one thread. `root`: the directory whose file system's free space is sampled."""
 
     def __init__(self, root: str) -> None:
         self._space = _Space(root)
@@ -54,7 +54,7 @@ class HostFigures:
 
 
 class _Space:
-    """Free bytes, asked in a thread of its own: a dead network file system must not make the rest wait."""
+    """Free bytes, read in a separate thread: a dead network file system must not make the rest wait."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -31,7 +31,7 @@ else:
     Process = namedtuple("Process", "pid state ppid cpu_ticks threads start")
 
 SCAN_SHARE = 200.0
-"""A look at all processes may cost one part in so many of a core."""
+"""Scanning all processes may cost one part in so many of a core."""
 SETTLED_S = 10.0
 """A process that is older has the environment that it will have: a fork has had its exec."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -147,7 +147,7 @@ class RankFigures:
             todo.extend((child, rank, local_rank) for child in children.get(process.pid, ()))
 
     def _environment(self, process: Process) -> tuple[int | None, int | None]:
-        """What a launcher told its child: (rank, local rank)."""
+        """What a launcher set for its child: (rank, local rank)."""
         if process.pid in self._reported:
             return self._reported[process.pid]
         variables = dict(pair.partition(b"=")[::2] for pair in procs.read_environ(process.pid).split(b"\0"))
@@ -182,7 +182,7 @@ class _Totals:
         return cpu, read_s, write_s
 
     def _grown(self, before: _Totals, place: int) -> int | None:
-        """What an old process that was found only now has used does not count; None: nobody's figure may be read."""
+        """What an old process that was found only now has used does not count; None: no value can be read."""
         now = {pid: values[place] for pid, values in self.by_pid.items()}
         if all(value is None for value in now.values()):
             return None

@@ -1,7 +1,7 @@
-"""The sampler: beside a supervisor it writes down how host, ranks and devices are; it lives and dies with it.
+"""The sampler: a child of a supervisor that records the state of host, ranks and devices, and ends with it.
 
-It is told in `prepare` what to run (`sampling`: {every_s, items: [{name, argv, every_s, timeout_s}], devices}) and
-knows nothing of what the answers mean. JSON lines, each complete in itself, in `samples.<generation>`:
+`prepare` has what it runs (`sampling`: {every_s, items: [{name, argv, every_s, timeout_s}], devices}) and
+does not interpret the output. JSON lines, each complete in itself, in `samples.<generation>`:
 
     {at_ns, host: {...}, ranks: [{rank, pid, device, ...}]}     see host_metrics.py, rank_metrics.py
     {at_ns, tool, code, wall_s, timed_out?, truncated?, text | z}   z: the text, zlib, base64
@@ -97,7 +97,7 @@ class SampleFile:
 
 
 class Sampler:
-    """The loop. `out(line, now_s)` takes each line; `until_fd`: when it says anything, or ends, so does the loop."""
+    """The loop. `out(line, now_s)` takes each line; `until_fd`: the loop ends when it has data or ends."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ def sample_once(
 
 
 def leaders_of(folder: str, prepared: dict[str, Any]) -> list[Leader]:
-    """The processes that the story of this attempt says were started."""
+    """The processes that were started according to the attempt's events."""
     environments = {int(rank["rank"]): rank["env"] for rank in prepared["ranks"]}
     found = []
     for event in read_events(folder):

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 RAREST_S = 300.0
 ENDING_S = 0.2
-"""A child of a tool may hold its pipe open; so long after the tool's own end nobody waits for more."""
+"""A child of a tool may hold its pipe open; so long after the tool's end no more is read."""
 ALONE_S = 3.0
-"""So long a tool runs alone, since whether they may run side by side is documented nowhere; then it holds up nobody."""
+"""So long a tool runs alone, since whether they may run side by side is documented nowhere; then the others start."""
 
 
 class Tool:
@@ -49,7 +49,7 @@ class Tool:
 
 
 class Tools:
-    """Use from one thread. `said(line)` gets what a tool answered, as the line to be written."""
+    """Use from one thread. `said(line)` gets the result of a tool, as the line to be written."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Tools:
         return max(0.0, until - now_s)
 
     def turn(self, now_s: float) -> None:
-        """Reads what was said, ends what has ended or is late, starts what is due."""
+        """Reads output, ends what has ended or is late, starts what is due."""
         for tool in self._tools:
             if tool.child is not None:
                 self._poll(tool, tool.child, now_s)

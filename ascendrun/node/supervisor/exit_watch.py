@@ -1,6 +1,6 @@
 """Notices a rank that has finished its work and does not exit (gloo's threads can wait for each other at the end).
 
-Pure: takes what was seen of the rank, says what to do.
+Pure: from observations of the rank to what is to be done.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ IDLE_CPU_S = 0.1
 FINISHED = "finished"
 """It wrote "done": true into its metrics and lives on: it is killed, and its exit counts as 0."""
 IDLE = "idle"
-"""Another rank ended well and this one does nothing since: said, not killed."""
+"""Another rank exited 0 and this one does nothing since: reported, not killed."""
 
 
 def is_done_line(line: bytes) -> bool:
-    """Whether a line of the metrics file tells that the program has finished."""
+    """Whether a line of the metrics file reports that the program has finished."""
     if b'"done"' not in line:
         return False
     try:
@@ -51,7 +51,7 @@ class ExitWatch:
             self._done_s = now_s
 
     def look(self, now_s: float, *, cpu_s: float, written_bytes: int, other_exited_s: float | None) -> str | None:
-        """FINISHED or IDLE, each once; None: nothing to say. `other_exited_s`: when another rank first exited 0."""
+        """FINISHED or IDLE, each once; None: nothing to report. `other_exited_s`: when another rank first exited 0."""
         if self._done_s is not None and now_s - self._done_s >= self._exit_s:
             return self._report(FINISHED)
         if other_exited_s is None:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 18
 DRAIN_BYTES = 8 << 20
-"""What is read of a dead rank's pipe before its end is told; a grandchild may go on writing for ever."""
+"""What is read of a dead rank's pipe before its end is recorded; a grandchild may keep writing."""
 DROP_NOTE_S = 10.0
 METRICS_STEP_BYTES = 1 << 20
 
 
 class MetricsTail:
-    """Reads on in a rank's metrics file and remembers whether it said that it is done."""
+    """Reads on in a rank's metrics file and remembers whether it reported its end."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -31,7 +31,7 @@ class MetricsTail:
         self._rest = b""
 
     def found_done(self) -> bool:
-        """True when a line read by this call says so. A half line is kept for the next call."""
+        """True when a line read by this call reports it. A half line is kept for the next call."""
         try:
             if os.stat(self._path).st_size <= self._offset:
                 return False
@@ -88,7 +88,7 @@ class Rank:
         return stat.cpu_ticks / procs.TICKS_PER_S if stat else 0.0
 
     def setup_failed(self) -> bool:
-        """Whether the set-up (or the look for the command behind it) ended the rank, not the command itself."""
+        """Whether the setup (or the search for the command after it) ended the rank, not the command itself."""
         return self.started is not None and self.started.status_fd is not None and self.setup_result != b"o"
 
     def end(self, status: int) -> None:

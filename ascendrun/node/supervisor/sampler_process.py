@@ -1,6 +1,6 @@
 """The sampler as its supervisor keeps it: started after the ranks, gone before the attempt has ended.
 
-It bears the attempt's tag, so that whoever clears up after a supervisor that was killed finds it, and a mark of its
+It bears the attempt's tag, so that it is found after a supervisor was killed, and a mark of its
 own, so that it never counts as something a rank has left behind.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PRIORITY = 10
 """nice: the ranks come first."""
 GONE_S = 1.0
-"""How long the end of an attempt waits for it; a tool that hangs in a driver outlives that, whoever waits."""
+"""How long the end of an attempt waits for it; a tool that hangs in a driver outlives that."""
 
 
 class SamplerProcess:

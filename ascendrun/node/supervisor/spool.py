@@ -1,9 +1,9 @@
-"""One stream of one rank on disk: its bytes as they came, and beside them when they came.
+"""One stream of one rank on disk: its bytes as they came, and in a second file when they came.
 
 `NAME.<generation>` holds the bytes, `NAME.times.<generation>` 16 bytes a chunk: end offset, arrival (ns UTC).
 A generation that has reached the limit is closed after a whole line, where one ends within the slack; all are kept
-(what the head has whole may go later: agent/log_prune.py). When somebody cuts or removes the file under us, the stream
-goes on in the next generation, and the supervisor tells of it: nothing that comes after is lost.
+(what the head has whole may go later: agent/log_prune.py). When the file is truncated or removed meanwhile, the stream
+continues in the next generation, and the supervisor records it: nothing that comes after is lost.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Spool:
                 self._next_generation()
 
     def check_truncated(self) -> None:
-        """The user may truncate or remove the file: what follows must not land where nobody looks for it."""
+        """The user may truncate or remove the file: what follows must not be written to a file that is not read."""
         if not self._files or not self._size:
             return
         try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def main(folder: str) -> int:
-    """`supervise FOLDER`: reads {master_port, secret_env, umask} from stdin, tells one JSON line on stdout:
+    """`supervise FOLDER`: reads {master_port, secret_env, umask} from stdin, prints one JSON line on stdout:
     {"pid": ...}, {"already": true} when another supervisor owns the attempt, or {"error": {...}}."""
     os.umask(0o077)
     with os.fdopen(0, "rb", closefd=False) as stdin:
@@ -69,7 +69,7 @@ def _take_over(folder: str, spec: dict[str, Any]) -> Supervisor | None:
 
 
 def _report(answer: dict[str, Any]) -> None:
-    """The serving agent may be gone: the attempt goes on without it."""
+    """The serving agent may be gone: the attempt runs without it."""
     try:
         os.write(1, json.dumps(answer).encode("ascii") + b"\n")
     except OSError:

@@ -311,7 +311,7 @@ class Supervisor:
         return True
 
     def _acknowledge_stop(self) -> None:
-        """The wish that has gone was taken: whoever asked can tell a supervisor that hangs from one that works."""
+        """An order whose file is gone was taken: so a supervisor that hangs is recognised."""
         with contextlib.suppress(OSError):
             os.replace(os.path.join(self.folder, STOP), os.path.join(self.folder, STOP_TAKEN))
 
@@ -356,7 +356,7 @@ class Supervisor:
         )
 
     def _sweep(self, now: float) -> None:
-        """After the ranks' end, and after KILL: nobody may be left. Two looks, since one may fork while we look."""
+        """After the ranks' end, and after KILL, none may be left. Two checks: a process may fork during one."""
         found = self._find()
         if not found and not any(rank.runs for rank in self.ranks):
             self.clean_checks += 1
