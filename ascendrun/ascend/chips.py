@@ -16,10 +16,10 @@ from ascendrun.text import Text
 
 @dataclass(frozen=True)
 class Chip:
-    """One row of tables/chips.json; None where no source says. `family`: A1, A2, A3, 310P, 310 or 950.
+    """One row of tables/chips.json; None where no source states it. `family`: A1, A2, A3, 310P, 310 or 950.
 
     `hbm_mb` is of one die. `device_counts`: the numbers of devices (on the A3: dies) that a job may take of one
-    server. `verified` False: the figures come from third parties; `doubt` says which.
+    server. `verified` False: the figures come from third parties; `doubt` names them.
     """
 
     name: str

@@ -25,7 +25,7 @@ HDK_HINT = Text("version.hdk.hint", "install driver and firmware of one HDK rele
 class Versions:
     """What one node has, each as its own source writes it (2.6.0+cpu, 8.0.RC3, 3.10.12); None: could not look.
 
-    `arch` as uname -m says it.
+    `arch`: as `uname -m` prints it.
     """
 
     torch_npu: str | None = None
@@ -50,7 +50,7 @@ class VersionFact:
 
 @dataclass(frozen=True)
 class Release:
-    """One torch_npu release of the table; None where no source says."""
+    """One torch_npu release of the table; None where no source states it."""
 
     torch_npu: str
     torch: str
@@ -115,7 +115,7 @@ def minimum_for(feature: str) -> Minimum | None:
 
 
 def too_old_for(feature: str, *, driver: str | None, cann: str | None) -> bool | None:
-    """Whether driver or CANN is older than the feature needs; None when that cannot be told."""
+    """Whether driver or CANN is older than the feature needs; None if that is unknown."""
     minimum = minimum_for(feature)
     if minimum is None:
         return None

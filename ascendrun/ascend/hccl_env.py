@@ -1,6 +1,6 @@
-"""What HCCL says of its settings when a process begins to use it: which value holds, and who set it.
+"""What HCCL logs about its settings when a process starts to use it: the effective value and its source.
 
-The lines stand in the process's run plog, once per process (INFO, which the run log always keeps). Forms known from
+The lines are in the process's run plog, once per process (INFO, which the run log always keeps). Forms known from
 CANN 8 to 9: `NAME set by default to [120]s`, `NAME set by environment [variable] to [..]`, `NAME is set to default
 value [..]`, `NAME is not set[ and is used by default [..]]`, `environmental variable NAME is [..]` or `is empty`, and
 on newer chips `Env config "NAME" is not set. Default value is used.`
@@ -33,7 +33,7 @@ _HINT = re.compile(r"\bset\b|environmental variable|Env config")
 class HcclSetting:
     """One setting as HCCL took it. `value` None: it has none. `unit` as HCCL writes it ("s", "M"), "" without.
 
-    `origin`: environment, default, unset, or unknown: the line does not say who set it.
+    `origin`: environment, default, unset, or unknown: the line does not name the source.
     """
 
     name: str
@@ -53,7 +53,7 @@ def parse_hccl_env(lines: Iterable[str]) -> dict[str, HcclSetting]:
 
 
 def _settings_of(line: str) -> list[HcclSetting]:
-    """A line may speak of two; where several forms fit one name the first of the table counts."""
+    """A line may have two; where several forms fit one name the first of the table counts."""
     taken: dict[str, HcclSetting] = {}
     for form, origin in _FORMS:
         for match in form.finditer(line):

@@ -2,8 +2,8 @@
 
     parse_link, parse_ip, parse_net_health, parse_tls, parse_ping, parse_fec
 
-Each gives its own frozen dataclass with `errors` and `unparsed`. The answer does not say which NPU was asked, except
-where `device_id` is printed; the caller knows.
+Each gives its own frozen dataclass with `errors` and `unparsed`. The answer names the NPU only where `device_id` is
+printed; the caller knows which one was queried.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Address:
-    """`-ip`: `is_set` is False when the answer is empty, None when there was an error or a riddle."""
+    """`-ip`: `is_set` is False when the answer is empty, None after an error or an unreadable line."""
 
     is_set: bool | None
     address: str | None
@@ -100,7 +100,7 @@ def parse_link(text: str) -> Link:
 
 
 def parse_ip(text: str) -> Address:
-    plain = _PLAIN_IP.fullmatch(text)  # what nearly every port of a thousand nodes says
+    plain = _PLAIN_IP.fullmatch(text)  # what nearly every port of a thousand nodes prints
     if plain and read_ip(plain[1]) and read_ip(plain[2]):
         return Address(True, plain[1], plain[2], None, (), ())
     errors, rest = split_errors(lines_of(text))
@@ -126,7 +126,7 @@ def parse_net_health(text: str) -> NetHealth:
 
 
 def parse_tls(text: str) -> Tls:
-    """The first line's switch; the certificates below it are kept unread, and not reported as riddles."""
+    """The first line's switch; the certificates below it are not read, and not reported as unparsed."""
     errors, rest = split_errors(lines_of(text))
     heads = [line for line in rest if line.startswith("dev_id:")]
     switch = _TLS.match(heads[0]) if len(heads) == 1 else None

@@ -17,9 +17,9 @@ _KEY = re.compile(r"(address|netmask|netdetect|gateway|send_arp_status|prefix_le
 
 @dataclass(frozen=True)
 class HccnPort:
-    """What is configured for one NPU's port; None where the file does not say or says what nobody can read.
+    """What is configured for one NPU's port; None where the file has no value or an unreadable one.
 
-    `address_inet6` stands under a key that no primary source confirms (address_N_inet6).
+    `address_inet6` is under a key that no primary source confirms (address_N_inet6).
     """
 
     address: str | None = None

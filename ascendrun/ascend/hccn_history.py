@@ -26,7 +26,7 @@ class LinkChange:
 
 @dataclass(frozen=True)
 class LinkHistory:
-    """`-link_stat`: `changes` newest first; () when the tool says NA, None when it does not say.
+    """`-link_stat`: `changes` newest first; () when the tool prints NA, None when it prints nothing.
 
     `down_count` is printed by newer drivers only.
     """

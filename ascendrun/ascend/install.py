@@ -52,7 +52,7 @@ class FirmwareVersion:
 
 @dataclass(frozen=True)
 class CannVersion:
-    """ascend_toolkit_install.info, ascend_nnae_install.info. `kind`: toolkit, nnae, or what the package says."""
+    """ascend_toolkit_install.info, ascend_nnae_install.info. `kind`: toolkit, nnae, or the package's own name."""
 
     kind: str | None
     version: str | None
@@ -65,7 +65,7 @@ class CannVersion:
 
 @dataclass(frozen=True)
 class DriverInstall:
-    """/etc/ascend_install.info. `is_complete` None: the file does not say; npu-smi warns unless it says complete."""
+    """/etc/ascend_install.info. `is_complete` None: not in the file; npu-smi warns unless it is complete."""
 
     user: str | None
     group: str | None
@@ -153,7 +153,7 @@ def parse_components(text: str) -> Components:
 
 
 def driver_takes_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> bool | None:
-    """Whether each lies in an interval of the other; None when neither file names intervals that can be judged."""
+    """Whether each lies in an interval of the other; None when neither file names intervals that can be compared."""
     ways = (_lies_in(firmware.version, driver.firmware_intervals), _lies_in(driver.version, firmware.driver_intervals))
     if False in ways:
         return False
@@ -170,7 +170,7 @@ def _lies_in(version: str | None, intervals: tuple[Interval, ...]) -> bool | Non
 
 
 def _values(text: str) -> tuple[dict[str, str], tuple[ToolError, ...], list[str]]:
-    """The file's `key=value` lines; keys that come twice with two values are nobody's. A file's end is no cut."""
+    """The file's `key=value` lines; keys with two values are dropped. The end of a file is not truncated."""
     errors, rest = split_errors(line.rstrip("\r") for line in text.split("\n"))
     values: dict[str, str] = {}
     bad, unread = set(), []

@@ -2,8 +2,8 @@
 
     "device {device:int} is not available, return[{code:507899|507033}]"
 
-{name} stands for a word, {name:KIND} for one of KINDS, {name:one|other} for one of these texts, {name:=one} for this
-text, {*} for anything up to 200 characters; without a name the value is not kept. Two spaces stand for any number of
+{name} matches a word, {name:KIND} for one of KINDS, {name:one|other} for one of these texts, {name:=one} for this
+text, {*} for anything up to 200 characters; without a name the value is not kept. Two spaces match any number of
 blanks. A pattern does not match inside a word or number of the line. Every gap is bounded, so no line makes it slow.
 """
 
@@ -29,7 +29,7 @@ KINDS: Mapping[str, str] = {
     "rest": r"\S[^\n]{0,199}",
     "inside": r"[^\]\)'\"]{1,200}?",
 }
-"""Regular expressions by kind. A word or path does not end in a full stop; `inside` is whatever stands between brackets
+"""Regular expressions by kind. A word or path does not end in a full stop; `inside` is whatever is between brackets
 or quotes, `rest` the line's end, `bracketed` a list like [1],[2];"""
 
 _PLACE = re.compile(r"\{(?:(\*)|([a-z_]*)(?::([^{}]+))?)\}")

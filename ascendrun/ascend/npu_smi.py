@@ -40,7 +40,7 @@ _WIDTHS = {98: "L1", 99: "L1b", 116: "L1c"}
 class NpuChip:
     """One chip (on an A3: one of the NPU's two dies). None: not printed in this layout, printed as NA, or unreadable.
 
-    `chip_id` counts within its NPU. `load_percent`: AI Core use, on the 950 NPU use. `power_w` of an A3 stands at
+    `chip_id` counts within its NPU. `load_percent`: AI Core use, on the 950 NPU use. `power_w` of an A3 is at
     chip 0 for both. `ddr_*` is 0 where the chip has HBM only.
     """
 
@@ -76,7 +76,7 @@ class NpuProcess:
 
 @dataclass(frozen=True)
 class NpuSmiInfo:
-    """What one `npu-smi info` said. `processes` and `idle_npus` are None when the process table was not there.
+    """The output of one `npu-smi info`. `processes` and `idle_npus` are None when the process table was not there.
 
     `driver_incomplete`: the tool warned that the driver package may not be completely installed.
     """
@@ -179,7 +179,7 @@ class _Table:
             self._reject()
 
     def interrupt(self) -> None:
-        """Something that is no table stands here: what follows belongs to no row before it."""
+        """A line outside of the table: what follows belongs to no row before it."""
         self._close()
 
     def _reject(self) -> None:
@@ -237,7 +237,7 @@ class _Table:
         return self._first_row(cells)
 
     def _close(self) -> None:
-        """A first row whose second never came is still a chip, of which less is known."""
+        """A first row without a second one is still a chip, of which less is known."""
         if self._first is not None:
             line, values = self._first
             self._first = None
@@ -251,7 +251,7 @@ class _Table:
         return row.is_whole or self._note()
 
     def _second_row(self, cells: Cells) -> Values | None:
-        """What a second row says of its chip; None when this is none."""
+        """The values of a second row; None when this is none."""
         row = load_row(cells, self._second if self._cells == 3 else (), self._has_hbm)
         if row is not None and not row.is_whole:
             self._reject()
@@ -279,7 +279,7 @@ class _Table:
         return all_read(read, cells[2:]) or self._note()
 
     def chips(self) -> tuple[NpuChip, ...]:
-        """The chips in the table's order; of a chip that stands there twice, what both rows agree on."""
+        """The chips in the table's order; of a chip that is listed twice, what both rows agree on."""
         self._close()
         kept: dict[tuple[int, int | None], NpuChip] = {}
         for chip, _ in self._chips:
@@ -288,7 +288,7 @@ class _Table:
         return tuple(kept.values())
 
     def _doubled(self) -> list[tuple[str, ...]]:
-        """The rows of chips that stand there twice and differ."""
+        """The rows of chips that are listed twice and differ."""
         first: dict[tuple[int, int | None], NpuChip] = {}
         doubled: list[tuple[str, ...]] = []
         for chip, lines in self._chips:

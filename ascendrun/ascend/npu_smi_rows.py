@@ -1,4 +1,4 @@
-"""The rows of the table that `npu-smi info` prints: what its headers may be, and what one row says of a chip."""
+"""The rows of the table that `npu-smi info` prints: its headers, and the values of one row."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PROCESS_HEADERS = (
 
 @dataclass(frozen=True)
 class Row:
-    """What one row says of a chip, by the names of NpuChip; `is_whole`: nothing in it was left unread."""
+    """The values of one row by the names of NpuChip; `is_whole`: all of it was read."""
 
     values: Values
     is_whole: bool
@@ -114,5 +114,5 @@ def _used_total(used: str, total: str, high: int) -> tuple[int | None, int | Non
 
 
 def all_read(values: Sequence[object], texts: Sequence[str]) -> bool:
-    """Whether each value was read, or its word says that there is none."""
+    """Whether each value was read, or is printed as absent."""
     return all(value is not None or text in _ABSENT for value, text in zip(values, texts))

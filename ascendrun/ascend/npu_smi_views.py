@@ -2,7 +2,7 @@
 
     parse_common, parse_ecc, parse_memory -> CardView[...]      parse_health -> CardView[ChipHealth]
 
-A block is what stands between blank lines; its `Chip ID` stands first or last. A block that has a name twice has lost
+A block is between blank lines; its `Chip ID` is first or last. A block that has a name twice has lost
 its border to another chip's: it is reported, not read.
 """
 
@@ -25,7 +25,7 @@ _CODE = re.compile(r"[0-9A-F]{8}")
 
 @dataclass(frozen=True)
 class CardView(Generic[T]):
-    """What one view said of one NPU: its chips in the order printed. None: not printed or unreadable."""
+    """One view of one NPU: its chips in the order printed. None: not printed or unreadable."""
 
     npu_id: int | None
     chip_count: int | None
@@ -80,7 +80,7 @@ class ChipMemory:
 
 @dataclass(frozen=True)
 class ChipHealth:
-    """`error_codes`: eight hex digits each, as printed; () when the tool says NA, None when it does not say."""
+    """`error_codes`: eight hex digits each, as printed; () when the tool prints NA, None when it prints nothing."""
 
     chip_id: int | None
     health: str | None
@@ -101,7 +101,7 @@ def parse_memory(text: str) -> CardView[ChipMemory]:
 
 
 def parse_health(text: str) -> CardView[ChipHealth]:
-    """`-t health`, of a card or of one chip; error texts go on over lines without a name, with blank lines between."""
+    """`-t health`, of a card or of one chip; error texts continue on lines without a name and after blank lines."""
     errors, rest = split_errors(lines_of(text))
     head: dict[str, Field] = {}
     chips: list[ChipHealth] = []
@@ -144,7 +144,7 @@ def _has(block: Sequence[Field], name: str) -> bool:
 
 
 class _Card:
-    """The head of a view, and the lines that nobody understood, gathered while its blocks are read."""
+    """The head of a view, and the lines that were not understood, collected while its blocks are read."""
 
     def __init__(self) -> None:
         self.npu_id: int | None = None
@@ -152,7 +152,7 @@ class _Card:
         self.unread: list[str] = []
 
     def reader_of(self, block: Sequence[str]) -> Reader | None:
-        """The block's fields, less the card's own; None when a name stands there twice."""
+        """The block's fields, less the card's own; None when a name is there twice."""
         fields, unread = fields_of(block)
         self.unread.extend(unread)
         by_name = once_each(fields)

@@ -3,8 +3,8 @@
     parse_gpus(text) -> Gpus        of  nvidia-smi --query-gpu=GPU_FIELDS --format=csv
     parse_apps(text) -> GpuApps     of  nvidia-smi --query-compute-apps=APP_FIELDS --format=csv
 
-Columns are found by their names in the first line, numbers are read with the unit that stands behind them (with
-`nounits`: in the first line). What the tool says instead of a value ([N/A], [Not Supported], …) is None.
+Columns are found by their names in the first line, numbers are read with the unit behind them (with
+`nounits`: in the first line). What the tool prints instead of a value ([N/A], [Not Supported], …) is None.
 Megabytes are the tool's MiB: 2**20 bytes.
 """
 
@@ -48,7 +48,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """`gpus` None: this is no such table, `unparsed` is what was said instead."""
+    """`gpus` None: this is not such a table, `unparsed` is what was printed instead."""
 
     gpus: tuple[Gpu, ...] | None
     unparsed: tuple[str, ...]
@@ -65,7 +65,7 @@ class GpuApp:
 
 @dataclass(frozen=True)
 class GpuApps:
-    """`apps` None: this is no such table; (): nobody computes."""
+    """`apps` None: this is not such a table; (): no process computes."""
 
     apps: tuple[GpuApp, ...] | None
     unparsed: tuple[str, ...]

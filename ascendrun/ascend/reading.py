@@ -14,7 +14,7 @@ T = TypeVar("T")
 # A last line without its line break may have been cut in the middle: no number or free word may end at this mark.
 CUT = "\N{REPLACEMENT CHARACTER}"
 
-# Many nodes say the same few numbers, masks and versions; no word of a tool is long.
+# Many nodes print the same few numbers, masks and versions; no value of a tool is long.
 _once = lru_cache(maxsize=4096)
 
 _INTEGER = re.compile(r"[0-9]{1,18}|-[1-9][0-9]{0,16}")
@@ -27,7 +27,7 @@ _PRINTABLE = re.compile(r"[^\x00-\x1f\x7f\ufffd]+")
 
 @dataclass(frozen=True)
 class Field:
-    """One `name : value` line: where it stood, and both sides without surrounding blanks."""
+    """One `name : value` line: the line, and both sides without surrounding blanks."""
 
     line: str
     name: str
@@ -44,12 +44,12 @@ def lines_of(text: str) -> tuple[str, ...]:
 
 
 def shown(line: str) -> str:
-    """A line as it stood in the text, for reports."""
+    """A line as printed, for reports."""
     return line[:-1] if line.endswith(CUT) else line
 
 
 def unparsed_of(lines: Sequence[str]) -> tuple[str, ...]:
-    """The lines to report: those that are not blank, as they stood."""
+    """The lines to report: those that are not blank, as printed."""
     return tuple(shown(line) for line in lines if shown(line).strip())
 
 
@@ -85,14 +85,14 @@ def read_percent(text: str) -> int | None:
 
 @_once
 def read_text(text: str) -> str | None:
-    """The word itself, unless it is empty, says NA, was cut or holds control characters."""
+    """The text itself, unless it is empty, NA, truncated or has control characters."""
     text = text.strip(" \t")
     return text if text and text != "NA" and _PRINTABLE.fullmatch(text) else None
 
 
 @_once
 def read_ip(text: str) -> str | None:
-    """An IPv4 or IPv6 address as it stood; else None."""
+    """An IPv4 or IPv6 address as printed; else None."""
     text = text.strip(" \t")
     if _IPV4.fullmatch(text):
         return text
@@ -110,7 +110,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 def read_bus_id(text: str) -> str | None:
-    """A PCI address as it stood (0000:C1:00.0); else None."""
+    """A PCI address as printed (0000:C1:00.0); else None."""
     text = text.strip(" \t")
     return text if _BUS_ID.fullmatch(text) else None
 
@@ -141,13 +141,13 @@ def fields_of(lines: Sequence[str]) -> tuple[list[Field], list[str]]:
 
 
 def once_each(fields: Sequence[Field]) -> dict[str, Field] | None:
-    """The fields by name; None when a name comes twice, since then nobody knows whose the values are."""
+    """The fields by name; None when a name comes twice: then the owner of the values is unknown."""
     by_name = {field.name: field for field in fields}
     return by_name if len(by_name) == len(fields) else None
 
 
 class Reader:
-    """The fields of one block, each to be read once; what nobody could read is left to report."""
+    """The fields of one block, each to be read once; what could not be read is left to report."""
 
     def __init__(self, fields: dict[str, Field]) -> None:
         self._fields = fields
@@ -185,7 +185,7 @@ class Reader:
         return None if value is None else self._keep(names, read_choice(value, choices), value)
 
     def unread(self) -> list[str]:
-        """The lines whose name or value was not understood; a value NA or - is an answer, not a riddle."""
+        """The lines whose name or value was not understood; a value NA or - counts as understood."""
         return list(self._unread.values())
 
     def _keep(self, names: Sequence[str], read: T | None, value: str) -> T | None:

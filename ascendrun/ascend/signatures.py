@@ -161,7 +161,7 @@ class _Matcher:
         self._regex: Pattern[str] | None = None
 
     def values(self, text: str) -> Mapping[str, str] | None:
-        """What stands in the gaps; None when the line is another one."""
+        """The values of the gaps; None when the line is another one."""
         for literal in self.pattern.literals:  # cheaper than the expression, where many patterns share a needle
             if literal not in text:
                 return None

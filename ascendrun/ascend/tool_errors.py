@@ -40,7 +40,7 @@ _TABLE = tuple(map(_read_row, load_table("tool_errors")["rows"]))
 _ANY = re.compile("|".join(f"(?:{re.sub('[(][?]P<[a-z]+>', '(?:', pattern.pattern)})" for _, pattern, _, _ in _TABLE))
 
 
-@lru_cache(maxsize=4096)  # the lines of a tool are few, and many nodes say them
+@lru_cache(maxsize=4096)  # a tool has few lines, and many nodes print them
 def read_error(line: str) -> ToolError | None:
     """The error that a line is, or None when it is none that we know."""
     text = shown(line)

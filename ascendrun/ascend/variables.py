@@ -23,7 +23,7 @@ ERROR, WARNING, NOTE = "error", "warning", "note"
 
 @dataclass(frozen=True)
 class Variable:
-    """One row of tables/variables.json; None where no source says. `families` None: every chip reads it.
+    """One row of tables/variables.json; None where no source states it. `families` None: every chip reads it.
 
     `kind`: int, choice, ip, ifname, ports, path, text, algo, alloc, ids or visible.
     """
@@ -175,7 +175,7 @@ def _applies(when: str, value: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _may_be_ours(name: str) -> bool:
-    """Whether the table says something of the name; most of what an environment holds is none of ours."""
+    """Whether the table has the name; most variables of an environment do not concern it."""
     prefixes = [rule["prefix"] for rule in load_table("variables")["prefixes"]]
     return name in known_variables() or name.startswith(("HCCL_", "P2P_HCCL_", *prefixes))
 

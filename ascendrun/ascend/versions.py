@@ -52,7 +52,7 @@ def is_within(version: str, low: str, high: str) -> bool | None:
     """Whether low <= version <= high; None when one of them cannot be ordered.
 
     A high end with a trailing dot (23.0.0. in firmware/version.info) is explained nowhere, and a driver of the very
-    same package lies above it as a number: such an interval can say yes, never no.
+    same package lies above it as a number: such an interval can confirm, never exclude.
     """
     one, start, end = parse_version(version), parse_version(low), parse_version(high)
     if one is None or start is None or end is None:

@@ -77,7 +77,7 @@ def make_forecast(
     restart_s: float | None = None,
     save_s: float = ASSUMED_SAVE_S,
 ) -> Forecast:
-    """The forecast for a job on `nodes` nodes. `restart_s` None: what the history says, else ASSUMED_RESTART_S.
+    """The forecast for a job on `nodes` nodes. `restart_s` None: from the history, else ASSUMED_RESTART_S.
 
     Raises ValueError when there are no nodes, or saving takes no time (then one would save all the time).
     """

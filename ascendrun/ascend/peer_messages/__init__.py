@@ -1,4 +1,4 @@
-"""What a line says of other ranks, in the words of HCCL, NCCL, gloo and torch: whom it accuses, waited for or lost.
+"""Lines of HCCL, NCCL, gloo and torch about other ranks: which rank is reported, waited for or lost.
 
 read_messages("... Connection closed by peer [10.0.0.3]:41022")    a word of the kind "lost", of 10.0.0.3
 """
@@ -14,6 +14,6 @@ __all__ = ["CONNECT", "EXEC", "LOST", "Addresses", "PeerMessage", "read_messages
 
 
 def read_messages(text: str) -> Iterator[PeerMessage]:
-    """HCCL's first; a line mostly says nothing, or one thing."""
+    """HCCL's first; a line mostly has no message, or one."""
     yield from hccl.TABLE.read(text)
     yield from torch_groups.TABLE.read(text)

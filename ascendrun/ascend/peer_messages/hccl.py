@@ -113,5 +113,5 @@ TABLE.add(
     r"EI0015|topo exchange (?:server|agent) get socket timeout|TopoExchangeAgent: connect server\[[^\]]+\] failed",
 )
 def _meeting_timeout(found: Match[str]) -> PeerMessage:
-    is_server = "exchange server" in found.group()  # it heard of some: its door was open
+    is_server = "exchange server" in found.group()  # it knows some clients: it was listening
     return PeerMessage("clients" if is_server else "timeout", wait=CONNECT)

@@ -1,4 +1,4 @@
-"""What a line may say of other ranks, and the table in which the libraries' own words are looked up."""
+"""Messages of lines about other ranks, and the table of their patterns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Addresses = tuple[tuple[str, Optional[int]], ...]
 
 @dataclass(frozen=True)
 class PeerMessage:
-    """What one line says. `wait`: what its rank suffered by others, None: it only tells of them.
+    """The message of one line. `wait`: what its rank suffered from others, None: it only reports about them.
 
     `ranks`: named by number; `addresses`: named by (address, device or None); `kind`: what the line is.
     """
@@ -62,7 +62,7 @@ class MessageTable:
         return register
 
     def read(self, text: str) -> Iterator[PeerMessage]:
-        """One line may say several things."""
+        """One line may have several messages."""
         if self._any_needle.search(text) is None:
             return
         for needles, pattern, maker in self._rows:

@@ -124,7 +124,7 @@ def _unreached_in_time(found: Match[str]) -> PeerMessage:
 
 
 _MEETING = re.compile(r"c10d|gloo|TCPStore|socket\.cpp|hccl|HCCL|NCCL")
-"""Such a line speaks of the job's own ranks, by whatever name or address."""
+"""Such a line is about the job's own ranks, by whatever name or address."""
 
 
 @_message(

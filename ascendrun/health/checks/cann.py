@@ -20,7 +20,7 @@ _INCOMPATIBLE: Mapping[str, tuple[str, Severity]] = {
 """By pair: torch_npu requires one torch (C++ symbols) and rejects a torch for another accelerator. An older CANN or
 firmware may work; Huawei's own installer only warns."""
 _UNPROVEN = ("torch_npu", "torch_npu/cann")
-"""Pairs of which it is worth a note that no source says whether they fit."""
+"""Pairs with a note if no source states whether they are compatible."""
 _CANN_NAMES = ("libhccl", "libascendcl", "libascend_hal", "ASCEND_OPP_PATH", "set_env.sh", "cann package")
 
 

@@ -41,7 +41,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class PairEvaluation:
-    """What the results so far say. `typical`: by rate, the median over hosts of each one's best.
+    """The conclusions from the results so far. `typical`: by rate, the median over hosts of each one's best.
 
     `slow`: pairs that stay slow (or failed) in their best measurement. `sound`: hosts with at least one pair that is
     not slow. `bad_hosts` are slow with everyone, `bad_links` are slow between two sound hosts, measured twice.

@@ -58,7 +58,7 @@ def shares_of(device_type: str, exchanges: Sequence[Exchange]) -> dict[str, floa
 
 
 def deep_findings(report: DeepReport, before: DeepReport | None = None) -> tuple[Finding, ...]:
-    """Everything that the report says, the worst first. `before`: an earlier run to compare with."""
+    """All findings of the report, the worst first. `before`: an earlier run to compare with."""
     found: list[Finding] = [*_skipped(report), *_failed(report), *_wrong_devices(report), *slow_alone(report)]
     if report.exchanges:
         evaluation = evaluate_pairs(
@@ -233,7 +233,7 @@ def _scores(report: DeepReport) -> dict[tuple[str, str, str], float]:
 
 
 def _below(values: Mapping[_Key, float], share: float) -> Iterator[tuple[_Key, float]]:
-    """Who is below the share of the median, and that median; nobody when there are too few to compare."""
+    """The hosts below the ratio of the median, and that median; none if there are too few to compare."""
     if len(values) < MIN_PEERS:
         return
     typical = median(values.values())

@@ -1,10 +1,10 @@
-"""What to run on a node, how often, to know how its devices are; and from what the tools say to samples.
+"""What to run on a node, how often, to know how its devices are; and from the output of the tools to samples.
 
     sampling_items(device_type, every_s=5) -> items for the node, which runs them and knows nothing of what they mean
     DeviceReader(host).take(ToolOutput(...)) -> (samples, texts that were not understood)
 
-One table tells the most of every NPU in one call (`npu-smi info`); only what it does not say is asked of single
-cards and ports, at a slower pace, since each costs a call: clock, ECC, link. What was heard last of those stands in
+One table has most values of every NPU in one call (`npu-smi info`); only what it lacks is queried from single
+cards and ports, at a slower pace, since each costs a call: clock, ECC, link. The last values of those are in
 every sample until it is too old. The library below npu-smi (DCMI) would be cheaper to ask than the tool, but it has to
 be called from a process on the node through its C interface, whose structures differ between driver versions; that
 is not done here.
@@ -31,9 +31,9 @@ HOSTS_A_SECOND = 40.0
 """What a head reads with a few percent of a core."""
 MB = 2**20
 FORGOTTEN_AFTER = 3.5
-"""So many times an item's own pace: then what it said last is told no more."""
+"""So many times an item's own pace: then its last values are dropped."""
 DETAIL_S = 30.0
-"""What is said beyond the figures is kept again after so long, though nothing changed."""
+"""Values beyond the metrics are kept again after so long, even if unchanged."""
 PORT_COUNTERS = (
     "mac_rx_mac_pause_num", "mac_tx_mac_pause_num", "mac_rx_pfc_pkt_num", "mac_tx_pfc_pkt_num",
     "mac_rx_bad_pkt_num", "mac_tx_bad_pkt_num", "mac_rx_bad_oct_num", "mac_tx_bad_oct_num",
@@ -70,7 +70,7 @@ class ToolOutput:
 
 
 def sampling_request(device_type: str, *, every_s: float, hosts: int) -> Mapping[str, Any] | None:
-    """What each node of a job is asked to do beside it; None: nothing. So many samples come to one head that on
+    """The sampling request to each node of a job; None: nothing. So many samples come to one head node that on
     very many hosts they are made rarer."""
     if every_s == 0:
         return None
@@ -115,7 +115,7 @@ def _argv(script: str, *arguments: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Figures of one device that an item said at some time."""
+    """Metrics of one device from one item, with their time."""
 
     at_s: float
     item: str
@@ -124,7 +124,7 @@ class _Reading:
 
 
 class DeviceReader:
-    """Reads what one host's tools say, in order of time. It remembers what the slow items said, and nothing else."""
+    """Parses the output of a host's tools in order of time. It keeps the values of the slow items, and nothing else."""
 
     def __init__(self, host: str, *, every_s: float = EVERY_S) -> None:
         self._host, self._every_s = host, every_s
@@ -136,7 +136,7 @@ class DeviceReader:
         self._new_details: list[DeviceDetail] = []
 
     def take(self, output: ToolOutput) -> tuple[tuple[DeviceSample, ...], tuple[RawText, ...]]:
-        """Samples come with the items that say the most of a device; never raises for a text."""
+        """Samples come with the items that have most values of a device; never raises for a text."""
         readers: Mapping[str, Callable[[ToolOutput], tuple[tuple[DeviceSample, ...], str | None]]] = {
             TABLE: self._read_table,
             GPUS: self._read_gpus,
@@ -153,7 +153,7 @@ class DeviceReader:
         return samples, self._complain(output, why) if why else ()
 
     def new_details(self) -> tuple[DeviceDetail, ...]:
-        """What else was said of devices since the last call, where it differs or was kept some time ago."""
+        """Other values of devices since the last call, where they differ or were kept some time ago."""
         new, self._new_details = tuple(self._new_details), []
         return new
 
@@ -359,7 +359,7 @@ def _complaint(errors: Sequence[Any], unparsed: Sequence[str], *, is_empty: bool
 
 
 def _downs(history: LinkHistory) -> int | None:
-    """How often the link went down. Older drivers count the ups only: between two of them lies one down."""
+    """How often the link went down. Older drivers count the ups only: between two of them is one down."""
     if history.down_count is not None or not history.up_count or not history.changes:
         return history.down_count
     return history.up_count - (1 if history.changes[0].is_up else 0)

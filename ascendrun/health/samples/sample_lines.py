@@ -13,7 +13,7 @@ from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankS
 from ascendrun.health.samples.device_samples import EVERY_S, DeviceReader, ToolOutput
 
 TEXT_BYTES = 4 << 20
-"""No tool that is asked says more; a text that claims to unpack to more is no text of ours."""
+"""No tool prints more; a text that claims to unpack to more is invalid."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Read:
 
 
 class LineReader:
-    """The lines of one host, in order. The file lies where the job itself can write: nothing in a line is believed."""
+    """The lines of one host, in order. The job itself can write the file: every value of a line is checked."""
 
     def __init__(self, host: str, *, job: str | None = None, attempt: int = 0, every_s: float = EVERY_S) -> None:
         """`job` None: lines of a host without one, which has no ranks."""

@@ -1,4 +1,4 @@
-"""What a rank's metrics lines say of the time that each step took, in words that ranks can be compared by."""
+"""The time of each step from a rank's metrics lines, in a form in which ranks can be compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ascendrun.core.metrics import MetricsLine
 class StepTimes:
     """One step of one rank. `at_s`: when it was over, by the head's clock, known to `error_s` (None: it was never
     measured, so not to be compared between hosts). `step_s`: all of the step, which in synchronous training is equal
-    on all ranks; `own_s`: without the waiting for other ranks; `data_s`: waiting for input. None: not told."""
+    on all ranks; `own_s`: without the waiting for other ranks; `data_s`: waiting for input. None: not reported."""
 
     step: int
     at_s: float | None = None
@@ -31,7 +31,7 @@ def make_step_times(
 ) -> tuple[StepTimes, ...]:
     """The steps of one rank in order. `to_head_s` and `error_s`: its host's clock, as HostClock has them.
 
-    Where a line does not tell its step's time, it is what has passed since the line before, for each step between.
+    Where a line has no step time, it is the time since the line before, for each step between.
     """
     found: list[StepTimes] = []
     for line in lines:

@@ -128,9 +128,9 @@ def find_marks(
 def slow_by_metrics(
     samples: Newest, places: Places, *, without: Collection[int], compared: Collection[int], since_s: float
 ) -> list[tuple[str, int, Mark]]:
-    """Devices whose figures alone make them slow, where no times of steps say otherwise (`compared`).
+    """Devices whose figures alone make them slow, where no step times contradict (`compared`).
 
-    A link that is down while the other hosts' are up slows all ranks alike, so times of steps cannot tell of it.
+    A link that is down while the other hosts' are up slows all ranks alike, so step times cannot show it.
     """
     recent = [one for one in samples.devices if one.at_s >= since_s]
     by_rank: dict[tuple[str, int], list[DeviceSample]] = defaultdict(list)

@@ -1,7 +1,7 @@
 """Stragglers: ranks or nodes that are slower than the others over several windows of steps.
 
 In synchronous training the steps of all ranks take equally long; the slow rank is the one that waits least. So ranks
-are compared by the time that is their own (step_s - comm_s). Where programs do not tell that, by who is through with
+are compared by the time that is their own (step_s - comm_s). Where programs do not report that, by who is through with
 the same step last; ranks that do not wait for each other by their steps' times; and always by the wait for data.
 """
 
@@ -19,7 +19,7 @@ from ascendrun.health.samples.step_times import StepTimes
 from ascendrun.health.stragglers.causes import Mark, Places, StragglerCause, find_marks, likely_cause, slow_by_metrics
 
 WINDOW = 8
-"""So many steps that were told make a window; a rank counts in it that told half of them. Pauses do not move a median:
+"""So many reported steps make a window; a rank that reported half of them counts. Pauses do not move a median:
 an evaluation, a checkpoint, a collection of garbage."""
 WIDE_WINDOW = 32
 """Where steps differ much from each other, what is a little slower shows only over so many."""
@@ -34,7 +34,7 @@ STANDARD_ERRORS = 4.0
 LATE_S = 0.05
 """The last rank of a step must be late by more than the uncertainty of clocks, and by more than this."""
 STARTED_S = 300.0
-"""How far back figures are looked at, at least."""
+"""How far back metrics are read, at least."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ Steps = Mapping[int, Sequence[StepTimes]]
 def find_stragglers(
     steps: Steps, samples: Newest, *, hosts_of_ranks: Mapping[int, str], now_s: float
 ) -> tuple[Straggler, ...]:
-    """The stragglers of one attempt, the slowest first; (): none, or not enough was told to say.
+    """The stragglers of one attempt, the slowest first; (): none, or not enough was reported.
 
     `steps`: each rank's, oldest first. `samples`: of the job's hosts, any number of each thing, in order of time.
     """
@@ -114,7 +114,7 @@ def find_stragglers(
 
 
 def _slow_by_time(steps: Steps) -> tuple[set[int], Mapping[int, _Slow]]:
-    """By the first of the three ways that the ranks tell enough for."""
+    """By the first of the three methods for which the ranks report enough."""
     compared, slow = _slow_ranks(steps, lambda one: one.own_s)
     if compared:
         return compared, slow
@@ -134,7 +134,7 @@ def _from_the_end(steps: Steps) -> Steps:
 
 
 def _lateness(steps: Steps) -> Steps:
-    """For each step how much later than the others a rank was through with it, put where `own_s` stands."""
+    """For each step how much later than the others a rank was through with it, in place of `own_s`."""
     ends: dict[int, list[float]] = defaultdict(list)
     for found in steps.values():
         for one in found:
@@ -194,7 +194,7 @@ def _others(values: Iterable[float]) -> float:
 
 
 def _windows(steps: Steps, value: Value, size: int) -> list[_Window]:
-    """Windows that most ranks have told of, oldest first; of equal steps on every rank."""
+    """Windows that most ranks reported, oldest first; of equal steps on every rank."""
     reported = {
         rank: [(one, number) for one in found for number in (value(one),) if number is not None]
         for rank, found in steps.items()
@@ -234,7 +234,7 @@ def _make_window(chunk: Mapping[int, Sequence[tuple[StepTimes, float]]], size: i
 def _by_host(
     slow: Mapping[int, _Slow], hosts_of_ranks: Mapping[int, str]
 ) -> list[tuple[str, int | None, tuple[int, ...]]]:
-    """(host, rank, ranks): a host with most of its ranks among the slow is told as one."""
+    """(host, rank, ranks): a host with most of its ranks among the slow is reported as one."""
     here: dict[str, list[int]] = defaultdict(list)
     for rank, host in sorted(hosts_of_ranks.items()):
         here[host].append(rank)

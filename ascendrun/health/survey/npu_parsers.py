@@ -1,4 +1,4 @@
-"""Readers of raw answers about Ascend devices, driver and CANN; None: the answer does not say."""
+"""Parsers of raw results about Ascend devices, driver and CANN; None: the result does not contain the value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ascendrun.health.survey.npu_facts import (
 from ascendrun.health.survey.npu_scripts import Section, read_sections
 from ascendrun.health.survey.survey_request import Raw
 
-# Of a thousand nodes most say the same: what was read once is not read again. The texts are short, the parsers pure.
+# Most of a thousand nodes print the same: a text is parsed once. The texts are short, the parsers pure.
 _once = lru_cache(maxsize=2048)
 
 ITEMS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
@@ -71,7 +71,7 @@ def _owners(text: str) -> list[tuple[int, Owner]]:
 
 
 def read_devices(raw: Raw) -> dict[str, DeviceNode]:
-    """By name without /dev/; a file that is there and cannot be looked at counts as closed."""
+    """By name without /dev/; a file that exists and cannot be read counts as closed."""
     found: dict[str, DeviceNode] = {}
     for path, one in raw["stats"].items():
         if not one.get("missing"):

@@ -1,9 +1,9 @@
-"""Shell programs that ask a node's Ascend tools; what each command said stands between two marks of its own.
+"""Shell programs that query a node's Ascend tools; the output of each command is between two marks.
 
 A section is `@@ <label>`, the command's own bytes, and `@@= <exit code>` on a line of its own, or no end where the
 command never came back. `read_sections` reads them.
 
-A simulated node that shares its machine with others lies below $ASCENDRUN_SIM_ROOT: nothing real is looked at there.
+A simulated node that shares its machine with others is below $ASCENDRUN_SIM_ROOT: no real device is read there.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ _END = "\n@@= "
 
 
 class Section(NamedTuple):
-    """What one command said. `labels`: its label; `code` None: it never ended."""
+    """The output of one command. `labels`: its label; `code` None: it did not end."""
 
     labels: tuple[str, ...]
     text: str
@@ -175,7 +175,7 @@ class Section(NamedTuple):
 
 
 def read_sections(text: str) -> tuple[Section, ...]:
-    """In the order asked; what stands before the first mark is nobody's."""
+    """In the order of the queries; text before the first mark is dropped."""
     return tuple(_sections(text))
 
 
