@@ -156,7 +156,7 @@ class HostCalls(JobCalls):
     def forecast(self, nodes: int) -> Forecast:
         """What failures will cost on so many nodes, from published rates and the history of this cluster."""
         from ascendrun.health.forecast import make_forecast
-        from ascendrun.query.history import read_history
+        from ascendrun.query.event_stream import read_history
 
         return make_forecast(nodes, read_history(self.settings.state_dir, now_s=time.time()))
 

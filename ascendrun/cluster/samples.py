@@ -95,7 +95,7 @@ class SampleCalls(LogCalls):
         return tuple(iter_lines(find_metrics(folder, ranks=[rank]).get(rank, ())))
 
     def top(self, hosts: Sequence[Host] = (), *, is_patient: bool = False) -> TopSource:
-        """What `top` shows: `.look(now_s=…)` refreshes. `hosts`: also sampled when no job runs there."""
+        """What `top` shows: `.refresh(now_s=…)` refreshes. `hosts`: also sampled when no job runs there."""
         from ascendrun.query.top_source import TopSource
 
         return TopSource(self, hosts, is_patient=is_patient)
@@ -109,7 +109,7 @@ class SampleCalls(LogCalls):
         source = self.top(hosts)
 
         def read() -> tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]:
-            view, states = source.look(now_s=time.time()), self.count_states()
+            view, states = source.refresh(now_s=time.time()), self.count_states()
             if view.samples_error:
                 return view, states, ()
             with SampleStore.open_for_reading(self.settings.state_dir) as store:

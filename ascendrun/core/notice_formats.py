@@ -257,8 +257,15 @@ def read_reply(service: str, status: int, headers: Mapping[str, str], body: byte
         return DeliveryResult("delivered", reply)
     code = _code_of(body, _CODE_NAMES[service])
     if code is None:
-        message = "{reply}: not a reply of {service}; check for a proxy"
-        return DeliveryResult("retry", Text("notice.not-a-reply", message, reply=reply, service=service))
+        return DeliveryResult(
+            "retry",
+            Text(
+                "notice.not-a-reply",
+                "{reply}: not a reply of {service}; check for a proxy",
+                reply=reply,
+                service=service,
+            ),
+        )
     if code == 0:
         return DeliveryResult("delivered", reply)
     wait_s = _BUSY[service].get(code)

@@ -183,8 +183,12 @@ class _Block:
                 written = value.value if isinstance(value.value, str) else "…"
                 refuse(renamed(f"{name}.{key.value}", new), key, write(f"{new.partition('.')[2]}: {written}"))
             elif key.value not in known:
-                message, word = "{block}: unknown key {key:quote}", str(key.value)
-                refuse(Text("notify.unknown-key", message, block=name, key=word[:40]), key, suggestion(word, known))
+                word = str(key.value)
+                refuse(
+                    Text("notify.unknown-key", "{block}: unknown key {key:quote}", block=name, key=word[:40]),
+                    key,
+                    suggestion(word, known),
+                )
             elif key.value in self.fields:
                 refuse(Text("notify.duplicate-key", "{block}: duplicate key {key}", block=name, key=key.value), key)
             else:
@@ -228,8 +232,16 @@ class _Block:
             seconds = -1.0
         if low <= seconds <= high:
             return seconds
-        message = "{key}: expected a number of seconds from {low:g} to {high:g}"
-        self.refuse(Text("notify.seconds", message, key=key, low=low, high=high), self.fields[key])
+        self.refuse(
+            Text(
+                "notify.seconds",
+                "{key}: expected a number of seconds from {low:g} to {high:g}",
+                key=key,
+                low=low,
+                high=high,
+            ),
+            self.fields[key],
+        )
         return default
 
 
@@ -331,5 +343,10 @@ def _is(node: Any, kind: str) -> bool:
 
 
 def _not_one_of(key: str, value: str | None, choices: Iterable[str]) -> Text:
-    message = "{key}: expected one of {choices}, got {value:quote}"
-    return Text("notify.choice", message, key=key, choices=list(choices), value=str(value)[:40])
+    return Text(
+        "notify.choice",
+        "{key}: expected one of {choices}, got {value:quote}",
+        key=key,
+        choices=list(choices),
+        value=str(value)[:40],
+    )

@@ -208,19 +208,9 @@ def make_base(
         spec = JobSpec(name="deep", program="meshtest", devices=devices, python=python, setup=setup)
     env = {**spec.env, **(HCCL_LIMITS if spec.devices.type == "npu" else {})}
     env.pop("MASTER_PORT", None)  # several jobs may meet on one host, if only for a moment
-    return spec.model_copy(
-        update={
-            "program": "meshtest",
-            "command": None,
-            "launcher": "spawn",
-            "nodes": None,
-            "hostfile": None,
-            "stages": (),
-            "env": env,
-            "checks": Checks(skip=spec.checks.skip),
-            "checkpoint": Checkpoint(grace_period_s=5.0),
-        }
-    )
+    small = {"checks": Checks(skip=spec.checks.skip), "checkpoint": Checkpoint(grace_period_s=5.0), "env": env}
+    unset = {"command": None, "nodes": None, "hostfile": None, "stages": ()}
+    return spec.model_copy(update={"program": "meshtest", "launcher": "spawn", **unset, **small})
 
 
 class _Bench:
@@ -253,17 +243,17 @@ class _Bench:
 
     def _run(self, groups: Sequence[tuple[str, ...]], *, burn_s: float) -> list[Outcome]:
         """One job a group, all together; an outcome for each, also when the job never started."""
-        began: list[str] = []
+        started: list[str] = []
         try:
             for group in groups:
-                began.append(self._jobs.submit_made(self._submission(group, burn_s)))
+                started.append(self._jobs.submit_made(self._submission(group, burn_s)))
             limit_s = self._options.start_s + self._options.job_s + self._options.burn_s + SLACK_S
-            late = self._jobs.await_ended(began, timeout_s=limit_s)
+            late = self._jobs.await_ended(started, timeout_s=limit_s)
             return [
-                self._outcome(job, group, is_late=job in late, limit_s=limit_s) for job, group in zip(began, groups)
+                self._outcome(job, group, is_late=job in late, limit_s=limit_s) for job, group in zip(started, groups)
             ]
         finally:
-            self._jobs.end(began, timeout_s=SLACK_S)
+            self._jobs.end(started, timeout_s=SLACK_S)
 
     def _submission(self, group: tuple[str, ...], burn_s: float) -> Submission:
         self._count += 1
@@ -278,13 +268,8 @@ class _Bench:
         }
         name = re.sub("[^A-Za-z0-9._-]", "_", "-".join(("deep", *group)))[:63]
         spec = self._base.model_copy(update={"name": name, "args": args})
-        return Submission(
-            key=f"deep-{self._key}-{self._count}",
-            spec=spec,
-            trees=self._trees,
-            file=None,
-            hosts=tuple(self._hosts[name] for name in group),
-        )
+        key, hosts = f"deep-{self._key}-{self._count}", tuple(self._hosts[name] for name in group)
+        return Submission(key=key, spec=spec, trees=self._trees, file=None, hosts=hosts)
 
     def _outcome(self, job: str, group: tuple[str, ...], *, is_late: bool, limit_s: float) -> Outcome:
         why: str | Text | None

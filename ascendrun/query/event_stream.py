@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ascendrun.core.events import JobEvent
     from ascendrun.head.state.store import Store
+    from ascendrun.health.forecast import History
 
 
 def event_codes(state_dir: Path) -> tuple[str, ...]:
@@ -17,6 +18,25 @@ def event_codes(state_dir: Path) -> tuple[str, ...]:
 
     with Store.open_for_reading(state_dir) as store:
         return store.event_codes()
+
+
+def read_history(state_dir: Path, *, now_s: float) -> History:
+    """Running time and lost nodes of past jobs. Raises StoreUnusableError."""
+    from ascendrun.core.jobs.job import Cause
+    from ascendrun.core.jobs.lifecycle import state_changes
+    from ascendrun.head.state.store import Store
+    from ascendrun.health.forecast import JobTimeline, sum_up
+
+    with Store.open_for_reading(state_dir) as store:
+        timelines = [
+            JobTimeline(
+                nodes=len(job.hosts),
+                transitions=state_changes(store.events(job.id)),
+                lost_a_node=job.cause is Cause.NODE_LOST and job.is_terminal,
+            )
+            for job in (stored.job for stored in store.all_jobs())
+        ]
+    return sum_up(timelines, now_s=now_s)
 
 
 class EventStream:

@@ -165,12 +165,12 @@ def _told_slow(state_dir: Path, job: Job) -> list[int]:
 
 
 def _find_slow(state_dir: Path, job: Job, now_s: float) -> Mapping[int, Slow]:
-    from ascendrun.head.loop.stragglers import look_for_stragglers
+    from ascendrun.head.loop.stragglers import read_stragglers
 
     return {
-        rank: Slow(one.slower_by, one.cause.value if one.cause is not None else None, one.since_s)
-        for one in look_for_stragglers(state_dir, job, now_s=now_s)
-        for rank in one.ranks
+        rank: Slow(slow.slower_by, slow.cause.value if slow.cause is not None else None, slow.since_s)
+        for slow in read_stragglers(state_dir, job, now_s=now_s)
+        for rank in slow.ranks
     }
 
 

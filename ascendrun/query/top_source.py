@@ -43,41 +43,43 @@ class SampledCluster(Protocol):
     def logs(self) -> Callable[..., Iterable[FoldedLine]]: ...
 
 
-ASK_EVERY_S = 10.0
-"""How often hosts that nobody samples are asked while somebody looks."""
+QUERY_EVERY_S = 10.0
+"""How often hosts that nothing samples are queried."""
 KEPT_S = 30.0
-"""Who looks once need not wait for hosts of which figures no older than this are kept: npu-smi alone takes a second
-and more. They are shown with their age, and asked for the next look."""
+"""A single refresh does not wait for hosts with samples younger than this, since npu-smi alone takes a second and more.
+They are shown with their age, and queried for the next refresh."""
 ANSWER_S = 20.0
 LATE_S = 12.0
-"""So much later than ANSWER_S comes the last word of a head that is short of CPU: by then every host has its answer."""
+"""How much later than ANSWER_S the last reply of a controller short of CPU may come."""
 
 
 class TopSource:
-    """Looks again and again for `top`: at what is stored, and, for the hosts named of which nothing recent is stored,
-    at the hosts themselves. `ask`: (hosts, timeout_s) -> (newest, {host: why it gave no figures})."""
+    """Refreshes what `top` shows: from stored samples, and from the named hosts themselves where none is recent.
+
+    `query`: (hosts, timeout_s) -> (newest, {host: why it sent no samples}). `request`: as that, without waiting.
+    """
 
     def __init__(
         self,
         cluster: SampledCluster,
         hosts: Sequence[Host] = (),
         *,
-        ask: Callable[[Sequence[Host], float], tuple[Newest, Mapping[str, Text | str]]] | None = None,
-        wish: Callable[[Sequence[Host]], None] | None = None,
+        query: Callable[[Sequence[Host], float], tuple[Newest, Mapping[str, Text | str]]] | None = None,
+        request: Callable[[Sequence[Host]], None] | None = None,
         is_patient: bool = False,
     ) -> None:
         self.cluster = cluster
         self.hosts = tuple(hosts)
-        self._ask = ask or (lambda hosts, timeout_s: cluster.sample_now(hosts, timeout_s=timeout_s))
-        self._wish = wish or cluster.request_samples
+        self._query = query or (lambda hosts, timeout_s: cluster.sample_now(hosts, timeout_s=timeout_s))
+        self._request = request or cluster.request_samples
         self._reader = TopReader(cluster.settings.state_dir, is_patient=is_patient)
-        self._asking: threading.Thread | None = None
-        self._asked_at_s = float("-inf")
-        self._asked: tuple[Host, ...] = ()
+        self._querying: threading.Thread | None = None
+        self._queried_at_s = float("-inf")
+        self._queried: tuple[Host, ...] = ()
         self._answer: tuple[Newest, Mapping[str, Text | str]] = (Newest(), {})
 
-    def must_ask(self, *, now_s: float) -> bool:
-        """Whether a look that waits for answers would ask hosts, which takes a moment."""
+    def needs_query(self, *, now_s: float) -> bool:
+        """Whether a refresh that waits would query hosts, which takes a moment."""
         from ascendrun.head.state.state_dir import StoreUnusableError
 
         try:
@@ -86,27 +88,24 @@ class TopSource:
             newest = Newest()
         return bool(self._unsampled(newest, now_s, KEPT_S))
 
-    def look(self, *, now_s: float, answer_s: float = 0.0) -> TopView:
-        """`answer_s`: so long it waits for the hosts that are asked; 0: what they say is in a later look. It does not
-        wait when of all of them younger figures than KEPT_S are there.
+    def refresh(self, *, now_s: float, wait_s: float = 0.0) -> TopView:
+        """`wait_s`: how long to wait for the hosts that are queried; 0: their samples are in a later refresh. It does
+        not wait when all of them have samples younger than KEPT_S.
 
-        Raises StoreUnusableError, UnreachableError (no controller comes up for the live jobs).
+        Raises StoreUnusableError, UnreachableError (no controller starts for the live jobs).
         """
         from ascendrun.health.top.join import make_view
 
         seen = self._reader.read(now_s=now_s, liveness=self._liveness())
-        unsampled, asked = self._unsampled(seen.newest, now_s, ASK_EVERY_S), False
-        if answer_s > 0 and unsampled and not self._unsampled(seen.newest, now_s, KEPT_S):
-            self._wish(unsampled)
+        unsampled, queried = self._unsampled(seen.newest, now_s, QUERY_EVERY_S), False
+        if wait_s > 0 and unsampled and not self._unsampled(seen.newest, now_s, KEPT_S):
+            self._request(unsampled)
         else:
-            asked = self._ask_hosts(unsampled, now_s, answer_s)
+            queried = self._query_hosts(unsampled, now_s, wait_s)
         fresh, refused = self._answer
-        if answer_s > 0 and self._asking is not None and self._asking.is_alive():
-            late = {
-                host.name: Text("top.no-response", "no response within {limit_s:duration}", limit_s=answer_s)
-                for host in self._asked
-            }
-            refused = {**refused, **late}
+        if wait_s > 0 and self._querying is not None and self._querying.is_alive():
+            late = Text("top.no-response", "no response within {limit_s:duration}", limit_s=wait_s)
+            refused = {**refused, **{host.name: late for host in self._queried}}
         both = _newer(seen.newest, fresh)
         view = make_view(
             now_s=now_s,
@@ -117,49 +116,49 @@ class TopSource:
             ended=seen.ended,
             names=[host.name for host in self.hosts],
             refused=refused,
-            was_queried=asked,
+            was_queried=queried,
         )
         return replace(view, samples_error=seen.samples_error)
 
-    def look_once(self, *, now_s: float) -> TopView:
-        """As `look`; wait for the hosts that are queried."""
-        return self.look(now_s=now_s, answer_s=ANSWER_S + LATE_S)
+    def refresh_once(self, *, now_s: float) -> TopView:
+        """As `refresh`; wait for the hosts that are queried."""
+        return self.refresh(now_s=now_s, wait_s=ANSWER_S + LATE_S)
 
     def _liveness(self) -> Mapping[str, Mapping[str, str]]:
-        """What the controller knows of hosts; a live job without a controller gets a new one by the asking."""
+        """What the controller knows of hosts; a live job without a controller gets a new one."""
         self.cluster.jobs()
         return self.cluster.liveness(timeout_s=STATUS_S)
 
     def _unsampled(self, newest: Newest, now_s: float, young_s: float) -> tuple[Host, ...]:
-        """The hosts of which there is nothing so young."""
-        recent = {one.host for one in newest.devices if now_s - one.at_s < young_s}
-        recent.update(one.host for one in newest.hosts if now_s - one.at_s < young_s)
+        """The hosts without a sample that young."""
+        recent = {sample.host for sample in newest.devices if now_s - sample.at_s < young_s}
+        recent.update(sample.host for sample in newest.hosts if now_s - sample.at_s < young_s)
         return tuple(host for host in self.hosts if host.name not in recent)
 
-    def _ask_hosts(self, hosts: Sequence[Host], now_s: float, answer_s: float) -> bool:
+    def _query_hosts(self, hosts: Sequence[Host], now_s: float, wait_s: float) -> bool:
         if not hosts:
             return self._answer[1] != {}
-        is_asking = self._asking is not None and self._asking.is_alive()
-        if not is_asking and now_s - self._asked_at_s >= ASK_EVERY_S:
-            self._asked_at_s, self._asked = now_s, tuple(hosts)
-            self._asking = threading.Thread(target=self._hear, args=(hosts,), daemon=True, name="ask hosts")
-            self._asking.start()
-        if answer_s > 0 and self._asking is not None:
-            self._asking.join(answer_s)
+        is_querying = self._querying is not None and self._querying.is_alive()
+        if not is_querying and now_s - self._queried_at_s >= QUERY_EVERY_S:
+            self._queried_at_s, self._queried = now_s, tuple(hosts)
+            self._querying = threading.Thread(target=self._receive, args=(hosts,), daemon=True, name="query hosts")
+            self._querying.start()
+        if wait_s > 0 and self._querying is not None:
+            self._querying.join(wait_s)
         return True
 
-    def _hear(self, hosts: Sequence[Host]) -> None:
+    def _receive(self, hosts: Sequence[Host]) -> None:
         from ascendrun.core.errors import AscendrunError
 
         try:
-            newest, refused = self._ask(hosts, ANSWER_S)
+            newest, refused = self._query(hosts, ANSWER_S)
         except AscendrunError as error:
             newest, refused = Newest(), {host.name: error.message for host in hosts}
         self._answer = _newer(self._answer[0], newest), refused
 
 
 def _newer(one: Newest, other: Newest) -> Newest:
-    """The newer sample of each thing."""
+    """The newer sample of each device, host and rank."""
     devices = {(it.host, it.device): it for it in sorted((*one.devices, *other.devices), key=lambda it: it.at_s)}
     hosts = {it.host: it for it in sorted((*one.hosts, *other.hosts), key=lambda it: it.at_s)}
     ranks = {(it.job, it.attempt, it.rank): it for it in sorted((*one.ranks, *other.ranks), key=lambda it: it.at_s)}

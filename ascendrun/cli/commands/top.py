@@ -105,10 +105,10 @@ def print_once(ctx: CliContext, source: TopSource, choice: Choice, order: Order,
     from ascendrun.cli.top.text import top_lines
 
     screen = ctx.screen()
-    if source.must_ask(now_s=time.time()):
+    if source.needs_query(now_s=time.time()):
         screen.progress(str(Text("top.querying", "querying hosts without a job")))
     try:
-        view = arrange(source.look_once(now_s=time.time()), choice, order)
+        view = arrange(source.refresh_once(now_s=time.time()), choice, order)
     finally:
         screen.close()
     if output in (None, "table", "wide"):

@@ -151,7 +151,7 @@ class TopApp(App[None]):
         worker = get_current_worker()
         view, failure = None, None
         try:
-            view = self.source.look(now_s=time.time())
+            view = self.source.refresh(now_s=time.time())
         except Exception as error:  # shown; the next refresh may succeed
             failure = failure_of(error)
         if not worker.is_cancelled:

@@ -69,7 +69,7 @@ def run_plain(ctx: CliContext, source: TopSource, choice: Choice, order: Order, 
     sys.stdout.write(ALTERNATE_SCREEN)
     try:
         while True:
-            view = arrange(source.look(now_s=time.time()), choice, order)
+            view = arrange(source.refresh(now_s=time.time()), choice, order)
             width, height = shutil.get_terminal_size()
             room = max(1, height - 8 - len(view.jobs) - min(4, sum(1 for host in view.hosts if host.why)))
             lines = top_lines(view, width=width, color=color, most_rows=room, by_host=order.by_host)[: height - 2]

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 RESTING_TICK_S = 1.0
-"""With nothing live the time matters less, and hundreds of open connections should cost next to nothing."""
+"""Without a live job ticks are rarer, so that hundreds of open connections cost next to nothing."""
 AWAY_S = 5.0
-"""Between two ticks: more, and this process stood still (SIGSTOP, a closed laptop), or somebody set the clock."""
+"""A longer time between two ticks means that this process was stopped, or that the clock was set."""
 TOGETHER = 1000
-"""So many posted calls are worked off before what they led to is stored: a thousand ranks start in few commits."""
+"""How many posted calls run before their results are stored: a thousand ranks start in few commits."""
 IDLE_S = 600.0
-"""With nothing live and nobody asking for so long, the controller ends; connections stay warm until then."""
+"""Without a live job and a request for so long the controller ends; connections stay open until then."""
 
 
 class Controller:
@@ -156,19 +156,16 @@ class Controller:
         was_away = self._was_away()
         self._links.tick()
         if self._jobs:
-            self._tick_jobs(was_away=was_away)
+            self._jobs.tick(was_away=was_away)
+            self._guard(lambda: self._reachability.tick(self._jobs))
+            self._guard(self._check_stragglers)
         self._notifier.beat([(runner.job.name, runner.job.id) for runner in self._jobs if not runner.job.is_terminal])
         if self._is_busy():
             self._busy_mono = time.monotonic()
         elif time.monotonic() - self._busy_mono > self._idle_s:
             self._is_over = True
 
-    def _tick_jobs(self, *, was_away: bool) -> None:
-        self._jobs.tick(was_away=was_away)
-        self._guard(lambda: self._reachability.tick(self._jobs))
-        self._guard(self._watch_pace)
-
-    def _watch_pace(self) -> None:
+    def _check_stragglers(self) -> None:
         from ascendrun.head.loop.stragglers import StragglerMonitor
 
         if self._stragglers is None:
@@ -178,7 +175,7 @@ class Controller:
         self._stragglers.tick(runner.job for runner in self._jobs)
 
     def _was_away(self) -> bool:
-        """What was not heard meanwhile says nothing about the nodes."""
+        """Whether this process stood still: missing messages then mean nothing about the nodes."""
         before, self._ticked = self._ticked, (time.monotonic(), time.time())
         return max(abs(now - then) for now, then in zip(self._ticked, before)) > AWAY_S
 
@@ -218,25 +215,20 @@ class Controller:
 
     def _serve(self, op: str, header: Mapping[str, Any], answer: Answer) -> None:
         self._busy_mono = time.monotonic()
-        handle_request(
-            {
-                messages.Submit: self._submit,
-                messages.Stop: self._stop,
-                messages.Plan: self._operations.plan,
-                messages.Exec: self._operations.execute,
-                messages.Nodes: self._operations.query_nodes,
-                messages.Survey: self._operations.survey,
-                messages.Sample: self._sample,
-                messages.Grep: self._grep,
-                messages.Status: self._status,
-                messages.Shutdown: self._shutdown,
-                messages.Gather: lambda request, answer: self._artifacts().serve(request, answer),
-            },
-            op,
-            header,
-            answer,
-            log=self._state_dir / "controller.log",
-        )
+        handlers: Handlers = {
+            messages.Submit: self._submit,
+            messages.Stop: self._stop,
+            messages.Plan: self._operations.plan,
+            messages.Exec: self._operations.execute,
+            messages.Nodes: self._operations.query_nodes,
+            messages.Survey: self._operations.survey,
+            messages.Sample: self._sample,
+            messages.Grep: self._grep,
+            messages.Status: self._status,
+            messages.Shutdown: self._shutdown,
+            messages.Gather: lambda request, answer: self._artifacts().serve(request, answer),
+        }
+        handle_request(handlers, op, header, answer, log=self._state_dir / "controller.log")
 
     def _submit(self, request: messages.Submit, answer: Answer) -> None:
         from ascendrun.head.survey.submission import add_jobs

@@ -18,20 +18,20 @@ from ascendrun.head.state.state_dir import spool_dir
 if TYPE_CHECKING:
     from ascendrun.health.stragglers.detect import Straggler
 
-# What a look needs is imported by the first one, in its thread: the controller has jobs to start.
+# What a check requires is imported by the first one, in its thread: the controller has jobs to start.
 
-LOOK_EVERY_S = 60.0
+CHECK_EVERY_S = 60.0
 RESTS = 30.0
-"""So many times as long as a look took of a core, the next one waits: thousands of ranks cost 3 % of a core as well."""
+"""The pause after a check, in CPU times of the check: thousands of ranks cost 3 % of a core."""
 SAMPLES_S = 600.0
 READ_BYTES = 16 * 1024 * 1024
-"""What one look reads of all ranks' metrics together;"""
+"""What one check reads of the metrics of all ranks together;"""
 LEAST_BYTES, MOST_BYTES = 8 * 1024, 64 * 1024
-"""of one rank so much: enough for some windows of steps."""
+"""and of one rank: enough for some windows of steps."""
 FEW_DEVICES = 256
-"""Of more devices than these the means of minutes are looked at."""
+"""For more devices the means of minutes are read."""
 GONE_AFTER = 2
-"""Looks in a row without it, before a straggler is told to keep up again."""
+"""Checks in a row without it before a straggler is resolved."""
 APPEARED, GONE = "straggler", "straggler-resolved"
 """Codes of events."""
 
@@ -39,8 +39,8 @@ Key = tuple[str, Optional[int]]
 """(host, rank); rank None: the whole node."""
 
 
-def look_for_stragglers(state_dir: Path, job: Job, *, now_s: float) -> tuple[Straggler, ...]:
-    """Those of the job's present attempt, from what is on the head. Samples that cannot be read count as none."""
+def read_stragglers(state_dir: Path, job: Job, *, now_s: float) -> tuple[Straggler, ...]:
+    """Stragglers of the present attempt, from data on this machine. Unreadable samples count as none."""
     from ascendrun.head.spool.clocks import HostClock, read_clocks
     from ascendrun.head.spool.metrics_reader import find_metrics, iter_lines
     from ascendrun.health.samples.step_times import make_step_times
@@ -85,14 +85,14 @@ class Known:
     missing: Mapping[Key, int] = field(default_factory=dict)
 
 
-def take_look(known: Known, found: Iterable[Straggler], *, now_s: float = 0.0) -> tuple[Known, tuple[Event, ...]]:
+def update_known(known: Known, found: Iterable[Straggler], *, now_s: float = 0.0) -> tuple[Known, tuple[Event, ...]]:
     """What is known after a check, and the events to record: who appeared, who is gone.
 
     A rank that becomes part of a slow node is reported once more, as the node; it has not become faster.
     """
     from ascendrun.health.stragglers.text import describe_cause, describe_slowness
 
-    seen: dict[Key, Straggler] = {(one.host, one.rank): one for one in found}
+    seen: dict[Key, Straggler] = {(straggler.host, straggler.rank): straggler for straggler in found}
     events: list[Event] = []
     missing: dict[Key, int] = {}
     for key in sorted(known.missing, key=str):
@@ -106,18 +106,19 @@ def take_look(known: Known, found: Iterable[Straggler], *, now_s: float = 0.0) -
             host, rank = key
             gone = () if rank is None else (rank,)
             events.append(Event(GONE, {"is_node": rank is None}, (host,), gone, known.attempt, now_s))
-    for key, one in seen.items():
+    for key, found_now in seen.items():
         if key not in missing:
+            by, fraction, cause = found_now.slower_by, found_now.step_fraction, found_now.cause
             values = {
-                "slower_by": None if one.slower_by is None else round(one.slower_by - 1, 4),
-                "step_fraction": None if one.step_fraction is None else round(one.step_fraction, 4),
-                "cause": None if one.cause is None else one.cause.value,
-                "is_node": one.rank is None,
-                "finding": describe_slowness(one),
-                "likely_cause": describe_cause(one),
+                "slower_by": None if by is None else round(by - 1, 4),
+                "step_fraction": None if fraction is None else round(fraction, 4),
+                "cause": None if cause is None else cause.value,
+                "is_node": found_now.rank is None,
+                "finding": describe_slowness(found_now),
+                "likely_cause": describe_cause(found_now),
             }
-            ranks = one.ranks if one.rank is None else (one.rank,)
-            events.append(Event(APPEARED, values, (one.host,), tuple(ranks), known.attempt, now_s))
+            ranks = found_now.ranks if found_now.rank is None else (found_now.rank,)
+            events.append(Event(APPEARED, values, (found_now.host,), tuple(ranks), known.attempt, now_s))
             missing[key] = 0
     return Known(known.attempt, missing), tuple(events)
 
@@ -137,7 +138,7 @@ def known_from_events(attempt: int, events: Iterable[Event]) -> Known:
 
 
 class StragglerMonitor:
-    """Belongs to the controller's thread; a look itself runs in a thread of its own, one at a time.
+    """Belongs to the controller's thread; a check runs in its own thread, one at a time.
 
     `post`: runs a call in the controller's thread. `record`: stores events of a job, may raise.
     `events_of`: those of a job so far, oldest first.
@@ -154,44 +155,44 @@ class StragglerMonitor:
         self._state_dir = state_dir
         self._post, self._record, self._events_of = post, record, events_of
         self._known: dict[str, Known] = {}
-        self._due = time.monotonic() + LOOK_EVERY_S
-        self._is_looking = False
+        self._due = time.monotonic() + CHECK_EVERY_S
+        self._is_checking = False
         self._took_s = 0.0
 
     def tick(self, jobs: Iterable[Job]) -> None:
-        """To be called now and then with all jobs of the controller."""
-        if self._is_looking or time.monotonic() < self._due:
+        """Call periodically with all jobs of the controller."""
+        if self._is_checking or time.monotonic() < self._due:
             return
-        self._due = time.monotonic() + max(LOOK_EVERY_S, RESTS * self._took_s)
-        self.look(jobs)
+        self._due = time.monotonic() + max(CHECK_EVERY_S, RESTS * self._took_s)
+        self.check(jobs)
 
-    def look(self, jobs: Iterable[Job]) -> None:
-        """Begins a look at those of the jobs that run; what it finds is told by a posted call."""
+    def check(self, jobs: Iterable[Job]) -> None:
+        """Start a check of the running jobs; the result comes in a posted call."""
         running = [job for job in jobs if job.state is State.RUNNING and job.world_size > 1]
         self._known = {job.id: known for job in running for known in (self._known.get(job.id),) if known is not None}
         if not running:
             return
-        self._is_looking = True
-        threading.Thread(target=self._look, args=(running,), name="stragglers", daemon=True).start()
+        self._is_checking = True
+        threading.Thread(target=self._check, args=(running,), name="stragglers", daemon=True).start()
 
-    def _look(self, jobs: Sequence[Job]) -> None:
+    def _check(self, jobs: Sequence[Job]) -> None:
         found: dict[str, tuple[Straggler, ...]] = {}
         try:
             for job in jobs:
-                found[job.id] = look_for_stragglers(self._state_dir, job, now_s=time.time())
+                found[job.id] = read_stragglers(self._state_dir, job, now_s=time.time())
         finally:
             took_s = time.thread_time()
-            self._post(lambda: self._looked(jobs, found, took_s=took_s))
+            self._post(lambda: self._take(jobs, found, took_s=took_s))
 
-    def _looked(self, jobs: Sequence[Job], found: Mapping[str, tuple[Straggler, ...]], *, took_s: float) -> None:
-        self._is_looking, self._took_s = False, took_s
+    def _take(self, jobs: Sequence[Job], found: Mapping[str, tuple[Straggler, ...]], *, took_s: float) -> None:
+        self._is_checking, self._took_s = False, took_s
         for job in jobs:
             if job.id not in found:
                 continue
             known = self._known.get(job.id)
             if known is None or known.attempt != job.attempt:
                 known = known_from_events(job.attempt, self._events_of(job.id))
-            known, events = take_look(known, found[job.id], now_s=time.time())
+            known, events = update_known(known, found[job.id], now_s=time.time())
             if events:
                 self._record(job.id, events)
             self._known[job.id] = known

@@ -9,7 +9,8 @@ import json
 import os
 import stat
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Callable
@@ -138,16 +139,8 @@ def make_archive(
         for piece in pieces:
             name, before = redactor.redact_text(piece.name), redactor.count
             data = _pack(piece, level, redactor)
-            packed.append(
-                Packed(
-                    name,
-                    len(data),
-                    piece.size,
-                    piece.size > level,
-                    redactor.count - before,
-                    hashlib.sha256(data).hexdigest(),
-                )
-            )
+            digest = hashlib.sha256(data).hexdigest()
+            packed.append(Packed(name, len(data), piece.size, piece.size > level, redactor.count - before, digest))
             _add(tar, f"{root}/{name}", data, mtime_s)
         contents = Contents(tuple(packed), tuple(left_out), redactor.secrets)
         _add(tar, f"{root}/{MANIFEST}", _manifest(contents, facts, redactor), mtime_s)
@@ -215,22 +208,12 @@ class _Nowhere(io.RawIOBase):
         return memoryview(data).nbytes
 
 
-class _Tar:
-    def __init__(self, out: IO[bytes] | None) -> None:
-        # Neither name nor time of the archive itself: the same input gives the same bytes.
-        self._zip = gzip.GzipFile(filename="", mode="wb", fileobj=out or _Nowhere(), mtime=0, compresslevel=6)
-        self._tar = tarfile.open(fileobj=self._zip, mode="w", format=tarfile.PAX_FORMAT)
-
-    def __enter__(self) -> tarfile.TarFile:
-        return self._tar
-
-    def __exit__(self, *_: object) -> None:
-        self._tar.close()
-        self._zip.close()
-
-
-def _open_tar(out: IO[bytes] | None) -> _Tar:
-    return _Tar(out)
+@contextmanager
+def _open_tar(out: IO[bytes] | None) -> Iterator[tarfile.TarFile]:
+    # Neither name nor time of the archive itself: the same input gives the same bytes.
+    with gzip.GzipFile(filename="", mode="wb", fileobj=out or _Nowhere(), mtime=0, compresslevel=6) as compressed:
+        with tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            yield tar
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes, mtime_s: int) -> None:

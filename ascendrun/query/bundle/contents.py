@@ -95,17 +95,13 @@ def _values_of(path: str, left_out: LeftOut) -> list[str]:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read(1 << 20).splitlines()
     except OSError as error:
-        left_out.append(
-            (
-                "values of env_file",
-                Text(
-                    "bundle.env-file-unreadable",
-                    "cannot read {path}: {error}; its secrets are found by name and pattern only, review the archive",
-                    path=path,
-                    error=error.strerror,
-                ),
-            )
+        why = Text(
+            "bundle.env-file-unreadable",
+            "cannot read {path}: {error}; its secrets are found by name and pattern only, review the archive",
+            path=path,
+            error=error.strerror,
         )
+        left_out.append(("values of env_file", why))
         return []
     values = [line.partition("=")[2] for line in lines if "=" in line and not line.lstrip().startswith("#")]
     return [form for value in values for form in {value, value.strip(), value.strip().strip("'\"")} if form]

@@ -90,12 +90,8 @@ def _gathered(folder: Path, node: str, left_out: LeftOut) -> Iterator[Piece]:
 
     gathered = read_artifacts(folder, node)
     if gathered.at_s is None:
-        left_out.append(
-            (
-                f"{node}: process_log, dmesg, environment_check",
-                Text("bundle.not-collected", "not collected; `ascendrun explain --collect JOB` collects it"),
-            )
-        )
+        why = Text("bundle.not-collected", "not collected; `ascendrun explain --collect JOB` collects it")
+        left_out.append((f"{node}: process_log, dmesg, environment_check", why))
     checks: list[str] = []
     for file in gathered.files:
         try:
@@ -108,16 +104,10 @@ def _gathered(folder: Path, node: str, left_out: LeftOut) -> Iterator[Piece]:
             elif file.name in ("npu-smi", "hccn"):
                 checks.append(as_commands(file.path.read_text("utf-8", "replace"), is_port=file.name == "hccn"))
         except OSError as error:
-            left_out.append(
-                (
-                    f"{node}: {file.name}/{file.file}",
-                    Text(
-                        "bundle.collected-unreadable", "cannot read the file: {why}", why=error.strerror or str(error)
-                    ),
-                )
-            )
-    for name, why in gathered.problems:
-        left_out.append((f"{node}: {name}", why))
+            reason = error.strerror or str(error)
+            unreadable = Text("bundle.collected-unreadable", "cannot read the file: {why}", why=reason)
+            left_out.append((f"{node}: {file.name}/{file.file}", unreadable))
+    left_out.extend((f"{node}: {name}", problem) for name, problem in gathered.problems)
     if any(checks):
         yield text_piece(f"{node}/environment_check/npu_info_after.txt", "\n".join(checks))
 
@@ -142,21 +132,10 @@ def _device_tables(subject: Subject, left_out: LeftOut) -> Iterator[Piece]:
             by_device.setdefault((sample.host, sample.device), []).append(sample)
     for (host, device), samples in sorted(by_device.items()):
         rows = ["time,dev_id,hbm_rate,aicore_rate,rated_freq,freq,temp,power"]
-        rows += [
-            ",".join(
-                [
-                    str(int(one.at_s)),
-                    str(device),
-                    _percent(one),
-                    _number(one.utilisation),
-                    "",
-                    _number(one.frequency_mhz),
-                    _number(one.temperature_c),
-                    _number(one.power_w),
-                ]
-            )
-            for one in samples
-        ]
+        for sample in samples:
+            measured = map(_number, (sample.frequency_mhz, sample.temperature_c, sample.power_w))
+            row = (str(int(sample.at_s)), str(device), _percent(sample), _number(sample.utilisation), "", *measured)
+            rows.append(",".join(row))
         yield text_piece(f"{host}/environment_check/npu_smi_{device}_details.csv", "\n".join(rows) + "\n")
 
 

@@ -90,13 +90,9 @@ def bundle_job(
         done = Bundle(contents, path, path.stat().st_size, sha256)
         return _parse(done, job.hosts) if request.layout == "ascend-fd" else done
     except OSError as error:
+        file, why = str(error.filename or path), error.strerror or str(error)
         raise CannotWriteError(
-            Text(
-                "bundle.cannot-write",
-                "cannot write {path}: {error}",
-                path=str(error.filename or path),
-                error=error.strerror or str(error),
-            ),
+            Text("bundle.cannot-write", "cannot write {path}: {error}", path=file, error=why),
             hint=Text("bundle.cannot-write-hint", "set another file with -O FILE.tar.gz"),
         ) from error
 

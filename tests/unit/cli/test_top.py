@@ -69,9 +69,9 @@ def look(
     refused: dict[str, str] | None = None,
 ) -> TopView:
     source = TopSource(
-        Cluster(Settings(state_dir=state_dir)), hosts, ask=lambda asked, timeout_s: (newest or Newest(), refused or {})
+        Cluster(Settings(state_dir=state_dir)), hosts, query=lambda asked, limit_s: (newest or Newest(), refused or {})
     )
-    return source.look(now_s=time.time(), answer_s=30.0)
+    return source.refresh(now_s=time.time(), wait_s=30.0)
 
 
 # ---------------------------------------------------------------- once
@@ -248,8 +248,8 @@ def test_hosts_that_nobody_samples_are_asked_and_those_that_are_sampled_are_not(
 
     world.add_samples(["npu01"], age_s=0.0)
     hosts = tuple(Host(name) for name in ("npu01", "far1", "far2"))
-    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), hosts, ask=ask)
-    view = source.look(now_s=time.time(), answer_s=30.0)
+    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), hosts, query=ask)
+    view = source.refresh(now_s=time.time(), wait_s=30.0)
     assert asked == ["far1", "far2"]
     by_name = {host.host: host for host in view.hosts}
     assert by_name["far1"].why is None
@@ -268,11 +268,11 @@ def test_who_looks_once_waits_for_no_host_of_which_figures_are_kept_and_has_it_a
     source = TopSource(
         Cluster(Settings(state_dir=world.state_dir)),
         hosts,
-        ask=ask,
-        wish=lambda asked: wished.extend(host.name for host in asked),
+        query=ask,
+        request=lambda asked: wished.extend(host.name for host in asked),
     )
-    assert not source.must_ask(now_s=time.time())
-    view = source.look(now_s=time.time(), answer_s=30.0)
+    assert not source.needs_query(now_s=time.time())
+    view = source.refresh(now_s=time.time(), wait_s=30.0)
     assert wished == ["kept1", "kept2"]
     ages = {row.host: row.age_s for row in view.rows if row.host in ("kept1", "fresh1")}
     assert ages["kept1"] is not None and ages["kept1"] >= 20.0  # and it is said how old they are
@@ -287,9 +287,9 @@ def test_hosts_whose_answer_does_not_come_in_time_are_said_to_have_given_none(wo
         may_answer.wait(60)
         return Newest(), {}
 
-    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), (Host("far1"),), ask=ask)
+    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), (Host("far1"),), query=ask)
     try:
-        (host,) = (host for host in source.look(now_s=time.time(), answer_s=0.05).hosts if host.host == "far1")
+        (host,) = (host for host in source.refresh(now_s=time.time(), wait_s=0.05).hosts if host.host == "far1")
         assert host.why == "no-reply" and getattr(host.detail, "key", None) == "top.no-response"
     finally:
         may_answer.set()
@@ -305,9 +305,9 @@ def test_a_look_that_does_not_wait_is_not_held_up_by_hosts(world: TopWorld) -> N
         answered.set()
         return Newest(), {"far1": "too late"}
 
-    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), (Host("far1"),), ask=ask)
+    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), (Host("far1"),), query=ask)
     try:
-        view = source.look(now_s=time.time())
+        view = source.refresh(now_s=time.time())
         assert not answered.is_set() and any(host.host == "far1" for host in view.hosts)
     finally:
         may_answer.set()
@@ -331,9 +331,9 @@ def test_a_straggler_that_the_story_tells_of_is_marked(say: Say, tmp_path: Path)
 
 def test_a_look_after_the_metrics_grew_sees_the_new_step(world: TopWorld) -> None:
     source = TopSource(Cluster(Settings(state_dir=world.state_dir)))
-    before = source.look(now_s=time.time()).jobs[0].progress.step
+    before = source.refresh(now_s=time.time()).jobs[0].progress.step
     world.write_metrics("j-0001", "npu01", 0, steps=60, step_s=1.5, own=1.0)
-    assert (before, source.look(now_s=time.time()).jobs[0].progress.step) == (1040, 1060)
+    assert (before, source.refresh(now_s=time.time()).jobs[0].progress.step) == (1040, 1060)
 
 
 @pytest.mark.slow
@@ -367,6 +367,6 @@ def test_processes_of_a_finished_job_are_not_external(tmp_path: Path) -> None:
     hosts = ["npu01", "npu02", "npu03", "npu04"]
     job = world.add_job("trained", hosts, state=State.SUCCEEDED, ended_s=5.0)
     world.add_samples(hosts, job=job, age_s=8.0)
-    seen = TopSource(Cluster(Settings(state_dir=world.state_dir))).look(now_s=world.now_s)
+    seen = TopSource(Cluster(Settings(state_dir=world.state_dir))).refresh(now_s=world.now_s)
     assert (len(seen.rows), seen.totals.busy, len(seen.jobs)) == (32, 0, 0)
     assert [row.problems for row in seen.rows] == [()] * 32

@@ -263,13 +263,13 @@ class HeldSource:
         self.looks, self.may_go_on = 0, threading.Event()
         self.error: Exception | None = None
 
-    def look(self, *, now_s: float) -> Any:
+    def refresh(self, *, now_s: float) -> Any:
         self.looks += 1
         if self.looks > 1:
             self.may_go_on.wait(DEADLINE_S)
         if self.error is not None:
             raise self.error
-        return self._source.look(now_s=now_s)
+        return self._source.refresh(now_s=now_s)
 
 
 def test_a_look_that_hangs_holds_up_no_key_and_is_not_doubled(world: TopWorld) -> None:

@@ -11,7 +11,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.head.state.store import Store
 from ascendrun.health.forecast import History
-from ascendrun.query.history import read_history
+from ascendrun.query.event_stream import read_history
 
 DAY_S = 86400.0
 

@@ -13,7 +13,7 @@ import pytest
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, NodeProgress, State
-from ascendrun.head.loop.stragglers import APPEARED, GONE, Known, StragglerMonitor, known_from_events, take_look
+from ascendrun.head.loop.stragglers import APPEARED, GONE, Known, StragglerMonitor, known_from_events, update_known
 from ascendrun.health.stragglers.causes import StragglerCause
 from ascendrun.health.stragglers.detect import Straggler
 
@@ -33,7 +33,7 @@ def who(event: Event) -> tuple[str, str, int | None]:
 def looks(*turns: Sequence[Straggler]) -> list[tuple[str, str, int | None]]:
     known, events = Known(1), []
     for found in turns:
-        known, new = take_look(known, found)
+        known, new = update_known(known, found)
         events += [who(event) for event in new]
     return events
 
@@ -64,7 +64,7 @@ def test_what_an_earlier_controller_recorded_is_not_recorded_again() -> None:
     ]
     known = known_from_events(1, events)
     assert dict(known.missing) == {("c", None): 0, ("a", 5): 0}
-    assert take_look(known, [slow(5), slow(None, "c")])[1] == ()
+    assert update_known(known, [slow(5), slow(None, "c")])[1] == ()
 
 
 def test_another_attempt_begins_with_no_stragglers() -> None:
@@ -88,7 +88,7 @@ class Desk:
         self.told += events
 
     def look(self, job: Job) -> None:
-        self.straggling.look([job])
+        self.straggling.check([job])
         self.calls.get(timeout=30)()
 
 
@@ -147,7 +147,7 @@ def test_a_new_controller_does_not_tell_what_stands_in_the_story(tmp_path: Path)
 def test_only_jobs_that_run_are_looked_at(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     write_steps(tmp_path, slow_rank=2, first=1)
-    desk.straggling.look([make_job(State.STOPPING), make_job(State.SUCCEEDED)])
+    desk.straggling.check([make_job(State.STOPPING), make_job(State.SUCCEEDED)])
     assert desk.calls.empty() and desk.told == []
 
 
@@ -172,7 +172,7 @@ def test_the_sign_of_a_straggler_stands_in_its_line(tmp_path: Path) -> None:
         cause=StragglerCause.FREQUENCY,
         evidence=(Mark(StragglerCause.FREQUENCY, "frequency_mhz", 900.0, 1800.0),),
     )
-    [found] = take_look(Known(1), [one])[1]
+    [found] = update_known(Known(1), [one])[1]
     assert found.values["cause"] == "frequency"
     [metric] = found.values["likely_cause"].values["metrics"]
     assert metric.values == {"here": 900.0, "others": 1800.0}
