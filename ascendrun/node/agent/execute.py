@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import select
 import subprocess
@@ -14,7 +15,20 @@ from ascendrun.node.ranks import spawn, to_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Mapping, Sequence
+    from typing import Any, Mapping, NamedTuple, Sequence
+
+    class Done(NamedTuple):
+        """How a command ended. `code` and `signal` both None: not even SIGKILL ended it (it hangs in a driver)."""
+
+        code: int | None
+        signal: int | None
+        timed_out: bool
+        truncated: bool
+        wall_s: float
+        out: bytes
+        err: bytes
+else:
+    Done = collections.namedtuple("Done", "code signal timed_out truncated wall_s out err")
 
 MARK = "ASCENDRUN_EXEC"
 MAX_BYTES = 3 << 20
@@ -101,29 +115,6 @@ class Commands:
         if sys.hexversion >= 0x03090000:
             return {"umask": self._umask}
         return {"preexec_fn": lambda: os.umask(self._umask)}
-
-
-class Done:
-    """How a command ended. `code` and `signal` both None: not even SIGKILL ended it (it hangs in a driver)."""
-
-    def __init__(
-        self,
-        *,
-        code: int | None,
-        signal: int | None,
-        timed_out: bool,
-        truncated: bool,
-        wall_s: float,
-        out: bytes,
-        err: bytes,
-    ) -> None:
-        self.code = code
-        self.signal = signal
-        self.timed_out = timed_out
-        self.truncated = truncated
-        self.wall_s = wall_s
-        self.out = out
-        self.err = err
 
 
 def _status_of(child: subprocess.Popen[bytes], *, is_killed: bool) -> int | None:
