@@ -239,7 +239,7 @@ class Saver:
             ]
             self.here.log(
                 "program.no-complete-checkpoint",
-                "warning: no checkpoint is complete on all nodes ({have}); starting from step 0",
+                "warning: no checkpoint is complete on all nodes; starting from step 0:{have:lines}",
                 have=have,
             )
 
