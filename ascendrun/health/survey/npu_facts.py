@@ -184,12 +184,5 @@ def chip_of_node(facts: NpuFacts) -> Chip | None:
 
 def read_npu(values: Mapping[str, Any]) -> NpuFacts:
     """Return facts from the values by probe name (missing or None: unknown)."""
-    return NpuFacts(
-        table=values.get("npu-smi"),
-        devices=values.get("npu-devices"),
-        cards=values.get("npu-cards"),
-        ports=values.get("hccn"),
-        files=values.get("ascend-files"),
-        shell_cann=values.get("cann"),
-        pings=values.get("hccn-pings"),
-    )
+    names = ("npu-smi", "npu-devices", "npu-cards", "hccn", "ascend-files", "cann", "hccn-pings")
+    return NpuFacts(*map(values.get, names))

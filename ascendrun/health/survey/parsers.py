@@ -37,38 +37,22 @@ def read_limits(raw: Raw) -> dict[str, tuple[int | None, int | None]]:
 
 
 def read_disks(raw: Raw) -> dict[str, Disk]:
+    names = ("at", "free_bytes", "total_bytes", "free_inodes", "total_inodes")
     return {
-        path: Disk(
-            at=one["at"],
-            free_bytes=one["free_bytes"],
-            total_bytes=one["total_bytes"],
-            free_inodes=one["free_inodes"],
-            total_inodes=one["total_inodes"],
-        )
-        for path, one in raw["disks"].items()
-        if "error" not in one
+        path: Disk(**{name: disk[name] for name in names}) for path, disk in raw["disks"].items() if "error" not in disk
     }
 
 
 def read_writes(raw: Raw) -> dict[str, WriteResult]:
+    names = ("error", "code", "uid", "wall_s")
     return {
-        path: WriteResult(
-            at=one.get("at", path),
-            error=one.get("error"),
-            code=one.get("code"),
-            uid=one.get("uid"),
-            wall_s=one.get("wall_s"),
-            is_late=bool(one.get("late")),
-        )
-        for path, one in raw["folders"].items()
+        path: WriteResult(result.get("at", path), is_late=bool(result.get("late")), **_some(result, *names))
+        for path, result in raw["folders"].items()
     }
 
 
 def read_taken(raw: Raw) -> dict[int, PortHolder]:
-    return {
-        int(port): PortHolder(**{name: who.get(name) for name in ("uid", "pid", "command", "tag")})
-        for port, who in raw["taken"].items()
-    }
+    return {int(port): PortHolder(**_some(who, "uid", "pid", "command", "tag")) for port, who in raw["taken"].items()}
 
 
 def read_port_ranges(raw: Raw) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None:
@@ -154,17 +138,8 @@ def read_torch(raw: Raw) -> TorchFacts:
     values = _last_json(raw.get("out", ""))
     if values is None:
         return TorchFacts(error=failure_of(raw), step="import torch")
-    return TorchFacts(
-        torch=values.get("torch"),
-        torch_npu=values.get("torch_npu"),
-        import_s=values.get("import_s"),
-        devices=values.get("devices"),
-        backend=values.get("backend"),
-        has_backend=values.get("has_backend"),
-        step=values.get("step"),
-        error=values.get("error"),
-        noise=_last_line(raw.get("err", "")),
-    )
+    names = ("torch", "torch_npu", "import_s", "devices", "backend", "has_backend", "step", "error")
+    return TorchFacts(noise=_last_line(raw.get("err", "")), **_some(values, *names))
 
 
 def read_environ(raw: Raw) -> dict[str, str] | None:
@@ -177,14 +152,9 @@ def read_environ(raw: Raw) -> dict[str, str] | None:
 def read_connection_tests(raw: Raw) -> tuple[ConnectionTest, ...]:
     return tuple(
         ConnectionTest(
-            peer=str(one["peer"]),
-            address=str(one["address"]),
-            port=int(one["port"]),
-            error=one.get("error"),
-            code=one.get("code"),
-            wall_s=one.get("wall_s"),
+            str(test["peer"]), str(test["address"]), int(test["port"]), **_some(test, "error", "code", "wall_s")
         )
-        for one in raw["tests"]
+        for test in raw["tests"]
     )
 
 
@@ -200,6 +170,11 @@ def failure_of(raw: Raw) -> str | Text:
         how = Text("doctor.command-code", "exit code {code}", code=raw.get("code"))
     line = _last_line(raw.get("err", "")) or _last_line(raw.get("out", ""))
     return Text("doctor.command-output", "{line} ({how})", line=line, how=how) if line else how
+
+
+def _some(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """These values by name; None for a missing one."""
+    return {name: values.get(name) for name in names}
 
 
 def _last_json(text: str) -> Mapping[str, Any] | None:

@@ -132,42 +132,29 @@ def late_probes(results: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+_OF_REPORT = (
+    "is_local", "root", "login_s", "login_noise", "user", "uid", "hostname", "kernel", "arch", "cpus",
+    "memory_bytes", "clock_offset_s", "routes",
+)  # fmt: skip
+_OF_PROBES: Mapping[str, str] = {
+    "os_name": "os", "limits": "limits", "sshd": "sshd", "kills_user_processes": "logind",
+    "lingering_users": "linger", "disks": "disk", "writes": "write", "paths": "paths", "python": "python",
+    "torch": "torch", "environ": "environ", "addresses": "addresses", "taken_ports": "ports",
+    "port_ranges": "port-ranges", "connection_tests": "connection-tests",
+}  # fmt: skip
+"""Fields of NodeFacts, by the report and by the probe that reads them."""
+
+
 def read_facts(report: NodeReport, results: Mapping[str, Any]) -> NodeFacts:
     """Return facts from a node's report and its raw survey results."""
     values = read_results(results)
     return NodeFacts(
         host=report.host,
-        is_local=report.is_local,
-        root=report.root,
-        login_s=report.login_s,
-        login_noise=report.login_noise,
-        user=report.user,
-        uid=report.uid,
-        hostname=report.hostname,
         boot_id=report.boot_id or None,
         machine_id=report.machine_id or None,
-        kernel=report.kernel,
-        arch=report.arch,
-        os_name=values.get("os"),
-        cpus=report.cpus,
-        memory_bytes=report.memory_bytes,
         agent_python=report.python_version,
-        clock_offset_s=report.clock_offset_s,
-        limits=values.get("limits"),
-        sshd=values.get("sshd"),
-        kills_user_processes=values.get("logind"),
-        lingering_users=values.get("linger"),
-        disks=values.get("disk"),
-        writes=values.get("write"),
-        paths=values.get("paths"),
-        python=values.get("python"),
-        torch=values.get("torch"),
-        environ=values.get("environ"),
-        routes=report.routes,
-        addresses=values.get("addresses"),
-        taken_ports=values.get("ports"),
-        port_ranges=values.get("port-ranges"),
-        connection_tests=values.get("connection-tests"),
         npu=read_npu(values),
         late=late_probes(results),
+        **{name: getattr(report, name) for name in _OF_REPORT},
+        **{name: values.get(probe) for name, probe in _OF_PROBES.items()},
     )
