@@ -8,6 +8,7 @@ from collections import defaultdict
 
 import click
 
+from ascendrun.cli.app import COMMANDS
 from ascendrun.text import Text, use_language
 from tests.docs.catalogue import CHINESE, chinese, fields, inline, tables
 
@@ -38,7 +39,13 @@ SAME_IN_CHINESE = frozenset(
 """Entries that are a command, the name of a key or a unit and nothing else, each looked at."""
 UNTRANSLATED = re.compile(r"\{[^{}]*\}|\brank\b")
 """Placeholders, and the term that stays (docs/style.md)."""
-HALF_WIDTH = re.compile(r"[\u4e00-\u9fff][,:;()!?][\u4e00-\u9fff]")
+HALF_WIDTH = re.compile(
+    r"[\u4e00-\u9fff][,:;()!?]"
+    r"|[,:;!?] ?[\u4e00-\u9fff]"
+    r"|[()][\u4e00-\u9fff]"
+    r"|\S;\S"
+)
+"""Next to a Chinese character; a semicolon between commands also where no Chinese stands next to it."""
 
 
 def test_a_key_has_one_template() -> None:
@@ -76,7 +83,30 @@ def test_a_chinese_entry_is_chinese() -> None:
 
 
 def test_punctuation_in_chinese_sentences_is_full_width() -> None:
-    assert {key: text for key, text in chinese().items() if HALF_WIDTH.search(text)} == {}
+    """In code spans and placeholders, and in the examples of help, it is code."""
+    sentences = {
+        key: re.sub(r"`[^`]*`|\{[^{}]*\}", "X", re.sub(r"\{\{|\}\}", "", text))
+        for key, text in chinese().items()
+        if CHINESE.search(text) and not key.endswith(".examples")
+    }
+    assert {key: text for key, text in sentences.items() if HALF_WIDTH.search(text)} == {}
+
+
+def test_chinese_messages_do_not_plead() -> None:
+    """Hints are imperative: "please" is for the docs (docs/style.md)."""
+    assert {key: text for key, text in chinese().items() if re.search("请(?!求)", text.replace("申请", ""))} == {}
+
+
+def test_examples_of_help_are_the_same_commands_in_chinese() -> None:
+    rows = chinese()
+
+    def commands(text: str) -> list[str]:
+        return [re.split(r"\s+#\s", line)[0].rstrip() for line in text.splitlines()]
+
+    for entry in COMMANDS:
+        command = getattr(importlib.import_module(f"ascendrun.cli.commands.{entry.module}"), entry.attribute)
+        shown = rows.get(f"help.{entry.name}.examples", command.examples)
+        assert commands(shown) == commands(command.examples), entry.name
 
 
 def test_the_file_of_chinese_is_sorted() -> None:
@@ -104,7 +134,7 @@ def test_every_row_of_a_table_is_in_chinese_with_the_same_placeholders() -> None
 
 
 def test_every_command_has_help_in_chinese() -> None:
-    from ascendrun.cli.app import COMMANDS, summary_of
+    from ascendrun.cli.app import summary_of
     from ascendrun.cli.command import option_help, translated_help
 
     english = []
