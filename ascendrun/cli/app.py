@@ -10,7 +10,7 @@ import click
 
 from ascendrun import __version__
 from ascendrun.cli.command import HELP_WIDTH, RENAMED_COMMANDS, CliCommand, UsageError, lang_option, translated_help
-from ascendrun.text import Text
+from ascendrun.text import Text, closest
 
 
 @dataclass(frozen=True)
@@ -120,22 +120,9 @@ def summary_of(entry: CommandEntry) -> str:
 
 
 def unknown_command(ctx: click.Context, name: str) -> UsageError:
-    meant = RENAMED_COMMANDS.get(name) or nearest(name, [*BY_NAME, *ALIASES])
+    meant = RENAMED_COMMANDS.get(name) or closest(name, [*BY_NAME, *ALIASES])
     hint = "ascendrun --help" if meant is None else f"ascendrun {meant}"
     return UsageError(Text("cli.unknown-command", "unknown command {name:quote}", name=name), hint=hint, ctx=ctx)
-
-
-def nearest(word: str, known: list[str]) -> str | None:
-    """The known word that is most like this one, None: none is."""
-    import difflib
-
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), None)
-
-
-def did_you_mean(word: str, known: list[str]) -> str:
-    """ "; did you mean 'submit'?", or nothing when no known word is near."""
-    near = nearest(word, known)
-    return f"; did you mean {near!r}?" if near else ""
 
 
 @click.group(

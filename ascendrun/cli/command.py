@@ -1,6 +1,6 @@
 """A command as ours are: help in two languages with examples at its end, `--lang` everywhere, old flags answered.
 
-English help stands next to the code: the docstring, `help=` of each option, `examples=`. Chinese is looked up when help
+English help is next to the code: the docstring, `help=` of each option, `examples=`. Chinese is looked up when help
 is rendered, under derived keys: `help.COMMAND`, `help.COMMAND.--option`, `help.COMMAND.examples`; what several commands
 share under `help.--option`.
 """
@@ -41,7 +41,7 @@ HELP_WIDTH = 110
 
 
 class UsageError(click.UsageError):
-    """A wrong command line: exit code 2. `hint`: None says how to see the command's help."""
+    """A wrong command line: exit code 2. `hint`: None: how to see the command's help."""
 
     def __init__(self, message: Text, *, hint: Text | str | None = None, ctx: click.Context | None = None) -> None:
         super().__init__(str(message), ctx)

@@ -14,7 +14,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def add_completers(command: click.Command) -> None:
-    """Complete the arguments and options of a command whose names say what they are."""
+    """Complete the arguments and options of a command by their names."""
     for param in command.params:
         completer = _COMPLETERS.get(max(param.opts, key=len) if isinstance(param, click.Option) else str(param.name))
         if completer is None and command.name == "init" and param.name == "name":

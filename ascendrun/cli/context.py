@@ -77,7 +77,7 @@ class CliContext:
 
 
 def use_color(mode: str, environ: Mapping[str, str], *, is_tty: bool) -> bool:
-    """The flag or setting decides; with `auto`, NO_COLOR, then FORCE_COLOR, then whether a person looks."""
+    """The flag or setting decides; with `auto`, NO_COLOR, then FORCE_COLOR, then whether it is a terminal."""
     if mode != "auto":
         return mode == "always"
     if environ.get("NO_COLOR"):

@@ -82,7 +82,7 @@ def wrapped(text: Text | str) -> list[str]:
 
 
 def describe_problems(problems: Sequence[Problem]) -> list[str]:
-    """One problem a line, under it its line of the source; a hint that several in a row have stands once."""
+    """One problem a line, under it its line of the source; a hint that several in a row share is printed once."""
     lines = []
     sources: dict[str, list[str]] = {}
     for number, problem in enumerate(problems):
@@ -117,7 +117,7 @@ def excerpt(problem: Problem, source: list[str]) -> list[str]:
 
 
 def _read_source(name: str) -> list[str]:
-    """The lines of the file; [] when the name is no readable file (a flag, say)."""
+    """The lines of the file; [] when the name is not a readable file (a flag, for example)."""
     try:
         if not os.path.isfile(name):
             return []
@@ -186,24 +186,24 @@ def _describe_crash(error: Exception, state_dir: Callable[[], Path]) -> list[str
 
 
 def _write_crash(error: Exception, state_dir: Callable[[], Path]) -> Path | None:
-    """The traceback in a file that only the user can read; None when no folder took it."""
+    """The traceback in a file that only the user can read; None when no directory is writable."""
     import traceback
 
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"
-    for folder in _crash_folders(state_dir):
+    for directory in _crash_dirs(state_dir):
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as opened:
                 opened.write(text)
-            return folder / name
+            return directory / name
         except OSError:
             continue
     return None
 
 
-def _crash_folders(state_dir: Callable[[], Path]) -> list[Path]:
+def _crash_dirs(state_dir: Callable[[], Path]) -> list[Path]:
     import tempfile
 
     from ascendrun.core.errors import InvalidInputError

@@ -195,7 +195,7 @@ def _section(name: str, rows: Sequence[str], everything: bool, most: int) -> lis
 
 
 def _with_job(hint: str, explanation: Explanation) -> str:
-    """The hint with the job and its rank in the commands that it names. Under a launcher of its own a rank's lines
+    """The hint with the job and its rank in the commands that it names. Under another launcher a rank's lines
     are in the file of its node's process."""
     files = (SPOOLED.search(proof.file or "") for proof in explanation.diagnosis.evidence[:1])
     ranks = tuple(int(match.group(1)) for match in files if match is not None) or explanation.diagnosis.ranks

@@ -94,20 +94,20 @@ def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None)
                 Text("cli.no-hosts", "no hosts given"),
                 hint=Text("cli.give-hosts", "add --hostfile FILE or the names of hosts"),
             )
-        return parse_host_words([names])
+        return parse_host_names([names])
     return ctx.cluster.hosts(names, hostfile=hostfile)
 
 
-def parse_host_words(words: list[str]) -> tuple[Host, ...]:
-    """Hosts named on the command line: `npu[01-04],gw user@10.0.0.3`. Raises InvalidInputError naming the word."""
+def parse_host_names(arguments: list[str]) -> tuple[Host, ...]:
+    """Hosts named on the command line: `npu[01-04],gw user@10.0.0.3`. Raises InvalidInputError naming the argument."""
     from ascendrun.core.hosts import parse_hostfile
     from ascendrun.core.names import split_list
 
-    for word in words:
-        if ("/" in word or word.endswith(".hosts")) and Path(word).is_file():
-            message = Text("cli.file-not-host", "{path} is a file, not a host", path=word)
-            raise UsageError(message, hint=Text("cli.use-hostfile", "use --hostfile {path}", path=word))
-    pieces = [piece.strip() for word in words for piece in split_list(word)]
+    for argument in arguments:
+        if ("/" in argument or argument.endswith(".hosts")) and Path(argument).is_file():
+            message = Text("cli.file-not-host", "{path} is a file, not a host", path=argument)
+            raise UsageError(message, hint=Text("cli.use-hostfile", "use --hostfile {path}", path=argument))
+    pieces = [piece.strip() for argument in arguments for piece in split_list(argument)]
     return parse_hostfile("\n".join(piece for piece in pieces if piece), "HOSTS")
 
 

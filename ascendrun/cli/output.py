@@ -258,7 +258,7 @@ def describe_time(at_s: float | None) -> str:
 
 
 def describe_progress(progress: Mapping[str, Any] | None) -> str:
-    """step 120 · loss 2.31 · 15.3k tokens/s; "" when a program says nothing of these."""
+    """step 120 · loss 2.31 · 15.3k tokens/s; "" when a program reports none of these."""
     if not progress:
         return ""
     parts = []

@@ -78,7 +78,7 @@ def _options(command: click.Command) -> Iterator[tuple[str, str]]:
 
 
 def metavar_of(param: click.Parameter, command: click.Command) -> str:
-    """What stands for the value of an option; click before 8.2 takes no context."""
+    """The placeholder of an option's value; click before 8.2 accepts no context."""
     try:
         return param.make_metavar(_context(command))
     except TypeError:

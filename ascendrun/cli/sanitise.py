@@ -1,4 +1,4 @@
-"""Remote text made harmless: what a rank, a node or a file says may not steer the terminal that shows it."""
+"""Remote text made harmless: output of a rank, a node or a file must not control the terminal that shows it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def escape_json(text: str) -> str:
 
 def _json_escape(match: re.Match[str]) -> str:
     code = ord(match.group())
-    return match.group() if code < 32 else f"\\u{code:04x}"  # below 32 stands only between values
+    return match.group() if code < 32 else f"\\u{code:04x}"  # below 32 occurs only between values
 
 
 def _visible(match: re.Match[str]) -> str:

@@ -108,7 +108,7 @@ class ControllerCalls:
 
 
 def run_controller(settings: Settings) -> None:
-    """As `ControllerCalls.run_controller`; of its own so that the controller starts without the rest of the API."""
+    """As `ControllerCalls.run_controller`; a function, so that the controller starts without the rest of the API."""
     from ascendrun.backends.controller import run_controller
 
     if not run_controller(settings):

@@ -11,7 +11,7 @@ import click
 
 from ascendrun.cli.command import UsageError, exclusive
 from ascendrun.cli.options import cli_command, parse_since
-from ascendrun.text import Text
+from ascendrun.text import Text, closest
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -75,25 +75,24 @@ def _since(text: str | None, *, has_job: bool) -> float | None:
 
 
 def _parse_kinds(ctx: CliContext, texts: Sequence[str]) -> frozenset[str] | None:
-    from ascendrun.cli.app import nearest
     from ascendrun.core.events import EVENTS
 
-    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
-    if not words:
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    if not names:
         return None
     known = {*EVENTS, *ctx.cluster.event_codes()}
-    for word in words:
-        if word in RENAMED:
-            renamed = Text("cli.renamed-flag", "{old} was renamed to {new}", old=word, new=RENAMED[word])
-            raise UsageError(renamed, hint=f"--kind {RENAMED[word]}")
-        if word not in known:
-            message = Text("events.unknown-kind", "--kind: unknown kind {kind:quote}", kind=word)
-            near = nearest(word, sorted(known))
+    for name in names:
+        if name in RENAMED:
+            renamed = Text("cli.renamed-flag", "{old} was renamed to {new}", old=name, new=RENAMED[name])
+            raise UsageError(renamed, hint=f"--kind {RENAMED[name]}")
+        if name not in known:
+            message = Text("events.unknown-kind", "--kind: unknown kind {kind:quote}", kind=name)
+            near = closest(name, known)
             meant = Text("cli.did-you-mean", "did you mean {flags}?", flags=near)
             raise UsageError(
                 message, hint=meant if near else Text("events.kinds", "known: {kinds}", kinds=sorted(known))
             )
-    return frozenset(words)
+    return frozenset(names)
 
 
 class _Stream:
@@ -128,7 +127,7 @@ class _Stream:
                 self._ctx.hint(Text("events.earlier", "earlier events: --since 30d"))
 
     def follow(self) -> int:
-        """Until the job has ended; without one until somebody presses ^C."""
+        """Until the job has ended; without a job until ^C."""
         while True:
             ended = self._ended_code()
             self.show()
@@ -137,7 +136,7 @@ class _Stream:
             time.sleep(POLL_S)
 
     def _ended_code(self) -> int | None:
-        """The exit code of the job that is followed, once it is over; looks after the controller now and then."""
+        """The exit code of the followed job, None: it runs. Starts a missing controller again."""
         from ascendrun.cli.outcome import exit_code_of
         from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 

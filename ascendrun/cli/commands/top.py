@@ -84,13 +84,13 @@ def choose_hosts(
     ctx: CliContext, hostfile: str | None, names: tuple[str, ...]
 ) -> tuple[tuple[Host, ...], tuple[str, ...]]:
     """The hosts to query, and the names or globs of those to show (none: all)."""
-    from ascendrun.cli.options import hosts_of, parse_host_words
+    from ascendrun.cli.options import hosts_of, parse_host_names
 
     globs = tuple(name for name in names if "*" in name or "?" in name)
     plain = [name for name in names if name not in globs]
     has_file = hostfile is not None or ctx.settings.hostfile is not None
     if not has_file:
-        hosts = parse_host_words(plain) if plain else ()
+        hosts = parse_host_names(plain) if plain else ()
         return hosts, (*globs, *(host.name for host in hosts))
     if not names:
         return hosts_of(ctx, hostfile=hostfile), ()

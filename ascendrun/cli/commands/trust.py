@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.command import UsageError
-from ascendrun.cli.options import cli_command, hostfile_option, hosts_of, parse_host_words
+from ascendrun.cli.options import cli_command, hostfile_option, hosts_of, parse_host_names
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def command(
     return _print_unreached(ctx, scans, replaces=replace or prints)
 
 
-def _choose(ctx: CliContext, words: tuple[str, ...], hostfile: str | None) -> tuple[Host, ...]:
+def _choose(ctx: CliContext, names: tuple[str, ...], hostfile: str | None) -> tuple[Host, ...]:
     if hostfile is None:
-        return parse_host_words(list(words)) if words else hosts_of(ctx, hostfile=None)
-    return ctx.cluster.hosts(",".join(words) or None, hostfile=hostfile)
+        return parse_host_names(list(names)) if names else hosts_of(ctx, hostfile=None)
+    return ctx.cluster.hosts(",".join(names) or None, hostfile=hostfile)
 
 
 def _scan(ctx: CliContext, hosts: Sequence[Host]) -> list[HostKeyScan]:
