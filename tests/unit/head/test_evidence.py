@@ -137,5 +137,5 @@ def test_what_a_supervisor_recorded_becomes_a_rank(tmp_path: Path) -> None:
 
 
 def test_of_an_attempt_that_left_nothing_it_is_said(tmp_path: Path) -> None:
-    missing: tuple[str, ...] = read_evidence(tmp_path, stored(make_job()), EVENTS, now_s=200.0).missing
-    assert missing == ("nothing of attempt 2 is here",)
+    missing = read_evidence(tmp_path, stored(make_job()), EVENTS, now_s=200.0).missing
+    assert [(text.key, text.values) for text in missing] == [("explain.no-files", {"attempt": 2})]
