@@ -44,7 +44,8 @@ class Commands:
     def __init__(self, login: dict[bytes, bytes], umask: int) -> None:
         self._login = login
         self._umask = umask
-        self._running: dict[str, int] = {}
+        self._running: set[str] = set()
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def run(self, request: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], bytes]:
@@ -85,7 +86,10 @@ class Commands:
         marked[MARK.encode("ascii")] = mark.encode("ascii")
         child = spawn(argv, env=marked, cwd=cwd, stdin=subprocess.PIPE, pass_fds=keep, **self._umask_option())
         with self._lock:
-            self._running[mark] = child.pid
+            self._running.add(mark)
+            is_closed = self._is_closed
+        if is_closed:  # it was started while the others were ended
+            end_marked(mark)
         try:
             output = _collect_output(child, stdin, deadline=started + timeout_s, limit=limit)
             if output.timed_out:
@@ -93,7 +97,7 @@ class Commands:
             code = _status_of(child, is_killed=output.timed_out)
         finally:
             with self._lock:
-                self._running.pop(mark, None)
+                self._running.discard(mark)
         return Done(
             code=code if code is not None and code >= 0 else None,
             signal=-code if code is not None and code < 0 else None,
@@ -106,6 +110,7 @@ class Commands:
 
     def end_all(self) -> None:
         with self._lock:
+            self._is_closed = True
             marks = list(self._running)
         for mark in marks:
             end_marked(mark)
