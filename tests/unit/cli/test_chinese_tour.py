@@ -101,7 +101,7 @@ TOUR: dict[str, tuple[str, ...]] = {
     ),
     "events": ("", "JOB", "nothing", "--kind x", "--since x", "--since 2h --until 3h", "JOB -o json"),
     "report": ("", "nothing", "j-0001", "JOB -O report.html", "JOB -o x", "j-0002"),
-    "explain": ("", "nothing", "JOB", "JOB --all", "j-0001", "j-0002"),
+    "explain": ("", "nothing", "JOB", "JOB --all", "JOB --attempt 9", "j-0001", "j-0002"),
     "bundle": (
         "",
         "nothing",
