@@ -34,7 +34,7 @@ PARTS = (
     "CHANGELOG.md",
     "LICENSE",
 )
-RUN_S = 240.0
+RUN_S = 500.0
 
 
 @pytest.fixture(scope="module")
