@@ -1,4 +1,4 @@
-"""NPU fault codes: which of Huawei's eight classes, what to do, and the parts of the code: fault_of("80E18402")."""
+"""NPU fault codes: which of Huawei's eight classes, what to do: fault_of("80E18402")."""
 
 from __future__ import annotations
 
@@ -24,19 +24,12 @@ class FaultClass:
 
 @dataclass(frozen=True)
 class Fault:
-    """One code. `fault_class`, `part` and `message` are None when the table does not list it: unknown, not harmless.
-
-    `node_type`, `sensor_type` and `state` are parts of the code, so laid out in 124 of Huawei's own published codes;
-    they hold for codes of that kind (0x80..., 0x81..., 0x8C...) and are None for others.
-    """
+    """One code. `fault_class`, `part` and `message` are None when the table does not list it: unknown, not harmless."""
 
     code: str
     fault_class: FaultClass | None
     part: str | None
     message: Text | None
-    node_type: int | None
-    sensor_type: int | None
-    state: int | None
     source: str | None
 
 
@@ -58,14 +51,7 @@ def fault_of(code: str) -> Fault | None:
     of_class = {fault_class.name: fault_class for fault_class in fault_classes()}.get(row.get("class", ""))
     message = Text(f"fault.{name}.message", row["message"]) if row.get("message") else None
     source = load_table("fault_codes")["source"] if row else None
-    node, sensor, state = _parts(int(name, 16))
-    return Fault(name, of_class, row.get("part"), message, node, sensor, state, source)
-
-
-def _parts(number: int) -> tuple[int | None, int | None, int | None]:
-    if number >> 24 not in (0x80, 0x81, 0x8C):
-        return None, None, None
-    return number >> 17 & 0x7FF, number >> 9 & 0xFF, number & 0x1FF
+    return Fault(name, of_class, row.get("part"), message, source)
 
 
 @lru_cache(maxsize=1)

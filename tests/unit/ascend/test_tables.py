@@ -65,13 +65,8 @@ def test_the_eight_classes_go_from_no_effect_to_beyond_repair():
 def test_a_code_is_known_with_and_without_0x_and_an_unknown_one_is_not_called_harmless():
     assert faults.fault_of("0x80e18402").fault_class.name == faults.fault_of("80E18402").fault_class.name == "Separate"
     unknown = faults.fault_of("80E1FFFF")
-    assert (unknown.fault_class, unknown.message, unknown.node_type) == (None, None, 0x70)
+    assert (unknown.fault_class, unknown.message) == (None, None)
     assert faults.fault_of("80E1840") is None and faults.fault_of("OK") is None
-
-
-def test_a_code_tells_its_node_and_sensor_types():
-    heartbeat = faults.fault_of("8C084E00")
-    assert (heartbeat.node_type, heartbeat.sensor_type, heartbeat.state) == (0x604, 0x27, 0)
 
 
 A, B, A3 = chip_of("910A"), chip_of("910B3"), chip_of("Ascend910")
