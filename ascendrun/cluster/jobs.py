@@ -185,7 +185,7 @@ class JobCalls(ControllerCalls):
         self._keep_watched([stored.job])
         status = self._status_now() if not stored.job.is_terminal else None
         liveness = {} if status is None else status.liveness.get(stored.job.id, {})
-        return make_job_detail(stored, self._view(stored, status), events, liveness)
+        return make_job_detail(stored, self._view(stored, status), events, liveness, self.settings)
 
     def stop(self, ref: str, *, now: bool = False) -> JobView:
         """Request a stop and return at once; `now` skips the grace period. Of a pipeline all stages are stopped.

@@ -232,10 +232,11 @@ def pause_after(cost_s: float, bounds_s: tuple[float, float]) -> float:
 
 
 def count_ranks(job: JobView, view: LogView) -> int | None:
-    """How many ranks can say a line; None when that is not known: nodes are chosen, or the job is not planned yet."""
+    """How many ranks can print a line; None when that is not known: nodes are chosen, or the job is not planned yet."""
     if view.hosts is not None:
         return None
-    ranks = range(job.world_size) if view.ranks is None else [rank for rank in view.ranks if rank < job.world_size]
+    world_size = job.world_size or 0
+    ranks = range(world_size) if view.ranks is None else [rank for rank in view.ranks if rank < world_size]
     return len(ranks) or None
 
 

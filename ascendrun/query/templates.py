@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from ascendrun.core.errors import ConflictError, NotFoundError
+from ascendrun.core.jobfile.model import job_json_schema
 from ascendrun.text import Text, language, template_of
 
 JOB_FILE = "job.yaml"
+SCHEMA_FILE = "job.schema.json"
+_SCHEMA_OF_CHECKOUT = re.compile(r"(?<=# yaml-language-server: \$schema=)\S+")
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ def list_templates() -> tuple[Template, ...]:
 def copy_template(name: str, target: Path) -> tuple[Path, ...]:
     """Copy the files of the template into `target` (made when missing); return the new files, the job file first.
 
+    The JSON Schema is written next to the job file, whose first line names it for editors; an existing one is kept.
     Raises NotFoundError for an unknown name; ConflictError when a file exists; then nothing was copied.
     """
     template = _find(name)
@@ -48,7 +54,13 @@ def copy_template(name: str, target: Path) -> tuple[Path, ...]:
     for path, source in copies.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, path)
-    return tuple(sorted(copies, key=lambda path: path != target / template.job_file))
+    job_file = target / template.job_file
+    job_file.write_text(_SCHEMA_OF_CHECKOUT.sub(SCHEMA_FILE, job_file.read_text("utf-8"), count=1), "utf-8")
+    schema = job_file.with_name(SCHEMA_FILE)
+    if not (schema.exists() or schema.is_symlink()):
+        schema.write_text(json.dumps(job_json_schema(), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        copies[schema] = schema
+    return tuple(sorted(copies, key=lambda path: path != job_file))
 
 
 def templates_root() -> Path:

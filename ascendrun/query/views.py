@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ascendrun.core.events import Event
     from ascendrun.core.jobs.job import Job, NodeProgress
     from ascendrun.core.jobs.pipelines import PipelineStatus, StageStatus
+    from ascendrun.core.settings import Settings
     from ascendrun.head.state.store import StoredJob
 
 
@@ -47,6 +48,7 @@ class JobView:
     stops or has failed. `progress`: the newest metrics line of rank 0, None: none yet.
     `pipeline`, `stage`: the pipeline's id and the stage that this job is of it; None: a job by itself.
     `stages`: of a whole pipeline only: the state of each of its stages.
+    `world_size`: None: not planned yet.
     `unreachable_hosts`: of a running job: hosts that do not respond at this moment."""
 
     id: str
@@ -55,7 +57,7 @@ class JobView:
     reason: Text | str
     attempt: int
     hosts: tuple[str, ...]
-    world_size: int
+    world_size: int | None
     created_at_s: float
     started_at_s: float | None
     ended_at_s: float | None
@@ -70,12 +72,13 @@ class JobView:
 
 @dataclass(frozen=True)
 class JobDetail:
-    """A job as `show` shows it. `run`: its name on the nodes (ROOT/runs/<run>).
+    """A job as `show` shows it. `run`: its name on the nodes; `directories`: where they keep it, by host.
     `first_failure`: names the first failing rank, None: none failed.
     `unconfirmed_hosts`: hosts whose processes could not be confirmed gone when the job ended."""
 
     job: JobView
     run: str
+    directories: Mapping[str, str]
     nodes: tuple[NodeView, ...]
     ranks: tuple[RankView, ...]
     events: tuple[Event, ...]
@@ -170,7 +173,7 @@ def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, now: Re
         reason=reason_now(job, now),
         attempt=job.attempt,
         hosts=job.hosts,
-        world_size=job.world_size,
+        world_size=job.world_size or None,
         created_at_s=job.created_at_s,
         started_at_s=job.started_at_s,
         ended_at_s=job.ended_at_s,
@@ -204,7 +207,7 @@ def make_pipeline_view(stored: Sequence[StoredJob], status: PipelineStatus, repr
 
 
 def make_job_detail(
-    stored: StoredJob, view: JobView, events: tuple[Event, ...], liveness: Mapping[str, str]
+    stored: StoredJob, view: JobView, events: tuple[Event, ...], liveness: Mapping[str, str], settings: Settings
 ) -> JobDetail:
     """A stored job with its nodes and ranks. `liveness`: by host, where a controller looks."""
     job = stored.job
@@ -216,6 +219,7 @@ def make_job_detail(
     return JobDetail(
         job=view,
         run=job.run,
+        directories={host["name"]: f"{_node_root(settings, host)}/runs/{job.run}" for host in stored.hosts},
         nodes=nodes,
         ranks=ranks,
         events=events,
@@ -223,6 +227,13 @@ def make_job_detail(
         unconfirmed_hosts=job.unconfirmed,
         spec=stored.spec,
     )
+
+
+def _node_root(settings: Settings, host: Mapping[str, Any]) -> str:
+    """Where ascendrun keeps its files on a host of a job (node/layout.py); "~" is the home of the user there."""
+    from ascendrun.core.settings import local_root
+
+    return str(local_root(settings, host["name"])) if host.get("addr") == "local" else "~/.ascendrun"
 
 
 def _rank_view(node: NodeProgress, rank: int) -> RankView:

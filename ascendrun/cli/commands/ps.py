@@ -60,7 +60,7 @@ def job_columns(now_s: float) -> list[Column]:
         Column("STATE", lambda job: job.state),
         Column("ATTEMPT", lambda job: str(job.attempt), dropped=4),
         Column("NODES", lambda job: fold_hosts(job.hosts), dropped=1),
-        Column("RANKS", lambda job: str(job.world_size), dropped=3),
+        Column("RANKS", lambda job: str(job.world_size or "-"), dropped=3),
         Column("AGE", lambda job: describe_seconds(now_s - job.created_at_s), dropped=5),
         Column("DURATION", lambda job: describe_seconds(duration_s(job)), dropped=2),
         Column("EXIT", lambda job: "-" if job.exit_code is None else str(job.exit_code), is_wide=True),

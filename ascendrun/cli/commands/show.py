@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -106,6 +107,16 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
     return "\n".join(part for part in parts if part)
 
 
+def _directories(by_host: Mapping[str, str]) -> str:
+    """Each directory once, after the hosts that have it: as scp takes it."""
+    from ascendrun.text.format import fold_hosts
+
+    hosts: dict[str, list[str]] = {}
+    for host, path in by_host.items():
+        hosts.setdefault(path, []).append(host)
+    return ", ".join(f"{fold_hosts(names)}:{path}" for path, names in hosts.items())
+
+
 def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
     from ascendrun.cli.output import describe_progress, describe_seconds, describe_time, labelled, named
     from ascendrun.text.format import fold_hosts
@@ -117,8 +128,8 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
         (Text("show.state", "state"), labelled(job.state, job.reason)),
         (Text("show.attempt", "attempt"), str(job.attempt)),
         (Text("show.nodes", "nodes"), hosts),
-        (Text("show.ranks", "ranks"), str(job.world_size)),
-        (Text("show.directory", "directory"), f"{hosts}:~/.ascendrun/runs/{detail.run}"),
+        (Text("show.ranks", "ranks"), str(job.world_size or "-")),
+        (Text("show.directory", "directory"), _directories(detail.directories)),
         (Text("show.created", "created"), describe_time(job.created_at_s)),
         (Text("show.started", "started"), describe_time(job.started_at_s)),
         (Text("show.ended", "ended"), describe_time(job.ended_at_s)),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
 
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.hosts import parse_hostfile
-from ascendrun.core.jobfile.spec import load_programs, parse_stages
+from ascendrun.core.jobfile.spec import job_json_schema, load_programs, parse_stages
 from ascendrun.query.templates import copy_template, list_templates
 from ascendrun.text import Text
 
@@ -31,6 +32,8 @@ def test_a_copied_template_is_a_valid_job_beside_its_hostfile(name: str, tmp_pat
     assert job.hostfile is not None
     hostfile = job_file.parent / job.hostfile
     assert len(parse_hostfile(hostfile.read_text(), str(hostfile))) >= 2
+    schema = job_file.parent / job_file.read_text().splitlines()[0].partition("$schema=")[2]
+    assert json.loads(schema.read_text()) == job_json_schema(), "an editor finds the schema where the job file says"
     for path in written:
         if path.suffix == ".py":
             ast.parse(path.read_text(), feature_version=(3, 7))
