@@ -194,7 +194,7 @@ def test_a_taken_master_port_is_told_with_who_holds_it(scene: Scene) -> None:
         found = examine(scene.ascendrun, job_file, "--quick", code=3)
         squatter.kill()
     assert hosts_of(found, "port-taken") == ["node1"]
-    assert "create_server" in found["port-taken"][0]["values"]["holder"]
+    assert "create_server" in found["port-taken"][0]["values"]["holder"]["values"]["command"]
 
 
 def test_torch_is_imported_by_the_full_look_only(scene: Scene) -> None:

@@ -85,6 +85,7 @@ class StoryCluster(Cluster):
         return JobDetail(
             job=self.view,
             run=f"abcd-{self.view.id}",
+            directories=dict.fromkeys(HOSTS, f"~/.ascendrun/runs/abcd-{self.view.id}"),
             nodes=nodes,
             ranks=self.ranks,
             events=self.job_events,
