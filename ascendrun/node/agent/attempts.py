@@ -258,13 +258,14 @@ class Attempts:
             claim_json(os.path.join(folder, IDENTITY), {"stopped": True})
 
     def _is_obeyed(self, tag: str, folder: str) -> bool:
-        """Whether the supervisor took the order within OBEY_S; one that hangs (a dead disk, a debugger) does not."""
+        """Whether the supervisor took the order within OBEY_S; one that hangs (a dead disk, a debugger) or dies does
+        not."""
         deadline = time.monotonic() + OBEY_S
         while os.path.exists(os.path.join(folder, STOP)) and self.phase(tag) == "running":
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
-        return True
+        return self.phase(tag) != "lost"
 
     def _wait_gone(self, identity: dict[str, Any]) -> None:
         deadline = time.monotonic() + NOTICE_S

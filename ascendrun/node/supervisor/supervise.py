@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 from ascendrun.node import cgroup, procs
@@ -31,6 +32,7 @@ def main(folder: str) -> int:
     if os.fork():
         os._exit(0)
     os.chdir("/")
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until Supervisor handles it: a stop may come right after the claim
     procs.become_subreaper()
     try:
         supervisor = _take_over(folder, spec)
