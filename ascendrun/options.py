@@ -1,20 +1,20 @@
-"""Options of the bundled programs: one table for each, checked alike in a job file and on a program's command line.
+"""Options of the bundled programs: one table per program, checked the same way in job files and on command lines.
 
-A program's `options.json` has three parts, of which only `options` must be there:
+A program's `options.json` has three parts. Only `options` is required:
 
     "renamed": {"how": "strategy"}          the old name is an error; the hint is `write strategy: VALUE`
-    "refused": {"use_amp": "set dtype"}     a name that people bring along; the text is the hint (what to write instead)
+    "refused": {"use_amp": "set dtype"}     a name from other programs that is an error; the text is the hint
     "options": {"learning_rate": {"type": "float", "default": 1e-4, "help": "peak learning rate", "aliases": ["lr"]}}
 
 Keys of an option: `type` (one of TYPES), `default`, `help`, `choices`, `min` and `max` (inclusive), `required`, and
 
     "aliases": ["lr"]                       other names, accepted without a warning; an error together with the name
-    "excludes": ["warmup_ratio"]            options that cannot be given with this one
-    "value_aliases": {"bf16": "bfloat16"}   other ways to write a value, accepted without a warning
+    "excludes": ["warmup_ratio"]            options that cannot be combined with this option
+    "value_aliases": {"bf16": "bfloat16"}   other spellings of a value, accepted without a warning
     "renamed_values": {"go-on": "continue"} old values: an error; the hint is `write NAME: continue`
 
-Chinese texts have the keys `option.PROGRAM.NAME` (help) and `option.PROGRAM.NAME.refused`. Standard library and
-`ascendrun.text` only: programs on nodes use this module too.
+Chinese texts have the keys `option.PROGRAM.NAME` (help) and `option.PROGRAM.NAME.refused`. This module imports only
+the standard library and `ascendrun.text`, because programs on nodes use it too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Argument = Union[Scalar, tuple[Scalar, ...]]
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `choices` empty: any value; `low`, `high`: inclusive bounds, None: none."""
+    """One option. Empty `choices`: any value. `low`, `high`: inclusive bounds; None: unbounded."""
 
     name: str
     type: str
@@ -59,7 +59,7 @@ class Option:
 
 @dataclass(frozen=True)
 class ProgramOptions:
-    """All options of one program, by name, in the order of its table; its renamed and refused names."""
+    """All options of one program by name, in table order, with its renamed and refused names."""
 
     program: str
     options: Mapping[str, Option]
@@ -67,7 +67,7 @@ class ProgramOptions:
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, name: str) -> Option | None:
-        """The option with this name or alias."""
+        """Return the option with this name or alias; None if not found."""
         return self.options.get(name) or next((each for each in self.options.values() if name in each.aliases), None)
 
     @property
@@ -81,7 +81,7 @@ class ProgramOptions:
 
 @dataclass(frozen=True)
 class Notation:
-    """How options are written where they are given: `args.lr` and `lr: 1` in a job file, `--lr` and `--lr=1`."""
+    """The notation of options in their source: `args.lr` and `lr: 1` in a job file, `--lr` and `--lr=1`."""
 
     prefix: str
     pair: str
@@ -99,8 +99,8 @@ COMMAND_LINE = Notation("--", "--{name}={value}")
 
 @dataclass(frozen=True)
 class OptionProblem:
-    """What is wrong with one option. `name`: as it was given, None: a required option that was not. `is_name`: the
-    name is wrong, not the value."""
+    """A problem with one option. `name`: as given; None: a required option is missing. `is_name`: the name is
+    invalid, not the value."""
 
     name: str | None
     message: Text
@@ -109,7 +109,7 @@ class OptionProblem:
 
 
 class InvalidTableError(ValueError):
-    """A program's table is broken; `faults` are its texts."""
+    """A program's table is invalid; `faults` are the messages."""
 
     def __init__(self, faults: Collection[Text], line: int | None = None, column: int | None = None) -> None:
         super().__init__("; ".join(map(str, faults)))
@@ -117,7 +117,7 @@ class InvalidTableError(ValueError):
 
 
 class InvalidValueError(ValueError):
-    """A value does not fit its option. `message`: what was expected and found, without the option's name."""
+    """A value is invalid for its option. `message`: the expected and actual value, without the option's name."""
 
     def __init__(self, message: Text, hint: Text | None = None) -> None:
         super().__init__(str(message))
@@ -125,7 +125,7 @@ class InvalidValueError(ValueError):
 
 
 def read_table(program: str, json_text: str) -> ProgramOptions:
-    """The table of one program. Raises InvalidTableError with every fault."""
+    """Return the table of one program. Raises InvalidTableError with every fault."""
     try:
         table = json.loads(json_text)
     except ValueError as error:
@@ -148,10 +148,10 @@ def check_arguments(
     texts: Mapping[str, str] | None = None,
     unchecked: Collection[str] = (),
 ) -> tuple[dict[str, Any], list[OptionProblem]]:
-    """The given values by option name, aliases resolved and each of its option's type, and all problems.
+    """Return the given values by option name, and all problems.
 
-    A null counts as not given. `texts`: how values were written, which is what a text option gets for a number.
-    `unchecked`: names whose values are known to be wrong. A wrong value stays as it is.
+    Aliases are resolved and values converted to the option's type; an invalid value is unchanged. A null counts as not
+    given. `texts`: the original spelling of values, used by text options for numbers. `unchecked`: names not to check.
     """
     label = notation.name
     values: dict[str, Any] = {}
@@ -186,7 +186,7 @@ def check_arguments(
 
 
 def check_value(option: Option, value: Any, text: str | None = None, notation: Notation = JOB_FILE) -> Argument:
-    """`value` as the option's type. `text`: how a number was written, which is what a text option gets.
+    """Convert `value` to the option's type. `text`: the original spelling of a number, which a text option uses.
 
     Raises InvalidValueError.
     """
@@ -228,7 +228,7 @@ def check_value(option: Option, value: Any, text: str | None = None, notation: N
 
 
 def read_text(option: Option, text: str) -> Any:
-    """A value of the command line as a job file has it; what cannot be read stays text, for `check_value`."""
+    """Convert a command-line value to its job-file form; an invalid value stays text, for `check_value` to report."""
     if option.type == "list":
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if option.type == "bool":
@@ -243,12 +243,12 @@ def read_text(option: Option, text: str) -> Any:
 
 
 def make_arguments(args: Mapping[str, Argument]) -> tuple[str, ...]:
-    """`--option=value` for every option given, in the order given; null means that the program's default holds."""
+    """Return `--option=value` for every given option, in the given order; null selects the program's default."""
     return tuple(COMMAND_LINE.write(name, value) for name, value in args.items() if value is not None)
 
 
 def _unknown_name(table: ProgramOptions, name: str, value: Any, notation: Notation) -> OptionProblem:
-    """Renamed names come before names that are close: the closest one may be another option."""
+    """Report an unknown name. Renamed names precede similar names: the closest name may be another option."""
     label = notation.name
     new = table.options.get(table.renamed.get(name, ""))
     if new is not None:
@@ -335,7 +335,7 @@ def _check_list(option: Option, value: Argument) -> tuple[Scalar, ...]:
 
 
 def _is_item(item: object) -> bool:
-    """Whether the program gets the item back from the text in which commas join all items."""
+    """Return whether the program can recover the item from the comma-separated text of all items."""
     if isinstance(item, str):
         return bool(item) and item == item.strip() and "," not in item
     return isinstance(item, (bool, int, float))

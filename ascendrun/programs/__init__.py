@@ -1,1 +1,1 @@
-"""The bundled training programs; they know ascendrun only by the environment it gives them."""
+"""The bundled training programs; ascendrun passes information to them only in environment variables."""

@@ -1,10 +1,10 @@
-"""Messages for people: a key, an English template next to the code that uses it, typed values; Chinese by key.
+"""User-visible messages: a key, an English template next to the code that uses it, typed values; Chinese by key.
 
     raise UnreachableError(Text("ssh.timeout", "{host}: no reply within {limit_s} s", host=host, limit_s=10))
 
-A `Text` travels and is stored as data; `str()` renders it where a person reads it, in the language of the process
-(`use_language`). The English template is the source. zh.json has the Chinese ones, by key; a key that is missing
-there shows in English. tests/docs checks that none is missing.
+A `Text` is transmitted and stored as data. `str()` renders it for output, in the language of the process
+(`use_language`). The English template is the source. zh.json has the Chinese templates by key; a key that is
+missing there is rendered in English. tests/docs checks that no key is missing.
 
 Tables (event codes, findings, signatures) keep their English next to their codes and render through `fill` with the
 key of the row. Standard library only: programs on nodes use this package too.
@@ -22,7 +22,7 @@ from ascendrun.text.format import SEPARATOR, SPECIAL, UNKNOWN
 
 LANGUAGES = ("en", "zh")
 PSEUDO = "pseudo"
-"""A test language: English templates with shuffled words, to show that no code reads a message."""
+"""A test language: English templates with shuffled words, to prove that no code parses a message."""
 _TEXT = "$text"
 _CHINESE_JOINT = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef]) ?\0 ?(?=[\u3000-\u9fff\uff00-\uffef])")
 _MIXED_JOINT = re.compile(r"(?<=[\u4e00-\u9fff])\0(?=[A-Za-z0-9])|(?<=[A-Za-z0-9])\0(?=[\u4e00-\u9fff])")
@@ -33,8 +33,8 @@ _language = "en"
 class Text:
     """A message and its values; `str()` renders it in the language of the process.
 
-    `key` is unique in the product, `AREA.NAME` in kebab-case. Values are strings, numbers, None (shown as unknown),
-    sequences of them, or other texts. Two texts are equal when key and values are.
+    `key` is unique in the product: `AREA.NAME` in kebab-case. Values are strings, numbers, None (rendered as unknown),
+    sequences of these, or other texts. Two texts are equal if their keys and values are equal.
     """
 
     __slots__ = ("english", "key", "values")
@@ -61,9 +61,9 @@ class Text:
 
 
 def fill(key: str, english: str, values: Mapping[str, Any], *, lang: str | None = None) -> str:
-    """The template of `key` in a language (None: that of the process) with its values.
+    """Fill the template of `key` with its values. `lang` None: the language of the process.
 
-    A value that is missing shows as "?", a format that does not fit its value as the value: a message never fails.
+    A missing value is rendered as "?". A format that is invalid for its value is ignored: rendering never fails.
     In addition to Python's format specifications:
     `{n:plural rank ranks}` "1 rank", "4 ranks" · `{hosts:hosts}` npu[01-04] · `{ranks:ranks}` 0-3,7
     `{texts:lines}` one per line
@@ -84,7 +84,7 @@ def fill(key: str, english: str, values: Mapping[str, Any], *, lang: str | None 
 
 
 def _space(text: str) -> str:
-    """One space between Chinese and Latin text where a nested text (marked by NUL) begins and ends, none in Chinese."""
+    """Put one space between Chinese and Latin text at the NUL marks around a nested text, none between Chinese."""
     if "\0" not in text:
         return text
     return _MIXED_JOINT.sub(" ", _CHINESE_JOINT.sub("", text)).replace("\0", "")
@@ -111,7 +111,7 @@ def _show(value: Any, spec: str, lang: str) -> str:
 
 @cache
 def _system_errors(lang: str) -> Mapping[str, str]:
-    """What a language has for `os.strerror`, in lower case: keys `os.ENOENT` and so on."""
+    """Return translations of `os.strerror` messages (lower case), from the keys `os.ENOENT` and so on."""
     import errno
 
     rows = translations(lang)
@@ -121,7 +121,7 @@ def _system_errors(lang: str) -> Mapping[str, str]:
 
 
 def template_of(key: str, english: str, lang: str) -> str:
-    """The template of `key` in a language; English where there is no other."""
+    """Return the template of `key` in a language; the English template if there is no translation."""
     if lang == "en":
         return english
     return _reworded(english) if lang == PSEUDO else translations(lang).get(key, english)
@@ -129,7 +129,7 @@ def template_of(key: str, english: str, lang: str) -> str:
 
 @cache
 def translations(lang: str) -> Mapping[str, str]:
-    """Every template of a language by key; empty for English, whose templates are in the code."""
+    """Return every template of a language by key; empty for English, whose templates are in the code."""
     import json
 
     path = os.path.join(os.path.dirname(__file__), f"{lang}.json")
@@ -141,18 +141,18 @@ def translations(lang: str) -> Mapping[str, str]:
 
 
 def language() -> str:
-    """The language of this process."""
+    """Return the language of this process."""
     return _language
 
 
 def use_language(lang: str) -> None:
-    """Set the language of this process; what is not in LANGUAGES is English."""
+    """Set the language of this process; a language that is not in LANGUAGES selects English."""
     global _language
     _language = lang if lang in (*LANGUAGES, PSEUDO) else "en"
 
 
 def language_of(environ: Mapping[str, str] = os.environ) -> str:
-    """What the environment asks for: ASCENDRUN_LANG, else zh for any Chinese locale, else en."""
+    """Return the language that the environment selects: ASCENDRUN_LANG, else zh for any Chinese locale, else en."""
     for name in ("ASCENDRUN_LANG", "LC_ALL", "LC_MESSAGES", "LANG"):
         value = environ.get(name, "").lower()
         if value:
@@ -161,7 +161,7 @@ def language_of(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def to_json(value: Any) -> Any:
-    """A value, or a structure of values, as JSON can hold it; `from_json` reads it back (tuples become lists)."""
+    """Convert a value, or a structure of values, to JSON types; `from_json` restores it (tuples become lists)."""
     if isinstance(value, Text):
         return {_TEXT: value.key, "en": value.english, "values": to_json(value.values)}
     if isinstance(value, Mapping):
@@ -170,7 +170,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """What `to_json` was given."""
+    """Restore the argument of `to_json`."""
     if isinstance(value, Mapping):
         if isinstance(value.get(_TEXT), str) and isinstance(value.get("values"), Mapping):
             return Text(value[_TEXT], str(value.get("en", "")), **from_json(value["values"]))
@@ -188,7 +188,7 @@ def _reworded(english: str) -> str:
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that `word` is probably a slip of; None when none is near."""
+    """Return the choice that `word` is probably a misspelling of; None if no choice is similar."""
     if len(word) > 80:
         return None
     import difflib
@@ -203,7 +203,7 @@ def did_you_mean(name: str) -> Text:
 
 
 def write(piece: str) -> Text:
-    """The hint to write a piece of a file or a command line as it stands."""
+    """Return the hint to write a piece of a file or a command line literally."""
     return Text("suggest.write", "write {piece}", piece=piece)
 
 
@@ -212,7 +212,7 @@ def renamed(old: str, new: str) -> Text:
 
 
 def suggestion(word: str, choices: Sequence[str]) -> Text | None:
-    """The hint for an unknown name: the nearest choice, else all of them when they are few; None without choices."""
+    """Return the hint for an unknown name: the nearest choice, else all choices if at most 30; None without choices."""
     near = closest(word, choices)
     if near is not None:
         return did_you_mean(near)

@@ -1,4 +1,4 @@
-"""How values show in a message: hosts, ranks, sizes, durations, quotes, and the width of texts in a terminal."""
+"""Formats of values in messages: hosts, ranks, sizes, durations, quotes, and the display width of texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def fold_hosts(hosts: Iterable[str]) -> str:
-    """Host names as people write them, sorted: `npu[01-06,09]`; with commas where they cannot be folded."""
+    """Fold host names, sorted: `npu[01-06,09]`. Names that cannot be folded are joined by commas in the given order."""
     given = [hosts] if isinstance(hosts, str) else list(dict.fromkeys(hosts))
     if len(given) <= 1 or not all(_HOST.fullmatch(name) for name in given):
         return ",".join(given)
@@ -30,7 +30,7 @@ def fold_hosts(hosts: Iterable[str]) -> str:
 
 
 def fold_numbers(numbers: int | Iterable[int]) -> str:
-    """Numbers, sorted, as ranges: `0-3,7`."""
+    """Format numbers as sorted ranges: `0-3,7`."""
     given = [numbers] if isinstance(numbers, int) else sorted(set(numbers))
     ranges: list[list[int]] = []
     for number in given:
@@ -42,7 +42,7 @@ def fold_numbers(numbers: int | Iterable[int]) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """1610612736 as `1.5 GiB`."""
+    """Format a size: 1610612736 as `1.5 GiB`."""
     value, unit = float(size), 0
     while abs(value) >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
@@ -50,7 +50,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """125 as `2 min 5 s`, 0.25 as `0.25 s`, 90000 as `1 d 1 h`."""
+    """Format seconds: 125 as `2 min 5 s`, 0.25 as `0.25 s`, 90000 as `1 d 1 h`."""
     if abs(seconds) < 10:
         return f"{seconds:.2g} s"
     rest = round(seconds)
@@ -63,27 +63,27 @@ def format_duration(seconds: float) -> str:
 
 
 def is_hidden(character: str) -> bool:
-    """True for what cannot be seen or changes how its neighbours show: controls, bidi marks, line separators."""
+    """Return whether a character is invisible or reorders its neighbours: controls, bidi marks, line separators."""
     return unicodedata.category(character) in _HIDDEN
 
 
 def display_width(text: object) -> int:
-    """Columns that a text takes in a terminal: two for each East Asian wide character."""
+    """Return the width of a text in terminal columns: two for each East Asian wide character."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in str(text))
 
 
 def pad_left(text: object, width: int) -> str:
-    """`text` right-aligned in so many columns."""
+    """Right-align `text` in `width` columns."""
     return " " * (width - display_width(text)) + str(text)
 
 
 def pad_right(text: object, width: int) -> str:
-    """`text` left-aligned in so many columns."""
+    """Left-align `text` in `width` columns."""
     return str(text) + " " * (width - display_width(text))
 
 
 def quote(text: str, *, limit: int = 60) -> str:
-    """`text` in quotes, on one line, at most `limit` characters, hidden characters as escapes."""
+    """Quote at most `limit` characters of `text` on one line, with hidden characters as escapes."""
     safe = "".join(_escape(character) if is_hidden(character) else character for character in text[:limit])
     return f"'{safe}'" + ("…" if len(text) > limit else "")
 
@@ -106,4 +106,4 @@ SPECIAL: Mapping[str, Callable[[Any, str], str]] = {
     "percent": lambda value, _: f"{100 * value:.0f}%",
     "quote": lambda value, _: quote(str(value)),
 }
-"""Specifications of values in addition to Python's; fill() in __init__.py lists them."""
+"""Format specifications in addition to Python's, listed in the docstring of `fill` (__init__.py)."""

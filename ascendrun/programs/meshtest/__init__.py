@@ -1,1 +1,1 @@
-"""How fast the devices of a few nodes compute and exchange: what `doctor --deep` runs."""
+"""Compute and communication benchmark of the devices of a few nodes, run by `doctor --deep`."""

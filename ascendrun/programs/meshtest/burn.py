@@ -1,4 +1,4 @@
-"""Matrix products on one device for a while: how fast, and whether every product is the same."""
+"""Repeated matrix products on one device: their speed, and whether their results are equal."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from ascendrun.programs.trainer.devices.accelerator import Accelerator
 
 SLICES = 8
-"""The speed is measured in so many pieces: a device that throttles is fast in the first ones only."""
+"""Number of intervals of the speed measurement: a device that throttles is fast only in the first intervals."""
 
 
 def burn(accelerator: Accelerator, *, seconds: float, size: int, seed: int) -> dict[str, Any]:
-    """{tflops, tflops_slowest, digest, wrong, products}.
+    """Measure matrix products and return {tflops, tflops_slowest, digest, wrong, products}.
 
-    The matrices hold -1 and 1 only: every sum is exact in float16 with float32 accumulation, whatever the order, so
-    sound devices of every kind agree to the bit, and a single difference is a fault.
+    The matrices hold only -1 and 1: every sum is exact in float16 with float32 accumulation, in any order. Healthy
+    devices of every kind therefore agree to the bit, and a single difference is a fault.
     """
     device = accelerator.device
     size = size or (512 if device.type == "cpu" else 4096)
@@ -50,5 +50,5 @@ def burn(accelerator: Accelerator, *, seconds: float, size: int, seed: int) -> d
 
 
 def make_signs(size: int, chance: torch.Generator) -> torch.Tensor:
-    """Made on the CPU, so that every device gets the same."""
+    """Make a matrix of -1 and 1 on the CPU, so that every device gets the same values."""
     return torch.randint(0, 2, (size, size), generator=chance, dtype=torch.int8) * 2 - 1

@@ -1,4 +1,4 @@
-"""All-reduces over some of the ranks: bandwidth by size, and latency."""
+"""All-reduces over a subset of the ranks: bandwidth by size, and latency."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LATENCY_BYTES = 8
 def measure_all_reduce(
     runtime: Runtime, ranks: Sequence[int], *, sizes: Sequence[int], repeats: int, budget_s: float
 ) -> dict[str, Any]:
-    """{latency_s, bandwidth_bytes_per_s: {"<bytes>": …}} over `ranks`, which include this one; all ranks call it.
+    """Return {latency_s, bandwidth_bytes_per_s: {"<bytes>": …}} over `ranks`, which include this rank.
 
-    Bandwidth is what the slowest link of a ring carries: 2 (n - 1) / n of the message, over the median time of the
-    slowest rank. A size that would take much longer than the budget is left out, the smallest never.
+    All ranks call it. Bandwidth is that of the slowest link of a ring: 2 (n - 1) / n of the message, divided by the
+    median time of the slowest rank. Sizes expected to exceed twice the budget are skipped, except the smallest.
     """
     group = open_group(runtime, ranks)
     latency_s = runtime.gather(timed(runtime, group, LATENCY_BYTES, repeats=repeats, budget_s=budget_s))
@@ -39,7 +39,7 @@ def measure_all_reduce(
 
 
 def open_group(runtime: Runtime, ranks: Sequence[int]) -> Any:
-    """The group of this rank. Each rank makes the groups of all: torch requires every rank to make every group."""
+    """Return the group of this rank. torch requires every rank to create every group."""
     if len(ranks) == runtime.world_size:
         return dist.group.WORLD
     mine = None
@@ -51,8 +51,8 @@ def open_group(runtime: Runtime, ranks: Sequence[int]) -> Any:
 
 
 def timed(runtime: Runtime, group: Any, size: int, *, repeats: int, budget_s: float) -> float:
-    """Median seconds of one all-reduce. The first one, which opens connections, does not count; the second shows how
-    many fit into the budget, the same number on every rank."""
+    """Return the median seconds of one all-reduce. The first, which opens connections, does not count; the second
+    determines how many fit into the budget: the same number on every rank."""
     tensor = torch.ones(max(1, size // 4), dtype=torch.float32, device=runtime.device)
     once(runtime, group, tensor)
     trial_s = max(runtime.gather(once(runtime, group, tensor)))
@@ -62,8 +62,8 @@ def timed(runtime: Runtime, group: Any, size: int, *, repeats: int, budget_s: fl
 
 
 def once(runtime: Runtime, group: Any, tensor: torch.Tensor) -> float:
-    """Seconds from here until the sum is in the device's memory."""
-    tensor.fill_(1.0)  # sums of sums would overflow
+    """Return the seconds until the sum is in the device's memory."""
+    tensor.fill_(1.0)  # repeated sums would overflow
     runtime.accelerator.synchronize()
     started_s = time.perf_counter()
     dist.all_reduce(tensor, group=group)

@@ -1,4 +1,4 @@
-"""What one rank measures, and the lines that it writes: its device, its node, its rail to the other node, the mesh."""
+"""The measurements of one rank and their metrics lines: its device, its node, its rail to other nodes, the mesh."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Options = Mapping[str, Any]
 
 
 def measure(options: Options, runtime: Runtime) -> None:
-    """One line per measurement in the metrics file, `measured` naming it:
+    """Write one line per measurement to the metrics file; its key `measured` is one of:
 
-    device   matrix products: tflops (median), tflops_slowest, digest (the same on every sound device), wrong (products
-             that differed from the first)
+    device   matrix products: tflops (median), tflops_slowest, digest (equal on all healthy devices), wrong (intervals
+             whose last product differs from the first product)
     node     all-reduce over the ranks of one node      mesh   all-reduce over all ranks of several nodes
-    rail     all-reduce between the devices of one local rank on all nodes, every rail at the same time
+    rail     all-reduce between the devices of one local rank on all nodes, all rails in parallel
     """
     sizes = read_sizes(options["message_sizes"])
     label = f"{runtime.family}:{runtime.local_rank}"
@@ -48,7 +48,7 @@ def measure(options: Options, runtime: Runtime) -> None:
 
 
 def exchanges(runtime: Runtime) -> list[tuple[str, tuple[int, ...]]]:
-    """The all-reduces that this rank takes part in, as (name, ranks). Every rank has the same names in one order."""
+    """Return (name, ranks) of each all-reduce of this rank. Every rank has the same names in the same order."""
     places = runtime.gather((int(os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK", "0"))), runtime.local_rank))
     everyone = tuple(range(runtime.world_size))
     if len({node for node, _ in places}) == 1:
@@ -62,7 +62,7 @@ def exchanges(runtime: Runtime) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def read_sizes(texts: Sequence[str]) -> tuple[int, ...]:
-    """Raises InvalidDataError."""
+    """Parse message sizes in bytes. Raises InvalidDataError."""
     try:
         sizes = tuple(int(text) for text in texts)
     except ValueError:
