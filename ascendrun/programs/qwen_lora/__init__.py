@@ -1,1 +1,1 @@
-"""LoRA fine-tuning of Qwen models on instructions, with a curriculum by optimizer step, over any number of devices."""
+"""LoRA fine-tuning of Qwen models on instructions, with a curriculum by optimizer step, on any number of devices."""

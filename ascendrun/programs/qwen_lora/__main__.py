@@ -1,4 +1,4 @@
-"""`python -m ascendrun.programs.qwen_lora --option=value …`: one rank of a training, or its arithmetic."""
+"""`python -m ascendrun.programs.qwen_lora --option=value …`: one rank of a training, or its estimate."""
 
 from __future__ import annotations
 

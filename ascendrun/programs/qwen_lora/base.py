@@ -1,4 +1,4 @@
-"""The base model: made from a shape, or read from its files by every rank as far as that rank holds it."""
+"""The base model: created from a shape, or read from its files; a rank reads only the weights that it holds."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ascendrun.programs.trainer.strategies.fsdp2 import materialise
 
 SHAPES = Path(__file__).with_name("shapes.json")
 WRAPPER, WRAPPED = "base_model.model.", ".base_layer."
-"""What peft puts around and into the names of a model's weights."""
+"""Prefix and infix that peft adds to the names of a model's weights."""
 HEAD, WORDS = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def shape_config(name: str, **changes: Any) -> Any:
-    """The configuration of a Qwen2 of a known shape. Raises InvalidDataError."""
+    """Return the configuration of a Qwen2 of a known shape. Raises InvalidDataError."""
     from transformers import Qwen2Config
 
     shapes = json.loads(SHAPES.read_text(encoding="utf-8"))
@@ -39,14 +39,14 @@ def shape_config(name: str, **changes: Any) -> Any:
             name=name,
             known=list(shapes),
         )
-    # No window: transformers 4.51 warns of its default one, which is not used, on every rank.
+    # No sliding window: transformers 4.51 warns on every rank about its unused default.
     return Qwen2Config(
         max_position_embeddings=32768, use_cache=False, **{"sliding_window": None, **shapes[name], **changes}
     )
 
 
 def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
-    """`packed_tokens`: in a packed row, 0: rows are not packed. Raises InvalidDataError."""
+    """Read a configuration. `packed_tokens`: tokens of a packed row; 0: no packing. Raises InvalidDataError."""
     if not (folder / "config.json").is_file():
         raise InvalidDataError(
             "program.no-config",
@@ -59,7 +59,7 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # of many kinds: not JSON, no object, a field or a model that transformers does not know
+    except Exception as error:  # various types: invalid JSON, not an object, an unknown field or model
         raise InvalidDataError(
             "program.config-rejected",
             "{directory}/config.json: rejected by transformers ({error})\n"
@@ -68,7 +68,7 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
             error=errors.in_a_line(error),
         ) from error
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", False) else None
-    config.sliding_window = window  # transformers 4.51 warns of one that is not used, on every rank
+    config.sliding_window = window  # transformers 4.51 warns on every rank about an unused window
     if window and packed_tokens > window:
         raise InvalidDataError(
             "program.sliding-window",
@@ -84,9 +84,9 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
 
 
 def make_base(folder: Path, config: Any, tokenizer: Any, *, seed: int, here: Runtime) -> None:
-    """A model with random weights in `folder`, as if it had been downloaded. The first rank of every node writes it,
-    then each that does not see it; one that is there already stays, for it was made from the same seed. All ranks
-    call it together."""
+    """Write a model with random weights to `folder`, in the layout of a downloaded model. The first rank of every node
+    writes it, then each rank that does not see it. An existing model is kept: it has the same seed. All ranks call it
+    together."""
     for writes in (here.local_rank == 0, True):
         if writes and not (folder / "config.json").is_file():
             write_base(folder, config, tokenizer, seed=seed, mark=here.rank)
@@ -101,12 +101,12 @@ def write_base(folder: Path, config: Any, tokenizer: Any, *, seed: int, mark: in
     tokenizer.save_pretrained(str(fresh))
     try:
         fresh.rename(folder)
-    except OSError:  # another rank sees the same disk and was faster
+    except OSError:  # another rank on the same disk was faster
         shutil.rmtree(fresh)
 
 
 def write_model(folder: Path, model: Any) -> None:
-    """As transformers' save_pretrained, which since 5 writes on rank 0 alone: other nodes had nothing."""
+    """Write like transformers' save_pretrained, which since 5 writes on rank 0 only: other nodes had no files."""
     from safetensors.torch import save_file
 
     model.config.architectures = [type(model).__name__]
@@ -128,7 +128,7 @@ def build(config: Any, *, attention: str) -> Any:
 
 
 def empty_model(config: Any, *, attention: str) -> Any:
-    """The model without weights: they are on the meta device, which takes no memory; its buffers are real."""
+    """Return the model with its weights on the meta device, which uses no memory, and with real buffers."""
     from accelerate import init_empty_weights
 
     with init_empty_weights():
@@ -139,16 +139,16 @@ def empty_model(config: Any, *, attention: str) -> Any:
 
 
 def checkpoint_activations(model: Any, *, strategy: str) -> None:
-    """Recompute activations in the backward pass. ZeRO-3 requires the older kind, which does not look at shapes."""
+    """Recompute activations in the backward pass. ZeRO-3 requires the reentrant kind, which ignores shapes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # transformers 5 warns for 6, on every rank
+        warnings.simplefilter("ignore", FutureWarning)  # transformers 5 warns about version 6, on every rank
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": strategy == "zero3"})
     if strategy == "zero3":
         model.enable_input_require_grads()
 
 
 def name_in_file(model: nn.Module) -> Callable[[str], str | None]:
-    """For weights.read_into: peft's names become those of the files; a tied head is the words."""
+    """Return the renaming for weights.read_into: peft names to file names; a tied head to the embedding."""
     is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
 
     def find(name: str) -> str | None:
@@ -162,7 +162,7 @@ def name_in_file(model: nn.Module) -> Callable[[str], str | None]:
 
 
 def load_whole(model: Any, folder: Path, here: Runtime, precision: Precision) -> None:
-    """Straight to this rank's device: host memory holds one weight at a time, not a model for every rank."""
+    """Read to this rank's device directly: host memory holds one weight at a time, not a model for every rank."""
     cast(model, precision)
     materialise(model, here.device)
     model.tie_weights()
@@ -170,16 +170,16 @@ def load_whole(model: Any, folder: Path, here: Runtime, precision: Precision) ->
 
 
 def load_parts(module: nn.Module, folder: Path) -> None:
-    """For FSDP2: every rank reads its own rows of every weight."""
+    """Read the rows of every weight that this rank holds under FSDP2."""
     weights.read_into(module, folder, name_in_file=name_in_file(module))
 
 
 def load_for_zero3(model: Any, folder: Path, here: Runtime, precision: Precision, config: dict[str, Any]) -> None:
-    """One weight after the other: rank 0 reads it, DeepSpeed sends it round and each rank keeps its part.
+    """Load one weight after the other: rank 0 reads it, DeepSpeed broadcasts it and each rank keeps its partition.
 
-    DeepSpeed's own way, zero.Init around the making of the model, runs the model's initialisation on empty
-    parts, and loading through transformers holds whole files on every rank. All weights travel through one buffer:
-    one of its own for each left the heap in pieces, up to a whole copy of the base.
+    DeepSpeed's standard method, zero.Init around the model's construction, runs the initialisation on empty partitions.
+    Loading through transformers holds complete files on every rank. All weights use one shared buffer: a separate
+    buffer for each fragmented the heap, by up to the size of the base.
     """
     import deepspeed
 
@@ -207,9 +207,9 @@ def load_for_zero3(model: Any, folder: Path, here: Runtime, precision: Precision
 
 
 class weights_of:
-    """Reads whole weights by name from a folder's files: `with weights_of(folder) as read: tensor = read(name)`.
+    """Reader of complete weights by name from a directory: `with weights_of(folder) as read: tensor = read(name)`.
 
-    One file is open at a time: what was read of an open one counts as memory of this process.
+    Only one file is open at a time: the parts read of an open file count as memory of this process.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -221,7 +221,7 @@ class weights_of:
         return self.read
 
     def read(self, name: str) -> torch.Tensor:
-        """Raises weights.InvalidWeightsError."""
+        """Return a weight. Raises weights.InvalidWeightsError."""
         from safetensors import safe_open
 
         if name not in self.files:

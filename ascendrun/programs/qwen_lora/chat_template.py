@@ -1,4 +1,4 @@
-"""Conversations as tokens, and which of them are learned: the assistant's words and their end mark, nothing else."""
+"""Conversations as tokens, with labels only for the assistant's text and its end mark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MADE_WORDS = 2000
 
 @dataclass(frozen=True)
 class Encoded:
-    """One sample. `labels`: the token where it is learned, IGNORED elsewhere. `level`: a number, see Table.levels."""
+    """One sample. `labels`: the token where it is trained on, else IGNORED. `level`: an index into Table.levels."""
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -34,8 +34,8 @@ class Encoded:
 
 
 def encode(tokenizer: Any, conversation: Conversation, level: int, *, cutoff: int) -> Encoded:
-    """At most `cutoff` tokens, cut at the end. Raises InvalidDataError when the template does not separate the
-    turns."""
+    """Encode a conversation, truncated at the end to `cutoff` tokens. Raises InvalidDataError if the template does not
+    separate the turns."""
     messages = [{"role": role, "content": text} for role, text in conversation.turns]
     ids: list[int] = []
     labels: list[int] = []
@@ -67,7 +67,7 @@ def encode(tokenizer: Any, conversation: Conversation, level: int, *, cutoff: in
 
 
 def render(tokenizer: Any, messages: Sequence[Any], *, asks: bool) -> str:
-    """`asks`: up to the start of the assistant's reply."""
+    """Apply the template. `asks`: add the start of the assistant's reply."""
     if not messages and not asks:
         return ""
     return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=asks))
@@ -76,7 +76,7 @@ def render(tokenizer: Any, messages: Sequence[Any], *, asks: bool) -> str:
 def encode_all(
     tokenizer: Any, conversations: Sequence[Conversation], levels: Sequence[str], *, cutoff: int
 ) -> tuple[list[Encoded], int]:
-    """(samples, how many were left out because the cut left nothing to learn). One level: all are of it."""
+    """Return (samples, number of samples without a label after truncation). With one level, all samples have it."""
     number = {name: i for i, name in enumerate(levels)} if len(levels) > 1 else {}
     every = [encode(tokenizer, each, number.get(str(each.level), 0), cutoff=cutoff) for each in conversations]
     kept = [each for each in every if each.learned]
@@ -90,7 +90,7 @@ def encode_all(
 
 
 def make_tokenizer(conversations: Sequence[Conversation], *, words: int = MADE_WORDS) -> str:
-    """A byte-level BPE learned from these texts, as the JSON that `tokenizers` reads."""
+    """Train a byte-level BPE on these texts and return it as JSON for `tokenizers`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     maker = Tokenizer(models.BPE())
@@ -113,7 +113,7 @@ def texts_of(conversations: Sequence[Conversation]) -> Iterator[str]:
 
 
 def wrap_tokenizer(text: str) -> Any:
-    """transformers' tokenizer of such a JSON, with the built-in template."""
+    """Wrap such JSON in a tokenizer of transformers, with the built-in template."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -129,12 +129,12 @@ def wrap_tokenizer(text: str) -> Any:
 
 
 def load_tokenizer(folder: Path, *, template: str) -> Any:
-    """`template`: auto (the tokenizer's own, else ChatML) or chatml. Raises InvalidDataError."""
+    """Load a tokenizer. `template`: auto (the tokenizer's own, else ChatML) or chatml. Raises InvalidDataError."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # of many kinds; `tokenizers` raises the bare one
+    except Exception as error:  # various types; `tokenizers` raises Exception itself
         raise InvalidDataError(
             "program.tokenizer-unreadable",
             "{directory}/tokenizer.json: transformers cannot read the tokenizer ({error})\nhint: copy the base again",
@@ -147,5 +147,5 @@ def load_tokenizer(folder: Path, *, template: str) -> Any:
 
 
 def pad_id_of(tokenizer: Any) -> int:
-    """Padding is never learned nor seen, so any word will do."""
+    """Return the id for padding: any token, because padding is neither trained on nor attended to."""
     return int(next((each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0))

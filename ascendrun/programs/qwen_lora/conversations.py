@@ -1,4 +1,4 @@
-"""Instructions and chats from JSON and JSON lines, in the shapes that people have them, as conversations."""
+"""Instructions and chats from JSON and JSON lines, in the common layouts, as conversations."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ NAMES = ("node", "switch", "router", "host", "rack", "port")
 
 @dataclass(frozen=True)
 class Conversation:
-    """`turns`: (role, text), at least one of them the assistant's. `level` None: no difficulty given."""
+    """`turns`: (role, text), at least one by the assistant. `level` None: no difficulty given."""
 
     turns: tuple[tuple[str, str], ...]
     level: str | None = None
 
 
 def read_conversations(path: Path, *, system: str) -> list[Conversation]:
-    """`system`: the system's words where a row brings none, "" for none. Raises InvalidDataError with the first
-    problems."""
+    """Read conversations. `system`: default system message of samples without one, "" for none. Raises InvalidDataError
+    with the first problems."""
     if not path.is_file():
         raise InvalidDataError(
             "program.file-not-found",
@@ -61,7 +61,7 @@ def read_conversations(path: Path, *, system: str) -> list[Conversation]:
 
 
 def read_rows(path: Path) -> Iterator[tuple[Text, Any]]:
-    """(where, row) of a JSON list, of JSON lines, or of a table with the list under `data`."""
+    """Yield (location, sample) of a JSON list, of JSON lines, or of an object with the list under `data`."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -112,7 +112,7 @@ def is_json(text: str) -> bool:
 
 
 def as_conversation(row: Any, *, system: str) -> Conversation:
-    """Raises InvalidDataError saying what is wrong with the row."""
+    """Convert one sample. Raises InvalidDataError with its problem."""
     if isinstance(row, InvalidDataError):
         raise row
     if isinstance(row, Mapping) and "instruction" in row:
@@ -162,7 +162,7 @@ def from_chat(messages: Any) -> list[tuple[str, str]]:
 
 
 def plain(content: Any, number: int) -> str:
-    """The text of a message, whose content may be a list of parts."""
+    """Return the text of a message, whose content may be a list of parts."""
     if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
         return "".join(str(part["text"]) for part in content)
     if not isinstance(content, str):
@@ -171,7 +171,7 @@ def plain(content: Any, number: int) -> str:
 
 
 def digest_of(conversations: Sequence[Conversation]) -> str:
-    """Of the content, in order: equal on every rank, or they would train on different data and never notice."""
+    """Hash the content, in order. Ranks compare it, because training on different data would not be detected."""
     mark = hashlib.sha256()
     for each in conversations:
         mark.update(json.dumps([each.turns, each.level], ensure_ascii=False).encode())
@@ -189,8 +189,8 @@ def rows_of_levels(conversations: Sequence[Conversation]) -> dict[str | None, in
 
 
 def make_conversations(count: int, *, seed: int, system: str) -> list[Conversation]:
-    """Synthetic conversations with answers that can be checked: two fifths each of the easier levels, a fifth of the
-    hardest."""
+    """Make synthetic conversations with verifiable answers: two fifths for each of the easier levels, one fifth for
+    the hardest."""
     chance = random.Random(seed)
     makers = {"explain": make_fact, "reasoning": make_sum, "topology": make_path}
     found = []
@@ -217,7 +217,7 @@ def make_sum(chance: random.Random) -> tuple[str, str]:
 
 
 def make_path(chance: random.Random) -> tuple[str, str]:
-    """A walk along a line of links that are given in any order."""
+    """Make a path along a chain of links, which are given in any order."""
     nodes = chance.sample("ABCDEFGH", chance.randrange(4, 7))
     links = [f"{one}-{other}" for one, other in zip(nodes, nodes[1:])]
     shown = chance.sample(links, len(links))

@@ -1,4 +1,4 @@
-"""Which samples make which step: of each level as many as the table asks for, packed into rows even over the ranks."""
+"""The samples of each step: the scheduled number of each level, packed into rows that divide evenly over the ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.text import Text
 
 NO_DIFFICULTY = "Warning: 'difficulty' field not found"
-"""The guide's words; scripts look for them."""
+"""Message that the guide specifies; scripts search for it."""
 FEW_ROWS = 1000
 EVERYTHING = "all"
 
 
 @dataclass(frozen=True)
 class Table:
-    """What to learn when. `levels` from easy to hard. `notes`: for people, what differs from what they asked for."""
+    """Curriculum schedule. `levels` from easy to hard. `notes`: messages about deviations from the options."""
 
     levels: tuple[str, ...]
     stages: tuple[Stage, ...]
@@ -34,9 +34,9 @@ class Table:
 def choose_table(
     rows_of: Mapping[str | None, int], *, wanted: str, levels: Sequence[str], stages: Sequence[str]
 ) -> Table:
-    """`rows_of`: how many rows each difficulty has, None: rows without one. `wanted`: auto, on or off.
+    """Choose the schedule. `rows_of`: number of samples by difficulty; None: without one. `wanted`: auto, on or off.
 
-    Raises InvalidDataError when the data names levels that the table lacks, or a part of its rows none.
+    Raises InvalidDataError if a level of the data is not in the schedule, or if only some samples have a level.
     """
     parsed = parse_stages(stages, len(levels))
     flat = Table((EVERYTHING,), tuple(parse_stages(["1=1"], 1)))
@@ -102,8 +102,8 @@ def choose_table(
 
 
 def homes_of(has_rows: Sequence[bool]) -> list[int]:
-    """Where the share of each level goes: to itself, or without rows to the next easier one that has some, else to the
-    easiest."""
+    """Return the level that receives the fraction of each level: itself if it has samples, else the next easier level
+    with samples, else the easiest with samples."""
     first = list(has_rows).index(True)
     homes = []
     for level in range(len(has_rows)):
@@ -121,11 +121,11 @@ def give_to_neighbours(stages: Sequence[Stage], homes: Sequence[int]) -> list[St
 
 
 class Course:
-    """A plan of the trainer: what a step takes follows from the step alone, so a resume in mid-stage needs no memory.
+    """The trainer's plan: samples depend on the step alone, so a resume in mid-stage requires no saved state.
 
-    Of each level the rows come in a shuffled order, all of them before one comes again, however short the level.
-    `spread`: rows a step are a multiple of it, so that each of so many ranks has as many as the others.
-    `row_tokens` 0: every sample is a row of its own.
+    The samples of a level are drawn in a shuffled order; all are drawn before any repeats, even in a short level.
+    `spread`: the number of rows per step is a multiple of it, so that all ranks have equally many rows.
+    `row_tokens` 0: no packing, every sample is a separate row.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Course:
         ]
 
     def draw(self, level: int, place: int) -> int:
-        """The sample that this level gives as its `place`-th, counted from 0."""
+        """Return the sample at index `place`, counted from 0, of this level's sequence."""
         rows = self.numbers[level]
         again, at = divmod(place, len(rows))
         if (level, again) not in self.orders:
@@ -176,11 +176,11 @@ class Course:
         return stage_of(min(step, self.steps - 1), self.steps, self.table.stages)
 
     def given_of(self, step: int) -> dict[str, int]:
-        """Samples of each level that the steps before this one took."""
+        """Return the number of samples of each level in the steps before this step."""
         return dict(zip(self.table.levels, self.given[step].tolist()))
 
     def story(self) -> list[Text]:
-        """What will happen, for people: every stage with its shares, every level with how often its rows come."""
+        """Describe the schedule: the fractions of every stage, the number of uses of every level's samples."""
         if not self.table.is_curriculum:
             return [
                 Text(
@@ -224,8 +224,8 @@ class Course:
 
 
 def pack_evenly(samples: Sequence[int], lengths: Sequence[int], *, row_tokens: int, spread: int) -> list[Unit]:
-    """As few rows as hold all samples, a multiple of `spread`, of about the same length: longest first, each into the
-    row with the most room. Fewer samples than `spread` make fewer rows."""
+    """Pack all samples into the fewest rows, a multiple of `spread`, of similar length: longest first, each into the
+    row with the most space. Fewer samples than `spread` make fewer rows."""
     order = sorted(samples, key=lambda number: (-lengths[number], number))
     total = sum(lengths[number] for number in order)
     rows = max(1, -(-total // row_tokens))

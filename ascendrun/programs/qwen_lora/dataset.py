@@ -1,4 +1,4 @@
-"""From files to what is learned: conversations, the tokenizer, the table of stages, encoded samples by level."""
+"""From files to training data: conversations, the tokenizer, the schedule, encoded samples by level."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Texts:
-    """`val` empty: nothing to validate on."""
+    """Conversations by split. Empty `val`: no validation."""
 
     train: list[Conversation]
     val: list[Conversation]
@@ -35,7 +35,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Lessons:
-    """Everything that is learned and validated on, as tokens. `cut`: samples that the cutoff left nothing of."""
+    """All training and validation data, as tokens. `cut`: number of samples without a label after truncation."""
 
     table: Table
     train: Rows
@@ -55,7 +55,7 @@ class Lessons:
 
 
 def read_texts(options: Options) -> Texts:
-    """Raises InvalidDataError."""
+    """Read the conversations. Raises InvalidDataError."""
     system = options["default_system"]
     if options["data_path"]:
         train = read_conversations(Path(options["data_path"]), system=system)
@@ -80,7 +80,7 @@ def read_texts(options: Options) -> Texts:
 
 
 def make_lessons(texts: Texts, tokenizer: Any, options: Options) -> Lessons:
-    """Raises InvalidDataError."""
+    """Encode the conversations. Raises InvalidDataError."""
     table = choose_table(
         rows_of_levels(texts.train),
         wanted=options["curriculum"],
@@ -125,7 +125,7 @@ def make_course(lessons: Lessons, options: Options, *, world_size: int) -> Cours
 
 
 def introduce(lessons: Lessons, course: Course, options: Options) -> list[Text]:
-    """For people: what was read and what will happen."""
+    """Describe the data and the schedule for the log."""
     samples = lessons.train.samples
     tokens, learned = sum(len(each.ids) for each in samples), sum(each.learned for each in samples)
     longest = max(len(each.ids) for each in samples)
@@ -167,6 +167,6 @@ def introduce(lessons: Lessons, course: Course, options: Options) -> list[Text]:
 
 
 def texts_to_answer(lessons: Lessons, count: int) -> Sequence[tuple[int, Conversation]]:
-    """Spread over the validation rows."""
+    """Select conversations evenly over the validation samples."""
     step = max(1, len(lessons.val_texts) // max(1, count))
     return [(i, lessons.val_texts[i]) for i in range(0, len(lessons.val_texts), step)][:count]

@@ -1,4 +1,4 @@
-"""How good the model is: loss of every level, choices among answers, answers of its own. All ranks score together."""
+"""Quality of the model: loss by level, multiple choice, generated replies. All ranks evaluate together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Question:
-    """`answer`: the place of the right one among the choices."""
+    """A multiple-choice question. `answer`: index of the correct choice."""
 
     text: str
     choices: tuple[str, ...]
@@ -32,9 +32,9 @@ class Question:
 
 
 def losses_of(engine: Engine, rows: Rows, here: Runtime) -> list[tuple[float, int]]:
-    """(summed loss, learned tokens) of every sample, in order, on every rank.
+    """Return (summed loss, trained tokens) of every sample, in order, on every rank.
 
-    Every rank takes part in equally many passes: sharded models gather their weights in each.
+    Every rank runs the same number of passes: sharded models gather their weights in each.
     """
     order = sorted(range(len(rows.samples)), key=lambda number: len(rows.samples[number].ids))
     chunks = [order[i : i + ROWS_AT_ONCE] for i in range(0, len(order), ROWS_AT_ONCE)]
@@ -63,7 +63,7 @@ def losses_of(engine: Engine, rows: Rows, here: Runtime) -> list[tuple[float, in
 
 
 def loss_by_level(engine: Engine, rows: Rows, here: Runtime) -> dict[str, float]:
-    """{loss, loss_LEVEL …}: means over learned tokens."""
+    """Return {loss, loss_LEVEL …}: means over trained tokens."""
     each = losses_of(engine, rows, here)
     scores = {"loss": mean_of(each)}
     for i, level in enumerate(rows.levels if len(rows.levels) > 1 else ()):
@@ -78,7 +78,7 @@ def mean_of(pairs: Sequence[tuple[float, int]]) -> float:
 
 
 def read_questions(path: Path, limit: int) -> list[Question]:
-    """Raises InvalidDataError. `answer` is a letter, or the place counted from 0."""
+    """Read questions; `answer` is a letter or an index from 0. Raises InvalidDataError."""
     if not path.is_file():
         raise InvalidDataError("program.file-not-found-here", "{path}: file not found", path=path)
     found: list[Question] = []
@@ -125,7 +125,7 @@ def accuracy(
     *,
     pad_id: int,
 ) -> dict[str, float]:
-    """The choice with the lowest loss per token is taken. {mc_accuracy, mc_chance}."""
+    """Select the choice with the lowest loss per token. Return {mc_accuracy, mc_chance}."""
     system, cutoff = options["default_system"], options["cutoff_len"]
     samples = [
         sample for question in questions for sample in as_samples(tokenizer, question, system=system, cutoff=cutoff)
@@ -156,8 +156,8 @@ def as_samples(tokenizer: Any, question: Question, *, system: str, cutoff: int) 
 
 
 def answer(engine: Engine, tokenizer: Any, conversation: Conversation, here: Runtime, *, most: int) -> str:
-    """The model's own words after the first question, the likeliest word at each place. Ranks do it side by side,
-    since a sharded model needs them all."""
+    """Generate the model's first reply, with the most likely token at each position. All ranks run it together,
+    because a sharded model requires them all."""
     first = next(i for i, (role, _) in enumerate(conversation.turns) if role == "assistant")
     messages = [{"role": role, "content": text} for role, text in conversation.turns[:first]]
     ids = list(tokenizer(render(tokenizer, messages, asks=True), add_special_tokens=False)["input_ids"])
@@ -170,7 +170,7 @@ def answer(engine: Engine, tokenizer: Any, conversation: Conversation, here: Run
             logits = engine.model(
                 input_ids=torch.tensor([ids]).to(here.device), logits_to_keep=last.to(here.device), use_cache=False
             ).logits
-            # Rank 0's word counts: the ranks must go on together.
+            # Rank 0's token is used: the ranks must continue with the same text.
             word = int(here.share(int(logits[0, -1].argmax())))
             if word in ends:
                 break

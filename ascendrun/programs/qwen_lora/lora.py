@@ -1,4 +1,4 @@
-"""The adapter: low-rank matrices next to those of the base, their initial values, and the check of a saved one."""
+"""The adapter: low-rank matrices next to those of the base, their initial values, and the check of a saved adapter."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ QLORA = {
 
 
 class IncompleteAdapterError(ProgramError):
-    """The gathered adapter lacks a matrix, or one has another shape; nothing was saved."""
+    """The gathered adapter lacks a matrix, or a matrix has another shape; nothing was saved."""
 
 
 def refuse_qlora(quantize: str, family: str) -> None:
-    """Raises InvalidDataError with the reason and the way out."""
+    """Raise InvalidDataError with the reason and a hint."""
     if quantize != "none":
         raise InvalidDataError(
             "program.no-qlora",
@@ -49,7 +49,7 @@ def refuse_qlora(quantize: str, family: str) -> None:
 
 
 def add_lora(model: Any, options: Mapping[str, Any]) -> Any:
-    """peft's model around this one, the base frozen. Raises InvalidDataError for targets that the model lacks."""
+    """Wrap the model in peft's, with a frozen base. Raises InvalidDataError for targets not found in the model."""
     from peft import LoraConfig, get_peft_model
 
     leaves = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -72,17 +72,17 @@ def add_lora(model: Any, options: Mapping[str, Any]) -> Any:
         bias="none",
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks newer transformers by an older name, on every rank
+        warnings.simplefilter("ignore", FutureWarning)  # peft calls newer transformers by an old name, on every rank
         return get_peft_model(model, config)
 
 
 def first_values(
     model: nn.Module, *, seed: int, read: Callable[[str], torch.Tensor], here: Ranks
 ) -> dict[str, torch.Tensor]:
-    """A random, B zero, so that training begins at the base; DoRA's magnitudes are the lengths of the base's rows.
+    """Return random A and zero B, so that training starts at the base; DoRA's magnitudes are row norms of the base.
 
-    The same on every rank and for every way of holding the base. `read`: a whole weight of the base by its name. All
-    ranks call it together. Raises InvalidDataError.
+    The values are equal on every rank and for every strategy. `read`: return a complete base weight by name. All ranks
+    call it together. Raises InvalidDataError.
     """
     shapes = sorted(trained_shapes(model).items())
     values = lengths_of_rows(model, [name for name, _ in shapes if MAGNITUDE in name], read, here)
@@ -103,7 +103,7 @@ def first_values(
 def lengths_of_rows(
     model: nn.Module, names: Sequence[str], read: Callable[[str], torch.Tensor], here: Ranks
 ) -> dict[str, torch.Tensor]:
-    """DoRA's magnitudes by name. Each rank reads its share of the base, one weight at a time."""
+    """Return DoRA's magnitudes by name. Each rank reads its part of the base, one weight at a time."""
     rename = name_in_file(model)
     mine: dict[str, torch.Tensor] = {}
     for name in names[here.rank :: here.world_size]:
@@ -114,14 +114,14 @@ def lengths_of_rows(
 
 
 def put_values(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """In place of the adapter's weights, which have none yet."""
+    """Replace the adapter's weights, which have no values yet."""
     for name, value in values.items():
         home, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(home), leaf, nn.Parameter(value.clone()))
 
 
 def trained_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """By name, before anything is sharded: what the adapter must consist of."""
+    """Return the expected shapes of the adapter by name, before sharding."""
     return {name: tuple(weight.shape) for name, weight in model.named_parameters() if weight.requires_grad}
 
 
@@ -134,8 +134,8 @@ def save_adapter(
 ) -> None:
     """Write unsharded weights to the files that PeftModel.from_pretrained reads.
 
-    Raises IncompleteAdapterError before a file is made, or when the disk has other values than were written. An
-    adapter that was there before stays until then.
+    Raises IncompleteAdapterError before a file is written, or if the file has other values than were written. An
+    existing adapter is kept until then.
     """
     check_whole(weights, expected)
     from safetensors.torch import save_file
@@ -156,7 +156,7 @@ def save_adapter(
 
 
 def check_whole(weights: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises IncompleteAdapterError: a save on one rank without gathering would leave empty matrices."""
+    """Raise IncompleteAdapterError for missing or empty matrices, which a save without gathering would produce."""
     problems: list[Text] = []
     for name, shape in expected.items():
         if name not in weights:
@@ -198,13 +198,13 @@ def check_file(path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
 
 
 def saved_name(name: str) -> str:
-    """peft leaves the adapter's own name out of its files, and DoRA's `weight` too."""
+    """Return the name in the file: peft removes the adapter's own name, and DoRA's `weight` too."""
     plain = name.replace(f".{NAME}.", ".")
     return plain[: -len(".weight")] if f".{MAGNITUDE}." in plain else plain
 
 
 def gathered(engine: Engine) -> dict[str, torch.Tensor]:
-    """All trained weights, whole, in float32, on rank 0; {} elsewhere. All ranks call it together."""
+    """Return all trained weights, unsharded, in float32, on rank 0; {} elsewhere. All ranks call it together."""
     return {name: tensor.float() for name, tensor in engine.full_weights().items() if "lora_" in name}
 
 
@@ -213,7 +213,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def target_of(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """{base weight: {A, B, magnitude: name in the adapter's file}}."""
+    """Return {base weight: {A, B, magnitude: name in the adapter's file}}."""
     found: dict[str, dict[str, str]] = {}
     kinds = {".lora_A.weight": "A", ".lora_B.weight": "B", f".{MAGNITUDE}": "magnitude"}
     for name in names:

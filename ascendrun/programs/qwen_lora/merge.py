@@ -1,4 +1,4 @@
-"""An adapter and its base become one model of the base's shape, file by file: a model of many is never held whole."""
+"""Merge of an adapter into its base, file by file: a sharded checkpoint is never completely in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 
 
 def merge(base: Path, adapter: Path, out: Path) -> int:
-    """Writes the merged model to `out`, in the base's files and precision; how many weights were changed."""
+    """Write the merged model to `out`, in the base's files and precision. Return the number of changed weights."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
-"""The program's jobs from end to end: train, evaluate and save; reckon only; compare two runs."""
+"""The program's modes from start to end: train, evaluate and save; estimate only; compare two runs."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ FREE_TO_CHANGE = (
     "mc_max_samples", "save_merged_model", "max_time_s", "peak_tflops", "profile_dir", "chip", "world_size",
     "compare_dirs", "on_save_failure", "gradient_checkpointing", "quantization_bit",
 )  # fmt: skip
-"""Options that may differ between a checkpoint and the run that goes on from it; data is compared by content."""
+"""Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
 
 
 def train(options: Options, here: Runtime) -> None:
-    """Trains, saves the adapter, reports. Stopped by a signal it saves a checkpoint and returns early."""
+    """Train, save the adapter, report. After a stop signal, save a checkpoint and return early."""
     started_s = time.monotonic()
     lora.refuse_qlora(options["quantization_bit"], here.family)
     questions = (
@@ -106,8 +106,8 @@ def train(options: Options, here: Runtime) -> None:
 
 
 def open_base(options: Options, home: Path, conversations: list[Any], here: Runtime) -> tuple[Any, Any]:
-    """Its configuration and tokenizer; a base of our own making is made here, with a tokenizer learned from the data
-    by rank 0."""
+    """Return the base's configuration and tokenizer. A synthetic base is created here; rank 0 trains its tokenizer on
+    the data."""
     packed = options["cutoff_len"] if options["packing"] else 0
     if options["base_model"]:
         config = base.folder_config(home, packed_tokens=packed)
@@ -122,13 +122,13 @@ def open_base(options: Options, home: Path, conversations: list[Any], here: Runt
 
 
 def make_text(home: Path, conversations: list[Any]) -> str:
-    """A base that is there already, of the run that this one goes on from, brings its own."""
+    """Return the tokenizer of an existing base, which belongs to the run that is resumed, or train a new tokenizer."""
     made = home / "tokenizer.json"
     return made.read_text(encoding="utf-8") if made.is_file() else chat_template.make_tokenizer(conversations)
 
 
 def batch_problems(course: Course, options: Options, world_size: int) -> list[Text]:
-    """Rows are even over the ranks already; what is left are pieces that do not divide, and ranks without rows."""
+    """Report ranks without rows, and passes that are not full. Rows are already even over the ranks."""
     rows = len(course.units(0))
     if rows < world_size:
         return [
@@ -160,14 +160,14 @@ def batch_problems(course: Course, options: Options, world_size: int) -> list[Te
 
 
 def mean_length(course: Course) -> float:
-    """Of what attends to each other: samples, packed or not."""
+    """Return the mean number of tokens that attend to each other: those of a sample, packed or not."""
     return sum(course.lengths) / max(1, len(course.lengths))
 
 
 def make_engine(
     config: Any, options: Options, home: Path, here: Runtime, precision: Precision, layout: Layout
 ) -> tuple[Any, Engine, dict[str, Any]]:
-    """(peft's model, the engine, names and shapes of the adapter). The base's weights go where they will stay."""
+    """Return (peft's model, the engine, adapter names and shapes). The base's weights go to their final device."""
     sound, reasons = kernels.sound_kernels(here.accelerator, precision.compute)
     for reason in reasons:
         here.log("program.not-fused", "not fused: {reason}", reason=reason)
@@ -247,7 +247,7 @@ def flops_of(engine: Engine, mean_length: float) -> float:
 
 
 def identity_of(options: Options, lessons: Lessons) -> dict[str, Any]:
-    """What must agree between a checkpoint and the run that goes on from it."""
+    """Return the values that must be equal in a checkpoint and in the run that resumes from it."""
     kept = {name: value for name, value in options.items() if name not in FREE_TO_CHANGE}
     return {**kept, "data": lessons.digest[:16]}
 
@@ -262,8 +262,8 @@ def save(
     lessons: Lessons,
     here: Runtime,
 ) -> None:
-    """All ranks gather, rank 0 checks and writes. Raises IncompleteAdapterError on every rank."""
-    from safetensors import SafetensorError  # a full disk, in its words
+    """Gather on all ranks; check and write on rank 0. Raises IncompleteAdapterError on every rank."""
+    from safetensors import SafetensorError  # a full disk, in its message
 
     weights = lora.gathered(engine)
     problem: str | None = None
@@ -296,7 +296,7 @@ def save(
 def final_scores(
     engine: Engine, lessons: Lessons, questions: Sequence[Question], options: Options, here: Runtime, output: Path
 ) -> dict[str, float]:
-    """Of the model as it was saved. Writes samples.jsonl on rank 0's node."""
+    """Evaluate the saved model. Write samples.jsonl on rank 0's node."""
     scores: dict[str, float] = {}
     if lessons.val.samples:
         scores = evaluation.loss_by_level(engine, lessons.val, here)
@@ -318,7 +318,7 @@ def final_scores(
 
 
 def first_exchange(conversation: Conversation) -> tuple[str, str]:
-    """The first reply of the assistant, and the text before it; "": the reply starts the conversation."""
+    """Return the first reply of the assistant, and the text before it; "": the reply starts the conversation."""
     at = next(i for i, (role, _) in enumerate(conversation.turns) if role == "assistant")
     return conversation.turns[at - 1][1] if at else "", conversation.turns[at][1]
 
@@ -368,7 +368,7 @@ def steps_by_stage(course: Course) -> list[int]:
 
 
 def plan(options: Options, here: Runtime) -> None:
-    """Arithmetic only: nothing is loaded and no device used. Raises ModelTooLargeError when it cannot run."""
+    """Estimate only, without a model or device. Raises ModelTooLargeError when the training cannot run."""
     ranks = options["world_size"] or here.world_size
     packed = options["cutoff_len"] if options["packing"] else 0
     config = (
@@ -379,7 +379,7 @@ def plan(options: Options, here: Runtime) -> None:
     lora.refuse_qlora(options["quantization_bit"], "npu" if options["chip"] else here.family)
     target = memory.target_of(here.accelerator, options["dtype"], ranks, chip=options["chip"])
     if not options["chip"]:
-        target = replace(target, memory_bytes=None)  # of this machine, not of the one that will train
+        target = replace(target, memory_bytes=None)  # of this machine, not of the training's
     sizing.refuse(options, world_size=ranks, precision=target.precision)
     texts = read_texts(options)
     tokenizer = (
@@ -404,7 +404,7 @@ def plan(options: Options, here: Runtime) -> None:
 
 
 def compare(options: Options, here: Runtime) -> None:
-    """Two runs on the same budget side by side: comparison.json and a table. Raises InvalidDataError."""
+    """Compare two runs on the same budget: write comparison.json and a table. Raises InvalidDataError."""
     if len(options["compare_dirs"]) != 2:
         raise InvalidDataError("program.compare-two", "--compare_dirs: expected the output directories of two runs")
     reports = []

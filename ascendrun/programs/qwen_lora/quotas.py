@@ -1,4 +1,4 @@
-"""How many samples of each level every step takes, so that no window of steps strays from the table's shares."""
+"""Number of samples of each level in every step, such that every window of steps matches the schedule's fractions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from ascendrun.programs.trainer.errors import InvalidDataError
 
 Stage = tuple[Fraction, tuple[Fraction, ...]]
-"""(where it ends, as a share of all steps; shares of the levels, adding up to 1)."""
+"""(end, as a fraction of all steps; fractions of the levels, with sum 1)."""
 Counts = Any
 """An array of int64, steps x levels."""
 TRIES, MOST_CHOICES = 1000, 20_000
 
 
 def parse_stages(texts: Sequence[str], levels: int) -> list[Stage]:
-    """Of `0.3=80/20/0` for each stage: up to which share of the steps, and the levels' parts in it. Raises
+    """Parse `0.3=80/20/0` for each stage: its end as a fraction of the steps, and the percentages of the levels. Raises
     InvalidDataError."""
     stages: list[Stage] = []
     for text in texts:
@@ -58,15 +58,15 @@ def parse_stages(texts: Sequence[str], levels: int) -> list[Stage]:
 
 
 def stage_of(step: int, steps: int, stages: Sequence[Stage]) -> int:
-    """By the steps done, not by epochs: three epochs would never see a stage that begins at 70 %."""
+    """Return the stage by steps done, not epochs: three epochs would never reach a stage that starts at 70 %."""
     return next(i for i, (end, _) in enumerate(stages) if Fraction(step, steps) < end)
 
 
 def quotas(stages: Sequence[Stage], *, steps: int, batch_size: int) -> Counts:
-    """Samples of each level given before each step: (steps + 1) x levels, every step adding `batch_size`.
+    """Return the cumulative samples of each level before each step: (steps + 1) x levels; a step adds `batch_size`.
 
-    Over any window of steps a level's count differs from the table's by at most one sample wherever numbers allow it
-    (with the guide's table: for every even batch_size), else by less than two; from the first step on always by less.
+    In any window of steps a level's count differs from the schedule's by at most one sample where numbers allow it
+    (with the guide's schedule: every even batch_size), else by less than two; from the first step on, by less than one.
     """
     unit, wanted = targets(stages, steps=steps, batch_size=batch_size)
     for ahead in leads(unit, wanted):
@@ -80,7 +80,7 @@ def quotas(stages: Sequence[Stage], *, steps: int, batch_size: int) -> Counts:
 
 
 def targets(stages: Sequence[Stage], *, steps: int, batch_size: int) -> tuple[int, Counts]:
-    """(how many units a sample is, what the table asks for before each step, in units), without rounding."""
+    """Return (units per sample, scheduled units before each step): exact integers, without rounding."""
     unit = lcm_of([share.denominator for _, shares in stages for share in shares])
     rows = [[int(share * unit) * batch_size for share in shares] for _, shares in stages]
     each = np.array([rows[stage_of(step, steps, stages)] for step in range(steps)], dtype=np.int64)
@@ -88,8 +88,8 @@ def targets(stages: Sequence[Stage], *, steps: int, batch_size: int) -> tuple[in
 
 
 def leads(unit: int, wanted: Counts) -> Iterator[Counts]:
-    """How far each level may be ahead of the table, in units, the even ones first. Who is ahead by at most x and
-    behind by at most one sample less x is within one sample over any window."""
+    """Yield limits of how far each level may be ahead of the schedule, in units, even limits first. A level ahead by at
+    most x and behind by at most one sample less x is within one sample over any window."""
     grain = int(np.gcd.reduce(np.append(np.unique(wanted % unit), unit)))
     levels, points = wanted.shape[1], list(range(0, unit + 1, grain))
     while len(points) ** levels > MOST_CHOICES:
@@ -106,7 +106,7 @@ def lcm_of(numbers: Sequence[int]) -> int:
 
 
 def schedule(wanted: Counts, unit: int, *, ahead: Counts, behind: Counts, batch_size: int) -> Counts | None:
-    """Earliest deadline first, which finds a schedule whenever there is one that stays within `ahead` and `behind`."""
+    """Schedule earliest deadline first, which finds a schedule within `ahead` and `behind` if it exists; else None."""
     most, least = (wanted + ahead) // unit, -((behind - wanted) // unit)
     given = np.zeros_like(wanted)
     for step in range(len(wanted) - 1):
@@ -118,7 +118,7 @@ def schedule(wanted: Counts, unit: int, *, ahead: Counts, behind: Counts, batch_
             open_levels = [level for level in range(len(now)) if now[level] < most[step + 1, level]]
             if not open_levels:
                 return None
-            # A level that is due sooner goes first; `least` rises with every step, so its place is the time.
+            # The level with the earlier deadline is first; `least` increases with every step, so its index is the time.
             due = [int(np.searchsorted(least[:, level], now[level] + 1)) for level in open_levels]
             now[open_levels[due.index(min(due))]] += 1
         given[step + 1] = now

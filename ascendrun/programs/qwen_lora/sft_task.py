@@ -1,4 +1,4 @@
-"""The SFT task: batches of packed conversations, the loss on the assistant's replies, and its part of every level."""
+"""The SFT task: batches of packed conversations, the loss on the assistant's replies, and its part per level."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_LEVEL = -1
 
 @dataclass(frozen=True)
 class Rows:
-    """Makes batches of samples; holds nothing but what a process of its own can be given."""
+    """Factory of batches; holds only data that can be sent to a worker process."""
 
     samples: Sequence[Encoded]
     levels: Sequence[str]
@@ -65,10 +65,10 @@ class Rows:
 
 
 def learned_places(labels: torch.Tensor, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(places whose next word is learned in some row, that word in each row or IGNORED).
+    """Return (positions whose next token is trained on in some row, that token in each row or IGNORED).
 
-    Only there the model must predict the next token, and its largest tensor, places x vocabulary, shrinks with
-    them. Their number is rounded up, by places that count for nothing.
+    The model predicts only there, which shrinks its largest tensor, positions x vocabulary. The number of positions is
+    rounded up with positions that have no target.
     """
     following = torch.full_like(labels, IGNORED)
     following[:, :-1] = labels[:, 1:]
@@ -82,7 +82,7 @@ def learned_places(labels: torch.Tensor, multiple: int) -> tuple[torch.Tensor, t
 
 
 def forward(model: nn.Module, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """Losses of all targets, rows x kept places, in float32. `dtype`: of the arithmetic."""
+    """Return the losses of all targets, rows x kept positions, in float32. `dtype`: compute precision."""
     given: dict[str, Any] = {"input_ids": tensors["ids"], "logits_to_keep": tensors["kept"], "use_cache": False}
     if "segments" in tensors:
         given.update(position_ids=tensors["positions"], attention_mask=attention_mask(tensors["segments"], dtype))
@@ -94,11 +94,11 @@ def forward(model: nn.Module, tensors: Mapping[str, torch.Tensor], dtype: torch.
 
 
 class Instructions(Task):
-    """Predicts the assistant's replies."""
+    """Training task: predict the assistant's replies."""
 
     def __init__(self, rows: Rows, *, dtype: torch.dtype, evaluate: Callable[[int], dict[str, float]]) -> None:
         self.rows, self.dtype, self.evaluate = rows, dtype, evaluate  # type: ignore[assignment,method-assign]
-        self.collate = rows.collate  # type: ignore[method-assign]  # of Rows, for a worker process gets a copy of it
+        self.collate = rows.collate  # of Rows, because a worker process gets a copy of it
         self.parts = tuple(rows.levels) if len(rows.levels) > 1 else ()
 
     def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> Loss:
@@ -121,7 +121,7 @@ def largest_micro_batch(
     micro_batch: int,
     looked_at: int = 8,
 ) -> dict[str, int]:
-    """{rows, length, kept, pieces}: the largest of each among the pieces of a few steps, for the memory's estimate."""
+    """Return {rows, length, kept, pieces}: the maxima over the pieces of a few steps, for the memory estimate."""
     from ascendrun.programs.trainer.data import deal
 
     found = {"rows": 1, "length": 1, "kept": 1, "pieces": 1}

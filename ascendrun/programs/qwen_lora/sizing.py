@@ -1,4 +1,4 @@
-"""The strategy of a training: the memory that each needs, before a device is in use, and the fastest that fits."""
+"""The strategy of a training: estimated memory of each, before a device is in use, and the fastest that fits."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """`lines`: the estimate of each layout, for people. `problems`: why nothing fits, with possible changes; then
-    `chosen` and `need` are None. `simulated`: one step."""
+    """`lines`: the printed estimate of each layout. `problems`: why nothing fits, with possible changes; then `chosen`
+    and `need` are None. `simulated`: one step."""
 
     lines: tuple[Text, ...]
     problems: tuple[Text, ...]
@@ -57,7 +57,7 @@ class MemoryEstimate:
 
 
 def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision, has_deepspeed: bool = True) -> None:
-    """Raise InvalidDataError with all that cannot work, before anything is read or written."""
+    """Raise InvalidDataError with all unusable options, before anything is read or written."""
     strategy, is_offloaded = options["strategy"], options["cpu_offload"]
     problems = []
     if strategy == "fsdp2" and precision.scales:
@@ -113,7 +113,7 @@ def estimate(
     has_deepspeed: bool = True,
     everything: bool = False,
 ) -> MemoryEstimate:
-    """`piece`: see sft_task.largest_micro_batch. `everything`: also layouts that are slower than the chosen one."""
+    """Estimate. `piece`: see sft_task.largest_micro_batch. `everything`: include layouts slower than the chosen one."""
     asked = options["strategy"]
     strategies = strategies_for(target.precision, target.world_size, has_deepspeed) if asked == "auto" else (asked,)
     seen: dict[tuple[bool, bool], Simulated] = {}
@@ -159,8 +159,8 @@ def estimate(
 
 
 def layouts(options: Mapping[str, Any], strategies: Sequence[str]) -> list[Layout]:
-    """From fast to slow. Recomputing activations costs a third more arithmetic, less than sending the weights round;
-    host memory is slower than both."""
+    """Return the layouts from fast to slow. Recomputing activations costs a third more arithmetic, less than gathering
+    the weights; host memory is slower than both."""
     asked = options["gradient_checkpointing"]
     recompute = (False, True) if asked is None else (asked,)
     if options["cpu_offload"]:
@@ -172,7 +172,7 @@ def layouts(options: Mapping[str, Any], strategies: Sequence[str]) -> list[Layou
 
 
 def why(layout: Layout, options: Mapping[str, Any], strategies: Sequence[str]) -> list[Text]:
-    """The reasons of the choice, and what was requested."""
+    """Return the reasons for the chosen layout, and the options that requested it."""
     if len(strategies) > 1:
         parts = [Text("program.fastest", "the fastest strategy that fits")]
     elif options["strategy"] == "auto":
@@ -229,7 +229,7 @@ def with_layers(config: Any, layers: int) -> Any:
 
 
 def speed_limit(config: Any, sizes: Simulated, chip: Chip | None, *, ranks: int, mean_length: float) -> Text | None:
-    """The throughput at full use of the peak, which no training reaches; None: the peak of the chip is unknown."""
+    """Return the throughput at the peak, an upper bound; None: the peak of the chip is unknown."""
     if chip is None or chip.peak_tflops is None:
         return None
     words = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
@@ -255,9 +255,9 @@ def speed_limit(config: Any, sizes: Simulated, chip: Chip | None, *, ranks: int,
 def choose(
     config: Any, options: Mapping[str, Any], piece: Mapping[str, int], here: Runtime
 ) -> tuple[Layout, list[Text]]:
-    """Return the layout and the estimate for people; rank 0 estimates for all.
+    """Return the layout and the printed estimate; rank 0 estimates for all ranks.
 
-    Raises ModelTooLargeError. A strategy that was requested is used even then: an estimate may be wrong.
+    Raises ModelTooLargeError. A requested strategy is used even if it does not fit: an estimate may be wrong.
     """
     asked, recompute = options["strategy"], options["gradient_checkpointing"]
     if asked != "auto" and recompute is not None:
@@ -287,7 +287,7 @@ def choose(
 
 
 def strategies_for(precision: Precision, world_size: int, has_deepspeed: bool = True) -> tuple[str, ...]:
-    """Sharding needs peers; fsdp2 has no loss scaling; zero3 needs deepspeed."""
+    """Return the usable strategies: sharding requires peers; fsdp2 has no loss scaling; zero3 requires deepspeed."""
     strategies = ["ddp"]
     if world_size > 1 and not precision.scales:
         strategies.append("fsdp2")
