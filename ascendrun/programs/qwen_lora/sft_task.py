@@ -98,7 +98,7 @@ class Instructions(Task):
 
     def __init__(self, rows: Rows, *, dtype: torch.dtype, evaluate: Callable[[int], dict[str, float]]) -> None:
         self.rows, self.dtype, self.evaluate = rows, dtype, evaluate  # type: ignore[assignment,method-assign]
-        self.collate = rows.collate  # of Rows, because a worker process gets a copy of it
+        self.collate = rows.collate  # type: ignore[method-assign]  # of Rows, because a worker process gets a copy of it
         self.parts = tuple(rows.levels) if len(rows.levels) > 1 else ()
 
     def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> Loss:

@@ -1,15 +1,15 @@
-'''What every bundled program trains with. A program brings its options, a model and a Task; the rest is here:
+'''The trainer of the bundled programs. A program provides its options, a model and a Task; the rest is here:
 
     options        the options table, read before torch is imported     runtime        one rank: run(body), its end
     devices        npu, cuda or cpu behind one interface, fused ops     distributed    the ranks: sum, gather, share
-    data           which samples make which step; loader; packing       strategies     ddp, fsdp2, zero3 -> Engine
+    data           selection of the samples of a step; loader; packing  strategies     ddp, fsdp2, zero3 -> Engine
     task           Task, Settings, Ending, the errors                   loop           Loop: resume, run, load_best
     saver          checkpoints in the background (format: checkpoint)   metrics        time of a step, FLOPs, MFU
     packing        several samples in one sequence, exactly             profiling      a trace of a few steps
-    batch_finder   the largest micro-batch that fits                    dry_run        do the batches divide
+    batch_finder   the largest micro-batch that fits                    dry_run        check that batches divide
     errors         ProgramError; errors of the machine                  checkpoint     files that are complete or absent
 
-A whole program, `train.py`:
+A complete program, `train.py`:
 
     class Lines(Task):
         """Next-token prediction over rows of token ids."""
@@ -37,13 +37,13 @@ A whole program, `train.py`:
         loop = Loop(here, engine, plan, Lines(rows, here), settings, runtime.checkpoint_folder(options["output_dir"]),
                     identity={name: options[name] for name in ("seed", "learning_rate", "global_batch_size")})
         loop.resume(options["resume_from_checkpoint"])      # auto, never or a path; False: from step 0
-        if not loop.run().is_complete:                      # stopped by a signal: saved, and the same command goes on
+        if not loop.run().is_complete:                      # stopped by a signal: saved; the same command resumes
             return
         loop.load_best()                                    # into engine.module, when Settings.best names a score
 
     runtime.run(lambda here: train(options, here))     # ends the process
 
-Random numbers of a step follow from (seed, step, rank), the order of samples from (seed, step): a resumed run equals
-one never stopped to the last bit on a CPU. `batch_size` is that of all ranks together, so a replicated training may go
-on with another number of ranks (equal but for rounding); a sharded one (fsdp2, zero3) may not: that is an error.
+Random numbers of a step follow from (seed, step, rank), the order of samples from (seed, step): on a CPU, a resumed run
+equals an uninterrupted run to the last bit. The batch size is that of all ranks together: a replicated training may
+resume with another number of ranks (equal except for rounding). For a sharded training (fsdp2, zero3) it is an error.
 '''

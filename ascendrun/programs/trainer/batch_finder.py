@@ -1,4 +1,4 @@
-"""The largest micro-batch that fits, found by trying: halved until no rank runs out of memory."""
+"""Search for the largest micro-batch that fits: halved until no rank runs out of memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ascendrun.programs.trainer.runtime import Runtime
 
 
 class DeviceOutOfMemoryError(ProgramError):
-    """Not even one sample fits."""
+    """A single sample does not fit in device memory."""
 
 
 def find_micro_batch(here: Runtime, attempt: Callable[[int], None], *, largest: int) -> int:
-    """`attempt(size)`: one forward and backward pass with so many of the longest rows, without exchange between ranks
-    where that is possible: a rank that fails inside one would leave the others waiting. All ranks call this together
-    and get the same answer. Raises DeviceOutOfMemoryError.
+    """Return the largest micro-batch up to `largest` that fits on every rank. Raises DeviceOutOfMemoryError.
+    `attempt(size)`: a forward and backward pass with `size` of the longest rows, if possible without communication:
+    a rank that fails in it leaves its peers waiting. All ranks call this together and get the same result.
     """
     size = largest
     while True:
@@ -46,7 +46,7 @@ def find_micro_batch(here: Runtime, attempt: Callable[[int], None], *, largest: 
 
 
 def runs_out(here: Runtime, attempt: Callable[[int], None], size: int) -> bool:
-    """The error must be gone when this returns: it holds the tensors of its frames."""
+    """Return whether memory runs out. The error, which holds the tensors of its frames, is freed on return."""
     try:
         attempt(size)
         here.accelerator.synchronize()

@@ -37,8 +37,8 @@ def own_part(rank: int) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name next to `path` to write to; it replaces `path` at the end, and is removed where the writing fails.
-    No two writers have the same name, on one node or on several that share a disk. Raises OSError."""
+    """Yield a temporary name next to `path`; it replaces `path` at the end, and is removed if the write fails.
+    All writers have different names, on one node or on several that share a disk. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
@@ -58,7 +58,7 @@ def replace_text(path: Path, text: str) -> None:
 def save(
     parent: Path, kind: str, step: int, state: Mapping[str, Any], *, facts: Mapping[str, Any] | None = None
 ) -> Path:
-    """Writes `state` as a checkpoint of one part and returns its folder. When this returns it survives a power cut.
+    """Write `state` as a checkpoint of one part and return its directory. On return it survives a power failure.
 
     A complete checkpoint of that name is replaced. Raises OSError (disk full, read-only) and leaves the
     older checkpoints as they were. `facts`: small JSON values kept readable in the manifest.
@@ -72,7 +72,7 @@ def save(
 
 
 def open_fresh(parent: Path, kind: str, step: int, token: str) -> Path:
-    """The hidden folder in which a checkpoint grows. Every rank that writes to it calls this with the same token."""
+    """Create the hidden directory of an unfinished checkpoint. Every rank that writes to it passes the same token."""
     fresh = parent / f".{folder_name(kind, step)}.{token}.tmp"
     fresh.mkdir(parents=True, exist_ok=True)
     return fresh
@@ -95,7 +95,7 @@ def commit(
     facts: Mapping[str, Any],
     here: Sequence[str] | None = None,
 ) -> Path:
-    """Turns a grown folder into a checkpoint. `parts`: all of them; `here`: those in this folder, None: all."""
+    """Turn the hidden directory into a checkpoint. `parts`: all of them; `here`: those in this directory, None: all."""
     manifest = {
         "step": step,
         "kind": kind,
@@ -138,12 +138,12 @@ def fingerprint(path: Path) -> Fingerprint:
 
 
 def hash_of(manifest: Mapping[str, Any]) -> str:
-    """A bad disk may change the manifest too, which parts and the best model are checked against."""
+    """Hash the manifest: a bad disk may change it too, and parts and the best model are checked against it."""
     return hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises OSError and ValueError."""
+    """Read the manifest. Raises OSError and ValueError."""
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     if not isinstance(manifest, dict) or not {"step", "facts", "parts", "here"} <= set(manifest):
         raise ValueError(Text("program.manifest-keys", "required keys are missing"))
@@ -153,8 +153,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def fault(folder: Path, *, hashed: Collection[str] | None = None) -> Text | None:
-    """Why this checkpoint cannot be trusted, or None when it is whole. `hashed`: the parts whose content is read;
-    None: all. The size of every part is looked at."""
+    """Return why this checkpoint is unusable; None: it is complete. `hashed`: the parts whose content is read;
+    None: all. The size of every part is checked."""
     try:
         manifest = read_manifest(folder)
     except FileNotFoundError:
@@ -191,7 +191,7 @@ def part_fault(path: Path, wanted: Any, *, is_read: bool) -> Text | None:
 
 
 def listed(parent: Path, kind: str) -> list[tuple[int, Path]]:
-    """(step, folder) of this kind, newest first, whole or not."""
+    """Return (step, directory) of this kind, newest first, complete or not."""
     if not parent.is_dir():
         return []
     matches = [(NAME.match(path.name), path) for path in parent.iterdir()]
@@ -217,13 +217,13 @@ def facts_of(folder: Path) -> dict[str, Any]:
 
 
 def load(folder: Path, name: str = COMMON) -> dict[str, Any]:
-    """The state of one part, on the CPU. Only tensors and plain values are read, never code."""
+    """Return the state of one part, on the CPU. Only tensors and plain values are read, never code."""
     return dict(torch.load(folder / name, map_location="cpu", weights_only=True))
 
 
 def prune(parent: Path, *, newest: int, keep: int, best_steps: Collection[int]) -> None:
-    """Leaves the `keep` last checkpoints up to step `newest`, which was just saved, and the best ones that `best_steps`
-    or a kept one names. Those of later steps are of a course that was left: torn, or not on every node."""
+    """Keep the last `keep` checkpoints up to step `newest`, which was just saved, and the best models that `best_steps`
+    or a kept checkpoint names. Later steps belong to an abandoned run: incomplete, or not on every node."""
     steps = listed(parent, "step")
     kept = [folder for step, folder in steps if step <= newest][:keep]
     for _, folder in steps:
@@ -242,11 +242,11 @@ def fault_free_facts(folder: Path) -> dict[str, Any]:
     try:
         return facts_of(folder)
     except (OSError, ValueError, TypeError):
-        return {}  # a torn checkpoint names nothing; a resume reports why not
+        return {}  # an incomplete checkpoint has no best step; a resume reports the reason
 
 
 def clear_leftovers(parent: Path) -> None:
-    """Removes what a killed writer left half done. Only for the one process that writes here."""
+    """Remove the incomplete files of a killed writer. Call it only from the one process that writes here."""
     for path in parent.glob(".*.tmp"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

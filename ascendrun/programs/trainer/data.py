@@ -1,4 +1,4 @@
-"""Which samples make which step, and who gets them: functions of the step alone, so a checkpoint needs no sampler."""
+"""Selection of the samples of a step and of a rank: functions of the step alone, so a checkpoint needs no sampler."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ascendrun.programs.trainer.runtime import stop_signals
 PR_SET_PDEATHSIG = 1
 
 Unit = tuple[int, ...]
-"""The numbers of the samples that share one row: one, or several that are packed."""
+"""The indices of the samples in one row: one sample, or several packed samples."""
 
 
 @dataclass
 class Batch:
-    """What one forward pass takes, on the CPU. `weight`: what the summed loss is divided by once all pieces of all
-    ranks are added up (labelled tokens, or samples by their class weight). `tokens`: real ones, no padding.
-    `groups`: how many samples of each named group, for metrics."""
+    """The input of one forward pass, on the CPU. `weight`: divisor of the summed loss, summed over all pieces of all
+    ranks (labelled tokens, or samples by their class weight). `tokens`: without padding. `groups`: number of samples
+    of each named group, for metrics."""
 
     tensors: dict[str, torch.Tensor]
     weight: float
@@ -47,10 +47,10 @@ class Plan(Protocol):
 
 
 class Buckets:
-    """Rows of like length together. Every epoch each sample once, in a new order.
+    """Batches of rows of similar length. Every epoch contains each sample once, in a new order.
 
-    `window` batches at a time are sorted by length before they are cut: rows of like length need little padding
-    (4.5 times the tokens a second of padding to the longest), and the order stays random enough.
+    `window` batches at a time are sorted by length and then divided: rows of similar length need little padding
+    (4.5 times the tokens per second of padding to the longest), and the order stays random enough.
     """
 
     def __init__(self, lengths: Sequence[int], *, batch_size: int, seed: int, window: int = 8) -> None:
@@ -81,10 +81,10 @@ class Buckets:
 
 
 class Packed:
-    """Rows of at most `row_tokens` tokens, each of several samples; about `batch_size` rows a step.
+    """Rows of at most `row_tokens` tokens, each of several samples; about `batch_size` rows per step.
 
-    Within a shuffled window of samples the longest go first into the first row with room. How many rows that gives
-    differs a little by epoch; the steps of an epoch are as many as the first one's rows make, and share its rows.
+    In a shuffled window, samples are placed longest first into the first row with space. The number of rows differs
+    slightly by epoch; the first epoch's sets the number of steps, among which each epoch's rows are divided.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Packed:
 
 
 def pack(numbers: Sequence[int], lengths: Sequence[int], row_tokens: int) -> list[Unit]:
-    """First fit, longest first."""
+    """Pack samples first fit, longest first."""
     rows: list[list[int]] = []
     room: list[int] = []
     for number in sorted(numbers, key=lambda each: (-lengths[each], each)):
@@ -143,12 +143,12 @@ def deal(
     micro_tokens: int = 0,
     length_of: Callable[[Unit], int] | None = None,
 ) -> list[list[Unit]]:
-    """This rank's pieces of a step, of at most `micro_batch` units each; 0: one piece.
+    """Return this rank's pieces of a step, of at most `micro_batch` units each; 0: one piece.
 
-    Every rank gets the same number of pieces, the last ones perhaps empty: sharded models communicate in every pass,
-    so a rank with one pass less would leave its peers waiting. With `micro_tokens` and `length_of`, the tokens of a
-    row, pieces are rows of like length: at most `micro_tokens` tokens a piece, padding included, but at least one row.
-    Longest first, so that what does not fit in memory fails in the first pass.
+    Every rank gets equally many pieces, the last of them possibly empty: sharded models communicate in every pass, so a
+    rank with fewer passes would leave its peers waiting. With `micro_tokens` and `length_of` (the tokens of a row),
+    a piece has rows of similar length: at most `micro_tokens` tokens, padding included, but at least one row. Longest
+    first, so that a piece that does not fit in memory fails in the first pass.
     """
     if not micro_tokens or length_of is None:
         mine = list(units[rank::world_size])
@@ -165,7 +165,7 @@ def deal(
 
 
 def seed_of(*key: int) -> int:
-    """A seed for torch from a key such as (seed, step, rank): unlike keys give unrelated seeds."""
+    """Return a seed for torch from a key such as (seed, step, rank): different keys give unrelated seeds."""
     return int(np.random.SeedSequence(list(key)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
@@ -174,7 +174,7 @@ Collate = Callable[[Sequence[Unit], int], Batch]
 
 @dataclass
 class Share:
-    """This rank's part of one step: its rows, batched in pieces, and what those add up to."""
+    """This rank's part of one step: its rows, batched in pieces, and their totals."""
 
     step: int
     units: list[Unit]
@@ -186,7 +186,7 @@ class Share:
 
 
 def make_share(collate: Collate, pieces: Sequence[Sequence[Unit]], stand_in: Unit, step: int) -> Share:
-    """Batches of every piece. An empty piece becomes one row that weighs nothing: its rank must still take part."""
+    """Make a batch of every piece. An empty piece becomes one row with weight 0: its rank must still take part."""
     batches = [collate(piece or [stand_in], step) for piece in pieces]
     for piece, batch in zip(pieces, batches):
         if not piece:
@@ -207,11 +207,11 @@ def make_share(collate: Collate, pieces: Sequence[Sequence[Unit]], stand_in: Uni
 
 
 class Loader:
-    """Makes the shares of the coming steps while the device works on this one.
+    """Loader that prepares the batches of the next steps while the device computes.
 
-    `micro_tokens`: see `deal`, where the plan has `length_of`; 0: pieces of equally many rows.
-    `workers` 0: a thread; else as many processes. `collate` must draw from a generator of its own that follows
-    from the step and the samples, so that the order of work decides nothing; processes need it to be picklable.
+    `micro_tokens`: see `deal`, if the plan has `length_of`; 0: pieces of equally many rows.
+    `workers`: number of processes; 0: one thread. `collate` must use its own random generator, seeded by the step and
+    the samples, so that results do not depend on the order of work. Processes require it to be picklable.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Loader:
         self.coming: dict[int, Future[Share]] = {}
 
     def share(self, step: int) -> Share:
-        """Waits for the share of this step, after ordering those that follow it."""
+        """Wait for this rank's part of this step, after submitting the next steps."""
         for later in range(step, min(step + self.ahead + 1, self.steps)):
             if later not in self.coming:
                 self.coming[later] = self._order(later)
@@ -259,16 +259,16 @@ class Loader:
 
 
 def become_worker() -> None:
-    """A worker outlives the signal that stops the training, since the last step still needs it, but not its rank."""
+    """Set up a worker: it ignores the stop signal, because the last step needs it, but ends with its rank."""
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    with contextlib.suppress(OSError, AttributeError):  # Linux has it; elsewhere the end of the pipe will do
+    with contextlib.suppress(OSError, AttributeError):  # Linux has it; elsewhere the end of the pipe ends the worker
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def pad(rows: Sequence[Sequence[int]], *, value: int, multiple: int = 1) -> torch.Tensor:
-    """One int64 tensor, padded on the right to the longest row rounded up to `multiple`: few shapes suit an NPU."""
+    """Return one int64 tensor, padded right to the longest row rounded up to `multiple`: NPUs need few shapes."""
     width = -(-max(len(row) for row in rows) // multiple) * multiple
     padded = np.full((len(rows), width), value, dtype=np.int64)
     for i, row in enumerate(rows):

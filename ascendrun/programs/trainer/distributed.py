@@ -19,15 +19,15 @@ from ascendrun.text import Text
 T = TypeVar("T")
 
 HCCL_CONNECT_RANGE_S = (120, 7200)
-"""What HCCL takes for HCCL_CONNECT_TIMEOUT; another value is an error of its own (EI0001)."""
+"""Range of HCCL_CONNECT_TIMEOUT in seconds; HCCL rejects another value (EI0001)."""
 HCCL_EXEC_DEFAULT_S = 1836
 HCCL_MARGIN_S = 60
-"""HCCL waits 20 s longer than the limit, to spread the reason of a failure, and 30 s more to find the culprit."""
+"""HCCL waits 20 s beyond the limit to spread the reason of a failure, and 30 s more to find the failing rank."""
 
 
 @dataclass
 class Ranks:
-    """This rank among its peers. `control`: a group that carries CPU tensors and Python objects, None: alone."""
+    """This rank among its peers. `control`: a group for CPU tensors and Python objects, None: a single rank."""
 
     rank: int
     local_rank: int
@@ -44,9 +44,9 @@ class Ranks:
             print(Text(str(message), english, **values) if english else message, flush=True)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sums over ranks, rounded once: the same to the last bit on every rank, and whatever else is summed with them.
+        """Sum over ranks with one rounding: the same to the last bit on every rank, whatever the other values are.
 
-        An allreduce adds in an order that depends on a number's place among the others.
+        An allreduce adds in an order that depends on a number's index among the others.
         """
         if self.control is None:
             return list(values)
@@ -60,7 +60,7 @@ class Ranks:
             dist.barrier(group=self.control)
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, in rank order, on every rank."""
+        """Return the values of all ranks, in rank order, on every rank."""
         if self.control is None:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -68,7 +68,7 @@ class Ranks:
         return values
 
     def outliers(self, value: Hashable) -> list[int]:
-        """The ranks whose value is not that of most; empty: all have the same."""
+        """Return the ranks whose value is not that of most; empty: all are equal."""
         values = self.gather(value)
         most = Counter(values).most_common(1)[0][0]
         return [rank for rank, other in enumerate(values) if other != most]
@@ -84,7 +84,7 @@ class Ranks:
             )
 
     def share(self, value: T, *, source: int = 0) -> T:
-        """That rank's value on every rank; tensors inside dicts and lists travel as tensors, not pickled."""
+        """Return the source rank's value on every rank; tensors in dicts and lists are sent as tensors, not pickled."""
         if self.control is None:
             return value
         tensors: list[torch.Tensor] = []
@@ -102,7 +102,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Stands for a tensor while its outline travels."""
+    """Placeholder for a tensor in a value that is sent."""
 
     index: int
     shape: torch.Size
@@ -138,9 +138,9 @@ def put_tensors(value: Any, make: Callable[[TensorPlace], torch.Tensor]) -> Any:
 
 
 def fit_hccl_timeouts(environ: MutableMapping[str, str], timeout_s: float) -> float:
-    """Seconds for the process group that HCCL's own time limits fit into; sets HCCL_CONNECT_TIMEOUT where unset.
+    """Return a timeout in seconds above HCCL's own limits; set HCCL_CONNECT_TIMEOUT where unset.
 
-    HCCL names the rank that did not come; torch only that it waited. So HCCL must give up first.
+    HCCL names the rank that did not connect; torch reports only the timeout. So HCCL must time out first.
     """
     low, high = HCCL_CONNECT_RANGE_S
     environ.setdefault("HCCL_CONNECT_TIMEOUT", str(int(min(max(timeout_s, low), high))))
@@ -150,10 +150,10 @@ def fit_hccl_timeouts(environ: MutableMapping[str, str], timeout_s: float) -> fl
 
 
 def join(rank: int, world: int, backend: str, timeout_s: float) -> dist.ProcessGroup:
-    """Initialises torch.distributed; returns the group for CPU tensors.
+    """Initialise torch.distributed; return the group for CPU tensors.
 
     The keys carry the restart count: torchrun keeps one store over restarts, and new ranks would
-    read the addresses of the dead ones.
+    read the addresses of ended ranks.
     """
     environ = os.environ
     if backend == "hccl":
@@ -168,6 +168,6 @@ def join(rank: int, world: int, backend: str, timeout_s: float) -> dist.ProcessG
     dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=timeout)
     group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)
-    # Rank 0 holds the store: were it to fail before all have joined, its peers would report a lost store only.
+    # Rank 0 owns the store: if it failed before all ranks joined, its peers would report only a lost store.
     dist.barrier(group=group)
     return group

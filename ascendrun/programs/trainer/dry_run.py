@@ -1,4 +1,4 @@
-"""Arithmetic of batches that spares a wasted start: do they divide among the ranks, are there rows enough."""
+"""Batch arithmetic that prevents a failed start: divisibility among the ranks, sufficient rows."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ascendrun.text import Text
 
 
 def nearest_multiples(value: int, of: int) -> tuple[int, int]:
-    """The nearest valid numbers below and above; the one below is at least `of`."""
+    """Return the nearest valid numbers below and above; the lower is at least `of`."""
     below = max(of, value // of * of)
     return below, below if below == value else below + of if below < value else below
 
 
 def batch_problems(options: Mapping[str, Any], world_size: int, samples: int) -> list[Text]:
-    """`samples`: of all ranks together."""
+    """Report batch sizes that do not suit the ranks or the data. `samples`: of all ranks together."""
     batch_size, micro_batch = options["global_batch_size"], options["micro_batch_size"]
     unit = world_size * (micro_batch or 1)
     problems = []

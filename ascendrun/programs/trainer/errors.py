@@ -31,7 +31,7 @@ Error = TypeVar("Error", bound="ProgramError")
 
 
 class ProgramError(Exception):
-    """An error whose message is all that a person needs: `runtime.run` prints it without a traceback.
+    """An error with a sufficient message: `runtime.run` prints it without a traceback.
 
     Made of a message, or of the arguments of a Text.
     """
@@ -41,14 +41,14 @@ class ProgramError(Exception):
 
     @classmethod
     def of(cls: type[Error], problems: Sequence[Text | str], *, most: int = SHOWN_PROBLEMS) -> Error:
-        """Of several problems, one a line: the first ones, and how many more there are."""
+        """Return an error of several problems, one per line: the first of them, and the number of the others."""
         more = len(problems) - most
         lines = [*problems[:most], *([Text("program.more", "… and {n} more", n=more)] if more > 0 else [])]
         return cls("\n".join(map(str, lines)))
 
 
 class InvalidDataError(ProgramError):
-    """Data or options cannot be used as they are; the message has what is wrong and what is expected."""
+    """Data or options cannot be used; the message has the problem and the expected value."""
 
 
 class ModelTooLargeError(ProgramError):
@@ -56,7 +56,7 @@ class ModelTooLargeError(ProgramError):
 
 
 def in_words(error: BaseException | None) -> str | None:
-    """Return the message for an error of the machine, None for other errors. torch hides a full disk behind its own."""
+    """Return the message of an error of the machine, None for other errors. torch wraps the error of a full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in FIXES:
             where = f"{error.filename}: " if error.filename is not None else ""

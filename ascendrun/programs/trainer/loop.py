@@ -1,4 +1,4 @@
-"""The training loop: a step is the same on one rank or many, and a resumed run is the same as one never stopped."""
+"""The training loop: equal steps on one rank or many, and a resumed run equals an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ascendrun.text import Text
 
 
 class Loop:
-    """One rank's share of one training. `identity`: what must be equal in a checkpoint to go on from it."""
+    """One rank's part of one training. `identity`: values that must be equal in a checkpoint to resume from it."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class Loop:
         self._weight = 0.0
 
     def find_micro_batch(self, longest: Sequence[Unit], *, largest: int = 0) -> int:
-        """Before `run`: the largest micro-batch that fits, up to `largest` (0: this rank's share of a step), tried with
-        the `longest` rows of the data. Raises batch_finder.DeviceOutOfMemoryError."""
+        """Find the largest micro-batch that fits, up to `largest` (0: this rank's part of a step), before `run`. It is
+        tested with the `longest` rows of the data. Raises batch_finder.DeviceOutOfMemoryError."""
         share = len(deal(self.plan.units(0), 0, self.here.world_size)[0])
         size = find_micro_batch(self.here, lambda rows: self._attempt(longest, rows), largest=largest or share)
         self.loader.micro_batch = size
@@ -93,7 +93,7 @@ class Loop:
         self._weight = 1.0
         self.clock.begin()
         try:
-            # Without the wrapper: DDP may exchange in a pass, and a rank without room would leave the others waiting.
+            # Without the wrapper: DDP may communicate in a pass, and a rank out of memory would leave others waiting.
             self._pass(self.task.collate(units, 0), last=False, model=self.engine.module)
         finally:
             self.engine.drop_gradients()
@@ -101,13 +101,13 @@ class Loop:
     # --- the run ---
 
     def run(self) -> Ending:
-        """Trains to the end, from wherever `resume` put it. STOPPED or OUT_OF_TIME: a checkpoint was saved.
+        """Train to the end, from the step that `resume` set. STOPPED or OUT_OF_TIME: a checkpoint was saved.
 
-        Raises NonFiniteError before a step with numbers that are none, SaveError where the end could not be saved.
+        Raises NonFiniteError before a step with inf or NaN, SaveError when the last state could not be saved.
         """
         try:
             interrupted = self._train()
-        except (NonFiniteError, SaveError):  # raised by all ranks together: their writers finish what is to go on from
+        except (NonFiniteError, SaveError):  # raised by all ranks together: pending saves are completed for the resume
             self.saver.wait()
             raise
         self.loader.close()
@@ -121,7 +121,7 @@ class Loop:
         return Ending.FINISHED if self.progress.step >= self.settings.steps else Ending.EARLY
 
     def _train(self) -> Ending | None:
-        """Step after step; why it ended early, None: it went to its end."""
+        """Run all steps. Return why training was interrupted; None: it was not."""
         started_s = time.monotonic()
         settings, progress = self.settings, self.progress
         with open_profiler(settings.profile_dir, self.here, steps=settings.profile_steps) as profiler:
@@ -139,10 +139,10 @@ class Loop:
         return interrupted
 
     def _prepare(self) -> None:
-        """The first share and its weight over all ranks; under DDP also a pass whose gradients are thrown away.
+        """Load the first batches and their weight over all ranks; under DDP also run a pass and discard its gradients.
 
-        DDP rebuilds its buckets after its first pass, sums round differently then, and a resumed run would
-        differ from one never stopped.
+        DDP rebuilds its buckets after its first pass, which changes the rounding of sums, and a resumed run would
+        differ from an uninterrupted run.
         """
         share = self.loader.share(self.progress.step)
         self._share, self._weight = share, self.here.sum([share.weight])[0]
@@ -156,11 +156,11 @@ class Loop:
             tensor.copy_(buffers[name])
 
     def _step(self, *, is_late: bool) -> Ending | None:
-        """One optimizer step over all ranks. Not None: a rank was asked to stop, or time is up."""
+        """Run one optimizer step over all ranks. Not None: a rank received a stop signal, or the time is up."""
         step, share, clock = self.progress.step, self._share, self.clock
         assert share is not None and share.step == step
         self.engine.set_lr(self.settings.rate(step))
-        # Random numbers follow from step and rank, so that a resumed run, on other ranks even, draws the same.
+        # Random numbers follow from step and rank, so a resumed run draws the same numbers, even on other nodes.
         self.here.accelerator.seed(seed_of(self.settings.seed, 3, step, self.here.rank))
         clock.begin()
         passes = [self._pass(piece, last=i + 1 == len(share.pieces)) for i, piece in enumerate(share.pieces)]
@@ -202,10 +202,10 @@ class Loop:
     def _pass(
         self, batch: Batch, *, last: bool, model: nn.Module | None = None
     ) -> tuple[torch.Tensor, Mapping[str, Part]]:
-        """Forward and backward of one piece: its summed loss, and the loss's parts.
+        """Run forward and backward of one piece. Return its summed loss, and the parts of the loss.
 
         The sum is divided by the weight of all pieces of all ranks, so that their gradients add up to those of one
-        rank with the whole batch.
+        rank with the complete batch.
         """
         here, clock = self.here, self.clock
         tensors = {name: tensor.to(here.device, non_blocking=True) for name, tensor in batch.tensors.items()}
@@ -217,7 +217,7 @@ class Loop:
             if batch.weight == 0:
                 total, parts = total * 0.0, {}
             clock.mark("forward_s")
-            # A step in which nothing is asked for has no gradient, and nothing to divide by.
+            # A step without targets has no gradient, and a weight of 0.
             self.engine.backward(total * (here.world_size / self._weight if self._weight else 0.0))
         if last and self.engine.gradients_ready is not None:
             clock.mark("backward_s", self.engine.gradients_ready)
@@ -227,7 +227,7 @@ class Loop:
         return total.detach(), {name: (part.detach(), weight) for name, (part, weight) in parts.items()}
 
     def _parts_of(self, share: Share, passes: list[Mapping[str, Part]]) -> list[float]:
-        """Three numbers for each of the task's parts: summed loss, weight, samples."""
+        """Return three numbers for each of the task's parts: summed loss, weight, samples."""
         numbers: list[float] = []
         for name in self.task.parts:
             mine = [parts[name] for parts in passes if name in parts]
@@ -239,7 +239,7 @@ class Loop:
         return numbers
 
     def _refuse(self, share: Share, mine: Text | None) -> None:
-        """Raises NonFiniteError on every rank, with the problems of all ranks."""
+        """Raise NonFiniteError on every rank, with the problems of all ranks."""
         numbers: list[int | str] = [number for unit in share.units for number in unit]
         problems = self.here.gather(
             mine
@@ -266,7 +266,7 @@ class Loop:
         meter.tokens += sums[5]
         meter.samples += sums[6]
         meter.steps += 1
-        meter.grad_norm = norm if math.isfinite(norm) else None  # under float16 a search for the scale, no divergence
+        meter.grad_norm = norm if math.isfinite(norm) else None  # under float16: the search for a scale, not divergence
         for i, name in enumerate(self.task.parts):
             so_far = meter.parts.setdefault(name, [0.0, 0.0, 0.0])
             meter.parts[name] = [old + new for old, new in zip(so_far, sums[8 + 3 * i : 11 + 3 * i])]
@@ -286,7 +286,7 @@ class Loop:
             self.save()
 
     def _report(self) -> None:
-        """One line of metrics from every rank, one printed line from rank 0."""
+        """Write one metrics line on every rank, and print one line on rank 0."""
         self.here.accelerator.synchronize()
         meter, self.meter = self.meter, Meter()
         times = self.clock.mean()
@@ -332,7 +332,7 @@ class Loop:
         )
 
     def _record_start(self, tokens: float) -> None:
-        """`tokens`: those of the first step, standing for all."""
+        """Record the start. `tokens`: of the first step, used as typical number."""
         trained = sum(size_of(weight) for weight in self.engine.module.parameters() if weight.requires_grad)
         self.here.record(
             event="start",
@@ -346,7 +346,7 @@ class Loop:
         )
 
     def _evaluate(self) -> None:
-        """Scores the model; keeps its weights when they are the best so far."""
+        """Evaluate the model; keep its weights if it is the best so far."""
         started_s, progress, settings = time.monotonic(), self.progress, self.settings
         self.engine.module.eval()
         with torch.no_grad():
@@ -387,7 +387,7 @@ class Loop:
     # --- checkpoints ---
 
     def save(self) -> None:
-        """All ranks call it together; the state is written during the training."""
+        """Save a checkpoint; it is written during the training. All ranks call it together."""
         progress = self.progress
         self.saved_step = progress.step
         common = {
@@ -408,8 +408,8 @@ class Loop:
         self.saver.save(progress.step, common, self.engine.own_state(), facts=facts, best=best)
 
     def _save_last(self) -> None:
-        """The state at the end of this run; complete when this returns. Raises SaveError, on every rank, when it is
-        not and the run depends on it."""
+        """Save the state at the end of this run and wait for completion. Raises SaveError on every rank if the save
+        failed and the run depends on it."""
         if self.saved_step != self.progress.step or any(self.here.gather(self.save_problem)):
             self.save()
         self.saver.wait()
@@ -443,8 +443,8 @@ class Loop:
     def resume(self, choice: str = "auto") -> bool:
         """Resume from the newest complete checkpoint; False: there is none, or `choice` is never.
 
-        `choice`: auto, never, or the path of a checkpoint or of a directory of them, which is read where this run has
-        no checkpoint of its own. Raises CannotResumeError, also where that path has none.
+        `choice`: auto, never, or the path of a checkpoint or of a directory of them, which is used if this run has
+        no checkpoint itself. Raises CannotResumeError, also if that path has none.
         """
         if choice == "never":
             return False
@@ -520,7 +520,7 @@ class Loop:
             )
 
     def load_best(self) -> int | None:
-        """Puts the best model's weights into the model; its step, None: no evaluation chose one. For all ranks."""
+        """Load the best model's weights into the model. Return its step; None: no best model. All ranks call it."""
         if self.progress.best_step is None:
             return None
         self.engine.load_weights(self.here.share(self.best_weights or {}))

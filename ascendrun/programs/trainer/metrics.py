@@ -12,14 +12,14 @@ PHASES = ("data_s", "forward_s", "backward_s", "optimizer_s", "comm_s")
 
 
 class StepClock:
-    """Seconds of each phase of a step, by the device's own queue where it has one (no waiting in between).
+    """Seconds of each phase of a step, from the device's work queue if it has one (no synchronization in between).
 
     data_s       waiting for the loader and copying to the device
-    forward_s    forward passes; under FSDP2 and ZeRO-3 with the gathering of weights that they could not hide
-    backward_s   backward passes, up to where this rank's own gradients are done
-    comm_s       from there until the sums over all ranks are here: transfers that nothing hid, and waiting for slower
-                 ranks. DDP marks its last bucket; for sharded models only the exchange of the loss at the
-                 end of the step is seen. A rank that is slow itself has a long backward_s and a short comm_s
+    forward_s    forward passes; under FSDP2 and ZeRO-3 with the weight gathering that does not overlap with compute
+    backward_s   backward passes, until this rank's own gradients are ready
+    comm_s       from then until the sums over all ranks are ready: transfers without overlap, and waiting for slower
+                 ranks. DDP marks its last bucket; for sharded models it covers only the exchange of the loss at the
+                 end of the step. A rank that is slow itself has a long backward_s and a short comm_s
     optimizer_s  clipping and the step
     """
 
@@ -32,7 +32,7 @@ class StepClock:
         self.marks = [("", self.accelerator.stamp())]
 
     def mark(self, phase: str, stamp: Stamp | None = None) -> None:
-        """What happened since the last mark belongs to `phase`, up to now, or to `stamp`, an earlier moment."""
+        """Attribute the time since the last mark to `phase`, until now or until `stamp`, an earlier time."""
         self.marks.append((phase, stamp or self.accelerator.stamp()))
 
     def end(self) -> None:
@@ -40,7 +40,7 @@ class StepClock:
         self.marks = []
 
     def mean(self) -> dict[str, float]:
-        """Mean seconds by phase, and step_s, of the steps since the last call. The device must be synchronized."""
+        """Return mean seconds by phase, and step_s, since the last call. The device must be synchronized."""
         steps, self.steps = self.steps, []
         seconds = dict.fromkeys(("step_s", *PHASES), 0.0)
         for whole_s, marks in steps:
@@ -52,8 +52,8 @@ class StepClock:
 
 @dataclass
 class Meter:
-    """What happened since the last line, over all ranks. `parts`: by name summed loss, weight and samples. `grad_norm`:
-    of the last step, None: that step was not taken."""
+    """Totals since the last line, over all ranks. `parts`: summed loss, weight and samples by name. `grad_norm`:
+    of the last step; None: that step was skipped."""
 
     loss: float = 0.0
     weight: float = 0.0
@@ -71,18 +71,18 @@ class Meter:
 def flops_per_token(
     *, parameters: int, trainable: int, layers: int, hidden: int, mean_length: float, embedding: int = 0
 ) -> float:
-    """Of forward and backward, without recomputation: the work that counts for MFU.
+    """Return FLOPs of forward and backward, without recomputation: the work that counts for MFU.
 
-    2 a weight forward, 2 for the gradient of the activations, 2 for that of the weight where it is trained;
-    attention adds 12 x layers x hidden x length, halved since a causal one sees half of it on average.
-    `embedding`: weights that are only looked up, so without arithmetic.
+    2 per weight forward, 2 for the gradient of the activations, 2 for that of the weight if it is trained;
+    attention adds 12 x layers x hidden x length, halved because causal attention covers half of it on average.
+    `embedding`: number of weights that are only indexed, so without arithmetic.
     """
     dense = parameters - embedding
     return 4.0 * dense + 2.0 * max(0, trainable - embedding) + 6.0 * layers * hidden * mean_length
 
 
 def peak_flops(accelerator: Accelerator, override_tflops: float = 0.0) -> float | None:
-    """Of one device: the override, else the chip table; None: unknown, so no MFU is reported."""
+    """Return the peak of one device: the override, else the chip table; None: unknown, so no MFU is reported."""
     if override_tflops:
         return override_tflops * 1e12
     chip = accelerator.chip
@@ -90,14 +90,14 @@ def peak_flops(accelerator: Accelerator, override_tflops: float = 0.0) -> float 
 
 
 def mfu(tokens_per_s: float, flops_a_token: float, peak: float | None, world_size: int) -> float | None:
-    """Share of the peak of all devices together, None: peak or work not known."""
+    """Return the fraction of the peak of all devices together; None: peak or work unknown."""
     if not peak or not flops_a_token:
         return None
     return tokens_per_s * flops_a_token / (peak * world_size)
 
 
 def mfu_words(share: float | None) -> str:
-    """For the line of a step; empty: not known."""
+    """Format the MFU for the line of a step; empty: unknown."""
     if share is None:
         return ""
     return f" MFU {share:.1%}" + (

@@ -1,4 +1,4 @@
-"""The command line of a program, read with the program's table of options (`ascendrun.options`)."""
+"""The command line of a program, parsed with the program's table of options (`ascendrun.options`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INDENT = " " * 6
 
 
 class InvalidOptionsError(Exception):
-    """Some options are wrong; `problems` has all of them."""
+    """Some options are invalid; `problems` has all of them."""
 
     def __init__(self, problems: Sequence[OptionProblem]) -> None:
         super().__init__("\n".join(_line(problem) for problem in problems))
@@ -25,12 +25,12 @@ class InvalidOptionsError(Exception):
 
 
 def read_table(path: Path) -> ProgramOptions:
-    """The options of the program that the file `options.json` belongs to."""
+    """Return the options of the program that the file `options.json` belongs to."""
     return options.read_table(path.parent.name, path.read_text(encoding="utf-8"))
 
 
 def parse(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
-    """Values by option name. Raises InvalidOptionsError with every problem; exits 0 after --help."""
+    """Return values by option name. Raises InvalidOptionsError with every problem; exits 0 after --help."""
     if "--help" in argv or "-h" in argv:
         print(make_help(table), end="")
         raise SystemExit(0)
@@ -58,14 +58,14 @@ def parse(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
         raise InvalidOptionsError(problems)
     defaults = {name: _as_list(option.default) for name, option in table.options.items()}
     for option in table.options.values():
-        for other in option.excludes:  # an option that is given switches off the default of its counterpart
+        for other in option.excludes:  # a given option disables the default of an option that it excludes
             if option.name in values or other in values:
                 defaults[other if option.name in values else option.name] = None
     return {**defaults, **{name: _as_list(value) for name, value in values.items()}}
 
 
 def make_help(table: ProgramOptions) -> str:
-    """What --help prints: every option with its aliases, meaning, choices and default."""
+    """Return the text of --help: every option with its aliases, meaning, choices and default."""
     package = getattr(sys.modules["__main__"], "__package__", None)
     program = f"python -m {package}" if package else table.program
     lines = [str(Text("options.usage", "usage: {program} [--OPTION=VALUE ...]", program=program)), ""]
@@ -87,7 +87,7 @@ def make_help(table: ProgramOptions) -> str:
 
 
 def parse_or_exit(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
-    """As `parse`; a wrong command line ends the process with code 2 and all problems on stderr."""
+    """Parse like `parse`; an invalid command line ends the process with code 2 and all problems on stderr."""
     use_language(language_of())
     try:
         return parse(argv, table)
@@ -105,7 +105,7 @@ def run_program(
 ) -> NoReturn:
     """Run one rank of the program that `options.json` belongs to; ends the process.
 
-    `body_of(values)`: a module of its package, and the function of (values, runtime) there. Wrong options end the
+    `body_of(values)`: a module of its package, and the function of (values, runtime) in it. Invalid options end the
     process with code 2 before torch is imported.
     """
     values = parse_or_exit(argv, read_table(options_file))

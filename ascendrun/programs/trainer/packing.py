@@ -1,4 +1,4 @@
-"""Several samples in one row without cross-sample attention: the loss is that of the samples one by one."""
+"""Several samples in one row without cross-sample attention: the loss equals that of separate samples."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ByNumber = Union[Sequence[Sequence[int]], Mapping[int, Sequence[int]]]
 def pack_rows(
     units: Sequence[Unit], ids: ByNumber, labels: ByNumber, *, pad_id: int, multiple: int = 1
 ) -> dict[str, torch.Tensor]:
-    """{ids, labels, positions, segments}, each rows x length, padded to the longest row rounded up to `multiple`.
+    """Return {ids, labels, positions, segments}: rows x length, padded to the longest row rounded up to `multiple`.
 
-    `ids`, `labels`: of every sample by number, of one length. `positions` restart with every sample. `segments`:
-    1, 2, … by sample, 0 for padding. The first label of each sample becomes IGNORED, which the last token of its
-    neighbour must not predict.
+    `ids`, `labels`: of every sample by number, of equal length. `positions` restart with every sample. `segments`:
+    1, 2, … by sample, 0 for padding. The first label of each sample becomes IGNORED: the last token of the
+    previous sample must not predict it.
     """
     widest = max(sum(len(ids[number]) for number in unit) for unit in units)
     shape = len(units), -(-widest // multiple) * multiple
@@ -45,10 +45,10 @@ def pack_rows(
 
 
 def attention_mask(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """rows x 1 x length x length, to be added to the scores: 0 where a token may attend, the lowest number elsewhere.
+    """Return rows x 1 x length x length, added to the scores: 0 where a token may attend, the lowest number elsewhere.
 
-    A token sees its own sample up to itself. Padding sees itself only, so that no row of scores is all lowest. Made
-    on the device, of the small `segments`; transformers takes a mask of four dimensions as it is.
+    A token attends to its own sample up to itself. Padding attends to itself, so that no row has only lowest scores.
+    Computed on the device from the small `segments`. transformers uses a mask of four dimensions unchanged.
     """
     length = segments.shape[1]
     same = segments[:, :, None] == segments[:, None, :]

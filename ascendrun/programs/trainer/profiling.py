@@ -1,4 +1,4 @@
-"""A trace of a few steps, by torch's profiler or torch_npu's, into a folder that TensorBoard and MindStudio read."""
+"""A trace of a few steps by torch's or torch_npu's profiler, in a directory for TensorBoard and MindStudio."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NoProfiler:
 
 @contextlib.contextmanager
 def open_profiler(folder: str, here: Runtime, *, steps: int) -> Iterator[Profiler]:
-    """Around the training; `step()` after each step. An empty `folder`: no trace. Every rank writes its own."""
+    """Profile the training; call `step()` after each step. Empty `folder`: no trace. Every rank writes its own."""
     if not folder:
         yield NoProfiler()
         return

@@ -1,4 +1,4 @@
-"""One rank from its first moment to an ending that does not hang: device, peers, signals, error file, exit code."""
+"""One rank from start to an end that does not hang: device, peers, signals, error file, exit code."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from ascendrun.text import Text
 
 STOP_SIGNALS = ("TERM", "USR1", "INT")
 DRAIN_S = 0.05
-"""gloo's threads need a moment after the last collective: without it 7 of 12 runs hung in their destructors."""
+"""Seconds that gloo's threads need after the last collective: without it 7 of 12 runs hung in their destructors."""
 
 
 @dataclass
 class Runtime(Ranks):
-    """This rank while it runs: its peers (see Ranks), device, metrics file, and whether it was asked to stop."""
+    """This rank while it runs: its peers (see Ranks), device, metrics file, and whether it received a stop signal."""
 
     accelerator: Accelerator
     metrics: TextIO | None = None
     stop_asked: bool = False
     at_end: list[Callable[[], None]] = field(default_factory=list)
-    """Called by `leave` before the ranks part: writers that must be joined."""
+    """Called by `leave` before the groups are destroyed: writers that must be joined."""
     last_words: dict[str, Any] | None = None
 
     @property
@@ -46,10 +46,10 @@ class Runtime(Ranks):
         return self.accelerator.device
 
     def record(self, **values: Any) -> None:
-        """Appends one line to this rank's metrics file, with the time; does nothing where none is wanted.
+        """Append one line to this rank's metrics file, with the time; no effect without a metrics file.
 
-        A line with `done` is kept for `leave`: the launcher ends a rank that lives on after it, and while a peer
-        still writes its report this one has to wait for it.
+        A line with `done` is kept for `leave`: the launcher ends a rank that runs on after it, and this rank has to
+        wait for a peer that still writes its report.
         """
         if "done" in values:
             self.last_words = values
@@ -57,19 +57,19 @@ class Runtime(Ranks):
         self.write(values)
 
     def write(self, values: dict[str, Any]) -> None:
-        """One line, now."""
+        """Write one line immediately."""
         if self.metrics is not None:
             self.metrics.write(json.dumps({"timestamp": round(time.time(), 3), **values}) + "\n")
             self.metrics.flush()
 
 
 def start(*, family: str = "auto", timeout_s: float = 600.0) -> Runtime:
-    """Joins the run that the environment describes; without RANK and WORLD_SIZE this process is alone."""
+    """Join the run that the environment describes; without RANK and WORLD_SIZE this process is the only rank."""
     environ = os.environ
     rank, world = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     local_rank = int(environ.get("LOCAL_RANK", "0"))
     accelerator = open_accelerator(choose_family(family, environ), local_rank)
-    # transformers 4 imports DeepSpeed with every model, which otherwise guesses a device, permanently, and prints it.
+    # transformers 4 imports DeepSpeed with every model, which otherwise selects a device, permanently, and prints it.
     environ.setdefault("DS_ACCELERATOR", accelerator.family)
     control = join(rank, world, accelerator.backend, timeout_s) if world > 1 else None
     path = environ.get("ASCENDRUN_METRICS_FILE")
@@ -80,7 +80,7 @@ def start(*, family: str = "auto", timeout_s: float = 600.0) -> Runtime:
 
 
 def listen_for_stop(runtime: Runtime) -> None:
-    """The checkpoint signal asks for a stop after the current step; a second ^C ends the process at once."""
+    """Handle stop signals: stop after the current step; a second ^C ends the process immediately."""
 
     def note(number: int, frame: object) -> None:
         runtime.stop_asked = True
@@ -92,14 +92,14 @@ def listen_for_stop(runtime: Runtime) -> None:
 
 
 def stop_signals() -> list[int]:
-    """Those that ask a training to save and end; the launcher may name one more."""
+    """Return the signals that save and end a training; the launcher may add another."""
     own = os.environ.get("ASCENDRUN_CHECKPOINT_SIGNAL") or "TERM"
     names = {*STOP_SIGNALS, own[3:] if own.startswith("SIG") else own}
     return [getattr(signal, "SIG" + name) for name in sorted(names)]
 
 
 def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: float = 600.0) -> NoReturn:
-    """Runs `body` as this rank and ends the process: code 0, or 1 with the error written where torch elastic looks.
+    """Run `body` as this rank and end the process: code 0, or 1 with torch elastic's error file.
 
     A ProgramError and errors of the machine are printed in one line, others with their traceback. The error file has
     the traceback of each.
@@ -108,7 +108,7 @@ def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: flo
         runtime = start(family=family, timeout_s=timeout_s)
         body(runtime)
         leave(runtime)
-    except BaseException as error:  # whatever it was, the process must end here with the reason
+    except BaseException as error:  # any error: the process must end here with the reason
         write_error_file(error)
         message = str(error) if isinstance(error, errors.ProgramError) else errors.in_words(error)
         if message is None:
@@ -120,7 +120,7 @@ def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: flo
 
 
 def leave(runtime: Runtime) -> None:
-    """The ending for a rank whose work is done: writers finish, everyone meets, the network drains, the groups go."""
+    """End a rank after its work: writers finish, ranks synchronize, the network drains, the groups are destroyed."""
     for finish in runtime.at_end:
         finish()
     if runtime.control is not None:
@@ -136,14 +136,14 @@ def leave(runtime: Runtime) -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """Past the interpreter's own teardown, where gloo and hccl threads can wait for each other for ever."""
+    """Skip the interpreter's teardown, where gloo and hccl threads can wait for each other indefinitely."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def write_error_file(error: BaseException) -> None:
-    """Torch elastic's error file, so that the launcher can name this rank and its reason."""
+    """Write torch elastic's error file, so that the launcher can report this rank and its reason."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
@@ -159,5 +159,5 @@ def write_error_file(error: BaseException) -> None:
 
 
 def checkpoint_folder(output: str) -> Path:
-    """Where the launcher expects checkpoints, else in the program's output directory."""
+    """Return the launcher's checkpoint directory, else one in the program's output directory."""
     return Path(os.environ.get("ASCENDRUN_CHECKPOINT_DIR") or Path(output).absolute() / "checkpoints")

@@ -1,4 +1,4 @@
-"""Saves while training goes on: a copy in host memory, a thread that writes it, all ranks' parts or none of them."""
+"""Checkpoints during training: a copy in host memory, a thread that writes it, all ranks' parts or none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class State:
-    """What one rank has to write, in host memory. `best`: (step, state) of the best model, None: nothing to write."""
+    """The state of one rank to write, in host memory. `best`: (step, state) of the best model; None: do not write."""
 
     step: int
     common: dict[str, Any]
@@ -46,7 +46,7 @@ class State:
 
 @dataclass(frozen=True)
 class Found:
-    """What a resume starts from. `common` is the same on every rank, `own` this rank's part."""
+    """The state to resume from. `common` is the same on every rank, `own` this rank's part."""
 
     folder: Path
     facts: dict[str, Any]
@@ -55,11 +55,11 @@ class Found:
 
 
 class Saver:
-    """All ranks' checkpoints in one folder, or in folders of that name on nodes that share no disk.
+    """All ranks' checkpoints in one directory, or in directories of that name on nodes without a shared disk.
 
-    Unsharded state is written by rank 0 alone. Of sharded state every rank writes its part; then the ranks report
-    each other that they did, over a group of the writers' own, and the first rank that sees a folder makes it a
-    checkpoint. `keep_last`: how many stay. `on_saved` is called in the training's thread, by `poll` and `wait`.
+    Rank 0 alone writes unsharded state. Of sharded state every rank writes its part; then the ranks notify each
+    other over the writers' own group, and the first rank that sees a directory turns it into a checkpoint.
+    `keep_last`: number of checkpoints to keep. `on_saved` is called in the training's thread, by `poll` and `wait`.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class Saver:
         facts: Mapping[str, Any],
         best: tuple[int, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Copies the state and returns; the state is written during the training, after the one before is done.
+        """Wait for the previous save, copy the state and return; the copy is written during the training.
 
-        `best`: (step, state) of the best model so far when it is not saved yet; written first, since the
+        `best`: (step, state) of the best model so far if it is not saved yet; written first, because the
         checkpoint names it.
         """
         self.wait()
@@ -117,7 +117,7 @@ class Saver:
         self.thread.start()
 
     def poll(self) -> Saved | None:
-        """What became of the last save, once it is over; None: still writing, or returned already."""
+        """Return the result of the last save; None: still writing, or already returned."""
         if self.thread is not None and self.thread.is_alive():
             return None
         self.thread = None
@@ -127,7 +127,7 @@ class Saver:
         return saved
 
     def wait(self) -> None:
-        """Returns when nothing is being written any more."""
+        """Wait until no write is in progress."""
         if self.thread is not None:
             self.thread.join()
         self.poll()
@@ -143,12 +143,12 @@ class Saver:
                 best = state.facts.get("best_step")
                 best_steps = () if best is None else (best,)
                 checkpoint.prune(self.parent, newest=state.step, keep=self.keep_last, best_steps=best_steps)
-        except Exception as error:  # whatever it was, the thread ends here, and the training must know it
+        except Exception as error:  # any error: the thread ends here, and the training must receive the reason
             problem = f"{type(error).__name__}: {error}"
         self.result = Saved(state.step, path, time.monotonic() - started_s, size, problem)
 
     def _write_parts(self, state: State) -> tuple[int, str | None]:
-        """(bytes of all parts, why it failed on some rank or None). Sharded: no rank returns before all have
+        """Return (bytes of all parts, why a rank failed or None). Sharded: no rank returns before all have
         reported."""
         facts, token = state.facts, f"{self.run_id}-{self.count}"
         parts: dict[str, checkpoint.Fingerprint] = {}
@@ -163,7 +163,7 @@ class Saver:
             if self.is_sharded:
                 name = checkpoint.own_part(self.here.rank)
                 parts[name] = checkpoint.write_part(fresh, name, state.own)
-        except Exception as error:  # sent to all ranks below: none may wait for this one's part
+        except Exception as error:  # sent to all ranks below: no rank may wait for this rank's part
             problem = f"rank {self.here.rank}: {describe(error)}"
         reports = self._gather((self.leader, parts, problem))
         problems = [each for _, _, each in reports if each is not None]
@@ -172,7 +172,7 @@ class Saver:
             mine = [name for leader, theirs, _ in reports if leader == self.leader for name in theirs]
             try:
                 checkpoint.commit(fresh, "step", state.step, every, here=mine, facts={**facts, "save": token})
-            except Exception as error:  # as above
+            except Exception as error:  # see above
                 problems = [f"rank {self.here.rank}: {describe(error)}"]
         problems = [each for theirs in self._gather(problems) for each in theirs]
         if fresh is not None and problems and self.here.rank == self.leader:
@@ -186,13 +186,13 @@ class Saver:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    # --- going on from one ---
+    # --- resume ---
 
     def find(self, place: Path | None = None) -> Found | None:
-        """The newest checkpoint that is complete wherever it must be, the same on every rank; None: there is none.
+        """Return the newest checkpoint that is complete on all required ranks, the same on every rank; None: not found.
 
-        `place`: a checkpoint, or a directory of them, to read instead of this run's. The rank with the newest reads
-        what all have in common and gives it to the others. Raises CannotResumeError when
+        `place`: a checkpoint, or a directory of them, to read instead of this run's. The first rank that has it reads
+        the common part and sends it to the others. Raises CannotResumeError when
         the nodes have the parts of other ranks than theirs.
         """
         tried: set[tuple[int, str]] = set()
@@ -224,7 +224,7 @@ class Saver:
             return self._read(folder, source)
 
     def _report_none(self, offers: list[list[tuple[int, str]]]) -> None:
-        """Progress that cannot be gone on from is not thrown away in silence."""
+        """Report checkpoints that cannot be resumed from, before training restarts from step 0."""
         if any(offers):
             have = [
                 Text(
@@ -244,7 +244,7 @@ class Saver:
             )
 
     def _candidates(self, tried: set[tuple[int, str]], place: Path) -> dict[tuple[int, str], Path]:
-        """By (step, which save of it): what this rank could go on from, by the sizes of its files."""
+        """Return this rank's checkpoints with valid file sizes, by (step, which save of it)."""
         found: dict[tuple[int, str], Path] = {}
         is_one = (place / checkpoint.MANIFEST).is_file()
         for step, folder in checkpoint.listed(place.parent if is_one else place, "step"):
@@ -263,7 +263,7 @@ class Saver:
         return found
 
     def _torn(self, folder: Path | None, *, is_source: bool) -> bool:
-        """Reads what this rank needs of it. Says on stderr what is wrong."""
+        """Check the parts that this rank requires, and return whether any is invalid. Print problems to stderr."""
         if folder is None:
             return self.is_sharded
         names = {checkpoint.COMMON} if is_source else set()
@@ -275,7 +275,7 @@ class Saver:
         return problem is not None
 
     def _stranger(self, folder: Path | None) -> int | None:
-        """This rank, when a checkpoint of as many ranks does not have its part here; else None."""
+        """Return this rank if a checkpoint of as many ranks does not have its part here; else None."""
         if not self.is_sharded or folder is None or self._written_by(folder) != self.here.world_size:
             return None
         is_here = checkpoint.own_part(self.here.rank) in checkpoint.read_manifest(folder)["here"]
@@ -298,7 +298,7 @@ class Saver:
         return Found(Path(path), facts, common, own)
 
     def read_best(self, step: int, parent: Path) -> dict[str, Any] | None:
-        """The best model of that step, from the first rank that has it complete, on every rank; None: no rank has."""
+        """Return the best model of that step on every rank, from the first rank with a complete copy; None: no copy."""
         folder = parent / checkpoint.folder_name("best", step)
         has_it = self.here.gather(folder.exists() and checkpoint.fault(folder) is None)
         if True not in has_it:
@@ -308,13 +308,13 @@ class Saver:
 
 
 def describe(error: Exception) -> str:
-    """torch hides a full disk behind its own error; the cause has it."""
+    """Describe an error. torch wraps the error of a full disk; the original is its context."""
     cause = error.__context__ if isinstance(error.__context__, OSError) else error
     return f"{type(cause).__name__}: {cause}"
 
 
 def to_host(value: Any) -> Any:
-    """A copy in host memory that training does not change any more."""
+    """Return a copy in host memory that training does not change."""
     if isinstance(value, torch.Tensor):
         host = value.detach().to("cpu")
         return host.clone() if host.data_ptr() == value.data_ptr() else host
@@ -326,7 +326,7 @@ def to_host(value: Any) -> Any:
 
 
 def find_leader(here: Runtime, parent: Path, token: str) -> int:
-    """The lowest rank that sees the same folder as this one: itself where disks are not shared."""
+    """Return the lowest rank that sees the same directory as this rank: itself if disks are not shared."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         (parent / f".seen-{token}-{here.rank}.tmp").touch()
@@ -344,5 +344,5 @@ def find_leader(here: Runtime, parent: Path, token: str) -> int:
     try:
         os.unlink(parent / f".seen-{token}-{here.rank}.tmp")
     except OSError:
-        pass  # it is only a mark; clear_leftovers removes it
+        pass  # it is only a marker; clear_leftovers removes it
     return min(seen, default=here.rank)

@@ -1,4 +1,4 @@
-"""What a program gives to the loop, and what it gets back from it."""
+"""Interface between a program and the loop: task, settings, progress and errors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ascendrun.programs.trainer.errors import ProgramError
 
 Part = tuple[torch.Tensor, Union[float, torch.Tensor]]
 Loss = Union[torch.Tensor, tuple[torch.Tensor, Mapping[str, Part]]]
-"""The summed loss of a batch (not its mean); with it, where wanted, {part: (its summed loss, its weight)}.
-A weight that is a tensor on the device is not waited for before the step's end."""
+"""The summed loss of a batch (not its mean), optionally with {part: (its summed loss, its weight)}.
+A weight that is a tensor on the device is read only at the end of the step."""
 
 
 class CannotResumeError(ProgramError):
@@ -25,11 +25,11 @@ class CannotResumeError(ProgramError):
 
 
 class NonFiniteError(ProgramError):
-    """The loss or the gradients are no numbers any more; no step was taken with them."""
+    """The loss or the gradients are inf or NaN; the optimizer step was skipped."""
 
 
 class SaveError(ProgramError):
-    """A checkpoint that this run promised could not be written."""
+    """A checkpoint that this run requires could not be written."""
 
 
 class Ending(Enum):
@@ -40,37 +40,37 @@ class Ending(Enum):
 
     @property
     def is_complete(self) -> bool:
-        """Nothing is left to train; else the same command goes on from the checkpoint."""
+        """Whether the training is complete; if not, the same command resumes from the checkpoint."""
         return self in (Ending.FINISHED, Ending.EARLY)
 
 
 class Task:
-    """What to learn. `parts`: names of the loss's parts, the same on every rank."""
+    """The training objective. `parts`: names of the loss's parts, the same on every rank."""
 
     parts: Sequence[str] = ()
 
     def collate(self, units: Sequence[Unit], step: int) -> Batch:
-        """One padded batch of these rows, on the CPU. Runs during the training: see `data.Loader`."""
+        """Return one padded batch of these rows, on the CPU. Runs during the training: see `data.Loader`."""
         raise NotImplementedError
 
     def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> Loss:
-        """Summed over the batch, whose `tensors` are on the device by now; the loop divides by the weight of all ranks.
+        """Return the loss summed over the batch, with `tensors` on the device; the loop divides by the total weight.
 
-        Call `model`, not a module of your own: it may be wrapped. Autocast is on already.
+        Call `model`, not another module: it may be wrapped. Autocast is already active.
         """
         raise NotImplementedError
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Scores by name, the same on every rank. All ranks call it together. Empty: there is nothing to score."""
+        """Return scores by name, the same on every rank; empty: no scores. All ranks call it together."""
         return {}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Training settings. Steps are optimizer steps; 0 switches an item off.
+    """Training settings. Steps are optimizer steps; 0 disables an item.
 
     `best`: the score that selects the model, "" for none. `early_stopping_patience`: evaluations without a better
-    score before the end. `max_tokens_per_micro_batch`: of a pass, where the plan knows the `length_of` a row.
+    score before the end. `max_tokens_per_micro_batch`: of a pass, if the plan has the `length_of` a row.
     `on_save_failure`: continue (the last good checkpoint stays) or stop. `profile_dir`: for a trace of a few steps.
     """
 
@@ -101,12 +101,12 @@ class Settings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], **given: Any) -> Settings:
-        """From a program's options of the same names; `given` comes first."""
+        """Make settings from a program's options of the same names; `given` takes precedence."""
         named = {each.name: options[each.name] for each in fields(cls) if each.name in options}
         return cls(**{**named, **given})
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         kind, warmup_steps = self.lr_scheduler_type, self.warmup_steps
         fraction = fraction_of_peak(step, self.steps, shape=kind, warmup_steps=warmup_steps, floor=self.lr_floor)
         return self.learning_rate * fraction
@@ -115,10 +115,10 @@ class Settings:
 def fraction_of_peak(
     step: int, steps: int, *, shape: str = "cosine", warmup_steps: int = 0, floor: float = 0.0
 ) -> float:
-    """In (0, 1]: rises in a line over `warmup_steps`, then falls to `floor` at the last of `steps`. Counts from 0.
+    """Return the rate as a fraction of the peak: linear over `warmup_steps`, then down to `floor` at `steps`.
 
-    `steps` are optimizer steps of the whole training, epochs and accumulation taken into account; a step
-    beyond them, of a training that was made longer, stays at the floor.
+    `step` counts from 0. `steps`: optimizer steps of the complete training, all epochs, with accumulation. A step
+    beyond them, of a training that was extended, stays at the floor.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -130,15 +130,15 @@ def fraction_of_peak(
 
 
 def warmup_of(options: Mapping[str, Any], steps: int) -> int:
-    """Warm-up steps of a training of `steps`: `warmup_steps`, or the fraction `warmup_ratio` where that is None."""
+    """Return the warm-up steps of a training: `warmup_steps`, or the fraction `warmup_ratio` if that is None."""
     given = options["warmup_steps"]
     return min(steps, round(steps * options["warmup_ratio"]) if given is None else int(given))
 
 
 @dataclass
 class Progress:
-    """The progress of a training, in plain values that a checkpoint can hold. `step`: steps done. `best_step` None: not
-    evaluated yet. `ended`: nothing is left to train."""
+    """The progress of a training, in plain values for a checkpoint. `step`: steps done. `best_step` None: not
+    evaluated yet. `ended`: the training is complete."""
 
     step: int = 0
     best_step: int | None = None

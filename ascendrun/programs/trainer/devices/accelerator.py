@@ -1,4 +1,4 @@
-"""The device of this rank, npu, cuda or cpu, behind one set of words; nothing else in the trainer asks which it is."""
+"""The device of this rank, npu, cuda or cpu, behind one interface; the rest of the trainer does not check the type."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ BACKENDS = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 
 
 class NoDeviceError(ProgramError):
-    """The device that was asked for is not here; the message has what is missing, and a hint."""
+    """The requested device was not found; the message has the missing item and a hint."""
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One device. `name`: as its vendor calls it. `module`: torch.npu, torch.cuda, None on the CPU."""
+    """One device. `name`: the vendor's name. `module`: torch.npu, torch.cuda, None on the CPU."""
 
     family: str
     device: torch.device
@@ -46,7 +46,7 @@ class Accelerator:
         return chip_of(self.name)
 
     def synchronize(self) -> None:
-        """Waits until the device has done what it was given."""
+        """Wait until the device has finished its queued work."""
         if self.module is not None:
             self.module.synchronize()
 
@@ -55,13 +55,13 @@ class Accelerator:
             self.module.empty_cache()
 
     def memory_bytes(self) -> int:
-        """The most that tensors held at once so far; on the CPU the process's largest resident size."""
+        """Return the peak memory of tensors; on the CPU the largest resident size of the process."""
         if self.module is not None:
             return int(self.module.max_memory_allocated())
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def memory_total_bytes(self) -> int | None:
-        """Of the device; None: unknown."""
+        """Return the total memory of the device; None: unknown."""
         if self.module is not None:
             return int(self.module.mem_get_info()[1])
         try:
@@ -70,7 +70,7 @@ class Accelerator:
             return None
 
     def has_bf16(self) -> bool:
-        """Native, not emulated: 910A, the first 910B, 310P and V100 have none, though torch may report it."""
+        """Return whether bfloat16 is native: not on 910A, the first 910B, 310P and V100, though torch may report it."""
         if self.module is None:
             return True
         if self.chip is not None and not self.chip.has_bf16:
@@ -78,13 +78,13 @@ class Accelerator:
         return bool(self.module.is_bf16_supported())
 
     def seed(self, seed: int) -> None:
-        """The generators of torch, on the CPU and on this device."""
+        """Seed the generators of torch, on the CPU and on this device."""
         torch.manual_seed(seed)
         if self.family == "npu":
             self.module.manual_seed_all(seed)
 
     def rng_state(self) -> dict[str, Any]:
-        """All random generators of this rank, as plain values that a checkpoint can hold."""
+        """Return the state of all random generators of this rank, as plain values for a checkpoint."""
         version, words, spare = random.getstate()
         kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
         words_of_numpy = torch.from_numpy(np.asarray(keys, dtype=np.int64))
@@ -105,13 +105,13 @@ class Accelerator:
             self.module.set_rng_state(state["device"])
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
-        """Forward arithmetic in `dtype`; weights stay as they are. float32: nothing happens."""
+        """Return a context of forward arithmetic in `dtype`; weights do not change. float32: no effect."""
         if dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.family, dtype=dtype)
 
     def stamp(self) -> Stamp:
-        """A moment in this device's own queue of work."""
+        """Record a time stamp in this device's work queue."""
         if self.module is None:
             return Stamp(time.perf_counter(), None)
         event = self.module.Event(enable_timing=True)
@@ -119,7 +119,7 @@ class Accelerator:
         return Stamp(time.perf_counter(), event)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """torch raises OutOfMemoryError on all three; older torch_npu a RuntimeError with "out of memory"."""
+        """Return whether memory ran out: torch's OutOfMemoryError; in older torch_npu RuntimeError "out of memory"."""
         if isinstance(error, (MemoryError, getattr(torch, "OutOfMemoryError", MemoryError))):
             return True
         text = str(error).lower()
@@ -128,13 +128,13 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Stamp:
-    """`event` None: the device has no queue, so the host's clock is used."""
+    """A time stamp. `event` None: the device has no queue, so the host's clock is used."""
 
     host_s: float
     event: Any
 
     def seconds_until(self, later: Stamp) -> float:
-        """Only after the device was synchronized past `later`."""
+        """Return the seconds between two stamps. Requires a synchronization of the device after `later`."""
         if self.event is None:
             return later.host_s - self.host_s
         return float(self.event.elapsed_time(later.event)) / 1e3
@@ -142,10 +142,10 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Precision:
-    """How to compute. `weights`: what trained parameters and the optimizer hold; `compute`: the forward pass's
-    arithmetic, and what frozen parameters are held in, who gain nothing from more.
+    """Numeric formats. `weights`: trained parameters and the optimizer; `compute`: the arithmetic of the forward pass,
+    and frozen parameters, which gain nothing from more.
 
-    `scales`: a GradScaler is needed, since float16 has no room for small gradients. `reason`: for people.
+    `scales`: a GradScaler is required, because small gradients underflow in float16. `reason`: message for the log.
     """
 
     weights: torch.dtype
@@ -155,9 +155,9 @@ class Precision:
 
 
 def choose_family(wanted: str, environ: Mapping[str, str], devices: Path = Path("/dev")) -> str:
-    """npu, cuda or cpu: as the option, else the launcher, else the devices of this machine.
+    """Return npu, cuda or cpu: the option, else the launcher's type, else that of this machine's devices.
 
-    `devices`: where the driver puts davinci0, davinci1, …; in a container only those that it was given.
+    `devices`: the directory with the driver's davinci0, davinci1, …; a container has only its assigned devices.
     """
     for choice in (wanted, environ.get("ASCENDRUN_DEVICE_TYPE", "auto")):
         if choice != "auto":
@@ -168,7 +168,7 @@ def choose_family(wanted: str, environ: Mapping[str, str], devices: Path = Path(
 
 
 def open_accelerator(family: str, local_rank: int) -> Accelerator:
-    """This rank's device, made current. Raises NoDeviceError."""
+    """Open this rank's device and make it current. Raises NoDeviceError."""
     if family == "cpu":
         threads = os.environ.get("OMP_NUM_THREADS", "")
         if threads.isdigit() and int(threads) > 0:
@@ -185,7 +185,7 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
                 error=error,
             ) from error
         module: Any = torch_npu.npu
-        # Operators built at run time for every new shape: minutes a shape, which training never needs.
+        # Disables run-time compilation of operators: it takes minutes for each new shape and training never needs it.
         module.set_compile_mode(jit_compile=False)
     else:
         module = torch.cuda
@@ -251,10 +251,10 @@ def choose_precision(wanted: str, accelerator: Accelerator) -> Precision:
 
 
 def make_scaler(accelerator: Accelerator, precision: Precision) -> Any:
-    """A GradScaler that does nothing unless `precision` requires one.
+    """Return a GradScaler that does nothing unless `precision` requires scaling.
 
-    On NPUs it must be torch_npu's own: a 910A saturates instead of showing inf, so only the chip's overflow
-    flag, which that one reads, shows it.
+    On NPUs it must be torch_npu's own: a 910A saturates instead of returning inf, so only the chip's overflow
+    flag, which that scaler reads, indicates it.
     """
     if accelerator.family == "npu":
         import torch_npu
@@ -268,9 +268,9 @@ def make_scaler(accelerator: Accelerator, precision: Precision) -> Any:
 def make_adamw(
     groups: list[Any], accelerator: Accelerator, *, lr: float, betas: Any, is_sharded: bool
 ) -> torch.optim.Optimizer:
-    """AdamW with the device's fused kernel where it has one: NPU's own for whole parameters, torch's on CUDA and CPU.
+    """Return AdamW, fused where the device supports it: NPU's kernel for unsharded parameters, torch's on CUDA, CPU.
 
-    The NPU's joins all parameters to one flat buffer, which sharded ones (FSDP) cannot be.
+    The NPU's kernel joins all parameters in one flat buffer, which is impossible for sharded parameters (FSDP).
     """
     if accelerator.family == "npu":
         if not is_sharded:
@@ -283,5 +283,5 @@ def make_adamw(
 
 
 def worker_context(family: str) -> BaseContext | None:
-    """How data workers may start: torch_npu refuses a forked child of a process that holds an NPU, so they spawn."""
+    """Return how data workers start: torch_npu rejects a forked child of a process that uses an NPU, so they spawn."""
     return multiprocessing.get_context("spawn") if family == "npu" else None

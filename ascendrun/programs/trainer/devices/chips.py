@@ -1,4 +1,4 @@
-"""What the trainer must know of a device by its name: memory, the peak of its matrix units, whether it has bfloat16."""
+"""Properties of a device by its name: memory, the peak of its matrix units, bfloat16 support."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Chip:
-    """One die as torch sees it. `memory_gb`: GB of 2**30 bytes. `peak_tflops`: dense float16/bfloat16, None: unknown.
-    `doubt` None: from a primary source."""
+    """One die, which torch lists as one device. `memory_gb`: GB of 2**30 bytes. `peak_tflops`: dense float16/bfloat16,
+    None: unknown. `doubt` None: from a primary source."""
 
     name: str
     memory_gb: float | None
@@ -45,7 +45,7 @@ CHIPS: tuple[tuple[str, Chip], ...] = (
 
 
 def chip_of(name: str) -> Chip | None:
-    """The chip that torch, npu-smi or a person names so, None: not in the table."""
+    """Return the chip with this name (from torch, npu-smi or the user); None: not in the table."""
     plain = " ".join(name.split())
     for pattern, chip in CHIPS:
         if re.fullmatch(pattern, plain) or re.fullmatch(pattern, re.sub(r"^Ascend ?(?=.)", "", plain)):

@@ -1,6 +1,6 @@
-"""RMSNorm and rotary positions on a CPU in fewer passes over memory, backward too; the numbers are those of the model.
+"""RMSNorm and rotary positions on a CPU in fewer memory passes, backward too, with the results of the model's own code.
 
-As a library writes them they are a dozen small operations, each of which reads and writes all activations.
+In a library's code they are a dozen small operations, each of which reads and writes all activations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RmsNorm(torch.autograd.Function):
 
 
 class Rotary(torch.autograd.Function):
-    """Each half of the width turned against the other; backward the same turn the other way."""
+    """Rotation of each half of the width with the other half; backward rotates in the opposite direction."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ class Rotary(torch.autograd.Function):
 
 
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: float) -> torch.Tensor:
-    """Both halves of `cos`, and of `sin`, are alike."""
+    """Rotate. The two halves of `cos` are equal, and so are those of `sin`."""
     half = x.shape[-1] // 2
     answer = x * cos
     answer[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-direction)

@@ -1,4 +1,4 @@
-"""Puts a device's own operators into the layers of a transformers model; what is replaced is found by its kind."""
+"""Replacement of the operators in the layers of a transformers model by a device's own; layers are found by type."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Operators:
 
 
 def fuse(model: nn.Module, operators: Operators, *, device: str) -> list[str]:
-    """Gives the model's norms, positions and feed-forwards these operators, where a layer is of the kind that they
-    compute; what was replaced, for people. `device`: the kind of device (`npu`, `cpu`) that will hold the model."""
+    """Replace the model's norms, positions and feed-forwards by these operators, where a layer is of the type that they
+    compute. Return names of replacements. `device`: the type of device (`npu`, `cpu`) that will hold the model."""
     replaced: dict[str, int] = {}
     for module in model.modules():
         kind = type(module).__name__
@@ -52,8 +52,8 @@ def is_swiglu(module: nn.Module) -> bool:
 
 
 class RotaryByDevice:
-    """transformers' `apply_rotary_pos_emb`, a function that all models of one kind share, on whatever device each is:
-    the operator of the tensors' device, or the function that stood there."""
+    """transformers' `apply_rotary_pos_emb`, a function that all models of one class share, on any device:
+    it calls the operator for the tensors' device, or the original function."""
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original

@@ -14,7 +14,7 @@ from ascendrun.text import Text
 
 ATTENTION_NAME = "ascendrun_npu"
 TOLERANCE = 2e-2
-"""Relative, for the half precision in which the operators are checked."""
+"""Relative error, for the half precision in which the operators are checked."""
 
 
 # --- the formulas; every tensor of attention is rows x heads x length x width ---
@@ -23,7 +23,7 @@ TOLERANCE = 2e-2
 def attention_formula(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor | None, *, scale: float
 ) -> torch.Tensor:
-    """`hidden`: True where a token may not attend, None: nowhere. Fewer heads of keys than of queries are shared."""
+    """Compute attention. `hidden`: True where a token must not attend; None: nowhere. Key heads may be shared."""
     shared = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     scores = (query @ key.transpose(-1, -2)).float() * scale
@@ -38,7 +38,7 @@ def rms_norm_formula(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> t
 
 
 def rotary_formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Each half of the width turned against the other."""
+    """Rotate each half of the width with the other half."""
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
 
@@ -86,7 +86,7 @@ def npu_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def trials(device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """Small shapes, made on the CPU so that every device gets the same: {name: (operator, formula)}."""
+    """Return {name: (operator, formula)} on small shapes, with inputs from the CPU: equal values on every device."""
     chance = torch.Generator().manual_seed(0)
 
     def some(*shape: int) -> torch.Tensor:
@@ -114,7 +114,7 @@ def trials(device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Callable
 
 
 def sound_kernels(accelerator: Accelerator, dtype: torch.dtype) -> tuple[list[str], list[Text | str]]:
-    """(operators whose answer on this very device is that of their formula, why the others are not used)."""
+    """Return (operators that match their formula on this device, reasons why the others are not used)."""
     if accelerator.family != "npu":
         return [], []
     sound: list[str] = []
@@ -122,7 +122,7 @@ def sound_kernels(accelerator: Accelerator, dtype: torch.dtype) -> tuple[list[st
     for name, (operator, formula) in trials(accelerator.device, dtype).items():
         try:
             found, wanted = operator().float().cpu(), formula().float().cpu()
-        except (AttributeError, RuntimeError) as error:  # an older torch_npu lacks one, a chip does not support it
+        except (AttributeError, RuntimeError) as error:  # not in an older torch_npu, or unsupported by the chip
             reasons.append(f"{name}: {str(error).splitlines()[0]}")
             continue
         off = float((found - wanted).abs().max() / wanted.abs().max())
@@ -139,7 +139,7 @@ def sound_kernels(accelerator: Accelerator, dtype: torch.dtype) -> tuple[list[st
 
 
 def attention_implementation(sound: list[str]) -> str:
-    """For `attn_implementation=`: sdpa, or ours, which this registers with transformers."""
+    """Return the value of `attn_implementation=`: sdpa, or the fused attention, registered here with transformers."""
     if "attention" not in sound:
         return "sdpa"
     from transformers import AttentionInterface
@@ -158,7 +158,7 @@ def attention_of_layer(
     dropout: float = 0.0,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers calls it; gives rows x length x heads x width. A mask may be added or of truth values."""
+    """Compute attention with transformers' signature: rows x length x heads x width. A mask is additive or boolean."""
     length, seen = query.shape[2], key.shape[2]
     if attention_mask is None:
         square = torch.ones(length, seen, dtype=torch.bool, device=query.device)

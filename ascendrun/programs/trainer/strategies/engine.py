@@ -23,7 +23,7 @@ STRATEGIES = ("none", "ddp", "fsdp2", "zero3")
 
 @dataclass(frozen=True)
 class Adam:
-    """AdamW's settings. Matrices decay, biases and norms do not."""
+    """AdamW's settings. Weight decay applies to matrices, not to biases and norms."""
 
     lr: float = 1e-3
     weight_decay: float = 0.01
@@ -31,7 +31,7 @@ class Adam:
 
 
 class Engine:
-    """A model on one rank, or whole on each of them (DDP). The sharded ones are its children.
+    """A model on one rank, or replicated on all (DDP). The sharded engines are subclasses.
 
     A step is: for each piece `with accumulate(last=…): loss = model(…); backward(loss)`, then `finish(clip)`.
     Gradients of all ranks are averaged.
@@ -46,7 +46,7 @@ class Engine:
         self.module = self.place(module)
         self.model: nn.Module = self.module
         self.gradients_ready: Stamp | None = None
-        """When this rank's own gradients of the last pass were done, None: unknown."""
+        """Time at which this rank's own gradients of the last pass were ready; None: unknown."""
         self.scaler = make_scaler(here.accelerator, precision)
         self.optimizer = self.make_optimizer(adam)
 
@@ -65,7 +65,7 @@ class Engine:
     # --- a step ---
 
     def accumulate(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Around one piece's forward and backward pass; `last`: gradients are summed over ranks at its end."""
+        """Return the context of one piece's forward and backward pass; `last`: its end sums gradients over ranks."""
         return contextlib.nullcontext()
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -80,9 +80,9 @@ class Engine:
             group["lr"] = rate
 
     def finish(self, clip: float) -> float:
-        """Clips to the norm `clip` (0: no limit), takes the optimizer's step, empties the gradients; the norm before.
+        """Clip to the norm `clip` (0: no limit), run the optimizer step, drop the gradients. Return the original norm.
 
-        Not finite: no step was taken. Under float16 that is the scaler's ordinary search for a scale.
+        Not finite: the step was skipped. Under float16 that is the scaler's normal search for a scale.
         """
         self.scaler.unscale_(self.optimizer)
         norm = float(whole(self.clip(clip or float("inf"))))
@@ -103,7 +103,7 @@ class Engine:
     # --- state ---
 
     def common_state(self) -> dict[str, Any]:
-        """What is the same on every rank, so that one may save it for all; the tensors are the live ones."""
+        """Return the state that is equal on every rank, so that one rank saves it for all; tensors are not copied."""
         return {
             "model": self.trained_state(),
             "optimizer": self.optimizer.state_dict(),
@@ -111,7 +111,7 @@ class Engine:
         }
 
     def own_state(self) -> dict[str, Any]:
-        """This rank's part; empty where nothing is sharded."""
+        """Return this rank's part of the state; empty if nothing is sharded."""
         return {}
 
     def load_state(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -121,18 +121,18 @@ class Engine:
             self.scaler.load_state_dict(common["scaler"])
 
     def trained_state(self) -> dict[str, torch.Tensor]:
-        """Weights that training changes, and buffers; a frozen base is not saved with every checkpoint."""
+        """Return weights that training changes, and buffers; a frozen base is not saved with every checkpoint."""
         frozen = {name for name, weight in self.module.named_parameters() if not weight.requires_grad}
         return {name: tensor for name, tensor in self.module.state_dict().items() if name not in frozen}
 
     def full_weights(self) -> dict[str, torch.Tensor]:
-        """The trained weights, whole, on the CPU, as copies: on rank 0, {} elsewhere. All ranks call it together."""
+        """Return a full copy of `trained_state` on the CPU of rank 0; {} elsewhere. All ranks call it together."""
         if not self.here.is_first:
             return {}
         return {name: tensor.detach().cpu().clone() for name, tensor in self.trained_state().items()}
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Whole weights, the same on every rank. Raises RuntimeError when names or shapes differ."""
+        """Load unsharded weights, the same on every rank. Raises RuntimeError when names or shapes differ."""
         answer = self.module.load_state_dict(dict(weights), strict=False)
         missing = [name for name in answer.missing_keys if name in self.trained_state()]
         if missing or answer.unexpected_keys:
@@ -154,13 +154,13 @@ class Replicated(Engine):
     def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision) -> None:
         super().__init__(module, here, adam=adam, precision=precision)
         ids = [here.device.index] if here.device.index is not None else None
-        # Buffers are tables that never change (positions), so they are not sent at every pass. Gradients that
-        # live in the buckets save a copy of them all; the NPU's fused optimizer requires its own buffer.
+        # Buffers are constant tables (positions), so they are not sent in every pass. Gradients that
+        # are views of the buckets need no copy; the NPU's fused optimizer requires its own buffer.
         known = inspect.signature(DistributedDataParallel).parameters
         sending = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         details: dict[str, Any] = {sending: False, "gradient_as_bucket_view": here.family != "npu"}
         self.ddp = DistributedDataParallel(self.module, device_ids=ids, **details)
-        # torch reads the annotations of a hook, and accepts none that are text.
+        # torch reads the annotations of a hook, and rejects annotations that are strings.
         self.ddp.register_comm_hook(None, lambda state, bucket: self._sum_bucket(bucket))
         self.model = self.ddp
 
@@ -168,7 +168,7 @@ class Replicated(Engine):
         return contextlib.nullcontext() if last else self.ddp.no_sync()
 
     def _sum_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """What DDP does by itself, and a note of when this rank had its last gradients ready."""
+        """Average a bucket as DDP does by default, and record when this rank's last gradients were ready."""
         if bucket.is_last():
             self.gradients_ready = self.here.accelerator.stamp()
         tensor = bucket.buffer().div_(self.here.world_size)
@@ -177,8 +177,8 @@ class Replicated(Engine):
 
 
 def cast(module: nn.Module, precision: Precision) -> nn.Module:
-    """Trained weights in the precision of weights, frozen ones in that of the arithmetic. Buffers stay as they are:
-    positions lose their meaning in half precision."""
+    """Cast trained weights to the weights' precision, frozen weights to the compute precision. Buffers do not change:
+    half precision makes positions unusable."""
     for weight in module.parameters():
         if weight.is_floating_point():
             weight.data = weight.data.to(precision.weights if weight.requires_grad else precision.compute)
@@ -186,7 +186,7 @@ def cast(module: nn.Module, precision: Precision) -> nn.Module:
 
 
 def parameter_groups(module: nn.Module, adam: Adam) -> list[dict[str, Any]]:
-    """Trained weights only: matrices, which decay, then vectors."""
+    """Return groups of trained weights only: matrices, which decay, then vectors."""
     trained = [weight for weight in module.parameters() if weight.requires_grad]
     matrices = [weight for weight in trained if weight.ndim >= 2]
     vectors = [weight for weight in trained if weight.ndim < 2]
@@ -195,10 +195,10 @@ def parameter_groups(module: nn.Module, adam: Adam) -> list[dict[str, Any]]:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The value of a tensor that may be sharded."""
+    """Return the complete value of a tensor that may be sharded."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def size_of(weight: torch.Tensor) -> int:
-    """How many numbers a weight has on all ranks together; one that ZeRO-3 sharded is empty and has it in ds_numel."""
+    """Return the number of elements of a weight over all ranks; for a weight sharded by ZeRO-3 it is in ds_numel."""
     return int(getattr(weight, "ds_numel", weight.numel()))

@@ -1,4 +1,4 @@
-"""A model whose weights, gradients and optimizer lie in even parts on all ranks: torch's fully_shard (FSDP2)."""
+"""A model with weights, gradients and optimizer in equal parts on all ranks: torch's fully_shard (FSDP2)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ascendrun.programs.trainer.strategies.simulate import repeated_layers
 
 
 class FullySharded(Engine):
-    """Weights are gathered layer by layer while they are needed. The weights of `module` may be on the meta device
-    (accelerate's init_empty_weights, which leaves buffers real): each rank then makes room for its part only, and
-    `fill`, or `weights.read_into` from files, must put values in."""
+    """Model with weights gathered layer by layer on use. The weights of `module` may be on the meta device
+    (accelerate's init_empty_weights, which keeps buffers real). Each rank then allocates only its part, and
+    `fill`, or `weights.read_into` from files, must set the values."""
 
     strategy = "fsdp2"
     is_sharded = True
@@ -37,7 +37,7 @@ class FullySharded(Engine):
             )
         shard(module, here, precision, offload=offload)
         materialise(module, torch.device("cpu") if offload else here.device)
-        if offload:  # buffers stay where the arithmetic is
+        if offload:  # buffers stay on the compute device
             for part in module.modules():
                 part._buffers.update(
                     {
@@ -64,7 +64,7 @@ class FullySharded(Engine):
     def clip(self, limit: float) -> torch.Tensor:
         if not self.offload:
             return super().clip(limit)
-        # The gradients are in host memory, where the device's own backend sums nothing.
+        # The gradients are in host memory, which the device's own backend cannot sum.
         mine = [local(weight.grad) for weight in self.module.parameters() if weight.grad is not None]
         norm = math.sqrt(self.here.sum([sum(float(each.double().square().sum()) for each in mine)])[0])
         for each in mine:
@@ -117,12 +117,12 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def local(value: Any) -> Any:
-    """This rank's part of a sharded tensor; other values as they are."""
+    """Return this rank's part of a sharded tensor; other values unchanged."""
     return value.to_local() if is_sharded(value) else value
 
 
 def like(value: Any, weight: torch.Tensor) -> Any:
-    """A saved local part as a sharded tensor laid out as `weight`; step counters stay plain."""
+    """Return a saved local part as a sharded tensor with the layout of `weight`; step counters stay plain."""
     if not isinstance(value, torch.Tensor) or value.ndim == 0:
         return value
     from torch.distributed.tensor import DTensor
@@ -138,8 +138,8 @@ def like(value: Any, weight: torch.Tensor) -> Any:
 
 
 def fill(target: torch.Tensor, read: Any) -> None:
-    """Puts a whole tensor's values into a target, sharded or not. `read(slice)` gives rows of it, so that a rank
-    reads only its own from a file."""
+    """Copy a complete tensor's values to a target, sharded or not. `read(slice)` returns some of its rows, so that a
+    rank reads only its own rows from a file."""
     with torch.no_grad():
         if not is_sharded(target):
             target.copy_(read(slice(None)) if target.ndim else read(...))
@@ -151,14 +151,14 @@ def fill(target: torch.Tensor, read: Any) -> None:
 
 
 def first_row(target: Any) -> int:
-    """Of this rank's part, in the whole tensor: fully_shard cuts along dimension 0 as torch.chunk does."""
+    """Return the index of this rank's first row: fully_shard divides dimension 0 as torch.chunk does."""
     mesh = target.device_mesh
     each = -(-target.shape[0] // mesh.size())
     return min(int(each * mesh.get_local_rank()), int(target.shape[0]))
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:
-    """Raises ValueError for a buffer on the meta device: its values are unknown."""
+    """Allocate weights. Raises ValueError for a buffer on the meta device: its values are unknown."""
     lost = [name for name, buffer in module.named_buffers() if buffer.is_meta]
     if lost:
         raise ValueError(f"buffer {lost[0]} has no values; build the model with accelerate.init_empty_weights")
@@ -168,7 +168,7 @@ def materialise(module: nn.Module, device: torch.device) -> None:
 
 
 def shard(module: nn.Module, here: Runtime, precision: Precision, *, offload: bool) -> None:
-    """Every repeated layer is a unit that is gathered at once; what is left, embeddings and head, is another."""
+    """Shard a model. Every repeated layer is gathered as a unit; the rest, embeddings and head, is another unit."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 

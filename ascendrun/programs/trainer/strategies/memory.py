@@ -19,11 +19,11 @@ from ascendrun.text import Text
 
 GB = 2**30
 FRAGMENTED = 0.06
-"""Fraction that the caching allocator holds beyond what tensors use."""
+"""Fraction that the caching allocator holds beyond the memory of the tensors."""
 CONTEXT_BYTES: Mapping[str, int] = {"cpu": 0, "cuda": int(0.6 * GB), "npu": int(1.5 * GB)}
-"""Runtime and kernels, and the buffers of two communicators: HCCL takes twice HCCL_BUFFSIZE, 200 MB, for each."""
+"""Runtime and kernels, and the buffers of two communicators: HCCL allocates twice HCCL_BUFFSIZE, 200 MB, for each."""
 WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 0, "cuda": 64 * 2**20, "npu": 0}
-"""What matrix products allocate for themselves: cuBLAS and cuBLASLt 32 MiB each, measured on an H200 with torch 2.11 as
+"""Memory that matrix products allocate: cuBLAS and cuBLASLt 32 MiB each, measured on an H200 with torch 2.11 as
 64 MiB for every model. NPU: never measured."""
 
 
@@ -48,8 +48,8 @@ class Target:
 
 
 def target_of(here: Accelerator, dtype: str, world_size: int, *, chip: str = "") -> Target:
-    """The devices of this machine, or of a chip model that need not be here. On a CPU the ranks of a node share its
-    memory. Raises InvalidDataError for an unknown chip, and as choose_precision does."""
+    """Return the devices of this machine, or of a chip model that need not be present. On a CPU the ranks of a node
+    share its memory. Raises InvalidDataError for an unknown chip, and the errors of choose_precision."""
     if not chip:
         total = here.memory_total_bytes()
         if total is not None and here.family == "cpu":
@@ -85,43 +85,43 @@ class Need:
         return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
 
     def allocated(self, family: str) -> int:
-        """The peak that the allocator reports."""
+        """Return the peak that the allocator reports."""
         return self.tensors + WORKSPACE_BYTES[family]
 
     def on_device(self, family: str) -> int:
-        """With the overhead of the allocator and the runtime."""
+        """Return the bytes including the overhead of the allocator and the runtime."""
         return int(self.allocated(family) * (1 + (FRAGMENTED if family != "cpu" else 0))) + CONTEXT_BYTES[family]
 
     def fits(self, target: Target) -> bool:
-        """Also where the memory of the device is unknown."""
+        """Return whether it fits; true if the memory of the device is unknown."""
         return target.memory_bytes is None or self.on_device(target.family) <= target.memory_bytes
 
 
 def needs(simulated: Simulated, target: Target, *, strategy: str, pieces: int = 1, offload: bool = False) -> Need:
-    """`simulated`: of one piece; cast to the compute precision for fsdp2 and zero3. `pieces`: passes a step.
-    `offload`: weights and optimizer to host memory."""
+    """Estimate the bytes of one rank. `simulated`: one piece; in compute precision for fsdp2 and zero3. `pieces`:
+    passes per step. `offload`: weights and optimizer to host memory."""
     assert strategy in STRATEGIES, strategy
     if strategy == "fsdp2":
         return fully_sharded(simulated, target, pieces, offload=offload)
     if strategy == "zero3":
         return zero3(simulated, target, offload=offload)
     weights, trained = simulated.weights, simulated.trained_bytes
-    # Under DDP gradients live in the buckets, from the first step to the last.
+    # Under DDP gradients are in the buckets, from the first step to the last.
     gradients = non_activation_bytes(simulated) if strategy == "none" and pieces == 1 else trained
     return Need(strategy, target.world_size, weights, gradients, 2 * trained, simulated.activations, 0)
 
 
 def non_activation_bytes(simulated: Simulated) -> int:
-    """Gradients come while activations go, so what both need together is less than the sum of their most, unless an
-    earlier piece of the step left its gradients there."""
+    """Return gradient bytes in addition to peak activations. Gradients grow while activations shrink, so their joint
+    peak is less than the sum of both peaks, unless an earlier piece of the step left its gradients."""
     rest = simulated.weights + 2 * simulated.trained_bytes + simulated.activations
     return max(0, simulated.whole_step - rest)
 
 
 def fully_sharded(simulated: Simulated, target: Target, pieces: int, *, offload: bool) -> Need:
-    """In addition to its shard a rank holds what is in no layer, gathered from the first pass on. The peak is either in
-    the loss, all layers at rest, or in a layer: that one and the next gathered, and unsharded gradients, which are
-    summed and sharded layer by layer, and at the end of the pass for what is in none."""
+    """Estimate fsdp2. A rank holds its shard, and the weights outside layers, gathered from the first pass on. The peak
+    is in the loss, with all layers sharded, or in a layer: that layer and the next gathered, and unsharded gradients.
+    Gradients are summed and sharded layer by layer; those of weights outside layers, at the end of the pass."""
     precision, world_size = target.precision, target.world_size
     trained = simulated.trained * width(precision.weights)
     weights = (simulated.parameters - simulated.trained) * width(precision.compute) + trained
@@ -138,7 +138,7 @@ def fully_sharded(simulated: Simulated, target: Target, pieces: int, *, offload:
 
 
 def zero3(simulated: Simulated, target: Target, *, offload: bool) -> Need:
-    """DeepSpeed keeps float32 copies of trained weights as well as moments, and buckets of a fixed size."""
+    """Estimate ZeRO-3. DeepSpeed keeps float32 copies of trained weights and moments, and buckets of a fixed size."""
     each, world_size = width(target.precision.compute), target.world_size
     weights, trained = -(-simulated.weights // world_size), -(-simulated.trained // world_size)
     optimizer, gradients = trained * 12, trained * (each + 4)
@@ -153,7 +153,7 @@ def width(dtype: torch.dtype) -> int:
 
 
 def as_sentence(need: Need, target: Target) -> Text:
-    """ddp over 8 ranks: 71.0 GiB of 64.0 GiB per device (weights 60.9 GiB, …)."""
+    """Format: ddp over 8 ranks: 71.0 GiB of 64.0 GiB per device (weights 60.9 GiB, …)."""
     memory = amounts(need, target)
     if need.strategy == "none":
         return Text("program.one-rank-memory", "one rank: {memory}", memory=memory)
@@ -162,7 +162,7 @@ def as_sentence(need: Need, target: Target) -> Text:
 
 
 def amounts(need: Need, target: Target) -> Text:
-    """71.0 GiB of 64.0 GiB per device (weights 60.9 GiB, …)."""
+    """Format: 71.0 GiB of 64.0 GiB per device (weights 60.9 GiB, …)."""
     limit, host = target.memory_bytes, need.host
     sizes = {name: size for name in PARTS if (size := getattr(need, name))}
     return Text(
@@ -182,7 +182,7 @@ def amounts(need: Need, target: Target) -> Text:
 
 
 def fixes(need: Need, *, micro_batch: int, has_checkpointing: bool) -> list[Text | str]:
-    """Return what a person can change when it does not fit, the largest part first."""
+    """Return possible changes if it does not fit, the largest part first."""
     found: list[Text | str] = []
     if need.activations > max(need.weights, need.optimizer):
         if micro_batch > 1:

@@ -1,4 +1,4 @@
-"""Wrap a model with the distributed strategy that was chosen."""
+"""Selection of the engine for a distributed strategy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ascendrun.programs.trainer.strategies.engine import STRATEGIES, Adam, Engin
 def wrap(
     module: nn.Module, here: Runtime, *, strategy: str = "ddp", adam: Adam, precision: Precision, offload: bool = False
 ) -> Engine:
-    """The engine of a strategy, one of STRATEGIES; on a single rank ddp means none. `offload`, for fsdp2 and zero3:
-    weights and optimizer to host memory."""
+    """Wrap a model for a strategy, one of STRATEGIES; on a single rank ddp has no effect. `offload`, for fsdp2 and
+    zero3: weights and optimizer to host memory."""
     assert strategy in STRATEGIES, strategy
     if strategy == "fsdp2":
         from ascendrun.programs.trainer.strategies.fsdp2 import FullySharded

@@ -1,4 +1,4 @@
-"""One training step that allocates nothing: every tensor's size and lifetime is followed, no number is computed."""
+"""Simulation of one training step: it tracks every tensor's size and lifetime, without memory or arithmetic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ascendrun.programs.trainer.strategies.engine import cast
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """A batch's tensors by name, as shape and dtype."""
 Step = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
-"""The summed loss of a batch. It may not look at values: no `.item()`, no selection by a mask."""
+"""The summed loss of a batch. It must not read values: no `.item()`, no selection by a mask."""
 
 
 SHALLOW = 2, 4
@@ -29,12 +29,12 @@ SHALLOW = 2, 4
 
 @dataclass(frozen=True)
 class Simulated:
-    """Bytes of one step on one device that holds the whole model.
+    """Bytes of one step on one device that holds the complete model.
 
-    `activations`: the most beyond weights, gradients and optimizer, gradients taken away as soon as they are made;
-    `activations_in_layers`: the same while a repeated layer is at work, forward or backward.
-    `whole_step`: the most altogether, optimizer included, with nothing sharded. `largest_layer`, `outside_layers`:
-    weights of one repeated layer, and of all that is in none (embeddings, head). `trained_*`: of trained ones only.
+    `activations`: the peak beyond weights, gradients and optimizer, with each gradient freed when complete;
+    `activations_in_layers`: the same while a repeated layer runs, forward or backward.
+    `whole_step`: the total peak, optimizer included, with nothing sharded. `largest_layer`, `outside_layers`:
+    weights of one repeated layer, and of all outside layers (embeddings, head). `trained_*`: of trained weights only.
     """
 
     parameters: int
@@ -49,7 +49,7 @@ class Simulated:
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all storages that are alive, and remembers the most, at all and while a layer is at work."""
+    """Counter of the bytes of all live storages, with two peaks: overall, and while a watched layer runs."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -79,7 +79,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live -= self.seen.pop(key, 0)
 
     def watch(self, layer: nn.Module) -> None:
-        """Knows from now on when this layer is at work."""
+        """Record the peak of this layer's passes from now on."""
         layer.register_forward_pre_hook(lambda *given: self.enter(True))
         layer.register_forward_hook(lambda *given: self.enter(False))
         layer.register_full_backward_pre_hook(lambda *given: self.enter(True))
@@ -94,8 +94,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def simulate(
     build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, precision: Precision, is_cast: bool = False
 ) -> Simulated:
-    """`build` makes the model from its configuration; `is_cast`: weights are held in the compute precision while they
-    are used, as sharded models do, instead of autocast."""
+    """Simulate a step. `build` makes the model from its configuration; `is_cast`: weights are in the compute precision
+    while they are used, as in sharded models, instead of autocast."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     held = Precision(precision.compute, precision.compute, False, "") if is_cast else precision
@@ -114,7 +114,7 @@ def simulate(
         in_layers = max(0, bytes_of.peak_in_layers - before)
         optimizer = torch.optim.AdamW(trained, lr=1e-3, foreach=False)
         whole_step = 0
-        for _ in range(2):  # the second one has the optimizer's moments from its beginning
+        for _ in range(2):  # the second pass starts with the optimizer's moments
             bytes_of.peak = bytes_of.live
             passes(module, step, shapes, compute, bytes_of, is_gradient_kept=True)
             optimizer.step()
@@ -143,9 +143,9 @@ def simulate_deep(
     precision: Precision,
     is_cast: bool = False,
 ) -> Simulated:
-    """As `simulate`, of a model of `layers` equal layers, from two shallow ones: what a layer adds, every layer adds.
+    """Simulate a model of `layers` equal layers by two shallow models: every layer adds the same amount.
 
-    Sixty-four layers take minutes to follow, and show nothing that four do not. `build(n)`: the model with n layers.
+    Simulating sixty-four layers takes minutes and gives the same result. `build(n)`: the model with n layers.
     """
     if layers <= SHALLOW[1]:
         return simulate(lambda: build(layers), step, shapes, precision=precision, is_cast=is_cast)
@@ -157,8 +157,8 @@ def simulate_deep(
 
 
 def pretend(module: nn.Module) -> None:
-    """Weights on the meta device become ones that claim to be on the CPU: its attention keeps no scores, as an NPU's
-    and a GPU's; that of the meta device would."""
+    """Replace weights on the meta device by fake tensors on the CPU: its attention keeps no scores, as on NPUs and
+    GPUs; that of the meta device does."""
     twins: dict[int, torch.Tensor] = {}
     for each in module.modules():
         for table in (each._parameters, each._buffers):
@@ -175,7 +175,7 @@ def pretend(module: nn.Module) -> None:
 def passes(
     module: nn.Module, step: Step, shapes: Shapes, compute: torch.dtype, bytes_of: LiveBytes, *, is_gradient_kept: bool
 ) -> int:
-    """The peak of one forward and backward pass."""
+    """Run one forward and backward pass and return the peak."""
 
     def drop(weight: torch.Tensor) -> None:
         weight.grad = None
@@ -188,7 +188,7 @@ def passes(
         cast = torch.autocast("cpu", dtype=compute)
     with cast:
         loss = step(module, tensors)
-    with warnings.catch_warnings():  # of a first layer whose input needs no gradient
+    with warnings.catch_warnings():  # a first layer has an input without gradient
         warnings.simplefilter("ignore", UserWarning)
         loss.backward()  # type: ignore[no-untyped-call]
     for hook in hooks:
@@ -201,7 +201,7 @@ def held_bytes(weights: Sequence[torch.Tensor]) -> int:
 
 
 def repeated_layers(module: nn.Module) -> list[nn.Module]:
-    """The layers of a transformer: the children of every list of modules of one class that is not inside another."""
+    """Return the layers of a transformer: the children of each outermost module list with a single class."""
     found: list[nn.Module] = []
     for child in module.children():
         members = list(child.children())

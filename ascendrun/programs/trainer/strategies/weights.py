@@ -1,4 +1,4 @@
-"""Pretrained weights from safetensors files into a model that may be sharded: each rank reads its own rows only."""
+"""Pretrained weights from safetensors files to a model that may be sharded: each rank reads only its own rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SINGLE = "model.safetensors"
 
 
 class InvalidWeightsError(ProgramError):
-    """The folder's files do not hold what the model needs; the message names what."""
+    """The files lack a weight of the model, or it has another shape; the message has its name."""
 
 
 def read_into(
     module: nn.Module, folder: Path, *, name_in_file: Callable[[str], str | None] = lambda name: name
 ) -> None:
-    """`name_in_file`: a parameter's name in the files, None: it is not from there (an adapter's). A tied weight may be
-    in the files under either of its names. Raises InvalidWeightsError; one that is missing, before any is read."""
+    """Read weights. `name_in_file`: a parameter's name in the files; None: not in the files (an adapter's). A tied
+    weight may have either of its names. Raises InvalidWeightsError; for a missing weight, before any is read."""
     from safetensors import safe_open
 
     files = file_of_tensor(folder)
@@ -62,7 +62,7 @@ def read_into(
 
 
 def file_of_tensor(folder: Path) -> dict[str, str]:
-    """{tensor: file}. Raises InvalidWeightsError."""
+    """Return {tensor: file}. Raises InvalidWeightsError."""
     if (folder / INDEX).is_file():
         return dict(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
     if not (folder / SINGLE).is_file():
@@ -89,7 +89,7 @@ def file_of_tensor(folder: Path) -> dict[str, str]:
 
 
 def named_with_ties(module: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
-    """Every parameter once, with all its names."""
+    """Return every parameter once, with all its names."""
     names: dict[int, list[str]] = {}
     weights: dict[int, torch.Tensor] = {}
     for name, weight in module.named_parameters(remove_duplicate=False):

@@ -1,4 +1,4 @@
-"""A model over all ranks by DeepSpeed's ZeRO stage 3, with a configuration of our own and nothing compiled."""
+"""A model sharded over all ranks by DeepSpeed's ZeRO stage 3, with its own configuration and nothing compiled."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ascendrun.programs.trainer.strategies.engine import Adam, Engine, parameter
 
 BUCKET_ELEMENTS = 50_000_000
 PERSISTED_ELEMENTS = 100_000
-"""Smaller weights stay whole on every rank: gathering them costs more than they do."""
+"""Smaller weights stay replicated on every rank: gathering them costs more than storing them."""
 QUIET_OPS = ("deepspeed_shm_comm",)
 
 
 def prepare(here: Runtime) -> Any:
-    """The deepspeed module, kept from compiling anything; DS_ACCELERATOR names its device.
+    """Return the deepspeed module, with compilation disabled; DS_ACCELERATOR names its device.
 
     Its shared-memory operator for CPUs serves inference only, and costs 30 s of compiling at the first start.
     """
@@ -39,8 +39,8 @@ def prepare(here: Runtime) -> Any:
 
 
 def configuration(precision: Precision, *, trained: int, offload: bool) -> dict[str, Any]:
-    """The loop arranges batches, so DeepSpeed sees micro-batches of one and no accumulation. `trained`: number of
-    weights; a bucket larger than them all wastes memory. `offload`: weights and optimizer to host memory."""
+    """Return DeepSpeed's configuration: micro-batches of 1 without accumulation, because the loop makes the batches.
+    `trained`: number of weights; a larger bucket wastes memory. `offload`: weights and optimizer to host memory."""
     zero: dict[str, Any] = {
         "stage": 3,
         "overlap_comm": True,
@@ -67,8 +67,8 @@ def configuration(precision: Precision, *, trained: int, offload: bool) -> dict[
 
 
 class ZeroEngine(Engine):
-    """`module` may come sharded already, from `transformers` under its HfDeepSpeedConfig; frozen weights stay in the
-    compute precision, trained ones keep a float32 copy."""
+    """`module` may be sharded already, by `transformers` under its HfDeepSpeedConfig. Frozen weights stay in the
+    compute precision; trained weights keep a float32 copy."""
 
     strategy = "zero3"
     is_sharded = True
@@ -127,7 +127,7 @@ class ZeroEngine(Engine):
         state, scaler = dict(own["optimizer"]), self.optimizer.loss_scaler  # type: ignore[attr-defined]
         vars(scaler).update(own["scaler"])
         state["loss_scaler"] = scaler
-        everyone: Any = [state] * self.here.world_size  # it picks this rank's, the only one that it looks at
+        everyone: Any = [state] * self.here.world_size  # it uses only this rank's entry
         self.optimizer.load_state_dict(everyone, load_optimizer_states=True)  # type: ignore[call-arg]
         kept = getattr(self.optimizer, "persistent_parameters", [])
         if kept:
@@ -136,7 +136,7 @@ class ZeroEngine(Engine):
     def full_weights(self) -> dict[str, torch.Tensor]:
         trained = {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
         whole: dict[str, torch.Tensor] = {}
-        for name, weight in trained.items():  # one at a time: together they may be larger than the device
+        for name, weight in trained.items():  # sequentially: together they may exceed the device
             with self.deepspeed.zero.GatheredParameters([weight]):
                 if self.here.is_first:
                     whole[name] = weight.detach().cpu().clone().float()
