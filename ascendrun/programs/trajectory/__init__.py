@@ -1,1 +1,1 @@
-"""Classifies ships by how they move: AIS points become tokens, a small Qwen2 reads them."""
+"""Ship classification from motion: AIS points become tokens, which a small Qwen2 classifies."""

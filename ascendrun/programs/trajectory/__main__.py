@@ -20,7 +20,7 @@ STAGES = {
     "serve": ("stages.serve", "serve_stage"),
     "plan": ("stages.plan", "plan_stage"),
 }
-"""The module and its function of (options, runtime), by --mode."""
+"""Module and function of (options, runtime) for each --mode."""
 
 
 def main(argv: Sequence[str]) -> None:

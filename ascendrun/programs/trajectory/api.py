@@ -1,4 +1,4 @@
-"""A trained classifier in Python: Classifier("out/finetune/best").predict_single(text, return_probs=True)."""
+"""Python interface of a classifier: Classifier("out/finetune/best").predict_single(text, return_probs=True)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ascendrun.programs.trajectory.tokens import Words, encode
 from ascendrun.programs.trajectory.vote import answer, put_together
 
 LONGEST = 4096
-"""Words of one text; a longer one is refused, not cut in silence."""
+"""Maximum number of tokens of a text; a longer text is an error, it is not truncated."""
 FAULTS_OF_INPUT = (InvalidDataError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What a question may raise that is no question: JSON of the wrong kinds, or nested beyond reading."""
+"""Errors of an invalid request: JSON values of wrong types, or nested too deeply."""
 
 
 class Classifier:
-    """`path`: the `best` folder of a training's output, or the output of --mode=evaluate. `device`: auto, cpu, cuda,
-    npu; `index`: which of several. Raises InvalidDataError where there is no model."""
+    """`path`: the `best` directory of a training's output, or the output of --mode=evaluate. `device`: auto, cpu, cuda,
+    npu; `index`: the device number. Raises InvalidDataError if there is no model."""
 
     def __init__(
         self, path: str | Path | Sequence[str | Path], *, device: str = "auto", index: int = 0, warm_up: int = 3
@@ -40,7 +40,7 @@ class Classifier:
 
     @classmethod
     def of(cls, vote: Vote, device: torch.device) -> Classifier:
-        """Of a model that is loaded already, on that device."""
+        """Create a classifier from a model that is loaded on that device."""
         fresh = cls.__new__(cls)
         fresh.vote, fresh.device = vote, device
         return fresh
@@ -50,15 +50,15 @@ class Classifier:
         return self.vote.names
 
     def predict_single(self, text: str, *, return_probs: bool = False) -> dict[str, Any]:
-        """`text`: the words of a track in the model's grammar. {class_name, confidence}; with return_probs also
-        {probabilities: {class: share}}."""
+        """Classify `text`: the tokens of a track in the model's grammar. Return {class_name, confidence}; with
+        return_probs also {probabilities: {class: probability}}."""
         return self.predict_batch([text], return_probs=return_probs)[0]
 
     def predict_batch(self, texts: Sequence[str], *, return_probs: bool = False) -> list[dict[str, Any]]:
         return self._answers([in_points(without_class(text.split(), None)[0]) for text in texts], return_probs)
 
     def predict_track(self, points: Sequence[Mapping[str, Any]], *, return_probs: bool = False) -> dict[str, Any]:
-        """`points`: {time, lat, lon, sog, cog} each, heading where known, in the names that a file may have. Raises
+        """Classify `points`: {time, lat, lon, sog, cog} each, heading optional, under any column name of a file. Raises
         InvalidDataError."""
         return self._answers([self.words_of(points)], return_probs)[0]
 

@@ -1,4 +1,4 @@
-"""What pretraining and training see of a track: a random stretch of it, some words hidden; decided by a key alone."""
+"""Training views of a track: a random segment of it, some tokens masked; determined by a key alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ascendrun.programs.trajectory.tokens import MASK, SPECIAL, Encoded, Ids
 
 
 def augment(sample: Encoded, *, min_points: int, crop: float, hide: float, unknown: int, key: Sequence[int]) -> Ids:
-    """The sample's ids as this epoch sees them: with chance `crop` a random stretch of it, each word hidden with
-    chance `hide`. `key` (seed, epoch, sample) decides everything, so it does not matter which rank asks."""
+    """Return the sample's ids for this epoch: with probability `crop` a random segment of it, each token replaced by
+    `unknown` with probability `hide`. `key` (seed, epoch, sample) determines the result: it is equal on every rank."""
     if crop == 0 and hide == 0:
         return sample.ids()
     rng = np.random.default_rng([2, *key])
@@ -28,13 +28,13 @@ def augment(sample: Encoded, *, min_points: int, crop: float, hide: float, unkno
 
 
 NEVER_HIDDEN = ("YEAR_", "MONTH_", "DAY_", "HOUR_", "MINUTE_", "SECOND_")
-"""Clock words are as good as random; nothing is learned by guessing them."""
+"""Clock tokens are nearly random; predicting them teaches the model nothing."""
 AS_MASK, AS_OTHER = 0.8, 0.1
-"""Of the hidden words so many become [MASK], so many another word, and the rest stay to be guessed all the same."""
+"""Fractions of the selected tokens that become [MASK] or another token; the rest stay, and are predicted too."""
 
 
 def guessable(vocabulary: Mapping[str, int]) -> NDArray[np.bool_]:
-    """By word id."""
+    """Return whether a token may be masked, by token id."""
     may = np.zeros(len(vocabulary), dtype=bool)
     for word, number in vocabulary.items():
         may[number] = word not in SPECIAL and word != END and not word.startswith(NEVER_HIDDEN)
@@ -44,8 +44,8 @@ def guessable(vocabulary: Mapping[str, int]) -> NDArray[np.bool_]:
 def hide_words(
     ids: Ids, may: NDArray[np.bool_], vocabulary: Mapping[str, int], *, rate: float, key: Sequence[int]
 ) -> tuple[Ids, Ids]:
-    """(ids with words hidden, places of those words). Of the guessable words `rate` are hidden, rounded up or down by
-    chance so that the rate is true on average too. `key` decides everything."""
+    """Return (ids with masked tokens, positions of those tokens). A fraction `rate` of the maskable tokens is masked,
+    rounded randomly so that its mean is exact. `key` determines the result."""
     rng = np.random.default_rng([4, *key])
     open_places = np.flatnonzero(may[ids])
     count = int(rate * len(open_places) + rng.uniform())

@@ -1,4 +1,4 @@
-"""From a data file, prepared folder, or nothing, to encoded samples in splits that are the same on every rank."""
+"""From a data file, prepared directory, or nothing, to encoded samples in splits that are the same on every rank."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Samples:
-    """All that training needs. `names`: class names by id. `digest` names the content: it must agree on all ranks."""
+    """All data of a training. `names`: class names by id. `digest`: hash of the content, equal on all ranks."""
 
     records: dict[str, list[Record]]
     encoded: dict[str, list[Encoded]]
@@ -50,7 +50,7 @@ class Samples:
 
 
 def load_records(options: Options, *, grammar: str, resolution: int) -> tuple[list[Record], dict[str, Any]]:
-    """Every segment of --data_path (or generated ones), and what was counted on the way."""
+    """Return every segment of --data_path (or generated segments), and the counts of the import."""
     if not options["data_path"]:
         tracks = generate(options["synthetic_tracks"], seed=options["seed"])
         return from_tracks(tracks, grammar=grammar, resolution=resolution), {"generated": len(tracks)}
@@ -66,12 +66,12 @@ def load_records(options: Options, *, grammar: str, resolution: int) -> tuple[li
 
 
 def multiple_of(options: Options, family: str) -> int:
-    """To what batch lengths are rounded up: an accelerator compiles for each shape, a CPU only does the work."""
+    """Return the multiple to which batch lengths are rounded up: accelerators compile for each shape, CPUs do not."""
     return int(options["pad_to_multiple_of"]) or (1 if family == "cpu" else 16)
 
 
 def column_map(pairs: Sequence[str]) -> dict[str, str]:
-    """Of "lat=Latitude" texts. Raises InvalidDataError for anything else."""
+    """Parse "lat=Latitude" texts. Raises InvalidDataError for other texts."""
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
         raise InvalidDataError(
@@ -84,10 +84,10 @@ def column_map(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def prepare(options: Options) -> Prepared:
-    """Reads or generates, splits by ship, proves that the words do not hold the answer, makes the vocabulary of the
-    training ships. Tracks of no known class go to training without a label: pretraining reads them.
+    """Read or generate tracks, split them by ship, check for label leaks, and make the vocabulary of the training
+    ships. Tracks of unknown class are added to training without a label, for pretraining.
 
-    Raises InvalidDataError, its child LabelLeakError included.
+    Raises InvalidDataError, including its subclass LabelLeakError.
     """
     text = {"grammar": options["grammar"], "resolution": options["h3_resolution"]}
     records, counts = load_records(options, **text)
@@ -131,7 +131,7 @@ def prepare(options: Options) -> Prepared:
 
 
 def make_samples(options: Options) -> Samples:
-    """Of the prepared folder --prepared_dir, or of --data_path prepared now. Raises InvalidDataError."""
+    """Return samples of the prepared directory --prepared_dir, or of --data_path. Raises InvalidDataError."""
     prepared = load_prepared(Path(options["prepared_dir"])) if options["prepared_dir"] else prepare(options)
     return encode_prepared(prepared)
 

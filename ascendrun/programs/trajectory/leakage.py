@@ -1,4 +1,4 @@
-"""Proofs, before any training, that a good score could only come from learning how ships move."""
+"""Checks, before any training, that a good score can only result from learning how ships move."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ascendrun.text import Text
 
 
 class LabelLeakError(InvalidDataError):
-    """The text holds the answer, or the same text is on both sides of a split; any score would be meaningless."""
+    """The text contains the label, or the same text is in two splits; any score would be meaningless."""
 
 
 def check_leak(texts: Sequence[Words], labels: Sequence[str]) -> None:
-    """Raises LabelLeakError when a word of the texts names a class, or when every class has a word of its own.
+    """Raise LabelLeakError if a token of the texts names a class, or if every class has a separate token.
 
-    The second means: each class has a token that is in all of its texts and in no other's, so the
-    label is there under another name.
+    In the second case, each class has a token that is in all of its texts and in no other's, so the
+    token is the label under another name.
     """
     classes = sorted(set(labels))
     vocabulary = {word for words in texts for word in words.all()}
@@ -46,7 +46,7 @@ def plain(text: str) -> str:
 
 
 def own_words(texts: Sequence[Words], labels: Sequence[str], name: str) -> set[str]:
-    """Words in every text of this class and in no text of another."""
+    """Return the tokens in every text of this class and in no text of another."""
     inside = [set(words.all()) for words, label in zip(texts, labels) if label == name]
     common: set[str] = set.intersection(*inside)
     for words, label in zip(texts, labels):
@@ -58,9 +58,8 @@ def own_words(texts: Sequence[Words], labels: Sequence[str], name: str) -> set[s
 
 
 def check_same_segments(parts: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-    """`parts`: (name, fingerprint) of every segment by split. Raises LabelLeakError when two splits share a
-    fingerprint:
-    one track under two names, as copied files make it."""
+    """Raise LabelLeakError if two splits share a fingerprint, as for one track under two names in copied files.
+    `parts`: (name, fingerprint) of every segment by split."""
     home: dict[str, tuple[str, str]] = {}
     shared: list[Text] = []
     for split, rows in parts.items():

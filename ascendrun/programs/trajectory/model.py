@@ -1,4 +1,4 @@
-"""A Qwen2 or Qwen3 that reads a track, to classify it or to guess hidden words; from its sizes or a checkpoint."""
+"""A Qwen2 or Qwen3 for tracks, with a head for classes or for masked tokens; built from sizes or a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ascendrun.text import Text
 POOLINGS = ("mean", "last")
 ATTENTIONS = ("causal", "bidirectional")
 FEED_FORWARD_RATIO = 8 / 3
-"""Qwen2's gated feed-forward has three matrices, so 8/3 of the width costs what 4 costs an ungated one."""
+"""Qwen2's gated feed-forward has three matrices, so a ratio of 8/3 costs as much as 4 without the gate."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """All that is needed to build the model again. `config`: of transformers, with its model_type. `attention`:
-    causal, each token sees those before it; or bidirectional, all of them."""
+    """All data to build the model again. `config`: of transformers, with its model_type. `attention`:
+    causal, each token attends to previous tokens; or bidirectional, to all tokens."""
 
     config: dict[str, Any]
     classes: int
@@ -63,7 +63,7 @@ def config_of_sizes(
 
 
 def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, Any]:
-    """Of a checkpoint folder of Qwen2, Qwen2.5 or Qwen3, with our own number of words. Raises InvalidDataError."""
+    """Read a Qwen2, Qwen2.5 or Qwen3 configuration. `words`: the new vocabulary size. Raises InvalidDataError."""
     file = folder / "config.json"
     if not file.is_file():
         raise InvalidDataError(
@@ -92,7 +92,7 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, A
     config.pop("torch_dtype", None)
     config.pop("dtype", None)
     if not config.get("use_sliding_window"):
-        config["sliding_window"] = None  # transformers 4 warns on every rank of a window that is not used
+        config["sliding_window"] = None  # transformers 4 warns on every rank about an unused window
     config.update(
         vocab_size=words,
         attention_dropout=dropout,
@@ -103,7 +103,7 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, A
     )
     try:
         made_of(config)
-    except Exception as error:  # of many kinds: a field of a wrong type, sizes that do not go together
+    except Exception as error:  # various types: a field of a wrong type, inconsistent sizes
         raise InvalidDataError(
             "program.model-config-rejected",
             "{file}: rejected by transformers ({error})\nhint: copy the base again",
@@ -114,7 +114,7 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, A
 
 
 def made_of(config: Mapping[str, Any]) -> Any:
-    """transformers' own configuration. Raises whatever it raises."""
+    """Make transformers' configuration object. Its errors pass through."""
     return AutoConfig.for_model(**config)
 
 
@@ -125,7 +125,7 @@ def build(config: Any) -> nn.Module:
 
 
 class Reader(nn.Module):
-    """The transformer under every head: a batch of ids, padded on the right, to one state a word."""
+    """The transformer below every head: from a batch of ids, padded on the right, to one state per token."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -140,14 +140,14 @@ class Reader(nn.Module):
 
     def states(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         embedded = self.dropout(self.backbone.embed_tokens(ids))
-        # No mask for a causal model: it never sees the padding to its right, and the fast kernel needs none.
+        # No mask for a causal model: it never attends to the padding on its right, and the fast kernel needs none.
         mask = None if self.attention == "causal" else open_mask(ids, lengths, embedded.dtype)
         states: torch.Tensor = self.backbone(inputs_embeds=embedded, attention_mask=mask).last_hidden_state
         return states
 
 
 def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[Text]:
-    """Gives the transformer the fused operators of its device, for arithmetic in `dtype`; the lines to log."""
+    """Replace operators of the transformer by its device's fused operators, for `dtype`; return the lines to log."""
     if accelerator.family == "cpu":
         fused_ops.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
         return []
@@ -161,7 +161,7 @@ def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[Te
 
 
 def open_mask(ids: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """rows x 1 x length x length, to be added to the scores: a word sees every word of its row, none the padding."""
+    """Return rows x 1 x length x length, added to the scores: a token attends to its row's tokens, not to padding."""
     inside = torch.arange(ids.shape[1], device=ids.device)[None, :] < lengths[:, None]
     mask = torch.zeros(inside.shape, dtype=dtype, device=ids.device).masked_fill_(~inside, torch.finfo(dtype).min)
     return mask[:, None, None, :].expand(-1, 1, ids.shape[1], -1)
@@ -170,7 +170,7 @@ def open_mask(ids: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype) -> t
 class TrackClassifier(Reader):
     """Logits of each class for a batch of tracks.
 
-    A causal model knows at position i only what came up to i, so the classifier reads the last word
+    A causal model at position i depends only on tokens up to i, so the classifier uses the last token
     of the track or the mean over all of them, never position 0.
     """
 
@@ -191,7 +191,7 @@ class TrackClassifier(Reader):
 
 
 class WordGuesser(Reader):
-    """Logits of each word of the vocabulary, at the positions asked for only: most words need no answer."""
+    """Logits of each token of the vocabulary, only at the requested positions: most tokens are not predicted."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
@@ -211,7 +211,7 @@ class WordGuesser(Reader):
 
 
 def make_model(sizes: Sizes, *, seed: int) -> TrackClassifier:
-    """The same weights for the same seed on every rank."""
+    """Make a model with the same weights for the same seed on every rank."""
     torch.manual_seed(seed)
     return TrackClassifier(sizes)
 
@@ -222,7 +222,7 @@ def make_guesser(sizes: Sizes, *, seed: int) -> WordGuesser:
 
 
 def pad(rows: Sequence[Ids], *, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, lengths) of a batch, padded to its longest row rounded up to `multiple`: few shapes to compile on NPUs."""
+    """Return (ids, lengths) of a batch, padded to its longest row rounded up to `multiple`: NPUs compile few shapes."""
     lengths: list[int] = [len(row) for row in rows]
     width = -(-max(lengths) // multiple) * multiple
     ids = np.zeros((len(rows), width), dtype=np.int64)
@@ -232,20 +232,20 @@ def pad(rows: Sequence[Ids], *, multiple: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def enable_gradient_checkpointing(reader: Reader) -> None:
-    """In the backward pass, instead of keeping them: less memory for a third more arithmetic."""
-    enable: Any = getattr(reader.backbone, "activation_checkpointing_enable", None)  # the name from transformers 5 on
+    """Recompute activations in the backward pass instead of storing them: less memory, a third more arithmetic."""
+    enable: Any = getattr(reader.backbone, "activation_checkpointing_enable", None)  # the name since transformers 5
     if enable is None:
         reader.backbone.gradient_checkpointing_enable({"use_reentrant": False})
     else:
         enable({"use_reentrant": False})
 
 
-# --- weights from elsewhere ---
+# --- pretrained weights ---
 
 
 def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int]) -> Text:
-    """All layers from a transformers folder; our words begin as the mean of the pieces that its tokenizer cuts them
-    into, where it has one. What was done, for people. Raises InvalidDataError or weights.InvalidWeightsError."""
+    """Load all layers from a transformers directory. A token starts as the mean of the pieces into which the
+    directory's tokenizer, if present, splits it. Return a log message. Raises InvalidDataError, InvalidWeightsError."""
     from ascendrun.programs.trainer.strategies.weights import file_of_tensor, read_into
 
     there = file_of_tensor(folder)
@@ -287,7 +287,7 @@ def word_pieces(folder: Path, words: Sequence[str]) -> list[list[int]] | None:
 
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # `tokenizers` raises the bare one
+    except Exception as error:  # `tokenizers` raises Exception itself
         raise InvalidDataError(
             "program.bad-tokenizer",
             "{directory}/tokenizer.json: not a tokenizer ({error})\nhint: copy the base again",
@@ -300,7 +300,7 @@ def word_pieces(folder: Path, words: Sequence[str]) -> list[list[int]] | None:
 def take_words(
     reader: Reader, weights: Mapping[str, torch.Tensor], theirs: Mapping[str, int], ours: Mapping[str, int]
 ) -> int:
-    """The weights of another reader, its words matched by name; how many of our words it knew."""
+    """Load the weights of another model, with tokens matched by name. Return the number of matched tokens."""
     own = reader.state_dict()
     kept = {name: tensor for name, tensor in weights.items() if name.startswith("backbone.") and name in own}
     embedding = "backbone.embed_tokens.weight"

@@ -21,11 +21,11 @@ from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
 from ascendrun.programs.trajectory.train import identity_of, make_engine, make_settings, plan_of
 
 Asked = tuple[Ids, Ids, Ids]
-"""One sample: what the model sees, the places to predict, and the right tokens there."""
+"""One sample: the model's input, the positions to predict, and the correct tokens there."""
 
 
 class Pretraining(Task):
-    """`objective`: masked or causal. Classes are not looked at."""
+    """Pretraining task. `objective`: masked or causal. Class labels are not used."""
 
     def __init__(self, options: Options, samples: Samples, here: Runtime, model: WordGuesser, plan: Buckets) -> None:
         self.options, self.vocabulary, self.here, self.model, self.plan = (
@@ -80,7 +80,7 @@ class Pretraining(Task):
         return functional.cross_entropy(logits.float(), tensors["words"], reduction="sum")
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """The same hidden words at every evaluation; words of the training ships' vocabulary only."""
+        """Score the validation ships, with the same masked tokens at every evaluation and the training vocabulary."""
         mine = list(range(self.here.rank, len(self.val_set), self.here.world_size))
         size, sums = self.options["global_batch_size"], [0.0, 0.0, 0.0, 0.0]
         for start in range(0, len(mine), size):
@@ -101,7 +101,7 @@ class Pretraining(Task):
 
 
 def unlabelled(samples: Samples) -> list[Encoded]:
-    """The training ships, and those of no known class; never a ship of the other splits."""
+    """Return the training ships, and those of unknown class; never a ship of the other splits."""
     return [*samples.encoded["train"], *samples.encoded.get("unlabelled", [])]
 
 

@@ -1,4 +1,4 @@
-"""Segments as words, from tracks or from texts that were made before; and a folder that keeps them for later stages."""
+"""Segments as tokens, from tracks or from existing texts; and a directory that stores them for later stages."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SAMPLES, FACTS = "samples.jsonl.gz", "prepared.json"
 
 @dataclass(frozen=True)
 class Record:
-    """One segment: `label` None: its class is not known; `split` None: not dealt yet. `mark`: names its points, or its
-    text, whatever it is called."""
+    """One segment. `label` None: unknown class; `split` None: not assigned yet. `mark`: hash of its points or of its
+    text, independent of its name."""
 
     id: str
     ship: str
@@ -51,7 +51,7 @@ def from_tracks(tracks: Sequence[Track], *, grammar: str, resolution: int) -> li
     ]
 
 
-# --- texts that were made elsewhere: the guide's JSON lines ---
+# --- existing texts: the guide's JSON lines ---
 
 
 def is_texts(path: Path) -> bool:
@@ -59,10 +59,10 @@ def is_texts(path: Path) -> bool:
 
 
 def read_texts(path: Path) -> tuple[list[Record], int]:
-    """Of lines {"text", "label", "source_file"}, and how many class words were taken out of them.
+    """Return the records of lines {"text", "label", "source_file"}, and the number of class tokens removed.
 
-    The published texts name the class at every point. Such a token is removed where it is before POINT_END and
-    names the line's own class; a class word anywhere else stays, for the leak check to find. Raises InvalidDataError.
+    The published texts name the class at every point. Such a token is removed if it is before POINT_END and
+    names the line's own class. A class token elsewhere stays for the leak check. Raises InvalidDataError.
     """
     if not path.is_file():
         raise InvalidDataError(
@@ -118,7 +118,7 @@ def without_class(words: Sequence[str], name: str | None) -> tuple[list[str], in
 
 
 def in_points(words: Sequence[str]) -> Words:
-    """Points end with POINT_END; a text without it is one head."""
+    """Split tokens into points, which end with POINT_END; a text without it is only a head."""
     points: list[tuple[str, ...]] = []
     start = 0
     for i, word in enumerate(words):
@@ -129,12 +129,12 @@ def in_points(words: Sequence[str]) -> Words:
     return Words(rest if not points else (), tuple(points) if not (points and rest) else (*points, rest))
 
 
-# --- the prepared folder ---
+# --- the prepared directory ---
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """All segments with their split, the vocabulary of the training ones, and how they came about (`facts`)."""
+    """All segments by split, the vocabulary of the training segments, and their origin (`facts`)."""
 
     records: dict[str, list[Record]]
     vocabulary: dict[str, int]
@@ -146,7 +146,7 @@ class Prepared:
 
 
 def save_prepared(prepared: Prepared, folder: Path) -> None:
-    """Two files; the second one, which readers look for, comes when the first is whole."""
+    """Write two files. Readers check for the second, which is written when the first is complete."""
     with replacing(folder / SAMPLES) as fresh:
         with open(fresh, "wb") as raw, gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as file:
             for split, records in prepared.records.items():
@@ -164,7 +164,7 @@ def as_line(record: Record) -> dict[str, Any]:
 
 
 def load_prepared(folder: Path) -> Prepared:
-    """Raises InvalidDataError where there is none, or its files do not belong together."""
+    """Read the directory. Raises InvalidDataError if there is none, or if its files do not match."""
     if not (folder / FACTS).is_file() or not (folder / SAMPLES).is_file():
         raise InvalidDataError(
             "program.not-prepared",
@@ -205,7 +205,7 @@ def from_line(line: Mapping[str, Any]) -> Record:
 
 
 def open_text(path: Path) -> TextIO:
-    """A byte that is no UTF-8 is kept apart, for its own line to be refused."""
+    """Open a text file. Invalid UTF-8 is kept as surrogates, so that only its own line is rejected."""
     kept = "surrogateescape"
     return (
         gzip.open(path, "rt", encoding="utf-8", errors=kept)

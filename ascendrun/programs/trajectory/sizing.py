@@ -1,4 +1,4 @@
-"""What a training takes of one device, from the sizes of the model and the passes of its steps, before there is one."""
+"""Memory of a training on one device, estimated from the model's sizes and the passes of its steps."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from ascendrun.programs.trajectory.train import micro_tokens_of
 from ascendrun.text import Text
 
 LOOKED_AT = 200
-"""Steps of an epoch whose passes are looked at, evenly over it."""
+"""Number of steps of an epoch whose passes are checked, evenly distributed."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """The largest forward and backward pass of one rank. `asked`: words that are to be guessed, 0: the class is.
-    `of_step`: how many passes that step has."""
+    """The largest forward and backward pass of one rank. `asked`: tokens to predict, 0: the class is predicted.
+    `of_step`: number of passes of that step."""
 
     rows: int
     length: int
@@ -42,7 +42,7 @@ class Pass:
 
 
 def largest_pass(plan: Buckets, options: Options, *, family: str, world_size: int, asked_fraction: float) -> Pass:
-    """`asked_fraction`: of the words, those to be guessed. Cropping makes tracks shorter, so this is the most."""
+    """Return the largest pass; cropping makes tracks shorter. `asked_fraction`: fraction of the tokens to predict."""
     limits = {"micro_batch": options["micro_batch_size"], "micro_tokens": micro_tokens_of(options, family)}
     multiple, found = multiple_of(options, family), Pass(0, 0, 0, 0)
     for step in sorted({int(each) for each in np.linspace(0, plan.steps_per_epoch - 1, LOOKED_AT)}):
@@ -57,7 +57,7 @@ def largest_pass(plan: Buckets, options: Options, *, family: str, world_size: in
 
 
 def estimate(sizes: Sizes, largest: Pass, target: memory.Target, *, checkpointed: bool) -> memory.Need:
-    """Of a classifier, or of a masked language model where the pass has tokens to predict."""
+    """Estimate a classifier, or a masked language model if the pass has tokens to predict."""
     strategy = "none" if target.world_size == 1 else "ddp"
     step = simulated(sizes, largest, target, checkpointed=checkpointed)
     return memory.needs(step, target, strategy=strategy, pieces=largest.of_step)
@@ -108,7 +108,7 @@ def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def fixes(sizes: Sizes, largest: Pass, target: memory.Target, *, checkpointed: bool) -> list[Text | str]:
-    """What would fit, tried out: fewer tracks a pass, then activation checkpointing, then both."""
+    """Return changes estimated to fit: fewer tracks per pass; activation checkpointing, with fewer tracks if needed."""
 
     def fits(rows: int, recompute: bool) -> bool:
         smaller = replace(largest, rows=rows, asked=-(-largest.asked * rows // largest.rows), of_step=2)

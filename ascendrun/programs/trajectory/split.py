@@ -1,4 +1,4 @@
-"""Which ships are for training, which for choosing the model, which for the final word; never one ship in two."""
+"""Assignment of ships to the splits train, val and test; a ship is never in two splits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Parts = dict[str, list[Record]]
 
 
 def split_records(records: Sequence[Record], *, val: float, test: float, seed: int, use_column: bool = True) -> Parts:
-    """Records by split name. The data's own split is kept where every track has one; else ships are dealt by hash.
+    """Return records by split. The data's own split is used if every track has it; else a hash of the ship selects it.
 
-    Raises InvalidDataError when one ship is in two splits, a split stays empty, or the data names another one.
+    Raises InvalidDataError if a ship is in two splits, a split is empty, or the data has an unknown split.
     """
     own = use_column and all(record.split for record in records)
     strange = sorted({str(record.split) for record in records} - set(SPLITS)) if own else []
@@ -44,7 +44,7 @@ def split_records(records: Sequence[Record], *, val: float, test: float, seed: i
 
 
 def deal(ship: str, *, val: float, test: float, seed: int) -> str:
-    """The split of a ship: the same on every machine, whatever other ships there are."""
+    """Return the split of a ship: the same on every machine, independent of other ships."""
     digest = hashlib.sha256(f"{seed}:{ship}".encode()).digest()
     place = int.from_bytes(digest[:8], "big") / 2**64
     if place < test:
@@ -53,7 +53,7 @@ def deal(ship: str, *, val: float, test: float, seed: int) -> str:
 
 
 def check_disjoint(parts: Parts) -> None:
-    """Raises InvalidDataError when a ship is in two splits: the report would measure memory, not motion."""
+    """Raise InvalidDataError if a ship is in two splits: the report would measure memory, not motion."""
     homes: dict[str, str] = {}
     shared: list[tuple[str, str, str]] = []
     for name, records in parts.items():

@@ -1,4 +1,4 @@
-"""Models in files: a trained classifier, a pretrained reader, or several classifiers that vote."""
+"""Models in files: a trained classifier, a pretrained model, or several classifiers that vote."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MODEL_FILE, PRETRAINED_FILE, VOTE_FILE = "model.pt", "pretrained.pt", "classifie
 
 @dataclass(frozen=True)
 class Trained:
-    """A model with all that is needed to use it on raw tracks. `text`: grammar and resolution of the words; `priors`:
-    the share of each class in training."""
+    """A model with all data to use it on raw tracks. `text`: grammar and resolution of the tokens; `priors`:
+    the fraction of each class in training."""
 
     model: TrackClassifier
     sizes: Sizes
@@ -35,7 +35,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Vote:
-    """Classifiers whose probabilities are averaged, then made honest: see calibrate.Adjustment for the two numbers."""
+    """Classifiers with averaged, then calibrated probabilities: see calibrate.Adjustment for the two parameters."""
 
     members: tuple[Trained, ...]
     temperature: float = 1.0
@@ -61,7 +61,7 @@ def save_trained(trained: Trained, folder: Path) -> Path:
 
 
 def load_trained(path: Path) -> Trained:
-    """From the file or its folder. Raises InvalidDataError when there is none."""
+    """Load a classifier from its file or directory. Raises InvalidDataError if there is none."""
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.is_file():
         raise InvalidDataError(
@@ -99,12 +99,12 @@ def save_pretrained(
 
 
 def load_pretrained(folder: Path) -> dict[str, Any]:
-    """weights, sizes, vocabulary and text, as saved."""
+    """Return weights, sizes, vocabulary and text, as saved."""
     return load(folder / PRETRAINED_FILE)
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Raises InvalidDataError for a file that is cut or of something else."""
+    """Load a file. Raises InvalidDataError if it is truncated or of another type."""
     try:
         return dict(torch.load(file, map_location="cpu", weights_only=True))
     except (RuntimeError, EOFError, UnpicklingError, ValueError) as error:
@@ -116,7 +116,7 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float, folder: Path) -> Path:
-    """Members are named relative to the file, so that the whole output may move."""
+    """Save a vote. Members are named relative to the file, so that the complete output may be moved."""
     path = folder / VOTE_FILE
     named = [os.path.relpath(member.absolute(), folder.absolute()) for member in members]
     saved = {"members": named, "temperature": temperature, "prior_shift": prior_shift}

@@ -1,4 +1,4 @@
-"""Words and their ids: the text of a track, the vocabulary of many, a track as numbers."""
+"""Tokens and their ids: the text of a track, the vocabulary of many, a track as numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPECIAL = (PAD, UNKNOWN, MASK)
 
 @dataclass(frozen=True)
 class Words:
-    """The text of one track: some words about the whole, then the words of each point."""
+    """The text of one track: some tokens about the complete track, then the tokens of each point."""
 
     head: tuple[str, ...]
     points: tuple[tuple[str, ...], ...]
@@ -29,9 +29,9 @@ class Words:
 
 
 def make_vocabulary(texts: Iterable[Words], *, min_count: int) -> dict[str, int]:
-    """Ids by word, of the words that at least `min_count` tracks have; SPECIAL come first. Same texts, same ids.
+    """Return ids of the tokens that are in at least `min_count` tracks; SPECIAL come first. Same texts, same ids.
 
-    For training texts only: a word of the test ships alone must stay unknown.
+    Use it on training texts only: a token that is only in test ships must stay unknown.
     """
     counts: dict[str, int] = {}
     for words in texts:
@@ -43,7 +43,7 @@ def make_vocabulary(texts: Iterable[Words], *, min_count: int) -> dict[str, int]
 
 @dataclass(frozen=True)
 class Encoded:
-    """One track as ids, `points` one array a point; `label` -1: not known."""
+    """One track as ids; `points`: one array per point; `label` -1: unknown."""
 
     head: Ids
     points: tuple[Ids, ...]
@@ -66,5 +66,5 @@ def encode(words: Words, vocabulary: Mapping[str, int], label: int) -> Encoded:
 
 
 def label_ids(labels: Sequence[str]) -> dict[str, int]:
-    """Class ids by name, sorted by name."""
+    """Return class ids by name, sorted by name."""
     return {name: i for i, name in enumerate(sorted(set(labels)))}

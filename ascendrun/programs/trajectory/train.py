@@ -1,4 +1,4 @@
-"""What the classifier learns, as a task of the trainer: batches of tracks, a weighted loss, scores to choose by."""
+"""The classification task of the trainer: batches of tracks, a weighted loss, scores that select the model."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ FREE_TO_CHANGE = (
     "peak_tflops", "host", "port", "inference_warmup_steps", "save_probabilities", "crops", "eval_split",
     "macro_f1_weight", "calibration", "chip", "world_size",
 )  # fmt: skip
-"""Options that may differ between a checkpoint and the run that goes on from it; data is compared by content."""
+"""Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
 LR_FLOOR = 0.05
 BETAS = (0.9, 0.98)
 CPU_MICRO_TOKENS = 2048
-"""What a pass works on then stays in a core's cache: 6,400 tokens a CPU second instead of 4,400, hidden 128."""
+"""A pass then fits in a core's cache: 6,400 tokens per CPU second instead of 4,400, hidden size 128."""
 
 
 class Classification(Task):
-    """Says the class of a ship from a stretch of its track."""
+    """Training task: predict the class of a ship from a segment of its track."""
 
     def __init__(
         self, options: Options, samples: Samples, model: TrackClassifier, here: Runtime, plan: Buckets
@@ -93,7 +93,7 @@ class Classification(Task):
 def train_head(
     options: Options, samples: Samples, model: TrackClassifier, here: Runtime, folder: Path
 ) -> TrackClassifier | None:
-    """The first --freeze_backbone_epochs, in which the layers below stay as they are; None: stopped by a signal."""
+    """Train the head for --freeze_backbone_epochs, with frozen layers below; None: stopped by a signal."""
     model.backbone.requires_grad_(False)
     loop = make_loop(
         {**options, "num_train_epochs": options["freeze_backbone_epochs"], "keep_best_by": "last"},
@@ -155,7 +155,7 @@ def steps_of(options: Options, plan: Buckets) -> int:
 
 
 def micro_tokens_of(options: Options, family: str) -> int:
-    """0: no limit. Accelerators want few large passes, of few shapes."""
+    """Return the tokens per pass; 0: no limit. Accelerators need few large passes, of few shapes."""
     asked = int(options["max_tokens_per_micro_batch"])
     return asked if asked >= 0 else CPU_MICRO_TOKENS if family == "cpu" else 0
 
@@ -184,7 +184,7 @@ def flops_of(model: Reader, mean_length: float) -> float:
 
 
 def class_weights(labels: Sequence[int], classes: int, kind: str) -> list[float]:
-    """The weight of each class, 1 on average over the samples; a class without samples weighs nothing."""
+    """Return the weight of each class, with mean 1 over the samples; a class without samples has weight 0."""
     counts = np.bincount(labels, minlength=classes).astype(np.float64)
     power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[kind]
     weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -power, 0.0)
@@ -192,6 +192,6 @@ def class_weights(labels: Sequence[int], classes: int, kind: str) -> list[float]
 
 
 def identity_of(options: Mapping[str, Any], samples: Samples) -> dict[str, Any]:
-    """What must agree between a checkpoint and the run that goes on from it."""
+    """Return the values that must be equal in a checkpoint and in the run that resumes from it."""
     kept = {name: value for name, value in options.items() if name not in FREE_TO_CHANGE}
     return {**kept, "data": samples.digest[:16]}

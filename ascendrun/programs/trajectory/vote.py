@@ -1,4 +1,4 @@
-"""Class probabilities of several models together: their mean, adjusted, and the answer that a reader gets."""
+"""Class probabilities of several models together: their mean, adjusted, and the reply format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ascendrun.programs.trajectory.tokens import Encoded
 
 
 def vote_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> Floats:
-    """The mean over the members, adjusted; the same on every rank."""
+    """Return the mean over the members, adjusted; the same on every rank."""
     return put_together(vote, each_member_on(vote, samples, here, options))
 
 

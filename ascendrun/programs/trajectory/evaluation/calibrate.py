@@ -1,4 +1,4 @@
-"""Whether probabilities are calibrated, and two numbers, chosen on validation ships, that bring it nearer."""
+"""Calibration of probabilities, and two parameters, chosen on validation ships, that improve it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHIFTS = tuple(np.round(np.arange(0.0, 1.01, 0.05), 2).tolist())
 
 @dataclass(frozen=True)
 class Bin:
-    """Predictions of like confidence: how sure they were on average, how often they were right, how many."""
+    """Predictions of similar confidence: mean confidence, accuracy, number."""
 
     confidence: float
     accuracy: float
@@ -27,7 +27,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """`ece`: mean distance of confidence from accuracy over the bins. `nll`: nats a track. `brier`: 0 is perfect."""
+    """`ece`: mean distance of confidence from accuracy over the bins. `nll`: nats per track. `brier`: 0 is perfect."""
 
     ece: float
     nll: float
@@ -60,8 +60,8 @@ def measure(probabilities: Floats, truth: Sequence[int]) -> Calibration:
 
 @dataclass(frozen=True)
 class Adjustment:
-    """`prior_shift` 0 to 1: how much of the classes' unlike frequency is taken out, so that rare ones are called more;
-    `temperature` above 1 makes the probabilities less sure."""
+    """`prior_shift` 0 to 1: how strongly class frequencies are removed, so that rare classes are predicted more often;
+    `temperature` above 1 makes the probabilities less confident."""
 
     temperature: float = 1.0
     prior_shift: float = 0.0
@@ -77,8 +77,8 @@ class Adjustment:
 def choose_adjustment(
     probabilities: Floats, truth: Sequence[int], priors: Sequence[float], names: Sequence[str], *, macro_share: float
 ) -> Adjustment:
-    """By validation tracks: the shift with the best mean of macro F1 (`macro_share`) and accuracy, the smaller one
-    where several are as good; then the temperature with the least nats."""
+    """Choose on validation tracks: the shift with the best mean of macro F1 (weight `macro_share`) and accuracy, the
+    smallest on a tie, 0 for a negative weight; then the temperature with the lowest loss in nats."""
 
     def worth(shift: float) -> float:
         called = Adjustment(1.0, shift).apply(probabilities, priors).argmax(1).tolist()
@@ -91,6 +91,6 @@ def choose_adjustment(
 
 
 def smoothed(worth: Any, shift: float) -> float:
-    """The mean over the neighbourhood: a few hundred validation ships make single values jump by chance."""
+    """Return the mean over adjacent shifts: with a few hundred validation ships, single values are noisy."""
     values: list[float] = [worth(each) for each in SHIFTS if abs(each - shift) < 0.11]
     return float(np.mean(values))

@@ -1,4 +1,4 @@
-"""Class probabilities of many samples, shared by all ranks, none lost and none counted twice."""
+"""Class probabilities of many samples, computed on all ranks, each sample exactly once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ascendrun.programs.trajectory.tokens import Encoded, Ids
 
 
 def predict(model: TrackClassifier, samples: Sequence[Encoded], runtime: Runtime, options: Options) -> Floats:
-    """Class probabilities, one row a sample, the same on every rank. All ranks must call it together.
+    """Return class probabilities, one row per sample, the same on every rank. All ranks must call it together.
 
-    Each rank takes every world_size-th sample by length, so the work is even, no sample is counted twice, and ranks
+    Each rank computes every world_size-th sample by length, so the work is even, no sample is counted twice, and ranks
     with fewer batches than others do not wait inside the model.
     """
     batch_size, multiple = options["global_batch_size"], multiple_of(options, runtime.family)
@@ -35,7 +35,7 @@ def predict(model: TrackClassifier, samples: Sequence[Encoded], runtime: Runtime
 
 
 def merge(parts: Sequence[tuple[list[int], list[Floats]]], count: int, classes: int) -> Floats:
-    """All ranks' rows in sample order; every sample must be there exactly once."""
+    """Merge all ranks' rows in sample order; every sample must be present exactly once."""
     numbers = [i for mine, _ in parts for i in mine]
     assert sorted(numbers) == list(range(count)), "samples lost or counted twice"
     whole = np.zeros((count, classes))
@@ -46,7 +46,7 @@ def merge(parts: Sequence[tuple[list[int], list[Floats]]], count: int, classes: 
 
 
 def probabilities_of(model: TrackClassifier, rows: Sequence[Ids], device: torch.device, *, multiple: int) -> Floats:
-    """Of one batch, on this device; the model must be in eval mode and no gradients be wanted."""
+    """Return class probabilities of a batch, on this device. Requires a model in eval mode and disabled gradients."""
     ids, lengths = pad(rows, multiple=multiple)
     answer: Floats = torch.softmax(model(ids.to(device), lengths.to(device)).float(), -1).double().cpu().numpy()
     return answer

@@ -18,7 +18,7 @@ ACCURACY = Text("program.accuracy", "accuracy")
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class: of those called so, how many were (precision); of those that were, how many were found (recall)."""
+    """One class: precision (correct fraction of its predictions) and recall (fraction of its tracks that is found)."""
 
     name: str
     precision: float
@@ -30,7 +30,7 @@ class ClassScore:
 @dataclass(frozen=True)
 class Scores:
     """Macro F1 is the mean over the classes that occur in the truth; weighted F1 that over the tracks.
-    `confusion[t][p]`: truth t called p."""
+    `confusion[t][p]`: number of tracks of class t predicted as p."""
 
     accuracy: float
     macro_f1: float
@@ -43,7 +43,7 @@ class Scores:
 
 
 def score(truth: Sequence[int], called: Sequence[int], names: Sequence[str]) -> Scores:
-    """Both sequences hold class ids. A class that is never called has precision 0."""
+    """Compute scores; both sequences hold class ids. A class that is never predicted has precision 0."""
     matrix: Matrix = np.zeros((len(names), len(names)), dtype=np.int64)
     np.add.at(matrix, (np.asarray(truth, dtype=np.int64), np.asarray(called, dtype=np.int64)), 1)
     rows = []
@@ -71,12 +71,12 @@ def score(truth: Sequence[int], called: Sequence[int], names: Sequence[str]) -> 
 
 
 def majority(train: Sequence[int], truth: Sequence[int], names: Sequence[str]) -> Scores:
-    """The scores of always predicting the class that is most common in training."""
+    """Return the scores of always predicting the class that is most common in training."""
     return score(truth, [int(np.bincount(train).argmax())] * len(truth), names)
 
 
 def as_table(model: Scores, baseline: Scores) -> str:
-    """What a person reads at the end: each class, then the two that matter next to the majority-class baseline."""
+    """Format the final report: each class, then accuracy and macro F1 next to the majority-class baseline."""
     this, other = Text("program.this-model", "this model"), Text("program.majority-class", "majority class")
     wide = max(display_width(this), display_width(other), *(display_width(row.name) for row in model.classes))
     heads = (
@@ -101,7 +101,7 @@ def as_table(model: Scores, baseline: Scores) -> str:
 
 
 def as_confusion(scores: Scores) -> str:
-    """The confusion matrix as text, with its title: rows are the truth, columns the predictions, by number of row."""
+    """Format the confusion matrix with its title: rows are the truth, columns the predictions, by number of row."""
     names = [row.name for row in scores.classes]
     wide = max(display_width(name) for name in names) + 4
     title = Text("program.confusion", "rows: truth, columns: prediction")

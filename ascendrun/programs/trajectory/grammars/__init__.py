@@ -1,4 +1,4 @@
-"""How a track becomes words: one function for each grammar, by name."""
+"""Grammars that convert a track to tokens: one function for each, by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ascendrun.programs.trajectory.points.tracks import Track
 from ascendrun.programs.trajectory.tokens import Words
 
 Grammar = Callable[..., Words]
-"""(track, resolution=…) -> Words; no grammar looks at the track's label."""
+"""(track, resolution=…) -> Words; a grammar never reads the track's label."""
 
 GRAMMARS: dict[str, Grammar] = {
     "compact": compact_words,

@@ -1,4 +1,4 @@
-"""Numbers of a track as words: which bin a value is in, and the values themselves."""
+"""Numbers of a track as tokens: bins of values, and the values themselves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEAN_TURN_EDGES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 80.0, 100.0)
 
 
 def binned(letter: str, value: float, edges: Sequence[float]) -> str:
-    """The word of a number: the index of its bin, `x` when it is not known."""
+    """Return the token of a number: the index of its bin, `x` if unknown."""
     return f"{letter}_x" if np.isnan(value) else f"{letter}_{int(np.searchsorted(edges, value, side='right'))}"
 
 
@@ -54,25 +54,25 @@ def compass(degrees: float) -> str:
 
 
 def given(values: Floats) -> Floats:
-    """The values that are numbers; one NaN when there are none, so that their mean is not known either."""
+    """Return the values that are not NaN; a single NaN if there are none, so that their mean is NaN too."""
     present = values[~np.isnan(values)]
     return present if len(present) else np.array([np.nan])
 
 
 def between(degrees: Floats, others: Floats) -> Floats:
-    """From the one direction to the other, -180 to 180, starboard positive; NaN where one is not known."""
+    """Return the angle from each direction to the other, -180 to 180, starboard positive; NaN if either is unknown."""
     difference: Floats = (others - degrees + 180) % 360 - 180
     return difference
 
 
 def turns(track: Track) -> Floats:
-    """Degrees that the course turned since the point before; NaN where a course is not known."""
+    """Return the course change in degrees since the previous point; NaN where a course is unknown."""
     return between(np.concatenate([[np.nan], track.cog[:-1]]), track.cog)
 
 
 def summary_words(track: Track) -> tuple[str, ...]:
-    """Nine words: mean, greatest and spread of the speed, metres from first to last point, their share of the way,
-    the usual interval and its spread, mean turn, share of points without a course."""
+    """Return nine tokens: mean, maximum and spread of the speed, metres from first to last point, their ratio to the
+    path, the median interval and its spread, mean turn, fraction of points without a course."""
     speed, turn = given(track.sog), np.abs(given(turns(track)[1:]))
     interval = np.diff(track.time).astype(np.float64)
     way = float(np.sum(metres_between(track.lat[:-1], track.lon[:-1], track.lat[1:], track.lon[1:])))

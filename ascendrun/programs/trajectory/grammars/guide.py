@@ -1,7 +1,7 @@
-"""The grammars that name H3 cells: compact, and the guide's, which describe every point without its class token.
+"""The grammars with H3 cells: compact, and the guide's, which describe every point without its class token.
 
-`guide` writes the cell with all its digits. The other eight write what the published code wrote, for texts that were
-made with it: `cell_based` too, whose digits are off by one, so that the seven children of a cell look alike.
+`guide` writes the cell with all its digits. The other eight write the tokens of the published code, for texts made
+with it. This includes `cell_based`, whose digits are off by one, so that the seven children of a cell are equal.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ascendrun.programs.trajectory.tokens import Words
 
 END = "POINT_END"
 PREFIXES = (("L1", 3), ("L2", 5), ("L3", 7), ("L4", 9))
-"""Levels of the hierarchical grammars: their name and how many letters of the cell they show."""
+"""Levels of the hierarchical grammars: their name and the number of letters of the cell in a token."""
 
 REGION_LEVELS = (1, 2, 3, 4, 5, 6, 7, 8)
-"""H3 resolutions that the words name, from 600 km down to 500 m."""
+"""H3 resolutions in the tokens, from 600 km down to 500 m."""
 
 CellWords = Callable[[str, Optional[str]], tuple[str, ...]]
-"""The words of a cell; the cell of the point before, None for the first."""
+"""Function from a cell and the cell of the previous point (None: first point) to the tokens of the cell."""
 
 
 def library() -> Any:
-    """The h3 module. Raises InvalidDataError where it is not installed."""
+    """Return the h3 module. Raises InvalidDataError if it is not installed."""
     try:
         import h3
     except ImportError:
@@ -53,7 +53,7 @@ def cell_at(lat: float, lon: float, resolution: int) -> str:
 
 
 def compact_words(track: Track, *, resolution: int) -> Words:
-    """Two words a point. A short text leaves little to learn by heart when only a few thousand tracks are at hand."""
+    """Return two tokens per point. With only a few thousand tracks, a short text reduces memorization."""
     region = cell_at(np.median(track.lat), np.median(track.lon), resolution)
     cells = tuple(
         f"R{level}_{library().cell_to_parent(region, level)}" for level in REGION_LEVELS if level <= resolution
@@ -84,21 +84,21 @@ def make_words(track: Track, cell_words: CellWords, *, resolution: int) -> Words
 
 
 def guide_words(track: Track, *, resolution: int) -> Words:
-    """Twenty-one words a point at resolution 10."""
+    """Return twenty-one tokens per point at resolution 10."""
     return make_words(track, lambda cell, before: digits_of(cell), resolution=resolution)
 
 
 def digits_of(cell: str) -> tuple[str, ...]:
-    """An H3 cell as its resolution, base cell (0-121) and one digit (0-6) for each resolution below it.
+    """Return an H3 cell as its resolution, base cell (0-121) and one digit (0-6) for each resolution up to it.
 
-    The index keeps the digit of resolution r in the three bits from 3 * (15 - r) up; the seven children of a cell
+    The index stores the digit of resolution r in the three bits from 3 * (15 - r) up; the seven children of a cell
     differ in it.
     """
     return written(cell, lowest_bit=lambda level: 3 * (15 - level))
 
 
 def cell_based(cell: str, before: str | None) -> tuple[str, ...]:
-    """As published: each digit is that of the resolution above, and the finest is lost."""
+    """Return the published form: each digit is that of the next coarser resolution, and the finest is lost."""
     return written(cell, lowest_bit=lambda level: 3 * (16 - level))
 
 
@@ -142,7 +142,7 @@ def grid_based(cell: str, before: str | None) -> tuple[str, ...]:
 
 
 def relative(cell: str, before: str | None) -> tuple[str, ...]:
-    """What changed since the point before, level by level; the first point in full."""
+    """Return the changes since the previous point, level by level; all levels for the first point."""
     if before is None:
         return hierarchical_optimized(cell, None)
     words = ["H3_RES_SAME" if cell[1] == before[1] else f"H3_RES_CHANGE_{cell[1]}"]

@@ -1,5 +1,5 @@
-"""The motion grammar: where in two nested grids, the whole motion and bow in words, then each point relative to the
-one before. It needs no library, and reads headings where the data has them."""
+"""The motion grammar: position in two nested grids, the total motion and heading as tokens, then each point relative to
+the previous point. It requires no library, and uses headings if the data has them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ascendrun.programs.trajectory.tokens import Words
 
 GRID_LEVELS = 7
 COARSEST_DEGREES = 8.0
-"""Each level's cells are a quarter as wide as those before: 8 degrees, 2, … down to 220 m."""
+"""Cell size of level 0; each level's cells are a quarter as wide as the previous: 8 degrees, 2, … down to 220 m."""
 STILL_KNOTS = 0.5
 DRIFT_EDGES = (2.0, 5.0, 10.0, 20.0, 45.0, 90.0, 135.0)
 LENGTH_EDGES = (
@@ -41,7 +41,7 @@ SLIM_EDGES = (1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0)
 
 
 def motion_words(track: Track, *, resolution: int) -> Words:
-    """Three words a point: speed, turn, and how far the bow points away from the course. `resolution` is not
+    """Return three tokens per point: speed, turn, and angle between heading and course. `resolution` is not
     used."""
     drift = np.abs(between(track.cog, track.heading))
     points = tuple(
@@ -58,7 +58,7 @@ def motion_words(track: Track, *, resolution: int) -> Words:
 
 
 def sized_words(track: Track, *, resolution: int) -> Words:
-    """The motion grammar and the ship's size, from its static messages."""
+    """Return the motion grammar and the ship's size, from its static messages."""
     words = motion_words(track, resolution=resolution)
     slim = track.length / track.width if track.width else float("nan")
     size = (
@@ -70,8 +70,8 @@ def sized_words(track: Track, *, resolution: int) -> Words:
 
 
 def grid_words(lat: float, lon: float) -> Iterator[str]:
-    """The cell of every level in each of two grids; the second is moved by half a cell, so that no place is at the
-    border of both."""
+    """Yield the cell of every level in each of two grids; the second is shifted by half a cell, so that no place is at
+    the border of both."""
     for level in range(GRID_LEVELS):
         degrees = COARSEST_DEGREES / 4**level
         for name, moved in (("G", 0.0), ("F", 0.5)):
@@ -79,7 +79,7 @@ def grid_words(lat: float, lon: float) -> Iterator[str]:
 
 
 def bow_words(track: Track, drift: Floats) -> tuple[str, ...]:
-    """Of the headings: the share that is not given, mean turn, usual drift from the course."""
+    """Return tokens of the headings: the fraction that is missing, mean turn, median drift from the course."""
     swing = np.abs(given(np.diff(track.heading) if len(track) > 1 else track.heading * np.nan))
     swing = np.minimum(swing, 360 - swing)
     return (
@@ -90,7 +90,7 @@ def bow_words(track: Track, drift: Floats) -> tuple[str, ...]:
 
 
 def stay_words(track: Track) -> tuple[str, ...]:
-    """Share of points that lie still, their longest row in seconds, spread of the place in metres, hour of the day."""
+    """Return fraction of points at rest, longest rest in seconds, spread of the position in metres, hour of the day."""
     still = np.nan_to_num(track.sog, nan=0.0) < STILL_KNOTS
     spread = math.hypot(
         float(track.lat.std()) * METRES_PER_DEGREE,

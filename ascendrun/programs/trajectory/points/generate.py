@@ -1,4 +1,4 @@
-"""The embedded data: plausible tracks of seven vessel types, each with its own motion; same seed, same tracks."""
+"""Synthetic data: plausible tracks of seven vessel types, each with its own motion; same seed, same tracks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ascendrun.programs.trajectory.points.tracks import METRES_PER_DEGREE, METRE
 
 Rng = np.random.Generator
 Motion = tuple[Floats, Floats]
-"""Speed in knots and course in degrees, one value a point."""
+"""Speed in knots and course in degrees, one value per point."""
 
 START_S = 1_640_995_200
 PORTS = ((29.95, -90.06), (33.74, -118.25), (40.66, -74.05), (47.60, -122.36), (27.90, -82.45), (36.95, -76.33))
 MOORED_SHARE = 0.12
-"""Ships of every kind are moored at times and then look alike: no classifier reaches 1.0 here."""
+"""Fraction of ships that are moored; types are then indistinguishable: no classifier reaches 1.0 here."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One vessel type: how common it is, how it moves, and seconds between its reports."""
+    """One vessel type: its frequency, its motion, and the seconds between its reports."""
 
     share: float
     interval_s: float
@@ -30,7 +30,7 @@ class Kind:
 
 
 def steady(rng: Rng, points: int, *, low: float, high: float, wander: float, jitter: float) -> Motion:
-    """A ship on passage: speed nearly constant, course drifting slowly."""
+    """Generate a ship on passage: speed nearly constant, course drifting slowly."""
     speed = rng.uniform(low, high) + rng.normal(0, jitter, points)
     course = rng.uniform(0, 360) + np.cumsum(rng.normal(0, wander, points))
     return speed, course
@@ -45,7 +45,7 @@ def cargo(rng: Rng, points: int) -> Motion:
 
 
 def fishing(rng: Rng, points: int) -> Motion:
-    """Slow tows to and fro, with sharp turns."""
+    """Generate slow tows in alternating directions, with sharp turns."""
     leg = rng.integers(3, 7)
     legs = np.arange(points) // leg
     course = rng.uniform(0, 360) + legs % 2 * rng.uniform(120, 200) + rng.normal(0, 12, points)
@@ -53,14 +53,14 @@ def fishing(rng: Rng, points: int) -> Motion:
 
 
 def tug(rng: Rng, points: int) -> Motion:
-    """Short errands: speeds up and down, turns often."""
+    """Generate short trips: variable speed, frequent turns."""
     phase = np.linspace(0, rng.uniform(3, 12), points) + rng.uniform(0, 6)
     speed = 4.5 + 2.5 * np.sin(phase) + rng.normal(0, 0.6, points)
     return speed, rng.uniform(0, 360) + np.cumsum(rng.normal(0, 16, points))
 
 
 def passenger(rng: Rng, points: int) -> Motion:
-    """A ferry: a fast crossing, a stop at the pier, and back."""
+    """Generate a ferry: a fast crossing, a stop at the pier, and the return."""
     half = int(rng.integers(5, 10))
     phase = (np.arange(points) + rng.integers(0, half)) % half
     speed = np.where(phase < half - 2, rng.uniform(12, 22), 0.4) + rng.normal(0, 0.8, points)
@@ -69,14 +69,14 @@ def passenger(rng: Rng, points: int) -> Motion:
 
 
 def sailing(rng: Rng, points: int) -> Motion:
-    """Tacks against the wind, with a speed that the gusts make."""
+    """Generate tacks against the wind, with a speed that depends on gusts."""
     wind, angle = rng.uniform(0, 360), rng.uniform(40, 55)
     tack = np.where((np.arange(points) // int(rng.integers(4, 9))) % 2 == 0, angle, -angle)
     return rng.uniform(3.5, 7) + rng.normal(0, 1.0, points), wind + tack + rng.normal(0, 6, points)
 
 
 def other(rng: Rng, points: int) -> Motion:
-    """Workboats and launches: each behaves like some other kind, not quite."""
+    """Generate workboats and launches: each moves approximately like another type."""
     motion = (tug, fishing, passenger, sailing)[int(rng.integers(0, 4))]
     speed, course = motion(rng, points)
     return speed * rng.uniform(0.7, 1.4), course + rng.normal(0, 10, points)
@@ -94,7 +94,7 @@ KINDS: dict[str, Kind] = {
 
 
 def generate(count: int, *, seed: int, min_points: int = 12, max_points: int = 24) -> list[Track]:
-    """`count` tracks, one per ship. The i-th track depends on `seed` and i only, so more tracks keep the first ones."""
+    """Return `count` tracks, one per ship. The i-th track depends only on `seed` and i: more tracks keep the first."""
     names = list(KINDS)
     edges = np.cumsum([KINDS[name].share for name in names])
     tracks = []
@@ -119,7 +119,7 @@ def make_track(number: int, name: str, rng: Rng, points: int) -> Track:
 
 
 def sail(rng: Rng, speed: Floats, course: Floats, seconds: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Positions that follow from speed and course, from a place near one of PORTS."""
+    """Return positions from speed and course, starting near one of PORTS."""
     port_lat, port_lon = PORTS[int(rng.integers(0, len(PORTS)))]
     metres = speed * METRES_PER_KNOT_SECOND * seconds
     north, east = np.cumsum(metres * np.cos(np.radians(course))), np.cumsum(metres * np.sin(np.radians(course)))

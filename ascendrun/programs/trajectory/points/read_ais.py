@@ -1,4 +1,4 @@
-"""Reads AIS points from CSV or Parquet files of any known layout."""
+"""Reader of AIS points from CSV or Parquet files of any known layout."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ ALIASES = {
     "sender": ("type of mobile",),
     "split": ("split",),
 }
-"""Column names by ours, in small letters: those of MarineCadastre (US), of the Danish Maritime Authority, and common
-ones."""
+"""Column names by internal name, in lower case: those of MarineCadastre (US), of the Danish Maritime Authority, and
+common names."""
 NEEDED = ("time", "lat", "lon", "sog", "cog")
 NO_CLASS = ("", "nan", "none", "undefined", "unknown")
 DANISH_TIME = "%d/%m/%Y %H:%M:%S"
 LATEST_S = 7_258_118_400
-"""The year 2200. What is later is a count of milliseconds, or a mistake."""
+"""The year 2200. A later time is in milliseconds, or a mistake."""
 NO_TIME = Text(
     "program.no-time", "have no valid time (ISO, seconds since 1970, or day/month/year hours:minutes:seconds)"
 )
@@ -48,7 +48,7 @@ NUMBERED_CLASSES = (
     "Passenger_Ship", "Sand_Carrier", "Fishery_Research_Vessel", "Supply_Ship", "Storage_Tanker", "Submarine",
     "Transport_Ship",
 )  # fmt: skip
-"""Names of the classes that some data sets give as numbers 0 to 13."""
+"""Names of the classes that some data sets number from 0 to 13."""
 CLASS_OF_CODE = {
     30: "Fishing",
     31: "Tug_Tow",
@@ -60,13 +60,13 @@ CLASS_OF_CODE = {
     **dict.fromkeys(range(70, 80), "Cargo"),
     **dict.fromkeys(range(80, 90), "Tanker"),
 }
-"""By AIS ship type; 0 and none are unknown, all others `Other`."""
+"""Class by AIS ship type; 0 and missing are unknown, all others `Other`."""
 
 
 def read_tracks(path: Path, *, columns: Mapping[str, str], limits: Limits) -> tuple[list[Track], Cleaning]:
-    """All tracks of a file, or of all files of a folder. Raises InvalidDataError when there is nothing to use.
+    """Return all tracks of a file, or of all files of a directory. Raises InvalidDataError if no track is usable.
 
-    `columns` maps our names (the keys of ALIASES) to the file's; what it does not name is found by ALIASES.
+    `columns` maps internal names (the keys of ALIASES) to the file's; other names are found by ALIASES.
     """
     files = data_files(path)
     raw: list[Track] = []
@@ -110,12 +110,12 @@ CUT_AWAY = {
     "outliers": Text("program.outliers", "are outliers"),
     "short_pieces": Text("program.short-segments", "segments are too short"),
 }
-"""What cut_tracks counts, in words."""
+"""Messages for the counts of cut_tracks."""
 
 
 @dataclass
 class LeftOut:
-    """Points that cannot be used: how many for each reason, with an example."""
+    """Unusable points: their number for each reason, with an example."""
 
     found: dict[Text, tuple[int, Text]] = field(default_factory=dict)
 
@@ -171,7 +171,7 @@ def stem(file: Path) -> str:
 
 
 def match_columns(names: Sequence[str], wanted: Mapping[str, str], file: Path) -> dict[str, str]:
-    """The file's column for each of our names. Raises InvalidDataError with all that is missing."""
+    """Return the file's column for each internal name. Raises InvalidDataError with all missing columns."""
     unknown = [key for key in wanted if key not in ALIASES]
     absent = [name for name in wanted.values() if name not in names]
     if unknown or absent:
@@ -198,7 +198,7 @@ def match_columns(names: Sequence[str], wanted: Mapping[str, str], file: Path) -
 
 
 def find_columns(names: Sequence[str]) -> dict[str, str]:
-    """The file's column for each of our names, by ALIASES, where it has one."""
+    """Return the file's column for each internal name found by ALIASES."""
     by_lower = {name.lower(): name for name in names}
     found = {
         key: next((by_lower[alias] for alias in aliases if alias in by_lower), None) for key, aliases in ALIASES.items()
@@ -209,8 +209,8 @@ def find_columns(names: Sequence[str]) -> dict[str, str]:
 def clean_rows(
     table: Mapping[str, Sequence[Any]], found: Mapping[str, str], default_ship: str, left_out: LeftOut
 ) -> list[Track]:
-    """One track per ship (and track id), of its usable points; the label is the first one given. `left_out` counts
-    the others."""
+    """Return one track per ship (and track id), of its usable points; the label is the first given. `left_out` counts
+    the other points."""
     count = len(table[found["time"]])
     lat, lon = numbers(table[found["lat"]]), numbers(table[found["lon"]])
     sog, cog = numbers(table[found["sog"]]), numbers(table[found["cog"]])
@@ -267,12 +267,12 @@ def clean_rows(
 
 
 def is_ship(sender: str) -> bool:
-    """Base stations and buoys send positions too; no such column: everything is a ship."""
+    """Return whether a ship sent it; base stations and buoys send positions too. Empty (no such column): true."""
     return sender in ("", "Class A", "Class B")
 
 
 def class_texts(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], count: int) -> list[str]:
-    """The class column; without one, the class of each AIS ship type."""
+    """Return the class column; without it, the class of each AIS ship type."""
     if "class" in found or "type_code" not in found:
         return texts(table, found, "class", count, "")
     codes = numbers(table[found["type_code"]])
@@ -280,7 +280,7 @@ def class_texts(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], co
 
 
 def first_size(values: Floats, rows: Sequence[int]) -> float:
-    """Metres; NaN where none above 0 is given."""
+    """Return the first size in metres above 0; NaN if there is none."""
     return next((float(values[i]) for i in rows if values[i] > 0), float("nan"))
 
 
@@ -289,7 +289,7 @@ def optional_numbers(table: Mapping[str, Sequence[Any]], found: Mapping[str, str
 
 
 def numbers(values: Sequence[Any]) -> Floats:
-    """As floats; what is no number becomes NaN."""
+    """Convert to floats; a value that is not a number becomes NaN."""
     try:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -304,7 +304,7 @@ def one_number(value: Any) -> float:
 
 
 def read_time(value: Any) -> float:
-    """UTC seconds of an ISO text, a datetime or a number of seconds; NaN when it is none of these."""
+    """Return UTC seconds of an ISO text, a datetime or a number of seconds; NaN for other values."""
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
     if isinstance(value, (int, float)):
@@ -317,7 +317,7 @@ def read_time(value: Any) -> float:
 
 
 def danish_time(text: str) -> float:
-    """Of "03/01/2022 00:00:07", the third of January; else a number of seconds, else NaN."""
+    """Parse "03/01/2022 00:00:07", the third of January; else a number of seconds, else NaN."""
     try:
         return datetime.strptime(text, DANISH_TIME).replace(tzinfo=timezone.utc).timestamp()
     except ValueError:
@@ -337,7 +337,7 @@ def first_given(values: Sequence[str], rows: Sequence[int]) -> str:
 
 
 def class_name(text: str) -> str | None:
-    """The class as a name; numbers 0 to 13 become NUMBERED_CLASSES."""
+    """Return the class name, None if unknown; numbers 0 to 13 become NUMBERED_CLASSES."""
     if text.lower() in NO_CLASS:
         return None
     number = one_number(text)
@@ -347,5 +347,5 @@ def class_name(text: str) -> str | None:
 
 
 def split_name(text: str) -> str | None:
-    """One of SPLITS by any of its common names; another stays as it is, for split_records to check."""
+    """Return a common split name as one of SPLITS; others in lower case, for split_records to check; None if empty."""
     return {"validation": "val", "valid": "val", "dev": "val"}.get(text.lower(), text.lower()) or None

@@ -1,4 +1,4 @@
-"""Tables in CSV and Parquet files: columns by name, and which lines of a file are no row of its table."""
+"""Tables in CSV and Parquet files: columns by name, and the invalid lines of a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_TEXT = "\0\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True)
 class Table:
-    """`torn`: lines with too few or too many values, which hold no row; `first_torn`: the number of the first."""
+    """`torn`: number of lines with too few or too many values, which are skipped; `first_torn`: the first of them."""
 
     columns: Mapping[str, Sequence[Any]]
     torn: int = 0
@@ -27,7 +27,7 @@ class Table:
 
 
 def read_table(file: Path) -> Table:
-    """Raises InvalidDataError for a file that is no table."""
+    """Read a table. Raises InvalidDataError for an invalid file."""
     try:
         return Table(read_parquet(file)) if file.suffix == ".parquet" else read_csv(file)
     except (EOFError, OSError, zlib.error) as error:
@@ -53,7 +53,7 @@ def read_parquet(file: Path) -> dict[str, Sequence[Any]]:
 
 
 def read_csv(file: Path) -> Table:
-    """A ship's name in another encoding is no reason to reject its positions; empty lines are skipped."""
+    """Read a CSV file. A ship name in another encoding does not make its positions invalid; empty lines are skipped."""
     body: list[list[str]] = []
     torn, first_torn, began = 0, None, 1
     with open_text(file) as lines:

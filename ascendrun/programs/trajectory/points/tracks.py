@@ -1,4 +1,4 @@
-"""Tracks, and the way from AIS points to them: read, clean, cut, and count what was left out."""
+"""Tracks, and their creation from AIS points: read, clean, cut, and count the removed points."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ascendrun.text import Text
 Floats = NDArray[np.float64]
 
 FASTEST_KNOTS = 102.2
-"""AIS sends 102.3 for "no speed"; nothing above 102.2 is a measurement."""
+"""AIS sends 102.3 for "no speed"; a value above 102.2 is not a measurement."""
 GPS_SLACK_M = 200.0
-"""Two positions a second apart may differ by so much without a jump."""
+"""Maximum distance between two positions, beyond that of the maximum speed, that is not a jump."""
 METRES_PER_DEGREE = 111_320.0
 METRES_PER_KNOT_SECOND = 0.514444
 SPLITS = ("train", "val", "test")
@@ -25,7 +25,7 @@ SPLITS = ("train", "val", "test")
 @dataclass(frozen=True)
 class Track:
     """Consecutive points of one ship, oldest first. `time`: UTC seconds; `sog`: knots; `cog`, `heading`: degrees; NaN:
-    not known. `label` None: the class is not known; `split` None: not given in the data. `length`, `width`: metres."""
+    unknown. `label` None: unknown class; `split` None: not given in the data. `length`, `width`: metres."""
 
     id: str
     ship: str
@@ -49,7 +49,7 @@ class Track:
         return len(self.time)
 
     def of_points(self, points: Any) -> Track:
-        """The track of some of its points: a slice, numbers or a mask."""
+        """Return the track of some of its points: a slice, numbers or a mask."""
         return replace(self, **{name: getattr(self, name)[points] for name in PER_POINT})
 
     def part(self, start: int, stop: int) -> Track:
@@ -61,7 +61,7 @@ PER_POINT = ("time", "lat", "lon", "sog", "cog", "heading")
 
 @dataclass(frozen=True)
 class Limits:
-    """How tracks are cut: at silences over `gap_s`, where the way between two points would take more than `max_knots`
+    """Tracks are cut at gaps over `gap_s`, where the path between two points requires more than `max_knots`
     (0: no such limit), into pieces of `segment_points`; under `min_points`: dropped."""
 
     gap_s: int = 3600
@@ -72,9 +72,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What was read and what was left out: `bad_points` have no time or place, `repeated_points` a moment that was
-    there already, `outliers` a place that no ship reaches and returns from. `jumps`: tracks cut at such a place that
-    is not left again. `why_bad`: the reasons for bad points, with an example of each."""
+    """Counts of points read and removed: `bad_points` have no time or position, `repeated_points` repeat a time,
+    `outliers` have an unreachable position between two normal points. `jumps`: cuts at an unreachable position
+    without a return. `why_bad`: the reasons for bad points, with an example of each."""
 
     points: int
     bad_points: int
@@ -87,7 +87,7 @@ class Cleaning:
 
 
 def cut_tracks(raw: Sequence[Track], limits: Limits) -> tuple[list[Track], dict[str, int]]:
-    """Clean tracks of whole ones, and the counts for Cleaning."""
+    """Clean and cut tracks. Return the pieces, and the counts for Cleaning."""
     counts = {"repeated_points": 0, "outliers": 0, "jumps": 0, "short_pieces": 0}
     tracks: list[Track] = []
     for track in raw:
@@ -106,27 +106,27 @@ def cut_tracks(raw: Sequence[Track], limits: Limits) -> tuple[list[Track], dict[
 
 
 def in_order(track: Track) -> tuple[Track, int]:
-    """The track by time, each moment once; and how many points were left out."""
+    """Return the track by time, each time once; and the number of removed points."""
     _, first = np.unique(track.time, return_index=True)
     return track.of_points(first), len(track) - len(first)
 
 
 def metres_between(lat: Floats, lon: Floats, to_lat: Floats, to_lon: Floats) -> Floats:
-    """Over a flat earth: good enough within a track."""
+    """Return distances over a flat earth: accurate enough within a track."""
     north = (to_lat - lat) * METRES_PER_DEGREE
     east = ((to_lon - lon + 180) % 360 - 180) * METRES_PER_DEGREE * np.cos(np.radians(lat))
     return np.hypot(north, east)
 
 
 def is_too_far(track: Track, one: NDArray[np.int64], other: NDArray[np.int64], max_knots: float) -> NDArray[np.bool_]:
-    """Whether a ship would have to be faster than `max_knots` from each point of `one` to that of `other`."""
+    """Return whether the speed from each point of `one` to that of `other` would exceed `max_knots`."""
     metres = metres_between(track.lat[one], track.lon[one], track.lat[other], track.lon[other])
     reach = (track.time[other] - track.time[one]) * max_knots * METRES_PER_KNOT_SECOND + GPS_SLACK_M
     return np.asarray(metres > reach)
 
 
 def without_outliers(track: Track, max_knots: float) -> tuple[Track, int]:
-    """Without points that are too far from both neighbours, which are near each other."""
+    """Remove points that are too far from both neighbours, which are near each other. Return also their number."""
     if not max_knots or len(track) < 3:
         return track, 0
     middle = np.arange(1, len(track) - 1)
@@ -138,7 +138,7 @@ def without_outliers(track: Track, max_knots: float) -> tuple[Track, int]:
 
 
 def jumps(track: Track, max_knots: float) -> list[int]:
-    """Numbers of the points that their predecessor could not have reached."""
+    """Return the indices of the points that are unreachable from their predecessor."""
     if not max_knots or len(track) < 2:
         return []
     later = np.arange(1, len(track))

@@ -1,4 +1,4 @@
-"""What the stages share: option checks, the description of the data, the model that a training starts from."""
+"""Shared code of the stages: option checks, the description of the data, the initial model of a training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ascendrun.text import Text, from_json
 
 
 def refuse(options: Options) -> None:
-    """Raises InvalidDataError for options that contradict each other."""
+    """Raise InvalidDataError for options that contradict each other."""
     if not options["base_model"]:
         if options["hidden_size"] % (2 * options["num_attention_heads"]):
             raise InvalidDataError(
@@ -82,7 +82,7 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
 
 
 def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes, Any]:
-    """The sizes of the model, and what fills a new one: a function of the reader, for all ranks alike."""
+    """Return the sizes of the model, and a function that fills a new reader, the same on all ranks."""
     base = Path(options["base_model"]) if options["base_model"] else None
     if base is None:
         return own_sizes(options, samples), lambda reader: None
@@ -121,7 +121,7 @@ def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes
 
 
 def pretrained_folder(base: Path) -> Path | None:
-    """Where in `base` a pretraining left its model; None: it is no output of one."""
+    """Return the directory in `base` with a pretrained model; None: not the output of a pretraining."""
     return next((folder for folder in (base, base / "best") if (folder / PRETRAINED_FILE).is_file()), None)
 
 

@@ -1,4 +1,4 @@
-"""The evaluate stage: one classifier, or several that vote, before ships that none of them saw."""
+"""The evaluate stage: one classifier, or a vote of several, on ships that no training used."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
 
 
 def adjusted(vote: Vote, options: Options, samples: Samples, here: Runtime) -> tuple[Vote, dict[str, Any]]:
-    """The vote with its adjustment, and what it and its members score on the validation ships."""
+    """Return the vote with its adjustment, and the scores of vote and members on the validation ships."""
     encoded = encode_all(samples.records["val"], vote.members[0].vocabulary, ids_of(vote))
     each = each_member_on(vote, encoded, here, options)
     truth, priors = [sample.label for sample in encoded], vote.members[0].priors
@@ -119,7 +119,7 @@ def in_short(probabilities: Floats, truth: Sequence[int], names: Sequence[str]) 
 def vote_by_ship(
     ships: Sequence[str], probabilities: Floats, truth: Sequence[int]
 ) -> tuple[list[str], Floats, list[int]]:
-    """Each ship once: the mean over its segments, and its class."""
+    """Return each ship once: the mean over its segments, and its class."""
     rows: dict[str, list[int]] = {}
     for i, ship in enumerate(ships):
         rows.setdefault(ship, []).append(i)
@@ -154,8 +154,8 @@ def as_text(scores: Scores, baseline: Scores, of_ships: Any, calibration: Calibr
 
 
 def draw(output: Path, scores: Scores, calibration: Calibration) -> Text:
-    """report.png, where matplotlib is installed; what came of it."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # how it keeps its fonts is no line of a job's log
+    """Write report.png if matplotlib is installed; return the log message."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its messages about fonts do not belong in a job's log
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,4 +1,4 @@
-"""`--mode=plan`: what pretraining and finetuning would do and need, estimated on any machine without a device."""
+"""`--mode=plan`: steps and memory of pretraining and finetuning, estimated on any machine without a device."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ascendrun.programs.trajectory.train import plan_of, steps_of
 from ascendrun.text import Text
 
 LARGE = 100_000_000
-"""Weights from which on the memory of a training is estimated before it starts, too; smaller models fit anywhere."""
+"""Number of weights from which memory is also estimated before a training starts; smaller models fit anywhere."""
 
 
 def plan_stage(options: Options, here: Runtime) -> None:
-    """Raises ModelTooLargeError when a training would not fit, InvalidDataError when no estimate is possible."""
+    """Log estimates. Raises ModelTooLargeError if a training does not fit, InvalidDataError if none is possible."""
     ranks = options["world_size"] or here.world_size
     target = memory.target_of(here.accelerator, options["dtype"], ranks, chip=options["chip"])
     refuse(options)
@@ -40,7 +40,7 @@ def plan_stage(options: Options, here: Runtime) -> None:
 
 
 def trainings(options: Options, samples: Samples) -> list[tuple[str, Sequence[Encoded], float]]:
-    """(name, tracks, fraction of the tokens to predict) of the trainings that the options could start."""
+    """Return (name, tracks, fraction of the tokens to predict) of the trainings that the options could start."""
     asked = 1.0 if options["objective"] == "clm" else float(options["mlm_probability"])
     return [("pretrain", unlabelled(samples), asked), ("finetune", samples.encoded["train"], 0.0)]
 
@@ -48,7 +48,7 @@ def trainings(options: Options, samples: Samples) -> list[tuple[str, Sequence[En
 def account(
     name: str, rows: Sequence[Encoded], fraction: float, sizes: Sizes, options: Options, target: memory.Target
 ) -> tuple[list[Text], list[Text]]:
-    """(steps, passes and memory for people, why it would not fit)."""
+    """Return (lines about steps, passes and memory, reasons why it does not fit)."""
     plan, ranks = plan_of(rows, options), target.world_size
     largest = sizing.largest_pass(plan, options, family=target.family, world_size=ranks, asked_fraction=fraction)
     checkpointed = options["gradient_checkpointing"]
@@ -101,8 +101,8 @@ def account(
 def warnings(
     name: str, samples: Samples, sizes: Sizes, options: Options, here: Runtime, *, weights: int
 ) -> Sequence[Text | str]:
-    """Before a training starts: batches that do not divide, and whether a large model will not fit; an estimate may be
-    wrong, so nothing is refused. For rank 0; nothing elsewhere."""
+    """Return warnings before a training: batches that do not divide, a large model that does not fit. An estimate may
+    be wrong, so nothing is rejected. Rank 0 only; other ranks return nothing."""
     if not here.is_first:
         return []
     rows, fraction = next((rows, fraction) for each, rows, fraction in trainings(options, samples) if each == name)

@@ -1,4 +1,4 @@
-"""The predictions of a trained classifier for many tracks: by file over all ranks, with what it cost."""
+"""The predictions of a trained classifier for many tracks: from a file on all ranks, with their throughput."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ascendrun.programs.trajectory.vote import answer, ids_of, vote_on
 
 
 def classify(options: Options, here: Runtime) -> None:
-    """Predict every track of --data_path (- : lines on standard input); scores too where the classes are known."""
+    """Predict every track of --prepared_dir or --data_path (- : lines on standard input); score known classes."""
     vote = load_vote([Path(name) for name in options["model_path"]], here.accelerator)
     if Path(options["data_path"]).name == "-":
         classify_stream(vote, options, here)
@@ -91,7 +91,7 @@ def records_to_classify(options: Options, vote: Vote) -> list[Record]:
 def write_predictions(
     path: Path, records: Sequence[Record], probabilities: Floats, names: Sequence[str], *, with_all: bool = True
 ) -> None:
-    """One line a track: its class_name and confidence, and the truth where it is known."""
+    """Write one line per track: its class_name and confidence, and the truth if known."""
     with replacing(path) as fresh, open(fresh, "w", encoding="utf-8") as file:
         for record, row in zip(records, probabilities):
             line = {"track": record.id, "ship": record.ship, **answer(row, names, with_all=with_all)}

@@ -1,4 +1,4 @@
-"""The classifier behind HTTP: POST /predict and GET /health, on loopback by default."""
+"""HTTP service of the classifier: POST /predict and GET /health, on loopback by default."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_TRACKS = 256
 INPUT_KEYS = ("text", "texts", "points", "tracks")
 SILENCE_S = 30.0
 ANSWER_S = 30.0
-"""So long after the stop signal the requests that are there may take to be answered."""
+"""Seconds after the stop signal within which pending requests must complete."""
 POLL_S = 0.2
 
 
@@ -37,7 +37,7 @@ class RequestRefusedError(Exception):
 
 
 def answer_request(classifier: Classifier, body: bytes) -> dict[str, Any]:
-    """{"text"}, {"texts": […]}, {"points": […]} or {"tracks": [[…], …]}, with "probabilities": true where wanted."""
+    """Reply to {"text"}, {"texts": […]}, {"points": […]} or {"tracks": [[…], …]}; optional: "probabilities": true."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -73,11 +73,11 @@ def unknown_path() -> Text:
 
 
 class Service(ThreadingHTTPServer):
-    """Knows how many requests wait for their answer. An idle connection ends with the process."""
+    """HTTP server that counts the requests in progress. An idle connection ends with the process."""
 
     daemon_threads = True
     request_queue_size = 128
-    """Who comes in a burst is not sent away to try again a second later."""
+    """Clients in a burst are queued, instead of retrying after a second."""
 
     def __init__(self, address: tuple[str, int], handler: Callable[..., BaseHTTPRequestHandler]) -> None:
         super().__init__(address, handler)
@@ -96,18 +96,18 @@ class Service(ThreadingHTTPServer):
                 self._changed.notify_all()
 
     def wait_for_answers(self, limit_s: float) -> bool:
-        """False: some are still to be given after so long."""
+        """Wait until no request is in progress; false: some are after `limit_s` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self.waiting == 0, limit_s)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no fault; its trace would fill the job's log."""
+        """Ignore a client that disconnected; its traceback would fill the job's log."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 def make_server(classifier: Classifier, host: str, port: int) -> Service:
-    """Bound, not yet serving. One prediction at a time; requests wait for each other, /health does not."""
+    """Create a bound server that is not serving yet. Predictions run one at a time; /health does not wait for them."""
     turn = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -174,14 +174,14 @@ def make_server(classifier: Classifier, host: str, port: int) -> Service:
             self.reply(code, {"error": message or str(unknown_path())})
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Silent: a busy endpoint would fill the job's log."""
+            """Log nothing: a busy endpoint would fill the job's log."""
 
     server = Service((host, port), Handler)
     return server
 
 
 def serve_stage(options: Options, here: Runtime) -> None:
-    """Until the stop signal. Every rank serves at --port plus its local rank, each with a device of its own."""
+    """Serve until the stop signal. Every rank serves at --port plus its local rank, each with its own device."""
     classifier = Classifier.of(load_vote([Path(name) for name in options["model_path"]], here.accelerator), here.device)
     for _ in range(options["inference_warmup_steps"]):
         classifier.predict_batch(["POINT_END"])
@@ -220,14 +220,14 @@ def serve_stage(options: Options, here: Runtime) -> None:
 
 
 def serve_until(server: Service, is_over: Callable[[], bool]) -> bool:
-    """Whether what was asked by then was answered, too."""
+    """Serve until `is_over`, then complete pending requests; false: some were dropped."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": POLL_S}, daemon=True)
     thread.start()
     over = threading.Event()
     while not is_over():
         over.wait(POLL_S)
     server.shutdown()
-    while select.select([server], [], [], 0)[0]:  # they are connected, and not accepted yet
+    while select.select([server], [], [], 0)[0]:  # connected, and not accepted yet
         server.handle_request()
     over.wait(POLL_S)
     has_answered = server.wait_for_answers(ANSWER_S)

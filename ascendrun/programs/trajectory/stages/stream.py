@@ -1,4 +1,4 @@
-"""Lines in, lines out: {"text"} or {"points"} on standard input, an answer on standard output for each, in order."""
+"""Line by line replies: {"text"} or {"points"} on standard input, a reply on standard output for each, in order."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def classify_stream(vote: Vote, options: Options, here: Runtime) -> None:
 
 
 def lines_until(is_over: Callable[[], bool], source: int) -> Iterator[bytes]:
-    """The lines of a file descriptor, each as soon as it is there, till its end or a signal after which `is_over`.
+    """Yield each line of a file descriptor when it arrives, until its end or a signal after which `is_over`.
 
-    Reading alone would not end: Python begins it again after every signal.
+    A plain read would not end: Python resumes it after every signal.
     """
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
@@ -59,14 +59,14 @@ def lines_until(is_over: Callable[[], bool], source: int) -> Iterator[bytes]:
 
 
 def answer_lines(classifier: Classifier, lines: Iterable[bytes | str], out: TextIO, *, with_all: bool) -> None:
-    """Each at once: who waits for an answer before the next question is not kept waiting."""
+    """Write each reply immediately: a client may wait for it before it sends the next line."""
     for line in lines:
         out.write(json.dumps(answer_line(classifier, line, with_all)) + "\n")
         out.flush()
 
 
 def answer_line(classifier: Classifier, line: bytes | str, with_all: bool) -> dict[str, Any]:
-    """A bad line gets {"error"} and does not end the stream."""
+    """Reply to a line. An invalid line gets {"error"} and does not end the stream."""
     try:
         asked = json.loads(line)
         if not isinstance(asked, dict) or not ({"text", "points"} & set(asked)):

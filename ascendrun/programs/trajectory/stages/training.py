@@ -1,4 +1,4 @@
-"""The stages from end to end: prepare, pretrain, finetune; and `train`, which does the first and last in one go."""
+"""The training stages: prepare, pretrain, finetune; and `train`, which combines the first and the last."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ascendrun.text import Text
 
 
 def prepare_stage(options: Options, here: Runtime) -> None:
-    """Words, splits and vocabulary into --output_dir, on every node: by its first rank, and all nodes must agree."""
+    """Write tokens, splits and vocabulary to --output_dir on every node, by its first rank; all nodes must agree."""
     folder = Path(options["output_dir"]).absolute()
     prepared = prepare(options)
     if here.local_rank == 0:
@@ -51,7 +51,7 @@ def prepare_stage(options: Options, here: Runtime) -> None:
 
 
 def open_samples(options: Options, here: Runtime) -> Samples:
-    """What a training learns from. Options that cannot work are refused before it is read. Raises InvalidDataError."""
+    """Return the data of a training. Unusable options are rejected before it is read. Raises InvalidDataError."""
     refuse(options)
     choose_precision(options["dtype"], here.accelerator)
     errors.check_writable(Path(options["output_dir"]).absolute())
@@ -100,7 +100,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
 
 
 def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
-    """False: stopped by a signal, or out of time; its checkpoint was saved."""
+    """Run the loop; false: stopped by a signal, or out of time, with a saved checkpoint."""
     loop.resume(options["resume_from_checkpoint"])
     if options["auto_find_batch_size"]:
         assert isinstance(loop.plan, Buckets)
@@ -122,8 +122,8 @@ def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
 
 
 def train(options: Options, here: Runtime) -> None:
-    """Trains, keeps the best model, reports on the test ships, as finetune on the validation ships. Stopped by a signal
-    it saves and returns early."""
+    """Train, keep the best model, report on the test ships (mode finetune: validation ships). After a stop signal, save
+    and return early."""
     started_s = time.monotonic()
     samples = open_samples(options, here)
     sizes, fill = begin_with(options, samples, here)
@@ -159,7 +159,7 @@ def train(options: Options, here: Runtime) -> None:
 def report(
     options: Options, samples: Samples, trained: Trained, progress: Progress, here: Runtime, seconds: float, split: str
 ) -> None:
-    """The split's report and predictions, in `output` on rank 0's node."""
+    """Write the split's report and predictions to `output` on rank 0's node."""
     output = Path(options["output_dir"]).absolute()
     probabilities = predict(trained.model, samples.encoded[split], here, options)
     truth = samples.labels(split)
