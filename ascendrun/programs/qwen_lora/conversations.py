@@ -38,8 +38,8 @@ class Conversation:
 
 
 def read_conversations(path: Path, *, system: str) -> list[Conversation]:
-    """Read conversations. `system`: default system message of samples without one, "" for none. Raises InvalidDataError
-    with the first problems."""
+    """Read conversations. `system`: system message of samples that lack it, "" for none. Raises InvalidDataError with
+    the first problems."""
     if not path.is_file():
         raise InvalidDataError(
             "program.file-not-found",

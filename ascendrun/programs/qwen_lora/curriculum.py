@@ -34,7 +34,7 @@ class Table:
 def choose_table(
     rows_of: Mapping[str | None, int], *, wanted: str, levels: Sequence[str], stages: Sequence[str]
 ) -> Table:
-    """Choose the schedule. `rows_of`: number of samples by difficulty; None: without one. `wanted`: auto, on or off.
+    """Choose the schedule. `rows_of`: number of samples by difficulty (None: not given). `wanted`: auto, on or off.
 
     Raises InvalidDataError if a level of the data is not in the schedule, or if only some samples have a level.
     """

@@ -20,8 +20,8 @@ TRIES, MOST_CHOICES = 1000, 20_000
 
 
 def parse_stages(texts: Sequence[str], levels: int) -> list[Stage]:
-    """Parse `0.3=80/20/0` for each stage: its end as a fraction of the steps, and the percentages of the levels. Raises
-    InvalidDataError."""
+    """Parse `0.3=80/20/0` for each stage: its end as a fraction of the steps, and the relative weights of the levels.
+    Raises InvalidDataError."""
     stages: list[Stage] = []
     for text in texts:
         end_text, _, parts_text = text.partition("=")

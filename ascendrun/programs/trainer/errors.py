@@ -33,7 +33,7 @@ Error = TypeVar("Error", bound="ProgramError")
 class ProgramError(Exception):
     """An error with a sufficient message: `runtime.run` prints it without a traceback.
 
-    Made of a message, or of the arguments of a Text.
+    Constructed from a message, or from the arguments of a Text.
     """
 
     def __init__(self, message: Text | str, english: str = "", /, **values: Any) -> None:

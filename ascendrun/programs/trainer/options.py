@@ -58,7 +58,7 @@ def parse(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
         raise InvalidOptionsError(problems)
     defaults = {name: _as_list(option.default) for name, option in table.options.items()}
     for option in table.options.values():
-        for other in option.excludes:  # a given option disables the default of an option that it excludes
+        for other in option.excludes:  # a given option disables the default of its counterpart
             if option.name in values or other in values:
                 defaults[other if option.name in values else option.name] = None
     return {**defaults, **{name: _as_list(value) for name, value in values.items()}}

@@ -159,5 +159,5 @@ def write_error_file(error: BaseException) -> None:
 
 
 def checkpoint_folder(output: str) -> Path:
-    """Return the launcher's checkpoint directory, else one in the program's output directory."""
+    """Return the launcher's checkpoint directory, else `checkpoints` in the program's output directory."""
     return Path(os.environ.get("ASCENDRUN_CHECKPOINT_DIR") or Path(output).absolute() / "checkpoints")

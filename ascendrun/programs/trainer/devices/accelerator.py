@@ -185,7 +185,7 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
                 error=error,
             ) from error
         module: Any = torch_npu.npu
-        # Disables run-time compilation of operators: it takes minutes for each new shape and training never needs it.
+        # Run-time compilation of operators takes minutes for every new shape, and training never needs it.
         module.set_compile_mode(jit_compile=False)
     else:
         module = torch.cuda
@@ -206,7 +206,7 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
 
 
 def choose_precision(wanted: str, accelerator: Accelerator) -> Precision:
-    """`wanted`: auto, float32, bfloat16, float16, or pure-bfloat16: weights too, half the memory. Raises ValueError."""
+    """`wanted`: auto, float32, bfloat16, float16, pure-bfloat16 (weights too: half memory). Raises InvalidDataError."""
     name = accelerator.name
     half = torch.float32, torch.float16
     if wanted == "float32":

@@ -49,7 +49,7 @@ class Target:
 
 def target_of(here: Accelerator, dtype: str, world_size: int, *, chip: str = "") -> Target:
     """Return the devices of this machine, or of a chip model that need not be present. On a CPU the ranks of a node
-    share its memory. Raises InvalidDataError for an unknown chip, and the errors of choose_precision."""
+    share its memory. Raises InvalidDataError for an unknown chip or an unsupported dtype."""
     if not chip:
         total = here.memory_total_bytes()
         if total is not None and here.family == "cpu":

@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 FASTEST_KNOTS = 102.2
 """AIS sends 102.3 for "no speed"; a value above 102.2 is not a measurement."""
 GPS_SLACK_M = 200.0
-"""Maximum distance between two positions, beyond that of the maximum speed, that is not a jump."""
+"""Metres by which two positions may exceed the distance at the maximum speed without a jump."""
 METRES_PER_DEGREE = 111_320.0
 METRES_PER_KNOT_SECOND = 0.514444
 SPLITS = ("train", "val", "test")

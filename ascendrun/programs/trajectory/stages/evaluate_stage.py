@@ -1,4 +1,4 @@
-"""The evaluate stage: one classifier, or a vote of several, on ships that no training used."""
+"""The evaluate stage: one classifier, or a vote of several, on ships that none was trained on."""
 
 from __future__ import annotations
 
