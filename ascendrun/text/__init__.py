@@ -146,7 +146,7 @@ def language() -> str:
 
 
 def use_language(lang: str) -> None:
-    """Set the language of this process; a language that is not in LANGUAGES selects English."""
+    """Set the language of this process: one of LANGUAGES or PSEUDO; any other value selects English."""
     global _language
     _language = lang if lang in (*LANGUAGES, PSEUDO) else "en"
 
@@ -212,7 +212,7 @@ def renamed(old: str, new: str) -> Text:
 
 
 def suggestion(word: str, choices: Sequence[str]) -> Text | None:
-    """Return the hint for an unknown name: the nearest choice, else all choices if at most 30; None without choices."""
+    """Return the hint for an unknown name: the nearest choice, else all choices if 1 to 30, else None."""
     near = closest(word, choices)
     if near is not None:
         return did_you_mean(near)

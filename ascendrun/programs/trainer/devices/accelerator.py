@@ -206,7 +206,7 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
 
 
 def choose_precision(wanted: str, accelerator: Accelerator) -> Precision:
-    """`wanted`: auto, float32, bfloat16, float16, pure-bfloat16 (weights too: half memory). Raises InvalidDataError."""
+    """Choose auto, float32, bfloat16, float16, pure-bfloat16 (weights too: half memory). Raises InvalidDataError."""
     name = accelerator.name
     half = torch.float32, torch.float16
     if wanted == "float32":
