@@ -1,4 +1,4 @@
-"""Kinds of cluster behind one protocol; `Backends` sends each host to the kind that it is of."""
+"""Backends behind one protocol; `Backends` passes each host to the backend that reaches it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Backends:
-    """Implements `transport.Backend` for any host: "addr=local" runs here, the rest is reached by SSH.
+    """Implementation of `transport.Backend` for any host: "addr=local" runs here, other hosts are reached by SSH.
 
     `ask`: prompts for a key's passphrase, None: no prompt is possible. `transport`: "auto", "paramiko" or "openssh".
-    `ssh_config`: an ssh config file to use instead of the user's and the system's. Thread-safe.
+    `ssh_config`: an ssh config file that replaces the user's and the system's. Thread-safe.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Backends:
         return self._local_backend() if host.is_local else self.ssh()
 
     def ssh(self) -> SshBackend:
-        """The backend for hosts behind SSH, made when first needed: it imports paramiko only to connect."""
+        """Return the backend for hosts behind SSH, created at the first call; paramiko is imported only to connect."""
         with self._lock:
             if self._ssh is None:
                 from ascendrun.backends.ssh import SshBackend

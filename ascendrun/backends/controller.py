@@ -1,4 +1,4 @@
-"""The controller in this process, with every backend that its settings allow."""
+"""The controller in this process, with the backends that its settings allow."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ ASK_S = 60.0
 
 
 def run_controller(settings: Settings) -> bool:
-    """Is the controller until it ends. False at once when another process already is."""
+    """Run the controller until it ends. Return False immediately if another process already is the controller."""
     backends = Backends(settings, ask=find_askpass(os.environ), transport=settings.transport)
     return daemon.run_controller(settings.state_dir, backends, notifier=make_notifier)
 
 
 def make_notifier(store: Store) -> Notifier:
-    """Follows the settings files of this process's user as they change."""
+    """Return a notifier that follows changes of the settings files of this process's user."""
     return Notifier(store, lambda: load_settings(os.environ).notices, files=settings_files(os.environ))
 
 
 def find_askpass(environ: Mapping[str, str]) -> Callable[[str], str | None] | None:
-    """A function from a prompt to the passphrase, by $SSH_ASKPASS as ssh-add knows it; None: none is set.
+    """Return a function from a prompt to the passphrase, by $SSH_ASKPASS as in ssh-add; None: none is set.
 
-    The function returns None when the program fails, is cancelled, or takes longer than a minute.
+    The function returns None if the program fails, is cancelled, or takes longer than a minute.
     """
     program = environ.get("SSH_ASKPASS")
     if not program:

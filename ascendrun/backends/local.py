@@ -1,4 +1,4 @@
-"""This very machine as a host: commands run as child processes, with a node root of the host's own and no SSH."""
+"""The local machine as a host: commands run as child processes, with a separate node root and no SSH."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
 
 
 class LocalConnection:
-    """Implements `transport.Connection`; each opened command is a child with a session."""
+    """Implementation of `transport.Connection`; each opened command is a child in a separate session."""
 
     peer_address: str | None = None
 
@@ -52,7 +52,7 @@ class LocalConnection:
 
 
 class LocalBackend:
-    """Connects to hosts whose `addr` is "local"."""
+    """Backend for hosts with `addr` "local"."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -62,7 +62,7 @@ class LocalBackend:
         return LocalConnection({**local_environment(root), **read_login(root)})
 
     def close(self) -> None:
-        pass  # it holds nothing
+        pass  # there is nothing to release
 
     def _make_root(self, host: Host) -> Path:
         root = local_root(self._settings, host.name)
@@ -86,7 +86,7 @@ class LocalBackend:
 
 
 def local_environment(root: Path) -> dict[str, str]:
-    """The head's own environment, with the host's node root, and the head's Python first on the PATH."""
+    """Return the head's environment with the host's node root and with the head's Python first in PATH."""
     env = dict(os.environ)
     env[ROOT_VARIABLE] = str(root)
     folder = os.path.dirname(os.path.abspath(sys.executable))
@@ -95,7 +95,7 @@ def local_environment(root: Path) -> dict[str, str]:
 
 
 def read_login(root: Path) -> dict[str, str]:
-    """The variables of the host's login; {} where it has none. Raises UnreachableError."""
+    """Return the variables of the host's login; {} if it has none. Raises UnreachableError."""
     path = root / LOGIN_FILE
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Hosts behind SSH: decides per host how to reach it, and shares keys, host keys and jump hosts among all of them."""
+"""Backend for hosts behind SSH: chooses the transport for each host; shares keys, host keys and jump hosts."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ascendrun.head.ssh.paramiko_transport import ParamikoConnection
 
 AUTH_PAUSE_S = 60.0
-"""A refused login is not tried again for this long: sshd counts failures and may lock the whole address out."""
+"""A rejected login is not repeated for this many seconds: sshd counts failures and may block the address."""
 
 HANDSHAKES_PER_JUMP = 8
-"""Connections made through one jump host at the same time; more and its MaxStartups begins to drop them."""
+"""Concurrent handshakes through one jump host; above this, its MaxStartups starts to drop connections."""
 
 
 class SshBackend:
-    """Implements `transport.Backend`. Files are read once (known_hosts again when it changed), keys loaded once."""
+    """SSH `transport.Backend`. Files are read once (known_hosts again after a change), keys are loaded once."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class SshBackend:
             raise
 
     def why_openssh(self, host: Host) -> Text | None:
-        """Why this host is reached through the OpenSSH binary; None: it is reached through paramiko."""
+        """Return why this host is reached through the OpenSSH binary; None: it is reached through paramiko."""
         if self._transport != "auto":
             return Text("ssh.openssh-set", "transport: openssh is set") if self._transport == "openssh" else None
         with self._lock:
@@ -92,13 +92,13 @@ class SshBackend:
         return reason
 
     def recorded(self, target: SshTarget) -> Recorded:
-        """The host keys on record for `target`."""
+        """Return the recorded host keys of `target`."""
         with self._lock:
             others = [self._known_files.setdefault(path, KnownHostsFile(path)) for path in target.known_hosts_files]
             return find_recorded(known_names(target), own=self._own, others=others)
 
     def scan_host_key(self, host: Host, *, deadlines: Deadlines) -> HostKey:
-        """The key that `host` shows, without any login attempt. Raises UnreachableError."""
+        """Return the host key that `host` presents, without a login attempt. Raises UnreachableError."""
         target = self.resolve(host)
         if self.why_openssh(host) is not None:
             from ascendrun.head.ssh.openssh import scan_host_key
@@ -113,15 +113,15 @@ class SshBackend:
             transport.drop(CLOSED_HERE)
 
     def record_host_key(self, host: Host, key: HostKey, *, replace: bool = False) -> bool:
-        """Writes `key` into ascendrun's own known_hosts; with `replace` it takes the place of others.
+        """Write `key` into ascendrun's own known_hosts; with `replace` it replaces other keys.
 
-        False when it was there already.
+        Return False if it was there already.
         """
         name = known_names(self.resolve(host))[0]
         return record_host_keys(Path(self._own.path), [(name, key)], replace=replace) > 0
 
     def resolve(self, host: Host) -> SshTarget:
-        """How `host` is reached, by hostfile and ssh config."""
+        """Return how `host` is reached, from the hostfile and the ssh config."""
         with self._lock:
             if host not in self._targets:
                 self._targets[host] = self._config.resolve(host)
@@ -140,7 +140,7 @@ class SshBackend:
         from ascendrun.head.ssh.paramiko_login import NoCommonAlgorithmError
 
         obstacle = target.why_openssh or self._jump_reason(target)
-        if obstacle is not None:  # only when paramiko was asked for: it would dial elsewhere than the config says
+        if obstacle is not None:  # only if paramiko is configured: it would connect elsewhere than the config specifies
             raise UnreachableError(
                 Text(
                     "ssh.paramiko-unsupported",
@@ -188,12 +188,12 @@ class SshBackend:
         )
 
     def _files_for_openssh(self, target: SshTarget, recorded: Recorded) -> tuple[str, ...]:
-        """Only ascendrun's file where it has the host: a key replaced there must not be accepted from another file."""
+        """Return only ascendrun's file if it has the host: a replaced key must not be accepted from another file."""
         settles = recorded.in_own_file and not recorded.revoked
         return (self._own.path,) if settles else (self._own.path, *target.known_hosts_files)
 
     def _alias(self, target: SshTarget, recorded: Recorded) -> str | None:
-        """The name under which the host is on record, when it is not the one that ssh would look up."""
+        """Return the name of the host's record if it differs from the one that ssh would use, else None."""
         names = known_names(target)
         usual = known_name(target.key_alias or target.address, 22 if target.key_alias else target.port)
         for name in names:
@@ -242,7 +242,7 @@ class SshBackend:
             return self._keys
 
     def _forget_config(self, host: Host) -> None:
-        """After a failure: the config may be fixed meanwhile, so what was read for `host` is dropped."""
+        """Drop what was read for `host`, after a failure: the config may be fixed meanwhile."""
         with self._lock:
             self._config = SshConfig(self._config_path)
             self._targets.pop(host, None)
@@ -269,7 +269,7 @@ class SshBackend:
 
 
 class _Jump:
-    """One jump host: a single login serves every host behind it."""
+    """Jump host: a single login serves every host behind it."""
 
     def __init__(self, target: SshTarget, make: Callable[[SshTarget, Deadlines], ParamikoConnection]) -> None:
         self._target = target
@@ -281,7 +281,7 @@ class _Jump:
         self._failed_at = 0.0
 
     def dial(self, target: SshTarget, deadlines: Deadlines) -> Any:
-        """A channel to `target` through the jump host. Raises UnreachableError or its children, about either host."""
+        """Open a channel to `target` through the jump host. Raises UnreachableError or a child, about either host."""
         patience_s = deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s + deadlines.auth_s
         if not self._slots.acquire(timeout=patience_s):
             raise UnreachableError(
@@ -331,7 +331,7 @@ class _Jump:
             if self._connection is not None and self.is_up:
                 return self._connection
             if self._failure is not None and self._failed_at > requested_at:
-                raise type(self._failure)(self._failure.message, hint=self._failure.hint)  # it failed while we waited
+                raise type(self._failure)(self._failure.message, hint=self._failure.hint)  # it failed while waiting
             try:
                 self._connection = self._make(self._target, deadlines)
             except UnreachableError as error:
@@ -351,7 +351,7 @@ class _Jump:
 
 
 def known_names(target: SshTarget) -> list[str]:
-    """Under which names a host may be on record; new keys are recorded under the first."""
+    """Return the names that a host may be recorded under; new keys are recorded under the first."""
     if target.key_alias:
         return [target.key_alias.lower()]
     names = [known_name(target.address, target.port), known_name(target.name, target.port)]
@@ -359,7 +359,7 @@ def known_names(target: SshTarget) -> list[str]:
 
 
 def algorithms_of(recorded: Recorded) -> Sequence[str]:
-    """Host key algorithms for the recorded keys; RSA keys sign by two of them."""
+    """Return the host key algorithms for the recorded keys; RSA keys can sign with two of them."""
     found: list[str] = []
     for entry in recorded.keys:
         found += ["rsa-sha2-512", "rsa-sha2-256"] if entry.key.type == "ssh-rsa" else [entry.key.type]

@@ -1,4 +1,4 @@
-"""SSH host keys of many hosts: what each shows, whether it is recorded, and recording them."""
+"""SSH host keys of many hosts: the key that each presents, whether it is recorded, and recording."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AT_ONCE = 32
 
 @dataclass(frozen=True)
 class HostKeyScan:
-    """What one host showed. `key` None: `error` has the reason. `state`: new, known, CHANGED or unreachable.
+    """Host key of one host. `key` None: `error` has the reason. `state`: new, known, CHANGED or unreachable.
     `known_name`: the name under which the key is recorded."""
 
     host: Host
@@ -31,7 +31,7 @@ class HostKeyScan:
 
 
 def scan_host_keys(settings: Settings, hosts: Sequence[Host]) -> Iterator[HostKeyScan]:
-    """One scan for each host, as they come."""
+    """Yield one scan for each host, in order of arrival."""
     with closing(Backends(settings)) as backends, ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         backend = backends.ssh()
         for done in as_completed([pool.submit(_scan, backend, host) for host in hosts]):
@@ -50,7 +50,7 @@ def _scan(backend: SshBackend, host: Host) -> HostKeyScan:
 
 
 def record_host_keys(settings: Settings, scans: Iterable[HostKeyScan], *, replaces: bool) -> None:
-    """Record the keys of these scans; with `replaces` in place of others."""
+    """Record the keys of these scans; with `replaces`, replace other recorded keys."""
     with closing(Backends(settings)) as backends:
         for scan in scans:
             if scan.key is not None:

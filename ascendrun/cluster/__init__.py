@@ -88,7 +88,7 @@ _MODULES = {
     "query.top_source": ("SampledCluster", "TopSource"),
     "query.views": ("JobDetail", "JobView", "NodeView", "RankView"),
 }
-"""Where each name of this package is defined."""
+"""Module that defines each name of this package."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The class `ascendrun.Cluster`: all calls by subject, and those about the settings, templates and records of jobs."""
+"""The class `ascendrun.Cluster`: all calls by subject, and those about settings, templates and job records."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from ascendrun.text import Text
 
 COLLECT_S = 180.0
-"""More than all deadlines of a collection of artifacts together."""
+"""Seconds, more than the sum of all deadlines of a collection of artifacts."""
 
 
 class Cluster(SampleCalls, HostCalls):
     """One state directory: its store, its controller (started when a call needs it), its jobs.
 
-    Every call raises children of AscendrunError only.
+    Every call raises only children of AscendrunError.
     """
 
     # Diagnosis and records
 
     def explain(self, ref: str, *, attempt: int | None = None, lang: str | None = None) -> Explanation:
-        """Why a job's attempt ended, with evidence; of a running job, its anomalies. `lang`: None: of the process."""
+        """Return why an attempt ended, with evidence; of a running job, anomalies. `lang` None: the process's."""
         from ascendrun import text
         from ascendrun.query.explain import explain_job
 
@@ -48,7 +48,7 @@ class Cluster(SampleCalls, HostCalls):
         )
 
     def diagnosis(self, ref: str, *, lang: str | None = None) -> str | None:
-        """One sentence: which rank failed first and why. None: it did not fail, or the cause is unknown."""
+        """Return which rank failed first and why, in one sentence. None: no failure, or the cause is unknown."""
         from ascendrun import text
         from ascendrun.core.errors import NotFoundError
         from ascendrun.query.explain import summary_line
@@ -59,7 +59,7 @@ class Cluster(SampleCalls, HostCalls):
             return None
 
     def collect(self, ref: str, *, attempt: int | None = None) -> Iterator[tuple[str, Text | str | None]]:
-        """Fetch the artifacts of an attempt from its hosts: (host, None or why not), as they come."""
+        """Fetch the artifacts of an attempt; yield (host, None or the reason of a failure) in order of arrival."""
         from ascendrun.head.protocol.control_messages import Gather
 
         with self._client() as client:
@@ -67,7 +67,7 @@ class Cluster(SampleCalls, HostCalls):
                 yield reply.host, reply.problem
 
     def report(self, ref: str, *, now_s: float | None = None) -> Report:
-        """What one job did, where its time went and what it cost."""
+        """Return the course of one job, where its time went and its cost."""
         from ascendrun.query.report_reader import find_report
 
         return find_report(self.settings.state_dir, ref, now_s=time.time() if now_s is None else now_s)
@@ -86,7 +86,7 @@ class Cluster(SampleCalls, HostCalls):
         """Pack a job's records into an archive without credentials. `path` None: LAYOUT-JOB.tar.gz in this directory.
 
         `layout`: ascendrun or ascend-fd; `is_dry`: list the contents, write nothing. `environ`: variables whose values
-        are masked when their names say that they are secret; None: those of this process.
+        are masked if their names indicate a secret; None: those of this process.
         """
         from ascendrun.query.bundle.job import BundleRequest, bundle_job
 
@@ -108,13 +108,13 @@ class Cluster(SampleCalls, HostCalls):
     # Settings and notifications
 
     def config(self) -> tuple[SettingView, ...]:
-        """Every setting with its value and origin; the values of the targets of notifications without credentials."""
+        """Return every setting with its value and origin; notification targets without credentials."""
         from ascendrun.core.settings import view_settings
 
         return view_settings(self.settings)
 
     def notification_targets(self) -> tuple[NoticeTargetView, ...]:
-        """Where notifications go, and the result of the last one; without credentials."""
+        """Return where notifications go and the result of the last one of each target; without credentials."""
         from ascendrun.core.notice_settings import NoticeSettings
         from ascendrun.query.notice_view import view_targets
 
@@ -130,7 +130,7 @@ class Cluster(SampleCalls, HostCalls):
     # Templates and the schema of job files
 
     def templates(self) -> tuple[Template, ...]:
-        """The templates of job files and hostfiles, by name."""
+        """Return the templates of job files and hostfiles, by name."""
         from ascendrun.query.templates import list_templates
 
         return list_templates()
@@ -138,26 +138,26 @@ class Cluster(SampleCalls, HostCalls):
     def init(self, name: str, target: str | Path = ".") -> tuple[Path, ...]:
         """Copy a template into `target` and return the new files, the job file first.
 
-        Raises NotFoundError for an unknown name, ConflictError when a file exists.
+        Raises NotFoundError for an unknown name, ConflictError if a file exists.
         """
         from ascendrun.query.templates import copy_template
 
         return copy_template(name, Path(target))
 
     def dashboard(self) -> str:
-        """A Grafana dashboard (JSON) of the metrics of `prometheus`."""
+        """Return a Grafana dashboard (JSON) of the metrics of `prometheus`."""
         from ascendrun.query.templates import templates_root
 
         return (templates_root() / "templates" / "grafana" / "ascendrun.json").read_text(encoding="utf-8")
 
     def schema(self) -> dict[str, Any]:
-        """The JSON Schema of job files."""
+        """Return the JSON Schema of job files."""
         from ascendrun.core.jobfile.spec import job_json_schema
 
         return job_json_schema()
 
     def describe_key(self, key: str) -> list[str]:
-        """Lines about a key of job files, a bundled program, or PROGRAM.OPTION. Raises NotFoundError."""
+        """Return lines about a key of job files, a bundled program, or PROGRAM.OPTION. Raises NotFoundError."""
         from ascendrun.core.jobfile.keys import explain_key
 
         return explain_key(key)

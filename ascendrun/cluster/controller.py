@@ -25,10 +25,10 @@ CONTROLLER_START_S = 20.0
 
 
 class ControllerCalls:
-    """Settings, requests to the controller, and reading the store."""
+    """Settings, requests to the controller, and reading of the store."""
 
     def __init__(self, settings: Settings | None = None, *, state_dir: str | Path | None = None) -> None:
-        """`settings`: None reads the environment and the settings files, as the command line does."""
+        """Read the settings. `settings` None: from the environment and the settings files, as the command line does."""
         self.settings = settings or load_settings(
             os.environ, flags={} if state_dir is None else {"state_dir": str(state_dir)}
         )
@@ -38,7 +38,7 @@ class ControllerCalls:
         self._client().close()
 
     def controller_status(self, *, timeout_s: float = 10.0) -> ControllerStatus | None:
-        """The state of the running controller; None: none runs. Raises DeadlineExceededError."""
+        """Return the state of the running controller; None: none runs. Raises DeadlineExceededError."""
         from ascendrun.head.protocol.control_messages import Status
         from ascendrun.head.protocol.control_socket import ControlClient
 
@@ -49,7 +49,7 @@ class ControllerCalls:
             return None
 
     def liveness(self, *, timeout_s: float = STATUS_S) -> Mapping[str, Mapping[str, str]]:
-        """By job and host, as the controller sees it; {} where none runs or it does not respond in time."""
+        """Return liveness by job and host, from the controller; {} if none runs or it does not respond in time."""
         status = self._status_now(timeout_s)
         return {} if status is None else status.liveness
 
@@ -68,7 +68,7 @@ class ControllerCalls:
         wait_until_free(self.settings.state_dir, timeout_s=timeout_s)
 
     def run_controller(self) -> None:
-        """Be the controller until it ends. Raises ConflictError when another process is the controller."""
+        """Run as the controller until it ends. Raises ConflictError if another process is the controller."""
         run_controller(self.settings)
 
     def _status_now(self, timeout_s: float = STATUS_S) -> ControllerStatus | None:
@@ -90,7 +90,7 @@ class ControllerCalls:
             return ControlClient(self.settings.state_dir)
 
     def _request(self, request: Request[R], *, timeout_s: float = 60.0, repeat: bool = False) -> R:
-        """One reply of the controller. `repeat`: send the request again when the controller dies before it replies."""
+        """Return the controller's reply. `repeat`: send the request again if the controller dies before it replies."""
         until = time.monotonic() + CONTROLLER_START_S
         while True:
             try:
@@ -108,7 +108,7 @@ class ControllerCalls:
 
 
 def run_controller(settings: Settings) -> None:
-    """As `ControllerCalls.run_controller`; a function, so that the controller starts without the rest of the API."""
+    """Run as `ControllerCalls.run_controller`; a function, so that the rest of the API is not imported."""
     from ascendrun.backends.controller import run_controller
 
     if not run_controller(settings):

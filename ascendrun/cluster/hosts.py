@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from ascendrun.query.memory_estimate import Estimate
 
 Hosts = Union["Sequence[Host]", str, None]
-"""None: the hosts of the setting `hostfile`; a string names some of them: npu[01-04] or @group."""
+"""None: the hosts of the setting `hostfile`. A string names some of them: npu[01-04] or @group."""
 SURVEY_S = 180.0
-"""More than all deadlines of a survey together: connect, probe, compare, connection tests."""
+"""Seconds, more than the sum of all deadlines of a survey: connect, probe, compare, connection tests."""
 ENV_PROBES = ("environ", "limits", "python")
 
 
 class HostCalls(JobCalls):
-    """What can be done with hosts. `Hosts` in a signature: hosts, names of hosts, or None for the setting."""
+    """Operations on hosts. `Hosts` in a signature: hosts, names of hosts, or None for the setting."""
 
     def hosts(self, names: str | None = None, *, hostfile: str | Path | None = None) -> tuple[Host, ...]:
-        """The hosts of a hostfile (None: the setting); with `names` those of them. Without a file, the names are hosts.
+        """Return the hosts of a hostfile (None: the setting), limited to `names`. Without a file, the names are hosts.
 
-        Raises InvalidInputError, also without a file and names; NotFoundError.
+        Raises NotFoundError; InvalidInputError, also without both a file and names.
         """
         from ascendrun.core.errors import InvalidInputError, Problem
         from ascendrun.core.hosts import parse_hostfile, select_hosts
@@ -51,7 +51,7 @@ class HostCalls(JobCalls):
         return parse_hostfile(names.replace(" ", "\n"), "HOSTS")
 
     def execute(self, hosts: Hosts, argv: Sequence[str], *, timeout_s: float | None = None) -> Iterator[ExecResult]:
-        """Run argv on every host in parallel; one result for every host, as they come.
+        """Run argv on every host in parallel; yield one result for every host, in order of arrival.
 
         `timeout_s`: of the command on a host, None: the setting.
         """
@@ -65,7 +65,7 @@ class HostCalls(JobCalls):
                 yield make_exec_result(reply, body, timeout_s)
 
     def nodes(self, hosts: Hosts = None, *, timeout_s: float = 90.0) -> Iterator[HostStatus]:
-        """Query the state of every host; one status for every host, as they come."""
+        """Query the state of every host; yield one status for every host, in order of arrival."""
         from ascendrun.head.protocol.control_messages import Nodes
         from ascendrun.query.host_views import make_host_status
 
@@ -86,10 +86,10 @@ class HostCalls(JobCalls):
         is_full: bool = True,
         every_pair: bool = False,
     ) -> CheckContext:
-        """What every host reports about itself, in the shell that a job would get there.
+        """Return what every host reports about itself, in the shell that a job would get there.
 
-        `job_file`: the environment of this job; of the hosts, those that it would use. `names`: these probes only.
-        `every_pair`: ping between all pairs of NPU ports instead of a sample; on many hosts that takes minutes.
+        `job_file`: use the environment of this job, and only those hosts that it would use. `names`: only these probes.
+        `every_pair`: ping all pairs of NPU ports instead of a sample; on many hosts this takes minutes.
         """
         from ascendrun.head.protocol.control_messages import Survey
         from ascendrun.query.survey_reader import read_world
@@ -154,7 +154,7 @@ class HostCalls(JobCalls):
         return replace(report, forecast=self.forecast(len(hosts))) if hosts else report
 
     def forecast(self, nodes: int) -> Forecast:
-        """What failures will cost on so many nodes, from published rates and the history of this cluster."""
+        """Return the expected cost of failures on this many nodes, from published rates and this cluster's history."""
         from ascendrun.health.forecast import make_forecast
         from ascendrun.query.event_stream import read_history
 
@@ -174,8 +174,8 @@ class HostCalls(JobCalls):
     ) -> DeepCheck:
         """Measure devices and links with small jobs in the Python of the job, alone and in pairs; keep the report.
 
-        Hosts that run a job, and the `not_ready`, are skipped. `device_type`: of a check without a job, None:
-        cpu. `progress` gets each step, `log` (None: stderr) what should stay on the screen.
+        Hosts that run a job, and the `not_ready`, are skipped. `device_type`: of a check without a job, None: cpu.
+        `progress` gets each step, `log` (None: stderr) the lines that should remain on the screen.
         """
         from ascendrun.query.deep_check import StoreJobs, default_options, evaluate_and_save, make_base, run_deep_check
         from ascendrun.query.train_env import ensure_training_stack, print_line
@@ -213,7 +213,7 @@ class HostCalls(JobCalls):
         overrides: Sequence[str] = (),
         only_differing: bool = False,
     ) -> EnvReport:
-        """The variables, limits, interpreter and packages of a rank on each host; secrets are masked."""
+        """Return the variables, limits, interpreter and packages of a rank on each host; secrets are masked."""
         import secrets
 
         from ascendrun.health.env_view import make_env_report
@@ -222,9 +222,9 @@ class HostCalls(JobCalls):
         return make_env_report(context, salt=secrets.token_hex(8), only_differing=only_differing)
 
     def env_file(self, hosts: Hosts = None, *, job_file: str | Path, overrides: Sequence[str] = ()) -> tuple[str, str]:
-        """The environment of a rank as a file to source in a shell, and the host it is from.
+        """Return the environment of a rank as a file to source in a shell, and the host it is from.
 
-        Raises UnreachableError when a host does not respond, PreflightError when the job cannot start there.
+        Raises UnreachableError if a host does not respond, PreflightError if the job cannot start there.
         """
         from ascendrun.core.errors import PreflightError, UnreachableError
         from ascendrun.health.env_view import write_env_file
@@ -257,11 +257,11 @@ class HostCalls(JobCalls):
         overrides: Sequence[str] = (),
         hostfile: str | Path | None = None,
     ) -> tuple[Estimate | None, ...]:
-        """The memory estimate of each stage of a file (None: no training), for the `plans` of `plan`."""
+        """Return the memory estimate of each stage of a file (None: no training), for the `plans` of `plan`."""
         from ascendrun.query.memory_estimate import estimate_stages
 
         def chip_of(hosts: Sequence[Host]) -> str | None:
-            """The name of all NPUs of these hosts; None: they differ or are unknown."""
+            """Return the common name of all NPUs of these hosts; None: they differ or are unknown."""
             from ascendrun.core.errors import AscendrunError
 
             try:
@@ -278,13 +278,13 @@ class HostCalls(JobCalls):
     # SSH host keys
 
     def scan_host_keys(self, hosts: Hosts = None) -> Iterator[HostKeyScan]:
-        """The SSH host key that each host shows, as they come; nothing is recorded. Local hosts are skipped."""
+        """Yield the SSH host key of each host in order of arrival; record nothing. Local hosts are skipped."""
         from ascendrun.backends.trust import scan_host_keys
 
         return scan_host_keys(self.settings, [host for host in self._chosen(hosts) if not host.is_local])
 
     def record_host_keys(self, scans: Iterable[HostKeyScan], *, replaces: bool = False) -> None:
-        """Trust the scanned keys. `replaces`: also where another key is recorded."""
+        """Trust the scanned keys. `replaces`: also if another key is recorded."""
         from ascendrun.backends.trust import record_host_keys
 
         record_host_keys(self.settings, scans, replaces=replaces)

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, show, stop, wait; and the job files that they are made from."""
+"""Jobs (submit, list, show, stop, wait) and the job files that define them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class JobCalls(ControllerCalls):
-    """What can be done with jobs."""
+    """Operations on jobs."""
 
     # Job files
 
     def validate(
         self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
     ) -> tuple[ValidStage, ...]:
-        """The stages of a job file (of a file without stages its one job) with their hosts. Queries no node.
+        """Return the stages of a job file (without stages: its one job) with their hosts. Queries no node.
 
         Raises InvalidInputError with every problem.
         """
@@ -39,7 +39,7 @@ class JobCalls(ControllerCalls):
         return validate(Path(job_file), overrides=overrides, hostfile=_path(hostfile))
 
     def read_job(self, job_file: str | Path, *, overrides: Sequence[str] = ()) -> JobSpec:
-        """The job of a file (of a pipeline its first stage), without its hosts. Raises InvalidInputError."""
+        """Return the job of a file (of a pipeline its first stage), without its hosts. Raises InvalidInputError."""
         from ascendrun.query.submit import read_job
 
         return read_job(Path(job_file), overrides=overrides)
@@ -47,7 +47,7 @@ class JobCalls(ControllerCalls):
     def job_hosts(
         self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
     ) -> tuple[Host, ...]:
-        """The hosts that the job would use, in the order of their ranks. Raises InvalidInputError."""
+        """Return the hosts that the job would use, in the order of their ranks. Raises InvalidInputError."""
         from ascendrun.query.submit import read_hosts
 
         return read_hosts(self.read_job(job_file, overrides=overrides), Path(job_file), hostfile=_path(hostfile))
@@ -60,9 +60,9 @@ class JobCalls(ControllerCalls):
         hostfile: str | Path | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """Install the packages of bundled programs where the job runs on this machine. Takes minutes the first time.
+        """Install the packages of bundled programs if the job runs on this machine. Takes minutes the first time.
 
-        `log` gets every line about it, None: stderr. Raises PreflightError.
+        `log` gets every line of progress, None: stderr. Raises PreflightError.
         """
         from ascendrun.query.submit import read_hosts, read_stages
         from ascendrun.query.train_env import ensure_training_stack
@@ -89,11 +89,11 @@ class JobCalls(ControllerCalls):
         resume: str | None = None,
         from_stage: str | None = None,
     ) -> JobView:
-        """Validate the file, stage its directories, store the job. When this returns, the job survives a crash.
+        """Validate the file, stage its directories, store the job. After the return, the job survives a crash.
 
         `overrides`: "args.lr=1e-4" texts. `key`: repeated calls with one key return the same job. `resume`: a pipeline
         of the same stages to resume in its directory, from `from_stage`; None: from the first stage that has not
-        succeeded. Of a pipeline, the view of the whole is returned.
+        succeeded. For a pipeline, the view of the pipeline is returned.
         """
         import secrets
 
@@ -120,7 +120,7 @@ class JobCalls(ControllerCalls):
     def plan(
         self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
     ) -> tuple[Mapping[str, Any], ...]:
-        """Exactly what `submit` would start, one plan for each stage. Queries the nodes, starts nothing."""
+        """Return exactly what `submit` would start, one plan for each stage. Queries the nodes, starts nothing."""
         from ascendrun.head.protocol.control_messages import Plan
         from ascendrun.query.submit import make_submissions
 
@@ -134,7 +134,7 @@ class JobCalls(ControllerCalls):
         return tuple(self._request(Plan(stage.to_json()), timeout_s=120.0).plan for stage in submissions)
 
     def jobs(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
-        """Live jobs, newest first; with `everything` the ended ones too. `folded`: one view for each pipeline."""
+        """Return live jobs, newest first; with `everything` also ended jobs. `folded`: one view for each pipeline."""
         with self._reading() as store:
             every = store.all_jobs()
         chosen = [stored for stored in reversed(every) if everything or not stored.job.is_terminal]
@@ -148,35 +148,35 @@ class JobCalls(ControllerCalls):
         return tuple(sorted(views, key=lambda view: view.created_at_s, reverse=True))
 
     def job_names(self) -> Mapping[str, str]:
-        """The name of every job by its id, the oldest first. Works without a controller."""
+        """Return the name of every job by its id, the oldest first. Works without a controller."""
         with self._reading() as store:
             return store.job_names()
 
     def count_states(self) -> Mapping[str, int]:
-        """How many jobs are in each state, ended ones too."""
+        """Return the number of jobs in each state, including ended jobs."""
         from collections import Counter
 
         with self._reading() as store:
             return Counter(state.value for state in store.states().values())
 
     def stages(self, ref: str) -> tuple[StoredJob, ...]:
-        """Every job of a pipeline, oldest first; () when `ref` (an id or a name) is not a pipeline."""
+        """Return every job of a pipeline, oldest first; () if `ref` (an id or a name) is not a pipeline."""
         with self._reading() as store:
             pipeline = store.pipeline_id(ref)
             return store.stages(pipeline) if pipeline else ()
 
     def pipeline(self, ref: str) -> JobView | None:
-        """A whole pipeline in one view, in the state of its representative stage; None when `ref` is not one."""
+        """Return one view of a pipeline, in the state of its representative stage; None if `ref` is not a pipeline."""
         stages = self.stages(ref)
         return self._pipeline_view(stages, self._status_of([stored.job for stored in stages])) if stages else None
 
     def whole_pipeline(self, ref: str, job: JobView) -> JobView | None:
-        """The pipeline when `ref`, for which `job` was found, is one; None: it is a job."""
+        """Return the pipeline if `ref`, for which `job` was found, is a pipeline; None: it is a job."""
         whole = self.pipeline(ref) if job.pipeline is not None else None
         return whole if whole is not None and whole.id == job.pipeline else None
 
     def job(self, ref: str) -> JobDetail:
-        """By id, name (the newest of that name) or unambiguous start of an id. Raises NotFoundError."""
+        """Return a job by id, name (the newest of it) or unambiguous start of an id. Raises NotFoundError."""
         from ascendrun.query.views import make_job_detail
 
         with self._reading() as store:
@@ -188,15 +188,15 @@ class JobCalls(ControllerCalls):
         return make_job_detail(stored, self._view(stored, status), events, liveness, self.settings)
 
     def stop(self, ref: str, *, now: bool = False) -> JobView:
-        """Request a stop and return at once; `now` skips the grace period. Of a pipeline all stages are stopped.
+        """Request a stop and return immediately; `now` skips the grace period. Of a pipeline all stages are stopped.
 
-        Raises NotFoundError; ConflictError when it has ended.
+        Raises NotFoundError; ConflictError if it has ended.
         """
         from ascendrun.head.protocol.control_messages import Stop
 
         live = [stored.job.id for stored in self.stages(ref) if not stored.job.is_terminal]
         job = self.job(ref).job
-        chosen = tuple(reversed(live or [job.id]))  # the last stage first: none starts when the one before it ends
+        chosen = tuple(reversed(live or [job.id]))  # the last stage first: none starts when the previous stage ends
         ended: list[ConflictError] = []
         for job_id in chosen:
             try:
@@ -208,7 +208,7 @@ class JobCalls(ControllerCalls):
         return self.job(job.id).job
 
     def wait(self, ref: str, *, timeout_s: float | None = None) -> JobDetail:
-        """Return when the job, or the whole pipeline, has ended. Raises DeadlineExceededError."""
+        """Return when the job, or the complete pipeline, has ended. Raises DeadlineExceededError."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             detail = self.job(ref)
@@ -229,11 +229,11 @@ class JobCalls(ControllerCalls):
             time.sleep(POLL_S)
 
     def _holders(self) -> Mapping[str, str]:
-        """{host: the live job that occupies it}"""
+        """Return {host: the live job that uses it}."""
         return {host: job.id for job in self.jobs() for host in job.hosts if job.state not in ("QUEUED", "BACKOFF")}
 
     def _keep_watched(self, jobs: Sequence[Job]) -> None:
-        """Start the controller when a live job has none: the one before may have been killed."""
+        """Start the controller if a live job has none: the previous controller may have been killed."""
         if any(job.ended_at_s is None for job in jobs):
             from ascendrun.head.loop.daemon import is_running
 
@@ -241,7 +241,7 @@ class JobCalls(ControllerCalls):
                 self.ensure_controller()
 
     def _status_of(self, jobs: Sequence[Job]) -> ControllerStatus | None:
-        """The controller's status where a job runs, whose stored state may be older than the controller's."""
+        """Return the controller's status if a job runs, since its stored state may be older than the controller's."""
         return self._status_now() if any(job.state.value in ("RUNNING", "STAGING") for job in jobs) else None
 
     def _view(self, stored: StoredJob, status: ControllerStatus | None) -> JobView:

@@ -1,4 +1,4 @@
-"""What ranks printed, and the events of jobs."""
+"""Output of ranks, and events of jobs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ascendrun.text import Text
 
 JobRef = Union[str, "JobDetail"]
-"""An id, a name, or the start of an id; or a job that `Cluster.job` returned, which is not read again."""
+"""Id, name, or start of an id; or a job that `Cluster.job` returned, which is not read again."""
 
 
 class LogCalls(JobCalls):
-    """`view`: which lines; None: all. `attempt`: None: the newest. Both are checked: NotFoundError."""
+    """Calls for logs and events. `view`: selects lines; None: all. `attempt` None: the newest. Raise NotFoundError."""
 
     def logs(
         self,
@@ -35,9 +35,9 @@ class LogCalls(JobCalls):
         follow: bool = False,
         warn: Callable[[Text], None] | None = None,
     ) -> Iterator[FoldedLine]:
-        """The output of a job's ranks, merged by time; lines that ranks share come once.
+        """Yield the output of a job's ranks, merged by time; a line that several ranks share is returned once.
 
-        `follow`: until the job has ended, later attempts too. `warn` gets why lines that only a node has are missing.
+        `follow`: until the job has ended, also later attempts. `warn` gets why lines that only a node has are missing.
         """
         from ascendrun.query.log_follow import follow_job, stored_lines
 
@@ -47,13 +47,13 @@ class LogCalls(JobCalls):
         return stored_lines(self.settings.state_dir, detail, attempt, view, warn=warn)
 
     def follow(self, ref: str, view: LogView | None = None, *, with_lines: bool = True) -> Iterator[FollowUpdate]:
-        """The states and the output of a job as they come, until it has ended and every line has arrived."""
+        """Yield states and output of a job as they arrive, until it has ended and every line has arrived."""
         from ascendrun.query.log_follow import follow_job
 
         return follow_job(self, ref, view, with_lines=with_lines)
 
     def raw_logs(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> Iterator[bytes]:
-        """The exact bytes of the chosen streams, rank after rank."""
+        """Yield the exact bytes of the chosen streams, rank after rank."""
         from ascendrun.head.spool.spool_files import find_streams, read_bytes
 
         detail, view, attempt = self._choice(ref, view, attempt)
@@ -62,7 +62,7 @@ class LogCalls(JobCalls):
             yield from read_bytes(files)
 
     def log_gaps(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> tuple[LogGap, ...]:
-        """Output that was lost in the chosen streams, by time."""
+        """Return lost output of the chosen streams, by time."""
         from ascendrun.query.log_gaps import read_gaps
 
         detail, view, attempt = self._choice(ref, view, attempt)
@@ -73,7 +73,7 @@ class LogCalls(JobCalls):
         )
 
     def log_files(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> AttemptFiles:
-        """Every stored file of an attempt, the HCCL settings in its logs, and the hosts whose files are awaited."""
+        """Return every stored file of an attempt, the HCCL settings in its logs, and the hosts with pending files."""
         from ascendrun.query.log_files import read_attempt_files
 
         detail, view, attempt = self._choice(ref, view, attempt)
@@ -82,7 +82,7 @@ class LogCalls(JobCalls):
     def events(
         self, ref: str | None = None, *, since_s: float | None = None, codes: Collection[str] | None = None
     ) -> EventStream:
-        """The events of one job or pipeline, or of all: `.new_events()` has those written since its last call."""
+        """Return the events of one job or pipeline, or of all. `.new_events()`: those written since its last call."""
         from ascendrun.query.event_stream import EventStream
 
         job = None if ref is None else self.job(ref).job
@@ -96,7 +96,7 @@ class LogCalls(JobCalls):
         )
 
     def event_codes(self) -> tuple[str, ...]:
-        """The codes of events that are stored."""
+        """Return the codes of stored events."""
         from ascendrun.query.event_stream import event_codes
 
         return event_codes(self.settings.state_dir)

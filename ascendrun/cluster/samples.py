@@ -1,4 +1,4 @@
-"""Measurements of devices, hosts and ranks: samples, series, metrics of ranks, what `top` and Prometheus show."""
+"""Measurements: samples and series of devices, hosts and ranks, rank metrics, data of `top` and Prometheus."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class SampleCalls(LogCalls):
-    """Times are UTC seconds."""
+    """Calls for measurements. Times are UTC seconds."""
 
     def samples(self, *, hosts: Collection[str] | None = None, since_s: float | None = None) -> Newest:
-        """The newest stored sample of every device, host and rank. `since_s`: None: the last minute."""
+        """Return the newest stored sample of every device, host and rank. `since_s` None: the last minute."""
         from ascendrun.query.top_reader import newest_samples
 
         return newest_samples(self.settings.state_dir, hosts=hosts, since_s=since_s)
@@ -32,9 +32,9 @@ class SampleCalls(LogCalls):
     def sample_now(
         self, hosts: Sequence[Host], *, timeout_s: float = 20.0, device_type: str | None = None
     ) -> tuple[Newest, Mapping[str, Text | str]]:
-        """A sample that the agents of these hosts take now; it is stored too. Also {host: why it sent none}.
+        """Have the agents of these hosts take and store a sample. Return it, and {host: why it sent none}.
 
-        `device_type`: npu or cuda; None: whatever the host has.
+        `device_type`: npu or cuda; None: any type that the host has.
         """
         from ascendrun.core.samples import Newest
         from ascendrun.head.protocol.control_messages import Sample
@@ -51,7 +51,7 @@ class SampleCalls(LogCalls):
         return newest, {reply.host: reply.refused.line() for reply in replies if reply.refused is not None}
 
     def request_samples(self, hosts: Sequence[Host], *, timeout_s: float = 20.0) -> None:
-        """As `sample_now` without waiting: the samples are stored. A host with a request under way gets no second."""
+        """Request samples as `sample_now`, without waiting: they are stored. Hosts with an open request are skipped."""
         from ascendrun.head.protocol.control_messages import Sample
 
         with self._client() as client:
@@ -67,7 +67,7 @@ class SampleCalls(LogCalls):
         job: str | None = None,
         rank: int | None = None,
     ) -> tuple[tuple[DeviceSample, ...], tuple[HostSample, ...], tuple[RankSample, ...]]:
-        """The stored samples of a host, by time; also of one `device` of it, and of one `rank` of a `job`.
+        """Return the stored samples of a host, by time; limited to one `device`, and to one `rank` of a `job`.
 
         Raises StoreUnusableError.
         """
@@ -86,7 +86,7 @@ class SampleCalls(LogCalls):
             )
 
     def metrics(self, ref: str, *, rank: int = 0, attempt: int | None = None) -> tuple[MetricsLine, ...]:
-        """The metrics that a rank has written, in order. `attempt`: None: the newest."""
+        """Return the metrics that a rank has written, in order. `attempt` None: the newest."""
         from ascendrun.head.spool.metrics_reader import find_metrics, iter_lines
         from ascendrun.head.state.state_dir import spool_dir
 
@@ -95,13 +95,13 @@ class SampleCalls(LogCalls):
         return tuple(iter_lines(find_metrics(folder, ranks=[rank]).get(rank, ())))
 
     def top(self, hosts: Sequence[Host] = (), *, is_patient: bool = False) -> TopSource:
-        """What `top` shows: `.refresh(now_s=…)` refreshes. `hosts`: also sampled when no job runs there."""
+        """Return the source of `top`; `.refresh(now_s=…)` refreshes. `hosts`: also sampled if no job runs there."""
         from ascendrun.query.top_source import TopSource
 
         return TopSource(self, hosts, is_patient=is_patient)
 
     def prometheus(self, hosts: Sequence[Host] = ()) -> CollectorRegistry:
-        """The data of `top` as a registry of prometheus_client, read again at each collection."""
+        """Return the data of `top` as a registry of prometheus_client, read again at each collection."""
         from ascendrun.head.state.sample_store import SampleStore
         from ascendrun.health.top.join import STALE_S
         from ascendrun.query.prometheus import make_registry

@@ -1,1 +1,1 @@
-"""What readers run in the command's own process: logs, explain, report, bundle, metrics, submit."""
+"""Readers in the command's own process: logs, explain, report, bundle, metrics; and submit."""

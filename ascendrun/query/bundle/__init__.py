@@ -1,1 +1,1 @@
-"""The archive of a job: what goes in, without credentials, and how it is written."""
+"""The archive of a job: its contents, without credentials, and how it is written."""

@@ -1,4 +1,4 @@
-"""Make a support archive of pieces: bounded, without credentials, reproducible."""
+"""Writer of a support archive from pieces: bounded, without credentials, reproducible."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ascendrun.text import Text
 SCHEMA_VERSION = 1
 MANIFEST = "MANIFEST.json"
 LEAST_BYTES = 16 * 1024
-"""At least so much of every piece is kept."""
+"""Bytes of every piece that are kept at least."""
 MOST_BYTES = 16 * 1024 * 1024
-"""The most of one piece."""
+"""Bytes of one piece that are kept at most."""
 MARGIN_BYTES, GUARD_BYTES = 64 * 1024, 32 * 1024
-"""A secret that lies across a cut must not leave half of itself: beyond each cut so much more is read and searched, and
-what may be a torn secret at the rim, so long at most, is thrown away."""
+"""A secret that crosses a cut must not remain in part. Beyond each cut, MARGIN_BYTES more are read and searched; at the
+edge, up to GUARD_BYTES that may be part of a secret are discarded."""
 HEAD_SHARE = 0.25
-"""Of what is kept of a long piece: its beginning; the rest is its end, where failures are."""
+"""Fraction of the kept bytes of a long piece that is its start; the rest is its end, where failures are."""
 _CUT_MARK = b"\n[... %d bytes omitted ...]\n"
 
 Read = Callable[[int, int], bytes]
@@ -38,7 +38,7 @@ Read = Callable[[int, int], bytes]
 
 @dataclass(frozen=True)
 class Piece:
-    """One file of the archive. `size`: what `read` gives in all; it may have grown since, that is not looked at."""
+    """One file of the archive. `size`: all bytes that `read` returns; later growth of the file is ignored."""
 
     name: str
     size: int
@@ -48,8 +48,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Packed:
-    """One piece as packed. `bytes`, `sha256`: as it is in the archive. `of_bytes`: how long it was.
-    `redactions`: how many marks stand in it now."""
+    """One piece as packed. `bytes`, `sha256`: as in the archive. `of_bytes`: its original length. `redactions`: the
+    number of redaction marks in it."""
 
     name: str
     bytes: int
@@ -61,7 +61,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Contents:
-    """What an archive contains, or would contain. `left_out`: (what, why)."""
+    """Actual or expected contents of an archive. `left_out`: (item, reason)."""
 
     packed: tuple[Packed, ...]
     left_out: tuple[tuple[str, str | Text], ...]
@@ -78,7 +78,7 @@ def json_piece(name: str, value: object) -> Piece:
 
 
 def file_piece(name: str, paths: Sequence[Path], *, is_log: bool = False) -> Piece:
-    """The files one after another: the generations of a rotated one hold one text. Raises OSError."""
+    """Return a piece of concatenated files: the generations of a rotated file are one text. Raises OSError."""
     facts = [os.lstat(path) for path in paths]
     if not all(stat.S_ISREG(fact.st_mode) for fact in facts):
         raise OSError(f"{name}: not a regular file")
@@ -99,7 +99,7 @@ def file_piece(name: str, paths: Sequence[Path], *, is_log: bool = False) -> Pie
 
 
 def water_level(sizes: Iterable[int], budget: int) -> int:
-    """How much of each piece may be kept so that all together fit: the small ones whole, the large ones alike.
+    """Return how many bytes of each piece fit in the budget: small pieces completely, large ones equally.
 
     At least LEAST_BYTES, at most MOST_BYTES.
     """
@@ -125,9 +125,9 @@ def make_archive(
     out: IO[bytes] | None = None,
     mtime_s: int = 0,
 ) -> Contents:
-    """Writes the archive to `out` (None: nowhere, to see what it would hold).
+    """Write the archive to `out` (None: nowhere, to list what it would contain).
 
-    All is read twice: secrets that show in one file are then taken out of all. Raises OSError.
+    Everything is read twice: secrets found in one file are then removed from all. Raises OSError.
     """
     pieces = sorted(pieces, key=lambda piece: piece.name)
     level = water_level([piece.size for piece in pieces], max_bytes)
@@ -148,7 +148,7 @@ def make_archive(
 
 
 def write_archive(path: Path, write: Callable[[IO[bytes]], Contents]) -> tuple[Contents, str]:
-    """A private file, complete or not at all, and its SHA-256. Raises OSError."""
+    """Write a private file, complete or not at all; return its contents and SHA-256. Raises OSError."""
 
     def write_and_digest(file: IO[bytes]) -> tuple[Contents, str]:
         contents = write(file)
@@ -165,7 +165,7 @@ def write_archive(path: Path, write: Callable[[IO[bytes]], Contents]) -> tuple[C
 
 
 def _windows(piece: Piece, level: int) -> list[bytes]:
-    """What is read of a piece: all of it, or its beginning and its end, each with a margin."""
+    """Return the parts read of a piece: all of it, or its start and its end, each with a margin."""
     if piece.size <= level:
         return [piece.read(0, piece.size)]
     head, tail = _shares(level)
@@ -199,7 +199,7 @@ def _to_newline(data: bytes) -> bytes:
 
 
 class _Nowhere(io.RawIOBase):
-    """Takes everything and keeps nothing."""
+    """Output that discards everything."""
 
     def writable(self) -> bool:
         return True
@@ -210,7 +210,7 @@ class _Nowhere(io.RawIOBase):
 
 @contextmanager
 def _open_tar(out: IO[bytes] | None) -> Iterator[tarfile.TarFile]:
-    # Neither name nor time of the archive itself: the same input gives the same bytes.
+    # Neither name nor time of the archive itself: equal input gives equal bytes.
     with gzip.GzipFile(filename="", mode="wb", fileobj=out or _Nowhere(), mtime=0, compresslevel=6) as compressed:
         with tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar:
             yield tar

@@ -26,14 +26,14 @@ from ascendrun.query.bundle.archive import Piece, file_piece, json_piece, text_p
 from ascendrun.text import Text
 
 SAMPLE_ROWS = 20_000
-"""The most samples of each kind; longer series are thinned."""
+"""Maximum number of samples of each kind; longer series are thinned."""
 CRASHES = 3
 SHORTEST_ENV_SECRET = 8
 """Shorter values of environment variables are not treated as secrets."""
 _GENERATION = re.compile(r"^(.+)\.(\d+)$")
 
 LeftOut = list[tuple[str, Union[str, Text]]]
-"""(what, why)"""
+"""(item, reason)"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Subject:
 
     @property
     def attempts(self) -> Iterator[tuple[int, Path]]:
-        """The attempts with files on the head node."""
+        """Yield the attempts with files on the head node."""
         for attempt in range(1, self.stored.job.attempt + 1):
             folder = spool_dir(self.state_dir, self.stored.job.id, attempt)
             if folder.is_dir():
@@ -58,7 +58,7 @@ def _event(event: Event) -> dict[str, Any]:
 
 
 def find_subject(state_dir: Path, ref: str) -> Subject:
-    """Raises NotFoundError, ConflictError, StoreUnusableError."""
+    """Return the job of `ref`. Raises NotFoundError, ConflictError, StoreUnusableError."""
     with Store.open_for_reading(state_dir) as store:
         stored = store.find(ref)
         return Subject(stored, store.events(stored.job.id), state_dir)
@@ -67,8 +67,8 @@ def find_subject(state_dir: Path, ref: str) -> Subject:
 def make_redactor(
     subject: Subject, environ: Mapping[str, str], notices: NoticeSettings | None, left_out: LeftOut
 ) -> Redactor:
-    """One that knows the secrets of the job's env_file files as they are now, of its env, of this process's own
-    variables, and of the settings for notices."""
+    """Return a redactor for the secrets of the job's env_file files as they are now, of its env, of this process's
+    variables, and of the settings for notifications."""
     known: dict[str, str] = {}
     for name, value in environ.items():
         if SECRET_NAME.search(name) and len(value) >= SHORTEST_ENV_SECRET:
@@ -90,7 +90,7 @@ def make_redactor(
 
 
 def _values_of(path: str, left_out: LeftOut) -> list[str]:
-    """The values of NAME=value lines. When the file is gone, what it held is found by name and form only."""
+    """Return the values of NAME=value lines. If the file is gone, its secrets are found by name and form only."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read(1 << 20).splitlines()
@@ -110,7 +110,7 @@ def _values_of(path: str, left_out: LeftOut) -> list[str]:
 def collect(
     subject: Subject, *, extras: Mapping[str, str], with_logs: bool, left_out: LeftOut, redactor: Redactor
 ) -> list[Piece]:
-    """The files of layout ascendrun. `extras`: more texts by their names in the archive."""
+    """Return the files of layout ascendrun. `extras`: more texts by their names in the archive."""
     job = subject.stored.job
     pieces = [
         json_piece("job.json", redact_tree(dump_job(job), redactor)),
@@ -148,7 +148,7 @@ def versions() -> Mapping[str, Any]:
 
 
 def _attempt_pieces(folder: Path, name: str, *, with_logs: bool, left_out: LeftOut) -> Iterator[Piece]:
-    """Every file of the attempt's spool; the generations of one file as one."""
+    """Yield every file of the attempt's spool; the generations of a file are one piece."""
     groups: dict[str, list[tuple[int, Path]]] = {}
     arrival_times = logs = 0
     for path in _files_below(folder):
@@ -176,7 +176,7 @@ def _attempt_pieces(folder: Path, name: str, *, with_logs: bool, left_out: LeftO
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Regular files only: what a node sent cannot point elsewhere."""
+    """Yield regular files only: data sent by a node cannot point elsewhere."""
     for base, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
@@ -186,7 +186,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def sample_pieces(subject: Subject, left_out: LeftOut) -> list[Piece]:
-    """What was measured on the job's hosts while it was there, a JSON line a sample."""
+    """Return the measurements of the job's hosts while it used them, one JSON line for each sample."""
     series = read_samples(subject, left_out)
     pieces = []
     for name, samples in series.items():
@@ -197,7 +197,7 @@ def sample_pieces(subject: Subject, left_out: LeftOut) -> list[Piece]:
 
 
 def read_samples(subject: Subject, left_out: LeftOut) -> Mapping[str, Sequence[Any]]:
-    """devices, hosts and ranks; {} when nothing was measured."""
+    """Return devices, hosts and ranks; {} if nothing was measured."""
     from ascendrun.head.state.sample_store import SampleStore
 
     job = subject.stored.job
@@ -218,13 +218,13 @@ def read_samples(subject: Subject, left_out: LeftOut) -> Mapping[str, Sequence[A
 
 
 def _thinned(samples: Sequence[Any]) -> Sequence[Any]:
-    """Every n-th, so that about SAMPLE_ROWS stay, the last ones among them."""
+    """Return every n-th sample, so that about SAMPLE_ROWS remain, including the last."""
     step = -(-len(samples) // SAMPLE_ROWS)
     return samples[(len(samples) - 1) % step :: step] if step > 1 else samples
 
 
 def _head_pieces(state_dir: Path) -> Iterable[Piece]:
-    """The controller's log, the newest traces of faults of ours, and doctor's last kept measurement."""
+    """Yield the controller's log, the newest tracebacks of internal errors, and the last measurement kept by doctor."""
     crashes = sorted((state_dir / "crashes").glob("*.txt"))[-CRASHES:]
     deep = sorted((state_dir / "deep").glob("*.json"))[-1:]
     files = [("head/controller.log", state_dir / "controller.log")]
