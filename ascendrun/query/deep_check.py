@@ -45,17 +45,17 @@ POLL_S, WATCH_S = 0.1, 2.0
 DRAIN_S, FAILED_DRAIN_S = 30.0, 3.0
 OUTPUT_BYTES, OUTPUT_LENGTH = 4096, 200
 SLACK_S = 60.0
-"""What a job may take beyond its own limits: connecting, staging, being stopped."""
+"""Seconds that a job may take beyond its own limits: connecting, staging, stopping."""
 
 HCCL_LIMITS: Mapping[str, str] = {"HCCL_CONNECT_TIMEOUT": "120", "HCCL_EXEC_TIMEOUT": "204"}
-"""A training waits 20 minutes for a peer; a measurement of a bad link should say so soon. (68 s is HCCL's step.)"""
+"""A training waits 20 minutes for a peer; a measurement of a bad link must fail sooner. (68 s is HCCL's step.)"""
 
 
 @dataclass(frozen=True)
 class DeepOptions:
-    """`burn_s`: seconds of matrix products on every device. `sizes`: bytes of the all-reduces. `partners`: how many
-    others each host is measured with; one less than there are hosts is the full matrix. `meet_s`: how long a rank
-    waits for its peers. `start_s`, `job_s`: limits of each small job's start and run."""
+    """`burn_s`: seconds of matrix products on every device. `sizes`: bytes of the all-reduces. `partners`: number of
+    others each host is measured with; one less than all hosts is the full matrix. `meet_s`: how long a rank waits for
+    its peers. `start_s`, `job_s`: limits of each small job's start and run."""
 
     burn_s: float = 10.0
     matmul_size: int = 0
@@ -69,7 +69,7 @@ class DeepOptions:
 
 
 def default_options(device_type: str) -> DeepOptions:
-    """What suits the devices: CPUs and their networks are slower, and mostly wanted for something else."""
+    """Return options for the device type: CPUs and their networks are slower and mostly needed by other work."""
     if device_type == "cpu":
         return DeepOptions(burn_s=1.0, sizes=(64 << 10, 1 << 20, 8 << 20), budget_s=1.0, meet_s=45.0)
     return DeepOptions()
@@ -77,7 +77,7 @@ def default_options(device_type: str) -> DeepOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One small job that has ended. `why`: why it failed, None: it succeeded. `lines` by host."""
+    """One small job that has ended. `why`: the reason of its failure, None: it succeeded. `lines` by host."""
 
     job: str
     why: str | Text | None
@@ -86,7 +86,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class DeepCheck:
-    """A report, what it means (the comparison with the last one included), and the file that keeps it."""
+    """A report, its evaluation (with the comparison with the previous report), and its file."""
 
     report: DeepReport
     findings: tuple[Finding, ...]
@@ -94,8 +94,8 @@ class DeepCheck:
 
 
 class StoreJobs:
-    """The jobs of one state directory. `ask(request)`: one request to the controller, which may be repeated.
-    `ensure_controller` starts one when none runs."""
+    """The jobs of one state directory. `ask(request)`: sends one request to the controller, which may be repeated.
+    `ensure_controller` starts a controller if none runs."""
 
     def __init__(
         self, state_dir: Path, ask: Callable[[Request[Any]], Any], ensure_controller: Callable[[], None]
@@ -103,11 +103,11 @@ class StoreJobs:
         self._state_dir, self._request, self._ensure_controller = state_dir, ask, ensure_controller
 
     def submit_made(self, submission: Submission) -> str:
-        """Stores the job and returns its id."""
+        """Store the job and return its id."""
         return str(self._request(Submit((submission.to_json(),))).job)
 
     def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> tuple[str, ...]:
-        """Returns when all have ended, or in time; those that have not."""
+        """Return when all have ended, or at the time limit; return those that have not ended."""
         until = time.monotonic() + timeout_s
         check_at = 0.0
         with Store.open_for_reading(self._state_dir) as store:
@@ -117,14 +117,14 @@ class StoreJobs:
                 now = time.monotonic()
                 if not left or now > until:
                     return left
-                if now > check_at:  # somebody has to care for them when the controller died
+                if now > check_at:  # they need a new controller if the previous one died
                     check_at = now + WATCH_S
                     if not is_running(self._state_dir):
                         self._ensure_controller()
                 time.sleep(POLL_S)
 
     def outcome(self, job: str) -> tuple[str | None, int]:
-        """Why the job did not succeed (None: it did), or the reason why it has not ended; and its attempt."""
+        """Return why the job did not succeed (None: it did) or why it has not ended, and its attempt."""
         with Store.open_for_reading(self._state_dir) as store:
             record = store.find(job).job
         if record.state is State.SUCCEEDED:
@@ -133,7 +133,7 @@ class StoreJobs:
         return str(reason), record.attempt
 
     def end(self, jobs: Sequence[str], *, timeout_s: float) -> None:
-        """Stops those that still live, at once, and waits for their end."""
+        """Stop the running jobs immediately and wait for their end."""
         left = self.await_ended(jobs, timeout_s=0.0) if jobs else ()
         for job in left:
             try:
@@ -155,10 +155,10 @@ def run_deep_check(
     unfit: Sequence[str] = (),
     say: Callable[[str], None],
 ) -> DeepReport:
-    """Measures every host that is neither in `busy` (by the job that it runs) nor `unfit`, alone and then in pairs.
+    """Measure every host that is neither in `busy` (by the job that it runs) nor `unfit`, alone and then in pairs.
 
-    `base` gives python, setup, environment and devices (see `make_base`). Raises children of AscendrunError only when
-    nothing can be measured at all; what fails on a host is in the report.
+    `base` gives python, setup, environment and devices (see `make_base`). Raises children of AscendrunError only if
+    nothing can be measured at all; failures of hosts are in the report.
     """
     bench = _Bench(jobs, base, {host.name: host for host in hosts}, options, state_dir, say)
     report = DeepReport(
@@ -201,20 +201,20 @@ def run_deep_check(
 def make_base(
     spec: JobSpec | None, *, device_type: str = "cpu", python: str | None = None, setup: str | None = None
 ) -> JobSpec:
-    """What the small jobs have in common, from the user's job; or, without one, from what is given here."""
+    """Return the common part of the small jobs: from the user's job or, without one, from the other arguments."""
     if spec is None:
         # CPU ranks of one host would only measure each other.
         devices = Devices.model_validate({"type": device_type, "per_node": 1 if device_type == "cpu" else None})
         spec = JobSpec(name="deep", program="meshtest", devices=devices, python=python, setup=setup)
     env = {**spec.env, **(HCCL_LIMITS if spec.devices.type == "npu" else {})}
-    env.pop("MASTER_PORT", None)  # several jobs may meet on one host, if only for a moment
+    env.pop("MASTER_PORT", None)  # several jobs may be on one host for a moment
     small = {"checks": Checks(skip=spec.checks.skip), "checkpoint": Checkpoint(grace_period_s=5.0), "env": env}
     unset = {"command": None, "nodes": None, "hostfile": None, "stages": ()}
     return spec.model_copy(update={"program": "meshtest", "launcher": "spawn", **unset, **small})
 
 
 class _Bench:
-    """Starts small jobs, several at once on different hosts, and reads what they wrote."""
+    """Runner of small jobs: starts several in parallel on different hosts and reads their output."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class _Bench:
         return tuple(_exchange(pair, outcome) for pair, outcome in zip(pairs, outcomes))
 
     def _run(self, groups: Sequence[tuple[str, ...]], *, burn_s: float) -> list[Outcome]:
-        """One job a group, all together; an outcome for each, also when the job never started."""
+        """Run one job for each group, in parallel; return an outcome for each, also if the job never started."""
         started: list[str] = []
         try:
             for group in groups:
@@ -285,7 +285,7 @@ class _Bench:
 
 
 def read_lines(folder: Path) -> Lines:
-    """The complete lines of all metrics files of a host's spool; what is no object is passed over."""
+    """Return the complete lines of all metrics files of a host's spool; lines that are not objects are skipped."""
     lines: list[Mapping[str, Any]] = []
     for path in sorted(folder.glob("rank-*.metrics.0")):
         for line in path.read_bytes().split(b"\n")[:-1]:
@@ -299,7 +299,7 @@ def read_lines(folder: Path) -> Lines:
 
 
 def last_output(folder: Path) -> str | None:
-    """Return the last line on standard error of the first rank of a host that printed one; None: none did."""
+    """Return the last line on standard error of the first rank of a host that printed one; None: none printed."""
     for path in sorted(folder.glob("rank-*.err.0")):
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - OUTPUT_BYTES))
@@ -310,7 +310,7 @@ def last_output(folder: Path) -> str | None:
 
 
 def save_report(report: DeepReport, state_dir: Path) -> Path:
-    """Writes the report beside the earlier ones, private, whole or not at all; its path."""
+    """Write the report next to the earlier ones, private, complete or not at all; return its path."""
     folder = state_dir / FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(report.at_s))
@@ -326,7 +326,7 @@ def save_report(report: DeepReport, state_dir: Path) -> Path:
 
 
 def earlier_reports(state_dir: Path) -> Iterable[DeepReport]:
-    """Every kept report that still reads, the newest first; one of another release, or torn, is passed over."""
+    """Return every readable stored report, the newest first; those of other releases or damaged ones are skipped."""
     for path in sorted((state_dir / FOLDER).glob("*.json"), reverse=True):
         try:
             yield load_report(json.loads(path.read_text(encoding="utf-8")))
@@ -335,7 +335,7 @@ def earlier_reports(state_dir: Path) -> Iterable[DeepReport]:
 
 
 def evaluate_and_save(report: DeepReport, state_dir: Path) -> DeepCheck:
-    """Compares with the newest earlier run of its kind, then becomes the newest itself."""
+    """Compare the report with the newest earlier one of its kind, then store it as the newest."""
     findings = deep_findings(report, newest_like(report, earlier_reports(state_dir)))
     return DeepCheck(report, findings, save_report(report, state_dir))
 

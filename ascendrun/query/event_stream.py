@@ -1,4 +1,4 @@
-"""Events as they are written, of one job, one pipeline or all; read from the store in the process of the command."""
+"""Events of one job, one pipeline or all, read from the store in the process of the command as they are written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def event_codes(state_dir: Path) -> tuple[str, ...]:
-    """The codes of events that this state directory holds."""
+    """Return the codes of events in this state directory."""
     from ascendrun.head.state.store import Store
 
     with Store.open_for_reading(state_dir) as store:
@@ -21,7 +21,7 @@ def event_codes(state_dir: Path) -> tuple[str, ...]:
 
 
 def read_history(state_dir: Path, *, now_s: float) -> History:
-    """Running time and lost nodes of past jobs. Raises StoreUnusableError."""
+    """Return running time and lost nodes of past jobs. Raises StoreUnusableError."""
     from ascendrun.core.jobs.job import Cause
     from ascendrun.core.jobs.lifecycle import state_changes
     from ascendrun.head.state.store import Store
@@ -40,10 +40,10 @@ def read_history(state_dir: Path, *, now_s: float) -> History:
 
 
 class EventStream:
-    """The events of one job, of a pipeline, or of all, as they are written; works without a controller.
+    """Events of one job, of a pipeline, or of all, as they are written; works without a controller.
 
-    `pipeline`: its id; the jobs of all its stages, later ones too. `since_s`: no older ones; `codes`: only these. Its
-    calls raise StoreUnusableError.
+    `pipeline`: its id; includes the jobs of all its stages, also later ones. `since_s`: no older events; `codes`: only
+    these. All calls raise StoreUnusableError.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class EventStream:
         self._store: Store | None = None
 
     def new_events(self) -> tuple[JobEvent, ...]:
-        """What was written since the last call; at first, what is there."""
+        """Return the events written since the last call; at the first call, the stored events."""
         store = self._open()
         events: list[JobEvent] = []
         while True:
@@ -74,7 +74,7 @@ class EventStream:
             self._after = batch[-1].number
 
     def job_names(self) -> Mapping[str, str]:
-        """The name of every job, by its id."""
+        """Return the name of every job, by its id."""
         return self._open().job_names()
 
     def close(self) -> None:

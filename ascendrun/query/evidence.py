@@ -1,5 +1,5 @@
-"""Makes the evidence of one attempt from the store, the spool, and what was gathered and measured; works on what is
-there and says what is missing."""
+"""Evidence of one attempt from the store, the spool, and collected and measured data; works on the existing data and
+reports missing data."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ GATHERED_BYTES = 1 << 20
 PLOG_BYTES = 2 << 20
 PLOG_LINES = 3000
 STEP_RANKS_LIMIT = 512
-"""Of more ranks the newest steps are not read: a thousand small files are slower than they are worth."""
+"""Above this number of ranks the newest steps are not read: a thousand small files take too long."""
 ROUGH_CLOCK_S = 0.5
-"""A clock that was only looked at once, when the job began."""
+"""Error in seconds of a clock that was read only once, when the job started."""
 DEFAULT_CONNECT_S, DEFAULT_EXEC_S = 120.0, 1836.0
 _WORTH = re.compile(r"\[ERROR\]|Abnormal|crimer|\bE[IJ]\d{4}\b|deviceIp\[|HCCL_(?:CONNECT|EXEC)_TIMEOUT")
 _PLOG_RANK = re.compile(r"(?:\brank\[|rankId\[|userRank\[)(\d+)\]")
@@ -69,8 +69,8 @@ def read_evidence(
     now_s: float,
     slow: Sequence[Text] = (),
 ) -> Evidence:
-    """`attempt` None: the newest one. `liveness`: of the job's hosts as the controller sees them, None: nobody looks.
-    `slow`: the stragglers. Missing files are no error."""
+    """Return the evidence of an attempt. `attempt` None: the newest. `liveness`: of the job's hosts, from the
+    controller, None: no controller. `slow`: the stragglers. Missing files are not an error."""
     job = stored.job
     number = attempt or job.attempt
     folder = spool_dir(state_dir, job.id, number)
@@ -106,14 +106,14 @@ def read_evidence(
 
 
 def attempt_to_explain(job: Job) -> int:
-    """The newest attempt of which there is something to say: one that only waits to be started says nothing, the one
-    before it has failed."""
+    """Return the newest attempt with evidence. An attempt that only waits for its start has none; the one before it has
+    failed."""
     waits = job.state in (State.QUEUED, State.CHECKING, State.STAGING) and not job.go_sent_at_s
     return job.attempt - 1 if waits and job.attempt > 1 else max(1, job.attempt)
 
 
 def events_of_attempt(events: Sequence[Event], attempt: int) -> tuple[Event, ...]:
-    """The events of an attempt, and those after it up to the one with which the next attempt was queued."""
+    """Return the events of an attempt, and those after it up to the event that queued the next attempt."""
     found: list[Event] = []
     for event in events:
         number = event.attempt or (found and attempt)
@@ -130,7 +130,7 @@ def events_of_attempt(events: Sequence[Event], attempt: int) -> tuple[Event, ...
 
 @dataclass
 class HostRecords:
-    """By rank. Times are of the host's clock. `is_there`: the file exists."""
+    """Records of a host's `events` file, by rank. Times are of the host's clock. `is_there`: the file exists."""
 
     pids: dict[int, int] = field(default_factory=dict)
     local: dict[int, int] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class HostRecords:
 
 
 def read_records(path: Path, host: str) -> HostRecords:
-    """Of a missing file: an empty one. Torn and unknown lines are skipped."""
+    """Read the records; empty if the file is missing. Torn and unknown lines are skipped."""
     found = HostRecords()
     try:
         raw = path.read_bytes()
@@ -178,7 +178,7 @@ def _add(found: HostRecords, event: JobInput) -> None:
 
 @dataclass(frozen=True)
 class Headroom:
-    """The least of `free_bytes` of memory and of `disk_free_bytes` that was measured; None: was not."""
+    """Minimum measured `free_bytes` of memory and `disk_free_bytes`; None: not measured."""
 
     free_bytes: int
     total_bytes: int
@@ -186,7 +186,7 @@ class Headroom:
 
 
 def read_headroom(state_dir: Path, hosts: Collection[str], *, end_s: float) -> dict[str, Headroom]:
-    """What the hosts had left of memory and disk around a failure, by host; {} when nothing was measured."""
+    """Return the free memory and disk of the hosts around a failure, by host; {} if nothing was measured."""
     from ascendrun.head.state.sample_store import SampleStore
 
     found: dict[str, Headroom] = {}
@@ -201,11 +201,11 @@ def read_headroom(state_dir: Path, hosts: Collection[str], *, end_s: float) -> d
     return found
 
 
-# ---------------------------------------------------------------- one attempt's folder
+# ---------------------------------------------------------------- one attempt's directory
 
 
 class _Reading:
-    """Reads one attempt; what it reads twice it keeps."""
+    """Reader of one attempt; caches data that is needed twice."""
 
     def __init__(
         self, stored: StoredJob, folder: Path, attempt: int, *, is_newest: bool, liveness: Mapping[str, str]
@@ -366,7 +366,7 @@ class _Reading:
     # --- plog
 
     def plogs(self, host: str) -> dict[int, tuple[Line, ...]]:
-        """What CANN logged, by rank: of the rank's own process, else of one that names its rank."""
+        """Return the log lines of CANN by rank: of the rank's own process, or else of one that names its rank."""
         if host in self._plogs:
             return self._plogs[host]
         records = self.records(host)
@@ -388,7 +388,7 @@ class _Reading:
         return self._plogs[host]
 
     def timeout(self, name: str, env: Mapping[str, Any], default_s: float) -> float:
-        """As HCCL itself says, else as the job's file says, else HCCL's own."""
+        """Return the timeout from HCCL's log, else from the job file, else HCCL's default."""
         from ascendrun.ascend.hccl_env import parse_hccl_env
 
         for plogs in self._plogs.values():
@@ -398,10 +398,10 @@ class _Reading:
                     return _seconds(setting.value, default_s)
         return _seconds(env.get(name), default_s)
 
-    # --- all of it
+    # --- all evidence
 
     def missing(self, folder: Path) -> tuple[Text, ...]:
-        """What the head node has no files of."""
+        """Return the files that the head node does not have."""
         if not folder.is_dir():
             return (Text("explain.no-files", "no files of attempt {attempt}", attempt=self._attempt),)
         hosts = [host for host in self._stored.job.hosts if not (folder / host).is_dir()]
@@ -409,7 +409,7 @@ class _Reading:
 
 
 def _with_kernel_time(line: Line, boot_s: float | None) -> Line:
-    """The kernel counts seconds since it began."""
+    """Convert the kernel's time, which is in seconds since boot."""
     match = _KERNEL_TIME.match(line.text)
     return line if match is None or boot_s is None else line._replace(at_s=boot_s + float(match.group(1)))
 
@@ -427,7 +427,7 @@ def _seconds(value: Any, default_s: float) -> float:
         seconds = float(value)
     except (TypeError, ValueError):
         return default_s
-    return seconds if seconds > 0 else float("inf")  # 0: HCCL waits for ever
+    return seconds if seconds > 0 else float("inf")  # 0: HCCL waits indefinitely
 
 
 def _cause(job: Job, story: Sequence[Event], *, is_newest: bool) -> str | None:
@@ -438,7 +438,7 @@ def _cause(job: Job, story: Sequence[Event], *, is_newest: bool) -> str | None:
 
 
 def _reason(story: Sequence[Event]) -> Text | None:
-    """Why an earlier attempt was stopped."""
+    """Return why an earlier attempt was stopped."""
     stop = _stop_of(story)
     return None if stop is None else stop.values.get("reason")
 

@@ -1,4 +1,4 @@
-"""From a job's name to its diagnosis: finds the attempt, reads its evidence, lets the pure part decide."""
+"""Diagnosis of a job by its name: finds the attempt, reads its evidence, calls the pure diagnosis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOW_SHOWN = 3
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one attempt of a job ended, or its state. `attempts`: how many there have been."""
+    """Why one attempt of a job ended, or its state. `attempts`: the number of attempts so far."""
 
     id: str
     name: str
@@ -36,10 +36,9 @@ def explain_job(
     now_s: float,
     liveness: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Explanation:
-    """`ref`: a job id, name or the start of an id. `attempt` None: the newest with any evidence. `lang` None: that of
-    the process.
-    `liveness`: {job id: {host: liveness}} as the controller has it. Raises NotFoundError, ConflictError,
-    StoreUnusableError."""
+    """Explain a job. `ref`: a job id, name or the start of an id. `attempt` None: the newest with any evidence. `lang`
+    None: that of the process. `liveness`: {job id: {host: liveness}} from the controller. Raises NotFoundError,
+    ConflictError, StoreUnusableError."""
     from ascendrun.head.state.store import Store
     from ascendrun.health.diagnosis import diagnose, render
     from ascendrun.query.evidence import attempt_to_explain, read_evidence
@@ -58,7 +57,7 @@ def explain_job(
 
 
 def slow_now(events: Sequence[Event]) -> tuple[Text, ...]:
-    """The stragglers reported since the last time that all ranks were equally fast."""
+    """Return the stragglers reported since the last time that all ranks were equally fast."""
     found: list[Text] = []
     for event in events:
         if event.code == "straggler":
@@ -69,7 +68,7 @@ def slow_now(events: Sequence[Event]) -> tuple[Text, ...]:
 
 
 def summary_line(state_dir: Path, ref: str, *, lang: str | None = None, now_s: float) -> str | None:
-    """One sentence about a failed job, with the confidence; None: nothing is known beyond its reason."""
+    """Return one sentence about a failed job, with the confidence; None: only its reason is known."""
     from ascendrun.health.diagnosis import Confidence
     from ascendrun.health.diagnosis.render import CONFIDENCE
     from ascendrun.text import language

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExecResult:
-    """One host's reply to `exec`. `exit_code` None with `error` set: it did not run or did not end in time."""
+    """Reply of one host to `exec`. `exit_code` None with `error` set: it did not run or did not end in time."""
 
     host: str
     exit_code: int | None
@@ -26,7 +26,7 @@ class ExecResult:
 
 @dataclass(frozen=True)
 class HostStatus:
-    """One host as `nodes` shows it: reachable or why not, and what it reports about itself (None: unreachable)."""
+    """One host as `nodes` shows it: reachable or why not, and its report about itself (None: unreachable)."""
 
     host: str
     reachable: bool
@@ -42,7 +42,7 @@ class HostStatus:
 
 
 def make_exec_result(reply: ExecReply, body: bytes, timeout_s: float) -> ExecResult:
-    """One host's reply to `exec` as it came from the controller."""
+    """Make the result of one host's reply to `exec` from the controller."""
     if reply.failed is not None:
         return ExecResult(reply.host, None, b"", b"", reply.failed.line(), reply.wall_s)
     code, error = reply.code, None
@@ -55,7 +55,7 @@ def make_exec_result(reply: ExecReply, body: bytes, timeout_s: float) -> ExecRes
 
 
 def make_host_status(reply: NodeReply, holders: Mapping[str, str]) -> HostStatus:
-    """One host's reply to `nodes`; `holders`: which job holds which host."""
+    """Make the status of one host's reply to `nodes`; `holders`: the job that uses each host."""
     report, failure = reply.report, reply.refused
     return HostStatus(
         host=reply.host,

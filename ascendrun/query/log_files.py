@@ -1,4 +1,4 @@
-"""Every stored file of an attempt: output and metrics of ranks, collected artifacts, and what is missing."""
+"""Every stored file of an attempt: output and metrics of ranks, collected artifacts, and missing files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ KINDS = {"out": "output", "err": "errors", "metrics": "metrics", "error": "error
 
 @dataclass(frozen=True)
 class LogFile:
-    """`kind`: output, errors, metrics, error file, events, samples, clock, or the name under which it was collected.
-    `path` None: the file is not here, `note` has the reason. `note`: also that it was truncated."""
+    """One stored file. `kind`: output, errors, metrics, error file, events, samples, clock, or the name of a collected
+    item. `path` None: the file is not here, `note` has the reason. `note`: also that it was truncated."""
 
     host: str
     kind: str
@@ -39,7 +39,7 @@ class LogFile:
 
 @dataclass(frozen=True)
 class AttemptFiles:
-    """`hccl_settings`: what HCCL logged as its settings, with the host. `pending_hosts`: files are still collected."""
+    """Files of an attempt. `hccl_settings`: logged by HCCL, with the host. `pending_hosts`: still being collected."""
 
     files: tuple[LogFile, ...]
     hccl_settings: tuple[tuple[str, HcclSetting], ...]
@@ -47,7 +47,7 @@ class AttemptFiles:
 
 
 def read_attempt_files(state_dir: Path, job: JobView, attempt: int, view: LogView) -> AttemptFiles:
-    """The files of the hosts and ranks that `view` chooses."""
+    """Return the files of the hosts and ranks that `view` selects."""
     directory = spool_dir(state_dir, job.id, attempt)
     hosts = [host for host in job.hosts if view.has_host(host)]
     return AttemptFiles(

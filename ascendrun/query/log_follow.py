@@ -1,4 +1,4 @@
-"""The lines of a job as iterators: stored ones, and, with the states of the job, those that are being written."""
+"""Iterators of the lines of a job: stored lines, and new lines together with the states of the job."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from ascendrun.text import Text
 
 NEW_STREAMS_POLL_S = (0.05, 0.5)
 POLL_CPU_FRACTION = 0.02
-"""Of a core, for the search for new streams: a search of few streams costs little and may be repeated soon."""
+"""Fraction of a core for the search for new streams: a search of few streams is cheap and can be repeated soon."""
 LINES_PER_CLOCK = 64
-"""In a flood the clock, and the lines that are ready, are checked once in so many lines."""
+"""In a flood the clock, and the lines that are ready, are checked once in this many lines."""
 CLOCKS_POLL_S = 60.0
 LIVE_WINDOW_S = 0.2
-"""How long a line waits for other ranks to print the same: their bytes come at different times."""
+"""Seconds that a line waits for other ranks to print the same: their bytes arrive at different times."""
 BURST_WINDOW_S = 0.08
 BURST_S = 0.2
 """After a pause every host sends at the same time; only in a steady stream do their batches drift apart."""
 POLL_S = (0.02, 0.1)
 JOB_POLL_S = 0.25
 NO_RESPONSE_S = 60.0
-"""How long following continues while the controller does not respond."""
+"""Seconds that following continues while the controller does not respond."""
 BATCH_LINES = 2000
 COMPLETE_DEADLINE_S = 15.0
-"""How long after the end of an attempt the last bytes of its logs may take to arrive."""
+"""Seconds after the end of an attempt within which the last bytes of its logs may arrive."""
 
 
 class FollowedCluster(Protocol):
-    """What `follow_job` needs of `ascendrun.Cluster`."""
+    """Part of `ascendrun.Cluster` that `follow_job` requires."""
 
     settings: Settings
 
@@ -53,8 +53,8 @@ class FollowedCluster(Protocol):
 
 @dataclass(frozen=True)
 class FollowUpdate:
-    """What is new about a job that is followed. `detail`: its state now, None: nothing new. `problem`: the controller
-    does not respond; the job keeps running. `is_incomplete`: lines of an attempt that ended have not arrived."""
+    """News about a job that is followed. `detail`: its state now, None: unchanged. `problem`: the controller does not
+    respond; the job keeps running. `is_incomplete`: lines of an attempt that ended have not arrived."""
 
     detail: JobDetail | None = None
     lines: tuple[FoldedLine, ...] = ()
@@ -65,8 +65,8 @@ class FollowUpdate:
 def stored_lines(
     state_dir: Path, detail: JobDetail, attempt: int, view: LogView, *, warn: Callable[[Text], None] | None = None
 ) -> Iterator[FoldedLine]:
-    """The lines of an attempt that are stored, merged by time and folded. Memory does not grow with the logs, unless a
-    filter and a tail are combined, and then by the tail."""
+    """Yield the stored lines of an attempt, merged by time and folded. Memory does not grow with the logs, unless a
+    filter and a tail are combined, and then with the tail."""
     sources = open_streams(state_dir, detail, attempt, view, warn=warn or (lambda problem: None))
     lines = chain.from_iterable(merge_batches(sources))
     shown = fold(first_of_each_rank(lines) if view.only_first else lines, window_s=FOLD_WINDOW_S)
@@ -76,8 +76,8 @@ def stored_lines(
 def follow_job(
     cluster: FollowedCluster, ref: str, view: LogView | None = None, *, with_lines: bool = True
 ) -> Iterator[FollowUpdate]:
-    """The state and the lines of a job's newest attempt and of all later ones, until it has ended and every line has
-    arrived. Raises UnreachableError, DeadlineExceededError when the controller does not respond for a minute."""
+    """Yield the state and the lines of a job's newest attempt and all later ones, until it has ended and every line has
+    arrived. Raises UnreachableError, DeadlineExceededError if the controller does not respond for a minute."""
     view = view or LogView()
     detail = cluster.job(ref)
     ref, attempt, logs = detail.job.id, 0, None
@@ -112,7 +112,7 @@ def follow_job(
 
 
 def _lines_for(logs: AttemptLogs | None, seconds: float) -> Iterator[FollowUpdate]:
-    """New lines as they come, for so long."""
+    """Yield new lines as they arrive, for this many seconds."""
     until_mono = time.monotonic() + seconds
     while time.monotonic() < until_mono:
         started_cpu_s, is_quiet = time.process_time(), True
@@ -130,7 +130,7 @@ def _new_lines(logs: AttemptLogs | None, *, final: bool = False) -> Iterator[Fol
 
 
 def _drain(logs: AttemptLogs, *, age_s: float = 0.0) -> Iterator[FollowUpdate]:
-    """Every line of an attempt to its last byte. `age_s`: how long ago the job ended; nothing is awaited for long."""
+    """Yield every line of an attempt to its last byte. `age_s`: seconds since the job ended; limits the wait."""
     deadline_mono = time.monotonic() + max(0.0, COMPLETE_DEADLINE_S - age_s)
     while logs.folder.is_dir() and not is_complete(logs.folder):
         if time.monotonic() > deadline_mono:
@@ -141,7 +141,7 @@ def _drain(logs: AttemptLogs, *, age_s: float = 0.0) -> Iterator[FollowUpdate]:
 
 
 class AttemptLogs:
-    """All chosen streams of one attempt, merged and folded as they grow."""
+    """All selected streams of one attempt, merged and folded as they grow."""
 
     def __init__(self, folder: Path, attempt: int, view: LogView, *, tail: int | None = None) -> None:
         self.folder = folder
@@ -158,12 +158,12 @@ class AttemptLogs:
         self._clocks_due_s = float("-inf")
 
     def expect_ranks(self, ranks: int | None) -> None:
-        """How many ranks can say a line: one that all have said is shown at once. None: not known."""
+        """Set how many ranks can print a line: a line that all have printed is shown immediately. None: unknown."""
         self._folder.ranks = ranks
 
     def new_lines(self, *, final: bool = False) -> Iterator[FoldedLine]:
-        """What came since the last call. What was there at the first call folds by arrival times; what comes later by
-        our own clock, so that nodes whose clocks differ still fold. `final`: everything that is left."""
+        """Return the lines since the last call. Lines of the first call are folded by arrival times; later lines by the
+        local clock, so that nodes whose clocks differ still fold. `final`: return all remaining lines."""
         self._find_streams(final=final)
         lines = self._view.choose(merge(_read(reader, final=final) for reader in self._readers.values()))
         if self._is_first and self._readers:
@@ -182,7 +182,7 @@ class AttemptLogs:
         yield from self._folder.finish() if final else self._folder.take(now_s=self._now_s())
 
     def _choose_window(self) -> None:
-        """For a line that came now: it waits longer when others have been coming all the while."""
+        """Choose the wait of a line that arrived now: longer if others have arrived continuously."""
         now_s = time.monotonic()
         if now_s - self._received_s > BURST_S:
             self._burst_s = now_s
@@ -196,7 +196,7 @@ class AttemptLogs:
             yield from ready
 
     def _now_s(self) -> float:
-        """UTC seconds that never go back, whoever sets the clock."""
+        """Return UTC seconds that never decrease, even if the clock is set."""
         return self._clock_offset_s + time.monotonic()
 
     def _find_streams(self, *, final: bool) -> None:
@@ -216,7 +216,7 @@ class AttemptLogs:
         self._search_due_s = now_s + pause_after(time.process_time() - began_cpu_s, NEW_STREAMS_POLL_S)
 
     def _read_clocks(self) -> Mapping[str, HostClock]:
-        """Read anew now and then: they are measured while the attempt runs."""
+        """Read the clocks again periodically: they are measured while the attempt runs."""
         now_s = time.monotonic()
         if now_s >= self._clocks_due_s:
             self._clocks = read_clocks(self.folder)
@@ -226,13 +226,13 @@ class AttemptLogs:
 
 
 def pause_after(cost_s: float, bounds_s: tuple[float, float]) -> float:
-    """How long to pause after a poll that cost so much CPU time."""
+    """Return how long to pause after a poll that took `cost_s` of CPU time."""
     shortest_s, longest_s = bounds_s
     return min(max(cost_s / POLL_CPU_FRACTION, shortest_s), longest_s)
 
 
 def count_ranks(job: JobView, view: LogView) -> int | None:
-    """How many ranks can print a line; None when that is not known: nodes are chosen, or the job is not planned yet."""
+    """Return how many ranks can print a line; None if unknown: nodes are selected, or the job is not planned yet."""
     if view.hosts is not None:
         return None
     world_size = job.world_size or 0

@@ -1,4 +1,4 @@
-"""Lost bytes of the output of ranks: how many, when and why."""
+"""Lost bytes of the output of ranks: number, time and reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ascendrun.text import Text
 
 @dataclass(frozen=True)
 class LogGap:
-    """`at_s`: when it was noticed, in the clock of the head node."""
+    """One gap. `at_s`: when it was noticed, in the clock of the head node."""
 
     at_s: float
     host: str

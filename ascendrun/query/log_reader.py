@@ -1,4 +1,4 @@
-"""The head's copy of the ranks' output as LogLines: whole, from its tail, or as it grows; times in the head's clock."""
+"""The head's copy of the ranks' output as LogLines: complete, from its tail, or as it grows; in the head's clock."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ascendrun.head.spool.spool_files import (
 )
 
 TIMES_PATIENCE_S = 1.0
-"""How long bytes wait for their arrival times, which come in a file of their own."""
+"""Seconds that bytes wait for their arrival times, which are in a separate file."""
 SINCE_SLACK_S = 2.0
-"""What is known of a clock is not exact, and the reader leaves nothing out that may be wanted."""
+"""Clock offsets are not exact, and the reader must not omit a requested line."""
 BATCH_LINES = 2048
 USUAL_LINE_BYTES = 64
 LEAST_CHUNK_BYTES = 4096
 HELD_LINES = 1 << 15
-"""So many lines of all streams together are held at once when they are merged: memory stays bounded."""
+"""Lines of all streams together that are in memory at once while they are merged: memory stays bounded."""
 
 
 class StreamReader:
-    """Reads one stream forward, as far as it is there; call `read` again for what came since."""
+    """Forward reader of one stream up to its present end; call `read` again for new lines."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class StreamReader:
         batch_lines: int = BATCH_LINES,
         end: tuple[int, int] | None = None,
     ) -> None:
-        """`tail`: begin with the last so many lines instead of the first. `since_s`: lines that came before, by the
-        head's clock, may be left out; the reader need not look at them. `clock`: the host's, None: not measured.
-        `batch_lines`: what one `read` gives at most, about. `end`: (generation, offset) not to be passed."""
+        """Prepare to read. `tail`: start with this many last lines instead of the first. `since_s`: lines that arrived
+        earlier, by the head's clock, may be omitted and need not be read. `clock`: the host's, None: not measured.
+        `batch_lines`: approximate maximum of one `read`. `end`: (generation, offset) at which to stop."""
         self.files = files
         self.clock = clock
         self._batch_lines = batch_lines
@@ -66,9 +66,9 @@ class StreamReader:
             self._generation, self._offset = since_position(files, node_s - SINCE_SLACK_S)
 
     def read(self, *, final: bool = False) -> list[LogLine]:
-        """The lines that became whole, at most one chunk of the file: [] means nothing new now.
+        """Return the newly completed lines, at most one chunk of the file: [] means nothing new now.
 
-        Bytes whose arrival time has not come yet are held back for a second. `final`: take them without.
+        Bytes without an arrival time are delayed by one second. `final`: return them without.
         """
         while True:
             if not self._settle():
@@ -86,7 +86,7 @@ class StreamReader:
                 return []
 
     def finish(self) -> list[LogLine]:
-        """The last line, when it has no newline."""
+        """Return the last line if it has no newline."""
         text = self._splitter.finish()
         return [] if text is None else [self._line(text, self._times.first_s)]
 
@@ -97,8 +97,8 @@ class StreamReader:
         return self._chunk_bytes if self._generation is not None and self._generation < generation else 0
 
     def _cut(self, data: bytes) -> bytes:
-        """A batch of whole lines, if there are any: what is left over will be read again, so next time as much is read
-        as a batch seems to take."""
+        """Return a batch of complete lines, if there are any. The rest will be read again, so the next read takes about
+        the size of a batch."""
         newlines = data.count(b"\n")
         if newlines == 0:
             self._chunk_bytes = CHUNK_BYTES
@@ -114,19 +114,19 @@ class StreamReader:
         return self._generation is not None
 
     def _next_generation(self) -> bool:
-        """The next file is begun only when the node has ended this one, so nothing more comes here."""
+        """Switch to the next file only after the node has ended this one, so that nothing more arrives here."""
         assert self._generation is not None
         if not self.files.path(self._generation + 1).exists():
             return False
         if size_of(self.files.path(self._generation)) > self._offset:
-            return True  # the last bytes came between our read and our look
+            return True  # the last bytes came between the read and the check
         self._generation += 1
         self._offset = self._times_offset = 0
         self._times = _Times()
         return True
 
     def _with_times(self, data: bytes, *, final: bool) -> bytes:
-        """So much of `data` as has arrival times; all of it when they do not come."""
+        """Return the part of `data` with arrival times; all of it if they do not arrive."""
         assert self._generation is not None
         covered = self._covered()
         if covered < len(data):
@@ -145,7 +145,7 @@ class StreamReader:
         return b""
 
     def _covered(self) -> int:
-        """How many bytes from our offset on have arrival times."""
+        """Return how many bytes from the current offset on have arrival times."""
         return self._times.ends[-1] - self._offset if self._times.ends else 0
 
     def _read_times(self) -> None:
@@ -159,7 +159,7 @@ class StreamReader:
         self._times.add(raw, self._offset, self.clock)
 
     def _split(self, data: bytes) -> list[LogLine]:
-        """A line came when its last byte came: its time is that of the record which covers its newline."""
+        """Split into lines. The time of a line is that of its last byte: of the record which covers its newline."""
         if self._splitter.is_empty and data.endswith(b"\n") and b"\r" not in data:
             lines = self._split_plain(data)
         else:
@@ -171,7 +171,7 @@ class StreamReader:
         return lines
 
     def _split_plain(self, data: bytes) -> list[LogLine]:
-        """The same for whole lines that need no splitter, at a fraction of the cost."""
+        """Split complete lines that need no splitter, at a fraction of the cost."""
         files = self.files
         raws = data.splitlines(keepends=True)
         ends = list(accumulate(map(len, raws), initial=self._offset))[1:]
@@ -195,15 +195,15 @@ class StreamReader:
 
 
 def cut_lines(data: bytes, most: int) -> bytes:
-    """The first so many lines of `data`, all of it when it has no more."""
+    """Return the first `most` lines of `data`, or all of it if it has fewer."""
     if data.count(b"\n") <= most:
         return data
     return data[: len(data) - len(data.split(b"\n", most)[-1])]
 
 
 class _Times:
-    """Arrival times of what is not read yet: the bytes before `ends[i]`, from the end before it on, came at `came_s[i]`
-    by the head's clock."""
+    """Arrival times of unread bytes: the bytes before `ends[i]`, from the previous end on, arrived at `came_s[i]` by
+    the head's clock."""
 
     def __init__(self) -> None:
         self.ends: list[int] = []
@@ -211,11 +211,11 @@ class _Times:
 
     @property
     def first_s(self) -> float | None:
-        """None: not known."""
+        """Return the first arrival time; None: unknown."""
         return self.came_s[0] if self.came_s else None
 
     def add(self, raw: bytes, offset: int, clock: HostClock | None) -> None:
-        """Whole records as they lie in the file; those of bytes before `offset` are left out."""
+        """Add complete records as stored in the file; those of bytes before `offset` are skipped."""
         numbers = struct.unpack(f">{len(raw) // 8}Q", raw)
         known = bisect_right(numbers[::2], offset)
         self.ends += numbers[2 * known :: 2]
@@ -223,12 +223,12 @@ class _Times:
         self.came_s += came_s if clock is None else clock.all_to_head_s(came_s)
 
     def forget_before(self, offset: int) -> None:
-        """The record that ends there is kept: a line without newline may need it."""
+        """Drop earlier records. The record that ends there is kept: a line without newline may need it."""
         count = bisect_left(self.ends, offset)
         del self.ends[:count], self.came_s[:count]
 
     def at(self, ends: Sequence[int]) -> Sequence[float | None]:
-        """When the byte before each of the ends came."""
+        """Return when the byte before each of the ends arrived."""
         if ends == self.ends[: len(ends)]:
             return self.came_s[: len(ends)]
         last = len(self.ends)
@@ -236,7 +236,7 @@ class _Times:
         return [self.came_s[place] if place < last else None for place in places]
 
     def pieces(self, data: bytes, offset: int) -> Iterator[tuple[float | None, bytes]]:
-        """`data`, which begins at `offset` of its file, cut where the arrival time changes."""
+        """Split `data`, which starts at `offset` of its file, where the arrival time changes."""
         start = 0
         for end, at_s in zip(self.ends, self.came_s):
             stop = min(end - offset, len(data))
@@ -248,7 +248,7 @@ class _Times:
 
 
 def read_all(files: StreamFiles, *, tail: int | None = None, clock: HostClock | None = None) -> Iterator[LogLine]:
-    """Every line of a stream that is there now, a chunk at a time; a last line without newline too."""
+    """Yield every present line of a stream, a chunk at a time; also a last line without newline."""
     for batch in read_batches(files, tail=tail, clock=clock):
         yield from batch
 
@@ -262,7 +262,7 @@ def read_batches(
     among: int = 1,
     end: tuple[int, int] | None = None,
 ) -> Iterator[list[LogLine]]:
-    """As `read_all`, in batches; `among` so many streams that are read side by side, the rest as for StreamReader."""
+    """Do as `read_all`, in batches; `among`: the number of streams read in parallel; the rest as for StreamReader."""
     reader = StreamReader(files, tail=tail, clock=clock, since_s=since_s, batch_lines=batch_lines_for(among), end=end)
     while True:
         lines = reader.read(final=True)
@@ -275,5 +275,5 @@ def read_batches(
 
 
 def batch_lines_for(streams: int) -> int:
-    """How many lines of each stream to hold when so many are merged."""
+    """Return how many lines of each stream to keep in memory when this many are merged."""
     return max(32, min(BATCH_LINES, HELD_LINES // max(1, streams)))

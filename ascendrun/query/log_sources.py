@@ -1,4 +1,4 @@
-"""Where the lines of `logs` come from: the head's copy, and for a pattern also what lies only on the nodes yet."""
+"""Sources of the lines of `logs`: the head's copy, and for a pattern also data that is still only on the nodes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ StreamKey = tuple[str, int, str]
 def open_streams(
     state_dir: Path, detail: JobDetail, attempt: int, view: LogView, *, warn: Callable[[Text], None]
 ) -> list[Iterator[list[LogLine]]]:
-    """The wanted lines of every chosen stream, in batches; [] when there is no stream at all.
+    """Return the requested lines of every selected stream, in batches; [] if there is no stream at all.
 
-    `warn`: gets which nodes could not search the lines that only they have.
+    `warn`: gets the nodes that could not search the lines that only they have.
     """
     folder = spool_dir(state_dir, detail.job.id, attempt)
     clocks = read_clocks(folder)
@@ -43,7 +43,7 @@ def open_streams(
         _report_problems(found, warn)
     files = find_streams(folder, attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams)
     sources = [_read(one, view, clocks, ends, hits, among=len(files)) for one in files]
-    return [*sources, *(iter([list(lines)]) for lines in hits.values())]  # what has no copy here at all
+    return [*sources, *(iter([list(lines)]) for lines in hits.values())]  # streams without any copy here
 
 
 def _read(
@@ -97,7 +97,7 @@ def _grep(
 
 
 def _ranks_of(detail: JobDetail, view: LogView) -> dict[str, Collection[int]]:
-    """The chosen ranks of every chosen node."""
+    """Return the selected ranks of every selected node."""
     return {
         node.host: [rank for rank in node.ranks if view.ranks is None or rank in view.ranks]
         for node in detail.nodes
@@ -122,7 +122,7 @@ def _report_problems(found: Sequence[HostHits], warn: Callable[[Text], None]) ->
 
 
 def check_choice(detail: JobDetail, view: LogView) -> None:
-    """Raises NotFoundError for hosts or ranks that the job does not have."""
+    """Validate the selection. Raises NotFoundError for hosts or ranks that the job does not have."""
     job = detail.job
     if view.hosts is not None and not set(view.hosts) & set(job.hosts):
         unknown = Text("logs.no-node", "{job}: no such node: {hosts:hosts}", job=job.id, hosts=sorted(view.hosts))

@@ -29,7 +29,7 @@ PLAN_MODE = "plan"
 TOO_LARGE = "ModelTooLargeError: "
 """The kind of a program's error when its model does not fit."""
 BAD_INPUT = ("InvalidDataError: ", "InvalidWeightsError: ")
-"""Kinds of errors whose message needs no kind."""
+"""Kinds of errors with a message that is clear without the kind."""
 LIMIT_S = 600.0
 TRAINING_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ASCENDRUN_METRICS_FILE")
 
@@ -44,7 +44,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a program. `error`: the kind and message of its error, as in the error file of torch elastic."""
+    """The end of a program. `error`: kind and message of its error, as in the error file of torch elastic."""
 
     code: int | None
     out: str
@@ -52,7 +52,7 @@ class Ended:
 
 
 def can_estimate(program: ProgramOptions | None, args: Mapping[str, Any]) -> bool:
-    """True for a training of a program that can estimate its memory."""
+    """Return True for a training of a program that can estimate its memory."""
     mode = program.options.get("mode") if program is not None else None
     return mode is not None and PLAN_MODE in mode.choices and (args.get("mode") or mode.default) in TRAINS
 
@@ -60,8 +60,8 @@ def can_estimate(program: ProgramOptions | None, args: Mapping[str, Any]) -> boo
 def estimate_stages(
     stages: Sequence[ValidStage], plans: Sequence[Mapping[str, Any]], *, chip_of: Callable[[Sequence[Host]], str | None]
 ) -> tuple[Estimate | None, ...]:
-    """The estimate of each stage; None for a stage without training. `plans`: of the same stages. `chip_of` returns the
-    chip model of hosts, None: unknown."""
+    """Return the estimate of each stage; None for a stage without training. `plans`: of the same stages. `chip_of`
+    returns the chip model of hosts, None: unknown."""
     programs = load_programs()
     estimates: list[Estimate | None] = []
     for plan, stage in zip(plans, stages):
@@ -84,7 +84,7 @@ def estimate(
     chip: Callable[[], str | None],
     run: Callable[[Sequence[str]], Ended] | None = None,
 ) -> Estimate:
-    """`chip` returns the chip model of the job's devices, None: unknown. `run` runs a command, None: here."""
+    """Estimate one program. `chip` returns the devices' chip model, None: unknown. `run` runs a command, None: here."""
     model = args.get("chip") or ("" if family == "cpu" else chip())
     if model is None:
         reason = Text("estimate.unknown-chip", "unknown chip model")

@@ -1,4 +1,4 @@
-"""Targets of notifications as they are shown: of a URL its host only, no secret."""
+"""Targets of notifications for display: of a URL only its host, no secret."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TEST_S = 15.0
 
 @dataclass(frozen=True)
 class NoticeTargetView:
-    """One target. `where`: the host of its URL, or the command. `waiting`: notices not delivered yet. `last_…`: of the
-    newest notification that was tried. `problem`: why it cannot work, None: no problem found."""
+    """One target. `where`: the host of its URL, or the command. `waiting`: number of undelivered notifications.
+    `last_…`: of the last notification that was tried. `problem`: why it cannot work, None: no problem found."""
 
     name: str
     type: str
@@ -43,7 +43,7 @@ class NoticeTargetView:
 
 @dataclass(frozen=True)
 class NoticeTestResult:
-    """`outcome`: delivered, retry (it would be tried again) or refused. `reply`: of the service."""
+    """Result of a test. `outcome`: delivered, retry (would be tried again) or refused. `reply`: of the service."""
 
     name: str
     type: str
@@ -78,7 +78,7 @@ def view_targets(settings: NoticeSettings, state_dir: Path) -> tuple[NoticeTarge
 
 
 def _problem(target: Target) -> Text | str | None:
-    """An unreadable file, or one that others can read as well."""
+    """Return the problem of a target: command not executable, file unreadable or readable by others; None: none."""
     if target.type == "hook":
         program = target.command[0]
         is_there = os.access(program, os.X_OK) if "/" in program else True
@@ -94,9 +94,9 @@ def _problem(target: Target) -> Text | str | None:
 
 
 def send_tests(settings: NoticeSettings, *, name: str | None) -> tuple[NoticeTestResult, ...]:
-    """Sends a test notice to the target of that name, None: to all; at once, past the queue.
+    """Send a test notification to the target of that name, None: to all; immediately, without the queue.
 
-    Raises NotFoundError for an unknown name, ConflictError when there is no target at all.
+    Raises NotFoundError for an unknown name, ConflictError if there is no target at all.
     """
     targets = [target for target in settings.everyone if name in (None, target.name)]
     if not settings.everyone:

@@ -1,7 +1,7 @@
-"""The data of `top` as Prometheus metrics: names of npu-exporter for NPUs, ascendrun_* for everything else.
+"""The data of `top` as Prometheus metrics: npu-exporter names for NPUs, ascendrun_* for everything else.
 
-What is not known, or was not measured lately, is absent, never 0. One endpoint tells of all hosts, so every series of
-a device has `host` beside npu-exporter's own labels; those that only Kubernetes or the card's maker knows stay empty.
+Unknown values, and those not measured recently, are absent, never 0. One endpoint reports all hosts, so each device
+series has `host` besides npu-exporter's labels; labels that only Kubernetes or the vendor knows are empty.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ MEGA = 1e6
 NPU_LABELS = ("container_name", "id", "model_name", "namespace", "pcie_bus_info", "pod_name", "vdie_id", "host")
 DEVICE_LABELS = ("host", "id", "device_type", "model_name")
 JOB_LABELS = ("job_id", "job_name")
-"""Not `job`: that is what Prometheus itself calls a group of targets."""
+"""Not `job`: Prometheus itself uses that label for a group of targets."""
 RANK_LABELS = (*JOB_LABELS, "rank", "host")
 LIVENESS = ("ALIVE", "SUSPECT", "UNREACHABLE")
 
 Read = Callable[[], tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]]
-"""Gives the view, how many jobs are in each state, and the details of devices."""
+"""Function that returns the view, the number of jobs in each state, and the details of devices."""
 Row = tuple[str, str, Union[str, Callable[[Any], Optional[float]]]]
-"""(name, description, path of the value or how to read it)"""
+"""(name, description, path of the value or the function that reads it)"""
 
 
 def _scaled(path: str, by: float = 1.0) -> Callable[[Any], float | None]:
-    """`path`: a field of the thing, or of what it holds, as in progress.step."""
+    """Return a scaled reader. `path`: a field of the object, or of a nested object, as in progress.step."""
     find = attrgetter(path)
 
     def read(one: Any) -> float | None:
@@ -85,7 +85,7 @@ NPU_ROWS: tuple[Row, ...] = (
         lambda row: 1.0 if row.metrics.name else None,
     ),
 )
-"""Of NPUs, with the names and units of npu-exporter."""
+"""Metrics of NPUs, with the names and units of npu-exporter."""
 
 DEVICE_ROWS: tuple[Row, ...] = (
     ("ascendrun_device_utilization_percent", "Use of a device's compute cores", "metrics.utilisation"),
@@ -183,11 +183,11 @@ DETAIL_NAMES: Mapping[str, tuple[str, str]] = {
     "npu_chip_roce_qp_status_err_num": ("roce_qp_status_err_num", "RoCE packets to a queue pair in a wrong state"),
     "npu_chip_roce_new_pkt_rty_num": ("roce_new_pkt_rty_num", "RoCE packets sent again"),
 }
-"""npu-exporter's names of counters, each with the tool's own name and what it counts. All are gauges there."""
+"""npu-exporter's names of counters, each with the name in the tool and its meaning. All are gauges there."""
 
 
 def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence[DeviceDetail] = ()) -> list[Metric]:
-    """`states`: how many jobs, ended ones too, stand in each state. `details`: of devices, beyond their figures."""
+    """Make all metrics. `states`: number of jobs in each state, ended jobs too. `details`: further data of devices."""
     devices = list({(row.host, row.device): row for row in view.rows if row.device is not None}.values())
     measured = [row for row in devices if row.age_s is not None and "stale" not in row.problems]
     npus = [row for row in measured if row.device_type == "npu"]
@@ -221,7 +221,7 @@ def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence
 
 
 def detail_families(labels: Sequence[str], details: Labelled) -> Iterator[Metric]:
-    """`labels`: the names of those that stand with each detail. What no tool said is absent."""
+    """Yield metrics of details. `labels`: names of the labels of each detail. Unreported values are absent."""
     for name, (key, description) in DETAIL_NAMES.items():
         values = [(given, float(detail.values[key])) for given, detail in details if key in detail.values]
         yield _gauge(name, description, labels, values)
@@ -284,7 +284,7 @@ def _families(
 
 
 def _machines(npus: Sequence[TopRow]) -> Iterator[Metric]:
-    """npu-exporter's counts of a machine, for each host."""
+    """Yield npu-exporter's counts of a machine, for each host."""
     here: dict[str, list[TopRow]] = {}
     for row in npus:
         here.setdefault(row.host, []).append(row)
@@ -301,7 +301,7 @@ def _machines(npus: Sequence[TopRow]) -> Iterator[Metric]:
 
 
 def _rank_devices(ranks: Sequence[TopRow]) -> Metric:
-    """For joining a rank's series with those of its device."""
+    """Make the metric that joins a rank's series with those of its device."""
     return _gauge(
         "ascendrun_rank_device_info",
         "Device of a rank; always 1",
@@ -339,7 +339,7 @@ def _liveness(hosts: Sequence[HostRow]) -> Metric:
 
 
 class TopCollector:
-    """Reads again for each scrape. `read` may raise AscendrunError."""
+    """Collector that reads again for each scrape. `read` may raise AscendrunError."""
 
     def __init__(self, read: Read) -> None:
         self._read = read

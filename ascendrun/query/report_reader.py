@@ -1,4 +1,4 @@
-"""Read what a report is made from: record and events of a job, metrics of its first rank, samples, diagnosis."""
+"""Reader of the data of a report: record and events of a job, metrics of its first rank, samples, diagnosis."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from ascendrun.health.diagnosis import Diagnosis
 
 LINES = 150_000
-"""So many step lines are read of one attempt; of more, every second, third … line."""
+"""Step lines of one attempt that are read; of more lines, every second, third … line."""
 LINE_BYTES = 120
-"""Less than a usual line."""
+"""Bytes, less than a usual line."""
 POINTS = 1000
-"""A series of samples is read at so many times of the job, or as fine as it is kept."""
+"""A series of samples is read at this many times of the job, or at the stored resolution if that is coarser."""
 
 
 def read_report(store: Store, state_dir: Path, ref: str, *, now_s: float) -> Report:
-    """Raises NotFoundError, ConflictError, StoreUnusableError."""
+    """Read the data of a report. Raises NotFoundError, ConflictError, StoreUnusableError."""
     stored = store.find(ref)
     job = stored.job
     events = store.events(job.id)
@@ -47,7 +47,7 @@ def read_report(store: Store, state_dir: Path, ref: str, *, now_s: float) -> Rep
 
 
 def _diagnose(state_dir: Path, job: Job, *, now_s: float) -> Diagnosis | None:
-    """What `explain` says of the failed job, None: nothing."""
+    """Return the diagnosis that `explain` makes of the failed job, None: no diagnosis."""
     from ascendrun.query.explain import explain_job
 
     try:
@@ -57,7 +57,7 @@ def _diagnose(state_dir: Path, job: Job, *, now_s: float) -> Diagnosis | None:
 
 
 def read_first_rank(attempt_dir: Path, *, most: int = LINES) -> tuple[tuple[MetricsLine, ...], int]:
-    """(lines of the first rank that wrote any, with times of the head node; one of how many step lines was read)."""
+    """Return (lines of the first rank that wrote any, in the head node's time; 1 of how many step lines was read)."""
     files = find_metrics(attempt_dir)
     for rank in sorted(files):
         size = sum(path.stat().st_size for path in files[rank])
@@ -93,6 +93,6 @@ def _read_samples(
 
 
 def find_report(state_dir: Path, ref: str, *, now_s: float) -> Report:
-    """The same, opening the store. Raises NotFoundError, ConflictError, StoreUnusableError."""
+    """Find the job and read its report; opens the store. Raises NotFoundError, ConflictError, StoreUnusableError."""
     with Store.open_for_reading(state_dir) as store:
         return read_report(store, state_dir, ref, now_s=now_s)

@@ -1,4 +1,4 @@
-"""The last lines of a stream in the spool, and before them those around errors: never more than was asked for."""
+"""The last lines of a stream in the spool, and earlier lines around errors, within a byte limit."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ ERRORS = (
     b"No space left",
     b"core dumped",
 )
-"""Texts that an error's line holds. To find bytes is ten times faster than any pattern."""
+"""Texts in lines of errors. A search for bytes is ten times faster than any pattern."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """`tail_bytes`: of the end of each stream; `search_bytes`: before that, how far back errors are looked for."""
+    """Limits for each stream. `tail_bytes`: read at its end; `search_bytes`: searched for errors before that."""
 
     tail_bytes: int = 1 << 20
     search_bytes: int = 32 << 20
 
 
 def budget_for(streams: int, *, total_bytes: int = 12 << 20) -> Budget:
-    """What so many streams may give together, so that a thousand ranks need no more memory than eight."""
+    """Return the limits for this many streams, so that a thousand ranks need no more memory than eight."""
     share = total_bytes // max(1, streams)
     return Budget(tail_bytes=min(1 << 20, max(16 << 10, share)), search_bytes=min(32 << 20, max(1 << 20, 8 * share)))
 
 
 def read_tail(files: StreamFiles, root: Path, budget: Budget) -> tuple[Line, ...]:
-    """Lines in their order; where something between them was left out, nothing marks it. `root`: the attempt's spool,
-    which file names are told relative to."""
+    """Return lines in order; omitted lines between them are not marked. `root`: the attempt's spool, to which file
+    names are relative."""
     found: list[Line] = []
     left = budget.tail_bytes
     searched = budget.search_bytes
@@ -76,7 +76,7 @@ def read_tail(files: StreamFiles, root: Path, budget: Budget) -> tuple[Line, ...
 
 
 def read_text_lines(path: Path, root: Path, stream: str, *, limit_bytes: int) -> tuple[Line, ...]:
-    """A whole small file; of a larger one its beginning and its end."""
+    """Return a complete small file; of a larger file its start and its end."""
     size = size_of(path)
     name = os.path.relpath(path, root)
     if size <= limit_bytes:
@@ -86,7 +86,7 @@ def read_text_lines(path: Path, root: Path, stream: str, *, limit_bytes: int) ->
 
 
 def last_arrival_s(files: StreamFiles) -> float | None:
-    """When the stream's newest bytes came, by its node's clock; None: nothing came, or no times are here."""
+    """Return when the stream's newest bytes arrived, by its node's clock; None: no bytes, or no times are here."""
     for generation in reversed(files.generations()):
         path = files.times_path(generation)
         size = size_of(path) // TIME_RECORD.size * TIME_RECORD.size
@@ -98,7 +98,7 @@ def last_arrival_s(files: StreamFiles) -> float | None:
 
 
 def _windows(path: Path, begin: int, end: int) -> list[tuple[int, int]]:
-    """Pieces of the file around the first lines that look like errors, joined where they touch."""
+    """Return parts of the file around the first lines that look like errors, joined where they touch."""
     found: list[tuple[int, int]] = []
     at = begin
     while at < end and len(found) < MOST_WINDOWS:
@@ -120,7 +120,7 @@ def _windows(path: Path, begin: int, end: int) -> list[tuple[int, int]]:
 
 
 def _places(block: bytes) -> list[int]:
-    """Where errors may stand, in order; of each text no more than windows can be opened."""
+    """Return possible positions of errors, in order; for each text at most as many as windows can be opened."""
     found = []
     for text in ERRORS:
         at, count = block.find(text), 0
@@ -132,8 +132,8 @@ def _places(block: bytes) -> list[int]:
 
 
 def _lines(path: Path, begin: int, end: int, name: str, stream: str, times: _Times | None) -> Iterator[Line]:
-    """Whole lines between two offsets; one that began before or goes on behind is passed over, unless the file ends
-    with it. Of a progress bar its last state."""
+    """Yield complete lines between two offsets. A line that crosses an offset is skipped, unless the file ends with it.
+    Of a progress bar only its last state."""
     data = read_at(path, begin, end - begin)
     if end < size_of(path):
         data = data[: data.rfind(b"\n") + 1]
@@ -165,7 +165,7 @@ class _Times:
         self._arrivals = [arrival for _, arrival in records]
 
     def at_s(self, offset: int) -> float | None:
-        """When the byte at `offset` came; a last line without newline by its last record."""
+        """Return when the byte at `offset` arrived; for a last line without newline, the time of the last record."""
         if not self._ends:
             return None
         index = min(bisect_right(self._ends, offset), len(self._ends) - 1)

@@ -1,4 +1,4 @@
-"""From a job file on disk to a submission: read, checked completely, its hosts chosen, its folders packed."""
+"""From a job file on disk to a submission: read, completely validated, hosts selected, directories packed."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _CACHE = "__pycache__"
 
 @dataclass(frozen=True)
 class ValidStage:
-    """A stage of a valid job file; `stage` None: the job of a file without stages. `needs`: the stage before it, None:
-    the first. `hosts`: those that it would use, in rank order; () when the file names no hostfile."""
+    """A stage of a valid job file; `stage` None: the job of a file without stages. `needs`: the previous stage, None:
+    the first. `hosts`: those that it would use, in rank order; () if the file names no hostfile."""
 
     stage: str | None
     needs: str | None
@@ -47,7 +47,7 @@ class ValidStage:
 
 
 def validate(job_file: Path, *, overrides: Sequence[str] = (), hostfile: Path | None = None) -> tuple[ValidStage, ...]:
-    """Every stage of the file. Raises InvalidInputError with every problem."""
+    """Return every stage of the file. Raises InvalidInputError with every problem."""
     stages = read_stages(job_file, overrides=overrides, is_placed=True, hostfile=hostfile)
     return tuple(
         ValidStage(
@@ -61,7 +61,7 @@ def validate(job_file: Path, *, overrides: Sequence[str] = (), hostfile: Path | 
 
 
 def read_job(job_file: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
-    """The job of a file (of a pipeline its first stage), with its paths made absolute.
+    """Return the job of a file (of a pipeline its first stage), with its paths made absolute.
 
     Raises InvalidInputError with every problem.
     """
@@ -71,9 +71,9 @@ def read_job(job_file: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
 def read_stages(
     job_file: Path, *, overrides: Sequence[str] = (), is_placed: bool = False, hostfile: Path | None = None
 ) -> tuple[StageJob, ...]:
-    """As `read_job`, every stage of a pipeline; of any other file its one job.
+    """Return every stage of a pipeline, as `read_job`; of any other file its one job.
 
-    `is_placed`: report also what the hosts lack, those of `hostfile` or of the job's own.
+    `is_placed`: also report what the hosts lack: those of `hostfile`, or of the job's own hostfile.
     """
     programs = load_programs()
     directory = job_file.absolute().parent
@@ -99,20 +99,20 @@ def _check_names() -> Mapping[str, str]:
 
 
 def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -> tuple[Host, ...]:
-    """The hosts that the job will use, in rank order; `hostfile` wins over the job's own. Raises InvalidInputError."""
+    """Return the job's hosts in rank order; `hostfile` overrides the job's own. Raises InvalidInputError."""
     path = hostfile or Path(require_hostfile(spec, str(job_file)))
     return choose_hosts(spec, read_hostfile(path))
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """Every host of the file. Raises InvalidInputError."""
+    """Return every host of the file. Raises InvalidInputError."""
     return parse_hostfile(_read(path), str(path))
 
 
 def _placement_faults(
     spec: JobSpec, *, directory: Path, hostfile: Path | None
 ) -> Sequence[tuple[tuple[str, ...], Text, Text]]:
-    """What the hosts lack for the job; () without a hostfile, or with one that `read_hosts` will reject."""
+    """Return what the hosts lack for the job; () without a hostfile, or with one that `read_hosts` will reject."""
     path = hostfile or (directory / spec.hostfile if spec.hostfile else None)
     try:
         return () if path is None else tuple(placement_faults(spec, read_hostfile(path)))
@@ -129,9 +129,9 @@ def make_submission(
     key: str,
     hosts: Sequence[Host] = (),
 ) -> Submission:
-    """Everything the controller needs; the folders that the job brings are frozen at this moment.
+    """Make everything that the controller needs; the directories of the job are copied at this moment.
 
-    `hosts`: take these instead of a hostfile's. Raises InvalidInputError (job file, hostfile, folders) and
+    `hosts`: use these instead of a hostfile's. Raises InvalidInputError (job file, hostfile, directories) and
     StoreUnusableError.
     """
     spec = read_job(job_file, overrides=overrides)
@@ -143,9 +143,9 @@ def make_submission(
 def make_submissions(
     job_file: Path, *, overrides: Sequence[str], hostfile: Path | None, state_dir: Path, key: str
 ) -> tuple[Submission, ...]:
-    """As `make_submission`, one for each stage of a pipeline; each has the key with its stage's name behind it.
+    """Make one submission for each stage of a pipeline; each key is followed by the name of its stage.
 
-    A file that is no pipeline gives the one submission of its job, without a stage.
+    A file that is not a pipeline gives the one submission of its job, without a stage.
     """
     stages = read_stages(job_file, overrides=overrides, is_placed=True, hostfile=hostfile)
     hosts = [read_hosts(stage.spec, job_file, hostfile=hostfile) for stage in stages]
@@ -167,11 +167,10 @@ def make_submissions(
 def stages_to_repeat(
     submissions: Sequence[Submission], before: Sequence[Job], from_stage: str | None, pipeline: str | None
 ) -> tuple[Submission, ...]:
-    """The stages of the file that are still to be done. `before`: the jobs of the pipeline so far.
+    """Return the stages of the file that are not done. `before`: the jobs of the pipeline so far.
 
-    Raises InvalidInputError when the file has other stages than the pipeline, NotFoundError when there is no such
-    pipeline or
-    stage, ConflictError when it still runs or has nothing left to do.
+    Raises InvalidInputError if the file has other stages than the pipeline, NotFoundError if there is no such pipeline
+    or stage, ConflictError if it still runs or is complete.
     """
     names = [one.stage or "" for one in submissions]
     if pipeline is not None and not before:
@@ -212,7 +211,7 @@ def stages_to_repeat(
 
 
 def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:
-    """Packs the user's folder and, for a bundled program, the programs, each into one file named by its content."""
+    """Pack the user's directory and, for a bundled program, the programs, each into one file named by its hash."""
     trees: list[Tree] = []
     if spec.workdir is not None:
         exclude = (*spec.workdir.exclude, *_inside(state_dir, spec.workdir.path))
@@ -225,13 +224,13 @@ def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:
 
 
 def _inside(state_dir: Path, folder: str) -> tuple[str, ...]:
-    """The pattern that leaves ascendrun's own state out of a staged folder; () when it lies elsewhere."""
+    """Return the pattern that excludes ascendrun's state from a staged directory; () if the state is elsewhere."""
     below = os.path.relpath(os.path.realpath(state_dir), os.path.realpath(folder))
     return () if below.startswith("..") else (f"/{below}",)
 
 
 def _copy_programs(folder: Path) -> None:
-    """The package as ranks need it: its programs, their options and messages, and nothing of head or node."""
+    """Copy the package as ranks need it: its programs, their options and messages, and nothing of head or node."""
     import ascendrun
 
     package = Path(ascendrun.__file__).resolve().parent

@@ -1,4 +1,4 @@
-"""From the controller's answers to a survey to the context of the checks."""
+"""The context of the checks from the controller's replies to a survey."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ascendrun.health.survey.probes import read_facts
 def read_world(
     answers: Sequence[SurveyReply], submission: Submission | None, *, family: str | None, now_s: float
 ) -> CheckContext:
-    """One host an answer. The plan is made again from the same reports: what is judged is what would be started."""
+    """Make the context from one reply for each host. The plan is rebuilt from the same reports, as for a start."""
     facts: dict[str, NodeFacts] = {}
     reports: dict[str, NodeReport] = {}
     unreached: dict[str, Unreached] = {}

@@ -20,8 +20,8 @@ _SCHEMA_OF_CHECKOUT = re.compile(r"(?<=# yaml-language-server: \$schema=)\S+")
 
 @dataclass(frozen=True)
 class Template:
-    """`summary`: the first sentence of the comment of the job file. `files`: the source of each file by its path
-    in the target. `job_file`: the one of them to submit."""
+    """One template. `summary`: the first sentence of the job file's comment. `files`: the source of each file by its
+    path in the target. `job_file`: the file to submit."""
 
     name: str
     summary: str
@@ -90,7 +90,7 @@ def _from_directory(directory: Path) -> Template:
 
 
 def _from_job(path: Path, root: Path) -> Template:
-    """A job of jobs/ keeps its place next to hostfiles/, so that its relative paths stay valid."""
+    """Make a template of a job of jobs/. It stays next to hostfiles/, so that its relative paths remain valid."""
     files = {f"jobs/{path.name}": path}
     hostfile = _hostfile_of(path)
     if hostfile is not None:
@@ -109,7 +109,7 @@ def _hostfile_of(job_file: Path) -> Path | None:
 
 
 def _summary(name: str, path: Path) -> str:
-    """The first sentence of the comment at the file's head, in the language of the process; "" without one."""
+    """Return the first sentence of the comment at the file's start, in the process's language; "" without a comment."""
     head = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     text = " ".join(line.lstrip("# ") for line in head if not line.startswith("# yaml-language-server:"))
     sentence, stop, _ = text.partition(". ")

@@ -1,4 +1,4 @@
-"""Read what `top` is made from: live jobs of the store, metrics of their ranks, the latest samples."""
+"""Reader of the data of `top`: live jobs of the store, metrics of their ranks, the latest samples."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from ascendrun.head.state.store import StoredJob
 
 WINDOW_S = 900.0
-"""Samples older than this are not read; younger ones are shown with their age."""
+"""Samples older than this are not read; newer samples are shown with their age."""
 TAIL_BYTES, LEAST_TAIL_BYTES = 4096, 2048
-"""Read from the end of each metrics file: some twenty lines, ten of them where there are many ranks."""
+"""Bytes read from the end of each metrics file: about 20 lines, or 10 if there are many ranks."""
 HEAD_BYTES = 4096
 FEW_RANKS = 64
 STRAGGLERS_EVERY_S = 60.0
 FRESH_S = 60.0
-"""A sample that is older says nothing of now."""
+"""An older sample does not describe the present state."""
 WITH_RANKS = (State.STARTING, State.RUNNING, State.STOPPING)
 
 
 @dataclass(frozen=True)
 class TopInputs:
-    """`ended`: jobs and attempts that ended recently, so that samples may still list their processes.
+    """Input of `top`. `ended`: jobs and attempts that ended recently; samples may still list their processes.
 
-    `samples_error`: why the samples could not be read, None: they could, or there are none.
+    `samples_error`: why the samples could not be read, None: no error, or there are no samples.
     """
 
     jobs: tuple[TopJob, ...]
@@ -45,9 +45,9 @@ class TopInputs:
 
 
 def newest_samples(state_dir: Path, *, hosts: Collection[str] | None = None, since_s: float | None = None) -> Newest:
-    """The newest sample of every device, host and rank; an empty one when nothing was measured.
+    """Return the newest sample of every device, host and rank; empty if nothing was measured.
 
-    `since_s`: not older than that, None: than a minute. Raises StoreUnusableError.
+    `since_s`: oldest time, None: one minute ago. Raises StoreUnusableError.
     """
     from ascendrun.head.state.sample_store import SampleStore
 
@@ -56,7 +56,7 @@ def newest_samples(state_dir: Path, *, hosts: Collection[str] | None = None, sin
 
 
 class TopReader:
-    """Reads again on each call, but a metrics file only when it has grown.
+    """Reader that reads the store at each call, but a metrics file only if it has grown.
 
     `is_patient`: find stragglers in jobs of any size, once a minute, which takes seconds for many ranks. Otherwise
     those of large jobs come from the events of the job, without a cause.
@@ -76,9 +76,9 @@ class TopReader:
         window_s: float = WINDOW_S,
         hosts: Collection[str] | None = None,
     ) -> TopInputs:
-        """`liveness`: by job and host, from the controller's status.
+        """Read all input. `liveness`: by job and host, from the controller's status.
 
-        Raises StoreUnusableError when the store of jobs cannot be read; unreadable samples are not an error.
+        Raises StoreUnusableError if the store of jobs cannot be read; unreadable samples are not an error.
         """
         newest, samples_error = Newest(), None
         try:
@@ -150,7 +150,7 @@ class TopReader:
 
 
 def _told_slow(state_dir: Path, job: Job) -> list[int]:
-    """The ranks that are stragglers according to the events of the job."""
+    """Return the ranks that are stragglers according to the events of the job."""
     from ascendrun.head.loop.stragglers import known_from_events
     from ascendrun.head.state.store import Store
 
@@ -193,7 +193,7 @@ def _read_progress(paths: Sequence[Path], clock: Any, *, with_total: bool, last_
 
 
 def _read_jobs(state_dir: Path, measured: Collection[str]) -> tuple[list[StoredJob], list[StoredJob]]:
-    """(live jobs, those of `measured` that are over)"""
+    """Return (live jobs, jobs of `measured` that have ended)."""
     from ascendrun.core.errors import NotFoundError
     from ascendrun.head.state.store import Store
 
@@ -209,7 +209,7 @@ def _read_jobs(state_dir: Path, measured: Collection[str]) -> tuple[list[StoredJ
 
 
 def _ended_job(stored: StoredJob) -> TopJob:
-    """The places of the ranks of its last attempt. Hosts that did not confirm the end may still run them."""
+    """Return the locations of the ranks of its last attempt. Hosts that did not confirm the end may still run them."""
     job = stored.job
     return TopJob(
         id=job.id,
@@ -239,7 +239,7 @@ def _places(stored: StoredJob, node: NodeProgress) -> list[RankPlace]:
 
 
 def devices_given(spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], name: str) -> tuple[int, ...] | None:
-    """The devices that the plan gave the job on a host, in order of its ranks there; None: it has none (type cpu)."""
+    """Return the devices that the plan gave the job on a host, in rank order; None: it has none (type cpu)."""
     wanted = spec.get("devices") or {}
     if wanted.get("type", "cpu") == "cpu":
         return None

@@ -1,4 +1,4 @@
-"""What `top` refreshes from: stored samples, and the hosts themselves where nothing recent is stored."""
+"""Data source of `top`: stored samples, and the hosts themselves if no recent sample is stored."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ascendrun.health.top.view import TopView
 
 STATUS_S = 1.0
-"""How long the controller may take to report what it knows of hosts."""
+"""Seconds that the controller may take to report the state of hosts."""
 
 
 class SampledCluster(Protocol):
-    """What a `TopSource` needs of `ascendrun.Cluster`."""
+    """Part of `ascendrun.Cluster` that a `TopSource` requires."""
 
     settings: Settings
 
@@ -44,19 +44,19 @@ class SampledCluster(Protocol):
 
 
 QUERY_EVERY_S = 10.0
-"""How often hosts that nothing samples are queried."""
+"""Interval at which hosts that are not sampled otherwise are queried."""
 KEPT_S = 30.0
-"""A single refresh does not wait for hosts with samples younger than this, since npu-smi alone takes a second and more.
-They are shown with their age, and queried for the next refresh."""
+"""A single refresh does not wait for hosts with samples newer than this, since npu-smi alone takes over a second. They
+are shown with their age, and queried for the next refresh."""
 ANSWER_S = 20.0
 LATE_S = 12.0
-"""How much later than ANSWER_S the last reply of a controller short of CPU may come."""
+"""Seconds after ANSWER_S at which the last reply of a controller short of CPU may still arrive."""
 
 
 class TopSource:
-    """Refreshes what `top` shows: from stored samples, and from the named hosts themselves where none is recent.
+    """Refreshes the data of `top` from stored samples, and from the named hosts themselves if none is recent.
 
-    `query`: (hosts, timeout_s) -> (newest, {host: why it sent no samples}). `request`: as that, without waiting.
+    `query`: (hosts, timeout_s) -> (newest, {host: why it sent no samples}). `request`: the same, without waiting.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class TopSource:
         self._answer: tuple[Newest, Mapping[str, Text | str]] = (Newest(), {})
 
     def needs_query(self, *, now_s: float) -> bool:
-        """Whether a refresh that waits would query hosts, which takes a moment."""
+        """Return whether a refresh that waits would query hosts, which takes a moment."""
         from ascendrun.head.state.state_dir import StoreUnusableError
 
         try:
@@ -89,8 +89,8 @@ class TopSource:
         return bool(self._unsampled(newest, now_s, KEPT_S))
 
     def refresh(self, *, now_s: float, wait_s: float = 0.0) -> TopView:
-        """`wait_s`: how long to wait for the hosts that are queried; 0: their samples are in a later refresh. It does
-        not wait when all of them have samples younger than KEPT_S.
+        """Refresh the view. `wait_s`: how long to wait for queried hosts; 0: their samples appear in a later refresh.
+        It does not wait if all of them have samples newer than KEPT_S.
 
         Raises StoreUnusableError, UnreachableError (no controller starts for the live jobs).
         """
@@ -121,16 +121,16 @@ class TopSource:
         return replace(view, samples_error=seen.samples_error)
 
     def refresh_once(self, *, now_s: float) -> TopView:
-        """As `refresh`; wait for the hosts that are queried."""
+        """Refresh as `refresh`, and wait for the hosts that are queried."""
         return self.refresh(now_s=now_s, wait_s=ANSWER_S + LATE_S)
 
     def _liveness(self) -> Mapping[str, Mapping[str, str]]:
-        """What the controller knows of hosts; a live job without a controller gets a new one."""
+        """Return the controller's view of hosts; a live job without a controller gets a new controller."""
         self.cluster.jobs()
         return self.cluster.liveness(timeout_s=STATUS_S)
 
     def _unsampled(self, newest: Newest, now_s: float, young_s: float) -> tuple[Host, ...]:
-        """The hosts without a sample that young."""
+        """Return the hosts without a sample newer than `young_s`."""
         recent = {sample.host for sample in newest.devices if now_s - sample.at_s < young_s}
         recent.update(sample.host for sample in newest.hosts if now_s - sample.at_s < young_s)
         return tuple(host for host in self.hosts if host.name not in recent)
@@ -158,7 +158,7 @@ class TopSource:
 
 
 def _newer(one: Newest, other: Newest) -> Newest:
-    """The newer sample of each device, host and rank."""
+    """Return the newer sample of each device, host and rank."""
     devices = {(it.host, it.device): it for it in sorted((*one.devices, *other.devices), key=lambda it: it.at_s)}
     hosts = {it.host: it for it in sorted((*one.hosts, *other.hosts), key=lambda it: it.at_s)}
     ranks = {(it.job, it.attempt, it.rank): it for it in sorted((*one.ranks, *other.ranks), key=lambda it: it.at_s)}

@@ -1,4 +1,4 @@
-"""The training packages of this machine: installed into the .venv of the checkout before a bundled program runs."""
+"""Training packages of this machine: installed into the .venv of the checkout before a bundled program runs."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ FIND_MISSING = (
 
 
 def ensure_training_stack(python: str | None, progress: Callable[[str], None] | None = None) -> None:
-    """Return when `python` (None: that of ascendrun) has the packages of the bundled programs; for local nodes.
+    """Ensure that `python` (None: that of ascendrun) has the packages of the bundled programs; for local nodes.
 
-    Into the .venv of the checkout, missing packages are installed, which takes minutes the first time; `progress`
-    gets every line about it (None: stderr). Any other Python is not changed: raises PreflightError with the pip
-    command. Nothing is imported.
+    Missing packages are installed into the .venv of the checkout, which takes minutes the first time; `progress` gets
+    every line of output (None: stderr). Any other Python is not changed: raises PreflightError with the pip command.
+    Nothing is imported.
     """
     missing = _missing_here() if _is_own(python) else _missing_in(str(python))
     if not missing:
@@ -106,7 +106,7 @@ def _install(setup: Path, progress: Callable[[str], None], missing: Sequence[str
             )
         )
     )
-    is_live = sys.stderr.isatty()  # a live counter of seconds, which cannot be passed on line by line
+    is_live = sys.stderr.isatty()  # a live counter of seconds, which cannot be forwarded line by line
     with subprocess.Popen(
         [str(setup), "train"],
         stdin=subprocess.DEVNULL,

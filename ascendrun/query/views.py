@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NodeView:
-    """One node of one job. `liveness`: ALIVE, SUSPECT, UNREACHABLE, or UNKNOWN when no controller looks."""
+    """One node of one job. `liveness`: ALIVE, SUSPECT, UNREACHABLE, or UNKNOWN if no controller monitors it."""
 
     host: str
     node_rank: int
@@ -29,7 +29,7 @@ class NodeView:
 
 @dataclass(frozen=True)
 class RankView:
-    """How one rank stands. `exit_code` for an exit, `signal` for a death by signal; both None: it runs or never ran.
+    """State of one rank. `exit_code` for an exit, `signal` for a death by signal; both None: it runs or never ran.
     `stopped`: it ended after ascendrun stopped it. `hung_at_exit`: it finished its work but does not exit."""
 
     rank: int
@@ -46,8 +46,8 @@ class RankView:
 class JobView:
     """A job as `ps` shows it. `state` is a name of core/lifecycle.State; `reason` is never empty while the job waits,
     stops or has failed. `progress`: the newest metrics line of rank 0, None: none yet.
-    `pipeline`, `stage`: the pipeline's id and the stage that this job is of it; None: a job by itself.
-    `stages`: of a whole pipeline only: the state of each of its stages.
+    `pipeline`, `stage`: the pipeline's id and the job's stage in it; None: not in a pipeline.
+    `stages`: only of a complete pipeline: the state of each stage.
     `world_size`: None: not planned yet.
     `unreachable_hosts`: of a running job: hosts that do not respond at this moment."""
 
@@ -72,9 +72,9 @@ class JobView:
 
 @dataclass(frozen=True)
 class JobDetail:
-    """A job as `show` shows it. `run`: its name on the nodes; `directories`: where they keep it, by host.
-    `first_failure`: names the first failing rank, None: none failed.
-    `unconfirmed_hosts`: hosts whose processes could not be confirmed gone when the job ended."""
+    """A job as `show` shows it. `run`: its name on the nodes; `directories`: its location there, by host.
+    `first_failure`: names the first failing rank, None: none failed. `unconfirmed_hosts`: hosts whose processes could
+    not be confirmed gone when the job ended."""
 
     job: JobView
     run: str
@@ -88,13 +88,13 @@ class JobDetail:
 
 
 SLOW_HOSTS = 4
-"""So many hosts are named as the slowest while a job's directories are sent."""
+"""Number of slowest hosts that are named while a job's directories are sent."""
 
 
 @dataclass(frozen=True)
 class Reachability:
-    """What the controller knows of a job's hosts now, by host: `liveness`, seconds of silence, and while the job is
-    STAGING the bytes of its directories that are on the host, and all of them."""
+    """State of a job's hosts in the controller, by host: `liveness`, seconds without a reply and, while the job is
+    STAGING, the bytes of its directories that are on the host, and their total."""
 
     liveness: Mapping[str, str] = field(default_factory=dict)
     silence_s: Mapping[str, float] = field(default_factory=dict)
@@ -102,14 +102,14 @@ class Reachability:
 
 
 def unreachable_hosts(job: Job, now: Reachability | None) -> tuple[str, ...]:
-    """The hosts of a RUNNING job that do not respond."""
+    """Return the hosts of a RUNNING job that do not respond."""
     if now is None or job.state.value != "RUNNING":
         return ()
     return tuple(node.host for node in job.nodes if now.liveness.get(node.host) == "UNREACHABLE")
 
 
 def running_reason(job: Job, now: Reachability | None) -> Text:
-    """How many ranks of a RUNNING job run at this moment. `now`: None: the controller does not respond."""
+    """Return how many ranks of a RUNNING job run now. `now` None: the controller does not respond."""
     if now is None:
         return Text(
             "state.running-unconfirmed",
@@ -134,7 +134,7 @@ def running_reason(job: Job, now: Reachability | None) -> Text:
 
 
 def staging_reason(job: Job, now: Reachability | None) -> Text | str:
-    """How far the directories of a STAGING job are on their way to its nodes."""
+    """Return the progress of sending the directories of a STAGING job to its nodes."""
     shares = {host: done / total for host, (done, total) in (now.staged if now else {}).items() if total}
     if not shares or now is None:
         return job.reason
@@ -156,14 +156,14 @@ def staging_reason(job: Job, now: Reachability | None) -> Text | str:
 
 
 def reason_now(job: Job, now: Reachability | None) -> Text | str:
-    """The reason of a job's state, from what the controller knows at this moment where that changes it."""
+    """Return the reason of a job's state, updated from the controller's present knowledge where that differs."""
     if job.state.value == "RUNNING":
         return running_reason(job, now)
     return staging_reason(job, now) if job.state.value == "STAGING" else job.reason
 
 
 def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, now: Reachability | None = None) -> JobView:
-    """A stored job as it is shown. `now`: of its hosts, None: unknown."""
+    """Make the view of a stored job. `now`: state of its hosts, None: unknown."""
     job = stored.job
     exit_code = None if job.ended_at_s is None else int(job.state.value != "SUCCEEDED")
     return JobView(
@@ -187,7 +187,7 @@ def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, now: Re
 
 
 def make_pipeline_view(stored: Sequence[StoredJob], status: PipelineStatus, representative: JobView) -> JobView:
-    """A whole pipeline as it is shown. `stored`: all its jobs; `representative`: the view of the one shown."""
+    """Make the view of a pipeline. `stored`: all its jobs; `representative`: the view of the representative stage."""
     first = stored[0].job
     is_over = all(one.job.is_terminal for one in stored)
     starts = [one.job.started_at_s for one in stored if one.job.started_at_s is not None]
@@ -209,7 +209,7 @@ def make_pipeline_view(stored: Sequence[StoredJob], status: PipelineStatus, repr
 def make_job_detail(
     stored: StoredJob, view: JobView, events: tuple[Event, ...], liveness: Mapping[str, str], settings: Settings
 ) -> JobDetail:
-    """A stored job with its nodes and ranks. `liveness`: by host, where a controller looks."""
+    """Make the detailed view of a stored job with nodes and ranks. `liveness`: by host, from the controller."""
     job = stored.job
     nodes = tuple(
         NodeView(node.host, node.node_rank, node.ranks, liveness.get(node.host, "UNKNOWN"), node.phase.value)
@@ -230,7 +230,7 @@ def make_job_detail(
 
 
 def _node_root(settings: Settings, host: Mapping[str, Any]) -> str:
-    """Where ascendrun keeps its files on a host of a job (node/layout.py); "~" is the home of the user there."""
+    """Return ascendrun's directory on a host of a job (node/layout.py); "~" is the user's home directory there."""
     from ascendrun.core.settings import local_root
 
     return str(local_root(settings, host["name"])) if host.get("addr") == "local" else "~/.ascendrun"
@@ -251,7 +251,7 @@ def _rank_view(node: NodeProgress, rank: int) -> RankView:
 
 
 def choose_attempt(job: JobView | Job, attempt: int | None) -> int:
-    """The attempt (None: the newest). Raises NotFoundError when the job has no such attempt."""
+    """Return the attempt (None: the newest). Raises NotFoundError if the job has no such attempt."""
     if attempt is not None and attempt > job.attempt:
         from ascendrun.core.errors import NotFoundError
 

@@ -1,4 +1,4 @@
-"""Make one support archive of a job, and pass it to Huawei's tool where that is installed."""
+"""Support archive of a job, and its analysis by Huawei's tool if that is installed."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class BundleRequest:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A support archive. `path` None: it was not written. `parsed`: what `ascend-fd parse` made of each node's folder,
-    () when that tool is not here; its results lie in `parsed_dir`."""
+    """A support archive. `path` None: it was not written. `parsed`: the result of `ascend-fd parse` for each node's
+    directory, () if that tool is not installed; its output is in `parsed_dir`."""
 
     contents: Contents
     path: Path | None = None
@@ -51,7 +51,7 @@ class Bundle:
 def bundle_job(
     state_dir: Path, ref: str, request: BundleRequest, *, notices: NoticeSettings | None, environ: Mapping[str, str]
 ) -> Bundle:
-    """Raises NotFoundError, ConflictError, StoreUnusableError, CannotWriteError."""
+    """Make the archive. Raises NotFoundError, ConflictError, StoreUnusableError, CannotWriteError."""
     subject = find_subject(state_dir, ref)
     job = subject.stored.job
     left_out: LeftOut = []
@@ -106,7 +106,7 @@ def _parse(done: Bundle, nodes: tuple[str, ...]) -> Bundle:
 
 
 def _views(subject: Subject, left_out: LeftOut) -> Mapping[str, str]:
-    """The output of `explain` and `report` as of the last event of the job, so that it is reproducible."""
+    """Return the output of `explain` and `report` as of the last event of the job, so that it is reproducible."""
     from ascendrun.query.explain import explain_job
     from ascendrun.query.report_reader import find_report
 
@@ -122,7 +122,7 @@ def _views(subject: Subject, left_out: LeftOut) -> Mapping[str, str]:
             texts[name] = json.dumps(as_record(make()), indent=1, ensure_ascii=False) + "\n"
         except AscendrunError as error:
             left_out.append((name, error.message))
-        except Exception as error:  # a broken view must not prevent the archive, which names it
+        except Exception as error:  # a broken view must not prevent the archive, which lists it
             why = f"{type(error).__name__}: {error}"
             left_out.append((name, Text("bundle.view-failed", "internal error: {error}", error=why)))
     return texts
