@@ -1,1 +1,1 @@
-"""Doors and the loop on the head: transport, probe, store, controller."""
+"""Controller, state and transports of the head node."""

@@ -1,4 +1,4 @@
-"""All connections of a controller to agents: one for each way of reaching a host, made on demand and kept."""
+"""All connections of a controller to agents: one for each address of a host, created on demand and kept."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener, 
 from ascendrun.head.ssh.transport import Backend, Connection
 
 CONNECTING_AT_ONCE = 32
-"""More handshakes at once only fight for the interpreter lock: measured best at about 32 for any number of hosts."""
+"""More concurrent handshakes compete for the interpreter lock: about 32 measured best for any number of hosts."""
 SENDING_AT_ONCE = 16
 
 
 class Connections:
-    """Any thread may get a connection and use it; `run_once`, `start_agents` and `tick` belong to one thread."""
+    """Connections of a controller. `get` and use: any thread; `run_once`, `start_agents`, `tick`: one thread."""
 
     def __init__(self, backend: Backend, image: AgentImage, listener: ConnectionListener) -> None:
         self._backend, self._image, self._listener = backend, image, listener
@@ -35,7 +35,7 @@ class Connections:
         self._kept: deque[Callable[[], None]] = deque()
 
     def get(self, host: Host) -> AgentConnection:
-        """The connection to `host`; two hostfiles that dial it alike share it. It starts to connect immediately."""
+        """Return the connection to `host`, shared by equal addresses of hostfiles. It starts to connect immediately."""
         link = self._known(host)
         link.tick()
         return link
@@ -43,9 +43,9 @@ class Connections:
     def run_once(
         self, host: Host, request: Exec, *, deadline_s: float, done: Callable[[Reply[ExecReply]], None]
     ) -> bool:
-        """Runs a command on a host that is not connected yet, and keeps the connection until `start_agents`.
+        """Run a command on a host that is not connected yet, and keep the connection until `start_agents`.
 
-        False: the host's agent is there or on its way, ask that.
+        False: the host's agent runs or is starting, use that.
         """
         link = self._known(host)
         turn = link.acquire()
@@ -53,7 +53,7 @@ class Connections:
             return False
 
         def failed(error: AscendrunError) -> None:
-            link.call(request, deadline_s=deadline_s, done=done)  # should it come up after all
+            link.call(request, deadline_s=deadline_s, done=done)  # in case it becomes available
             link.fail(turn, error)
 
         def keep(connection: Connection) -> None:
@@ -66,16 +66,16 @@ class Connections:
         return True
 
     def start_agents(self) -> None:
-        """Brings up agents on the connections that `run_once` left, so that the next command is quick.
+        """Start agents on the connections that `run_once` left, so that the next command is quick.
 
-        Not earlier: while answers are awaited, agents would only slow down the hosts that come after.
+        Not earlier: while replies are awaited, agents would only slow down the remaining hosts.
         """
         while self._kept:
             self._kept.popleft()()
 
     def _known(self, host: Host) -> AgentConnection:
         key = dialled(host)
-        with self._making:  # two links to one host would be two connections, and nobody would close the first
+        with self._making:  # two entries for one host would be two connections, and the first would never be closed
             link = self._links.get(key)
             if link is None:
                 link = AgentConnection(
@@ -109,5 +109,5 @@ class Connections:
 
 @lru_cache(maxsize=8192)
 def dialled(host: Host) -> Host:
-    """What is the same for two hosts that are reached alike."""
+    """Return the part of a host that is equal for two hosts with the same connection."""
     return replace(host, slots=None, devices=None, groups=(), line=0)

@@ -1,4 +1,4 @@
-"""Query the reports of several hosts in parallel: connect, and probe when all are connected."""
+"""Query of the reports of several hosts in parallel: connect, and probe when all are connected."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ascendrun.head.protocol.remote import AgentConnection, Reply, is_permanent
 
 PROBE_S = 60.0
 CONNECT_TRIES = 3
-"""A host that cannot be reached so many times in a row has given its answer."""
+"""Consecutive failed attempts after which a host counts as unreachable."""
 
 
 class NodeQuery:
-    """One round of questions. Every host ends with exactly one call of `reported` or `refused(host, failure)`.
+    """One round of queries. Every host ends with exactly one call of `reported` or `refused(host, failure)`.
 
-    All hosts are probed only when all are up, since each is asked for its route to the addresses of the others.
-    Use from the controller's thread; report connections that start and end to it.
+    Hosts are probed only when all are connected, since each tests its route to the addresses of the others. Use from
+    the controller's thread; pass it the start and end of connections.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class NodeQuery:
                 self.on_up()  # the others need not wait for it
 
     def give_up_connecting(self, failure: Failure) -> None:
-        """Hosts that are not connected by now fail with this; the others do not wait any longer."""
+        """Fail hosts that are not connected by now with this; the others do not wait any longer."""
         for host in self._hosts:
             if host.name not in self._finished and not self._links.get(host).is_up:
                 self._finished.add(host.name)

@@ -1,4 +1,4 @@
-"""One command on a host where no agent runs yet: started by the login itself, its words never read by a shell."""
+"""One command on a host without an agent: started by the login itself, its arguments never parsed by a shell."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receive
 from ascendrun.text import Text
 
 MAGIC = b"\nASCENDRUN-ONCE\n"
-"""What precedes it is output of the login's startup files."""
+"""Output before it comes from the login's startup files."""
 
 TIMED_OUT = 124
 SEND_S = 30.0
 
-# The words come on standard input, a line each: behind "=" as they are, behind "%" as printf's %b reads them, which
+# The arguments come on standard input, a line each: "=" precedes literal text, "%" text for printf's %b, which
 # costs a fork. They become arguments and nothing else.
-# No backslash, newline, exclamation mark or single quote may stand in the line (csh and fish read those).
+# No backslash, newline, exclamation mark or single quote may be in the line (csh and fish parse those).
 _SHELL = (
     "echo; echo ASCENDRUN-ONCE; set --; "
     "while IFS= read -r w; do "
@@ -35,7 +35,7 @@ COMMAND = f"exec /bin/sh -c '{_SHELL}'"
 
 
 def encode_argv(argv: Sequence[str]) -> bytes:
-    """The words as COMMAND reads them. Raises ValueError on a NUL, which no argument can hold."""
+    """Encode the arguments as COMMAND reads them. Raises ValueError on a NUL, which no argument can contain."""
     lines = []
     for argument in argv:
         data = argument.encode("utf-8", "surrogateescape")
@@ -51,10 +51,10 @@ def _encode_byte(byte: int) -> bytes:
 
 
 class OneShotCommand:
-    """Connects, then runs argv and calls `done` exactly once; `keep` gets the connection, still good for an agent.
+    """Connects, then runs argv and calls `done` exactly once; `keep` gets the connection, still usable by an agent.
 
-    `request`: as for an agent, so that callers need not know who ran it.
-    `failed`: it could not connect, nothing was run. `lost`: the connection ended while the command ran.
+    `request`: as for an agent, so that callers are independent of the runner. `failed`: it could not connect, nothing
+    was run. `lost`: the connection ended while the command ran.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class OneShotCommand:
         self._started_mono = time.monotonic()
 
     def run(self) -> None:
-        """To be called in a worker thread: blocks for the connect, not for the command."""
+        """Run in a worker thread: blocks for the connect, not for the command."""
         try:
             connection = self._backend.connect(self._host, deadlines=Deadlines())
         except AscendrunError as error:
             self._failed(error)
             return
-        except Exception as error:  # a fault of ours in a worker thread would vanish with its future
+        except Exception as error:  # an internal error in a worker thread would be lost with its future
             self._failed(internal_failure(self._host.name, error))
             return
         self._connection = connection
@@ -104,7 +104,7 @@ class OneShotCommand:
 
     def _closed(self, reason: Text | str, status: int | None) -> None:
         if not self._is_over.acquire(blocking=False):
-            return  # told already
+            return  # reported already
         connection = self._connection
         assert connection is not None
         if status is None:
@@ -133,12 +133,12 @@ class OneShotCommand:
         self._keep(connection)
 
     def _is_late(self) -> bool:
-        """`timeout` exits with 124, and so may a command: only one that ran for the whole time was timed out."""
+        """Return whether it timed out. `timeout` exits with 124, and so may a command: check the run time too."""
         return time.monotonic() - self._started_mono >= self._request.timeout_s
 
 
 class _Part:
-    """One stream's output: its first bytes, `after` a magic word if there is one."""
+    """Output of one stream: its first bytes, `after` a magic text if there is one."""
 
     def __init__(self, limit: int, after: bytes = b"") -> None:
         self.data = bytearray()

@@ -1,4 +1,4 @@
-"""The controller's loop: requests, replies of nodes and time, each passed on in one thread."""
+"""The controller's loop: requests, replies of nodes and timers, each handled in one thread."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ if TYPE_CHECKING:
     from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
     from ascendrun.head.spool.sample_ingest import SampleKeeper
 
-# What only jobs need is imported with the first job: a controller that was started for `exec` answers 0.1 s earlier.
+# Modules for jobs are imported with the first job: a controller started for `exec` replies 0.1 s earlier.
 
 TICK_S = 0.25
 RESTING_TICK_S = 1.0
-"""Without a live job ticks are rarer, so that hundreds of open connections cost next to nothing."""
+"""Seconds between ticks without a live job, so that hundreds of open connections cost almost nothing."""
 AWAY_S = 5.0
-"""A longer time between two ticks means that this process was stopped, or that the clock was set."""
+"""A longer time between two ticks means that this process was suspended, or that the clock was set."""
 TOGETHER = 1000
-"""How many posted calls run before their results are stored: a thousand ranks start in few commits."""
+"""Posted calls that run before their results are stored: a thousand ranks start in few commits."""
 IDLE_S = 600.0
-"""Without a live job and a request for so long the controller ends; connections stay open until then."""
+"""Seconds without a live job and a request after which the controller ends; connections stay open until then."""
 
 
 class Controller:
-    """One per state folder; the caller holds its lock. Everything but the marked methods runs in `run`'s thread."""
+    """One for each state directory; the caller holds its lock. Use from `run`'s thread, except marked methods."""
 
     def __init__(
         self, state_dir: Path, backend: Backend, *, idle_s: float = IDLE_S, notifier: NotifierMaker = Notifier
     ) -> None:
-        """Opens the store and takes its lease. Raises StoreUnusableError."""
+        """Open the store and take its lease. Raises StoreUnusableError."""
         self._state_dir = state_dir
         self._idle_s = idle_s
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # signal handlers may put into it
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # signal handlers may write to it
         self._guard = Guard()
         self._is_over = False
         self._ticked = (time.monotonic(), time.time())
@@ -92,7 +92,7 @@ class Controller:
     # From any thread
 
     def post(self, call: Callable[[], None]) -> None:
-        """Has `call` run in the controller's own thread, in order."""
+        """Run `call` in the controller's own thread, in order."""
         self._inbox.put(call)
 
     def _on_request(self, op: str, header: Mapping[str, Any], body: bytes, answer: Answer) -> None:
@@ -107,7 +107,7 @@ class Controller:
     # The loop
 
     def run(self) -> None:
-        """Until stopped, idle, or the lease is lost."""
+        """Run until stopped, idle, or the lease is lost."""
         signal.signal(signal.SIGTERM, lambda *_: self.post(self._end))
         signal.signal(signal.SIGINT, lambda *_: self.post(self._end))
         for stored in self._store.live_jobs():
@@ -139,7 +139,7 @@ class Controller:
                 self._samples.close()
 
     def _next_calls(self, timeout_s: float) -> list[Callable[[], None]]:
-        """What was posted, once there is something; [] after `timeout_s`. What comes together is stored together."""
+        """Return the posted calls when there are any; [] after `timeout_s`. Calls of one batch are stored together."""
         calls: list[Callable[[], None]] = []
         try:
             calls.append(self._inbox.get(timeout=timeout_s))
@@ -175,12 +175,12 @@ class Controller:
         self._stragglers.tick(runner.job for runner in self._jobs)
 
     def _was_away(self) -> bool:
-        """Whether this process stood still: missing messages then mean nothing about the nodes."""
+        """Return whether this process was suspended: missing messages then mean nothing about the nodes."""
         before, self._ticked = self._ticked, (time.monotonic(), time.time())
         return max(abs(now - then) for now, then in zip(self._ticked, before)) > AWAY_S
 
     def _is_busy(self) -> bool:
-        """Something is under way."""
+        """Return whether any work is in progress."""
         return self._operations.is_busy or self._notifier.is_waiting or self._jobs.is_busy(now_s=time.time())
 
     def _artifacts(self) -> ArtifactFetcher:
@@ -292,7 +292,7 @@ class Controller:
 
 
 Handlers = Mapping[type[Request[Any]], Callable[[Any, Answer], None]]
-"""What serves each kind of request."""
+"""Handler for each kind of request."""
 
 
 def handle_request(handlers: Handlers, op: str, header: Mapping[str, Any], answer: Answer, *, log: Path) -> None:

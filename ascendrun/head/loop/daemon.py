@@ -1,4 +1,4 @@
-"""The controller as a process: one per state folder, started by whoever needs it, found by a lock on a file."""
+"""The controller as a process: one for each state directory, started by any command, found by a file lock."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ LOOK_S = 0.3
 
 @contextmanager
 def _locked(state_dir: Path) -> Iterator[bool]:
-    """Holds the controller's lock; yields False when another process has it.
+    """Hold the controller's lock; yield False if another process has it.
 
-    `is_running` takes the lock for a moment to look: only who keeps it has it.
+    `is_running` takes the lock for a moment to test it: only the controller keeps it.
     """
     fd = os.open(state_dir / LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -58,7 +58,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def is_running(state_dir: Path) -> bool:
-    """Whether a controller holds the lock (it may still be starting)."""
+    """Return whether a controller holds the lock (it may still be starting)."""
     path = state_dir / LOCK_NAME
     if not path.exists():
         return False
@@ -73,7 +73,7 @@ def is_running(state_dir: Path) -> bool:
 
 
 def wait_until_free(state_dir: Path, *, timeout_s: float) -> None:
-    """Returns when no controller holds the lock. Raises DeadlineExceededError."""
+    """Return when no controller holds the lock. Raises DeadlineExceededError."""
     deadline = time.monotonic() + timeout_s
     while is_running(state_dir):
         if time.monotonic() > deadline:
@@ -89,7 +89,7 @@ def wait_until_free(state_dir: Path, *, timeout_s: float) -> None:
 
 
 def run_controller(state_dir: Path, backend: Backend, *, notifier: NotifierMaker | None = None) -> bool:
-    """Is the controller until it ends; False at once when another process already is."""
+    """Run the controller until it ends; return False immediately if another process already is the controller."""
     from ascendrun.head.loop.controller import IDLE_S, Controller
     from ascendrun.head.notify.notifier import Notifier
 
@@ -102,9 +102,9 @@ def run_controller(state_dir: Path, backend: Backend, *, notifier: NotifierMaker
 
 
 def start_controller(state_dir: Path, *, deadline_s: float) -> None:
-    """Starts a controller that outlives this process and waits until it answers.
+    """Start a controller that outlives this process and wait until it responds.
 
-    Two starts at once are harmless: one gets the lock, the other ends. Raises UnreachableError with the end of its log.
+    Concurrent starts are harmless: one gets the lock, others end. Raises UnreachableError with the end of its log.
     """
     from ascendrun.head.protocol.control_socket import ControlClient
 

@@ -1,4 +1,4 @@
-"""Carry out the actions of one job on its nodes and turn their replies into inputs of its lifecycle."""
+"""Runner of one job: executes its actions on its nodes, turns their replies into inputs of its lifecycle."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ CHECK_S = 60.0
 STAGE_S = 120.0
 GO_S = 30.0
 AGAIN_S = 5.0
-"""How long after an error as reply a request is repeated."""
+"""Seconds after an error reply until a request is repeated."""
 PROOF_S = 15.0
-"""How long after the grace period the proof of the end may take; then the request is repeated."""
+"""Seconds after the grace period within which the proof of the end must arrive; then the request is repeated."""
 
 
 @dataclass(frozen=True)
 class RunnerContext:
-    """What a runner needs of its controller: `post` runs a call in the controller's own thread, `feed` gives an
-    event to the lifecycle, `drained` says that every byte of the job has come."""
+    """Context of a runner: `post` runs a call in the controller's own thread, `feed` gives an event to the lifecycle,
+    `drained` reports that every byte of the job has arrived."""
 
     state_dir: Path
     links: Connections
@@ -67,7 +67,7 @@ class JobRunner:
         self.job = job
         self.spec, self.hosts, self.trees = spec, hosts, trees
         self._by_name = {host.name: host for host in hosts}
-        self._names = {dialled(host): host.name for host in reversed(hosts)}  # asked for every packet of the logs
+        self._names = {dialled(host): host.name for host in reversed(hosts)}  # evaluated for every packet of the logs
         self._context = context
         self._reports: dict[str, NodeReport] = {}
         self._node_query: NodeQuery | None = None
@@ -86,7 +86,7 @@ class JobRunner:
         return self._context.links.get(self._by_name[host])
 
     def uses(self, link: AgentConnection) -> str | None:
-        """The job's name for the host behind a connection, None: it is none of the job's."""
+        """Return the job's name of the host behind a connection, None: it is not a host of the job."""
         return self._names.get(dialled(link.host))
 
     def perform(self, action: Action) -> None:
@@ -141,7 +141,7 @@ class JobRunner:
         ).start()
 
     def _judge(self, plan: LaunchPlan, answers: SurveyResults) -> None:
-        """Starts the job only when no check failed."""
+        """Start the job only if no check failed."""
         if self.job.state is not State.CHECKING or plan.run_id != self.job.run_id:
             return
         result = evaluate_preflight(answers, self._reports, spec=self.spec, plan=plan, now_s=time.time())
@@ -166,7 +166,7 @@ class JobRunner:
         push.send_next()
 
     def staged_bytes(self) -> dict[str, tuple[int, int]]:
-        """By host: bytes of the job's directories that are there, and all of them."""
+        """Return, by host, the bytes of the job's directories that are there, and their total."""
         return {host: (push.done_bytes, push.total_bytes) for host, push in self._pushes.items()}
 
     def _prepare(self, host: str) -> None:
@@ -208,7 +208,7 @@ class JobRunner:
     # Stopping
 
     def _stop(self, host: str, *, now: bool, grace_s: float) -> None:
-        """The proof comes as the event `ended`, also from a host that never started anything: so it is followed."""
+        """Request the stop. The proof is the event `ended`, also if the host never started anything: follow it."""
         self._follow(host)
         self._stop_due[host] = time.monotonic() + grace_s + PROOF_S
 
@@ -221,7 +221,7 @@ class JobRunner:
     # Requests that are repeated
 
     def tick(self) -> None:
-        """To be called now and then."""
+        """Repeat due requests; called periodically."""
         now = time.monotonic()
         for host in [host for host, due in self._follow_due.items() if due <= now]:
             del self._follow_due[host]
@@ -242,7 +242,7 @@ class JobRunner:
     # Connections and data of nodes
 
     def on_up(self, host: str) -> None:
-        """The host's agent answers (again): look at facts first, then say again what it may have missed."""
+        """Handle an agent that responds (again): compare facts first, then resend what it may have missed."""
         if self.job.state is State.CHECKING and self._node_query is not None:
             self._node_query.on_up()
         node = next((node for node in self.job.nodes if node.host == host), None)
@@ -251,7 +251,7 @@ class JobRunner:
         boot_id = self.link(host).info.boot_id
         if node.may_run_processes and node.boot_id and boot_id != node.boot_id:
             self._feed(w.NodeRebooted(host))
-            self._follow(host)  # its disk may have lived on, with the last lines of the logs
+            self._follow(host)  # its disk may have survived, with the last lines of the logs
             return
         if self.job.state is State.STARTING and node.phase is Phase.GO_SENT:
             self._go(host)
@@ -262,7 +262,7 @@ class JobRunner:
             self._follow(host)
 
     def on_down(self, host: str, link: AgentConnection, error: AscendrunError) -> None:
-        """Unreachable is not failed: only a start that has not begun is given up for it."""
+        """Handle a lost connection. Unreachable is not failed: only a job that is still CHECKING takes notice."""
         self._sizes_requested.discard(host)
         if self.job.state is State.CHECKING and self._node_query is not None:
             self._node_query.on_down(link, error)
@@ -283,7 +283,7 @@ class JobRunner:
         return self._spools[host]
 
     def take_data(self, host: str, data: agent.FileData, body: bytes) -> None:
-        """Bytes of a followed file; called in the link's thread, which is the only writer of this host's spool."""
+        """Store bytes of a followed file; called in the connection's thread, the only writer of this host's spool."""
         if data.tag != self.job.run_id:
             return
         if data.file == "samples":
@@ -322,20 +322,20 @@ class JobRunner:
         )
 
     def _release(self, tag: str, host: str, have: Mapping[str, Mapping[str, int]]) -> None:
-        """Called in a thread of the log pruner of the attempt `tag`, which may be over by then."""
+        """Request the deletion. Called in a thread of the log pruner of attempt `tag`, which may have ended by then."""
         self._context.post(lambda: self._call(host, agent.Release(tag, have, KEEP_BYTES)))
 
     def _keep_clock(self, host: str, reading: Reading) -> None:
         self._ahead_s[host] = reading.offset_s
         try:
             self._clock_files.keep(self.spool(host).folder, reading)
-        except OSError:  # the head's disk is full: the next reading may find room
+        except OSError:  # the head's disk is full: the next reading may find space
             return
 
-    # The end: every byte, then the mark that says so
+    # The end: every byte, then the completion marker
 
     def drain(self) -> None:
-        """Called now and then once the job is over: asks what the nodes' files measure until all of it is here."""
+        """Compare with the sizes of the nodes' files until all bytes are here; called periodically after the end."""
         if self.job.go_sent_at_s is None:
             self._context.drained(self.job.id)
             return
@@ -369,7 +369,7 @@ class JobRunner:
         self._context.post(lambda: self._do(call))
 
     def _do(self, call: Callable[[], None]) -> None:
-        """An internal error before GO ends the job: without a reply it would wait indefinitely."""
+        """Run a call. An internal error before GO ends the job: without a reply it would wait indefinitely."""
         try:
             call()
         except Exception as error:  # the reason of the job; raised again for the log
@@ -406,7 +406,7 @@ class JobRunner:
         self.link(host).call(request, body, deadline_s=deadline_s, done=done)
 
     def begin_attempt(self) -> None:
-        """The record has moved to a new attempt: forget what belonged to the old one."""
+        """Forget the data of the old attempt after the record has moved to a new attempt."""
         self._spools, self._drained, self._sizes_requested = {}, set(), set()
         self._follow_due, self._stop_due = {}, {}
         self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()

@@ -1,4 +1,4 @@
-"""The live jobs: each one's events go through its lifecycle, what was decided is stored, then done."""
+"""The live jobs: their events pass through the lifecycle; decisions are stored, then carried out."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from ascendrun.head.spool.sample_ingest import SampleKeeper
     from ascendrun.head.survey.submission import Submission
 
-# What only jobs need is imported with the first job: a controller that was started for `exec` answers 0.1 s earlier.
+# Modules for jobs are imported with the first job: a controller started for `exec` replies 0.1 s earlier.
 
 SETTLING_S = 30.0
-"""So long after a job's end its last bytes may still be coming."""
+"""Seconds after a job's end during which its last bytes may still arrive."""
 
 
 class Guard:
-    """Calls whose fault is logged and must not end the controller. Use from one thread.
+    """Runs calls; their internal errors are logged and do not end the controller. Use from one thread.
 
     Raises LostLeaseError only: a controller that has lost its lease must do nothing more.
     """
@@ -55,7 +55,7 @@ class Guard:
             self.log_exception()
 
     def log_exception(self) -> None:
-        """The exception at hand; a repeated one once. The disk of the log may be full."""
+        """Log the current exception; a repeated one once. The disk of the log may be full."""
         text = traceback.format_exc()
         if text != self._last:
             self._last = text
@@ -64,7 +64,7 @@ class Guard:
 
 
 class LiveJobs:
-    """The jobs that have a runner: those that live, and those whose last bytes are awaited.
+    """The jobs with a runner: live jobs, and ended jobs whose last bytes are awaited.
 
     Use from the controller's thread, except `handle_message`. `artifacts` and `samples` create their object at the
     first call.
@@ -89,20 +89,20 @@ class LiveJobs:
         self._unsaved: dict[str, Step] = {}
 
     def __iter__(self) -> Iterator[JobRunner]:
-        """As they are now: a runner may go while the others are looked at."""
+        """Iterate over a copy: a runner may be removed during the loop."""
         return iter(tuple(self._runners.values()))
 
     def __bool__(self) -> bool:
         return bool(self._runners)
 
     def is_busy(self, *, now_s: float) -> bool:
-        """Whether one lives, or has ended so lately that its last bytes may still be coming."""
+        """Return whether a job is live, or has ended so recently that its last bytes may still arrive."""
         return any(runner.job.ended_at_s is None or now_s - runner.job.ended_at_s < SETTLING_S for runner in self)
 
     # From any thread
 
     def handle_message(self, link: AgentConnection, event: Message, body: bytes) -> None:
-        """An event of a node: bytes of an attempt's files, or that they cannot be followed."""
+        """Handle an event of a node: bytes of an attempt's files, or that they cannot be followed."""
         if not isinstance(event, (FileData, FileTruncated, FileUnreadable, FollowFailed)):
             return
         for runner in self:
@@ -116,10 +116,10 @@ class LiveJobs:
             else:
                 self._post(partial(self._record_trouble, runner, host, event))
 
-    # Coming and going
+    # Addition and removal
 
     def adopt(self, stored: StoredJob) -> None:
-        """A job that an earlier controller left: what it may have done is looked at, and goes on."""
+        """Resume a job of an earlier controller, from its record and the events of its nodes."""
         from ascendrun.core.jobs.lifecycle import resume
         from ascendrun.head.survey.submission import Submission
 
@@ -137,7 +137,7 @@ class LiveJobs:
                 runner.link(host)
 
     def add(self, job: Job, submission: Submission) -> JobRunner:
-        """Gives the job a runner; one that it has stays."""
+        """Give the job a runner; an existing runner is kept."""
         if job.id in self._runners:
             return self._runners[job.id]
         from ascendrun.head.loop.job_runner import JobRunner, RunnerContext
@@ -173,7 +173,7 @@ class LiveJobs:
                 runner.on_down(host, link, error)
 
     def tick(self, *, was_away: bool) -> None:
-        """`was_away`: this process stood still, so that what was not heard says nothing about the nodes."""
+        """Handle time. `was_away`: this process was suspended, so missing messages say nothing about the nodes."""
         from ascendrun.core.jobs.job import Tick
         from ascendrun.core.jobs.lifecycle import Step, restart_timers
 
@@ -190,7 +190,7 @@ class LiveJobs:
         self.schedule()
 
     def schedule(self) -> None:
-        """Who may start is decided anew."""
+        """Decide again which jobs may start."""
         from ascendrun.core.jobs.schedule import schedule_all
 
         jobs = [(runner.job, self._claims[job_id]) for job_id, runner in self._runners.items()]
@@ -205,7 +205,7 @@ class LiveJobs:
             found = self._store.find(job_id).job
         except (NotFoundError, ConflictError):
             return None
-        return found if found.id == job_id else None  # a name or a longer id may begin like it
+        return found if found.id == job_id else None  # a name or a longer id may start like it
 
     # Events of jobs
 
@@ -213,7 +213,7 @@ class LiveJobs:
         return self._store.events(job_id)
 
     def record(self, job_id: str, events: Sequence[Event]) -> None:
-        """Stores events that do not change the job."""
+        """Store events that do not change the job."""
         if job_id in self._runners:
             self._store.save(self._runners[job_id].job, events, now_s=time.time())
 
@@ -223,11 +223,11 @@ class LiveJobs:
     # Events, decisions, actions
 
     def feed(self, job_id: str, event: JobInput) -> None:
-        """Gives an event to a job's lifecycle; taken up before anything else that arrives."""
+        """Give an event to a job's lifecycle; handled before anything else that arrives."""
         self._events.append((job_id, event))
 
     def work_off_events(self) -> None:
-        """What came together for a job is one step of it, stored once."""
+        """Handle queued events; all events of one job are one step of it, stored once."""
         if not self._events:
             return
         from ascendrun.core.jobs.lifecycle import Step
@@ -255,7 +255,7 @@ class LiveJobs:
             return Step(job)
 
     def _settle(self, job_id: str, step: Step) -> None:
-        """Takes the step, or keeps it for the next turn while the store takes nothing (a full disk, a long lock)."""
+        """Take the step, or keep it for the next turn while the store cannot write (a full disk, a long lock)."""
         if step.job == self._runners[job_id].job and not step.actions:
             return
         try:
@@ -265,7 +265,7 @@ class LiveJobs:
             self._guard.log_exception()
 
     def _take(self, runner: JobRunner, step: Step) -> None:
-        """Stores what was decided, then does it: after a crash between the two the new controller does it again."""
+        """Store the decision, then carry it out: after a crash between the two the new controller repeats it."""
         before = runner.job
         if step.job != runner.job:
             failpoint("controller.before_save")
@@ -276,7 +276,7 @@ class LiveJobs:
             if is_new_attempt:
                 runner.begin_attempt()
         for action in step.actions:
-            self._guard(partial(runner.perform, action))  # the others are done whatever becomes of one
+            self._guard(partial(runner.perform, action))  # the others continue if one fails
         failpoint("controller.after_actions")
         if step.transitions:
             self._fetch_artifacts(before, step)
@@ -284,7 +284,7 @@ class LiveJobs:
             runner.drain()
 
     def _fetch_artifacts(self, before: Job, step: Step) -> None:
-        """What may explain a failure is asked for at once: logs rotate, and devices recover."""
+        """Request the files that may explain a failure immediately: logs rotate, and devices recover."""
         from ascendrun.head.spool.artifact_fetch import failed_attempt
 
         attempt = failed_attempt(before, step.job, step.transitions)
@@ -293,7 +293,7 @@ class LiveJobs:
 
 
 def file_event(host: str, trouble: FileTruncated | FileUnreadable, *, attempt: int, now_s: float) -> Event:
-    """The event of the job that a node's event about one of its files becomes."""
+    """Return the job event for a node's event about one of its files."""
     values = {"file": trouble.file, "generation": trouble.generation}
     if isinstance(trouble, FileTruncated):
         return Event("file-truncated", {**values, "size": trouble.size}, (host,), (), attempt, now_s)

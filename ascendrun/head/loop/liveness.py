@@ -1,4 +1,4 @@
-"""Records when hosts of running jobs become unreachable, and when they are back."""
+"""Monitor that records when hosts of running jobs become unreachable, and when they respond again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from ascendrun.head.loop.job_runner import JobRunner
 
 LOOK_S = 1.0
-"""How often hosts are checked: a change is reported after many seconds, and a thousand hosts cost milliseconds."""
+"""Interval of host checks: a change is reported after many seconds, and a thousand hosts cost milliseconds."""
 
 
 class ReachabilityMonitor:
-    """Of one controller, in its thread. `events_of(job id)`: those so far; `record(job id, events)`: adds some."""
+    """Monitor in the controller's thread. `events_of(job id)`: past events; `record(job id, events)`: adds some."""
 
     def __init__(
         self, *, events_of: Callable[[str], Sequence[Event]], record: Callable[[str, Sequence[Event]], None]
@@ -27,7 +27,7 @@ class ReachabilityMonitor:
         self._due_s = float("-inf")
 
     def tick(self, runners: Iterable[JobRunner], *, now_s: float | None = None) -> None:
-        """As often as one likes. `now_s`: monotonic, None: now."""
+        """Check the hosts; may be called at any rate. `now_s`: monotonic, None: now."""
         now_s = time.monotonic() if now_s is None else now_s
         if now_s < self._due_s:
             return
@@ -51,6 +51,6 @@ class ReachabilityMonitor:
 
 
 def _liveness(runner: JobRunner) -> Mapping[str, str]:
-    """By host. A new link counts as alive before it was ever up: of that host nothing is said."""
+    """Return liveness by host. A connection that was never up counts as alive, so its host is omitted."""
     links = [(host, runner.link(host)) for host in runner.job.hosts]
     return {host: link.liveness() for host, link in links if link.is_up or link.liveness() != "ALIVE"}

@@ -1,4 +1,4 @@
-"""Requests about hosts rather than jobs: run a command, query reports, take samples, plan without starting."""
+"""Requests about hosts instead of jobs: run a command, query reports, take samples, plan without a start."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ascendrun.head.spool.sample_ingest import SampleKeeper
 
 EXEC_BYTES = 1 << 20
-"""How much output of one host is kept; the rest is dropped and reported as dropped."""
+"""Output bytes of one host that are kept; the rest is dropped and reported as dropped."""
 CONNECT_TRIES = 2
 TOOL_S = 8.0
-"""How long a tool may take on a sampled host; the agent replies a moment later."""
+"""Seconds that a tool may take on a sampled host; the agent replies a moment later."""
 MARGIN_S = 2.0
 
 
@@ -42,7 +42,7 @@ class _Operation(Protocol):
 
 
 class Operations:
-    """Use from the controller's thread."""
+    """Operations on hosts. Use from the controller's thread."""
 
     def __init__(self, links: Connections, post: Callable[[Callable[[], None]], None]) -> None:
         self._links, self._post = links, post
@@ -74,11 +74,11 @@ class Operations:
         self._post(self._sweep)
 
     def execute(self, request: messages.Exec, answer: Answer) -> None:
-        """Run the command on every host; one reply for each as it comes."""
+        """Run the command on every host; send one reply for each, in order of arrival."""
         self._start(_Exec(request, self._links, self._post, answer, self._sweep))
 
     def query_nodes(self, request: messages.Nodes, answer: Answer) -> None:
-        """The report of every host, or why there is none, as it comes."""
+        """Send the report of every host, or the reason of its absence, in order of arrival."""
         from ascendrun.head.agents.node_query import NodeQuery
 
         waiting = {host.name for host in request.hosts}
@@ -99,13 +99,13 @@ class Operations:
             self._start(query)
 
     def survey(self, request: messages.Survey, answer: Answer) -> None:
-        """What every host reports to the checks; one reply for each."""
+        """Send the data of every host for the checks; one reply for each."""
         from ascendrun.head.survey.surveys import SurveyOperation
 
         self._start(SurveyOperation(request, self._links, self._post, answer, ended=self._sweep_later))
 
     def sample(self, request: messages.Sample, answer: Answer, keeper: SampleKeeper) -> None:
-        """A new sample of every host; one reply for each as it comes."""
+        """Send a new sample of every host; one reply for each, in order of arrival."""
         if request.unless_asked:
             awaited = {name for running in self._running if isinstance(running, _Sampling) for name in running.waiting}
             request = replace(request, hosts=tuple(host for host in request.hosts if host.name not in awaited))
@@ -115,7 +115,7 @@ class Operations:
         self._start(_Sampling(request, self._links, self._post, answer, self._sweep_later, keeper))
 
     def plan(self, request: messages.Plan, answer: Answer) -> None:
-        """The plan that a submission would get, as `render_plan` shows it."""
+        """Send the plan that a submission would get, as `render_plan` shows it."""
         from ascendrun.core.jobs.plan import render_plan
         from ascendrun.head.agents.node_query import NodeQuery
         from ascendrun.head.survey.submission import Submission, build_plan, make_job
@@ -200,7 +200,7 @@ class _HostOperation:
 
 
 class _Exec(_HostOperation):
-    """One command on several hosts."""
+    """A command on several hosts."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class _Exec(_HostOperation):
 
 
 class _Sampling(_HostOperation):
-    """One sample of several hosts. Every host has its reply within timeout_s, `refused` when it took no sample."""
+    """A sample of several hosts. Every host gets a reply within timeout_s, `refused` if it took no sample."""
 
     def __init__(
         self,

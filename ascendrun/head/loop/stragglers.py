@@ -1,4 +1,4 @@
-"""Finds stragglers of running jobs once a minute, in a thread next to the controller's loop, and records them."""
+"""Detector that finds and records stragglers of running jobs once a minute, in a separate thread."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ascendrun.head.state.state_dir import spool_dir
 if TYPE_CHECKING:
     from ascendrun.health.stragglers.detect import Straggler
 
-# What a check requires is imported by the first one, in its thread: the controller has jobs to start.
+# Modules for a check are imported by the first check, in its thread: the controller has jobs to start.
 
 CHECK_EVERY_S = 60.0
 RESTS = 30.0
 """The pause after a check, in CPU times of the check: thousands of ranks cost 3 % of a core."""
 SAMPLES_S = 600.0
 READ_BYTES = 16 * 1024 * 1024
-"""What one check reads of the metrics of all ranks together;"""
+"""Bytes that one check reads of the metrics of all ranks together;"""
 LEAST_BYTES, MOST_BYTES = 8 * 1024, 64 * 1024
 """and of one rank: enough for some windows of steps."""
 FEW_DEVICES = 256
-"""For more devices the means of minutes are read."""
+"""Above this number of ranks the 1-minute means of devices are read."""
 GONE_AFTER = 2
-"""Checks in a row without it before a straggler is resolved."""
+"""Consecutive checks without a straggler before it is resolved."""
 APPEARED, GONE = "straggler", "straggler-resolved"
 """Codes of events."""
 
@@ -40,7 +40,7 @@ Key = tuple[str, Optional[int]]
 
 
 def read_stragglers(state_dir: Path, job: Job, *, now_s: float) -> tuple[Straggler, ...]:
-    """Stragglers of the present attempt, from data on this machine. Unreadable samples count as none."""
+    """Return stragglers of the current attempt, from data on this machine. Unreadable samples count as none."""
     from ascendrun.head.spool.clocks import HostClock, read_clocks
     from ascendrun.head.spool.metrics_reader import find_metrics, iter_lines
     from ascendrun.health.samples.step_times import make_step_times
@@ -79,14 +79,14 @@ def _read_samples(state_dir: Path, job_id: str, hosts: frozenset[str], *, now_s:
 
 @dataclass(frozen=True)
 class Known:
-    """The stragglers that the events of a job name. `missing`: for how many checks in a row each was not found."""
+    """Stragglers that the events of a job name. `missing`: the consecutive checks in which each was not found."""
 
     attempt: int
     missing: Mapping[Key, int] = field(default_factory=dict)
 
 
 def update_known(known: Known, found: Iterable[Straggler], *, now_s: float = 0.0) -> tuple[Known, tuple[Event, ...]]:
-    """What is known after a check, and the events to record: who appeared, who is gone.
+    """Return the known stragglers after a check, and the events to record: new and resolved stragglers.
 
     A rank that becomes part of a slow node is reported once more, as the node; it has not become faster.
     """
@@ -124,7 +124,7 @@ def update_known(known: Known, found: Iterable[Straggler], *, now_s: float = 0.0
 
 
 def known_from_events(attempt: int, events: Iterable[Event]) -> Known:
-    """The stragglers of the present attempt that an earlier controller has reported. `events`: oldest first."""
+    """Return the stragglers of the current attempt that were reported before. `events`: oldest first."""
     missing: dict[Key, int] = {}
     for event in events:
         if event.attempt != attempt or event.code not in (APPEARED, GONE):
@@ -138,10 +138,10 @@ def known_from_events(attempt: int, events: Iterable[Event]) -> Known:
 
 
 class StragglerMonitor:
-    """Belongs to the controller's thread; a check runs in its own thread, one at a time.
+    """Straggler monitor of the controller's thread; a check runs in its own thread, one at a time.
 
-    `post`: runs a call in the controller's thread. `record`: stores events of a job, may raise.
-    `events_of`: those of a job so far, oldest first.
+    `post`: runs a call in the controller's thread. `record`: stores events of a job, may raise. `events_of`: past
+    events of a job, oldest first.
     """
 
     def __init__(
