@@ -1,4 +1,4 @@
-"""Send one notification to one target, over HTTP or to a command; the result contains no credential."""
+"""Delivery of one notification to one target, over HTTP or to a command; the result contains no credential."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def deliver(
     cancellation: Cancellation | None = None,
     stop: threading.Event | None = None,
 ) -> DeliveryResult:
-    """Try once. Never raises for faults of the target or its files: they are in the result, credentials hidden."""
+    """Try once. Never raise for faults of the target or its files: they are in the result, credentials masked."""
     if target.type == "hook":
         return _run_hook(notice, target, stop)
     try:
@@ -49,7 +49,7 @@ def deliver(
 
 
 def ping(target: Target, *, timeout_s: float, cancellation: Cancellation | None = None) -> Text | str | None:
-    """Request the URL of a dead man's switch once; the problem, None: none."""
+    """Request the URL of a dead man's switch once; return the problem, None: none."""
     try:
         url, _ = read_credentials(target)
     except UnreadableCredentialsError as error:
@@ -65,7 +65,7 @@ def ping(target: Target, *, timeout_s: float, cancellation: Cancellation | None 
 
 
 def _hide(reply: Any, url: str, secret: str | None) -> Any:
-    """A service may return the request: neither the URL nor a longer piece of it is shown."""
+    """Mask the URL, longer parts of it and the secret in a reply: a service may return the request."""
     if isinstance(reply, Text):
         values = {name: _hide(value, url, secret) for name, value in reply.values.items()}
         return Text(reply.key, reply.english, **values)

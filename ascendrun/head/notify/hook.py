@@ -1,4 +1,4 @@
-"""Runs the operator's command for a notice: bounded in time and output, and nothing of its session outlives it."""
+"""Runner of the operator's command for a notification: bounded in time and output, its session ends with it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class HookEnd:
-    """`code`: its exit code, negative for a signal, None: it was killed because its time was over.
-    `output`: the beginning and the end of what it said, to both its outputs."""
+    """End of the command. `code`: exit code, negative for a signal, None: killed at its time limit. `output`: the start
+    and the end of both its outputs."""
 
     code: int | None
     output: bytes
@@ -30,9 +30,9 @@ class HookEnd:
 def run_hook(
     argv: Sequence[str], *, stdin: bytes, env: Mapping[str, str], timeout_s: float, stop: threading.Event | None = None
 ) -> HookEnd:
-    """Runs the command in a session of its own and ends the whole session with it. `stop`: its time is over at once.
+    """Run the command in a separate session and end the complete session with it. `stop`: end it immediately.
 
-    Raises OSError when there is no such command.
+    Raises OSError if there is no such command.
     """
     process = subprocess.Popen(
         list(argv),
@@ -50,7 +50,7 @@ def run_hook(
             _signal_session(process.pid, signal.SIGTERM)
             talk.go_on(time.monotonic() + ASK_TO_END_S, None)
     finally:
-        # Before the child is reaped: while it is a zombie, nobody else can get the number of its session.
+        # Before the child is reaped: while it is a zombie, no other process can get the number of its session.
         while _signal_session(process.pid, signal.SIGKILL):
             time.sleep(_POLL_S / 5)
         talk.close()
@@ -72,7 +72,7 @@ class _Talk:
             self._selector.register(pipe, events)
 
     def go_on(self, until_mono: float, stop: threading.Event | None) -> bool:
-        """True when the child has ended by then."""
+        """Transfer data; return True if the child has ended by `until_mono`."""
         while True:
             has_ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
             left_s = until_mono - time.monotonic()
@@ -89,7 +89,7 @@ class _Talk:
             sent = os.write(self._in.fileno(), self._rest) if self._rest else 0
         except BlockingIOError:
             return
-        except OSError:  # it does not care for its input
+        except OSError:  # it does not read its input
             sent = len(self._rest)
         self._rest = self._rest[sent:]
         if not self._rest:
@@ -112,7 +112,7 @@ class _Talk:
         return True
 
     def _read_all(self) -> None:
-        for _ in range(64):  # somebody else may hold the pipe and write for ever
+        for _ in range(64):  # another process may have the pipe open and write indefinitely
             if self._out not in self._selector.get_map() or not self._read():
                 return
 
@@ -128,7 +128,7 @@ class _Talk:
 
 
 def _signal_session(session: int, number: int) -> list[int]:
-    """Signals every living process of the session; returns their pids."""
+    """Signal every living process of the session; return their pids."""
     found = []
     for pid in _members(session):
         with suppress(ProcessLookupError):
@@ -138,7 +138,7 @@ def _signal_session(session: int, number: int) -> list[int]:
 
 
 def _members(session: int) -> set[int]:
-    """Living processes (no zombies) of the session; of other users too, which cannot happen without their doing."""
+    """Return the living processes (no zombies) of the session, also of other users, which only they can cause."""
     members = set()
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():

@@ -20,7 +20,7 @@ REPLY_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """`body`: at most REPLY_BYTES of it."""
+    """Response of a service. `body`: at most REPLY_BYTES of it."""
 
     status: int
     headers: Mapping[str, str]
@@ -36,7 +36,7 @@ class RequestFailedError(Exception):
 
 
 class Cancellation:
-    """Ends a request from another thread: shuts its connection down, whatever it waits for."""
+    """Cancellation of a request from another thread: shuts its connection down, whatever it waits for."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
@@ -62,7 +62,7 @@ class Cancellation:
 def http_request(
     url: str, *, headers: Mapping[str, str], body: bytes | None, deadline_s: float, cancellation: Cancellation | None
 ) -> HttpResponse:
-    """POST when there is a body, else GET; a response of any status is returned. Raises RequestFailedError."""
+    """Send a POST with a body, else a GET; return a response of any status. Raises RequestFailedError."""
     cancellation = cancellation or Cancellation()
     request = urllib.request.Request(url, data=body, headers={"User-Agent": "ascendrun", **headers})
     opener = urllib.request.build_opener(_Opener(cancellation), _NoRedirect())
@@ -84,7 +84,7 @@ def http_request(
         inner = reason if isinstance(reason, Exception) else error
         if cancellation.is_cancelled or isinstance(inner, TimeoutError):
             raise RequestFailedError(_timed_out(deadline_s)) from None
-        raise RequestFailedError(_describe(inner)) from None  # the cause may hold the URL
+        raise RequestFailedError(_describe(inner)) from None  # the cause may contain the URL
     finally:
         timer.cancel()
 

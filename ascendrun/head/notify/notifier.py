@@ -1,4 +1,4 @@
-"""Deliver notifications in one thread for each target, so that an unreachable one delays nothing else."""
+"""Delivery of notifications in one thread for each target, so that an unreachable target delays no other."""
 
 from __future__ import annotations
 
@@ -30,32 +30,31 @@ if TYPE_CHECKING:
     from ascendrun.head.state.notice_queue import NoticeQueue, Waiting
 
 ASK_S = 10.0
-"""How long one service has for its whole answer."""
+"""Seconds that one service has for its complete response."""
 CLOSE_S = 3.0
-"""How long the controller's end waits for notices that are due; the rest is sent by the next controller."""
+"""Seconds that the controller's end waits for due notifications; the next controller sends the rest."""
 REST_S = 2.0
 SICK_S = 30.0
-"""A controller's loop that did not turn for so long is not alive: the dead-man's switch is not pressed."""
+"""Seconds without a turn of the controller's loop after which the dead man's switch is no longer pinged."""
 BLOCK_S = 60.0
-"""After a failure nothing is sent to the same target for this long at most, unless it asked for more itself."""
+"""Maximum seconds without delivery to a target after a failure, unless the target requested more."""
 LOOK_S = 2.0
-"""How often the settings files are checked for changes."""
+"""Interval at which the settings files are checked for changes."""
 PATIENCE_S = 0.3
-"""How long the caller that starts a check waits for it: files on a working disk are read by then."""
+"""Seconds that the caller of a check waits for it: files on a working disk are read by then."""
 FIRST_PATIENCE_S = 10.0
-"""The same for the first check: before it no target is known."""
+"""The same for the first check: no target is known before it."""
 KEEP_UP_S = 3600.0
-"""How long notices that cannot be delivered keep a controller up that has nothing else to do."""
+"""Seconds for which undeliverable notifications keep an otherwise idle controller running."""
 
 
 ReadSettings = Callable[[], "NoticeSettings | None"]
 
 
 class Notifier:
-    """Of one controller. `read_settings` may raise InvalidInputError: what was valid before stays then.
+    """Notifier of one controller. `read_settings` may raise InvalidInputError: the last valid settings remain.
 
-    `files`: the settings files, looked at for changes. While nobody is to be told, nothing is imported and no thread
-    runs.
+    `files`: the settings files, checked for changes. Without targets, nothing is imported and no thread runs.
     """
 
     def __init__(
@@ -81,10 +80,10 @@ class Notifier:
         self._round = 0
         self._last_fault = ""
 
-    # What the controller calls
+    # Calls of the controller
 
     def start(self) -> None:
-        """Takes up what the last controller left. Raises LostLeaseError, StoreUnusableError."""
+        """Resume the deliveries of the last controller. Raises LostLeaseError, StoreUnusableError."""
         if self.settings() is None and not self._store.has_waiting_notices():
             return
         queue = self._queue()
@@ -97,10 +96,10 @@ class Notifier:
             self._ensure_thread(name)
 
     def outbox(self, job: Job, events: Sequence[JobEvent]) -> list[tuple[str, str, str]]:
-        """The notifications that new events of a job make; called within the transaction that stores the events."""
+        """Return the notifications for new events of a job; called within the transaction that stores the events."""
         try:
             return self._decide(job, events)
-        except Exception:  # a notice that cannot be made must not keep a job from its next state
+        except Exception:  # a failed notification must not keep a job from its next state
             self._log_exception()
             return []
 
@@ -120,7 +119,7 @@ class Notifier:
         return rows
 
     def beat(self, live: Sequence[tuple[str, str]]) -> None:
-        """At every turn of the controller's loop. `live`: (name, id) of the jobs that are not over."""
+        """Handle a turn of the controller's loop. `live`: (name, id) of the jobs that have not ended."""
         self._beat_mono = time.monotonic()
         self._live = tuple(live)
         settings = self.settings()
@@ -136,12 +135,12 @@ class Notifier:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something may still be delivered soon: an idle controller keeps running for that."""
+        """Return whether something may still be delivered soon: an idle controller keeps running for that."""
         now_mono = time.monotonic()
         return self._fresh or any(now_mono - since_mono < KEEP_UP_S for since_mono in tuple(self._waiting.values()))
 
     def close(self, *, bound_s: float = CLOSE_S) -> None:
-        """Gives what is due a moment more, then ends every thread. Returns within `bound_s` and a little."""
+        """Wait a moment for due notifications, then end every thread. Returns about `bound_s` later at most."""
         self.beat(self._live)
         until = time.monotonic() + bound_s
         while self._waiting and time.monotonic() < until - bound_s / 3:
@@ -159,7 +158,7 @@ class Notifier:
     # Settings
 
     def settings(self) -> NoticeSettings | None:
-        """As the files have them now; None: no targets."""
+        """Return the present settings of the files; None: no targets."""
         return self._watch.get()
 
     def _target(self, name: str) -> Target | None:
@@ -178,7 +177,7 @@ class Notifier:
         return NoticeQueue(self._store.reopened())
 
     def _ensure_thread(self, name: str, work: Callable[[], None] | None = None) -> None:
-        """A thread for the target, unless it has one; `work`: the pressing of a dead-man's switch, beside that."""
+        """Start a thread for the target, unless it has one; `work`: pings of a dead man's switch; None: deliveries."""
         key = f"{name} press" if work is not None else name
         with self._lock:
             if self._stop.is_set() or key in self._threads:
@@ -202,7 +201,7 @@ class Notifier:
                     blocked_mono = max(blocked_mono, time.monotonic() + block_s)
                 except LostLeaseError:
                     return
-                except Exception:  # a full disk, a bug: the next turn may succeed; the log has it
+                except Exception:  # a full disk, an internal error: the next turn may succeed; the log has it
                     self._log_exception()
                     rest_s = REST_S
                 with self._news:
@@ -213,7 +212,7 @@ class Notifier:
             queue.close()
 
     def _open_queue(self) -> NoticeQueue | None:
-        """Tried until the store can be opened (a full disk, a lock); None: the controller ends before that."""
+        """Retry until the queue opens (a full disk, a lock); None: the controller ends before that."""
         while not self._stop.is_set():
             try:
                 return self._queue()
@@ -223,7 +222,7 @@ class Notifier:
         return None
 
     def _step(self, queue: NoticeQueue, name: str, blocked_mono: float) -> tuple[float, float]:
-        """Delivers what is due first. How long to rest, and how long to leave the target alone."""
+        """Deliver what is due first. Return the pause, and how long to send nothing to the target."""
         from ascendrun.core.notices import GIVE_UP_S, LIMITS, LONGEST_WAIT_S, free_at_s
 
         now_s = time.time()
@@ -244,7 +243,7 @@ class Notifier:
             return 0.0, 0.0
         wait_s = (
             waiting.due_at_s - now_s if waiting.due_at_s - now_s <= LONGEST_WAIT_S * 1.5 else 0.0
-        )  # somebody set the clock
+        )  # the clock was set
         limits = LIMITS[target.type]
         sent_s = queue.sent_at_s(name, since_s=now_s - max(window_s for _, window_s in limits))
         wait_s = max(wait_s, free_at_s(sent_s, limits, now_s=now_s) - now_s, blocked_mono - time.monotonic())
@@ -253,7 +252,7 @@ class Notifier:
         return 0.0, self._send(queue, waiting, target)
 
     def _send(self, queue: NoticeQueue, waiting: Waiting, target: Target) -> float:
-        """One try; how long the target is to be left alone."""
+        """Try once; return how long to send nothing to the target."""
         from ascendrun.core.notices import Notice, retry_after_s
 
         queue.begin(waiting, now_s=time.time())
@@ -287,7 +286,7 @@ class Notifier:
         return cancellation
 
     def _ping(self) -> None:
-        """Presses the dead-man's switch while the controller's loop turns and a job that it watches is live."""
+        """Ping the dead man's switch while the controller's loop runs and a job that it watches is live."""
         from ascendrun.head.notify.delivery import ping
 
         due_mono = 0.0
@@ -304,7 +303,7 @@ class Notifier:
                 problem = ping(target, timeout_s=min(self._ask_s, target.interval_s), cancellation=cancellation)
                 if problem:
                     self._log_once(f"notices: cannot request the URL of the dead man's switch: {problem}")
-            except Exception:  # a bug must not look like a dead controller; the log has it, credentials hidden
+            except Exception:  # a bug must not look like a dead controller; the log has it, credentials masked
                 self._log_exception()
             finally:
                 self._cancellations.discard(cancellation)
@@ -313,16 +312,15 @@ class Notifier:
         self._log_once(redact_text(traceback.format_exc()))
 
     def _log_once(self, text: str) -> None:
-        """To the controller's log, once while it comes again and again."""
+        """Write to the controller's log, once for a repeated text."""
         if text != self._last_fault:
             self._last_fault = text
             _log(text)
 
 
 class SettingsWatch:
-    """`read` may raise InvalidInputError: what was valid before stays then. `files`: read again when one has
-    changed; none:
-    at every look. Use from any thread."""
+    """Watcher of settings. `read` may raise InvalidInputError: the last valid settings remain. `files`: read again if
+    one has changed; none: at every check. Use from any thread."""
 
     def __init__(self, read: ReadSettings, files: Sequence[Path], *, log: Callable[[str], None]) -> None:
         self._read, self._files, self._log = read, tuple(files), log
@@ -333,7 +331,7 @@ class SettingsWatch:
         self._due_mono = float("-inf")
 
     def get(self) -> NoticeSettings | None:
-        """None: no targets. While the files cannot be read: the last ones."""
+        """Return the settings, None: no targets. While the files cannot be read: the last settings."""
         with self._lock:
             is_due = not self._is_looking and time.monotonic() >= self._due_mono
             self._is_looking = self._is_looking or is_due
@@ -350,7 +348,7 @@ class SettingsWatch:
             if seen != self._seen:
                 self._settings = self._reread()
                 self._seen = seen
-        except Exception:  # a bug: the last settings stay, and the next check may succeed
+        except Exception:  # an internal error: the last settings remain, and the next check may succeed
             self._log(redact_text(traceback.format_exc()))
         finally:
             with self._lock:

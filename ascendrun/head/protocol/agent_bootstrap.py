@@ -1,4 +1,4 @@
-"""From a login to a running agent: the head's end of the dialogue in node/loader, with its errors."""
+"""From a login to a running agent: the head's end of the protocol in node/loader, with its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOISE_BYTES = 2048
 
 @dataclass(frozen=True)
 class AgentImage:
-    """The agent's archive and the one line that starts it."""
+    """The agent's archive and the line that starts it."""
 
     pyz: bytes
     sha256: str
@@ -31,7 +31,7 @@ class AgentImage:
 
 @dataclass(frozen=True)
 class Login:
-    """A login. `wait_s`: until its shell ran our command. `noise`: what its startup files wrote.
+    """A login. `wait_s`: seconds until its shell ran our command. `noise`: output of its startup files.
 
     Startup files that write into the connection do so at every login, also into those of scp and git.
     """
@@ -41,7 +41,7 @@ class Login:
 
 
 class AgentBootstrap:
-    """One dialogue. `feed` is called by the connection's thread, the rest by others."""
+    """One bootstrap. `feed` is called by the connection's thread, the other methods by other threads."""
 
     def __init__(self, host: str, image: AgentImage) -> None:
         self._host, self._image = host, image
@@ -62,7 +62,7 @@ class AgentBootstrap:
         return Login(wait_s, noise[:NOISE_BYTES].decode("utf-8", "replace"))
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """Frames completed by what came on standard output; none before the agent talks. Raises wire.FrameError."""
+        """Return the frames completed by new output; none before the agent sends. Raises wire.FrameError."""
         if not self._boot.is_over:
             for step in self._boot.feed(data):
                 self._take(step)
@@ -105,12 +105,12 @@ class AgentBootstrap:
                 )
 
     def feed_error(self, data: bytes) -> None:
-        """What came on standard error: kept for the message when no agent starts."""
+        """Keep standard error output for the message if no agent starts."""
         with self._lock:
             self._errors = (self._errors + data)[-4096:]
 
     def needs_agent(self) -> bool:
-        """True once for each time that the far side asks for the archive."""
+        """Return True once for each request of the other side for the archive."""
         with self._lock:
             needs, self._needs_agent = self._needs_agent, False
         return needs
@@ -119,7 +119,7 @@ class AgentBootstrap:
         return loader.upload(self._image.pyz, self._image.sha256)
 
     def why_closed(self, reason: Text, status: int | None) -> AscendrunError:
-        """The error for a stream that has ended: the reason of the dialogue, or the last output of the login."""
+        """Return the error of an ended stream: the reason in the protocol, or the last output of the login."""
         with self._lock:
             if self._failure is not None:
                 return self._failure

@@ -1,4 +1,4 @@
-"""From the records and messages of nodes to inputs of the lifecycle and reports."""
+"""Conversion of records and messages of nodes to inputs of the lifecycle and reports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ascendrun.head.protocol.agent_messages import AgentInfo, ProbeReply
 
 
 def make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
-    """The input of the lifecycle for a line of a node's `events` file; None: there is none.
+    """Return the lifecycle input of a line of a node's `events` file; None: there is none.
 
-    A line with parts missing is not from the supervisor: the job can write to the file.
+    An incomplete line is not from the supervisor: the job can write to the file.
     """
     try:
         return _make_event(host, line)
@@ -59,15 +59,15 @@ def _make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
 
 
 def start_failure(line: Mapping[str, Any]) -> Failure:
-    """Why a rank could not be started. Before release 0.9 nodes wrote sentences: `message` and `hint`."""
+    """Return why a rank could not be started. Before release 0.9 nodes wrote sentences: `message` and `hint`."""
     if isinstance(line.get("message"), str):
         return Failure("cannot-start", str(line["message"]), line.get("hint"))
     return Failure.of_node(line)
 
 
 def make_report(host: Host, info: AgentInfo, probe: ProbeReply, *, clock_offset_s: float, login: Login) -> NodeReport:
-    """A node's report from its agent's first event and its reply to a probe."""
-    kinds: dict[tuple[str, str], Route] = {}  # one object for all peers behind a route: of a thousand that is a million
+    """Make a node's report from its agent's first event and its reply to a probe."""
+    kinds: dict[tuple[str, str], Route] = {}  # one object for all peers behind a route: a thousand hosts have a million
     routes: dict[str, Route] = {}
     for peer, route in probe.routes.items():
         interface, source = route["interface"], route["source"]

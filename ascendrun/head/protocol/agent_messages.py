@@ -29,7 +29,7 @@ class Ping(Request[Pong]):
 
 @dataclass(frozen=True)
 class ProbeReply(Message):
-    """`routes`: by peer {interface, source}, both None where unknown."""
+    """Reply to Probe. `routes`: by peer {interface, source}, both None if unknown."""
 
     OP = "probe"
     at_ns: int = converted(int)
@@ -39,7 +39,7 @@ class ProbeReply(Message):
 
 @dataclass(frozen=True)
 class Probe(Request[ProbeReply]):
-    """`peers`: by host, its addresses and names; the first that resolves counts."""
+    """Query the node's report. `peers`: by host, its addresses and names; the first that resolves counts."""
 
     OP, REPLY = "probe", ProbeReply
     peers: Mapping[str, Sequence[str]]
@@ -53,7 +53,7 @@ class HasTreeReply(Message):
 
 @dataclass(frozen=True)
 class HasTree(Request[HasTreeReply]):
-    """Whether a staged directory is there."""
+    """Query whether a staged directory is there."""
 
     OP, REPLY = "tree_have", HasTreeReply
     sha256: str
@@ -67,7 +67,7 @@ class PutTreeReply(Message):
 
 @dataclass(frozen=True)
 class PutTree(Request[PutTreeReply]):
-    """The next part of a directory's tar is the body; `total`: bytes of the whole."""
+    """Send the next part of a directory's tar as the body; `total`: bytes of the complete tar."""
 
     OP, REPLY = "tree_put", PutTreeReply
     sha256: str
@@ -77,7 +77,7 @@ class PutTree(Request[PutTreeReply]):
 
 @dataclass(frozen=True)
 class PrepareReply(Message):
-    """`kept`: names in the working directory that belong to the user and hide staged ones."""
+    """Reply to Prepare. `kept`: names in the working directory that belong to the user and hide staged names."""
 
     OP = "prepare"
     master_port: int | None = None
@@ -112,7 +112,7 @@ class GoReply(Message):
 
 @dataclass(frozen=True)
 class Go(Request[GoReply]):
-    """Start what was prepared; repeatable."""
+    """Start the prepared attempt; repeatable."""
 
     OP, REPLY = "go", GoReply
     tag: str
@@ -140,7 +140,7 @@ class Stop(Request[Done]):
 
 @dataclass(frozen=True)
 class Follow(Request[Done]):
-    """Send what grows in an attempt's files, from these offsets on, as FileData."""
+    """Send new bytes of an attempt's files, from these offsets on, as FileData."""
 
     OP, REPLY = "follow", Done
     tag: str
@@ -161,7 +161,7 @@ class FilesReply(Message):
 
 @dataclass(frozen=True)
 class Files(Request[FilesReply]):
-    """The size of every followed file of an attempt."""
+    """Query the size of every followed file of an attempt."""
 
     OP, REPLY = "files", FilesReply
     tag: str
@@ -176,7 +176,7 @@ class ReleaseReply(Message):
 
 @dataclass(frozen=True)
 class Release(Request[ReleaseReply]):
-    """Remove closed logs of which the head node has everything (`have`), until no more than `keep_bytes` are left."""
+    """Remove closed logs that the head node has completely (`have`), until at most `keep_bytes` are left."""
 
     OP, REPLY = "release", ReleaseReply
     tag: str
@@ -186,7 +186,7 @@ class Release(Request[ReleaseReply]):
 
 @dataclass(frozen=True)
 class ExecReply(Message):
-    """The body is standard output, `out_bytes` long, then standard error.
+    """Reply to Exec. The body is standard output, `out_bytes` long, then standard error.
 
     `code` and `signal` both None: not even SIGKILL ended it.
     """
@@ -212,7 +212,7 @@ class Exec(Request[ExecReply]):
 
 @dataclass(frozen=True)
 class SurveyReply(Message):
-    """By item's name, its raw answer: see node/agent/survey.py."""
+    """Raw results by item name: see node/agent/survey.py."""
 
     OP = "survey"
     results: Mapping[str, Any] = converted(dict)
@@ -230,7 +230,7 @@ class Survey(Request[SurveyReply]):
 
 @dataclass(frozen=True)
 class SampleReply(Message):
-    """`lines`: as in an attempt's `samples` file, see node/sampler/sample.py."""
+    """Reply to Sample. `lines`: as in an attempt's `samples` file, see node/sampler/sample.py."""
 
     OP = "sample"
     lines: Sequence[Mapping[str, Any]]
@@ -246,7 +246,7 @@ class Sample(Request[SampleReply]):
 
 @dataclass(frozen=True)
 class GrepReply(Message):
-    """The body: frames of node/agent/grep.py."""
+    """Reply to Grep. The body: frames of node/agent/grep.py."""
 
     OP = "grep"
     complete: bool
@@ -269,7 +269,7 @@ class Grep(Request[GrepReply]):
 
 @dataclass(frozen=True)
 class GatherReply(Message):
-    """Everything was sent as ArtifactData. `files`, `problems`: see node/agent/artifacts.py."""
+    """Reply to Gather. Everything was sent as ArtifactData. `files`, `problems`: see node/agent/artifacts.py."""
 
     OP = "gather"
     files: Sequence[Mapping[str, Any]]
@@ -281,7 +281,7 @@ class GatherReply(Message):
 
 @dataclass(frozen=True)
 class Gather(Request[GatherReply]):
-    """Send what may explain an attempt's end."""
+    """Send the files that may explain an attempt's end."""
 
     OP, REPLY = "gather", GatherReply
     tag: str
@@ -289,7 +289,7 @@ class Gather(Request[GatherReply]):
     timeout_s: float
 
 
-# Events: sent by the agent unasked
+# Events: sent by the agent without a request
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class AgentInfo(Message):
 
 @dataclass(frozen=True)
 class FileData(Message):
-    """The body: bytes of a followed file."""
+    """Data of a followed file: the body."""
 
     OP = "data"
     tag: str
@@ -324,7 +324,7 @@ class FileData(Message):
 
 @dataclass(frozen=True)
 class FileTruncated(Message):
-    """A followed file became smaller than what was sent of it."""
+    """A followed file became smaller than the part that was sent."""
 
     OP = "truncated"
     tag: str
@@ -335,7 +335,7 @@ class FileTruncated(Message):
 
 @dataclass(frozen=True)
 class FileUnreadable(Message):
-    """A followed file cannot be opened now; it is sent when it can."""
+    """A followed file cannot be opened now; it is sent when this succeeds."""
 
     OP = "follow_held"
     tag: str
@@ -355,7 +355,7 @@ class FollowFailed(Message):
 
 @dataclass(frozen=True)
 class ArtifactData(Message):
-    """The body: bytes of a file that Gather found."""
+    """Data of a file that Gather found: the body."""
 
     OP = "gathered"
     tag: str

@@ -34,7 +34,7 @@ def _load_host_samples(rows: Any) -> tuple[HostSample, ...]:
 
 @dataclass(frozen=True)
 class Submitted(Message):
-    """`job`: its id, or that of the pipeline."""
+    """Reply to Submit. `job`: its id, or that of the pipeline."""
 
     OP = "submit"
     job: str
@@ -44,7 +44,7 @@ class Submitted(Message):
 class Submit(Request[Submitted]):
     """Store and start a job, or the stages of a pipeline. `submissions`: each as Submission.to_json.
 
-    `pipeline`: the id of one that continues with these stages; None: a new one.
+    `pipeline`: the id of the pipeline to continue with these stages; None: a new pipeline.
     """
 
     OP, REPLY = "submit", Submitted
@@ -63,7 +63,7 @@ class Stop(Request[Done]):
 
 @dataclass(frozen=True)
 class Planned(Message):
-    """`plan`: as render_plan makes it."""
+    """Reply to Plan. `plan`: as render_plan makes it."""
 
     OP = "plan"
     plan: Mapping[str, Any]
@@ -71,7 +71,7 @@ class Planned(Message):
 
 @dataclass(frozen=True)
 class Plan(Request[Planned]):
-    """The plan that a submission would get. `submission`: as Submission.to_json."""
+    """Query the plan that a submission would get. `submission`: as Submission.to_json."""
 
     OP, REPLY = "plan", Planned
     submission: Mapping[str, Any]
@@ -79,7 +79,7 @@ class Plan(Request[Planned]):
 
 @dataclass(frozen=True)
 class ExecReply(Message):
-    """How a command ended on one host; the body is its standard output, `out_bytes` long, then its standard error.
+    """End of a command on one host; the body is its standard output, `out_bytes` long, then its standard error.
 
     `failed`: why it was not run; the other fields then have no meaning.
     """
@@ -106,7 +106,7 @@ class Exec(Request[ExecReply]):
 
 @dataclass(frozen=True)
 class NodeReply(Message):
-    """The report of one host, or why there is none."""
+    """The report of one host, or the reason of its absence."""
 
     OP = "nodes"
     host: str
@@ -118,7 +118,7 @@ class NodeReply(Message):
 
 @dataclass(frozen=True)
 class Nodes(Request[NodeReply]):
-    """The state of every host; one reply from each."""
+    """Query the state of every host; one reply from each."""
 
     OP, REPLY = "nodes", NodeReply
     hosts: tuple[Host, ...] = converted(load_hosts)
@@ -126,7 +126,7 @@ class Nodes(Request[NodeReply]):
 
 @dataclass(frozen=True)
 class SurveyReply(Message):
-    """The raw answers of one host, or why there are none.
+    """The raw results of one host, or the reason of their absence.
 
     `report`: as report_values makes it with all hosts of the survey. `results`: by probe.
     """
@@ -142,7 +142,7 @@ class SurveyReply(Message):
 class Survey(Request[SurveyReply]):
     """Examine hosts, in the shell of a job if there is a submission; one reply from each.
 
-    `names`: these probes only. `every_pair`: of NPU ports is tested, not a sample.
+    `names`: only these probes. `every_pair`: test all pairs of NPU ports, not a sample.
     """
 
     OP, REPLY = "survey", SurveyReply
@@ -157,7 +157,7 @@ class Survey(Request[SurveyReply]):
 
 @dataclass(frozen=True)
 class SampleReply(Message):
-    """The new samples of one host, or why there are none."""
+    """The new samples of one host, or the reason of their absence."""
 
     OP = "sample"
     host: str
@@ -170,7 +170,7 @@ class SampleReply(Message):
 class Sample(Request[SampleReply]):
     """Take a sample on every host; one reply from each within `timeout_s`.
 
-    `device_type`: None: whatever the host has. `unless_asked`: not on hosts whose reply to another request is awaited.
+    `device_type` None: any type that the host has. `unless_asked`: not on hosts with another pending request.
     """
 
     OP, REPLY = "sample", SampleReply
@@ -182,7 +182,7 @@ class Sample(Request[SampleReply]):
 
 @dataclass(frozen=True)
 class GrepReply(Message):
-    """The hits of one host are the body. `complete`: the search ended in time."""
+    """Reply to Grep; the body is the hits of one host. `complete`: the search ended in time."""
 
     OP = "grep"
     host: str
@@ -202,7 +202,7 @@ class Grep(Request[GrepReply]):
 
 @dataclass(frozen=True)
 class GatherReply(Message):
-    """`problem`: why the artifacts of a host are missing; None: they are stored."""
+    """Reply to Gather. `problem`: why the artifacts of a host are missing; None: they are stored."""
 
     OP = "gather"
     host: str
@@ -220,7 +220,7 @@ class Gather(Request[GatherReply]):
 
 @dataclass(frozen=True)
 class ControllerStatus(Message):
-    """The running controller. `jobs`: the live ones. By job and host: `liveness`, `silence_s`, `staged` bytes."""
+    """The running controller. `jobs`: live jobs. By job and host: `liveness`, `silence_s`, `staged` bytes."""
 
     OP = "status"
     pid: int
@@ -232,13 +232,13 @@ class ControllerStatus(Message):
 
 @dataclass(frozen=True)
 class Status(Request[ControllerStatus]):
-    """Every version of the controller answers this."""
+    """Query the status; every version of the controller replies."""
 
     OP, REPLY = "status", ControllerStatus
 
 
 @dataclass(frozen=True)
 class Shutdown(Request[Done]):
-    """End the controller; every version does."""
+    """End the controller; supported by every version."""
 
     OP, REPLY = "shutdown", Done

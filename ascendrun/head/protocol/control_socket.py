@@ -19,18 +19,18 @@ from ascendrun.text import Text
 
 SOCKET_NAME = "controller.sock"
 PROTOCOL = 4
-"""Of the messages between commands and the controller; raised with every change that the other side must know."""
+"""Version of the messages between commands and the controller; raised with every change that both sides must know."""
 ANY_PROTOCOL = ("status", "shutdown")
-"""Requests that a controller of any version serves: with them another one is found and stopped."""
+"""Requests that a controller of any version serves: they find and stop a controller of another version."""
 _UCRED = struct.Struct("3i")
 
 Answer = Callable[[Union[Message, AscendrunError, None], bytes, bool], None]
-"""answer(reply, body, is_last): called once or, for streams, several times, from any thread. None: no reply is left."""
+"""answer(reply, body, is_last): called once or, for streams, repeatedly, from any thread. None: no reply is left."""
 
 
 @contextmanager
 def _short_path(folder: Path) -> Iterator[str]:
-    """The socket's path through /proc/self/fd: a Unix socket's path may not exceed 107 bytes, a state dir's may."""
+    """Yield the socket's path through /proc/self/fd: a Unix socket's path is limited to 107 bytes."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{fd}/{SOCKET_NAME}"
@@ -39,7 +39,7 @@ def _short_path(folder: Path) -> Iterator[str]:
 
 
 class ControlServer:
-    """Listens in the state directory; calls `handle(op, header, body, answer)` in a thread of each peer."""
+    """Server in the state directory; calls `handle(op, header, body, answer)` in a thread of each peer."""
 
     def __init__(self, state_dir: Path, handle: Callable[[str, Mapping[str, Any], bytes, Answer], None]) -> None:
         self._path = state_dir / SOCKET_NAME
@@ -85,11 +85,11 @@ class ControlServer:
                         else:
                             answer(other_version(PROTOCOL, header.get("protocol")), b"", True)
             except (OSError, wire.FrameError):
-                return  # the client went away, or never was one of ours
+                return  # the client has disconnected, or was not a command of ascendrun
 
 
 class _Outgoing:
-    """Frames on their way to one client. Never makes the sender wait: `exec … | less` stops reading for an hour."""
+    """Queue of frames to one client. Never blocks the sender: the pager of `exec` may stop reading for an hour."""
 
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
@@ -107,7 +107,7 @@ class _Outgoing:
                 threading.Thread(target=self._send_rest, name="control-answer", daemon=True).start()
 
     def _send_now(self, frame: bytes) -> bytes:
-        """What the socket does not accept immediately; b"" also when the client has left."""
+        """Return the bytes that the socket does not accept immediately; b"" also if the client has left."""
         try:
             return frame[self._peer.send(frame, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
@@ -146,7 +146,7 @@ def _peer_uid(peer: socket.socket) -> int:
 
 
 def other_version(controller: object, command: object) -> ConflictError:
-    """The controller and the command that uses it are of different versions; None: one from before there were any."""
+    """Make the error for different versions of controller and command; None: from before there were versions."""
     return ConflictError(
         Text(
             "control.other-version",
@@ -162,7 +162,7 @@ class ControlClient:
     """A connection to the running controller."""
 
     def __init__(self, state_dir: Path) -> None:
-        """Raises UnreachableError when no controller listens."""
+        """Connect. Raises UnreachableError if no controller listens."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with _short_path(state_dir) as path:
@@ -191,21 +191,21 @@ class ControlClient:
         self._socket.close()
 
     def call(self, request: Request[R], *, timeout_s: float = 30.0) -> R:
-        """One request, one reply. Raises what the controller answers, UnreachableError when it dies,
+        """Send one request, return its reply. Raises the controller's error, UnreachableError if it dies,
         DeadlineExceededError."""
         for reply, _ in self.stream(request, timeout_s=timeout_s):
             return reply
         raise UnreachableError(Text("control.no-reply", "the controller did not reply to {op}", op=request.OP))
 
     def post(self, request: Request[Any]) -> None:
-        """One request whose replies are not read. Raises UnreachableError."""
+        """Send one request without reading its replies. Raises UnreachableError."""
         try:
             self._send(request)
         except OSError as error:
             raise _ended(request) from error
 
     def stream(self, request: Request[R], *, timeout_s: float) -> Iterator[tuple[R, bytes]]:
-        """One request, its replies as they come; `timeout_s` bounds the wait for each."""
+        """Send one request, yield its replies as they arrive; `timeout_s` limits the wait for each."""
         op = request.OP
         self._socket.settimeout(timeout_s)
         try:

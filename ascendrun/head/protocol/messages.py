@@ -1,4 +1,4 @@
-"""Messages as dataclasses: a message is the JSON header of a frame of node/wire.py, its fields by name."""
+"""Messages as dataclasses: the fields of a message are the JSON header of a frame of node/wire.py, by name."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ OTHER_VERSION_HINT = Text(
 
 
 class Message:
-    """The parent of the messages. A field with a default may be missing in a header."""
+    """Base class of messages. A field with a default may be missing in a header."""
 
     OP: ClassVar[str]
 
     def to_header(self) -> dict[str, Any]:
-        """A field that is None by default is left out when it is None."""
+        """Return the header, without fields that are None and have the default None."""
         header = {}
         for one in fields(self):  # type: ignore[arg-type]
             value = one.metadata.get("write", _plain)(getattr(self, one.name))
@@ -35,7 +35,7 @@ class Message:
 
     @classmethod
     def from_header(cls: type[M], header: Mapping[str, Any]) -> M:
-        """Unknown fields are ignored. Raises InvalidInputError for a missing or unreadable one."""
+        """Make a message; unknown fields are ignored. Raises InvalidInputError for a missing or unreadable field."""
         values: dict[str, Any] = {}
         for one in fields(cls):  # type: ignore[arg-type]
             if one.name in header:
@@ -50,20 +50,20 @@ class Message:
 
 
 class Request(Message, Generic[R]):
-    """What is asked of the other side. `REPLY`: the R of the class."""
+    """Request to the other side. `REPLY`: the R of the class."""
 
     REPLY: ClassVar[type[Any]]
 
 
 @dataclass(frozen=True)
 class Done(Message):
-    """The reply to a request of which only the end matters."""
+    """The reply to a request without results."""
 
     OP = "done"
 
 
 def converted(read: Callable[[Any], Any], *, write: Callable[[Any], Any] | None = None, **default: Any) -> Any:
-    """A field that `write` makes JSON of and `read` turns back. None stays None where it is the default."""
+    """Define a field that `write` converts to JSON and `read` converts back. None stays None if it is the default."""
     may_be_none = default.get("default", MISSING) is None
     return field(
         metadata={
@@ -84,7 +84,7 @@ def _same(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A field's value for JSON. Mappings are raw data already, and may be large."""
+    """Return a field's value for JSON. Mappings are raw data already, and may be large."""
     if isinstance(value, Text):
         return to_json(value)
     if hasattr(value, "to_json"):

@@ -33,18 +33,18 @@ from ascendrun.text import Text
 SUSPECT_S = 6.0
 UNREACHABLE_S = 15.0
 AWAY_S = 5.0
-"""With so long between two ticks this process was suspended, and hosts cannot be judged by that time."""
+"""After this many seconds between two ticks this process was suspended: hosts cannot be evaluated by that time."""
 SEND_S = 30.0
 BOOT_S = 60.0
-"""From login to the agent's first word; a slow startup file of a login shell is the usual cost."""
+"""Seconds from login to the agent's first message; slow startup files of a login shell cause most of it."""
 _RETRY_S = (0.5, 15.0)
 _HOPELESS_RETRY_S = 60.0
-"""After a refused key or a wrong host key only a person can help: sshd punishes clients that hammer."""
+"""After a rejected key or a wrong host key only the operator can help: sshd punishes repeated attempts."""
 
 
 @dataclass(frozen=True)
 class Reply(Generic[R]):
-    """What an agent replied: a message and its body, or an error.
+    """Reply of an agent: a message and its body, or an error.
 
     `error`: the agent's, or "connection-lost", "deadline", "too-large" and "invalid-reply" of this side.
     """
@@ -55,7 +55,7 @@ class Reply(Generic[R]):
 
     @property
     def message(self) -> R:
-        """Of a reply without an error."""
+        """Return the message of a reply without an error."""
         assert self.received is not None
         return self.received
 
@@ -81,7 +81,7 @@ class ConnectionListener:
 
 
 class AgentConnection:
-    """One host. Everything public may be called from any thread and never blocks."""
+    """Connection to one host. Everything public may be called from any thread and never blocks."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class AgentConnection:
         self._boot_deadline_mono: float | None = None
         self._received_mono = self._ticked_mono = time.monotonic()
 
-    # What others ask
+    # State for callers
 
     @property
     def is_up(self) -> bool:
@@ -121,28 +121,28 @@ class AgentConnection:
 
     @property
     def info(self) -> AgentInfo:
-        """Of the agent that was up last. Only after it was up once."""
+        """Return the info of the last agent that was connected. Call only after one was connected."""
         assert self._info is not None
         return self._info
 
     @property
     def failures(self) -> int:
-        """How many times in a row it could not connect, or lost a connection."""
+        """Return the number of consecutive failed connects and lost connections."""
         return self._failures
 
     def silence_s(self) -> float:
-        """Seconds since the last frame of the agent (or since this was made)."""
+        """Return the seconds since the last frame of the agent (or since this was made)."""
         return time.monotonic() - self._received_mono
 
     def liveness(self) -> str:
-        """ALIVE, SUSPECT (6 s silent) or UNREACHABLE (15 s, or a failed connect)."""
+        """Return ALIVE, SUSPECT (6 s without a frame) or UNREACHABLE (15 s, or a failed connect)."""
         silence_s = self.silence_s()
         if silence_s >= UNREACHABLE_S or (self._failures and not self._is_up):
             return "UNREACHABLE"
         return "SUSPECT" if silence_s >= SUSPECT_S else "ALIVE"
 
     def connect(self) -> None:
-        """Starts connecting now, without back-off, unless it is connected or connecting."""
+        """Start to connect now, without back-off, unless it is connected or connecting."""
         with self._lock:
             self._retry_mono = 0.0
             if self._is_reserved:
@@ -150,7 +150,7 @@ class AgentConnection:
         self.tick()
 
     def acquire(self) -> int | None:
-        """Reserves the next attempt to connect for the caller; None when it is connected or connecting.
+        """Reserve the next attempt to connect for the caller; None if it is connected or connecting.
 
         End with `adopt` or `fail` and this number; `connect` takes the attempt back.
         """
@@ -162,17 +162,17 @@ class AgentConnection:
             return self._epoch
 
     def adopt(self, epoch: int, connection: Connection) -> None:
-        """Starts the agent on a connection that the caller made."""
+        """Start the agent on a connection that the caller made."""
         self._connecting.submit(self._start_agent, epoch, connection)
 
     def fail(self, epoch: int, error: AscendrunError) -> None:
-        """The caller could not connect."""
+        """Report that the caller could not connect."""
         self._drop(epoch, error)
 
     def call(
         self, request: Request[R], body: bytes = b"", *, deadline_s: float, done: Callable[[Reply[R]], None]
     ) -> None:
-        """Send a request; `done` gets exactly one Reply, within `deadline_s` also when the host never responds."""
+        """Send a request; `done` gets exactly one Reply, within `deadline_s` also if the host never responds."""
         request_id = next(self._ids)
         call = _Call(request, body, time.monotonic() + deadline_s, done)
         with self._lock:
@@ -180,7 +180,7 @@ class AgentConnection:
         self._pump()
 
     def tick(self) -> None:
-        """To be called a few times a second: deadlines, silence, reconnecting."""
+        """Handle deadlines, missing frames and reconnects. Call a few times a second."""
         now = time.monotonic()
         expired: list[_Call] = []
         with self._lock:
@@ -235,7 +235,7 @@ class AgentConnection:
             call.deadline_mono += away_s
 
     def close(self) -> None:
-        """Ends the connection; every open call is answered with "connection-lost"."""
+        """End the connection; every open call gets the error "connection-lost"."""
         with self._lock:
             self._is_closed = True
             epoch = self._epoch
@@ -253,7 +253,7 @@ class AgentConnection:
         except AscendrunError as error:
             self._drop(epoch, error)
             return
-        except Exception as error:  # a fault of ours in a worker thread would vanish with its future
+        except Exception as error:  # an internal error in a worker thread would be lost with its future
             self._drop(epoch, internal_failure(self.host.name, error))
             return
         self._start_agent(epoch, connection)
@@ -297,7 +297,7 @@ class AgentConnection:
         try:
             for header, body in bootstrap.feed(data):
                 self._on_frame(epoch, bootstrap, header, body)
-            stream = self._stream  # None: the answer came before `open` returned; _connect looks again
+            stream = self._stream  # None: the reply came before `open` returned; _connect checks again
             if stream is not None and bootstrap.needs_agent():
                 self._sending.submit(self._send_agent, epoch, bootstrap, stream)
         except (wire.FrameError, InvalidInputError) as error:
@@ -328,7 +328,7 @@ class AgentConnection:
         kind = EVENTS.get(str(header.get("event")))
         if kind is AgentInfo:
             self._take_info(epoch, header, bootstrap.login())
-        elif kind is not None:  # None: a heartbeat, which has done its work by arriving
+        elif kind is not None:  # None: a heartbeat, whose arrival is sufficient
             self._listener.on_event(self, kind.from_header(header), body)
 
     def _take_info(self, epoch: int, header: Mapping[str, Any], login: Login) -> None:
@@ -347,7 +347,7 @@ class AgentConnection:
         self._pump()
 
     def _drop(self, epoch: int, error: AscendrunError) -> None:
-        """The connection of `epoch` is over (or never came): fail its calls, plan the next try."""
+        """End the connection of `epoch` (or its attempt): fail its calls, plan the next try."""
         with self._lock:
             if epoch != self._epoch or not (self._is_up or self._is_connecting):
                 return
@@ -368,7 +368,7 @@ class AgentConnection:
     def _as_error(self, error: AscendrunError | StreamClosedError) -> AscendrunError:
         return error if isinstance(error, AscendrunError) else UnreachableError(on_host(self.host.name, error.reason))
 
-    # Sending: one task at a time drains the outbox, so frames keep their order and nobody waits in a caller's thread
+    # Sending: one task at a time drains the outbox, so frames keep their order and no caller's thread waits
 
     def _pump(self) -> None:
         with self._lock:
@@ -398,12 +398,12 @@ class AgentConnection:
 
 
 def is_permanent(error: AscendrunError) -> bool:
-    """Whether only a person can help: connecting again does not."""
+    """Return whether only the operator can help: another connect does not."""
     return isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError, AgentVersionError))
 
 
 def read_reply(request: Request[R], header: Mapping[str, Any], body: bytes) -> Reply[R]:
-    """The reply to `request` in a frame; one that cannot be read is an error."""
+    """Return the reply to `request` in a frame; an unreadable reply is an error."""
     if not header.get("ok"):
         return Reply(None, error=Failure.of_node(header.get("error") or {}))
     try:
@@ -439,7 +439,7 @@ def on_host(host: str, reason: Text | str) -> Text:
 
 
 def internal_failure(host: str, error: Exception) -> UnreachableError:
-    """A fault of ours while connecting."""
+    """Make the error for an internal error while connecting."""
     return UnreachableError(
         Text("agent.internal", "{host}: internal error: {error}", host=host, error=f"{type(error).__name__}: {error}")
     )
