@@ -1,6 +1,6 @@
-"""Asks nodes for what may explain an attempt's end, keeps it with the attempt; never delays the end itself.
+"""Requests nodes for the files that may explain an attempt's end, and stores them; never delays the end itself.
 
-A pending is a small file until its host has answered, so that it outlives this process and a host that is away.
+A pending request is a small file until its host has replied, so that it survives this process and an unreachable host.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from ascendrun.node.files import write_json
 from ascendrun.text import Text
 
 GATHER_S = 60.0
-"""How long a host may look for its things."""
+"""Seconds that a host may take to collect its files."""
 GIVE_UP_S = 24 * 3600.0
-"""A host that has not come back by then has nothing of interest left."""
+"""A host that has not reconnected by then has no useful files left."""
 CONNECT_S = 15.0
-"""After so long a waiting command gets the names of the hosts that are not connected."""
+"""Seconds after which a waiting command gets the names of the hosts that are not connected."""
 HOST_BYTES = 96 << 20
 TRIES = 3
 _NAME = re.compile(r"^[a-z][a-z0-9-]{0,40}$")
@@ -62,7 +62,7 @@ KERNEL_WORDS = [
 
 
 def items_for(device_type: str) -> list[dict[str, Any]]:
-    """What to request from a node, as node/agent/artifacts.py expects it."""
+    """Return the items to request from a node, as node/agent/artifacts.py expects them."""
     kernel = {"keep": KERNEL_WORDS, "around": 2, "kernel_time": True}
     items = [
         _commands("dmesg", "excerpt.txt", ["dmesg"], JOURNAL, timeout_s=15, max_bytes=None, **kernel),
@@ -99,7 +99,7 @@ def _npu_items() -> list[dict[str, Any]]:
 def _commands(
     name: str, file: str, *commands: list[str], timeout_s: float, max_bytes: int | None = 1 << 20, **more: Any
 ) -> dict[str, Any]:
-    """The output of the first of the commands that works. `max_bytes` None: the node's default."""
+    """Return an item: the output of the first command that works. `max_bytes` None: the node's default."""
     limit = {} if max_bytes is None else {"max_bytes": max_bytes}
     item = {"name": name, "kind": "argv", "file": file, "timeout_s": timeout_s, "commands": list(commands)}
     return {**item, **limit, **more}
@@ -110,9 +110,9 @@ def _files(name: str, bases: list[str], patterns: list[str], *, kind: str = "glo
 
 
 def failed_attempt(before: Job, after: Job, transitions: Sequence[Transition]) -> int | None:
-    """The attempt that a step has ended with a failure after GO was sent; None: none was.
+    """Return the attempt that a step has ended with a failure after GO was sent; None: none was.
 
-    What somebody stopped has not failed.
+    A job that the user stopped has not failed.
     """
     for move in transitions:
         if move.target is State.FAILED and after.go_sent_at_s is not None and after.cause is not Cause.USER:
@@ -123,7 +123,7 @@ def failed_attempt(before: Job, after: Job, transitions: Sequence[Transition]) -
 
 
 def unrequested_attempt(job: Job, *, now_s: float) -> int | None:
-    """The attempt with which a job has failed a while ago: a controller that was killed just then sent no requests.
+    """Return the attempt with which a job failed recently: a controller that was killed just then sent no requests.
     None: it did not fail, or too long ago."""
     if job.state is not State.FAILED or job.go_sent_at_s is None or job.cause is Cause.USER:
         return None
@@ -132,7 +132,7 @@ def unrequested_attempt(job: Job, *, now_s: float) -> int | None:
 
 @dataclass(frozen=True)
 class Subject:
-    """What of a job a request to its hosts requires."""
+    """Part of a job that a request to its hosts requires."""
 
     job_id: str
     run: str
@@ -156,7 +156,7 @@ class _Pending:
 
 
 class ArtifactFetcher:
-    """Use from the controller's thread, except `take`. `find(job id)` gives the subject; raises NotFoundError."""
+    """Use from the controller's thread, except `take`. `find(job id)` returns the subject; raises NotFoundError."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class ArtifactFetcher:
     def serve(self, request: Gather, answer: Answer) -> None:
         """Fetch for a command that waits; one reply for each host.
 
-        A host that does not reply in time gets a problem as its reply; its artifacts come when it is reachable again.
+        A host that does not reply in time gets a problem as its reply; its artifacts arrive when it is reachable again.
         """
         subject = self._find(request.job)
         attempt = request.attempt or subject.attempt
@@ -222,7 +222,7 @@ class ArtifactFetcher:
                 self._request(pending)
 
     def take(self, link: AgentConnection, part: agent.ArtifactData, body: bytes) -> None:
-        """Bytes of an artifact; called in the thread of the connection."""
+        """Store bytes of an artifact; called in the thread of the connection."""
         receiving = self._receiving.get((part.tag, dialled(link.host)))
         if receiving is not None:
             receiving.write(part.name, part.file, part.offset, body)
@@ -283,7 +283,7 @@ class ArtifactFetcher:
 
 
 class _Receiving:
-    """One host's things as they come: beside their place until all are here. `write` in the link's thread only."""
+    """Artifacts of one host, in a temporary place until all are here. `write` in the connection's thread only."""
 
     def __init__(self, host_dir: Path) -> None:
         self._host_dir = host_dir
@@ -309,7 +309,7 @@ class _Receiving:
             self._problem = _not_stored(error)
 
     def _safe(self, name: str, file: str) -> str:
-        """A path below this directory for any name that a node sends; two files never share one."""
+        """Return a path below this directory for any name that a node sends; two files never share a path."""
         if (name, file) not in self._names:
             parts = [_UNSAFE.sub("_", part).lstrip(".")[:120] for part in file.split("/")[-6:]]
             safe = "/".join(part for part in parts if part) or "file"
@@ -319,7 +319,7 @@ class _Receiving:
         return self._names[(name, file)]
 
     def finish(self, reply: agent.GatherReply) -> Text | str | None:
-        """Puts what came in its place, instead of what an earlier look brought; a sentence when that failed."""
+        """Move the files into place and replace those of an earlier request; return the problem, None: none."""
         for file in reply.files:
             if file.get("bytes") == 0:  # an empty file came without a frame
                 self.write(str(file["name"]), str(file["file"]), 0, b"")

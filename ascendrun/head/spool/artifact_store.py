@@ -1,7 +1,7 @@
-"""Artifacts that a node sent after an attempt failed: which files are here, their origin, what is missing.
+"""Artifacts that a node sent after an attempt failed: which files are here, their origin, and missing files.
 
-They are in the attempt's spool, in `<host>/gathered/<name>/<file>`, with the index `<host>/gathered/index.json`.
-Names: plog, dmesg, npu-smi, hccn, device-log, supervisor (its log).
+They are in the attempt's spool, in `<host>/gathered/<name>/<file>`, with the index `<host>/gathered/index.json`. Names:
+plog, dmesg, npu-smi, hccn, device-log, supervisor (its log).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SETTINGS_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Artifact:
-    """One file that is here. `source`: its path on the node, or the command that printed it.
+    """A stored file. `source`: its path on the node, or the command that printed it.
 
-    `of_bytes`: how long it is on the node, None: longer than it was read. When that is more than `bytes`, its middle
-    (or end) was left out, and `cut_at` is the offset in our copy where it is missing. `mtime_s`: the node's clock.
-    `is_ours`: whether the pid in its name is one of our ranks' (a rank may start others), None: none is to be seen.
+    `of_bytes`: its length on the node, None: longer than was read. If that is more than `bytes`, its middle (or end)
+    was omitted, and `cut_at` is the offset of the omission in our copy. `mtime_s`: the node's clock. `is_ours`: whether
+    the pid in its name is a rank of this job (a rank may start others), None: no pid.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Artifact:
 class CollectedArtifacts:
     """The artifacts of one node. `at_s`: when collected, by its own clock; None: not collected (yet).
 
-    `start_s`: when the attempt began there; `boot_s`: its wall clock at the kernel's second 0, for the stamps in
-    `dmesg`. `problems`: (name, why it could not be had, or what was left out).
+    `start_s`: when the attempt started there; `boot_s`: its wall clock at the kernel's second 0, for the stamps in
+    `dmesg`. `problems`: (name, why it is missing, or which part was omitted).
     """
 
     host: str
@@ -59,12 +59,12 @@ class CollectedArtifacts:
     problems: tuple[tuple[str, Text | str], ...] = ()
 
     def of(self, name: str) -> tuple[Artifact, ...]:
-        """The files under one name, those of our own ranks first, then the newest."""
+        """Return the files under one name, those of the job's own ranks first, then the newest."""
         return tuple(file for file in self.files if file.name == name)
 
 
 def read_artifacts(attempt_dir: Path, host: str) -> CollectedArtifacts:
-    """The artifacts of `host`; an empty one when there are none, or the index cannot be read."""
+    """Return the artifacts of `host`; empty if there are none, or the index cannot be read."""
     folder = attempt_dir / host / FOLDER
     try:
         values = json.loads((folder / INDEX).read_bytes())
@@ -74,7 +74,7 @@ def read_artifacts(attempt_dir: Path, host: str) -> CollectedArtifacts:
 
 
 def read_hccl_settings(gathered: CollectedArtifacts) -> dict[str, HcclSetting]:
-    """The settings that HCCL used there, by name: of the newest run plog with them, those of the job's ranks first."""
+    """Return the settings used by HCCL, by name: from the newest run plog with them, the job's ranks first."""
     for file in gathered.of("plog"):
         if not file.file.startswith("debug/"):
             try:
@@ -89,23 +89,23 @@ def read_hccl_settings(gathered: CollectedArtifacts) -> dict[str, HcclSetting]:
 
 
 def hosts_collected(attempt_dir: Path) -> tuple[str, ...]:
-    """The hosts with artifacts, sorted."""
+    """Return the hosts with artifacts, sorted."""
     return tuple(name for name in names_in(attempt_dir) if (attempt_dir / name / FOLDER / INDEX).is_file())
 
 
 def hosts_awaited(state_dir: Path, job_id: str, attempt: int) -> tuple[str, ...]:
-    """The hosts with a pending request, sorted: they may be unreachable."""
+    """Return the hosts with a pending request, sorted: they may be unreachable."""
     found = (read_request(requests_dir(state_dir) / name) for name in names_in(requests_dir(state_dir)))
     return tuple(sorted(request[2] for request in found if request is not None and request[:2] == (job_id, attempt)))
 
 
 def requests_dir(state_dir: Path) -> Path:
-    """One small file for each host with a pending request."""
+    """Return the directory with one small file for each host with a pending request."""
     return state_dir / "gathering"
 
 
 def read_request(path: Path) -> tuple[str, int, str, float] | None:
-    """(job, attempt, host, when it was requested); None when the file is torn or gone."""
+    """Return (job, attempt, host, when it was requested); None if the file is torn or missing."""
     try:
         values = json.loads(path.read_bytes())
         return str(values["job"]), int(values["attempt"]), str(values["host"]), float(values["at_s"])

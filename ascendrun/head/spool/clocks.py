@@ -1,4 +1,4 @@
-"""How far each host's clock is from the head's: measured by round trips, kept with the attempt, taken off when read."""
+"""Offset of each host's clock from the head's: measured by round trips, stored per attempt, subtracted when read."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from ascendrun.head.spool.spool_files import hosts_in
 from ascendrun.head.state.state_dir import make_spool_dir
 
 CLOCK_FILE = "clock"
-"""In a host's folder of an attempt's spool: JSON lines {at_s, offset_s, error_s}."""
+"""File in a host's directory of an attempt's spool: JSON lines {at_s, offset_s, error_s}."""
 
 MEASURE_EVERY_S = 60.0
 ROUND_TRIPS = 3
-"""Of so many the shortest counts: it has waited least."""
+"""Round trips of a measurement; the shortest counts, since it has waited least."""
 PING_DEADLINE_S = 10.0
 DRIFT = 2e-4
-"""A clock that nobody sets wanders by no more than this many seconds a second; usual are 1e-5."""
+"""Maximum drift of a clock that is not set, in seconds per second; usual is 1e-5."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One measurement. `at_s`: the head's clock; `offset_s`: the host's clock minus the head's, true to `error_s`."""
+    """One measurement. `at_s`: the head's clock; `offset_s`: the host's clock minus the head's, within `error_s`."""
 
     at_s: float
     offset_s: float
     error_s: float
 
     def error_at(self, at_s: float) -> float:
-        """How far off this reading may be at another moment."""
+        """Return the error of this reading at another time."""
         return self.error_s + DRIFT * abs(at_s - self.at_s)
 
     def contradicts(self, other: Reading) -> bool:
-        """True when both can hold only if somebody set a clock in between."""
+        """Return True if both can be correct only if a clock was set in between."""
         return abs(self.offset_s - other.offset_s) > self.error_s + other.error_at(self.at_s)
 
 
 def make_reading(sent_s: float, received_s: float, node_s: float) -> Reading:
-    """From one round trip: the head's clock at the request and at the reply, the host's when it replied."""
+    """Make a reading of one round trip: the head's clock at request and reply, the host's at its reply."""
     middle_s = (sent_s + received_s) / 2
     return Reading(middle_s, offset_s=node_s - middle_s, error_s=max(0.0, received_s - sent_s) / 2)
 
 
 @dataclass(frozen=True)
 class _Span:
-    """Readings between two settings of the clock, as knots: `offsets[i]` holds at the host's time `nodes[i]`."""
+    """Readings between two settings of the clock, as knots: `offsets[i]` applies at the host's time `nodes[i]`."""
 
     nodes: tuple[float, ...]
     offsets: tuple[float, ...]
@@ -64,7 +64,7 @@ class _Span:
         return offsets[right - 1] + share * (offsets[right] - offsets[right - 1])
 
     def all_to_head_s(self, nodes_s: Sequence[float]) -> list[float] | None:
-        """None when they do not all lie between the same two knots."""
+        """Convert times; None if they are not all between the same two knots."""
         nodes, offsets = self.nodes, self.offsets
         right = bisect_left(nodes, min(nodes_s))
         if right != bisect_left(nodes, max(nodes_s)):
@@ -78,10 +78,10 @@ class _Span:
 
 
 class HostClock:
-    """One host's clock over an attempt. Without readings its times count as the head's, and `error_s` is None.
+    """Clock of one host over an attempt. Without readings its times count as the head's, and `error_s` is None.
 
-    A slow drift is followed between readings; when somebody set the clock, each time is taken by the readings of its
-    side. A time that both sides saw (the clock went back) is taken by the later one.
+    A slow drift is interpolated between readings. If the clock was set, each time is converted by the readings of its
+    side. A time that occurs on both sides (the clock was set back) is converted by the later side.
     """
 
     def __init__(self, readings: Iterable[Reading] = ()) -> None:
@@ -90,29 +90,29 @@ class HostClock:
 
     @property
     def error_s(self) -> float | None:
-        """How well the clock is known: the error of the best reading. None: it was never measured."""
+        """Return the error of the best reading. None: the clock was never measured."""
         return min((reading.error_s for reading in self.readings), default=None)
 
     @property
     def was_set(self) -> bool:
-        """True when the host's clock (or the head's) jumped while we measured."""
+        """Return True if the host's clock (or the head's) jumped between measurements."""
         return len(self._spans) > 1
 
     def to_head_s(self, node_s: float) -> float:
-        """A time of this host as the head's clock would have shown it."""
+        """Convert a time of this host to the head's clock."""
         if not self._spans:
             return node_s
         return node_s - self._span_of(node_s).offset_at(node_s)
 
     def all_to_head_s(self, nodes_s: Sequence[float]) -> Sequence[float]:
-        """The same for many times at once: nearly always all lie between the same two readings."""
+        """Convert many times: nearly always all are between the same two readings."""
         if not self._spans or not nodes_s:
             return nodes_s
         quick = self._spans[0].all_to_head_s(nodes_s) if len(self._spans) == 1 else None
         return [self.to_head_s(node_s) for node_s in nodes_s] if quick is None else quick
 
     def to_node_s(self, head_s: float) -> float:
-        """The other way: what this host's clock showed at the head's `head_s`."""
+        """Convert a time of the head's clock to this host's clock."""
         if not self._spans:
             return head_s
         moments = [reading.at_s for reading in self.readings]
@@ -140,7 +140,7 @@ def _split_where_set(readings: Sequence[Reading]) -> list[list[Reading]]:
 
 
 def _make_span(readings: Sequence[Reading]) -> _Span:
-    """Only readings that say more than their neighbours do are knots: a slow round trip moves nothing."""
+    """Make a span. Only readings more precise than their neighbours are knots: slow round trips do not count."""
     kept: list[Reading] = []
     for reading in readings:
         while kept and kept[-1].error_s > reading.error_at(kept[-1].at_s):
@@ -156,11 +156,11 @@ def _make_span(readings: Sequence[Reading]) -> _Span:
     return _Span(tuple(nodes), tuple(offsets))
 
 
-# ---------------------------------------------------------------- kept with the attempt
+# ---------------------------------------------------------------- stored with the attempt
 
 
 def read_clocks(attempt_dir: Path) -> Mapping[str, HostClock]:
-    """The clock of every host that has a folder in the attempt's spool; lines that are torn are passed over."""
+    """Return the clock of every host with a directory in the attempt's spool; torn lines are skipped."""
     return {host: HostClock(_read_readings(attempt_dir / host / CLOCK_FILE)) for host in hosts_in(attempt_dir)}
 
 
@@ -180,7 +180,7 @@ def _read_readings(path: Path) -> list[Reading]:
 
 
 def keep_reading(folder: Path, reading: Reading) -> None:
-    """Appends to the host's folder of the spool. Raises OSError."""
+    """Append to the host's directory of the spool. Raises OSError."""
     make_spool_dir(folder)
     line = json.dumps({name: round(value, 6) for name, value in vars(reading).items()}) + "\n"
     fd = os.open(folder / CLOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
@@ -191,13 +191,13 @@ def keep_reading(folder: Path, reading: Reading) -> None:
 
 
 MOVED_S = 0.002
-"""A clock that is off by so much more than before has moved; less is not worth a line."""
+"""Change of the offset in seconds above which a clock has moved; less does not justify a line."""
 REPEAT_S = 3600.0
 
 
 def says_more(reading: Reading, kept: Reading) -> bool:
-    """Whether a reading is worth a line after the one that has it: the clock has moved, is known much better now, or
-    an hour has gone. A line for every minute of a month would cost a thousand hosts' readers minutes."""
+    """Return whether to store a reading after the last stored one: the clock has moved, is known much better now, or an
+    hour has passed. A line every minute for a month would cost readers of a thousand hosts minutes."""
     return (
         abs(reading.offset_s - kept.offset_s) > reading.error_s + kept.error_s + MOVED_S
         or reading.error_s < kept.error_s / 2
@@ -206,15 +206,15 @@ def says_more(reading: Reading, kept: Reading) -> bool:
 
 
 class ClockFiles:
-    """Keeps the readings of one attempt's hosts, those that say something, each with the one just before it: so it is
-    known how long the clock was as it had been."""
+    """Stored readings of one attempt's hosts: those that are informative, each with the one just before it, which shows
+    how long the clock was unchanged."""
 
     def __init__(self) -> None:
         self._kept: dict[Path, Reading] = {}
         self._passed_over: dict[Path, Reading] = {}
 
     def keep(self, folder: Path, reading: Reading) -> None:
-        """`folder`: the host's of the spool. Raises OSError; then the next reading is kept."""
+        """Store a reading. `folder`: the host's in the spool. Raises OSError; then the next reading is stored."""
         kept = self._kept.get(folder)
         if kept is not None and not says_more(reading, kept):
             self._passed_over[folder] = reading
@@ -230,13 +230,13 @@ class ClockFiles:
 # ---------------------------------------------------------------- measured
 
 Ping = Callable[[str, Callable[[Optional[int]], None]], None]
-"""ping(host, heard): asks the host for its time; `heard(at_ns)` runs at once when it answers, None: it did not."""
+"""ping(host, heard): requests the host's time; `heard(at_ns)` runs immediately on its reply, None: no reply."""
 
 
 class ClockKeeper:
-    """Measures the hosts of one attempt, in the controller's thread; `keep(host, reading)` takes each result.
+    """Measures the hosts of one attempt, in the controller's thread; `keep(host, reading)` gets each result.
 
-    `heard` of a ping runs in any thread: it only notes the time there; the next `tick` goes on.
+    `heard` of a ping runs in any thread: it only stores the time there; the next `tick` continues.
     """
 
     def __init__(self, ping: Ping, keep: Callable[[str, Reading], None]) -> None:
@@ -245,12 +245,12 @@ class ClockKeeper:
         self._rounds: dict[str, _Round] = {}
 
     def measure(self, host: str) -> None:
-        """Now, unless that is under way; and from now on once a minute, as long as `tick` names the host."""
+        """Measure now, unless a measurement is running; then once a minute, as long as `tick` names the host."""
         if host not in self._rounds:
             self._rounds[host] = _Round(self._ping, host)
 
     def tick(self, hosts_up: Iterable[str]) -> None:
-        """To be called now and then with the hosts that answer."""
+        """Continue measurements; called periodically with the hosts that respond."""
         now = time.monotonic()
         for host, measured in list(self._rounds.items()):
             if measured.is_over:
@@ -264,7 +264,7 @@ class ClockKeeper:
 
 
 class _Round:
-    """Some pings to one host, one after the other."""
+    """Several pings to one host, one after the other."""
 
     def __init__(self, ping: Ping, host: str) -> None:
         self._ping, self._host = ping, host

@@ -1,4 +1,4 @@
-"""The head's copy of the nodes' files: exact bytes, once, by (file, generation, offset)."""
+"""The head's copy of the nodes' files: exact bytes, stored once, by (file, generation, offset)."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.records import parse_events
 
 KEEP_BYTES = 16 << 30
-"""What a node may keep of one attempt's logs; below that nothing is deleted there."""
+"""Bytes that a node may keep of one attempt's logs; below that nothing is deleted there."""
 PRUNE_EVERY_S = 60.0
 LOG_FILE = re.compile(r"^rank-\d+\.(?:out|err)$")
 
 
 class SpoolGapError(Exception):
-    """The data begins behind the end of our copy: follow again from `offsets()`."""
+    """The data starts after the end of our copy: follow again from `offsets()`."""
 
 
 class NodeSpool:
-    """The copy of one node's files of one attempt. The files' own sizes say how far it is: nothing else to keep."""
+    """Copy of one node's files of one attempt. The sizes of the files are the only record of its progress."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._events_read = 0
         self._synced: dict[tuple[str, str], int] = {}
-        self._writing = threading.Lock()  # a connection that is given up may still speak while the next one does
+        self._writing = threading.Lock()  # a connection that is given up may still send while the next one does
 
     def offsets(self) -> dict[str, dict[str, int]]:
-        """{file: {generation: bytes that are here}}, as the agent's `follow` wants it."""
+        """Return {file: {generation: bytes that are here}}, as the agent's `follow` expects it."""
         offsets: dict[str, dict[str, int]] = {}
         if self.folder.is_dir():
             for entry in os.scandir(self.folder):
@@ -44,11 +44,10 @@ class NodeSpool:
         return offsets
 
     def write(self, file: str, generation: int, offset: int, data: bytes) -> None:
-        """Appends what is new in `data`, which stands at `offset` of the node's file.
+        """Append the new part of `data`, which is at `offset` of the node's file.
 
-        Bytes that are here already are not written again. Raises SpoolGapError when some between are missing,
-        ValueError
-        when `file` is no name that a node may use, OSError when the head's disk is full.
+        Bytes that are here already are not written again. Raises SpoolGapError if bytes before it are missing,
+        ValueError if `file` is not a name that a node may use, OSError if the head's disk is full.
         """
         name = f"{file}.{generation}"
         if not PULLED_FILE.match(name):
@@ -71,9 +70,9 @@ class NodeSpool:
             os.close(fd)
 
     def new_events(self) -> Sequence[Mapping[str, Any]]:
-        """The complete lines of the node's `events` that were not returned before, in order.
+        """Return the complete lines of the node's `events` that were not returned before, in order.
 
-        A torn line (a power cut, a full disk) is passed over, as the node itself does.
+        A torn line (a power failure, a full disk) is skipped, as on the node itself.
         """
         path = self.folder / "events.0"
         if not path.exists():
@@ -86,13 +85,13 @@ class NodeSpool:
         return parse_events(data[:end])
 
     def has_closed_logs(self) -> bool:
-        """Whether one of the ranks' logs is here in more than one generation."""
+        """Return whether a log of a rank is here in more than one generation."""
         return any(LOG_FILE.match(file) and len(generations) > 1 for file, generations in self.offsets().items())
 
     def safe_logs(self) -> dict[str, dict[str, int]]:
-        """{file: {generation: bytes}} of the ranks' logs and their times, as far as they are on our disk for good.
+        """Return {file: {generation: bytes}} of the ranks' logs and their times, as far as they are synced to our disk.
 
-        The newest generation that is here of a file may still grow and is left out. Raises OSError.
+        The newest generation here of a file may still grow and is omitted. Raises OSError.
         """
         safe: dict[str, dict[str, int]] = {}
         for file, generations in self.offsets().items():
@@ -108,7 +107,7 @@ class NodeSpool:
         return safe
 
     def differs_from(self, sizes: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
-        """The files of the node that are not whole here, given the sizes that they have there."""
+        """Return the files of the node that are incomplete here, given their sizes on the node."""
         have = self.offsets()
         return tuple(
             f"{file}.{generation}"
@@ -119,10 +118,10 @@ class NodeSpool:
 
 
 class LogPruner:
-    """Of one attempt: has nodes delete closed log files that are stored here, so that they do not fill a node's disk.
+    """Requests the deletion of closed log files of one attempt that are stored here, so that node disks do not fill up.
 
     `prune(host, have)` gets how much of which file is stored (see NodeSpool.safe_logs); called in a thread, since only
-    what is on this disk is safe and syncing may take long.
+    data on this disk is safe and syncing may take long.
     """
 
     def __init__(self, prune: Callable[[str, Mapping[str, Mapping[str, int]]], None]) -> None:
@@ -155,7 +154,7 @@ class LogPruner:
 
 
 def sync_file(path: Path) -> None:
-    """Until the disk has it; a file that is not there needs nothing. Raises OSError."""
+    """Sync a file to the disk; a missing file is not an error. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:

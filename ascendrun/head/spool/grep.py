@@ -1,4 +1,4 @@
-"""Has the nodes look through the part of the ranks' output that the head has not got yet, and reads their hits."""
+"""Search on the nodes in the part of the ranks' output that the head does not have yet; reads their hits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Position = tuple[int, int]
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which lines. `since_s`, `until_s`: in the head's clock, None: no bound."""
+    """Selection of lines. `since_s`, `until_s`: in the head's clock, None: no bound."""
 
     patterns: tuple[str, ...]
     ignore_case: bool = False
@@ -44,7 +44,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class HostHits:
-    """What one host found: lines by (rank, stream), in order. `problem`: why it found less than there is."""
+    """Hits of one host: lines by (rank, stream), in order. `problem`: why the hits may be incomplete."""
 
     host: str
     lines: Mapping[tuple[int, str], Sequence[LogLine]]
@@ -52,7 +52,7 @@ class HostHits:
 
 
 def copied_until(files: StreamFiles) -> Position:
-    """Up to where our copy holds whole lines; (0, 0): there is nothing yet."""
+    """Return the position up to which our copy has complete lines; (0, 0): nothing yet."""
     there = files.generations()
     if not there:
         return 0, 0
@@ -61,7 +61,7 @@ def copied_until(files: StreamFiles) -> Position:
 
 
 def make_request(wanted: Wanted, starts: Mapping[tuple[int, str], Position], clock: HostClock) -> dict[str, Any]:
-    """What a host is asked, in its own clock. `starts`: by (rank, stream)."""
+    """Make the request to a host, in its own clock. `starts`: by (rank, stream)."""
 
     def to_ns(at_s: float | None) -> int | None:
         return None if at_s is None else round(clock.to_node_s(at_s) * 1e9)
@@ -78,8 +78,8 @@ def make_request(wanted: Wanted, starts: Mapping[tuple[int, str], Position], clo
 
 
 def read_hits(host: str, body: bytes, *, attempt: int, clock: HostClock, is_complete: bool) -> HostHits:
-    """The hits in a node's answer; frames that were cut off are missing, and said to be. Only the last frame says that
-    all was looked at: who searched may have been killed, by the kernel too."""
+    """Read the hits in a node's reply; truncated frames are missing, and this is reported. Only the last frame shows
+    that the search was complete: the search process may have been killed, also by the kernel."""
     lines: dict[tuple[int, str], list[LogLine]] = {}
     problem: Text | None = (
         Text("grep.incomplete", "did not finish") if is_complete else Text("grep.timed-out", "timed out")
@@ -102,7 +102,7 @@ def read_hits(host: str, body: bytes, *, attempt: int, clock: HostClock, is_comp
 def relay(
     links: Connections, subject: Subject, request: Grep, answer: Answer, post: Callable[[Callable[[], None]], None]
 ) -> None:
-    """The controller's side: hands each host of `hosts` its request and its answer back, one a host."""
+    """Forward a request to each host of `hosts` and its reply back, one for each host; the controller's part."""
     tag = layout.make_tag(subject.run, request.attempt)
     waiting = set(request.hosts)
 
@@ -129,7 +129,7 @@ def relay(
 def starts_of(
     attempt_dir: Path, host: str, attempt: int, ranks: Collection[int], streams: Collection[str]
 ) -> dict[tuple[int, str], Position]:
-    """From where on each stream of a host is missing in our copy, also of those of which nothing is here yet."""
+    """Return from where each stream of a host is missing in our copy, including streams without any copy."""
     return {
         (rank, stream): copied_until(StreamFiles(attempt_dir / host, host, rank, stream, attempt))
         for rank in ranks
@@ -144,7 +144,7 @@ def ask_hosts(
     requests: Mapping[str, Mapping[str, Any]],
     clocks: Mapping[str, HostClock],
 ) -> list[HostHits]:
-    """One answer for each host of `requests`, whatever happens; asks the controller that runs, starts none."""
+    """Return one reply for each host of `requests`, also on errors; uses a running controller, starts none."""
     found: dict[str, HostHits] = {}
     problem: Text | str = Text("grep.no-reply", "no reply in time")
     try:

@@ -13,19 +13,19 @@ from ascendrun.head.spool.spool_files import hosts_in, names_in, read_at, size_o
 METRICS_FILE = re.compile(r"^rank-(\d+)\.metrics\.(\d+)$")
 CHUNK_BYTES = 1024 * 1024
 TAIL_BYTES = 256 * 1024
-"""What a `MetricsTail` takes of one rank at a time: what is older than that when it looks is of no use to it."""
+"""Bytes that a `MetricsTail` reads of one rank at a time: older data is of no use to its readers."""
 
 
 def newest_values(attempt_dir: Path, rank: int, *, host: str) -> Mapping[str, Any] | None:
-    """The last complete line of a step that a rank wrote on `host`, all its keys as they stand; None: none yet.
+    """Return the last complete line of a step that a rank wrote on `host`, with all its keys; None: none yet.
 
-    With `total_steps` from the line of the start, where only that one tells it.
+    With `total_steps` from the line of the start, if only that has it.
     """
     paths = _find_in([attempt_dir / host], (rank,)).get(rank, ())
     for path in reversed(paths):
         for line in reversed(list(_raw_lines(path, last_bytes=LINE_LIMIT_BYTES, whole=True))):
             values = parse_object(line)
-            if values is None or values.get("done") or "event" in values:  # these say nothing of the way there
+            if values is None or values.get("done") or "event" in values:  # these have no progress
                 continue
             return values if "total_steps" in values else {**_total_steps(paths[0]), **values}
     return None
@@ -38,7 +38,7 @@ def _total_steps(path: Path) -> dict[str, Any]:
 
 
 def find_metrics(attempt_dir: Path, *, ranks: Collection[int] | None = None) -> dict[int, tuple[Path, ...]]:
-    """The metrics files of each rank, the oldest generation first. {}: nothing came yet."""
+    """Return the metrics files of each rank, the oldest generation first. {}: nothing arrived yet."""
     return _find_in([attempt_dir / host for host in hosts_in(attempt_dir)], ranks)
 
 
@@ -53,10 +53,10 @@ def _find_in(folders: Iterable[Path], ranks: Collection[int] | None) -> dict[int
 
 
 def iter_lines(paths: Collection[Path], *, last_bytes: int | None = None, every: int = 1) -> Iterator[MetricsLine]:
-    """The lines of one rank's files, in order. `last_bytes`: only what stands in the newest so many of them.
+    """Yield the lines of one rank's files, in order. `last_bytes`: only lines in this many newest bytes.
 
-    `every`: of the lines of plain steps only each so-manieth is read; those with an event, an evaluation or a value
-    that is no number are all read, since what they say cannot be guessed from their neighbours.
+    `every`: read only every n-th line of plain steps; those with an event, an evaluation or a value that is not a
+    number are all read, since they cannot be interpolated from their neighbours.
     """
     rest = last_bytes
     taken: list[tuple[Path, int | None]] = []
@@ -81,7 +81,7 @@ _ALWAYS = (b'"event"', b'"eval_', b'"checkpoint"', b"NaN", b"Infinity", b'"nan',
 
 
 class MetricsTail:
-    """What the ranks of one attempt wrote since one looked last. Keeps an offset for each rank, no open file."""
+    """New metrics lines of the ranks of one attempt. Keeps an offset for each rank, no open file."""
 
     def __init__(self, attempt_dir: Path, *, ranks: Collection[int] | None = None) -> None:
         self._attempt_dir = attempt_dir
@@ -89,7 +89,7 @@ class MetricsTail:
         self._read: dict[Path, int] = {}
 
     def new_lines(self) -> Mapping[int, tuple[MetricsLine, ...]]:
-        """The complete lines since the last call, by rank; ranks without are missing.
+        """Return the complete lines since the last call, by rank; ranks without any are missing.
 
         Of a rank that wrote more than TAIL_BYTES meanwhile (or before the first call) only the newest are returned.
         """
@@ -116,7 +116,7 @@ class MetricsTail:
 
 
 def _raw_lines(path: Path, *, last_bytes: int | None, whole: bool = False) -> Iterator[bytes]:
-    """The lines of a file; the first, when it is cut, is left out. `whole`: the last one only with its newline."""
+    """Yield the lines of a file; the first is skipped if truncated. `whole`: the last only with its newline."""
     size = size_of(path)
     offset = 0 if last_bytes is None else max(0, size - last_bytes)
     is_cut, rest = offset > 0, b""

@@ -1,11 +1,11 @@
-"""Takes what the nodes' samplers write into the store of samples, in a thread of its own: the controller never waits.
+"""Stores the output of the nodes' samplers in the sample store, in a separate thread: the controller never waits.
 
-    take(source, generation, offset, data) from any thread     bytes of a followed file, in any pieces
-    a batch a second: lines -> samples -> store, with how far was read in the same transaction
+take(source, generation, offset, data) from any thread: bytes of a followed file, in any pieces. A batch a second: lines
+-> samples -> store, with the offset that was read in the same transaction.
 
-When the store takes nothing (a full disk, a lock, a broken file) that is said once, what comes meanwhile is let go, and
-the store is tried again now and then. Then the head's place in each file goes back to what the store has, the next
-bytes do not fit there, and the file is followed anew from that place: nothing is lost that the node still keeps.
+If the store cannot write (a full disk, a lock, a damaged file), this is logged once, new data is dropped, and the store
+is retried periodically. Then the offset of each file is reset to that in the store, so the next bytes do not fit, and
+the file is followed again from there: nothing is lost that the node still has.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from ascendrun.health.samples.sample_lines import LineReader
 
 GATHER_S = 0.5
-"""What comes within this time after the first bytes goes into the same transaction."""
+"""Seconds after the first bytes during which further bytes go into the same transaction."""
 TEND_S = 30.0
 RETRY_S = 15.0
 START_BUSY_S = 0.2
-"""The controller waits for this look."""
+"""Seconds for SQLite's locks at the start: the controller waits for it."""
 MOST_WAITING_BYTES = 32 << 20
 LINE_BYTES = 4 << 20
-"""A longer line is none of the sampler's."""
+"""Longer lines are not from the sampler."""
 UNREAD = "sampler"
-"""Stands for the tool of a line that nobody could read."""
+"""Name in place of the tool for an unreadable line."""
 WHY_CHARS = 200
 MOST_UNREAD = 100
 STEP_PAUSE_S = 0.02
-"""Between two steps of summing up: samples that arrive go first."""
+"""Seconds between two steps of summing up: arriving samples take precedence."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The samples of one attempt on one host. `every_s`: how often there is one."""
+    """The samples of one attempt on one host. `every_s`: interval of the samples."""
 
     tag: str
     host: str
@@ -71,7 +71,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Lines:
-    """What a host without a job answered."""
+    """Reply of a host without a job."""
 
     host: str
     lines: Sequence[Any]
@@ -80,7 +80,7 @@ class _Lines:
 
 
 class SampleKeeper:
-    """One per controller; `start` before use, `close` at the end."""
+    """One for each controller; `start` before use, `close` at the end."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
@@ -93,7 +93,7 @@ class SampleKeeper:
         self._known: Mapping[str, Mapping[int, int]] = {}
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="samples", daemon=True)
-        # The thread's own
+        # State of the thread
         self._store: SampleStore | None = None
         self._readers: dict[str, LineReader] = {}
         self._tails: dict[tuple[str, int], bytes] = {}
@@ -103,7 +103,7 @@ class SampleKeeper:
         self._retry_mono = 0.0
 
     def start(self) -> None:
-        """Reads how far the files were read before; a store that cannot be read counts as an empty one."""
+        """Read the offsets up to which the files were read before; an unreadable store counts as empty."""
         try:
             with SampleStore.open_for_reading(self._state_dir, busy_s=START_BUSY_S) as store:
                 self._known = store.all_progress()
@@ -112,7 +112,7 @@ class SampleKeeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Stores what has come; waits a little for that."""
+        """Store the received data; wait a little for that."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -121,12 +121,12 @@ class SampleKeeper:
     # From any thread
 
     def offsets(self, source: Source) -> dict[str, int]:
-        """{generation: bytes that were received}, as the agent's `follow` wants it."""
+        """Return {generation: bytes that were received}, as the agent's `follow` expects it."""
         with self._changed:
             return {str(generation): offset for generation, offset in self._places(source.name).items()}
 
     def take(self, source: Source, generation: int, offset: int, data: bytes, *, ahead_s: float) -> bool:
-        """False: bytes before these are missing, or there is no room now; follow again later from `offsets`."""
+        """Take bytes. False: earlier bytes are missing, or there is no room now; follow again later from `offsets`."""
         with self._changed:
             places = self._places(source.name)
             place = places.get(generation, 0)
@@ -142,19 +142,19 @@ class SampleKeeper:
             return True
 
     def lacks(self, source: Source, sizes: Mapping[str, int]) -> bool:
-        """Whether the node has bytes that were not received, given what its files measure."""
+        """Return whether the node has bytes that were not received, given the sizes of its files."""
         with self._changed:
             places = self._places(source.name)
             return any(size > places.get(int(generation), 0) for generation, size in sizes.items())
 
     def finish(self, source: Source) -> None:
-        """Every byte has come, and none will come any more."""
+        """Note that every byte has arrived, and none will follow."""
         with self._changed:
             self._finished.append(source.name)
             self._changed.notify()
 
     def take_lines(self, host: str, lines: Sequence[Any], *, ahead_s: float, done: Callable[[Newest], None]) -> None:
-        """What a host without a job answered; `done` gets the samples of it, in the keeper's thread."""
+        """Take the reply of a host without a job; `done` gets its samples, in this class's thread."""
         with self._changed:
             self._asked.append(_Lines(host, lines, ahead_s, done))
             self._changed.notify()
@@ -172,7 +172,7 @@ class SampleKeeper:
                 self._work(pieces, asked, finished)
                 if time.monotonic() >= next_tend_mono:
                     next_tend_mono = time.monotonic() + (STEP_PAUSE_S if self._tend() else TEND_S)
-            except Exception as error:  # costs samples, never the thread: who asks must get an answer; the log has it
+            except Exception as error:  # costs samples, never the thread: each request must get a reply; the log has it
                 self._say(error)
                 next_tend_mono = time.monotonic() + TEND_S
             with self._changed:
@@ -200,7 +200,7 @@ class SampleKeeper:
         progress: dict[tuple[str, int], int] = {}
         is_well = self._store is not None or not self._last_fault
         store = self._open() if pieces or asked else None
-        for piece in pieces if is_well and store is not None else ():  # after a fault they are asked for again
+        for piece in pieces if is_well and store is not None else ():  # after a fault they are requested again
             self._read(piece, samples, raw, progress)
         answers = [(one, self._read_lines(one, samples, raw)) for one in asked]
         for one, newest in answers:
@@ -228,10 +228,10 @@ class SampleKeeper:
     def _read_line(
         self, reader: LineReader, line: Mapping[str, Any], ahead_s: float, raw: list[RawText]
     ) -> Sequence[Sample]:
-        """A line that our reader stumbles over costs nothing but itself, is kept raw and told."""
+        """Read a line. If the reader fails on it, only this line is lost; it is kept raw and logged."""
         try:
             read = reader.read(line, ahead_s=ahead_s)
-        except Exception as error:  # a fault of ours: the lines around it are no part of it
+        except Exception as error:  # an internal error: the lines around it are not affected
             why = f"reading it failed: {type(error).__name__}: {error}"
             raw.append(RawText(time.time(), reader.host, UNREAD, json.dumps(line), why[:WHY_CHARS]))
             self._say_unread(reader.host, why)
@@ -250,7 +250,7 @@ class SampleKeeper:
         return self._readers[source.name]
 
     def _read_lines(self, asked: _Lines, samples: list[Sample], raw: list[RawText]) -> Newest:
-        """The slow items first: what they say stands in the samples that the others give."""
+        """Read details first, so that the samples of the device tables contain them."""
         from ascendrun.core.samples import DeviceSample, HostSample
         from ascendrun.health.samples.device_samples import GPUS, TABLE
         from ascendrun.health.samples.sample_lines import LineReader
@@ -260,7 +260,7 @@ class SampleKeeper:
         said: list[RawText] = []
         unread: dict[tuple[str, str, str], RawText] = {}
         lines = [line for line in asked.lines if isinstance(line, dict)]
-        for _ in range(2):  # the table tells which card is which device; the cards' figures then stand in its samples
+        for _ in range(2):  # the table maps chips to devices; the chips' values are then in its samples
             found, said = [], []
             for line in sorted(lines, key=lambda line: line.get("tool") in (TABLE, GPUS)):
                 found += self._read_line(reader, line, asked.ahead_s, said)
@@ -280,7 +280,7 @@ class SampleKeeper:
             self._received.pop(name, None)
             self._known = {other: places for other, places in self._known.items() if other != name}
         if self._store is not None:
-            with suppress(AscendrunError):  # a row too many does no harm
+            with suppress(AscendrunError):  # an extra row does no harm
                 self._store.forget_progress(name)
 
     # The store
@@ -307,7 +307,7 @@ class SampleKeeper:
             return False
 
     def _open(self) -> SampleStore | None:
-        """None: it could not be used a moment ago, and what comes is let go."""
+        """Open the store. None: it failed a moment ago, and new data is dropped."""
         if self._store is None and time.monotonic() >= self._retry_mono:
             try:
                 store = SampleStore.open(self._state_dir)
@@ -328,7 +328,7 @@ class SampleKeeper:
             self._store = None
 
     def _go_back(self, known: Mapping[str, Mapping[int, int]]) -> None:
-        """To where the store stands: what was let go will be asked for again."""
+        """Reset offsets to those of the store: dropped data will be requested again."""
         self._tails.clear()
         with self._changed:
             self._known = known
@@ -338,13 +338,13 @@ class SampleKeeper:
         _print("samples are kept again")
 
     def _say_unread(self, host: str, why: str) -> None:
-        """Once a host and fault: a line comes every few seconds."""
+        """Log once for each host and fault: a line arrives every few seconds."""
         if (host, why) not in self._unread and len(self._unread) < MOST_UNREAD:
             self._unread.add((host, why))
             _print(f"a line of the samples of {host} could not be read and is kept as it came: {why[:WHY_CHARS]}")
 
     def _say(self, error: Exception) -> None:
-        """Once while it comes again and again; the log's own disk may be full."""
+        """Log a repeated error once; the log's own disk may be full."""
         hint = getattr(error, "hint", None)
         text = f"no samples are kept for now: {error}" + (f" ({hint})" if hint else "")
         if text != self._last_fault:
@@ -358,7 +358,7 @@ def _print(text: str) -> None:
 
 
 def _values(line: bytes) -> Mapping[str, Any]:
-    """{} for a line that is no JSON object."""
+    """Return the values; {} for a line that is not a JSON object."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Where the head's copies of the ranks' output lie: one stream's files, their bytes, their tail.
+"""Location of the head's copies of the ranks' output: one stream's files, their bytes, their tail.
 
-A file that is missing or still short is no error: the collector may be behind. Files are opened for each read, so
-that thousands of ranks need no open file each.
+A missing or short file is not an error: the collector may be behind. Files are opened for each read, so that thousands
+of ranks need no open file each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StreamFiles:
         return self.folder / f"rank-{self.rank}.{self.stream}.times.{generation}"
 
     def generations(self) -> list[int]:
-        """Those that are there, oldest first; rotation may have taken the first ones."""
+        """Return the existing generations, oldest first; rotation may have removed the first."""
         prefix = f"rank-{self.rank}.{self.stream}."
         names = (name for name in names_in(self.folder) if name.startswith(prefix) and STREAM_FILE.match(name))
         return sorted(int(name[len(prefix) :]) for name in names)
@@ -52,7 +52,7 @@ def find_streams(
     ranks: Collection[int] | None = None,
     streams: Collection[str] = ("out", "err"),
 ) -> list[StreamFiles]:
-    """Every stream in an attempt's spool, by rank; None for hosts or ranks: all of them."""
+    """Return every stream in an attempt's spool, by rank; hosts or ranks None: all."""
     found: set[tuple[int, str, str]] = set()
     for host in names_in(attempt_dir):
         if hosts is not None and host not in hosts:
@@ -68,12 +68,12 @@ def find_streams(
 
 
 def is_complete(attempt_dir: Path) -> bool:
-    """True when the collector has brought every byte of the attempt."""
+    """Return True if the collector has stored every byte of the attempt."""
     return (attempt_dir / SPOOL_COMPLETE).exists()
 
 
 def names_in(folder: Path) -> list[str]:
-    """Sorted; [] for a directory that does not exist."""
+    """Return sorted names; [] for a directory that does not exist."""
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -81,18 +81,18 @@ def names_in(folder: Path) -> list[str]:
 
 
 def hosts_in(attempt_dir: Path) -> list[str]:
-    """The hosts with a directory in an attempt's spool, sorted; symbolic links do not count."""
+    """Return the hosts with a directory in an attempt's spool, sorted; symbolic links do not count."""
     folders = ((name, attempt_dir / name) for name in names_in(attempt_dir))
     return [name for name, folder in folders if folder.is_dir() and not folder.is_symlink()]
 
 
 def first_time_record(path: Path, offset: int) -> int:
-    """Where in the file of arrival times the record stands that covers the byte at `offset`."""
+    """Return the byte position in the arrival times of the record that covers the byte at `offset`."""
     return _count_records(path, lambda record: record[0] <= offset) * TIME_RECORD.size
 
 
 def _count_records(path: Path, is_before: Callable[[tuple[int, int]], bool]) -> int:
-    """How many records (end of bytes, arrival) precede the first that is not `is_before`, by bisection."""
+    """Return how many records (end of bytes, arrival) precede the first that is not `is_before`, by bisection."""
     low, high = 0, size_of(path) // TIME_RECORD.size
     while low < high:
         middle = (low + high) // 2
@@ -105,8 +105,8 @@ def _count_records(path: Path, is_before: Callable[[tuple[int, int]], bool]) -> 
 
 
 def since_position(files: StreamFiles, node_s: float) -> tuple[int | None, int]:
-    """(generation, offset) of the line from which on lines came at the host's `node_s` or later; (None, 0): from the
-    first on. Found by bisection of the arrival times, which must not go back."""
+    """Return (generation, offset) of the first line that arrived at the host's `node_s` or later; (None, 0): the first
+    line. Found by bisection of the arrival times, which must not decrease."""
     wanted_ns = int(node_s * 1e9)
     for generation in reversed(files.generations()):
         path = files.times_path(generation)
@@ -120,7 +120,7 @@ def since_position(files: StreamFiles, node_s: float) -> tuple[int | None, int]:
 
 
 def line_start(path: Path, offset: int) -> int:
-    """Where the line begins that the byte at `offset` is part of; looks back a few megabytes, no further."""
+    """Return the start of the line that contains the byte at `offset`; searches back at most a few megabytes."""
     start = offset
     while start > max(0, offset - (4 << 20)):
         start = max(0, start - CHUNK_BYTES)
@@ -131,7 +131,7 @@ def line_start(path: Path, offset: int) -> int:
 
 
 def read_bytes(files: StreamFiles) -> Iterator[bytes]:
-    """The stream exactly as the rank wrote it."""
+    """Yield the stream exactly as the rank wrote it."""
     for generation in files.generations():
         offset = 0
         while True:
@@ -159,7 +159,7 @@ def size_of(path: Path) -> int:
 
 
 def tail_position(files: StreamFiles, count: int) -> tuple[int | None, int]:
-    """(generation, offset) where the last `count` lines begin, read from the end; (None, 0) when nothing is there."""
+    """Return (generation, offset) of the start of the last `count` lines; (None, 0) if there is nothing."""
     there = files.generations()
     if not there:
         return None, 0
@@ -174,7 +174,7 @@ def tail_position(files: StreamFiles, count: int) -> tuple[int | None, int]:
             block = read_at(files.path(generation), start, end - start)
             if is_last_byte and block:
                 is_last_byte = False
-                wanted += block.endswith(b"\n")  # that newline ends the last line, it begins none
+                wanted += block.endswith(b"\n")  # that newline ends the last line, it does not start one
             newlines = block.count(b"\n")
             if newlines >= wanted:
                 at = len(block)
