@@ -1,4 +1,4 @@
-"""A command as a child process of this machine, behind the same Stream that a command on a host has."""
+"""A command as a child process of this machine, with the same Stream interface as a command on a host."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ascendrun.text import Text
 READ_BYTES = 256 * 1024
 PIECE_BYTES = 32 * 1024
 ASK_TO_END_S = 1.0
-"""After its pipes were closed a child may end by itself for this long; then SIGTERM, and as long again, SIGKILL."""
+"""Seconds until SIGTERM for a child that does not end after its pipes were closed; as many again until SIGKILL."""
 
 _POLL_S = 0.2
-"""How often a child is looked at where the kernel has no pidfd."""
+"""Interval of checks of a child if the kernel has no pidfd."""
 
 
 class ChildStream:
-    """One child process with three pipes; implements `transport.Stream` once `start` gave it a receiver.
+    """One child process with three pipes; implements `transport.Stream` after `start` gave it a receiver.
 
-    `describe_end(exit code)`: turns how it ended into (reason, status); negative codes are signals. Raises OSError.
+    `describe_end(exit code)`: turns its end into (reason, status); negative codes are signals. Raises OSError.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class ChildStream:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Return the exit code; None while it runs."""
         return self._process.poll()
 
     @property
     def error_fd(self) -> int:
-        """Where its standard error can be read, without waiting, until `start`."""
+        """Return the descriptor of its standard error, for non-blocking reads until `start`."""
         assert self._process.stderr
         return self._process.stderr.fileno()
 
     def start(self, receiver: Receiver, *, error_backlog: bytes = b"") -> None:
-        """Feeds `receiver` from a new thread; `error_backlog`: what was read from `error_fd` before."""
+        """Feed `receiver` from a new thread; `error_backlog`: what was read from `error_fd` before."""
         threading.Thread(
             target=self._run, args=(receiver, error_backlog), name=f"child-{self._process.pid}", daemon=True
         ).start()
@@ -102,7 +102,7 @@ class ChildStream:
                     _wait_writable(self._input_fd, min(left_s, _POLL_S))
 
     def _write(self, piece: memoryview) -> int:
-        """How many bytes the pipe took, 0 when it is full. Raises StreamClosedError."""
+        """Return how many bytes the pipe accepted, 0 if it is full. Raises StreamClosedError."""
         if self._input_fd is None or self._closing.is_set():
             raise StreamClosedError()
         try:
@@ -125,12 +125,12 @@ class ChildStream:
                 os.write(self._wakes[1], b"!")
 
     def _run(self, receiver: Receiver, error_backlog: bytes) -> None:
-        """Feeds the receiver until the child has ended and its pipes are empty; grandchildren may hold the pipes on."""
+        """Feed the receiver until the child has ended and its pipes are empty; grandchildren may keep pipes open."""
         try:
             if error_backlog:
                 receiver.on_error_data(error_backlog)
             self._pump(receiver)
-        except Exception:  # the receiver failed: the stream ends, and the failure shows as this thread's
+        except Exception:  # the receiver failed: the stream ends, and the thread reports the failure
             self._closing.set()
             raise
         finally:
@@ -167,7 +167,7 @@ class ChildStream:
                     os.close(end_fd)
 
     def _make_end(self) -> None:
-        """Ends this one process, whose input ended; what it detached into other sessions is not ours to end."""
+        """End this process, whose input ended; processes that it detached into other sessions are not ended."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 self._process.wait(ASK_TO_END_S)
@@ -187,12 +187,12 @@ class ChildStream:
 
 
 def describe_plain_end(code: int) -> tuple[Text, int | None]:
-    """A death by signal as shells report it: 128 + signal."""
+    """Return the status of a death by signal as shells report it: 128 + signal."""
     return COMMAND_ENDED, code if code >= 0 else 128 - code
 
 
 def _move(fd: int, sink: Callable[[bytes], None]) -> bool:
-    """Hands over what is there. False at the end of the pipe."""
+    """Pass on the available data. Return False at the end of the pipe."""
     try:
         data = os.read(fd, READ_BYTES)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The settings of ~/.ssh/config for a host, read here, since `ssh -G` costs a process for each host."""
+"""The settings of ~/.ssh/config for a host, parsed here, since `ssh -G` costs a process for each host."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _TAKES_REST_OF_LINE = {"proxycommand", "localcommand", "remotecommand", "knownho
 
 @dataclass(frozen=True)
 class SshTarget:
-    """One host as SSH shall reach it. `name`: the hostfile's; `address`: what to dial.
+    """SSH settings of one host. `name`: the hostfile's; `address`: to connect to.
 
-    `identity_files`: configured ones, () when none are (then ssh's defaults). `identity_agent`: a socket path, "none",
-    or None for $SSH_AUTH_SOCK. `jump`: "[user@]host[:port]" of the one host in between, None: none.
-    `key_alias`: HostKeyAlias, None: the address. `algorithms`: the config's own lists by lower-case keyword.
-    `why_openssh`: what paramiko cannot do of this, None: it can do all.
+    `identity_files`: configured files, () if none are (then ssh's defaults). `identity_agent`: a socket path, "none",
+    or None for $SSH_AUTH_SOCK. `jump`: "[user@]host[:port]" of the one jump host, None: none. `key_alias`:
+    HostKeyAlias, None: the address. `algorithms`: the config's own lists by lower-case keyword. `why_openssh`: the
+    settings that paramiko does not support, None: it supports all.
     """
 
     name: str
@@ -50,7 +50,7 @@ class SshTarget:
 
     @property
     def label(self) -> str:
-        """ "npu01 (10.0.0.3 port 22)": how messages call it."""
+        """Return the name for messages, such as "npu01 (10.0.0.3 port 22)"."""
         address = f"[{self.address}]" if ":" in self.address else self.address
         return f"{self.name} ({address}:{self.port})"
 
@@ -72,7 +72,7 @@ class _Line:
 
 @dataclass
 class _Settings:
-    """What the walk through the files has found so far for one host; the first value of a keyword wins."""
+    """Settings found so far for one host; the first value of a keyword takes precedence."""
 
     original: str
     values: dict[str, tuple[str, ...]]
@@ -88,7 +88,7 @@ class _Settings:
 
 
 class SshConfig:
-    """The user's and the system's config files (or the one given), each read once. Thread-safe."""
+    """The user's and the system's config files (or the given file), each read once. Thread-safe."""
 
     def __init__(self, path: Path | None = None) -> None:
         user = os.path.join(os.path.expanduser("~"), ".ssh", "config")
@@ -99,7 +99,7 @@ class SshConfig:
         self._unreadable: dict[str, Text] = {}
 
     def resolve(self, host: Host) -> SshTarget:
-        """How to reach `host`; the hostfile's addr, user and port win over the config."""
+        """Return how to reach `host`; the hostfile's addr, user and port override the config."""
         given = {"hostname": host.addr, "user": host.user, "port": str(host.port) if host.port else None}
         chosen = _Settings(host.name, {key: (value,) for key, value in given.items() if value})
         self._walk_all(chosen)
@@ -215,7 +215,7 @@ _ALGORITHMS = ("kexalgorithms", "ciphers", "macs", "hostkeyalgorithms", "pubkeya
 
 
 def parse_config(text: str, file: str) -> tuple[_Line, ...]:
-    """The lines of a config file. Raises ConfigError naming file and line where ssh would reject it, too."""
+    """Return the lines of a config file. Raises ConfigError with file and line if ssh would also reject it."""
     lines = []
     for number, raw in enumerate(text.splitlines(), 1):
         body = raw.strip()
@@ -236,7 +236,7 @@ _ARGUMENT = re.compile(r"""\s*(?:(#.*)|((?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\
 
 
 def split_arguments(text: str, place: str) -> tuple[str, ...]:
-    """Words of a config line; quotes hold words together. Raises ConfigError on a quote that never ends."""
+    """Split a config line into arguments; quotes keep an argument together. Raises ConfigError on an unclosed quote."""
     criteria: list[str] = []
     position = 0
     while text[position:].strip():
@@ -258,7 +258,7 @@ def _unquote(criterion: str) -> str:
 
 
 def patterns_match(patterns: Sequence[str], name: str) -> bool:
-    """ssh's pattern list: any match counts, any match of a negated one (!pattern) rules it out."""
+    """Return whether ssh's pattern list matches: any match counts, any match of a negated (!pattern) excludes it."""
     matched = False
     for pattern in patterns:
         is_negated = pattern.startswith("!")
@@ -271,7 +271,7 @@ def patterns_match(patterns: Sequence[str], name: str) -> bool:
 
 
 def _match_applies(line: _Line, chosen: _Settings) -> bool:
-    """Whether a Match line holds; a criterion that needs ssh itself sets the answer's obstacle, and does not hold."""
+    """Return whether a Match line applies; a criterion that requires ssh sets the obstacle and does not apply."""
     criteria = list(line.arguments)
     while criteria:
         criterion = criteria.pop(0)
@@ -318,14 +318,14 @@ def _apply(line: _Line, chosen: _Settings) -> None:
         chosen.repeated.setdefault(line.keyword, []).append(line.arguments[0])
     is_proxy = line.keyword in _PROXIES
     if is_proxy and any(keyword in chosen.values for keyword in _PROXIES):
-        return  # the first of the two rules out the other
+        return  # the first of the two excludes the other
     if line.keyword not in chosen.values:
         chosen.values[line.keyword] = line.arguments
         chosen.places[line.keyword] = line.place
 
 
 _ONLY_OPENSSH: Mapping[str, tuple[str, ...]] = {
-    # keyword: values that ask for nothing
+    # keyword: values that require nothing
     "proxycommand": ("none",),
     "certificatefile": ("none",),
     "pkcs11provider": ("none",),
@@ -338,7 +338,7 @@ _ONLY_OPENSSH: Mapping[str, tuple[str, ...]] = {
 
 
 def _setting(keyword: str, value: str, place: str) -> Text:
-    """A setting that paramiko cannot do."""
+    """Return the text for a setting that paramiko does not support."""
     return Text("ssh.setting", "{setting} ({place})", setting=f"{keyword} {value}".strip(), place=place)
 
 
@@ -368,7 +368,7 @@ def _jump(chosen: _Settings, tokens: Mapping[str, str]) -> str | None:
 
 
 def parse_jump(text: str) -> Host:
-    """The host of a ProxyJump value, "[user@]host[:port]" or "ssh://…"; a numeric IPv6 host is in brackets."""
+    """Return the host of a ProxyJump value, "[user@]host[:port]" or "ssh://…"; a numeric IPv6 host is in brackets."""
     found = re.fullmatch(r"(?:ssh://)?(?:(.+)@)?(\[[^]]+\]|[^:/]+)(?::(\d+))?/?", text)
     if not found:
         return Host(name=text)
@@ -403,7 +403,7 @@ def _tokens(original: str, address: str, port: int, user: str) -> dict[str, str]
 
 
 def _expand(text: str, tokens: Mapping[str, str]) -> str:
-    """Replaces ~, %tokens and ${VARIABLES}; what is unknown stays unchanged."""
+    """Replace ~, %tokens and ${VARIABLES}; unknown ones remain unchanged."""
     text = re.sub(r"%(.)", lambda found: tokens.get(found.group(1), found.group(0)), text)
     text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found.group(1), found.group(0)), text)
     return os.path.expanduser(text)

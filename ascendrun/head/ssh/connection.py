@@ -1,4 +1,4 @@
-"""paramiko's transport as we run it: one read for many packets, data handed over in its own thread, no timers."""
+"""paramiko's transport, modified: one read for many packets, data passed on in its own thread, no timers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ascendrun.text import Text
 
 READ_BYTES = 256 * 1024
 STALL_S = 10.0
-"""A write that makes no progress for this long ends the connection: half a packet cannot be taken back."""
+"""A write without progress for this many seconds ends the connection: half a packet cannot be taken back."""
 
 IDLE_POLL_S = 5.0
 """How often an idle connection checks its sinks; paramiko's own 0.1 s costs 5 % of a core at 256 hosts."""
@@ -23,7 +23,7 @@ _EXTENDED_STDERR = 1
 
 
 class Packetizer(paramiko.packet.Packetizer):
-    """Reads 256 KiB at a time where paramiko reads each packet's head and body apart, and keeps deadlines itself."""
+    """Packetizer that reads 256 KiB at a time, not each packet's head and body separately, and keeps deadlines."""
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
@@ -35,7 +35,7 @@ class Packetizer(paramiko.packet.Packetizer):
         self.on_idle: Callable[[], None] = lambda: None
 
     def give_up(self) -> None:
-        """Ends reads and writes at once, leaving the socket open: its number must not be reused under a reader."""
+        """End reads and writes immediately, leaving the socket open: its number must not be reused under a reader."""
         self._Packetizer__closed = True
         wake = getattr(self._sock, "wake", self._sock.close)  # a channel through a jump host wakes on close
         wake()
@@ -82,7 +82,7 @@ class Packetizer(paramiko.packet.Packetizer):
         return self._buffer[:n]
 
     def _read_once(self) -> bytes | None:
-        """Bytes, or None when none came within the socket's timeout. Raises EOFError at the end of the stream."""
+        """Return bytes, or None if none arrived within the socket's timeout. Raises EOFError at the stream's end."""
         try:
             piece: bytes = self._sock.recv(READ_BYTES)
         except socket.timeout:
@@ -98,7 +98,7 @@ class Packetizer(paramiko.packet.Packetizer):
         return piece
 
     def _take_remainder(self) -> bytes:
-        """What paramiko over-read after the banner line."""
+        """Return the bytes that paramiko read beyond the banner line."""
         name = "_Packetizer__remainder"
         remainder: bytes = getattr(self, name)
         setattr(self, name, b"")
@@ -123,23 +123,23 @@ class Packetizer(paramiko.packet.Packetizer):
 
 
 class Sink(Protocol):
-    """What a channel's owner does with it; called in the transport's thread only."""
+    """Interface of a channel's owner; called in the transport's thread only."""
 
     def on_started(self) -> None:
-        """The command was started."""
+        """Handle that the command was started."""
 
     def take(self, data: bytes, *, is_error: bool) -> None:
-        """Bytes came."""
+        """Handle received bytes."""
 
     def finish(self, reason: Text) -> None:
-        """No more will come."""
+        """Handle the end of the data."""
 
     def on_idle_poll(self) -> None:
-        """Nothing happened for IDLE_POLL_S."""
+        """Handle IDLE_POLL_S without any event."""
 
 
 class SshTransport(paramiko.Transport):
-    """A paramiko Transport that reports its phases by events, and gives channels' data to their sinks at once."""
+    """A paramiko Transport that reports its phases by events, and passes channels' data to their sinks immediately."""
 
     active: bool
     clear_to_send: threading.Event
@@ -155,7 +155,7 @@ class SshTransport(paramiko.Transport):
         self.why_closed: Text | None = None
         self._held: list[Any] = []
         self.packetizer.on_idle = self._poll_sinks
-        self.banner_timeout = 3600.0  # deadlines are kept by the caller, who knows what to say
+        self.banner_timeout = 3600.0  # deadlines are kept by the caller, who knows the right error
         self.handshake_timeout = 3600.0
 
     def _check_banner(self) -> None:
@@ -175,7 +175,7 @@ class SshTransport(paramiko.Transport):
                 sink.finish(reason)
 
     def why_ended(self) -> Text:
-        """One line on why the thread ended by itself."""
+        """Return one line on why the thread ended by itself."""
         error = self.saved_exception
         if error is None or isinstance(error, EOFError):
             return Text("ssh.connection-ended", "the connection ended")
@@ -183,7 +183,7 @@ class SshTransport(paramiko.Transport):
         return Text("ssh.connection-failed", "the connection failed ({error})", error=why)
 
     def drop(self, reason: Text) -> None:
-        """Ends everything immediately; the transport's thread finishes the sinks and closes the socket."""
+        """End everything immediately; the transport's thread finishes the sinks and closes the socket."""
         self.why_closed = self.why_closed or reason
         self.active = False
         self.packetizer.give_up()
@@ -191,7 +191,7 @@ class SshTransport(paramiko.Transport):
             self.sock.close()
 
     def _send_user_message(self, data: Any) -> None:
-        """During a key exchange the transport's thread must not wait for its end: only this thread can finish it."""
+        """Send a message. In a key exchange the transport's thread must not wait: only it can finish the exchange."""
         if threading.current_thread() is self and not self.clear_to_send.is_set():
             self._held.append(data)
             return
@@ -204,7 +204,7 @@ class SshTransport(paramiko.Transport):
             self._send_user_message(data)
 
     def _log(self, level: int, msg: Any, *args: Any) -> None:
-        pass  # 36 calls in a handshake, for nobody
+        pass  # 36 calls in a handshake, without any use
 
     def _poll_sinks(self) -> None:
         for sink in list(self.sinks.values()):
@@ -247,7 +247,7 @@ class SshTransport(paramiko.Transport):
             sink.finish(COMMAND_ENDED)
 
     def _acknowledge(self, channel: Any, size: int) -> None:
-        """Lets the far end send as much again; paramiko would do it when a reader thread takes the data."""
+        """Let the other side send the same amount again; paramiko would do it when a reader thread takes the data."""
         grown = channel._check_add_window(size)
         if grown > 0:
             message = paramiko.Message()

@@ -1,4 +1,4 @@
-"""Host keys: reads known_hosts files, verifies a shown key, records new ones in ascendrun's file."""
+"""Host keys: reads known_hosts files, verifies a presented key, records new keys in ascendrun's file."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class HostKey:
 
     @property
     def fingerprint(self) -> str:
-        """ "SHA256:…" as `ssh-keygen -lf` prints it."""
+        """Return "SHA256:…" as `ssh-keygen -lf` prints it."""
         digest = hashlib.sha256(base64.b64decode(self.base64)).digest()
         return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
 
     @property
     def short_type(self) -> str:
-        """ "ED25519", "RSA", "ECDSA": what people call it."""
+        """Return the common name of the type: "ED25519", "RSA", "ECDSA"."""
         return self.type.replace("ssh-", "").split("-")[0].upper()
 
     def __str__(self) -> str:
@@ -57,9 +57,9 @@ class KnownKey:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What is on record for one host. `keys` come from ascendrun's own file when it names the host, else from the rest.
+    """Recorded keys of one host. `keys` come from ascendrun's own file if it names the host, else from the rest.
 
-    `in_own_file`: whether ascendrun's own file settled it.
+    `in_own_file`: whether ascendrun's own file decided it.
     """
 
     keys: tuple[KnownKey, ...] = ()
@@ -69,12 +69,12 @@ class Recorded:
 
 
 def known_name(host: str, port: int) -> str:
-    """How known_hosts spells a host: "name", or "[name]:port" for a port other than 22."""
+    """Return the host as known_hosts spells it: "name", or "[name]:port" for a port other than 22."""
     return host.lower() if port == DEFAULT_PORT else f"[{host.lower()}]:{port}"
 
 
 def parse_known_hosts(text: str, file: str) -> tuple[KnownKey, ...]:
-    """Every readable line; lines that no tool of today could use (comments, SSH-1 keys, broken base64) are skipped."""
+    """Return every readable line; skip lines that no current tool could use (comments, SSH-1 keys, bad base64)."""
     parsed = (_parse_line(line, file, number) for number, line in enumerate(text.splitlines(), 1))
     return tuple(entry for entry in parsed if entry is not None)
 
@@ -91,12 +91,12 @@ def _parse_line(line: str, file: str, number: int) -> KnownKey | None:
     except (binascii.Error, ValueError):
         return None
     if not blob[4:].startswith(fields[1].encode("utf-8", "replace")):
-        return None  # the type written beside the key is not the key's own
+        return None  # the type written next to the key is not the key's own
     return KnownKey(marker=marker, names=fields[0], key=HostKey(fields[1], fields[2]), file=file, line=number)
 
 
 class KnownHostsFile:
-    """One known_hosts file, indexed by name, read again only when it has changed on disk."""
+    """One known_hosts file, indexed by name, read again only if it has changed on disk."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -106,7 +106,7 @@ class KnownHostsFile:
         self._found: dict[str, tuple[KnownKey, ...]] = {}
 
     def find(self, name: str) -> tuple[KnownKey, ...]:
-        """The lines that speak of `name` (spelt by `known_name`); empty also when there is no such file."""
+        """Return the lines that match `name` (spelt by `known_name`); empty also if there is no such file."""
         self._refresh()
         if name not in self._found:
             others = [entry for entry in self._other if names_match(entry.names, name)]
@@ -146,7 +146,7 @@ class KnownHostsFile:
 
 
 def names_match(names: str, name: str) -> bool:
-    """Whether the first field of a known_hosts line (hashed, patterns, negations) speaks of `name`."""
+    """Return whether the first field of a known_hosts line (hashed, patterns, negations) matches `name`."""
     if names.startswith("|1|"):
         return _hash_matches(names, name)
     matched = False
@@ -160,7 +160,7 @@ def names_match(names: str, name: str) -> bool:
 
 
 def _pattern_matches(pattern: str, name: str) -> bool:
-    literal = pattern.replace("[", "[[]")  # ssh knows * and ? only; "[host]:22" is plain text
+    literal = pattern.replace("[", "[[]")  # ssh supports * and ? only; "[host]:22" is plain text
     return fnmatch.fnmatchcase(name, literal)
 
 
@@ -173,7 +173,7 @@ def _hash_matches(names: str, name: str) -> bool:
 
 
 def find_recorded(names: Sequence[str], *, own: KnownHostsFile, others: Sequence[KnownHostsFile]) -> Recorded:
-    """What is on record under any of `names`. A revocation in any file counts; else ascendrun's file decides."""
+    """Return the records under any of `names`. A revocation in any file counts; else ascendrun's file decides."""
     in_own = _unique(entry for name in names for entry in own.find(name))
     in_others = _unique(entry for file in others for name in names for entry in file.find(name))
     own_keys = tuple(entry for entry in in_own if not entry.marker)
@@ -190,10 +190,9 @@ def _unique(entries: Iterable[KnownKey]) -> tuple[KnownKey, ...]:
 
 
 def verify_key(shown: HostKey, recorded: Recorded, *, host: str, label: str) -> None:
-    """Returns when `shown` is the recorded key; else raises HostKeyUnknownError or HostKeyChangedError with the
-    way out.
+    """Return if `shown` is the recorded key; else raise HostKeyUnknownError or HostKeyChangedError with a hint.
 
-    `host`: the name for `ascendrun trust`; `label`: how messages call it, with its address.
+    `host`: the name for `ascendrun trust`; `label`: the name in messages, with its address.
     """
     for entry in recorded.revoked:
         if entry.key == shown:
@@ -253,9 +252,9 @@ def _changed(shown: HostKey, keys: Sequence[KnownKey], *, host: str, label: str)
 
 
 def record_host_keys(file: Path, entries: Sequence[tuple[str, HostKey]], *, replace: bool = False) -> int:
-    """Adds (known name, key) pairs to ascendrun's known_hosts file; returns how many lines were new.
+    """Add (known name, key) pairs to ascendrun's known_hosts file; return how many lines were new.
 
-    With `replace`, other keys of the same names go. Writers take turns; readers see the old file or the new one.
+    With `replace`, other keys of the same names are removed. Writers take turns; readers see the old or the new file.
     """
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _lock(file):

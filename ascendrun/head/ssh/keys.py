@@ -1,4 +1,4 @@
-"""Private keys for logging in: found once, decrypted once, shared by all hosts; never asks on its own."""
+"""Private keys for logins: found once, decrypted once, shared by all hosts; prompts only through the given function."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ascendrun.head.ssh.paramiko_import import paramiko
 from ascendrun.text import Text
 
 Ask = Callable[[str], Optional[str]]
-"""Prompts for a passphrase; returns None when there is none. Must not hang where no prompt is possible."""
+"""Prompts for a passphrase; returns None if there is none. Must not block if no prompt is possible."""
 
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 AGENT_S = 15.0
-"""How long the key agent may take for one answer (it may ask its owner for a touch)."""
+"""Seconds that the key agent may take for one reply (it may require its owner to touch a key)."""
 
 MAX_TRIES = 5
-"""Keys offered to one host; sshd hangs up after its sixth refusal (MaxAuthTries)."""
+"""Keys offered to one host; sshd disconnects after its sixth rejection (MaxAuthTries)."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A key that can sign, and what messages call it."""
+    """A key that can sign, and its name in messages."""
 
     key: Any
     label: str
@@ -36,7 +36,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Unusable:
-    """A key file that cannot be used, and what to do about it."""
+    """A key file that cannot be used, and a hint."""
 
     fact: Text
     hint: Text | str
@@ -58,7 +58,7 @@ class _LockedAgent(paramiko.Agent):
 
 
 class KeyRing:
-    """All keys of one head. Thread-safe; a file is read once, a passphrase asked for once."""
+    """All keys of one head node. Thread-safe; a file is read once, a passphrase is requested once."""
 
     def __init__(self, ask: Ask | None = None) -> None:
         self._ask = ask
@@ -67,10 +67,10 @@ class KeyRing:
         self._agents: dict[str | None, tuple[_LockedAgent | None, tuple[Identity, ...]]] = {}
 
     def identities(self, target: SshTarget) -> tuple[tuple[Identity, ...], tuple[Unusable, ...]]:
-        """Keys to offer in this order, at most MAX_TRIES, and the key files that could not be used.
+        """Return keys to offer in this order, at most MAX_TRIES, and the key files that could not be used.
 
-        The agent's copy of a configured key comes first, so that its passphrase is not asked for; then files, then
-        the agent's other keys, unless the config sets IdentitiesOnly.
+        The agent's copy of a configured key comes first, so that its passphrase is not requested; then files, then the
+        agent's other keys, unless the config sets IdentitiesOnly.
         """
         with self._lock:
             agent = self._agent_keys(target.identity_agent)
@@ -90,13 +90,13 @@ class KeyRing:
         return tuple(chosen[:MAX_TRIES]), tuple(unusable)
 
     def forget_failures(self) -> None:
-        """After a failed login: the agent and unusable files are read again next time; they may be fixed."""
+        """Read the agent and unusable files again at the next login, after a failed login; they may be fixed."""
         with self._lock:
             self._agents.clear()  # not closed: another host's login may be using one
             self._files = {path: found for path, found in self._files.items() if isinstance(found, Identity)}
 
     def close(self) -> None:
-        """Gives up the agent's sockets."""
+        """Close the agent's sockets."""
         with self._lock:
             for agent, _ in self._agents.values():
                 if agent is not None:
@@ -117,7 +117,7 @@ class KeyRing:
                     if not key.get_name().startswith("sk-")
                 )
             except (paramiko.SSHException, OSError):
-                pass  # an agent that does not answer is as good as none; what is missing is told when login fails
+                pass  # an agent that does not reply counts as missing; this is reported when the login fails
             self._agents[path] = (agent, keys)
         return self._agents[path][1]
 
@@ -130,12 +130,12 @@ class KeyRing:
 
 
 def default_key_files() -> tuple[str, ...]:
-    """What ssh tries when the config names no key."""
+    """Return the files that ssh tries if the config names no key."""
     return tuple(os.path.join(os.path.expanduser("~"), ".ssh", name) for name in DEFAULT_KEYS)
 
 
 def load_key(path: str, ask: Ask | None) -> Identity | Unusable:
-    """An Identity, or an Unusable with the reason. Prompts for a passphrase once, never without `ask`."""
+    """Return an Identity, or an Unusable with the reason. Prompts for a passphrase once, never without `ask`."""
     try:
         status = os.stat(path)
         if status.st_uid == os.getuid() and status.st_mode & 0o077:
@@ -173,7 +173,7 @@ def _identity(path: str, phrase: str | None) -> Identity:
 
 
 def _wants_passphrase() -> tuple[Any, ...]:
-    # cryptography says TypeError, and ValueError for some formats; paramiko has a kind of its own
+    # cryptography raises TypeError, and ValueError for some formats; paramiko has its own exception
     return (paramiko.PasswordRequiredException, TypeError, ValueError)
 
 
@@ -191,7 +191,7 @@ def _is_encrypted(path: str) -> bool:
 
 
 def public_blob(path: str) -> bytes | None:
-    """The public half of a key file, from the .pub next to it; None when there is none to read."""
+    """Return the public half of a key file, from the .pub next to it; None if it cannot be read."""
     try:
         fields = Path(path + ".pub").read_text(encoding="utf-8", errors="replace").split()
         return base64.b64decode(fields[1])
@@ -200,7 +200,7 @@ def public_blob(path: str) -> bytes | None:
 
 
 def needs_openssh(target: SshTarget) -> Text | None:
-    """Why these keys need the OpenSSH binary (certificates, security keys); None when paramiko can use them."""
+    """Return why these keys need the OpenSSH binary (certificates, security keys); None if paramiko supports them."""
     for path in target.identity_files or default_key_files():
         if os.path.exists(path + "-cert.pub"):
             return Text("ssh.key-certificate", "a certificate is next to {path}", path=path)

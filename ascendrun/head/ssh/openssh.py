@@ -1,4 +1,4 @@
-"""SSH through the OpenSSH binary: slower, but it reads every config and does what paramiko cannot.
+"""SSH through the OpenSSH binary: slower, but it reads every config and supports what paramiko does not.
 
 A connection is one `ssh` process, logged in when `connect` returns; it waits for the one command that `open` sends as
 its first line of input. A second `open` starts a second `ssh`.
@@ -34,7 +34,7 @@ from ascendrun.head.ssh.transport import CLOSED_HERE, COMMAND_ENDED, Deadlines, 
 from ascendrun.text import Text
 
 WAIT_FOR_COMMAND = """exec /bin/sh -c 'IFS= read -r command && eval "$command"'"""
-"""What the login shell runs until `open`; sh, csh, fish and zsh read it alike. `read` stops at the end of its line."""
+"""Command of the login shell until `open`; valid in sh, csh, fish and zsh. `read` stops at the end of its line."""
 
 _LOGGED_IN = "Authenticated to "
 _RETRY_S = (0.1, 0.6)
@@ -56,7 +56,7 @@ def build_argv(
     host_key_alias: str | None = None,
     algorithms: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """The `ssh` command line for `host`, up to its name. The user's config applies to everything else."""
+    """Return the `ssh` command line for `host`, up to its name. The user's config applies to everything else."""
     options = {
         "BatchMode": "yes",
         "StrictHostKeyChecking": "yes",
@@ -99,7 +99,7 @@ def _quote(path: str) -> str:
 
 
 class OpensshConnection:
-    """Implements `transport.Connection`."""
+    """Implementation of `transport.Connection`."""
 
     peer_address: str | None = None
 
@@ -112,7 +112,7 @@ class OpensshConnection:
         self._is_closed = False
 
     def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ChildStream:
-        """As `transport.Connection.open`; a second one logs in again, and raises what `connect` raises."""
+        """Open as `transport.Connection.open`; a second call logs in again, and raises the errors of `connect`."""
         with self._lock:
             login, self._waiting = self._waiting, None
             is_closed = self._is_closed
@@ -157,7 +157,7 @@ def connect(
     config: Path | None = None,
     host_key_alias: str | None = None,
 ) -> OpensshConnection:
-    """A logged-in connection. Raises UnreachableError or one of its children, from the output of `ssh`."""
+    """Return a logged-in connection. Raises UnreachableError or a child, from the output of `ssh`."""
     argv = build_argv(
         host,
         deadlines=deadlines,
@@ -181,7 +181,7 @@ def connect(
 
 
 def scan_host_key(host: Host, target: SshTarget, *, deadlines: Deadlines, config: Path | None = None) -> HostKey:
-    """The key that `host` shows; offers no user key. Raises UnreachableError."""
+    """Return the key that `host` presents; offers no user key. Raises UnreachableError."""
     folder = tempfile.mkdtemp(prefix="ascendrun-ssh-")
     try:
         file, log = os.path.join(folder, "known_hosts"), os.path.join(folder, "log")
@@ -201,7 +201,7 @@ def scan_host_key(host: Host, target: SshTarget, *, deadlines: Deadlines, config
             "PreferredAuthentications=none",
             "-o",
             "HashKnownHosts=no",
-        ]  # ssh takes the first value of an option
+        ]  # ssh uses the first value of an option
         limit_s = deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s
         try:
             subprocess.run(
@@ -226,7 +226,7 @@ def scan_host_key(host: Host, target: SshTarget, *, deadlines: Deadlines, config
 
 
 class _HungUpError(UnreachableError):
-    """sshd hung up before it named itself; worth another try."""
+    """sshd disconnected before it sent its banner; another try may succeed."""
 
 
 class _Login:
@@ -251,7 +251,7 @@ class _Login:
             raise _no_binary(error) from error
 
     def wait(self, limit_s: float) -> None:
-        """Returns when logged in; raises UnreachableError or one of its children, and leaves no process then."""
+        """Return when logged in; raise UnreachableError or one of its children, and leave no process then."""
         until = time.monotonic() + limit_s
         try:
             while _LOGGED_IN.encode() not in self._log:
@@ -267,10 +267,10 @@ class _Login:
             self.end()
             raise
         finally:
-            self._remove_folder()  # ssh has the pipe open by now, or is gone
+            self._remove_folder()  # ssh has the pipe open by now, or has ended
 
     def start(self, receiver: Receiver) -> None:
-        """Feeds `receiver`, keeping the end of the error output: there ssh reports a lost connection."""
+        """Feed `receiver`, keeping the end of the error output: there ssh reports a lost connection."""
 
         def take_error(data: bytes) -> None:
             self._error_tail = (self._error_tail + data)[-200:]
@@ -279,7 +279,7 @@ class _Login:
         self.stream.start(Receiver(receiver.on_data, take_error, receiver.on_closed), error_backlog=self.error_backlog)
 
     def end(self) -> None:
-        """Ends the process; for a login that no receiver will get."""
+        """End the process of a login that no receiver will get."""
         self.stream.start(Receiver(lambda _: None, lambda _: None, lambda *_: None))
         self.stream.close()
 
@@ -319,7 +319,7 @@ class _Login:
 _ADDED: Mapping[str, str] = {}
 """The values come with the output of ssh."""
 _OUTPUTS: Sequence[tuple[str, type[UnreachableError], Text, Text]] = (
-    # what ssh prints, the error, its message and hint (values are added); the first that matches counts
+    # output of ssh, the error, its message and hint (values are added); the first match counts
     (
         r"REVOKED HOST KEY|marked as revoked",
         HostKeyChangedError,
@@ -395,7 +395,7 @@ _OUTPUTS: Sequence[tuple[str, type[UnreachableError], Text, Text]] = (
 
 
 def classify(output: str, target: SshTarget, *, kind: type[UnreachableError] | None = None) -> UnreachableError:
-    """The error that the output of ssh means; `kind` when the caller knows it already."""
+    """Return the error that the output of ssh means; `kind` if the caller knows it already."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for pattern, error, message, hint in _OUTPUTS:
         line = next((line for line in lines if re.search(pattern, line)), None)

@@ -1,4 +1,4 @@
-"""The one place that imports paramiko: without what we never use of it and what it imports, and silenced."""
+"""The only importer of paramiko: without its unused parts and their imports, and without its logging."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def _version(name: str) -> str:
-    """The result of importlib.metadata.version; "0" when no directory on the path shows it."""
+    """Return a version as importlib.metadata.version would; "0" if no directory on the path has it."""
     for folder in sys.path:
         for found in Path(folder).glob(f"{name}-*.dist-info"):
             return found.name[len(name) + 1 : -len(".dist-info")]
@@ -17,10 +17,10 @@ def _version(name: str) -> str:
 
 
 def _stand_ins() -> dict[str, ModuleType | None]:
-    """Modules that paramiko asks for at import and does well without.
+    """Return modules that paramiko imports but does not need.
 
-    `invoke` runs local commands for its ssh config (45 ms; the import is guarded). importlib.metadata gives its
-    version for the SSH banner, and reads mail (`email`) to do so (20 ms).
+    `invoke` runs local commands for its ssh config (45 ms; the import is guarded). importlib.metadata gives its version
+    for the SSH banner, and reads mail (`email`) to do so (20 ms).
     """
     metadata = ModuleType("importlib.metadata")
     vars(metadata)["version"] = _version
@@ -29,7 +29,7 @@ def _stand_ins() -> dict[str, ModuleType | None]:
 
 
 _added = _stand_ins()
-sys.modules.update(_added)  # type: ignore[arg-type]  # typeshed knows no None there; it makes an import fail at once
+sys.modules.update(_added)  # type: ignore[arg-type]  # typeshed allows no None there; it makes an import fail
 try:
     import paramiko
     from paramiko import common
@@ -39,7 +39,7 @@ finally:
     for _name in _added:
         sys.modules.pop(_name, None)
 
-# Its threads log tracebacks of every refused connection; what matters reaches the user as our own errors.
+# Its threads log tracebacks of every refused connection; relevant failures reach the user as ascendrun errors.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)

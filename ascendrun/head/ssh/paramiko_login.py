@@ -1,4 +1,4 @@
-"""Connecting through paramiko, in phases: TCP, banner, key exchange, host key, login, each with its own deadline."""
+"""Connect through paramiko, in phases: TCP, banner, key exchange, host key, login, each with its own deadline."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ _KEY_TYPES = (
 
 
 class NoCommonAlgorithmError(UnreachableError):
-    """The host and paramiko share no algorithm of some kind; the OpenSSH binary may know older ones."""
+    """The host and paramiko share no algorithm of some kind; the OpenSSH binary may support older ones."""
 
 
 class NoKeyError(AuthenticationError):
-    """There was nothing to log in with, so nothing was tried."""
+    """There was no key for the login, so nothing was tried."""
 
 
 class _DroppedError(Exception):
-    """sshd hung up before it named itself: usually too many logins at once (MaxStartups); worth another try."""
+    """sshd disconnected before its banner: usually too many logins at the same time (MaxStartups); try again."""
 
 
 def connect(
     target: SshTarget, dial: Dial, *, deadlines: Deadlines, key_types: Sequence[str], verify_key: Any, identities: Any
 ) -> ParamikoConnection:
-    """An authenticated connection. `judge(HostKey, address)` raises to refuse the host before any login attempt;
-    `identities()` gives (keys, unusable key files) and is called only after that.
+    """Return an authenticated connection. `judge(HostKey, address)` raises to reject the host before any login attempt;
+    `identities()` returns (keys, unusable key files) and is called only after that.
 
     Raises UnreachableError or one of its children, naming the phase and the host, with a hint.
     """
@@ -90,7 +90,7 @@ def shown_key(transport: SshTransport) -> HostKey:
 def start_transport(
     target: SshTarget, dial: Dial, *, deadlines: Deadlines, key_types: Sequence[str] = ()
 ) -> tuple[SshTransport, str | None]:
-    """TCP, banner and key exchange; not logged in. Tried again, with jitter, when sshd hangs up before it speaks."""
+    """Do TCP, banner and key exchange without login. Retry with jitter if sshd disconnects before its banner."""
     until = time.monotonic() + deadlines.tcp_s + deadlines.banner_s
     for tries in itertools.count(1):
         try:
@@ -140,13 +140,13 @@ def _choose_algorithms(transport: SshTransport, target: SshTarget, key_types: Se
     options.kex = narrowed([name for name in _KEX if name in available], config.get("kexalgorithms"))
     options.ciphers = narrowed(_CIPHERS, config.get("ciphers"))
     options.digests = narrowed(_MACS, config.get("macs"))
-    # recorded types first; the others after them, so that a host with new keys is told from a broken one
+    # recorded types first; then the others, so that a host with new keys differs from a broken host
     options.key_types = tuple(dict.fromkeys([*known, *_KEY_TYPES]))
 
 
 def narrowed(ours: Sequence[str], requested: str | None) -> tuple[str, ...]:
-    """Our algorithms, less what the config rules out; "+more" and "^first" rule nothing out. Falls back to all of ours
-    when nothing would be left: then the host decides."""
+    """Return our algorithms without those that the config excludes; "+more" and "^first" exclude nothing. If none would
+    remain, return all: then the host decides."""
     if not requested or requested[0] in "+^":
         return tuple(ours)
     names = {name.strip() for name in requested.lstrip("-").split(",")}

@@ -1,4 +1,4 @@
-"""A connection through paramiko that carries streams without reader threads. paramiko_login.py makes it."""
+"""A connection through paramiko that carries streams without reader threads; made by paramiko_login.py."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ascendrun.text import Text
 
 PIECE_BYTES = 32 * 1024
 IN_FLIGHT_BYTES = 256 * 1024
-"""Unacknowledged bytes at most: sshd hoards more than this badly (25 ms of its CPU for each MB)."""
+"""Maximum unacknowledged bytes: sshd buffers more than this inefficiently (25 ms of its CPU for each MB)."""
 
 CLOSE_S = 2.0
-"""How long a closed stream waits for the far end to agree before it counts as closed anyway."""
+"""Seconds that a closed stream waits for the other side's confirmation before it counts as closed anyway."""
 
 
 class ParamikoStream:
-    """One command on the host; implements `transport.Stream`."""
+    """One command on the host; implementation of `transport.Stream`."""
 
     def __init__(self, transport: SshTransport, channel: Any, receiver: Receiver) -> None:
         self._transport = transport
@@ -52,7 +52,7 @@ class ParamikoStream:
         try:
             self._channel.shutdown_write()
         except (OSError, EOFError, paramiko.SSHException):
-            pass  # gone already: `on_closed` tells
+            pass  # gone already: `on_closed` reports it
 
     def close(self) -> None:
         if self._closing_until is None:
@@ -60,10 +60,10 @@ class ParamikoStream:
         try:
             self._channel.close()
         except (OSError, EOFError, paramiko.SSHException):
-            pass  # gone already: `on_closed` tells
+            pass  # gone already: `on_closed` reports it
 
     def _claim_room(self, wanted: int, until: float, deadline_s: float) -> int:
-        """Waits until some of `wanted` bytes may go, and reserves that many. Raises StreamClosedError,
+        """Wait until some of `wanted` bytes may be sent, and reserve that many. Raises StreamClosedError,
         DeadlineExceededError."""
         channel = self._channel
         with channel.lock:
@@ -99,7 +99,7 @@ class ParamikoStream:
         message.add_string(bytes(piece))
         _send(self._transport, message)
 
-    # -- the link's side
+    # -- the connection's side
 
     def take(self, data: bytes, *, is_error: bool) -> None:
         if self._closing_until is None:
@@ -122,7 +122,7 @@ class ParamikoStream:
             self.finish(CLOSED_HERE)
 
     def forget(self) -> bool:
-        """For a start that failed: the receiver gets no call. False when it succeeded in the last moment."""
+        """Stop calls to the receiver after a failed start. Return False if it succeeded at the last moment."""
         with self._start_lock:
             self._is_forgotten = not self._has_started
         if self._is_forgotten:
@@ -132,7 +132,7 @@ class ParamikoStream:
 
 
 class ParamikoConnection:
-    """An authenticated connection to one host; implements `transport.Connection`."""
+    """An authenticated connection to one host; implementation of `transport.Connection`."""
 
     def __init__(self, transport: SshTransport, target: SshTarget, peer_address: str | None) -> None:
         self.peer_address = peer_address
@@ -140,17 +140,17 @@ class ParamikoConnection:
         self._target = target
 
     def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ParamikoStream:
-        """As `transport.Connection.open`. Raises UnreachableError, too, when sshd refuses a session (MaxSessions)."""
+        """Open as `transport.Connection.open`. Raises UnreachableError also if sshd refuses a session (MaxSessions)."""
         until = time.monotonic() + deadline_s
         channel = self._open_channel(until, deadline_s)
         stream = ParamikoStream(self.transport, channel, receiver)
         self.transport.sinks[channel.chanid] = stream
         try:
             self._start(channel, command, until, deadline_s)
-        except Exception:  # of whatever kind: a receiver that was told of the end already needs no second report
+        except Exception:  # any error: a receiver that got the end already needs no second report
             if stream.forget():
                 raise
-        except BaseException:  # ^C, or a fault of ours: nobody will read what comes
+        except BaseException:  # ^C, or an internal error: new data has no reader
             stream.forget()
             stream.close()
             raise

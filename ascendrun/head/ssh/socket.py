@@ -1,4 +1,4 @@
-"""TCP to a host for SSH: every address is tried, every wait is bounded, dead peers are detected."""
+"""TCP to a host for SSH: every address is tried, every wait is limited, dead peers are detected."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ascendrun.core.errors import UnreachableError
 from ascendrun.text import Text
 
 RESOLVE_S = 5.0
-"""How long the name service may think."""
+"""Seconds that the name service may take."""
 
 USER_TIMEOUT_MS = 8_000
-"""Unacknowledged for this long and the kernel ends the connection; paramiko itself never notices a dead peer."""
+"""Milliseconds unacknowledged after which the kernel ends the connection; paramiko never notices a dead peer."""
 
 KEEPALIVE_S = 3
-"""The kernel probes an idle peer this often; costs neither end any user time, unlike SSH's own keepalive."""
+"""The kernel probes an idle peer at this interval; no user time on either side, unlike SSH's own keepalive."""
 
 QUICK_READS = 40
-"""A handshake has fewer reads than this; acknowledging them at once saves 40 ms each time the peer's Nagle waits."""
+"""A handshake has fewer reads; immediate acknowledgements save 40 ms each time the peer's Nagle algorithm waits."""
 
 Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
 class QuickAckSocket:
-    """A socket that acknowledges its first reads at once: the kernel forgets TCP_QUICKACK, so each read re-arms it."""
+    """Socket that acknowledges its first reads immediately: the kernel resets TCP_QUICKACK, so each read sets it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -41,18 +41,18 @@ class QuickAckSocket:
         return self._sock.recv(size)
 
     def wake(self) -> None:
-        """Ends the connection both ways, so that a thread waiting in `recv` returns at once (`close` would not)."""
+        """End the connection both ways, so that a thread waiting in `recv` returns immediately (unlike `close`)."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # not connected any more: nobody waits
+            pass  # not connected any more: no thread waits
 
     def close(self) -> None:
         self._sock.close()
 
     @property
     def _closed(self) -> bool:
-        """Read by paramiko's Transport when it stops."""
+        """Return whether it is closed; read by paramiko's Transport when it stops."""
         return self._sock.fileno() < 0
 
     def getpeername(self) -> Any:
@@ -60,9 +60,9 @@ class QuickAckSocket:
 
 
 def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> tuple[QuickAckSocket, str]:
-    """A connected socket and the numeric address it reached, after trying every address within `tcp_s` in all.
+    """Return a connected socket and the numeric address it reached, after trying every address within `tcp_s` in total.
 
-    Raises UnreachableError: no such name, or what each address answered.
+    Raises UnreachableError: no such name, or the error of each address.
     """
     addresses = resolve(host, port, label=label, family=family)
     until = time.monotonic() + tcp_s
@@ -91,14 +91,14 @@ def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> tupl
 
 
 def resolve(host: str, port: int, *, label: str, family: int) -> list[Address]:
-    """Every TCP address of `host`, in the resolver's order. Raises UnreachableError after RESOLVE_S at the latest."""
+    """Return every TCP address of `host`, in the resolver's order. Raises UnreachableError after at most RESOLVE_S."""
     hint = Text(
         "ssh.no-address.hint", "check /etc/hosts and DNS: getent hosts {host}; or set addr= in the hostfile", host=host
     )
     try:
         return _lookup(host, port, family, socket.AI_NUMERICHOST)
     except socket.gaierror:
-        pass  # a name, not a number: it may take long, so a helper thread asks
+        pass  # a name, not a number: it may take long, so a helper thread resolves it
     result: list[Any] = []
     helper = threading.Thread(target=_lookup_into, args=(result, host, port, family), daemon=True)
     helper.start()

@@ -1,6 +1,6 @@
-"""How bytes reach a host: the protocol that every way of reaching one fulfils.
+"""Transport of bytes to a host: the protocol that every backend implements.
 
-A connection offers two things: a byte stream to a fixed command, and a deadline on everything. Implementations:
+A connection offers a byte stream to a fixed command, and a deadline on everything. Implementations:
 `paramiko_transport.py` (paramiko), `openssh.py` (the OpenSSH binary), `backends/local.py` (a child process).
 """
 
@@ -32,9 +32,9 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Receiver:
-    """Where a stream's bytes go. Called in the connection's own thread, one call at a time: must not block.
+    """Receiver of a stream's bytes. Called in the connection's own thread, one call at a time: must not block.
 
-    `on_closed(reason, exit_status)` is called exactly once, last; the status is None when the host sent none.
+    `on_closed(reason, exit_status)` is called exactly once, last; the status is None if the host sent none.
     """
 
     on_data: Callable[[bytes], None]
@@ -47,7 +47,7 @@ COMMAND_ENDED = Text("ssh.command-ended", "the command ended")
 
 
 class StreamClosedError(ConnectionError):
-    """The stream or its connection is gone; nothing more can be sent."""
+    """The stream or its connection is closed; nothing more can be sent."""
 
     def __init__(self, reason: Text | None = None) -> None:
         self.reason = reason or Text("ssh.stream-closed", "the stream is closed")
@@ -56,7 +56,7 @@ class StreamClosedError(ConnectionError):
 
 @contextmanager
 def sending(lock: threading.Lock, deadline_s: float) -> Iterator[None]:
-    """Holds the lock of a stream's sender. Raises DeadlineExceededError when another thread keeps it."""
+    """Hold the lock of a stream's sender. Raises DeadlineExceededError if another thread keeps it."""
     if not lock.acquire(timeout=max(deadline_s, 0)):
         raise DeadlineExceededError(
             Text("ssh.send-busy", "another thread was still sending after {limit_s:g} s", limit_s=deadline_s)
@@ -71,37 +71,37 @@ class Stream(Protocol):
     """The standard input of a command running on the host."""
 
     def send(self, data: Data, *, deadline_s: float) -> None:
-        """Sends all of `data`, waiting while too much is in flight. Raises StreamClosedError, DeadlineExceededError."""
+        """Send all of `data`, waiting while too much is in flight. Raises StreamClosedError, DeadlineExceededError."""
 
     def close_input(self) -> None:
-        """Ends the command's standard input."""
+        """End the command's standard input."""
 
     def close(self) -> None:
-        """Ends the stream; repeatable; `on_closed` follows if it has not come yet."""
+        """End the stream; repeatable; `on_closed` follows if it was not called yet."""
 
 
 class Connection(Protocol):
-    """One authenticated way to one host."""
+    """One authenticated connection to one host."""
 
     peer_address: str | None
-    """The numeric address dialled; None when it is not known (a jump host, a child process)."""
+    """The numeric address; None if it is not known (a jump host, a child process)."""
 
     def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> Stream:
-        """Starts `command` through the user's login shell. `command` is fixed text of ours, never the user's.
+        """Start `command` through the user's login shell. `command` is fixed text of ascendrun, never the user's.
 
-        Raises StreamClosedError when the connection is gone, DeadlineExceededError when the host does not answer.
+        Raises StreamClosedError if the connection is closed, DeadlineExceededError if the host does not respond.
         """
 
     def close(self) -> None:
-        """Drops everything at once; repeatable."""
+        """End everything immediately; repeatable."""
 
 
 class Backend(Protocol):
-    """A kind of cluster: knows how to connect to its hosts."""
+    """A kind of cluster, with connections to its hosts."""
 
     def connect(self, host: Host, *, deadlines: Deadlines) -> Connection:
-        """Raises UnreachableError or one of its children (AuthenticationError, HostKeyUnknownError,
+        """Connect. Raises UnreachableError or one of its children (AuthenticationError, HostKeyUnknownError,
         HostKeyChangedError)."""
 
     def close(self) -> None:
-        """Gives up what the backend itself holds; connections are their owners' to close."""
+        """Release the backend's own resources; connections are closed by their owners."""
