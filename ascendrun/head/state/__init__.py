@@ -1,1 +1,1 @@
-"""What is on disk in the state directory: store, samples, settings, migrations. Read by every process."""
+"""Data on disk in the state directory: store, samples, settings, migrations. Read by every process."""

@@ -1,4 +1,4 @@
-"""An SQLite file of the state directory: opened, brought to the newest version, refused when it is a later one."""
+"""An SQLite file of the state directory: opened, migrated to the newest version, rejected if it is newer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ D = TypeVar("D", bound="Database")
 
 
 class Database:
-    """Open it for writing in the controller only. `OTHERWISE`: the other remedy for a file of a later release.
+    """Base of the SQLite files. Open for writing in the controller only. `OTHERWISE`: the other fix for a newer file.
 
-    `SYNCHRONOUS`: FULL keeps each transaction through a power cut. `is_copy`: in memory, since there is no file yet, or
-    one that no controller of this release has migrated.
+    `SYNCHRONOUS`: FULL keeps each transaction through a power failure. `is_copy`: in memory, since there is no file
+    yet, or no controller of this release has migrated it.
     """
 
     FILE_NAME: ClassVar[str]
@@ -61,7 +61,7 @@ class Database:
 
     @classmethod
     def open_for_reading(cls: type[D], state_dir: Path, *, busy_s: float | None = None) -> D:
-        """The file as a reader sees it; an empty copy when it does not exist. `busy_s`: wait for a lock this long.
+        """Open the file for reading; an empty copy if it does not exist. `busy_s`: wait for a lock this long.
 
         Raises StoreUnusableError.
         """
@@ -129,7 +129,7 @@ class Database:
             )
 
     def _migrate(self) -> None:
-        """Take the steps that the file lacks, each in one transaction."""
+        """Execute the migrations that the file lacks, each in one transaction."""
         self._refuse_newer()
         for version in range(version_of(self._db), len(self.MIGRATIONS)):
             with immediate(self._db):
@@ -146,19 +146,19 @@ class Database:
 
 @contextmanager
 def immediate(connection: sqlite3.Connection) -> Iterator[None]:
-    """One transaction that holds the write lock from its start."""
+    """Hold one transaction with the write lock from its start."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # SQLite itself rolls back when the disk is full
+        if connection.in_transaction:  # SQLite itself rolls back if the disk is full
             connection.execute("ROLLBACK")
         raise
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """How many migrations the file has behind it; 0: nothing was ever written."""
+    """Return how many migrations the file has; 0: nothing was ever written."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 

@@ -1,4 +1,4 @@
-"""Notices that wait for delivery, in the store: what was begun is written down before it is dwaiting."""
+"""Notifications that wait for delivery, in the store: a delivery is recorded before it starts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ascendrun.head.state.store import Store, add_events, dump_reply
 from ascendrun.text import Text
 
 KEPT_S = 30 * 86400.0
-"""How long what was delivered is remembered."""
+"""Seconds for which delivered notifications are stored."""
 MOST_INTERRUPTIONS = 1
 """After more interruptions of a delivery the notification may have arrived twice; it is not sent again."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """One notice for one target. `tries`: how often it was sent so far."""
+    """One notification for one target. `tries`: number of attempts so far."""
 
     number: int
     id: str
@@ -33,7 +33,7 @@ class Waiting:
 
 
 class NoticeQueue:
-    """Of one thread; `store` is its own connection."""
+    """Queue of one thread; `store` is its own connection."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -42,7 +42,7 @@ class NoticeQueue:
         self._store.close()
 
     def recover(self, *, now_s: float) -> None:
-        """For a new controller: what the last one was sending when it died is sent again, once."""
+        """Recover for a new controller: notifications that the last one was sending are sent again, once."""
         lost = Text(
             "notice.interrupted",
             "interrupted {count} times during delivery; it may have arrived",
@@ -62,13 +62,13 @@ class NoticeQueue:
             _forget_old(db, now_s)
 
     def targets(self) -> tuple[str, ...]:
-        """Names of targets for which something waits."""
+        """Return the names of targets with waiting notifications."""
         with self._store.reading() as db:
             rows = db.execute("SELECT DISTINCT target FROM notices WHERE state IN ('waiting', 'sending')").fetchall()
         return tuple(row[0] for row in rows)
 
     def next(self, target: str) -> Waiting | None:
-        """What is due first."""
+        """Return the notification that is due first."""
         with self._store.reading() as db:
             row = db.execute(
                 "SELECT number, id, job, body, made_at_s, due_at_s, tries FROM notices WHERE target = ?"
@@ -78,7 +78,7 @@ class NoticeQueue:
         return None if row is None else Waiting(row[0], row[1], row[2], json.loads(row[3]), *row[4:])
 
     def sent_at_s(self, target: str, *, since_s: float) -> list[float]:
-        """When something was sent to the target, as far as `since_s` back."""
+        """Return when notifications were sent to the target, since `since_s`."""
         with self._store.reading() as db:
             rows = db.execute(
                 "SELECT tried_at_s FROM notices WHERE target = ? AND tried_at_s >= ?"
@@ -88,7 +88,7 @@ class NoticeQueue:
         return [row[0] for row in rows]
 
     def begin(self, waiting: Waiting, *, now_s: float) -> None:
-        """It will be sent now."""
+        """Record that it will be sent now."""
         with self._store.writing() as db:
             db.execute(
                 "UPDATE notices SET state = 'sending', tries = tries + 1, tried_at_s = ? WHERE number = ?",
@@ -103,7 +103,7 @@ class NoticeQueue:
             )
 
     def finish(self, waiting: Waiting, target: str, *, state: str, reply: Text | str, now_s: float) -> None:
-        """`state`: delivered, or a failure, which becomes an event of the job too."""
+        """Record the result. `state`: delivered, or a failure, which also becomes an event of the job."""
         with self._store.writing() as db:
             db.execute(
                 "UPDATE notices SET state = ?, answer = ? WHERE number = ?", (state, dump_reply(reply), waiting.number)
@@ -113,7 +113,7 @@ class NoticeQueue:
                 add_events(db, waiting.job, [_failed(target, str(waiting.body["kind"]), 1, reply, now_s)])
 
     def give_up_beyond(self, target: str, *, now_s: float, limit: int = QUEUE_LIMIT) -> int:
-        """Drops the oldest that wait beyond the limit; how many."""
+        """Drop the oldest waiting notifications above the limit; return how many."""
         with self._store.reading() as db:
             rows = db.execute(
                 "SELECT number, job FROM notices WHERE target = ? AND state = 'waiting'"
@@ -140,5 +140,5 @@ def _failed(target: str, kind: str | None, count: int, reply: Text | str, now_s:
 
 
 def _forget_old(db: sqlite3.Connection, now_s: float) -> None:
-    """Not only at a start: a controller may run for months."""
+    """Delete old rows, not only at a start: a controller may run for months."""
     db.execute("DELETE FROM notices WHERE state NOT IN ('waiting', 'sending') AND made_at_s < ?", (now_s - KEPT_S,))

@@ -1,4 +1,4 @@
-"""Migrates stores of earlier releases: sentences become typed events and reasons, job specs get the current keys."""
+"""Migrations of stores of earlier releases: sentences become typed events and reasons, job specs get new keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NEXT_ATTEMPT = re.compile(r"^(?:QUEUED|BACKOFF): attempt (\d+)\b")
 
 
 def type_events(db: sqlite3.Connection) -> None:
-    """Fill `typed_events` from `events`; records get texts instead of sentences."""
+    """Fill `typed_events` from `events`; records get texts in place of sentences."""
     for number, record in db.execute("SELECT number, record FROM jobs WHERE id IS NOT NULL").fetchall():
         values = json.loads(record)
         rows = db.execute("SELECT number, at_s, kind, text FROM events WHERE job = ? ORDER BY seq", (values["id"],))
@@ -56,7 +56,7 @@ def type_events(db: sqlite3.Connection) -> None:
 
 
 def rename_keys(db: sqlite3.Connection) -> None:
-    """The migration of job specs (`stage`, `devices.family`, `checkpoint.grace_s`) and of the `note` of exits."""
+    """Migrate job specs (`stage`, `devices.family`, `checkpoint.grace_s`) and the `note` of exits."""
     rows = db.execute("SELECT number, spec, record FROM jobs WHERE record != ''").fetchall()
     if not rows:
         return
@@ -92,7 +92,7 @@ def _new_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class _Reader:
-    """Reads the lines of one job in order."""
+    """Reader of the lines of one job, in order."""
 
     record: Mapping[str, Any]
     attempt: int = 1
@@ -191,7 +191,7 @@ _START_TIMEOUT = re.compile(r"(.+): ranks not alive (\S+) s after GO \(timeouts\
 
 
 def read_failure(text: str) -> FirstFailure | None:
-    """The failure that a sentence names, None: it names none that is known."""
+    """Return the failure that a sentence names, None: no known failure."""
     for pattern, make in _FAILURES:
         match = re.fullmatch(pattern, text, re.DOTALL)
         if match is not None:
@@ -200,7 +200,7 @@ def read_failure(text: str) -> FirstFailure | None:
 
 
 def read_reason(text: str, *, count: int, ranks: int | None = None, seconds: float = 0.0) -> Text:
-    """The reason that a sentence stands for. `count`: hosts of the job; `seconds`: since the state before."""
+    """Return the reason of a sentence. `count`: hosts of the job; `seconds`: since the previous state."""
     if text == "its nodes are free":
         return reasons.nodes_available(count)
     if text == "all nodes reported":
@@ -222,7 +222,7 @@ def read_reason(text: str, *, count: int, ranks: int | None = None, seconds: flo
 
 
 def _leading_hosts(text: str) -> list[str]:
-    """The hosts before each first colon of "npu01: …; npu02: …"."""
+    """Return the hosts before each first colon of "npu01: …; npu02: …"."""
     found = (re.match(r"([A-Za-z0-9][A-Za-z0-9._\[\],-]*): ", piece) for piece in text.split("; "))
     return list(dict.fromkeys(name for match in found if match is not None for name in _names(match[1])))
 

@@ -1,7 +1,7 @@
 """Samples in an SQLite file: as measured for two hours, then means of one and of ten minutes.
 
-Separate from the store of jobs: samples come by the thousand, may be lost with a power cut and may be deleted. The
-offset up to which each node's file was read is stored in the same transaction, so that every line counts once.
+Separate from the store of jobs: there are thousands of samples, they may be lost in a power failure and may be deleted.
+The offset up to which each node's file was read is stored in the same transaction, so that every line counts once.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ascendrun.node.sampler.sample import GENERATIONS
 from ascendrun.text import Text
 
 LINGERING_S = 10.0
-"""So long after its end a minute is summed up: what its last second said may still be on the way."""
+"""Seconds after its end at which a minute is summed up: data of its last second may arrive late."""
 RAW_TEXTS = 20
-"""So many texts that were not understood are kept of each tool on each host, and so many characters of each:"""
+"""Unparsed texts that are kept of each tool on each host, and below the characters that are kept of each:"""
 RAW_TEXT_CHARS = 65536
 SUMMED_AT_ONCE = 2
-"""Stretches of time, of all things, that one step sums up."""
+"""Time ranges, of all series, that one step sums up."""
 SWEPT_AT_ONCE = 200
-"""Things that one step of forgetting looks at."""
+"""Series that one step of deletion checks."""
 
 _KINDS: Mapping[str, type[Any]] = {"device": DeviceSample, "host": HostSample, "rank": RankSample}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
@@ -37,12 +37,12 @@ _EVER_S = float("inf")
 # Tables
 
 KNOWN_GENERATIONS = 2 * GENERATIONS
-"""Of a node's file the progress in so many is remembered: the node has no older ones, and a job may run for months."""
+"""Generations of a node's file with stored progress: the node has no older ones, and a job may run for months."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """One coarseness. `step_s` 0: as it came. Its means are in the table KIND_NAME, its peaks in KIND_NAME_peak."""
+    """One resolution. `step_s` 0: as measured. Its means are in the table KIND_NAME, its peaks in KIND_NAME_peak."""
 
     name: str
     step_s: int
@@ -89,7 +89,7 @@ OLDER_VIEWS: tuple[tuple[int, str], ...] = (
     (2, "CREATE TEMP TABLE details (thing INTEGER PRIMARY KEY, at_s REAL NOT NULL, text TEXT NOT NULL)"),
     (3, "CREATE TEMP VIEW things AS SELECT *, family AS device_type FROM main.things"),
 )
-"""What a reader adds to a file below that version, which may be large and is migrated by the next controller only."""
+"""Additions of a reader to a file below that version, which may be large and is only migrated by a controller."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ class SampleStore(Database):
         details: Iterable[DeviceDetail] = (),
         progress: Mapping[tuple[str, int], int] = {},
     ) -> None:
-        """Everything in one transaction. A second sample of one thing at one time replaces the first.
+        """Store everything in one transaction. A second sample of one series at one time replaces the first.
 
-        `progress`: {(source, generation): offset} up to which a node's file has been read with this.
-        Raises StoreUnusableError; then nothing of it was stored.
+        `progress`: {(source, generation): offset} up to which a node's file has been read, including these samples.
+        Raises StoreUnusableError; then nothing was stored.
         """
         rows: dict[str, list[tuple[Any, ...]]] = {}
         newest: dict[int, float] = {}
@@ -169,7 +169,7 @@ class SampleStore(Database):
             )
 
     def all_progress(self) -> Mapping[str, Mapping[int, int]]:
-        """{source: {generation: offset}} up to which each node's file has been read. Raises StoreUnusableError."""
+        """Return {source: {generation: offset}} up to which each node's file was read. Raises StoreUnusableError."""
         found: dict[str, dict[int, int]] = {}
         with self.raising_unusable(self.path):
             for source, generation, offset in self._db.execute("SELECT source, generation, offset FROM progress"):
@@ -177,14 +177,14 @@ class SampleStore(Database):
         return found
 
     def forget_progress(self, source: str) -> None:
-        """The source's file will not be read again. Raises StoreUnusableError."""
+        """Delete the progress of a file that will not be read again. Raises StoreUnusableError."""
         with self.raising_unusable(self.path):
             self._db.execute("DELETE FROM progress WHERE source = ?", (source,))
 
     def tend(self, *, now_s: float) -> bool:
-        """Sums up some of the stretches that are over, then forgets some of what is too old: one bounded step.
+        """Sum up some of the completed time ranges, then delete some old rows: one bounded step.
 
-        True: there is more to do at once. Raises StoreUnusableError.
+        True: more work is due now. Raises StoreUnusableError.
         """
         with self.raising_unusable(self.path), self._transaction() as db:
             return self._sum_up(db, now_s) or self._sweep(db, now_s)
@@ -243,7 +243,7 @@ class SampleStore(Database):
         return False
 
     def _sum_up_stretch(self, db: sqlite3.Connection, finer: Level, level: Level, at_s: float) -> None:
-        """All things that have something new between `at_s` and one step later."""
+        """Sum up all series with new data between `at_s` and one step later."""
         dues = {
             row[0]
             for row in db.execute("SELECT thing FROM unsummed WHERE step_s = ? AND at_s = ?", (level.step_s, at_s))
@@ -268,7 +268,7 @@ class SampleStore(Database):
             )
 
     def _sweep(self, db: sqlite3.Connection, now_s: float) -> bool:
-        """Some things more, in turn; the mark of how far back each level goes moves before the first row goes."""
+        """Delete from more series, in turn; the mark of each level's oldest time moves before rows are deleted."""
         if self._swept == 0:
             for level in LEVELS:
                 before_s = _floor(now_s - level.kept_s, TEN_MINUTES.step_s)
@@ -296,7 +296,7 @@ class SampleStore(Database):
     # Reading
 
     def newest(self, *, since_s: float, hosts: Collection[str] | None = None) -> Newest:
-        """The newest sample of each device, host and rank since then; `hosts` None: all. Raises StoreUnusableError."""
+        """Return the newest device, host, rank samples since then; `hosts` None: all. Raises StoreUnusableError."""
         found: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
         with self.raising_unusable(self.path), self._snapshot():
             for series in self._series_of(since_s=since_s, hosts=hosts):
@@ -306,19 +306,19 @@ class SampleStore(Database):
         return Newest(tuple(found["device"]), tuple(found["host"]), tuple(found["rank"]))
 
     def device_series(self, **wanted: Any) -> tuple[DeviceSample, ...]:
-        """Samples of devices as `_read_series` has them; of one `host`, one `device`. Raises StoreUnusableError."""
+        """Return samples of devices as `_read_series` does; of one `host`, one `device`. Raises StoreUnusableError."""
         return self._read_series("device", **wanted)
 
     def host_series(self, **wanted: Any) -> tuple[HostSample, ...]:
-        """The same of hosts, of one `host`."""
+        """Return samples of hosts in the same way, of one `host`."""
         return self._read_series("host", **wanted)
 
     def rank_series(self, **wanted: Any) -> tuple[RankSample, ...]:
-        """The same of ranks, of all attempts; of one `job`, `rank`, `host`."""
+        """Return samples of ranks in the same way, of all attempts; of one `job`, `rank`, `host`."""
         return self._read_series("rank", **wanted)
 
     def details(self, *, since_s: float) -> tuple[DeviceDetail, ...]:
-        """The newest detail of every device with one since then. Raises StoreUnusableError."""
+        """Return the newest detail of every device since then, if there is any. Raises StoreUnusableError."""
         with self.raising_unusable(self.path):
             rows = self._db.execute(
                 "SELECT details.at_s, host, device, device_type, text FROM details JOIN things ON things.id = thing"
@@ -328,7 +328,7 @@ class SampleStore(Database):
         return tuple(_load_detail(*row) for row in rows)
 
     def raw(self, *, hosts: Collection[str] | None = None, tool: str | None = None) -> tuple[RawText, ...]:
-        """The texts that nobody understood, oldest first. Raises StoreUnusableError."""
+        """Return the unparsed texts, oldest first. Raises StoreUnusableError."""
         with self.raising_unusable(self.path):
             rows = self._db.execute("SELECT at_s, host, tool, text, why FROM raw_texts ORDER BY id").fetchall()
         return tuple(
@@ -340,10 +340,10 @@ class SampleStore(Database):
     def _read_series(
         self, kind: str, *, since_s: float, until_s: float, every_s: float = 0.0, peaks: bool = False, **key: Any
     ) -> tuple[Any, ...]:
-        """All samples of a time in time order, each stretch from the finest level that still has it.
+        """Return all samples of a period in time order, each time range from the finest level that still has it.
 
-        `every_s`: one in so many seconds is enough, coarser levels are read where they exist. `peaks`: the highest
-        instead of the mean of what was summed up. `key`: values that name the series; None: any.
+        `every_s`: one sample in this many seconds is sufficient, coarser levels are read if they exist. `peaks`: the
+        maximum, not the mean, of summed-up data. `key`: values that name the series; None: any.
         """
         found: list[Any] = []
         key = {name: value for name, value in key.items() if value is not None}
@@ -358,12 +358,12 @@ class SampleStore(Database):
         return tuple(found)
 
     def _spans(self, since_s: float, until_s: float, every_s: float) -> list[tuple[Level, float, float]]:
-        """Which level tells of which stretch: each from where the finer one begins back to where it was pruned."""
+        """Return the level to read for each time range: each up to the finer level's start, back to its own pruning."""
         floors, end_s = self._floors(), until_s
         spans: list[tuple[Level, float, float]] = []
         for level, coarser in zip(LEVELS, (*LEVELS[1:], None)):
             begin_s = max(since_s, floors[level.name])
-            if coarser is not None and coarser.step_s <= every_s:  # then only what is not summed up yet
+            if coarser is not None and coarser.step_s <= every_s:  # then only data that is not summed up yet
                 begin_s = max(begin_s, self._summed_up_to(coarser))
             if begin_s < end_s:
                 spans.append((level, begin_s, end_s))
@@ -393,7 +393,7 @@ class SampleStore(Database):
     def _rows(
         self, series: _Series, table: str, begin_s: float, end_s: float, *, newest_only: bool = False
     ) -> list[Any]:
-        """Samples with begin_s <= at_s < end_s, in order."""
+        """Return samples with begin_s <= at_s < end_s, in order."""
         kind = _KINDS[series.kind]
         names = ("at_s", *metrics_of(kind))
         rows = self._db.execute(
@@ -411,12 +411,12 @@ class SampleStore(Database):
             with immediate(self._db):
                 yield self._db
         except BaseException:
-            self._ids.clear()  # what was new among them is gone again
+            self._ids.clear()  # rows added in the transaction are gone again
             raise
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
-        """Several looks see one state."""
+        """Let several queries see one state."""
         self._db.execute("BEGIN")
         try:
             yield

@@ -1,4 +1,4 @@
-"""The head's folder: private, and on a disk that keeps what SQLite was promised."""
+"""The state directory: private, and on a disk that meets the requirements of SQLite."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _NETWORK_FILESYSTEMS = frozenset(
 
 
 class StoreUnusableError(AscendrunError):
-    """The state folder cannot hold the store: a network file system, no space, a newer ascendrun's file."""
+    """The state directory cannot hold the store: a network file system, no space, a file of a newer release."""
 
     code = "state-unusable"
     exit_code = 8
 
 
 def make_state_dir(state_dir: Path) -> None:
-    """Makes the folder, private; raises StoreUnusableError on a network file system or when it cannot be made."""
+    """Make the directory, private. Raises StoreUnusableError on a network file system or if it cannot be made."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(state_dir, 0o700)
@@ -60,16 +60,16 @@ def make_state_dir(state_dir: Path) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Makes an empty file that only its owner may read, where there is none. Raises OSError.
+    """Make an empty file that only its owner may read, if it is missing. Raises OSError.
 
-    One that is there is not even opened: closing it would drop all locks that SQLite has on it in this process.
+    An existing file is not even opened: closing it would drop all locks that SQLite has on it in this process.
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def filesystem_of(path: Path, mounts: str) -> str | None:
-    """The type of the file system that holds `path`, from the text of /proc/self/mounts; None: not listed."""
+    """Return the file system type of `path`, from the text of /proc/self/mounts; None: not listed."""
     best: tuple[int, str | None] = (-1, None)
     target = os.path.realpath(path)
     for line in mounts.splitlines():
@@ -84,15 +84,15 @@ def filesystem_of(path: Path, mounts: str) -> str | None:
 
 
 def spool_dir(state_dir: Path, job_id: str, attempt: int) -> Path:
-    """The head's copies of what an attempt's nodes write: <host>/<file>.<generation>, named as in `node/layout.py`."""
+    """Return the directory of copies of an attempt's node files: <host>/<file>.<generation>, as in `node/layout.py`."""
     return state_dir / "jobs" / job_id / f"attempt-{attempt}"
 
 
 def make_spool_dir(folder: Path) -> None:
-    """Makes a host's folder in an attempt's spool; private at every level, whatever the umask. Raises OSError."""
+    """Make a host's directory in an attempt's spool; private at every level, whatever the umask. Raises OSError."""
     for level in (*reversed(tuple(folder.parents)[:3]), folder):
         level.mkdir(mode=0o700, exist_ok=True)
 
 
 SPOOL_COMPLETE = "complete"
-"""A file of this name in an attempt's spool folder: the collector has every byte of every file there."""
+"""File in an attempt's spool directory: the collector has every byte of every file there."""

@@ -87,14 +87,14 @@ _MIGRATIONS: tuple[Migration, ...] = (
 
 
 class LostLeaseError(ConflictError):
-    """Another controller took over this state folder; this one must not write any more."""
+    """Another controller took over this state directory; this one must not write any more."""
 
     code = "lease-lost"
 
 
 @dataclass(frozen=True)
 class StoredJob:
-    """A row of `jobs`: the record that the lifecycle advances, and what it was made from, as JSON values."""
+    """A row of `jobs`: the record that the lifecycle updates, and its sources, as JSON values."""
 
     job: Job
     key: str
@@ -105,7 +105,7 @@ class StoredJob:
 
 
 Outbox = Callable[["Job", Sequence[JobEvent]], Sequence[tuple[str, str, str]]]
-"""(job, its new events) -> notices as (id, name of the target, body); stored in the transaction of the events."""
+"""(job, its new events) -> notifications as (id, name of the target, body); stored in the events' transaction."""
 
 
 class Store(Database):
@@ -125,11 +125,11 @@ class Store(Database):
 
     @classmethod
     def open(cls, state_dir: Path) -> Store:
-        """As of any database; takes the lease from its owner.
+        """Open as any database; take the lease from its owner.
 
-        The caller holds the controller's file lock, so a lease that is still there belongs to a dead process.
+        The caller holds the controller's file lock, so an existing lease belongs to a dead process.
         """
-        import secrets  # here, because a reader does without its hash functions
+        import secrets  # here, because a reader does not need its hash functions
 
         store = super().open(state_dir)
         store._token = secrets.token_hex(16)
@@ -142,20 +142,20 @@ class Store(Database):
 
     @property
     def head_id(self) -> str:
-        """Eight hex digits naming this state folder: two heads never use one run name on a node."""
+        """Return eight hex digits of this state directory: two heads never use one run name on a node."""
         row = self._db.execute("SELECT value FROM meta WHERE key = 'head_id'").fetchone()
         return str(row[0])
 
     def reopened(self) -> Store:
-        """The same store with a connection of its own, for another thread; it writes by the same lease."""
+        """Return the same store with its own connection, for another thread; it writes by the same lease."""
         with self.raising_unusable(self.path):
             return Store(self._connect(self.path, self.BUSY_S), self.path, self._token)
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, refused when the lease has gone to another controller.
+        """Hold one transaction; refused if another controller has the lease.
 
-        Raises StoreUnusableError when nothing can be written now: the disk is full, or another program holds the file.
+        Raises StoreUnusableError if nothing can be written now: the disk is full, or another program locks the file.
         """
         try:
             with immediate(self._db):
@@ -171,14 +171,14 @@ class Store(Database):
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for questions. Raises StoreUnusableError when another program holds the file for too long."""
+        """Yield the connection for queries. Raises StoreUnusableError if another program locks the file too long."""
         try:
             yield self._db
         except sqlite3.OperationalError as error:
             raise _unwritable(self.path, error) from error
 
     def add_job(self, *, make_job: Callable[[str, str], Job], **row: Any) -> Job:
-        """As `insert`, in a transaction; `make_job(id, head_id)`. On return the job is on disk."""
+        """Insert as `insert`, in a transaction; `make_job(id, head_id)`. On return the job is on disk."""
         with self.writing() as db:
             return self.insert(db, make_job=lambda number, head_id: make_job(job_id_of(number), head_id), **row)
 
@@ -215,7 +215,7 @@ class Store(Database):
         return job
 
     def save(self, job: Job, events: Sequence[Event], *, now_s: float) -> None:
-        """Writes the record and the new events of the job in one transaction."""
+        """Write the record and the new events of the job in one transaction."""
         with self.writing() as db:
             self._write(db, job, events, now_s)
 
@@ -235,12 +235,12 @@ class Store(Database):
             )
 
     def mark_drained(self, job_id: str) -> None:
-        """Every byte that the job's nodes had to say is in the spool."""
+        """Record that every byte of the job's nodes is in the spool."""
         with self.writing() as db:
             db.execute("UPDATE jobs SET is_drained = 1 WHERE id = ?", (job_id,))
 
     def live_jobs(self) -> tuple[StoredJob, ...]:
-        """Jobs that a controller still has to care for, oldest first: not over, hosts unconfirmed, or logs not here."""
+        """Return jobs that need a controller, oldest first: not over, hosts unconfirmed, or logs not here."""
         return self._jobs("WHERE has_unconfirmed OR NOT is_drained ORDER BY number", [])  # drained: over, all is here
 
     def all_jobs(self) -> tuple[StoredJob, ...]:
@@ -258,14 +258,14 @@ class Store(Database):
         )
 
     def stages(self, pipeline: str) -> tuple[StoredJob, ...]:
-        """The jobs of a pipeline by its id, oldest first; () when there is no such pipeline."""
+        """Return the jobs of a pipeline by its id, oldest first; () if there is no such pipeline."""
         if not re.fullmatch(r"j-[0-9]+", pipeline):
             return ()
         return self._jobs("WHERE id GLOB ? ORDER BY number", [f"{pipeline}-*"])
 
     def pipeline_id(self, ref: str) -> str | None:
-        """The pipeline that `ref` names by its id or its name (the newest of that name); None: it names none, or a
-        newer job of that name that is no pipeline."""
+        """Return the pipeline with the id or name `ref` (the newest of that name); None: there is none, or a newer job
+        of that name is not a pipeline."""
         if self.stages(ref):
             return ref
         from ascendrun.core.jobs.job import load_job
@@ -282,7 +282,7 @@ class Store(Database):
         return None
 
     def find(self, ref: str) -> StoredJob:
-        """By id, by name (the newest live job of that name, else the newest), or by the start of an id.
+        """Return a job by id, by name (the newest live job of that name, else the newest), or by the start of an id.
 
         Of a pipeline: its representative stage. Raises NotFoundError, ConflictError.
         """
@@ -315,7 +315,7 @@ class Store(Database):
         return self._jobs("WHERE id = ?", begins)[0]
 
     def events(self, job_id: str) -> tuple[Event, ...]:
-        """All events of a job, oldest first."""
+        """Return all events of a job, oldest first."""
         rows = self._db.execute(f"SELECT {_EVENT} FROM events WHERE job = ? ORDER BY number", (job_id,))
         return tuple(_load_event(row) for row in rows)
 
@@ -329,8 +329,8 @@ class Store(Database):
         codes: Collection[str] | None = None,
         limit: int = 10_000,
     ) -> tuple[JobEvent, ...]:
-        """Events of all jobs with numbers greater than `after`, in order; `pipeline`: of the jobs of this one only;
-        `codes`: these only."""
+        """Return events of all jobs with numbers greater than `after`, in order; `pipeline`: only of its jobs; `codes`:
+        only these."""
         where: list[str] = ["number > ?"]
         values: list[Any] = [after]
         stages = None if pipeline is None else f"{pipeline}-*"
@@ -348,7 +348,7 @@ class Store(Database):
         return tuple(JobEvent(number, job_id, _load_event(row)) for number, job_id, *row in rows)
 
     def notices(self, *, limit: int = 200) -> tuple[Mapping[str, Any], ...]:
-        """The newest notices and how far they got: id, target, job, state, tries, due_at_s, tried_at_s, answer."""
+        """Return the newest notifications with id, target, job, state, tries, due_at_s, tried_at_s, answer."""
         names = ("id", "target", "job", "state", "tries", "due_at_s", "tried_at_s", "answer")
         rows = self._db.execute(f"SELECT {', '.join(names)} FROM notices ORDER BY number DESC LIMIT ?", (limit,))
         return tuple({**dict(zip(names, row)), "answer": _load_reply(row[-1])} for row in rows)
@@ -361,18 +361,18 @@ class Store(Database):
         return tuple(row[0] for row in self._db.execute("SELECT DISTINCT code FROM events ORDER BY code"))
 
     def job_names(self) -> Mapping[str, str]:
-        """The name of every job, by id."""
+        """Return the name of every job, by id."""
         return dict(self._db.execute("SELECT id, name FROM jobs WHERE id IS NOT NULL").fetchall())
 
     def states(self) -> Mapping[str, State]:
-        """The state of every job, by id."""
+        """Return the state of every job, by id."""
         from ascendrun.core.jobs.job import State
 
         return {row[0]: State(row[1]) for row in self._db.execute("SELECT id, state FROM jobs")}
 
 
 def add_events(db: sqlite3.Connection, job_id: str, events: Sequence[Event]) -> tuple[JobEvent, ...]:
-    """Appends events of a job, within a transaction of the caller."""
+    """Append events of a job, within a transaction of the caller."""
     added = []
     for event in events:
         cursor = db.execute(
@@ -395,12 +395,12 @@ def _load_event(row: Sequence[Any]) -> Event:
 
 
 def dump_reply(reply: Text | str) -> str:
-    """The reply to a notification for its column."""
+    """Return the reply to a notification for its column."""
     return json.dumps(to_json(reply), ensure_ascii=False)
 
 
 def _load_reply(column: str | None) -> Text | str | None:
-    """Also of an earlier release, which stored the plain text."""
+    """Load the reply; also of an earlier release, which stored the plain text."""
     try:
         return None if column is None else from_json(json.loads(column))
     except ValueError:
@@ -408,7 +408,7 @@ def _load_reply(column: str | None) -> Text | str | None:
 
 
 def job_id_of(number: int) -> str:
-    """j-0003: how a job is called by the number of its row."""
+    """Return the job id of a row number, such as j-0003."""
     return f"j-{number:04d}"
 
 

@@ -1,4 +1,4 @@
-"""Examines hosts: sends each its survey, has them test connections to each other, and passes on the raw results."""
+"""Examination of hosts: sends each its survey, has them test mutual connections, and passes on the raw results."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 LIGHT_S, FULL_S = 8.0, 70.0
 CONNECT_LIGHT_S, CONNECT_FULL_S = 6.0, 10.0
 SPARE_S = 6.0
-"""How much longer than the node's own deadline we wait for its answer."""
+"""Seconds beyond the node's own deadline that the head node waits for its reply."""
 HCCL_PORTS = (*range(60000, 60032), 16666)
 TRIED_PORTS = 8
-"""So many candidates for MASTER_PORT are tried: enough to know whether one will be free."""
+"""Candidates for MASTER_PORT that are tried: enough to find out whether one will be free."""
 SCRUBBED_LENGTH = 4
-"""A shorter "secret" would blot out half of every text, and protects nothing."""
+"""Shorter values are not masked: that would mask half of every text, and protects nothing."""
 PATHS_WRITTEN = ("output",)
-"""Path options of programs that name what will be written, not what must be there."""
+"""Path options of programs that name output, not required input."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What an examination is about.
+    """Subject of an examination.
 
-    `paths`: must be there; those of the job's program are added. `names`: these probes only.
-    `every_pair`: of NPU ports is to be tried, not a sample.
+    `paths`: must exist; those of the job's program are added. `names`: only these probes. `every_pair`: test all pairs
+    of NPU ports, not a sample.
     """
 
     spec: JobSpec | None = None
@@ -52,11 +52,11 @@ class Question:
 
 
 SurveyResults = Mapping[str, Mapping[str, Any]]
-"""By host: {"results": raw answers by probe} or {"refused": Failure}."""
+"""By host: {"results": raw results by probe} or {"refused": Failure}."""
 
 
 class Examination:
-    """One round over hosts that are up and have reported, each with an answer within the deadline.
+    """One round over hosts that are connected and have reported; each gets a result within the deadline.
 
     Use from the controller's thread; `done` is called there, once.
     """
@@ -132,7 +132,7 @@ class Examination:
         )
 
     def _ping_items(self) -> Mapping[str, dict[str, Any]]:
-        """What each host's NPU ports try to reach, by host; it takes long, so never in the light round."""
+        """Return the ping targets of each host's NPU ports; pings take long, so they are never in the light round."""
         from ascendrun.health.deep.pings import ping_items
 
         if (
@@ -167,7 +167,7 @@ class Examination:
 
 
 def make_survey_request(host: Host, report: NodeReport, question: Question, plan: LaunchPlan | None) -> SurveyRequest:
-    """What to ask of one host for this question."""
+    """Make the request to one host for this question."""
     from ascendrun.health.survey.survey_request import SurveyRequest
 
     spec = question.spec
@@ -188,14 +188,14 @@ def make_survey_request(host: Host, report: NodeReport, question: Question, plan
 
 
 def make_shell(host: str, spec: JobSpec | None, plan: LaunchPlan | None) -> Mapping[str, Any]:
-    """The job's shell on one host: set-up, variables and folder, as its first rank there gets them."""
+    """Make the job's shell on one host: set-up, variables and directory, as for its first rank there."""
     cwd = next((node.cwd for node in plan.nodes if node.host == host), "") if plan is not None else ""
     env = rank_env(host, plan) if plan is not None else dict(spec.env) if spec is not None else {}
     return {"setup": spec.setup if spec is not None else None, "env": env, "cwd": cwd}
 
 
 def read_secrets(spec: JobSpec | None) -> Mapping[str, str]:
-    """The variables of env_file: a setup may use them. {} when a file cannot be read: the start reports that."""
+    """Return the variables of env_file: a setup may use them. {} if a file cannot be read: the start reports that."""
     if spec is None or not spec.env_file:
         return {}
     from ascendrun.head.survey.staging import read_secret_env
@@ -207,7 +207,7 @@ def read_secrets(spec: JobSpec | None) -> Mapping[str, str]:
 
 
 def scrub(value: Any, secret_env: Mapping[str, str]) -> Any:
-    """Raw answers without the secrets' values, which a set-up may have printed and `env` always does."""
+    """Mask the secrets in raw results: a set-up may have printed their values, and `env` always does."""
     if not secret_env:
         return value
     if isinstance(value, str):
@@ -221,7 +221,7 @@ def scrub(value: Any, secret_env: Mapping[str, str]) -> Any:
 
 
 def rank_env(host: str, plan: LaunchPlan | None) -> dict[str, str]:
-    """The planned variables of the host's first rank; {} without a plan."""
+    """Return the planned variables of the host's first rank; {} without a plan."""
     ranks = next((node.ranks for node in plan.nodes if node.host == host), ()) if plan is not None else ()
     return dict(ranks[0].env) if ranks else {}
 
@@ -231,7 +231,7 @@ def master_candidates(plan: LaunchPlan | None) -> tuple[int, ...]:
 
 
 def choose_python(spec: JobSpec | None, host: Host, report: NodeReport) -> str | None:
-    """The word that the job starts its interpreter by; None: its command is no Python program, as far as one sees."""
+    """Return the command of the job's interpreter; None: its command does not appear to be a Python program."""
     if spec is None:
         return report.python if host.is_local else "python3"
     if spec.python is not None:
@@ -243,7 +243,7 @@ def choose_python(spec: JobSpec | None, host: Host, report: NodeReport) -> str |
 
 
 def input_paths(spec: JobSpec | None) -> tuple[str, ...]:
-    """The paths that the job's program will read on every node."""
+    """Return the paths that the job's program will read on every node."""
     if spec is None or spec.program is None:
         return ()
     from ascendrun.core.jobfile.spec import load_programs
@@ -262,7 +262,7 @@ def input_paths(spec: JobSpec | None) -> tuple[str, ...]:
 
 
 def connection_test_items(host: str, plan: ConnectionTestPlan, nonce: str, timeout_s: float) -> list[dict[str, Any]]:
-    """One host's part in a round of touching."""
+    """Return one host's items of a round of connection tests."""
     common = {"as": host, "nonce": nonce, "timeout_s": timeout_s}
     items: list[dict[str, Any]] = []
     if plan.expected.get(host):
@@ -282,5 +282,5 @@ def connection_test_items(host: str, plan: ConnectionTestPlan, nonce: str, timeo
 
 
 def _is_first(host: Host, plan: LaunchPlan | None) -> bool:
-    """Whether MASTER_PORT will be opened there; without a plan any host may be the one."""
+    """Return whether MASTER_PORT will be opened there; without a plan this may be any host."""
     return plan is None or plan.nodes[0].host == host.name

@@ -1,4 +1,4 @@
-"""The gate before every start: what an examination's raw answers mean for this job."""
+"""Preflight checks before every start: evaluates an examination's raw results for this job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_WARNINGS = 20
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """`refusal`: why nothing may be started, None: nothing. `hosts`: those concerned. `warnings`: as in Checked."""
+    """Result. `refusal`: why nothing may start, None: no reason. `hosts`: with problems. `warnings`: as in Checked."""
 
     refusal: Text | None
     hosts: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class PreflightResult:
 
 
 def preflight_question(spec: JobSpec) -> Question:
-    """The light questions, unless the job requires a check that needs the others."""
+    """Return the light examination, or the full one if the job requires a check that needs it."""
     from ascendrun.health.checks import CHECKS, plain_name
 
     required = {plain_name(name) for name in spec.checks.require}
@@ -40,7 +40,7 @@ def preflight_question(spec: JobSpec) -> Question:
 def evaluate_preflight(
     answers: SurveyResults, reports: Mapping[str, NodeReport], *, spec: JobSpec, plan: LaunchPlan, now_s: float
 ) -> PreflightResult:
-    """FAIL findings prevent the start, and so does a node that could not be examined."""
+    """Evaluate the results. FAIL findings prevent the start, and so does a node that could not be examined."""
     from ascendrun.health.checks import run_checks
     from ascendrun.health.comparison import failed_checks, finding_line
     from ascendrun.health.survey.check_context import CheckContext

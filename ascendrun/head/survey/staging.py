@@ -1,4 +1,4 @@
-"""Folders on their way to the nodes: packed once, named by their content, pushed where they are missing."""
+"""Transfer of directories to the nodes: packed once, named by their hash, sent where they are missing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CHUNK_BYTES = 1 << 20
 
 
 def tree_file(state_dir: Path, sha256: str) -> Path:
-    """Where the head keeps a packed tree."""
+    """Return the head's file of a packed tree."""
     return state_dir / "trees" / f"{sha256}.tar"
 
 
 class TreePush:
-    """Brings a job's trees to one node, one question at a time: is it there? then its chunks.
+    """Sends a job's trees to one node, one request at a time: whether it is there, then its chunks.
 
     `ask(request, body, then)` calls the agent; exactly one of `refused` and `finished` is called, once.
     """
@@ -45,7 +45,7 @@ class TreePush:
         self._ask, self._refused, self._finished = ask, refused, finished
         self.total_bytes = sum(tree.size_bytes for tree in trees)
         self.done_bytes = 0
-        """What is on the node, sent now or found there."""
+        """Bytes on the node, sent now or already there."""
 
     def send_next(self) -> None:
         if not self._rest:
@@ -101,7 +101,7 @@ class TreePush:
 
 
 def read_secret_env(spec: JobSpec) -> dict[str, str]:
-    """The variables of the job's `env_file` files, read at this moment and never stored. Raises InvalidInputError."""
+    """Read the variables of the job's `env_file` files, now and never stored. Raises InvalidInputError."""
     values: dict[str, str] = {}
     problems = []
     for file in spec.env_file:

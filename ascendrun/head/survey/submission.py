@@ -1,4 +1,4 @@
-"""A job on its way into the store and to its plan: what the submitting process sends to the controller."""
+"""Submission of a job: what the submitting process sends to the controller, for the store and the plan."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Submission:
-    """A checked job. `key` makes repeating harmless; `hosts` are exactly those it will use, in rank order.
-    `stage`, `needs`: names of pipeline stages, its own and the one before it; None: a job by itself, no need."""
+    """A validated job. `key` makes repeats harmless; `hosts` are exactly those that it will use, in rank order.
+    `stage`, `needs`: names of its own and the previous pipeline stage; None: not in a pipeline, no requirement."""
 
     key: str
     spec: JobSpec
@@ -83,7 +83,7 @@ class Submission:
 
 
 def load_subject(stored: StoredJob) -> Subject:
-    """What must be known of a stored job to gather things from its hosts."""
+    """Return the part of a stored job that is required to collect artifacts from its hosts."""
     from ascendrun.head.spool.artifact_fetch import Subject
 
     submission = Submission.from_stored(stored)
@@ -91,7 +91,7 @@ def load_subject(stored: StoredJob) -> Subject:
 
 
 def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) -> Job:
-    """The first record of a submitted job."""
+    """Make the first record of a submitted job."""
     spec = submission.spec
     return Job(
         id=job_id,
@@ -124,10 +124,10 @@ def add_jobs(store: Store, request: Submit, *, now_s: float) -> Sequence[tuple[J
 
 
 def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | None, now_s: float) -> tuple[Job, ...]:
-    """Stores the stages of a pipeline, all or none, and returns their jobs. `pipeline`: the id of one that is there
-    and continues with these stages; None: a new one. With keys that are known, returns those jobs and stores nothing.
+    """Store the stages of a pipeline, all or none; return their jobs. `pipeline`: the id to continue; None: a new one.
 
-    All stages use the working folder of the pipeline, so that one finds on its host what the one before left there.
+    With known keys, return those jobs and store nothing. All stages use the working directory of the pipeline, so that
+    a stage finds the files of the previous stage on its host.
     """
     ids = {str(one.job.stage): one.job.id for one in store.stages(pipeline)} if pipeline else {}
     count = len(store.stages(pipeline)) if pipeline else 0
@@ -163,9 +163,9 @@ def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | 
 
 
 def claims_of(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Claim, ...]:
-    """What the job takes of each host: named devices, counted slots on cpu, else the whole host.
+    """Return the job's claims on each host: named devices, counted slots on cpu, else the complete host.
 
-    Unnamed NPUs and GPUs are not counted yet: without leases on the node two jobs could pick the same ones.
+    Unnamed NPUs and GPUs are not counted yet: without leases on the node two jobs could select the same ones.
     """
     return tuple(_claim_of(spec, host) for host in hosts)
 
@@ -192,7 +192,7 @@ def _load_trees(values: Sequence[Mapping[str, Any]]) -> tuple[Tree, ...]:
 def build_plan(
     spec: JobSpec, hosts: tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job, trees: tuple[Tree, ...]
 ) -> LaunchPlan:
-    """The plan of the job's present attempt. Raises PreflightError or InvalidInputError with every reason."""
+    """Return the plan of the job's current attempt. Raises PreflightError or InvalidInputError with every reason."""
     from ascendrun.core.jobs.plan import make_plan
     from ascendrun.health.samples.device_samples import sampling_request
 

@@ -1,4 +1,4 @@
-"""Serve one request for a survey: connect, probe, plan the job in question, examine, and reply for each host."""
+"""Serve one survey request: connect, probe, plan the given job, examine, and reply for each host."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from ascendrun.core.jobs.plan import LaunchPlan
 
 CONNECT_S = 20.0
-"""A host whose agent is not up by then has given its answer: the others are not kept waiting for it."""
+"""Seconds after which a host without a running agent fails; the others do not wait longer for it."""
 
 
 class SurveyOperation:
-    """Use from the controller's thread."""
+    """Survey of several hosts. Use from the controller's thread."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class SurveyOperation:
         ).start()
 
     def _plan(self) -> LaunchPlan | None:
-        """None when these hosts cannot carry the job: the findings or the caller's own plan report why."""
+        """Return the plan; None if these hosts cannot run the job: the findings or the caller's own plan report why."""
         from ascendrun.head.survey.submission import build_plan
 
         if self._submission is None or self._refused:
