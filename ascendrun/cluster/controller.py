@@ -72,7 +72,7 @@ class ControllerCalls:
         run_controller(self.settings)
 
     def _status_now(self, timeout_s: float = STATUS_S) -> ControllerStatus | None:
-        """As `controller_status`; None also when the controller does not respond in time."""
+        """Return as `controller_status`; None also if the controller does not respond in time."""
         try:
             return self.controller_status(timeout_s=timeout_s)
         except DeadlineExceededError:

@@ -360,7 +360,7 @@ def _exchange(pair: tuple[str, str], outcome: Outcome) -> Exchange:
 
 
 def _await_drained(folder: Path, *, deadline_s: float) -> None:
-    """The job is over before its last bytes are here. If they do not come, what is here has to do."""
+    """Wait for the last bytes, which arrive after the end of the job. If they do not arrive, use the existing bytes."""
     until = time.monotonic() + deadline_s
     while not (folder / SPOOL_COMPLETE).exists() and time.monotonic() < until:
         time.sleep(0.05)

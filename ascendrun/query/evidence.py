@@ -366,7 +366,7 @@ class _Reading:
     # --- plog
 
     def plogs(self, host: str) -> dict[int, tuple[Line, ...]]:
-        """Return the log lines of CANN by rank: of the rank's own process, or else of one that names its rank."""
+        """Return the log lines of CANN by rank: of the rank's own process, or else of a process that names its rank."""
         if host in self._plogs:
             return self._plogs[host]
         records = self.records(host)

@@ -70,7 +70,7 @@ def _gap(event: Mapping[str, Any], attempt_dir: Path, host: str, attempt: int, a
 
 
 def _events(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield events of gaps. Only lines that may be one are parsed: the file is long, gaps are rare."""
+    """Yield events of gaps. Only lines that may be a gap are parsed: the file is long, gaps are rare."""
     if not os.path.exists(path):
         return
     with open(path, "rb") as file:

@@ -27,7 +27,7 @@ TRAINS = ("train", "pretrain", "finetune")
 """Modes of bundled programs that train; the others need little memory."""
 PLAN_MODE = "plan"
 TOO_LARGE = "ModelTooLargeError: "
-"""The kind of a program's error when its model does not fit."""
+"""The kind of a program's error if its model does not fit."""
 BAD_INPUT = ("InvalidDataError: ", "InvalidWeightsError: ")
 """Kinds of errors with a message that is clear without the kind."""
 LIMIT_S = 600.0
@@ -120,7 +120,7 @@ def _on_a_node() -> Text:
 
 
 def run_here(argv: Sequence[str]) -> Ended:
-    """Run in a child process: torch is never imported into this one."""
+    """Run in a child process: torch is never imported into this process."""
     environ = {name: value for name, value in os.environ.items() if name not in TRAINING_ENV}
     with tempfile.TemporaryDirectory(prefix="ascendrun-plan-") as folder:
         error_file = Path(folder) / "error.json"
@@ -145,4 +145,4 @@ def _error_in(path: Path) -> str:
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["message"]["message"])
     except (OSError, ValueError, KeyError, TypeError):
-        return ""  # no error, or it ended before it could write one
+        return ""  # no error, or it ended before it could write its error

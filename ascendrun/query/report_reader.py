@@ -57,7 +57,7 @@ def _diagnose(state_dir: Path, job: Job, *, now_s: float) -> Diagnosis | None:
 
 
 def read_first_rank(attempt_dir: Path, *, most: int = LINES) -> tuple[tuple[MetricsLine, ...], int]:
-    """Return (lines of the first rank that wrote any, in the head node's time; 1 of how many step lines was read)."""
+    """Return (lines of the first rank that wrote any, in the head node's time; n if every n-th step line was read)."""
     files = find_metrics(attempt_dir)
     for rank in sorted(files):
         size = sum(path.stat().st_size for path in files[rank])

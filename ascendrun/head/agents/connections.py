@@ -1,4 +1,4 @@
-"""All connections of a controller to agents: one for each address of a host, created on demand and kept."""
+"""All connections of a controller to agents: one for each way to connect to a host, made on demand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Connections:
         self._kept: deque[Callable[[], None]] = deque()
 
     def get(self, host: Host) -> AgentConnection:
-        """Return the connection to `host`, shared by equal addresses of hostfiles. It starts to connect immediately."""
+        """Return the connection to `host`, which starts to connect; hosts with equal connection settings share it."""
         link = self._known(host)
         link.tick()
         return link
@@ -109,5 +109,5 @@ class Connections:
 
 @lru_cache(maxsize=8192)
 def dialled(host: Host) -> Host:
-    """Return the part of a host that is equal for two hosts with the same connection."""
+    """Return the part of a host that is equal for hosts that share a connection."""
     return replace(host, slots=None, devices=None, groups=(), line=0)

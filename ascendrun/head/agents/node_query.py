@@ -23,7 +23,7 @@ CONNECT_TRIES = 3
 class NodeQuery:
     """One round of queries. Every host ends with exactly one call of `reported` or `refused(host, failure)`.
 
-    Hosts are probed only when all are connected, since each tests its route to the addresses of the others. Use from
+    Hosts are probed only when all are connected, since each reports its route to the addresses of the others. Use from
     the controller's thread; pass it the start and end of connections.
     """
 
@@ -69,7 +69,7 @@ class NodeQuery:
             if is_final and self._links.same(host, link.host) and host.name not in self._finished:
                 self._finished.add(host.name)
                 self._refused(host.name, Failure.of(error))
-                self.on_up()  # the others need not wait for it
+                self.on_up()  # the other hosts need not wait for it
 
     def give_up_connecting(self, failure: Failure) -> None:
         """Fail hosts that are not connected by now with this; the others do not wait any longer."""

@@ -363,7 +363,7 @@ class JobRunner:
         self._context.samples.finish(self._source(host))
         self._call(host, agent.Unfollow(self.job.run_id))
 
-    # Plumbing
+    # Helpers
 
     def _post(self, call: Callable[[], None]) -> None:
         self._context.post(lambda: self._do(call))

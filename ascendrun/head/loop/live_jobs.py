@@ -173,7 +173,7 @@ class LiveJobs:
                 runner.on_down(host, link, error)
 
     def tick(self, *, was_away: bool) -> None:
-        """Handle time. `was_away`: this process was suspended, so missing messages say nothing about the nodes."""
+        """Handle time. `was_away`: this process was suspended, so missing messages mean nothing about the nodes."""
         from ascendrun.core.jobs.job import Tick
         from ascendrun.core.jobs.lifecycle import Step, restart_timers
 

@@ -36,7 +36,7 @@ APPEARED, GONE = "straggler", "straggler-resolved"
 """Codes of events."""
 
 Key = tuple[str, Optional[int]]
-"""(host, rank); rank None: the whole node."""
+"""(host, rank); rank None: the complete node."""
 
 
 def read_stragglers(state_dir: Path, job: Job, *, now_s: float) -> tuple[Straggler, ...]:

@@ -320,7 +320,7 @@ class Notifier:
 
 class SettingsWatch:
     """Watcher of settings. `read` may raise InvalidInputError: the last valid settings remain. `files`: read again if
-    one has changed; none: at every check. Use from any thread."""
+    one has changed; no files: at every check. Use from any thread."""
 
     def __init__(self, read: ReadSettings, files: Sequence[Path], *, log: Callable[[str], None]) -> None:
         self._read, self._files, self._log = read, tuple(files), log

@@ -31,7 +31,7 @@ class AgentImage:
 
 @dataclass(frozen=True)
 class Login:
-    """A login. `wait_s`: seconds until its shell ran our command. `noise`: output of its startup files.
+    """A login. `wait_s`: seconds until its shell ran the start line. `noise`: output of its startup files.
 
     Startup files that write into the connection do so at every login, also into those of scp and git.
     """

@@ -28,7 +28,7 @@ class Artifact:
     """A stored file. `source`: its path on the node, or the command that printed it.
 
     `of_bytes`: its length on the node, None: longer than was read. If that is more than `bytes`, its middle (or end)
-    was omitted, and `cut_at` is the offset of the omission in our copy. `mtime_s`: the node's clock. `is_ours`: whether
+    was omitted, and `cut_at` is the offset of the omission in the copy. `mtime_s`: the node's clock. `is_ours`: whether
     the pid in its name is a rank of this job (a rank may start others), None: no pid.
     """
 

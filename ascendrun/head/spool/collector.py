@@ -21,7 +21,7 @@ LOG_FILE = re.compile(r"^rank-\d+\.(?:out|err)$")
 
 
 class SpoolGapError(Exception):
-    """The data starts after the end of our copy: follow again from `offsets()`."""
+    """The data starts after the end of the copy: follow again from `offsets()`."""
 
 
 class NodeSpool:
@@ -89,7 +89,7 @@ class NodeSpool:
         return any(LOG_FILE.match(file) and len(generations) > 1 for file, generations in self.offsets().items())
 
     def safe_logs(self) -> dict[str, dict[str, int]]:
-        """Return {file: {generation: bytes}} of the ranks' logs and their times, as far as they are synced to our disk.
+        """Return {file: {generation: bytes}} of the ranks' logs and their times, as far as they are synced to disk.
 
         The newest generation here of a file may still grow and is omitted. Raises OSError.
         """
@@ -146,7 +146,7 @@ class LogPruner:
             for host, spool in spools:
                 try:
                     have = spool.safe_logs()
-                except OSError:  # our disk is full or dying: then nothing is safe here
+                except OSError:  # the disk is full or failing: then nothing is safe here
                     continue
                 self._prune(host, have)
         finally:

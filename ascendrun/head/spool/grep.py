@@ -52,7 +52,7 @@ class HostHits:
 
 
 def copied_until(files: StreamFiles) -> Position:
-    """Return the position up to which our copy has complete lines; (0, 0): nothing yet."""
+    """Return the position up to which the copy has complete lines; (0, 0): nothing yet."""
     there = files.generations()
     if not there:
         return 0, 0
@@ -129,7 +129,7 @@ def relay(
 def starts_of(
     attempt_dir: Path, host: str, attempt: int, ranks: Collection[int], streams: Collection[str]
 ) -> dict[tuple[int, str], Position]:
-    """Return from where each stream of a host is missing in our copy, including streams without any copy."""
+    """Return from where each stream of a host is missing in the copy, including streams without any copy."""
     return {
         (rank, stream): copied_until(StreamFiles(attempt_dir / host, host, rank, stream, attempt))
         for rank in ranks

@@ -126,7 +126,7 @@ class SampleKeeper:
             return {str(generation): offset for generation, offset in self._places(source.name).items()}
 
     def take(self, source: Source, generation: int, offset: int, data: bytes, *, ahead_s: float) -> bool:
-        """Take bytes. False: earlier bytes are missing, or there is no room now; follow again later from `offsets`."""
+        """Take bytes. False: earlier bytes are missing, or there is no room now; follow again from `offsets`."""
         with self._changed:
             places = self._places(source.name)
             place = places.get(generation, 0)

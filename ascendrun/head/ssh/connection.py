@@ -17,7 +17,7 @@ STALL_S = 10.0
 """A write without progress for this many seconds ends the connection: half a packet cannot be taken back."""
 
 IDLE_POLL_S = 5.0
-"""How often an idle connection checks its sinks; paramiko's own 0.1 s costs 5 % of a core at 256 hosts."""
+"""Interval at which an idle connection checks its sinks; paramiko's own 0.1 s costs 5 % of a core at 256 hosts."""
 
 _EXTENDED_STDERR = 1
 

@@ -145,8 +145,8 @@ def _choose_algorithms(transport: SshTransport, target: SshTarget, key_types: Se
 
 
 def narrowed(ours: Sequence[str], requested: str | None) -> tuple[str, ...]:
-    """Return our algorithms without those that the config excludes; "+more" and "^first" exclude nothing. If none would
-    remain, return all: then the host decides."""
+    """Return the algorithms of `ours` that the config does not exclude; "+more" and "^first" exclude nothing. If none
+    would remain, return all: then the host decides."""
     if not requested or requested[0] in "+^":
         return tuple(ours)
     names = {name.strip() for name in requested.lstrip("-").split(",")}

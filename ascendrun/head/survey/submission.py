@@ -124,7 +124,7 @@ def add_jobs(store: Store, request: Submit, *, now_s: float) -> Sequence[tuple[J
 
 
 def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | None, now_s: float) -> tuple[Job, ...]:
-    """Store the stages of a pipeline, all or none; return their jobs. `pipeline`: the id to continue; None: a new one.
+    """Store the stages of a pipeline, all or none; return their jobs. `pipeline`: the id to continue; None: new.
 
     With known keys, return those jobs and store nothing. All stages use the working directory of the pipeline, so that
     a stage finds the files of the previous stage on its host.

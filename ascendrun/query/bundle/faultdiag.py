@@ -1,12 +1,12 @@
-"""The directory layout that `ascend-fd parse` of Huawei reads, one directory for each node, and the run of that tool.
+"""Directory layout for `ascend-fd parse` of Huawei, one directory for each node, and the run of that tool.
 
 Layout and command as MindCluster FaultDiag documents them (hiascend.com mindcluster 7.3.0 "Log Collection Directory
 Structure" and gitcode.com/Ascend/mind-cluster docs/en/faultdiag, read in 2026):
 
-    <node>/rank-<id>.txt                                 what a rank wrote; the tool reads the last 1 MB
+    <node>/rank-<id>.txt                                 output of a rank; the tool reads the last 1 MB
     <node>/process_log/{debug,run}/plog/plog-<pid>_<time>.log, .../device-<id>/device-<pid>_<time>.log
     <node>/dmesg
-    <node>/environment_check/npu_info_after.txt          command lines of npu-smi and hccn_tool, each with its answer
+    <node>/environment_check/npu_info_after.txt          command lines of npu-smi and hccn_tool, each with its output
     <node>/environment_check/npu_smi_<npu>_details.csv   time,dev_id,hbm_rate,aicore_rate,rated_freq,freq,temp,power
 
 Each directory has the files of one machine and is parsed separately: `ascend-fd parse -i <node> -o <out>`; then
@@ -14,7 +14,7 @@ Each directory has the files of one machine and is parsed separately: `ascend-fd
 start in that form), npu_<id>_details.csv (port counters in time), host_metrics_<cores>.json, device_log (needs
 msnpureport as root), dl_log, mindie, amct_log, messages (of components that this cluster does not run or that need
 root). Not verified: the tool itself was never run on such a directory; `rated_freq` is left empty, since it is not
-measured, and `npu-smi info -c 0` is written where the chip was not asked by number.
+measured, and `npu-smi info -c 0` is written if the chip was not queried by number.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _gathered(folder: Path, node: str, left_out: LeftOut) -> Iterator[Piece]:
 
 
 def as_commands(text: str, *, is_port: bool) -> str:
-    """Return collected output in the form of the tool: the whole command, its output, an empty line."""
+    """Return collected output in the form of the tool: the complete command, its output, an empty line."""
     sections = _SECTION.findall(text)
     if not sections:
         return f"{_NPU_SMI} info\n{text.strip()}\n" if not is_port and text.strip() else ""
