@@ -1,5 +1,5 @@
-"""Evidence of one attempt from the store, the spool, and collected and measured data; works on the existing data and
-reports missing data."""
+"""Evidence of one attempt from the store, the spool, collected artifacts and samples; missing data are reported, and
+are not an error."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _add(found: HostRecords, event: JobInput) -> None:
 
 @dataclass(frozen=True)
 class Headroom:
-    """Minimum measured `free_bytes` of memory and `disk_free_bytes`; None: not measured."""
+    """Minimum measured `free_bytes` of memory and `disk_free_bytes` (None: not measured)."""
 
     free_bytes: int
     total_bytes: int

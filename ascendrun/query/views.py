@@ -44,7 +44,7 @@ class RankView:
 
 @dataclass(frozen=True)
 class JobView:
-    """A job as `ps` shows it. `state` is a name of core/lifecycle.State; `reason` is never empty while the job waits,
+    """A job as `ps` shows it. `state` is a name of core/jobs/job.State; `reason` is never empty while the job waits,
     stops or has failed. `progress`: the newest metrics line of rank 0, None: none yet.
     `pipeline`, `stage`: the pipeline's id and the job's stage in it; None: not in a pipeline.
     `stages`: only of a complete pipeline: the state of each stage.

@@ -1,7 +1,7 @@
 """Stores the output of the nodes' samplers in the sample store, in a separate thread: the controller never waits.
 
-take(source, generation, offset, data) from any thread: bytes of a followed file, in any pieces. A batch a second: lines
--> samples -> store, with the offset that was read in the same transaction.
+    take(source, generation, offset, data), any thread         bytes of a followed file, in any pieces
+    a batch a second: lines -> samples -> store, with the read offset in the same transaction
 
 If the store cannot write (a full disk, a lock, a damaged file), this is logged once, new data is dropped, and the store
 is retried periodically. Then the offset of each file is reset to that in the store, so the next bytes do not fit, and

@@ -50,7 +50,7 @@ class SshTarget:
 
     @property
     def label(self) -> str:
-        """Return the name for messages, such as "npu01 (10.0.0.3 port 22)"."""
+        """Return the name for messages, such as "npu01 (10.0.0.3:22)"."""
         address = f"[{self.address}]" if ":" in self.address else self.address
         return f"{self.name} ({address}:{self.port})"
 
