@@ -1,4 +1,4 @@
-"""What is known of each Ascend chip: memory, dies, links, which device sets HCCL takes, bf16.
+"""Facts about each Ascend chip: memory, dies, links, device sets that HCCL supports, bf16.
 
 chip_of("910B3") -> Chip | None       device_faults(chip, ids) -> ["..."]
 """
@@ -18,8 +18,8 @@ from ascendrun.text import Text
 class Chip:
     """One row of tables/chips.json; None where no source states it. `family`: A1, A2, A3, 310P, 310 or 950.
 
-    `hbm_mb` is of one die. `device_counts`: the numbers of devices (on the A3: dies) that a job may take of one
-    server. `verified` False: the figures come from third parties; `doubt` names them.
+    `hbm_mb` is per die. `device_counts`: numbers of devices (on the A3: dies) that a job may use on one
+    server. `verified` False: the values come from third parties; `doubt` names them.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Chip:
 
 @lru_cache(maxsize=256)
 def chip_of(name: str) -> Chip | None:
-    """The chip that npu-smi (or torch_npu) names so, with or without Ascend before it; None when unknown."""
+    """Return the chip of a name that npu-smi or torch_npu prints, with or without "Ascend"; None if unknown."""
     plain = " ".join(name.split())
     spellings = (plain, re.sub(r"^Ascend ?(?=.)", "", plain))
     for pattern, chip in _rows():
@@ -51,7 +51,7 @@ def chip_of(name: str) -> Chip | None:
 
 
 def device_faults(chip: Chip, device_ids: Sequence[int]) -> tuple[Text, ...]:
-    """Why HCCL rejects these devices of one server together; () when it accepts them or no source states it."""
+    """Return why HCCL rejects these devices of one server together; () if it accepts them or it is unknown."""
     ids = sorted(set(device_ids))
     faults: list[Text] = []
     if chip.device_counts is not None and len(ids) not in chip.device_counts:

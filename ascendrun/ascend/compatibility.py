@@ -1,4 +1,4 @@
-"""Whether torch_npu, torch, CANN, Python, driver and firmware of one node belong together.
+"""Compatibility of torch_npu, torch, CANN, Python, driver and firmware of one node.
 
 compare_versions(Versions(...)) -> [VersionFact(pair, outcome: compatible | incompatible | unknown, …)]
 """
@@ -23,7 +23,7 @@ HDK_HINT = Text("version.hdk.hint", "install driver and firmware of one HDK rele
 
 @dataclass(frozen=True)
 class Versions:
-    """What one node has, each as its own source writes it (2.6.0+cpu, 8.0.RC3, 3.10.12); None: could not look.
+    """Versions on one node, as their sources write them (2.6.0+cpu, 8.0.RC3, 3.10.12); None: unknown.
 
     `arch`: as `uname -m` prints it.
     """
@@ -39,7 +39,7 @@ class Versions:
 
 @dataclass(frozen=True)
 class VersionFact:
-    """One pair. Only what doctor shows has a message: incompatible pairs, with a hint, and some unknown ones."""
+    """One pair. Only pairs that doctor shows have a message: incompatible ones, with a hint, and some unknown."""
 
     pair: str
     outcome: str
@@ -62,7 +62,7 @@ class Release:
 
 
 def compare_versions(versions: Versions) -> tuple[VersionFact, ...]:
-    """A fact for each pair of which both sides were seen, and one for torch_npu itself when the table lacks it."""
+    """Return a fact for each pair with two known versions, and one for torch_npu if the table lacks it."""
     facts: list[VersionFact] = []
     if versions.torch_npu is not None:
         release = release_named(versions.torch_npu)
@@ -88,12 +88,12 @@ def compare_versions(versions: Versions) -> tuple[VersionFact, ...]:
 
 
 def release_named(torch_npu: str) -> Release | None:
-    """The table's row of a torch_npu version without its local part; None when it is not listed (a .dev build)."""
+    """Return the row of a torch_npu version, ignoring its local part; None if not listed (a .dev build)."""
     return _releases().get(torch_npu.strip().partition("+")[0])
 
 
 def releases_for(*, cann: str | None = None, torch: str | None = None) -> tuple[Release, ...]:
-    """The releases made for a CANN or a torch, or both; newest first as Huawei lists them."""
+    """Return the releases for a CANN or a torch, or both; newest first as Huawei lists them."""
     rows = _releases().values()
     release = release_of(torch) if torch else None
     return tuple(row for row in rows if (not cann or _same(row.cann, cann)) and (not torch or row.torch == release))
@@ -101,7 +101,7 @@ def releases_for(*, cann: str | None = None, torch: str | None = None) -> tuple[
 
 @dataclass(frozen=True)
 class Minimum:
-    """A feature and the oldest driver (HDK) and CANN that have it; None: no lower bound is stated."""
+    """A feature and the oldest driver (HDK) and CANN that have it; None: no source states one."""
 
     feature: str
     driver: str | None
@@ -115,7 +115,7 @@ def minimum_for(feature: str) -> Minimum | None:
 
 
 def too_old_for(feature: str, *, driver: str | None, cann: str | None) -> bool | None:
-    """Whether driver or CANN is older than the feature needs; None if that is unknown."""
+    """Return whether driver or CANN is too old for the feature; None if unknown."""
     minimum = minimum_for(feature)
     if minimum is None:
         return None

@@ -103,7 +103,7 @@ def _sentence(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without anything that Markdown would take for a mark, but for code spans."""
+    """Remove the characters that are Markdown markup, except in code spans."""
     parts = _CODE_SPAN.split(text)
     return "".join(part if part.startswith("`") else re.sub(r"([*<~])", r"\\\1", part) for part in parts)
 

@@ -1,4 +1,4 @@
-"""NPU fault codes: which of Huawei's eight classes, what to do: fault_of("80E18402")."""
+"""NPU fault codes, each with its class (Huawei's eight) and fix: fault_of("80E18402")."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fault_classes() -> tuple[FaultClass, ...]:
 
 
 def fault_of(code: str) -> Fault | None:
-    """What is known of a code, with or without 0x; None when it does not have eight hex digits."""
+    """Return the fault of a code, with or without 0x; None if it does not have eight hex digits."""
     found = _CODE.fullmatch(code.strip())
     if not found:
         return None

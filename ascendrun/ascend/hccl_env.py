@@ -1,4 +1,4 @@
-"""What HCCL logs about its settings when a process starts to use it: the effective value and its source.
+"""Parser of HCCL's settings as logged when a process first uses it: effective values and their sources.
 
 The lines are in the process's run plog, once per process (INFO, which the run log always keeps). Forms known from
 CANN 8 to 9: `NAME set by default to [120]s`, `NAME set by environment [variable] to [..]`, `NAME is set to default
@@ -31,7 +31,7 @@ _HINT = re.compile(r"\bset\b|environmental variable|Env config")
 
 @dataclass(frozen=True)
 class HcclSetting:
-    """One setting as HCCL took it. `value` None: it has none. `unit` as HCCL writes it ("s", "M"), "" without.
+    """One setting as HCCL read it. `value` None: no value. `unit` as HCCL writes it ("s", "M"), "" for none.
 
     `origin`: environment, default, unset, or unknown: the line does not name the source.
     """
@@ -43,7 +43,7 @@ class HcclSetting:
 
 
 def parse_hccl_env(lines: Iterable[str]) -> dict[str, HcclSetting]:
-    """Every setting in the lines of a plog, by name; the first word on each counts. Never raises."""
+    """Return every setting in the lines of a plog, by name; the first line of each counts. Never raises."""
     found: dict[str, HcclSetting] = {}
     for line in lines:
         if ("HCCL" in line or "Env config" in line) and _HINT.search(line):
@@ -53,7 +53,7 @@ def parse_hccl_env(lines: Iterable[str]) -> dict[str, HcclSetting]:
 
 
 def _settings_of(line: str) -> list[HcclSetting]:
-    """A line may have two; where several forms fit one name the first of the table counts."""
+    """A line may have two settings. If several forms match one name, the first in the table counts."""
     taken: dict[str, HcclSetting] = {}
     for form, origin in _FORMS:
         for match in form.finditer(line):

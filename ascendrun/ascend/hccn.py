@@ -1,9 +1,9 @@
-"""Short answers of `hccn_tool -i N -<item> -g`: the network port of one NPU.
+"""Parsers of short output of `hccn_tool -i N -<item> -g`: the network port of one NPU.
 
     parse_link, parse_ip, parse_net_health, parse_tls, parse_ping, parse_fec
 
-Each gives its own frozen dataclass with `errors` and `unparsed`. The answer names the NPU only where `device_id` is
-printed; the caller knows which one was queried.
+Each returns its own frozen dataclass with `errors` and `unparsed`. The output names the NPU only where `device_id` is
+printed; the caller knows which NPU it queried.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Address:
-    """`-ip`: `is_set` is False when the answer is empty, None after an error or an unreadable line."""
+    """`-ip`: `is_set` is False if the output is empty, None after an error or an unreadable line."""
 
     is_set: bool | None
     address: str | None
@@ -72,7 +72,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Ping:
-    """Round trips in the order of their answers; `loss_percent` as the tool counted it."""
+    """Round trips in the order of their replies; `loss_percent` as the tool counted it."""
 
     device_id: int | None
     address: str | None
@@ -100,7 +100,7 @@ def parse_link(text: str) -> Link:
 
 
 def parse_ip(text: str) -> Address:
-    plain = _PLAIN_IP.fullmatch(text)  # what nearly every port of a thousand nodes prints
+    plain = _PLAIN_IP.fullmatch(text)  # nearly every port prints this form
     if plain and read_ip(plain[1]) and read_ip(plain[2]):
         return Address(True, plain[1], plain[2], None, (), ())
     errors, rest = split_errors(lines_of(text))
@@ -126,7 +126,7 @@ def parse_net_health(text: str) -> NetHealth:
 
 
 def parse_tls(text: str) -> Tls:
-    """The first line's switch; the certificates below it are not read, and not reported as unparsed."""
+    """Parse the switch on the first line. The certificates below are ignored, and not reported as unparsed."""
     errors, rest = split_errors(lines_of(text))
     heads = [line for line in rest if line.startswith("dev_id:")]
     switch = _TLS.match(heads[0]) if len(heads) == 1 else None
@@ -169,7 +169,7 @@ def parse_fec(text: str) -> Fec:
 
 
 def _sole_field(text: str, name: str) -> tuple[tuple[ToolError, ...], list[str], Field | None]:
-    """The errors, the other lines, and the one field of that name; None when there is none or more than one."""
+    """Return the errors, the other lines, and the field of that name; None if missing or duplicated."""
     errors, rest = split_errors(lines_of(text))
     fields = [field for field in map(field_of, rest) if field and field.name == name]
     if len(fields) != 1:
@@ -182,7 +182,7 @@ def _report(unread: list[str], field: Field | None, read: object) -> tuple[str, 
 
 
 def _fields(lines: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The values of the known names, each once; all other lines, and those of a name that comes twice."""
+    """Return the values of the known names, and all other lines, including those of duplicate names."""
     found_lines: dict[str, list[tuple[str, str]]] = {}
     for line in lines:
         name, separator, value = line.partition(":")

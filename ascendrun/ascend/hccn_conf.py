@@ -17,7 +17,7 @@ _KEY = re.compile(r"(address|netmask|netdetect|gateway|send_arp_status|prefix_le
 
 @dataclass(frozen=True)
 class HccnPort:
-    """What is configured for one NPU's port; None where the file has no value or an unreadable one.
+    """Configuration of one NPU's port; None where the file's value is missing or unreadable.
 
     `address_inet6` is under a key that no primary source confirms (address_N_inet6).
     """
@@ -32,7 +32,7 @@ class HccnPort:
 
 @dataclass(frozen=True)
 class HccnConf:
-    """The ports by the number in their keys. `unparsed` holds unknown keys, bad values and doubled lines."""
+    """The ports by the number in their keys. `unparsed`: unknown keys, invalid values, duplicate lines."""
 
     ports: Mapping[int, HccnPort]
     unparsed: tuple[str, ...]
@@ -63,7 +63,7 @@ def parse_hccn_conf(text: str) -> HccnConf:
 
 @lru_cache(maxsize=1024)
 def _key(written: str) -> tuple[int, str] | None:
-    """The number and the name in a key such as address_0; None when it is none of ours."""
+    """Return the number and the name of a key such as address_0; None if it is unknown."""
     found = _KEY.fullmatch(written)
     return (int(found[2]), found[1] + (found[3] or "")) if found else None
 

@@ -1,4 +1,4 @@
-"""Long answers of `hccn_tool -i N -<item> -g`: packet counters, the optical module.
+"""Parsers of long output of `hccn_tool -i N -<item> -g`: packet counters, the optical module.
 
 parse_stat -> Counters      parse_optical -> Optical
 """
@@ -23,7 +23,7 @@ FLAGS = ("Tx Los Flag", "Rx Los Flag", "Tx LoL Flag", "Rx LoL Flag")
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters by the tool's own names; a name that came twice or with no number is missing and reported."""
+    """Counters by the tool's names. Duplicate names, or names without a number, are omitted and reported."""
 
     values: Mapping[str, int]
     errors: tuple[ToolError, ...]

@@ -1,4 +1,4 @@
-"""When a port's link went up and down: `hccn_tool -i N -link_stat -g`."""
+"""Parser of a port's link history (up and down): `hccn_tool -i N -link_stat -g`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HISTORY_NAMES = ("current time", "link up count", "link down count")
 
 @dataclass(frozen=True)
 class LinkChange:
-    """When the link went up or down, by the device's own clock, in its own time zone."""
+    """Time at which the link went up or down, by the device's clock, in its time zone."""
 
     at: datetime
     is_up: bool
@@ -82,7 +82,7 @@ def _link_change(text: str) -> LinkChange | None:
 
 
 def _asctime(text: str) -> datetime | None:
-    """C's asctime without its weekday, which the devices often have wrong; None when it is no date."""
+    """Parse C's asctime without its weekday, which is often wrong on devices; None if invalid."""
     found = _ASCTIME.fullmatch(text.strip())
     if not found or found[1] not in _MONTHS:
         return None

@@ -1,4 +1,4 @@
-"""Version files that driver, firmware and CANN leave on a node's disk.
+"""Parsers of the version files of driver, firmware and CANN on a node's disk.
 
 parse_driver, parse_firmware (version.info), parse_cann (ascend_*_install.info),
 parse_install (/etc/ascend_install.info), parse_components (version.cfg)
@@ -14,7 +14,7 @@ from ascendrun.ascend.reading import field_of, read_text, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 from ascendrun.ascend.versions import is_within
 
-# What to read under the install root, newest layout first; {arch} is aarch64 or x86_64 (of uname -m).
+# Files to read under the install root, newest layout first; {arch} is aarch64 or x86_64 (of uname -m).
 
 _PAIR = re.compile(r"\[([^\[\],]{1,60}),([^\[\],]{1,60})\]")
 
@@ -29,7 +29,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class DriverVersion:
-    """driver/version.info. `firmware_intervals`: the firmware that this driver takes; () when the file names none."""
+    """driver/version.info. `firmware_intervals`: firmware supported by this driver; () if the file lists none."""
 
     version: str | None
     inner_version: str | None
@@ -41,7 +41,7 @@ class DriverVersion:
 
 @dataclass(frozen=True)
 class FirmwareVersion:
-    """firmware/version.info. `driver_intervals`: the drivers that this firmware takes."""
+    """firmware/version.info. `driver_intervals`: drivers supported by this firmware."""
 
     version: str | None
     package_version: str | None
@@ -153,7 +153,7 @@ def parse_components(text: str) -> Components:
 
 
 def driver_takes_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> bool | None:
-    """Whether each lies in an interval of the other; None when neither file names intervals that can be compared."""
+    """Return whether each is in an interval of the other; None if neither file has comparable intervals."""
     ways = (_lies_in(firmware.version, driver.firmware_intervals), _lies_in(driver.version, firmware.driver_intervals))
     if False in ways:
         return False
@@ -170,7 +170,7 @@ def _lies_in(version: str | None, intervals: tuple[Interval, ...]) -> bool | Non
 
 
 def _values(text: str) -> tuple[dict[str, str], tuple[ToolError, ...], list[str]]:
-    """The file's `key=value` lines; keys with two values are dropped. The end of a file is not truncated."""
+    """Return the file's `key=value` lines without keys that have two values. The end of a file is not truncated."""
     errors, rest = split_errors(line.rstrip("\r") for line in text.split("\n"))
     values: dict[str, str] = {}
     bad, unread = set(), []

@@ -1,10 +1,10 @@
-"""Patterns for lines of logs: what a program writes, word by word, with names where it puts values.
+"""Patterns for log lines: the text that a program writes, with names in place of values.
 
     "device {device:int} is not available, return[{code:507899|507033}]"
 
 {name} matches a word, {name:KIND} for one of KINDS, {name:one|other} for one of these texts, {name:=one} for this
 text, {*} for anything up to 200 characters; without a name the value is not kept. Two spaces match any number of
-blanks. A pattern does not match inside a word or number of the line. Every gap is bounded, so no line makes it slow.
+blanks. A pattern does not match inside a word or number of the line. Gaps are bounded, so matching is always fast.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BLANKS = re.compile(r" {2,}")
 
 @dataclass(frozen=True)
 class LinePattern:
-    """One pattern. `literals`: the texts that a line must hold, in this order, for the pattern to match."""
+    """One pattern. `literals`: texts that a matching line must contain, in this order."""
 
     text: str
     regex: str
@@ -50,12 +50,12 @@ class LinePattern:
 
     @property
     def needle(self) -> str:
-        """The longest text that every matching line holds."""
+        """Return the longest text that every matching line contains."""
         return max(self.literals, key=len)
 
 
 def parse_pattern(text: str) -> LinePattern:
-    """Raises ValueError when the text has no fixed part to look for, or names an unknown kind."""
+    """Parse a pattern. Raises ValueError if the text has no fixed part or names an unknown kind."""
     pieces: list[str] = []
     literals: list[str] = []
     names: list[str] = []

@@ -1,8 +1,8 @@
-"""The table that `npu-smi info` prints, in every layout that its versions and chips are known to use.
+"""Parser of the table of `npu-smi info`, in every known layout of its versions and chips.
 
     parse_info(text) -> NpuSmiInfo(layout, chips: NpuChip..., processes: NpuProcess..., errors, unparsed)
 
-The columns are found by the table's own header, so that a layout between two known ones still reads. Megabytes are
+The columns are found by the table's header, so that a layout between two known ones can be parsed. Megabytes are
 the tool's: 2**20 bytes. Layouts: L1 910A/910B (98 columns), L1b (99), L1c (116), L2 A3 (two chips an NPU),
 L3 310/310P (no HBM), L4 950 (the NPU's id in a separate cell). Tools before 22 print no hugepages.
 """
@@ -40,7 +40,7 @@ _WIDTHS = {98: "L1", 99: "L1b", 116: "L1c"}
 class NpuChip:
     """One chip (on an A3: one of the NPU's two dies). None: not printed in this layout, printed as NA, or unreadable.
 
-    `chip_id` counts within its NPU. `load_percent`: AI Core use, on the 950 NPU use. `power_w` of an A3 is at
+    `chip_id` counts within its NPU. `load_percent`: AI Core use, on the 950 NPU use. `power_w` of an A3 is in
     chip 0 for both. `ddr_*` is 0 where the chip has HBM only.
     """
 
@@ -64,7 +64,7 @@ class NpuChip:
 
 @dataclass(frozen=True)
 class NpuProcess:
-    """One process on a chip. None: `chip_id` on the 950, `pid_in_container` where the tool gives none."""
+    """One process on a chip. None: `chip_id` on the 950, `pid_in_container` if not printed."""
 
     npu_id: int
     chip_id: int | None
@@ -76,7 +76,7 @@ class NpuProcess:
 
 @dataclass(frozen=True)
 class NpuSmiInfo:
-    """The output of one `npu-smi info`. `processes` and `idle_npus` are None when the process table was not there.
+    """The output of one `npu-smi info`. `processes` and `idle_npus` are None if the process table is missing.
 
     `driver_incomplete`: the tool warned that the driver package may not be completely installed.
     """
@@ -93,7 +93,7 @@ class NpuSmiInfo:
 
 
 def parse_info(text: str) -> NpuSmiInfo:
-    """The answer of `npu-smi info`; never raises."""
+    """Parse the output of `npu-smi info`; never raises."""
     reading = _Table()
     outside = []
     for line in lines_of(text):
@@ -118,12 +118,12 @@ def parse_info(text: str) -> NpuSmiInfo:
 
 
 def npu_ids(info: NpuSmiInfo) -> tuple[int, ...]:
-    """The NPUs of the table, each once, in the table's order."""
+    """Return the NPUs of the table, each once, in the table's order."""
     return tuple(dict.fromkeys(chip.npu_id for chip in info.chips))
 
 
 class _Table:
-    """The table as far as it was read: headers first, then pairs of rows a chip, then the processes."""
+    """The part of the table read so far: headers, then a pair of rows per chip, then the processes."""
 
     def __init__(self) -> None:
         self.tool_version: str | None = None
@@ -136,7 +136,7 @@ class _Table:
         self._second: tuple[str, ...] = ()  # the words of the second header's first cell
         self._has_hbm = False
         self._has_hugepages = False
-        self._first: tuple[str, Values] | None = None  # a first row that waits for its second
+        self._first: tuple[str, Values] | None = None  # a first row without its second yet
         self._chips: list[tuple[NpuChip, tuple[str, ...]]] = []
         self._lines: list[str] = []
         self._bad: set[int] = set()
@@ -179,7 +179,7 @@ class _Table:
             self._reject()
 
     def interrupt(self) -> None:
-        """A line outside of the table: what follows belongs to no row before it."""
+        """Handle a line outside the table: later lines belong to no earlier row."""
         self._close()
 
     def _reject(self) -> None:
@@ -237,7 +237,7 @@ class _Table:
         return self._first_row(cells)
 
     def _close(self) -> None:
-        """A first row without a second one is still a chip, of which less is known."""
+        """Keep a first row without a second row as a chip with fewer values."""
         if self._first is not None:
             line, values = self._first
             self._first = None
@@ -251,7 +251,7 @@ class _Table:
         return row.is_whole or self._note()
 
     def _second_row(self, cells: Cells) -> Values | None:
-        """The values of a second row; None when this is none."""
+        """Return the values of a second row; None if invalid."""
         row = load_row(cells, self._second if self._cells == 3 else (), self._has_hbm)
         if row is not None and not row.is_whole:
             self._reject()
@@ -279,7 +279,7 @@ class _Table:
         return all_read(read, cells[2:]) or self._note()
 
     def chips(self) -> tuple[NpuChip, ...]:
-        """The chips in the table's order; of a chip that is listed twice, what both rows agree on."""
+        """Return the chips in the table's order; of a chip listed twice, the values equal in both rows."""
         self._close()
         kept: dict[tuple[int, int | None], NpuChip] = {}
         for chip, _ in self._chips:
@@ -288,7 +288,7 @@ class _Table:
         return tuple(kept.values())
 
     def _doubled(self) -> list[tuple[str, ...]]:
-        """The rows of chips that are listed twice and differ."""
+        """Return the rows of chips that are listed twice and differ."""
         first: dict[tuple[int, int | None], NpuChip] = {}
         doubled: list[tuple[str, ...]] = []
         for chip, lines in self._chips:

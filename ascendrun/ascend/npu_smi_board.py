@@ -1,4 +1,4 @@
-"""`npu-smi info -t board`: what a card or one of its chips is, and with which software it runs.
+"""Parser of `npu-smi info -t board`: the model of a card or chip, and its software versions.
 
 parse_board(text) -> Board
 """

@@ -26,7 +26,7 @@ _ABSENT = ("NA", "-")
 POWER_HEADERS = (("NPU Name", "Health"), ("NPU ID", "Name", "Health"))
 """The first header without its last cell."""
 POWER_COLUMNS = ("Power(W) Temp(C) Hugepages-Usage(page)", "Power(W) Temp(C)")
-"""Its last cell; npu-smi 1.8 to 21.0.3 has no hugepages."""
+"""Its last cell; npu-smi 1.8 to 21.0.3 does not print hugepages."""
 ID_HEADERS = ("Chip", "Chip Phy-ID", "Chip Device", "")
 LOAD_HEADERS = (
     "AICore(%) Memory-Usage(MB) HBM-Usage(MB)",
@@ -41,16 +41,16 @@ PROCESS_HEADERS = (
 
 @dataclass(frozen=True)
 class Row:
-    """The values of one row by the names of NpuChip; `is_whole`: all of it was read."""
+    """The values of one row by the names of NpuChip; `is_whole`: all values were read."""
 
     values: Values
     is_whole: bool
 
 
-# Many nodes and many moments print the same rows: what was read once is not read again.
+# Many nodes print the same rows repeatedly, so parsed rows are cached.
 @lru_cache(maxsize=4096)
 def cells_of(line: str) -> Cells:
-    """The cells of a row; () where it does not end as a row does."""
+    """Return the cells of a row; () if it does not end like a row."""
     stripped = line.strip()
     if len(stripped) < 2 or not stripped.endswith("|"):
         return ()
@@ -59,7 +59,7 @@ def cells_of(line: str) -> Cells:
 
 @lru_cache(maxsize=4096)
 def power_row(cells: Cells, has_hugepages: bool) -> Row | None:
-    """The first row of a chip; None when this is none."""
+    """Parse the first row of a chip; None if invalid."""
     ids = cells[:-2] if len(cells) == 4 else cells[0].split(" ", 1)
     npu_id = read_int(ids[0], 0, 65535)
     found = (_POWER_ROW if has_hugepages else _POWER_ROW_SHORT).fullmatch(cells[-1])
@@ -80,7 +80,7 @@ def power_row(cells: Cells, has_hugepages: bool) -> Row | None:
 
 @lru_cache(maxsize=4096)
 def load_row(cells: Cells, named: tuple[str, ...], has_hbm: bool) -> Row | None:
-    """The second row of a chip, whose first cell holds the ids `named`; None when this is none."""
+    """Parse the second row of a chip; `named`: the ids in its first cell. None if invalid."""
     found = (_LOAD_ROW_HBM if has_hbm else _LOAD_ROW).fullmatch(cells[-1])
     ids = cells[0].split(" ") if len(cells) == 3 else []
     numbers = [read_int(text, 0, 65535) for text in ids]
@@ -106,7 +106,7 @@ def load_row(cells: Cells, named: tuple[str, ...], has_hbm: bool) -> Row | None:
 
 
 def _used_total(used: str, total: str, high: int) -> tuple[int | None, int | None]:
-    """Both numbers; None for both when more is used than there is, since then one of them is wrong."""
+    """Return both numbers; None for both if used exceeds total, since then one of them is wrong."""
     numbers = read_int(used, 0, high), read_int(total, 0, high)
     if numbers[0] is not None and numbers[1] is not None and numbers[0] > numbers[1]:
         return None, None
@@ -114,5 +114,5 @@ def _used_total(used: str, total: str, high: int) -> tuple[int | None, int | Non
 
 
 def all_read(values: Sequence[object], texts: Sequence[str]) -> bool:
-    """Whether each value was read, or is printed as absent."""
+    """Return whether each value was read or is printed as absent."""
     return all(value is not None or text in _ABSENT for value, text in zip(values, texts))

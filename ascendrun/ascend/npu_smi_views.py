@@ -1,9 +1,9 @@
-"""The views `npu-smi info -t <type> -i N` that print one block of `name : value` lines for each chip of a card.
+"""Parsers of `npu-smi info -t <type> -i N`: one block of `name : value` lines for each chip of a card.
 
     parse_common, parse_ecc, parse_memory -> CardView[...]      parse_health -> CardView[ChipHealth]
 
-A block is between blank lines; its `Chip ID` is first or last. A block that has a name twice has lost
-its border to another chip's: it is reported, not read.
+A block is between blank lines; its `Chip ID` is first or last. A block with a duplicate name contains
+lines of two chips: it is reported, not parsed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CardView(Generic[T]):
 
 @dataclass(frozen=True)
 class ChipCommon:
-    """`-t common`. `aicore_mhz` is the rated clock, `aicore_now_mhz` the present one (lower while idle)."""
+    """`-t common`. `aicore_mhz`: rated clock; `aicore_now_mhz`: current clock (lower while idle)."""
 
     chip_id: int | None
     memory_percent: int | None
@@ -51,7 +51,7 @@ class ChipCommon:
 
 @dataclass(frozen=True)
 class EccCounts:
-    """Errors of one memory: since the driver started, in total, and pages taken out of use."""
+    """Errors of one memory: since the driver started, in total, and retired pages."""
 
     single_bit: int | None
     double_bit: int | None
@@ -101,7 +101,7 @@ def parse_memory(text: str) -> CardView[ChipMemory]:
 
 
 def parse_health(text: str) -> CardView[ChipHealth]:
-    """`-t health`, of a card or of one chip; error texts continue on lines without a name and after blank lines."""
+    """Parse `-t health` of a card or a chip. Error texts continue on lines without a name and after blank lines."""
     errors, rest = split_errors(lines_of(text))
     head: dict[str, Field] = {}
     chips: list[ChipHealth] = []
@@ -110,7 +110,7 @@ def parse_health(text: str) -> CardView[ChipHealth]:
     last = ""
 
     def close() -> None:
-        """The block is one chip, or the board's controller (MCU), which has a name in place of an id."""
+        """The block is a chip, or the board's controller (MCU), which has a name instead of an id."""
         nonlocal block, last
         if block and not (_has(block, "Chip Name") and not _has(block, "Chip ID")):
             chips.append(_health(block, unread))
@@ -126,7 +126,7 @@ def parse_health(text: str) -> CardView[ChipHealth]:
             head[field.name] = field
         else:
             names_controller = field.name == "Chip Name"
-            if _has(block, field.name) or (names_controller and _has(block, "Chip ID")):  # no border to the next chip
+            if _has(block, field.name) or (names_controller and _has(block, "Chip ID")):  # two chips in one block
                 close()
             is_last = field.name == "Chip ID" or names_controller
             block.append(field)
@@ -144,7 +144,7 @@ def _has(block: Sequence[Field], name: str) -> bool:
 
 
 class _Card:
-    """The head of a view, and the lines that were not understood, collected while its blocks are read."""
+    """The header of a view, and the unparsed lines, collected while its blocks are parsed."""
 
     def __init__(self) -> None:
         self.npu_id: int | None = None
@@ -152,7 +152,7 @@ class _Card:
         self.unread: list[str] = []
 
     def reader_of(self, block: Sequence[str]) -> Reader | None:
-        """The block's fields, less the card's own; None when a name is there twice."""
+        """Return the block's fields except the card's; None if a name is duplicated."""
         fields, unread = fields_of(block)
         self.unread.extend(unread)
         by_name = once_each(fields)

@@ -1,10 +1,10 @@
-"""What `nvidia-smi --query-… --format=csv` prints, for nodes with GPUs: they are watched as NPUs are.
+"""Parsers of `nvidia-smi --query-… --format=csv`, to monitor nodes with GPUs like nodes with NPUs.
 
     parse_gpus(text) -> Gpus        of  nvidia-smi --query-gpu=GPU_FIELDS --format=csv
     parse_apps(text) -> GpuApps     of  nvidia-smi --query-compute-apps=APP_FIELDS --format=csv
 
-Columns are found by their names in the first line, numbers are read with the unit behind them (with
-`nounits`: in the first line). What the tool prints instead of a value ([N/A], [Not Supported], …) is None.
+Columns are found by their names in the first line. The unit follows each number (with `nounits`: it is
+in the first line). A placeholder instead of a value ([N/A], [Not Supported], …) is None.
 Megabytes are the tool's MiB: 2**20 bytes.
 """
 
@@ -20,11 +20,11 @@ GPU_FIELDS = (
     "index", "pci.bus_id", "name", "utilization.gpu", "memory.used", "memory.total", "power.draw",
     "temperature.gpu", "clocks.sm", "ecc.errors.uncorrected.volatile.total",
 )  # fmt: skip
-"""All are known to drivers of the last ten years: of one unknown field the tool answers nothing at all."""
+"""Drivers of the last ten years know all of them. With one unknown field the tool prints no values."""
 APP_FIELDS = ("gpu_bus_id", "pid", "used_memory")
 
 _RENAMED = {"clocks.current.sm": "clocks.sm", "used_gpu_memory": "used_memory", "gpu_name": "name"}
-"""Names that the first line has for the fields that were asked for."""
+"""By name in the first line: the name of the queried field."""
 _NAME = re.compile(r"([a-z_.]+)(?: \[([A-Za-z%/]+)\])?")
 _ABSENT = re.compile(r"\[.*\]|N/A|Not Supported|Not Found", re.DOTALL)
 _MOST_MIB = 4 * 2**20
@@ -32,7 +32,7 @@ _MOST_MIB = 4 * 2**20
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. None: not asked, not supported by it, or unreadable. `ecc_errors`: uncorrected, since the last reset."""
+    """One GPU. None: not queried, not supported, or unreadable. `ecc_errors`: uncorrected, since the last reset."""
 
     index: int
     bus_id: str | None = None
@@ -48,7 +48,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """`gpus` None: this is not such a table, `unparsed` is what was printed instead."""
+    """`gpus` None: the output is not such a table; `unparsed` has its lines."""
 
     gpus: tuple[Gpu, ...] | None
     unparsed: tuple[str, ...]
@@ -65,7 +65,7 @@ class GpuApp:
 
 @dataclass(frozen=True)
 class GpuApps:
-    """`apps` None: this is not such a table; (): no process computes."""
+    """`apps` None: the output is not such a table; (): no process."""
 
     apps: tuple[GpuApp, ...] | None
     unparsed: tuple[str, ...]
@@ -122,7 +122,7 @@ def _gpu(row: Mapping[str, str]) -> Gpu | None:
 
 
 def _rows(text: str, key: str) -> tuple[list[tuple[str, Mapping[str, str]]] | None, tuple[str, ...]]:
-    """(line, {column: value}) of each line below the one that names the columns; None: no line names `key`."""
+    """Return (line, {column: value}) of each line below the header; None: no header has the column `key`."""
     lines = [line for line in lines_of(text) if line.strip()]
     places = [place for place, line in enumerate(lines) if key in _columns(line)]
     if not places:
@@ -132,7 +132,7 @@ def _rows(text: str, key: str) -> tuple[list[tuple[str, Mapping[str, str]]] | No
     unread = list(lines[: places[0]])
     for line in lines[places[0] + 1 :]:
         values = [value.strip() for value in shown(line).split(",")]
-        if len(values) != len(columns) or shown(line) != line:  # cut: its last value may be half of one
+        if len(values) != len(columns) or shown(line) != line:  # truncated: its last value may be incomplete
             unread.append(line)
         else:
             rows.append((line, dict(zip(columns, values))))

@@ -1,4 +1,4 @@
-"""How foreign text becomes lines, words and numbers: total functions that answer None rather than something wrong."""
+"""Conversion of tool output to lines, words and numbers. No function raises; None replaces a doubtful value."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# A last line without its line break may have been cut in the middle: no number or free word may end at this mark.
+# A last line without its line break may be truncated: no number or free text may end at this mark.
 CUT = "\N{REPLACEMENT CHARACTER}"
 
-# Many nodes print the same few numbers, masks and versions; no value of a tool is long.
+# Many nodes print the same few numbers, masks and versions; no tool prints a long value.
 _once = lru_cache(maxsize=4096)
 
 _INTEGER = re.compile(r"[0-9]{1,18}|-[1-9][0-9]{0,16}")
@@ -35,7 +35,7 @@ class Field:
 
 
 def lines_of(text: str) -> tuple[str, ...]:
-    """The lines of a tool's answer without their breaks; a last line that has none ends with the mark CUT."""
+    """Return the lines of a tool's output without line breaks; a last line that had none ends with CUT."""
     lines = [line[:-1] if line.endswith("\r") else line for line in text.split("\n")]
     last = lines.pop()
     if last:
@@ -44,18 +44,18 @@ def lines_of(text: str) -> tuple[str, ...]:
 
 
 def shown(line: str) -> str:
-    """A line as printed, for reports."""
+    """Return a line as printed, for reports."""
     return line[:-1] if line.endswith(CUT) else line
 
 
 def unparsed_of(lines: Sequence[str]) -> tuple[str, ...]:
-    """The lines to report: those that are not blank, as printed."""
+    """Return the non-blank lines as printed, for reports."""
     return tuple(shown(line) for line in lines if shown(line).strip())
 
 
 @_once
 def read_int(text: str, low: int, high: int) -> int | None:
-    """The whole word as a decimal integer between `low` and `high`; else None."""
+    """Return the complete text as a decimal integer from `low` to `high`; else None."""
     text = text.strip(" \t")
     if not _INTEGER.fullmatch(text):
         return None
@@ -65,7 +65,7 @@ def read_int(text: str, low: int, high: int) -> int | None:
 
 @_once
 def read_float(text: str, low: float, high: float) -> float | None:
-    """The whole word as a plain decimal number (no exponent, nan or inf) between `low` and `high`; else None."""
+    """Return the complete text as a plain decimal number (no exponent, nan, inf) from `low` to `high`; else None."""
     text = text.strip(" \t")
     if not _DECIMAL.fullmatch(text):
         return None
@@ -74,7 +74,7 @@ def read_float(text: str, low: float, high: float) -> float | None:
 
 
 def read_hex(text: str) -> int | None:
-    """The whole word as 0x...; else None."""
+    """Return the number of a text 0x...; else None."""
     text = text.strip(" \t")
     return int(text, 16) if _HEX.fullmatch(text) else None
 
@@ -85,14 +85,14 @@ def read_percent(text: str) -> int | None:
 
 @_once
 def read_text(text: str) -> str | None:
-    """The text itself, unless it is empty, NA, truncated or has control characters."""
+    """Return the text; None if it is empty, NA, truncated or has control characters."""
     text = text.strip(" \t")
     return text if text and text != "NA" and _PRINTABLE.fullmatch(text) else None
 
 
 @_once
 def read_ip(text: str) -> str | None:
-    """An IPv4 or IPv6 address as printed; else None."""
+    """Return an IPv4 or IPv6 address as printed; else None."""
     text = text.strip(" \t")
     if _IPV4.fullmatch(text):
         return text
@@ -110,26 +110,26 @@ def _is_ipv6(text: str) -> bool:
 
 
 def read_bus_id(text: str) -> str | None:
-    """A PCI address as printed (0000:C1:00.0); else None."""
+    """Return a PCI address as printed (0000:C1:00.0); else None."""
     text = text.strip(" \t")
     return text if _BUS_ID.fullmatch(text) else None
 
 
 def read_choice(text: str, choices: Sequence[str]) -> str | None:
-    """The one of `choices` that the word is, exactly; a cut last line does no harm, since the choice is complete."""
+    """Return the text if it is one of `choices`, else None. The mark CUT is ignored: a choice is complete."""
     text = shown(text).strip(" \t")
     return text if text in choices else None
 
 
 def field_of(line: str, separator: str = ":") -> Field | None:
-    """The line as name and value at its first separator; None when it has none or no name."""
+    """Split a line into name and value at its first separator; None without separator or name."""
     name, found, value = line.partition(separator)
     name = name.strip(" \t")
     return Field(line, name, value.strip(" \t")) if found and name else None
 
 
 def fields_of(lines: Sequence[str]) -> tuple[list[Field], list[str]]:
-    """The `name : value` lines as fields, and the other lines."""
+    """Return the `name : value` lines as fields, and the other lines."""
     fields, others = [], []
     for line in lines:
         field = field_of(line)
@@ -141,20 +141,20 @@ def fields_of(lines: Sequence[str]) -> tuple[list[Field], list[str]]:
 
 
 def once_each(fields: Sequence[Field]) -> dict[str, Field] | None:
-    """The fields by name; None when a name comes twice: then the owner of the values is unknown."""
+    """Return the fields by name; None if a name is duplicated: the owner of the values is unknown."""
     by_name = {field.name: field for field in fields}
     return by_name if len(by_name) == len(fields) else None
 
 
 class Reader:
-    """The fields of one block, each to be read once; what could not be read is left to report."""
+    """The fields of one block, each read once; unread fields can be reported."""
 
     def __init__(self, fields: dict[str, Field]) -> None:
         self._fields = fields
         self._unread: dict[str, str] = {name: field.line for name, field in fields.items()}
 
     def value(self, *names: str) -> str | None:
-        """The raw value of the first of `names` that is there, counted as read; None when none is."""
+        """Return the raw value of the first present name and count it as read; None if all are missing."""
         for name in names:
             if name in self._fields:
                 self._unread.pop(name, None)
@@ -185,7 +185,7 @@ class Reader:
         return None if value is None else self._keep(names, read_choice(value, choices), value)
 
     def unread(self) -> list[str]:
-        """The lines whose name or value was not understood; a value NA or - counts as understood."""
+        """Return the lines whose name or value was not understood; NA and - count as understood."""
         return list(self._unread.values())
 
     def _keep(self, names: Sequence[str], read: T | None, value: str) -> T | None:

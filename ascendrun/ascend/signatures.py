@@ -1,4 +1,4 @@
-"""What a line of a log means: the catalogue of known errors (signatures.toml), and the search for them.
+"""The catalogue of known errors in logs (signatures.toml), and the search for them.
 
 for hit in scan(enumerate(lines, 1)): print(hit.line, hit.signature.code, hit.words("en").message)
 """
@@ -23,7 +23,7 @@ ROLES = ("cause", "symptom", "consequence", "teardown")
 BLAMES = ("self", "peer", "node", "network", "job")
 RETRIES = ("same", "exclude", "never", "unknown")
 LINE_LIMIT = 16 * 1024
-"""Characters of a line that are searched."""
+"""Number of characters of a line that are searched."""
 CHUNK_CHARACTERS = 256 * 1024
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 _ERROR_CODE = re.compile(r"E(?:RR)?[0-9A-Z][0-9]{4}")
@@ -31,9 +31,9 @@ _STEMS = (
     "rror", "fail", "Fail", "nvalid", "not ", "n't ", "Signal", "denied", "imed out", "support", "nable",
     "unavailable", "oom", "(pid: ", "onnect", "ersion", "emory",
 )  # fmt: skip
-"""Parts of many needles, the commonest first: a chunk without one is not searched for any of those needles."""
+"""Parts of many needles, the most common first: if a part is not in a chunk, its needles are not searched."""
 
-# How the layers write an error code of CANN, and a return code of ACL.
+# Forms in which the layers write an error code of CANN, and a return code of ACL.
 _CODE_FORMS = ("{code:=%s}:", "({code:=%s})")
 _RETURN_FORMS = (
     "error code is {code:%s}", "error code={code:%s}", "Error code={code:%s}", "error code:{code:%s}",
@@ -41,13 +41,13 @@ _RETURN_FORMS = (
     "rtCode={code:%s}", "return[{code:%s}]", "runtime result = {code:%s}",
 )  # fmt: skip
 
-# How the runtime writes what a call to the driver returned; several codes may mean one thing.
+# Forms in which the runtime writes the return code of a driver call; codes may be synonyms.
 _DRIVER_FORMS = ("drvRetCode={code:%s}", "drvRet={code:%s}", "drv_ret_code={code:%s}")
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a signature means, in one language. `cause`: its usual cause."""
+    """Meaning of a signature in one language. `cause`: its usual cause."""
 
     message: str
     cause: str
@@ -58,10 +58,10 @@ class Description:
 class Signature:
     """One known error.
 
-    `strength` 0-100: how surely such a line names the reason why a job ended; of several, the strongest counts first.
-    `blames`: whom: the rank that wrote it, another rank, its node, the network, or the job as it was written.
+    `strength` 0-100: certainty that such a line is the reason why a job ended; the strongest counts first.
+    `blames`: the rank that wrote it, another rank, its node, the network, or the job itself.
     `retry`: whether another attempt helps: on the same nodes, without this node, never, or not known.
-    `also`: codes of other signatures that rightly match this one's examples too, and are weaker.
+    `also`: codes of weaker signatures that correctly match the examples of this one too.
     `is_general`: reported only for a line that no other signature matches.
     `is_verified`: False if the text is in no real log, vendor document or source code.
     """
@@ -83,7 +83,7 @@ class Signature:
     is_verified: bool
 
     def words(self, lang: str = "en", values: Mapping[str, str] | None = None) -> Description:
-        """The texts in `lang`, with each {name} that `values` has, and "…" for the others."""
+        """Return the texts in `lang`, with each {name} replaced by its value, or by "…" without one."""
 
         def text(part: str, english: str) -> str:
             return _fill(template_of(f"signature.{self.code}.{part}", english, lang), values or {})
@@ -94,7 +94,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Hit:
-    """A known line. `text`: as searched, at most LINE_LIMIT characters. `values`: of the gaps of the pattern."""
+    """A known line. `text`: as searched, at most LINE_LIMIT characters. `values`: of the pattern's gaps."""
 
     signature: Signature
     line: int
@@ -106,25 +106,25 @@ class Hit:
 
 
 def signatures() -> tuple[Signature, ...]:
-    """All rows, in the order of the file."""
+    """Return all rows, in the order of the file."""
     return tuple(_catalogue().rows)
 
 
 def signature_of(code: str) -> Signature | None:
-    """By its code, whatever the case; None when there is no such row."""
+    """Return the row of a code, in any letter case; None if unknown."""
     return _catalogue().by_code.get(code.strip().lower())
 
 
 def describe(code: str, lang: str = "en") -> Description | None:
-    """The description of a code without a log; None: unknown code."""
+    """Return the description of a code without a log; None: unknown code."""
     row = signature_of(code)
     return None if row is None else row.words(lang)
 
 
 def scan(lines: Iterable[tuple[int, str]]) -> Iterator[Hit]:
-    """The known ones among numbered lines, in their order; of one line the strongest first, each signature once.
+    """Yield the known lines among numbered lines, in order; per line the strongest first, each signature once.
 
-    Reads ahead up to CHUNK_CHARACTERS before it answers.
+    Reads ahead up to CHUNK_CHARACTERS.
     """
     catalogue = _catalogue()
     numbers: list[int] = []
@@ -143,7 +143,7 @@ def scan(lines: Iterable[tuple[int, str]]) -> Iterator[Hit]:
 
 
 def strongest(hits: Iterable[Hit]) -> Hit | None:
-    """The one that most surely names the reason, the earliest among equals; None of none."""
+    """Return the hit that is most certainly the reason, the earliest of equals; None without hits."""
     return max(hits, key=lambda hit: (hit.signature.strength, -hit.line), default=None)
 
 
@@ -151,7 +151,7 @@ def strongest(hits: Iterable[Hit]) -> Hit | None:
 
 
 class _Matcher:
-    """One pattern of one row; its regular expression is made when a line first needs it."""
+    """One pattern of one row; its regular expression is compiled at its first use."""
 
     __slots__ = ("row", "pattern", "_regex")
 
@@ -161,8 +161,8 @@ class _Matcher:
         self._regex: Pattern[str] | None = None
 
     def values(self, text: str) -> Mapping[str, str] | None:
-        """The values of the gaps; None when the line is another one."""
-        for literal in self.pattern.literals:  # cheaper than the expression, where many patterns share a needle
+        """Return the values of the gaps; None if the line does not match."""
+        for literal in self.pattern.literals:  # cheaper than the expression if many patterns share a needle
             if literal not in text:
                 return None
         if self._regex is None:
@@ -174,9 +174,9 @@ class _Matcher:
 
 
 class _Catalogue:
-    """The rows, and their patterns in the order of a search: what most lines lack is looked for first.
+    """The rows, and their patterns in search order: texts that most lines lack come first.
 
-    `_codes`: by error code. `_stems`: by a text that the needles below it share, then by needle.
+    `_codes`: by error code. `_stems`: by a text that several needles share, then by needle.
     """
 
     def __init__(self, rows: Sequence[Signature]) -> None:
@@ -205,7 +205,7 @@ class _Catalogue:
             yield from sorted(exact or best.values(), key=lambda hit: -hit.signature.strength)
 
     def _candidates(self, texts: Sequence[str]) -> dict[int, list[_Matcher]]:
-        """Lines by index that hold a needle, with the patterns to try; one search per needle, not one per line."""
+        """Return lines with a needle, by index, with the patterns to try; one search per needle, not per line."""
         joined = "\n".join(texts)
         starts = _starts(texts)
         found: dict[int, list[_Matcher]] = {}
@@ -234,7 +234,7 @@ def _starts(texts: Sequence[str]) -> list[int]:
 
 
 def _group_by_needle(matchers: Sequence[_Matcher]) -> dict[str, list[_Matcher]]:
-    """Patterns by a text that each of them needs: the shortest of all their longest texts that it holds too."""
+    """Group patterns by required text: of all patterns' longest texts, the shortest that the pattern contains."""
     grouped: dict[str, list[_Matcher]] = {}
     for matcher in sorted(matchers, key=lambda one: len(one.pattern.needle)):
         shared = (needle for needle in grouped if any(needle in part for part in matcher.pattern.literals))
@@ -274,7 +274,7 @@ def _read_row(row: Mapping[str, Any]) -> Signature:
 
 
 def _any_of(codes: Sequence[Any], forms: Sequence[str]) -> list[str]:
-    """The forms with any one of the codes in their gap."""
+    """Return the forms with each of the codes in their gap."""
     kind = "|".join(map(str, codes)) if len(codes) > 1 else f"={''.join(map(str, codes))}"
     return [form % kind for form in forms] if codes else []
 

@@ -1,4 +1,4 @@
-"""The errors that npu-smi and hccn_tool print, often on stdout, instead of an answer."""
+"""The errors that npu-smi and hccn_tool print, often on stdout, instead of a result."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ascendrun.text import Text
 
 @dataclass(frozen=True)
 class ToolError:
-    """One error: `kind` is stable, `code` the tool's own number (None where it gives none), `text` the line itself.
+    """One error: `kind` is stable, `code` the tool's number (None: not printed), `text` the line itself.
 
-    `hint` is None where only the neighbouring lines show what to do.
+    `hint` is None if only the neighbouring lines show the fix.
     """
 
     kind: str
@@ -36,13 +36,13 @@ def _read_row(row: Mapping[str, str]) -> tuple[str, Pattern[str], Text, Text | s
 _TABLE = tuple(map(_read_row, load_table("tool_errors")["rows"]))
 """(kind, pattern, message, hint), the most specific first. A group named `code` is the tool's number."""
 
-# Most lines are no error: one search instead of one for each row. (A group has its name once in a pattern.)
+# Few lines are errors: one search instead of one per row. (Group names must be unique in a pattern.)
 _ANY = re.compile("|".join(f"(?:{re.sub('[(][?]P<[a-z]+>', '(?:', pattern.pattern)})" for _, pattern, _, _ in _TABLE))
 
 
-@lru_cache(maxsize=4096)  # a tool has few lines, and many nodes print them
+@lru_cache(maxsize=4096)  # many nodes print the same few lines
 def read_error(line: str) -> ToolError | None:
-    """The error that a line is, or None when it is none that we know."""
+    """Return the error on a line; None if it is not a known error."""
     text = shown(line)
     if not _ANY.search(text):
         return None
@@ -55,7 +55,7 @@ def read_error(line: str) -> ToolError | None:
 
 
 def split_errors(lines: Iterable[str]) -> tuple[tuple[ToolError, ...], tuple[str, ...]]:
-    """The known errors among the lines, and the lines that are none; usage lines that follow an error are dropped."""
+    """Return the known errors, and the other lines without usage lines that follow an error."""
     errors: list[ToolError] = []
     rest: list[str] = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""The forms of values of Ascend variables, and settings that cannot be combined."""
+"""Rules for the form of Ascend variables' values, and settings that cannot be combined."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ascendrun.ascend.reading import read_float, read_ip
 from ascendrun.text import Text
 
 Fault = tuple[Text, "Text | str"]
-"""What is wrong, and the hint."""
+"""The fault, and the hint."""
 ConflictError = tuple[str, Text, "Text | str"]
-"""The name of the variable to report at, what is wrong, and the hint."""
+"""The name of the variable to report, the fault, and the hint."""
 
 _ALGORITHMS = ("NA", "ring", "H-D_R", "NHR", "NB", "AHC", "pipeline", "pairwise")
 _LEVEL = re.compile(r"level([0-2]):([A-Za-z_-]{1,20})")
-# Of PYTORCH_NPU_ALLOC_CONF: low and high of the number, or None for other values.
+# Options of PYTORCH_NPU_ALLOC_CONF: (low, high) of a number, None for other values.
 _ALLOC_RANGES: Mapping[str, tuple[float, float] | None] = {
     "expandable_segments": None,
     "max_split_size_mb": (21, 2**31),
@@ -30,7 +30,7 @@ _ALLOC_RANGES: Mapping[str, tuple[float, float] | None] = {
 
 
 def fault_of(kind: str, value: str) -> Fault | None:
-    """What is wrong with the form of a value of that kind; None when it is valid or the kind has no form."""
+    """Return the fault in the form of a value of that kind; None if valid or the kind has no fixed form."""
     check = {
         "ip": _ip,
         "ifname": _ifname,
@@ -45,7 +45,7 @@ def fault_of(kind: str, value: str) -> Fault | None:
 
 
 def effective_ids(value: str) -> tuple[int, ...]:
-    """What the runtime takes from ASCEND_RT_VISIBLE_DEVICES: it stops at the first item that is not a number."""
+    """Return the ids that the runtime reads from ASCEND_RT_VISIBLE_DEVICES: all before the first non-number."""
     ids: list[int] = []
     for item in value.split(","):
         if not re.fullmatch(r"[0-9]{1,9}", item):
@@ -163,7 +163,7 @@ def _alloc(value: str) -> Fault | None:
 
 
 def conflicts(environment: Mapping[str, str], family: str | None) -> list[ConflictError]:
-    """Settings that cannot be combined. Defaults count as set."""
+    """Return settings that cannot be combined. Defaults count as set."""
     return _timeouts(environment) + _switches(environment, family)
 
 

@@ -1,4 +1,4 @@
-"""Environment variables of HCCL, the Ascend runtime and torch_npu: what a value means before a job finds out.
+"""Validation of the environment variables of HCCL, the Ascend runtime and torch_npu before a job starts.
 
 check_variable(name, value, chip), check_environment(environment, chip) -> (VariableFinding, ...)
 known_variables() -> {name: Variable}
@@ -46,9 +46,9 @@ class Variable:
 
 @dataclass(frozen=True)
 class VariableFinding:
-    """A setting that is wrong. `code`: form, range, step, harmful, no-effect, unknown or conflict.
+    """An invalid or harmful setting. `code`: form, range, step, harmful, no-effect, unknown or conflict.
 
-    `severity`: error (the job will fail or not get what it asked for), warning (it will hurt), note.
+    `severity`: error (the job fails or the setting is ineffective), warning (harmful), note.
     """
 
     name: str
@@ -61,9 +61,9 @@ class VariableFinding:
 
 
 def check_variable(name: str, value: str, chip: Chip | None = None) -> tuple[VariableFinding, ...]:
-    """What is wrong with one setting on one chip; without a chip only what holds for all; () for what is none of ours.
+    """Return the faults of one setting on a chip (None: those common to all chips); () for unrelated variables.
 
-    A name of HCCL's or torch_npu's that the table lacks is reported as unknown: newer, or misspelt.
+    A name of HCCL or torch_npu that the table lacks is reported as unknown: it is newer or misspelt.
     """
     variable = known_variables().get(name)
     if variable is None:
@@ -92,7 +92,7 @@ def check_variable(name: str, value: str, chip: Chip | None = None) -> tuple[Var
 
 
 def check_environment(environment: Mapping[str, str], chip: Chip | None = None) -> tuple[VariableFinding, ...]:
-    """Each variable by itself, then those that do not go together."""
+    """Check each variable, then settings that cannot be combined."""
     ours = sorted(filter(_may_be_ours, environment))
     found = [one for name in ours for one in check_variable(name, environment[name], chip)]
     for name, message, hint in forms.conflicts(environment, chip.family if chip else None):
@@ -105,12 +105,12 @@ Report = Callable[[str, str, Text, "Text | str"], None]
 
 
 def _hint(code: str) -> Text:
-    """One of the hints that rows of the table share."""
+    """Return a hint that several rows of the table share."""
     return Text(f"variable.hint.{code}", load_table("variables")["hints"][code])
 
 
 def _name_of(when: str) -> str:
-    """The condition of a row as a part of its message's key."""
+    """Return the condition of a row as a part of its message's key."""
     return when if when == "any" else f"is-{when[1:]}" if when.startswith("=") else f"has-{when[1:].replace(':', '-')}"
 
 
@@ -175,7 +175,7 @@ def _applies(when: str, value: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _may_be_ours(name: str) -> bool:
-    """Whether the table has the name; most variables of an environment do not concern it."""
+    """Return whether the table may have the name; most variables of an environment are unrelated."""
     prefixes = [rule["prefix"] for rule in load_table("variables")["prefixes"]]
     return name in known_variables() or name.startswith(("HCCL_", "P2P_HCCL_", *prefixes))
 

@@ -1,4 +1,4 @@
-"""Versions as Huawei and PyTorch write them, made comparable.
+"""Comparison of versions as Huawei and PyTorch write them.
 
 parse_version("8.0.RC3") < parse_version("8.0.0");  "2.1.0.post8+git1f2e" -> release 2.1.0, post 8
 """
@@ -15,18 +15,18 @@ _GLUED = re.compile(r"([0-9]{1,9})(rc[0-9]{1,9}|a[0-9]{1,9}|b[0-9]{1,9})")
 
 @dataclass(frozen=True, order=True)
 class Version:
-    """`key` orders versions: alpha < beta < rc < plain < post at each place; missing places count as nothing."""
+    """`key` orders versions: alpha < beta < rc < plain < post at each place; a missing place is a final 0."""
 
     key: tuple[tuple[int, int], ...]
 
 
-_FINAL = (3, 0)  # what a missing place means: 8.0.0 is 8.0
+_FINAL = (3, 0)  # the value of a missing place: 8.0.0 is 8.0
 _PLACES = 8
 
 
 @lru_cache(maxsize=1024)
 def parse_version(text: str) -> Version | None:
-    """The version without its local part (`+cpu`, `+git...`); None when it has parts of unknown order (7.0.T10)."""
+    """Parse a version without its local part (`+cpu`, `+git...`); None if its order is unknown (7.0.T10)."""
     plain = text.strip().partition("+")[0].rstrip(".")
     plain = _GLUED.sub(r"\1.\2", plain)
     key = []
@@ -43,16 +43,16 @@ _ORDER = (3, 2, 0, 1, 4)  # of plain number, rc, alpha, beta, post
 
 
 def release_of(text: str) -> str | None:
-    """The three numbers that torch and torch_npu share: 2.1.0 of 2.1.0.post8.dev20241009; None when there are none."""
+    """Return the three numbers that torch and torch_npu share: 2.1.0 of 2.1.0.post8.dev20241009; None if missing."""
     found = re.match(r"\s*([0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4})(?![0-9])", text)
     return found[1] if found else None
 
 
 def is_within(version: str, low: str, high: str) -> bool | None:
-    """Whether low <= version <= high; None when one of them cannot be ordered.
+    """Return whether low <= version <= high; None if one of them cannot be ordered.
 
-    A high end with a trailing dot (23.0.0. in firmware/version.info) is explained nowhere, and a driver of the very
-    same package lies above it as a number: such an interval can confirm, never exclude.
+    A high end with a trailing dot (23.0.0. in firmware/version.info) is not documented, and a driver of the same
+    package is above it as a number: such an interval can confirm, but never exclude.
     """
     one, start, end = parse_version(version), parse_version(low), parse_version(high)
     if one is None or start is None or end is None:

@@ -1,6 +1,6 @@
 """Lines of HCCL, NCCL, gloo and torch about other ranks: which rank is reported, waited for or lost.
 
-read_messages("... Connection closed by peer [10.0.0.3]:41022")    a word of the kind "lost", of 10.0.0.3
+read_messages("... Connection closed by peer [10.0.0.3]:41022")    a "lost" message about 10.0.0.3
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ __all__ = ["CONNECT", "EXEC", "LOST", "Addresses", "PeerMessage", "read_messages
 
 
 def read_messages(text: str) -> Iterator[PeerMessage]:
-    """HCCL's first; a line mostly has no message, or one."""
+    """Yield the messages of a line, HCCL's first; usually there is none or one."""
     yield from hccl.TABLE.read(text)
     yield from torch_groups.TABLE.read(text)

@@ -1,4 +1,4 @@
-"""HCCL's words about other ranks: whom it accuses, who is missing, whom it waited for."""
+"""HCCL's messages about other ranks: reported as failed, missing, or waited for."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ TABLE.add("cqe", ["CQE"], r"EI0013.*?Peer information: server (?P<ip>[^,]+), dev
     r"(?:.*?parameter (?P<parameter>\w+))?(?:.*?\blocal(?: end )?\[?(?P<own>[^\],]+))?",
 )
 def _differs(found: Match[str]) -> PeerMessage:
-    """`values`: what the rank itself gave for the parameter that differs."""
+    """`values`: the rank's own value of the parameter that differs."""
     parameter, own = found["field"] or found["parameter"], found["own"]
     return PeerMessage("differs", values={parameter or "value": own.strip()} if own else {})
 
@@ -113,5 +113,5 @@ TABLE.add(
     r"EI0015|topo exchange (?:server|agent) get socket timeout|TopoExchangeAgent: connect server\[[^\]]+\] failed",
 )
 def _meeting_timeout(found: Match[str]) -> PeerMessage:
-    is_server = "exchange server" in found.group()  # it knows some clients: it was listening
+    is_server = "exchange server" in found.group()  # it lists clients, so it was listening
     return PeerMessage("clients" if is_server else "timeout", wait=CONNECT)

@@ -1,4 +1,4 @@
-"""Messages of lines about other ranks, and the table of their patterns."""
+"""Messages about other ranks in log lines, and the table of their patterns."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from re import Match, Pattern
 from typing import Callable, Optional
 
 LOST, CONNECT, EXEC = "lost", "connect", "exec"
-"""Of `PeerMessage.wait`: a peer's connection broke; a link was never made; a collective did not come to its end."""
+"""Of `PeerMessage.wait`: a connection broke; a connection was never established; a collective did not complete."""
 
 Addresses = tuple[tuple[str, Optional[int]], ...]
 
 
 @dataclass(frozen=True)
 class PeerMessage:
-    """The message of one line. `wait`: what its rank suffered from others, None: it only reports about them.
+    """The message of one line. `wait`: how other ranks affected its rank, None: it only reports about them.
 
     `ranks`: named by number; `addresses`: named by (address, device or None); `kind`: what the line is.
     """
@@ -33,14 +33,14 @@ Maker = Callable[[Match[str]], PeerMessage]
 
 
 class MessageTable:
-    """Rows of needles, a pattern and what a match of it means."""
+    """Rows of search texts, a pattern, and the message of a match."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[tuple[str, ...], Pattern[str], Maker]] = []
 
     def add(self, kind: str, needles: Sequence[str], pattern: str, wait: str | None = None, **values: str) -> None:
-        """A row whose message has the named groups of the pattern: `rank` or `ranks`, `ip` with or without `dev`; all
-        others are values, "" where they did not match. `values`: more values."""
+        """Add a row. Named groups `rank`, `ranks`, `ip` and `dev` of the pattern set ranks and addresses; all other
+        groups are values, "" where they did not match. `values`: more values."""
 
         def make(found: Match[str]) -> PeerMessage:
             groups = {name: text or "" for name, text in found.groupdict().items()}
@@ -53,7 +53,7 @@ class MessageTable:
         self.row(needles, pattern)(make)
 
     def row(self, needles: Sequence[str], pattern: str) -> Callable[[Maker], Maker]:
-        """Registers a maker for lines that hold one of `needles` and match `pattern`."""
+        """Register a maker for lines that contain one of `needles` and match `pattern`."""
 
         def register(maker: Maker) -> Maker:
             self._rows.append((tuple(needles), re.compile(pattern), maker))
@@ -62,7 +62,7 @@ class MessageTable:
         return register
 
     def read(self, text: str) -> Iterator[PeerMessage]:
-        """One line may have several messages."""
+        """Yield the messages of one line."""
         if self._any_needle.search(text) is None:
             return
         for needles, pattern, maker in self._rows:
@@ -73,12 +73,12 @@ class MessageTable:
 
     @cached_property
     def _any_needle(self) -> Pattern[str]:
-        """One search instead of one for each row: of a long log hardly a line is of interest."""
+        """One search instead of one per row, since few lines of a log match any row."""
         return re.compile("|".join(sorted({re.escape(needle) for needles, _, _ in self._rows for needle in needles})))
 
 
 def server_of(text: str) -> str:
-    """An address without its scope."""
+    """Return an address without its scope."""
     return text.partition("%")[0]
 
 
@@ -99,5 +99,5 @@ _PLACE = re.compile(
 
 
 def addresses_in(text: str) -> Addresses:
-    """Hosts and addresses, none with a device."""
+    """Return hosts and addresses, none with a device."""
     return tuple((str(place[place.lastgroup or 0]), None) for place in _PLACE.finditer(text))

@@ -1,4 +1,4 @@
-"""The words of torch's process groups about other ranks: its store, gloo, NCCL."""
+"""Messages of torch's process groups about other ranks: its store, gloo, NCCL."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _MISMATCH = (
 
 
 def _aspects(found: Match[str], of: int) -> dict[str, str]:
-    """Of a collective; its number in the order of all comes last, as who makes another call counts on."""
+    """Return a collective's aspects, its sequence number last: ranks that call another one keep counting."""
     names = ("op", "shape", "type", "number")
     return {name: found[f"{name}{of}"] for name in names if found[f"{name}{of}"] is not None}
 
 
 @_message(["Detected mismatch between collectives"], _MISMATCH)
 def _mismatch(found: Match[str]) -> PeerMessage:
-    """`ranks`: its own number in the group; `values`: what it calls itself."""
+    """`ranks`: its number in the group; `values`: the collective that it called."""
     return PeerMessage("mismatch", ranks=(int(found["rank"]),), values=_aspects(found, 1))
 
 
@@ -57,7 +57,7 @@ def _mismatch(found: Match[str]) -> PeerMessage:
     _MISMATCH + r".*?but Rank (?P<other>\d+) is running collective: " + _PRINT % (2, 2, 2, 2),
 )
 def _mismatch_elsewhere(found: Match[str]) -> PeerMessage:
-    """`ranks`: its own number and the other's; `values`: what the other one calls."""
+    """`ranks`: its number and the other rank's; `values`: the other rank's collective."""
     return PeerMessage("mismatch-elsewhere", ranks=(int(found["rank"]), int(found["other"])), values=_aspects(found, 2))
 
 
@@ -124,7 +124,7 @@ def _unreached_in_time(found: Match[str]) -> PeerMessage:
 
 
 _MEETING = re.compile(r"c10d|gloo|TCPStore|socket\.cpp|hccl|HCCL|NCCL")
-"""Such a line is about the job's own ranks, by whatever name or address."""
+"""Such a line is about the job's ranks, whatever name or address it has."""
 
 
 @_message(

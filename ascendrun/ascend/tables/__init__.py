@@ -1,4 +1,4 @@
-"""Facts as data, one JSON file a table; every row names its source, and its doubt where it is not verified."""
+"""Facts as data, one JSON file per table; every row names its source, and its caveat if it is not verified."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @cache
 def load_table(name: str) -> Mapping[str, Any]:
-    """The table `name`.json of this package; read once, not to be changed by who reads it."""
+    """Return the table `name`.json of this package. It is cached: callers must not change it."""
     text = resources.files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8")
     table: Mapping[str, Any] = json.loads(text)
     return table
