@@ -153,7 +153,7 @@ def parse_components(text: str) -> Components:
 
 
 def driver_takes_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> bool | None:
-    """Return whether each is in an interval of the other; None if neither file has comparable intervals."""
+    """Return False if one is outside the other's intervals, None if neither file has comparable intervals."""
     ways = (_lies_in(firmware.version, driver.firmware_intervals), _lies_in(driver.version, firmware.driver_intervals))
     if False in ways:
         return False

@@ -274,7 +274,7 @@ def _read_row(row: Mapping[str, Any]) -> Signature:
 
 
 def _any_of(codes: Sequence[Any], forms: Sequence[str]) -> list[str]:
-    """Return the forms with each of the codes in their gap."""
+    """Return the forms; the gap of each matches any of the codes."""
     kind = "|".join(map(str, codes)) if len(codes) > 1 else f"={''.join(map(str, codes))}"
     return [form % kind for form in forms] if codes else []
 

@@ -175,7 +175,7 @@ def _applies(when: str, value: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _may_be_ours(name: str) -> bool:
-    """Return whether the table may have the name; most variables of an environment are unrelated."""
+    """Return whether the table has the name or HCCL's or torch_npu's prefix; few variables do."""
     prefixes = [rule["prefix"] for rule in load_table("variables")["prefixes"]]
     return name in known_variables() or name.startswith(("HCCL_", "P2P_HCCL_", *prefixes))
 

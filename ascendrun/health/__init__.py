@@ -7,7 +7,7 @@ To add a check:
 2. Fact: a field of `NodeFacts` (`survey/facts.py`, `npu_facts.py`), None by default, and the line that sets it by the
    probe's name.
 3. Check: a function `(context) -> Iterator[Finding]` in a module of `checks/` and its row in `CHECKS` of that module.
-   A fact that is None finds nothing.
+   A check yields no finding for a fact that is None.
 4. Text: message, hint and fix of each code in `texts/findings.json`, the Chinese in `ascendrun/text/zh.json`. Then run
    `python -m ascendrun.health.checks_page > docs/checks.md`.
 """

@@ -39,7 +39,7 @@ def render_page() -> str:
 
 
 def _cell(text: str) -> str:
-    """A template as a cell: placeholders without their formats."""
+    """Return a template as a cell: placeholders without their formats."""
     return re.sub(r"\{(\w+):[^{}]*\}", r"{\1}", text).replace("{{", "{").replace("}}", "}").replace("|", "\\|")
 
 

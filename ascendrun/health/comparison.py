@@ -1,4 +1,4 @@
-"""The report of doctor: what most nodes have, which differ, and the findings with messages and hints."""
+"""The report of doctor: majority values, nodes that differ, and findings with messages and hints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FactGroup:
 
 @dataclass(frozen=True)
 class FactRow:
-    """One line of the table; the first group is the largest one with a known value."""
+    """One line of the table; the first group is the largest group with a known value."""
 
     name: str
     groups: tuple[FactGroup, ...]
@@ -35,7 +35,7 @@ class FactRow:
 
 @dataclass(frozen=True)
 class FindingView:
-    """One finding for people and programs; `nodes`: its hosts, folded. `fix`: a shell command for them, None: none."""
+    """One finding for output; `nodes`: its hosts, folded. `fix`: a shell command for them, None: none."""
 
     code: str
     severity: Severity
@@ -106,11 +106,11 @@ ROWS: tuple[Row, ...] = (
     ),
     ("cann", lambda facts: facts.npu.cann.version if facts.npu.cann is not None else None),
 )
-"""Name, and the value of a node; None: unknown, or the node has none."""
+"""Name, and the value of a node; None: unknown, or not present."""
 
 
 def fact_rows(context: CheckContext) -> tuple[FactRow, ...]:
-    """Return the lines of the table, without those of which no value is known."""
+    """Return the lines of the table that have a known value."""
     found: list[FactRow] = []
     for name, value_of in ROWS:
         values = {host: value_of(facts) for host, facts in context.facts.items()}

@@ -21,10 +21,10 @@ PER_NODE = re.compile(
 )
 """Variables that differ between nodes by nature, or do not matter to a job: not part of a diff."""
 PER_RANK = re.compile(r"(?:LOCAL_|ROLE_)?RANK|TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS_FILE|RUN_ID|JOB_ID|ATTEMPT)")
-"""Not for an interactive shell: of one rank only, or a mark of the processes of an attempt."""
+"""Not for an interactive shell: variables of one rank, or marks of an attempt's processes."""
 
 AGENT_DIRECTORY = "<ascendrun>"
-"""Replaces the path of ascendrun's directory in values where hosts have it in different places."""
+"""Replaces the path of ascendrun's directory in values, since it differs between hosts."""
 NOT_SET = Text("env.not-set", "(not set)")
 
 
@@ -38,7 +38,7 @@ class EnvGroup:
 
 @dataclass(frozen=True)
 class EnvRow:
-    """`kind`: variable, limit, python or package. The largest group first."""
+    """One row. `kind`: variable, limit, python or package. The largest group is first."""
 
     kind: str
     name: str
@@ -57,7 +57,7 @@ class EnvReport:
 
 
 def make_env_report(context: CheckContext, *, salt: str, only_differing: bool = False) -> EnvReport:
-    """`salt`: new for each report; equal secrets get equal marks, and the marks reveal nothing."""
+    """Make the report. `salt`: new for each report; equal secrets get equal, irreversible marks."""
     rows = tuple(row for row in _rows(context, salt) if not only_differing or _is_relevant(row))
     return EnvReport(hosts=(*context.facts, *context.unreached), unreached=context.unreached, rows=rows)
 
@@ -74,7 +74,7 @@ def mask(name: str, value: str, *, salt: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable of this name is treated as a secret."""
+    """Return whether a variable of this name is treated as a secret."""
     return SECRET_NAME.search(name) is not None
 
 

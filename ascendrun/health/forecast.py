@@ -1,4 +1,4 @@
-"""Cost of failures on N nodes: the time between them, the checkpoint interval, the effective training time.
+"""Cost of failures on N nodes: time between failures, checkpoint interval, effective training time.
 
 Pure arithmetic. The model is Daly's (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
 restart dumps", 2006): failures occur at a constant rate at any time, also while saving and restarting.
@@ -35,13 +35,13 @@ ASSUMED = PUBLISHED[0]
 ASSUMED_RESTART_S = 190.0
 """From the exit of a rank to the next step: 10 s to detect and stop, 60 s to start, 2 min to load."""
 ASSUMED_SAVE_S = 60.0
-"""How long training pauses for a checkpoint; programs that save in the background need less."""
+"""Duration of the training pause for a checkpoint; programs that save in the background need less."""
 
 
 @dataclass(frozen=True)
 class History:
-    """Failures in this cluster. `node_days`: of running jobs. `failures`: how often a job lost a node; failures of
-    programs do not count, since they do not grow with the nodes. `restarts_s`: from a loss until the job ran again."""
+    """Failures in this cluster. `node_days`: of running jobs. `failures`: number of lost nodes; failures of
+    programs do not count, since they do not scale with nodes. `restarts_s`: from a loss until the job runs again."""
 
     node_days: float = 0.0
     failures: int = 0
@@ -50,10 +50,10 @@ class History:
 
 @dataclass(frozen=True)
 class Forecast:
-    """`between_failures_s`: mean time between failures that stop the job. `save_every_s`: the interval between
-    checkpoints that loses the least. `effective_share`: of all time, how much is training that counts, with that
-    interval; `hourly_share`: the same with a checkpoint every hour. `rate_source`: where the assumed rate comes from;
-    `has_own_history`: whether this cluster's own past is long enough to have moved it."""
+    """A forecast. `between_failures_s`: mean time between failures that stop the job. `save_every_s`: the checkpoint
+    interval with the least loss. `effective_share`: effective training time ratio (0 to 1) with that
+    interval; `hourly_share`: the same with a checkpoint every hour. `rate_source`: source of the assumed rate;
+    `has_own_history`: whether this cluster's history is long enough to change the rate."""
 
     nodes: int
     rate_per_node_day: float
@@ -77,9 +77,9 @@ def make_forecast(
     restart_s: float | None = None,
     save_s: float = ASSUMED_SAVE_S,
 ) -> Forecast:
-    """The forecast for a job on `nodes` nodes. `restart_s` None: from the history, else ASSUMED_RESTART_S.
+    """Return the forecast for a job on `nodes` nodes. `restart_s` None: from the history, else ASSUMED_RESTART_S.
 
-    Raises ValueError when there are no nodes, or saving takes no time (then one would save all the time).
+    Raises ValueError without nodes, or if saving takes no time (then saving always would be optimal).
     """
     if nodes < 1 or save_s <= 0:
         raise ValueError(f"no forecast for {nodes} nodes that save in {save_s:g} s")
@@ -105,21 +105,21 @@ def make_forecast(
 
 
 def own_rate_per_node_day(history: History, assumed: Rate) -> float:
-    """The assumed rate, moved by what was seen: it counts as one failure seen in the time that it takes to expect one.
+    """Return the assumed rate, updated by the history: the assumption counts as one failure in its mean time.
 
-    So ten quiet days of two nodes change little, and a year of a cluster's own life leaves little of the assumption.
+    So ten days of two nodes without failures change little, and a year of a cluster almost replaces the assumption.
     (The mean of a gamma prior of shape 1 after Poisson counts.)
     """
     return (1 + history.failures) / (1 / assumed.per_node_day + history.node_days)
 
 
 def young_interval_s(between_failures_s: float, save_s: float) -> float:
-    """Young's estimate of the best time between two checkpoints: sqrt(2 M w)."""
+    """Return Young's estimate of the best time between two checkpoints: sqrt(2 M w)."""
     return math.sqrt(2 * between_failures_s * save_s)
 
 
 def best_interval_s(between_failures_s: float, save_s: float) -> float:
-    """Daly's estimate of the best time of work between two checkpoints; as long as M where saving takes longer than
+    """Return Daly's estimate of the best working time between two checkpoints; M if saving takes longer than
     2 M, since then no interval is good."""
     if save_s >= 2 * between_failures_s:
         return between_failures_s
@@ -129,13 +129,13 @@ def best_interval_s(between_failures_s: float, save_s: float) -> float:
 
 
 def effective_share(interval_s: float, between_failures_s: float, *, save_s: float, restart_s: float) -> float:
-    """The share of all time that is training which need not be done again: from 0 to 1.
+    """Return the fraction of time that is training which is not repeated: 0 to 1.
 
     With M between failures, an interval t of work followed by a save w takes M e^(R/M) (e^((t+w)/M) - 1) on average.
     """
     mean_s = between_failures_s
     if (interval_s + save_s + restart_s) / mean_s > 700:
-        return 0.0  # less than any float: the job never gets to its next checkpoint
+        return 0.0  # below any float: the job never reaches its next checkpoint
     return interval_s / (mean_s * math.exp(restart_s / mean_s) * math.expm1((interval_s + save_s) / mean_s))
 
 
@@ -146,7 +146,7 @@ def _middle(values: tuple[float, ...]) -> float | None:
 
 @dataclass(frozen=True)
 class JobTimeline:
-    """`transitions`: (UTC seconds, new state) in order. `lost_a_node`: its last attempt ended that way."""
+    """`transitions`: (UTC seconds, new state) in order. `lost_a_node`: its last attempt ended by a lost node."""
 
     nodes: int
     transitions: tuple[tuple[float, State], ...]
@@ -219,5 +219,5 @@ def forecast_assumptions(forecast: Forecast) -> Text:
 
 
 def _rounded_down(fraction: float) -> float:
-    """To a tenth of a percent, never up to a 100% that no job reaches."""
+    """Round down to 0.1%, since no job reaches 100%."""
     return int(fraction * 1000) / 1000

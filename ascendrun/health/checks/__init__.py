@@ -1,4 +1,4 @@
-"""The table of all checks, and running them."""
+"""The table of all checks, and their execution."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ascendrun.health.survey.check_context import Check, CheckContext
 
 
 def _checks_in(*modules: ModuleType) -> tuple[Check, ...]:
-    """The checks of modules, in the order in which they are defined."""
+    """Return the checks of modules in the order of their definition."""
     return tuple(value for module in modules for value in vars(module).values() if isinstance(value, Check))
 
 
 NPU_CHECKS = _checks_in(npu, cann, device_network, npu_job)
 CHECKS = (*_checks_in(reach, host, storage, network, software, environment), *NPU_CHECKS)
-"""In the order of a manual search for causes: first what makes the rest unknown."""
+"""In the order of a manual search for causes: faults that make other results unknown come first."""
 
 NAMES: tuple[str, ...] = tuple(check.name for check in CHECKS)
 RENAMED: Mapping[str, str] = {
@@ -49,12 +49,12 @@ RENAMED: Mapping[str, str] = {
 
 
 def plain_name(name: str) -> str:
-    """Return a name as in CHECKS: job files may write hccl_ping or hccl-ping."""
+    """Return a name as in CHECKS: job files may contain hccl_ping or hccl-ping."""
     return name.replace("_", "-").lower()
 
 
 def choose_checks(*, is_full: bool, skip: Iterable[str] = (), require: Iterable[str] = ()) -> tuple[Check, ...]:
-    """Return the checks to run: all with `is_full`, else the light and the required ones, without the skipped."""
+    """Return the checks to run: all with `is_full`, else the light and the required; never the skipped."""
     skipped, required = {plain_name(name) for name in skip}, {plain_name(name) for name in require}
     return tuple(
         check
@@ -76,7 +76,7 @@ def _run(checks: Iterable[Check], context: CheckContext) -> list[Finding]:
     for check in checks:
         try:
             found += check.function(context)
-        except Exception as error:  # a bug, or invalid data from a node: the findings of the other checks count
+        except Exception as error:  # a bug, or invalid data from a node: keep the other checks' findings
             why = f"{type(error).__name__}: {error}"[:300]
             found.append(Finding("check-error", Severity.WARN, (), {"check": check.name, "why": why}))
     return found

@@ -17,7 +17,7 @@ _INCOMPATIBLE: Mapping[str, tuple[str, Severity]] = {
     "torch_npu/python": ("torch-npu-python", Severity.WARN),
     "driver/firmware": ("driver-firmware", Severity.WARN),
 }
-"""By pair: torch_npu requires one torch (C++ symbols) and rejects a torch for another accelerator. An older CANN or
+"""By pair: torch_npu requires a specific torch (C++ symbols) and rejects builds for other accelerators. Older CANN or
 firmware may work; Huawei's own installer only warns."""
 _UNPROVEN = ("torch_npu", "torch_npu/cann")
 """Pairs with a note if no source states whether they are compatible."""
@@ -73,7 +73,7 @@ def _version_finding(code: str, severity: Severity, host: str, fact: VersionFact
 
 
 def _boards(host: str, facts: NodeFacts) -> Iterator[Finding]:
-    """The driver's own check, which only root can read."""
+    """Report the driver's compatibility check, which only root can read."""
     boards = facts.npu.cards.boards if facts.npu.cards is not None else {}
     bad = sorted(npu_id for npu_id, board in boards.items() if board.compatibility == "NOK")
     if bad:
@@ -105,7 +105,7 @@ def versions_of(facts: NodeFacts) -> Versions:
 
 @check("cann-mixed", "the components of CANN are of one release", "cann-mixed")
 def check_cann_mixed(context: CheckContext) -> Iterator[Finding]:
-    """Components of two CANN releases in one directory: an upgrade did not complete."""
+    """Find components of two CANN releases in one directory: an incomplete upgrade."""
     for host, facts in npu_nodes(context):
         shell = facts.npu.shell_cann
         versions = shell.components.cann_versions if shell is not None and shell.components is not None else ()
@@ -121,7 +121,7 @@ def check_cann_mixed(context: CheckContext) -> Iterator[Finding]:
     "cann-missing set-env-missing set-env-stale set-env-partial",
 )
 def check_set_env(context: CheckContext) -> Iterator[Finding]:
-    """In the shell of the job. A command other than Python may source set_env.sh itself: then it is a note."""
+    """Check the shell of the job. A command other than Python may source set_env.sh itself: then it is a note."""
     if context.job is None or context.device_type != "npu":
         return
     for host, facts in context.facts.items():
@@ -147,7 +147,7 @@ def _leads_home(environ: Mapping[str, str], home: str) -> bool:
 
 @check("torch-npu", "torch_npu is installed with the job's torch and finds CANN", "torch-npu-missing torch-needs-cann")
 def check_torch_npu(context: CheckContext) -> Iterator[Finding]:
-    """torch without torch_npu, and an import that fails because CANN is missing.
+    """Find torch without torch_npu, and an import that fails because CANN is missing.
 
     From torch 2.5 `import torch` loads torch_npu, so a missing CANN appears as an error of torch.
     """
@@ -172,6 +172,6 @@ def check_torch_npu(context: CheckContext) -> Iterator[Finding]:
 
 
 def _output(facts: NodeFacts) -> str:
-    """What an import of torch that failed printed; "": nothing, or it did not fail."""
+    """Return the output of a failed import of torch; "": no output, or no failure."""
     error = facts.torch.error if facts.torch is not None else None
     return str(error.values.get("line", "")) if isinstance(error, Text) else error or ""

@@ -1,4 +1,4 @@
-"""Checks of the network between NPUs of different nodes: links, addresses, TLS, and whether ports reach each other."""
+"""Checks of the network between NPUs of different nodes: links, addresses, TLS, and reachability of ports."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NET_HEALTH_BAD = (
     "Socket fail", "Socket failed", "Receive timeout", "Unreachable", "Time exceeded", "Fault", "Thread error",
     "Detect ip set",
 )  # fmt: skip
-"""Init is normal where no detection address is configured; Unknown means no result."""
+"""Init is normal if no detection address is configured; Unknown means no result."""
 FLAPS, DAY_S = 3, 86400.0
-"""Once may be a cable that was moved; chosen limit."""
+"""A single change may be a moved cable; this limit is a choice."""
 WITHOUT_PORTS = ("310", "310P")
 
 
@@ -31,7 +31,7 @@ def port_nodes(context: CheckContext) -> Iterator[tuple[str, Mapping[int, Port]]
 
 
 def _severity(context: CheckContext, host: str, devices: Mapping[int, object]) -> Severity:
-    """A single node trains over its internal links, without these ports."""
+    """Return the severity: a job on one node uses internal links, not these ports."""
     return severity_at(context, host, devices) if is_many(context) else Severity.NOTE
 
 
@@ -42,7 +42,7 @@ def check_tool(context: CheckContext) -> Iterator[Finding]:
         if ports is None or (table is not None and table.info is not None and table.info.errors):
             if "hccn" in facts.late and facts.npu.has_any:
                 yield finding("hccn-hangs", Severity.FAIL if is_many(context) else Severity.NOTE, host)
-            continue  # without the driver its other tool adds nothing
+            continue  # without the driver, its other tool has no results
         if ports.hung or "hccn" in facts.late:
             severity = Severity.FAIL if is_many(context) else Severity.NOTE
             yield finding("hccn-hangs", severity, host, evidence=ports.hung[:3])
@@ -62,7 +62,7 @@ def check_links(context: CheckContext) -> Iterator[Finding]:
 
 @check("device-flaps", "the links of the NPU ports stay up", "device-link-flaps", is_full=True)
 def check_flaps(context: CheckContext) -> Iterator[Finding]:
-    """A link that goes down repeatedly: collectives time out, although each check finds it up."""
+    """Find links that go down repeatedly: collectives time out, although each check finds them up."""
     for host, ports in port_nodes(context):
         flaps = {device: _downs(port.history) for device, port in ports.items()}
         restless = {device: count for device, count in flaps.items() if count >= FLAPS}
@@ -81,7 +81,7 @@ def check_flaps(context: CheckContext) -> Iterator[Finding]:
 
 
 def _downs(history: LinkHistory | None) -> int:
-    """How often the link went down within the last day; 0 where that is not known."""
+    """Return how often the link went down within the last day; 0 if unknown."""
     if history is None or history.now is None:
         return 0
     return sum(
@@ -152,7 +152,7 @@ def _conf_differs(context: CheckContext, host: str, ports: Mapping[int, Port]) -
 
 @check("device-address-family", "the addresses of NPU ports are of one family", "device-ip-family")
 def check_address_family(context: CheckContext) -> Iterator[Finding]:
-    """HCCL rejects device addresses of two families in one job."""
+    """Find device addresses of two families in one job, which HCCL rejects."""
     families = {
         f"{host} {device}": "IPv6" if ":" in port.address else "IPv4"
         for host, ports in port_nodes(context)
@@ -164,7 +164,7 @@ def check_address_family(context: CheckContext) -> Iterator[Finding]:
 
 @check("device-tls", "TLS is on or off on all NPU ports", "device-tls-differs")
 def check_tls(context: CheckContext) -> Iterator[Finding]:
-    """All ranks of a job must agree (EI0016)."""
+    """Find TLS switches that differ; all ranks must agree (EI0016)."""
     switches = {
         f"{host} {device}": "on" if port.tls.is_enabled else "off"
         for host, ports in port_nodes(context)
@@ -206,7 +206,7 @@ def _outliers(context: CheckContext, values: Mapping[str, str], code: str) -> It
 
 @check("net-health", "the NPU ports reach their gateway", "device-net-health", is_full=True)
 def check_net_health(context: CheckContext) -> Iterator[Finding]:
-    """The driver's own test of its gateway; a warning, since a wrong netdetect address gives the same result."""
+    """Report the driver's gateway test; a warning, since a wrong netdetect address has the same result."""
     for host, ports in port_nodes(context):
         groups: dict[str, dict[int, Port]] = {}
         for device, port in ports.items():
@@ -239,7 +239,7 @@ def check_cables(context: CheckContext) -> Iterator[Finding]:
 
 
 def _optical_fault(device: int, optical: Optical | None) -> Text | None:
-    """Return what is wrong with a module; None: nothing, or unknown (a copper cable has no module)."""
+    """Return the fault of a module; None: no fault, or unknown (a copper cable has no module)."""
     if optical is None or optical.is_present is None:
         return None
     if not optical.is_present:
@@ -284,7 +284,7 @@ def check_ping(context: CheckContext) -> Iterator[Finding]:
 
 
 def _is_lost(one: PortPing) -> bool:
-    """A ping with unreadable output proves nothing."""
+    """Return whether the ping lost packets or did not return; unreadable output counts as not lost."""
     return one.ping is None or (
         one.ping.sent is not None and one.ping.received is not None and one.ping.received < one.ping.sent
     )

@@ -1,4 +1,4 @@
-"""Checks of the environment variables that a rank gets: its own, those of the job and of the login."""
+"""Checks of a rank's environment variables: those of the launcher, the job and the login."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SLOW: Mapping[str, tuple[str, ...]] = {
     "PYTHONDONTWRITEBYTECODE": (),
     "PYTHONPROFILEIMPORTTIME": ("1",),
 }
-"""Debugging settings: each slows every step or floods the log."""
+"""Debugging settings: each slows every step or enlarges the log."""
 
 
 def rank_variables(context: CheckContext, host: str) -> dict[str, str]:
@@ -81,7 +81,7 @@ def check_threads(context: CheckContext) -> Iterator[Finding]:
 
 @check("interfaces", "interfaces named by variables exist", "interface-missing")
 def check_interfaces(context: CheckContext) -> Iterator[Finding]:
-    """A variable that names an interface which the node does not have."""
+    """Find variables that name an interface which the node does not have."""
     for host, facts in context.facts.items():
         if not facts.addresses:
             continue
@@ -98,7 +98,7 @@ def check_interfaces(context: CheckContext) -> Iterator[Finding]:
 
 
 def _names_some(name: str, value: str, interfaces: tuple[str, ...]) -> bool:
-    """HCCL and NCCL take prefixes, "=eth0" for exactly that, "^eth0" for all but it; gloo takes exact names."""
+    """HCCL and NCCL accept prefixes, "=eth0" for an exact name, "^eth0" to exclude it; gloo: exact names."""
     if value.startswith("^"):
         return True
     words = [word.strip() for word in value.lstrip("=").split(",") if word.strip()]
@@ -109,8 +109,8 @@ def _names_some(name: str, value: str, interfaces: tuple[str, ...]) -> bool:
 
 @check("own-address", "HCCL_IF_IP is an address of its node that peers reach", "if-ip-foreign if-ip-elsewhere")
 def check_own_address(context: CheckContext) -> Iterator[Finding]:
-    """HCCL_IF_IP is an address of the very node, where the others find it: one value for all nodes cannot be right,
-    and the first one that `hostname -I` prints may be a bridge's."""
+    """Check that HCCL_IF_IP is an address of the node on which the other nodes reach it: one value for all nodes is
+    wrong, and the first address of `hostname -I` may be a bridge's."""
     for host, facts in context.facts.items():
         value = rank_variables(context, host).get("HCCL_IF_IP")
         if not value or not facts.addresses:
@@ -126,7 +126,7 @@ def check_own_address(context: CheckContext) -> Iterator[Finding]:
 
 @check("allocator", "driver and CANN support the settings of the allocator", "allocator-setting-new")
 def check_allocator(context: CheckContext) -> Iterator[Finding]:
-    """Settings of torch_npu's allocator that the driver or CANN of the node does not have yet."""
+    """Find settings of torch_npu's allocator that the node's driver or CANN is too old for."""
     for host, facts in context.facts.items() if context.device_type == "npu" else ():
         cann = facts.npu.cann.version if facts.npu.cann is not None else None
         variables = rank_variables(context, host)
@@ -153,7 +153,7 @@ def _releases(driver: str | None, cann: str | None) -> tuple[Text | str, ...]:
 
 @check("variables-consistency", "the variables that matter are the same on all nodes", "variable-differs")
 def check_variables_consistency(context: CheckContext) -> Iterator[Finding]:
-    """Of what matters to a job, in the shell that it gets."""
+    """Compare the variables that matter to a job, in its shell."""
     shells = {host: facts for host, facts in context.facts.items() if facts.environ is not None}
     names = sorted({name for facts in shells.values() for name in facts.environ or {} if _ALIKE.match(name)})
     for name in names:
@@ -168,7 +168,7 @@ def check_variables_consistency(context: CheckContext) -> Iterator[Finding]:
 
 
 def _value(facts: NodeFacts, name: str) -> str | Text:
-    """The value without the path of ascendrun's directory, which differs between users and local hosts."""
+    """Return a value without the path of ascendrun's directory, which differs by user and local host."""
     value = (facts.environ or {}).get(name)
     if value is None:
         return NOT_SET

@@ -11,10 +11,10 @@ from ascendrun.health.survey.check_context import CheckContext, check, differing
 from ascendrun.health.survey.facts import NodeFacts
 
 CLOCK_NOTE_S, CLOCK_WARN_S = 1.0, 10.0
-"""ascendrun corrects its own records; TLS, Kerberos and make on shared disks fail from some seconds."""
+"""ascendrun corrects its own records; TLS, Kerberos and make on shared disks fail from a few seconds on."""
 
 FILES_FEW, FILES_GOOD = 1024, 8192
-"""Open files: DataLoader workers share tensors through them; the usual default of 1024 is short for 8 ranks."""
+"""Open files: DataLoader workers share tensors through them; the usual 1024 is too few for 8 ranks."""
 PROCESSES_FEW = 4096
 LOCKED_BYTES_GOOD = 64 << 20
 STARTUPS_FEW = 5
@@ -23,7 +23,7 @@ SESSIONS_FEW = 2
 
 @check("identity", "no machine is listed under two names", "same-machine machine-id-shared")
 def check_identity(context: CheckContext) -> Iterator[Finding]:
-    """Two names for one machine: its devices would count twice. Local hosts may share this machine."""
+    """Find two names for one machine: its devices would count twice. Local hosts may share this machine."""
     by_boot = _groups(context, _machine)
     for hosts in by_boot.values():
         yield finding("same-machine", Severity.FAIL, hosts, names=hosts)
@@ -35,14 +35,14 @@ def check_identity(context: CheckContext) -> Iterator[Finding]:
 
 
 def _machine(facts: NodeFacts) -> str | None:
-    """Containers share a kernel, so a boot id alone does not identify a machine. Local hosts share it on purpose."""
+    """Return a machine's identity. Containers share a boot id, so more is needed; local hosts may share it."""
     if facts.boot_id is None or facts.hostname is None or facts.is_local:
         return None
     return f"{facts.boot_id} {facts.hostname} {facts.machine_id}"
 
 
 def _groups(context: CheckContext, value_of: Callable[[NodeFacts], str | None]) -> dict[str, tuple[str, ...]]:
-    """Values that several hosts share, with those hosts."""
+    """Return values that several hosts share, with those hosts."""
     groups: dict[str, list[str]] = {}
     for host, facts in context.facts.items():
         value = value_of(facts)
@@ -53,7 +53,7 @@ def _groups(context: CheckContext, value_of: Callable[[NodeFacts], str | None]) 
 
 @check("clock", "the nodes' clocks agree", "clock-skew")
 def check_clock(context: CheckContext) -> Iterator[Finding]:
-    """Relative to the median of the nodes: a wrong clock of the head node (a laptop) is not their fault."""
+    """Compare clocks with the nodes' median: the clock of the head node (a laptop) may be wrong."""
     known = sorted(facts.clock_offset_s for facts in context.facts.values() if facts.clock_offset_s is not None)
     if not known:
         return
@@ -84,7 +84,7 @@ def check_hardware(context: CheckContext) -> Iterator[Finding]:
 
 
 def _memory_class(facts: NodeFacts) -> float | None:
-    """Memory in GiB, in steps of about 9%: firmware reserves a few megabytes more or less."""
+    """Return memory in GiB, in steps of about 9%: the firmware's reservation differs by a few megabytes."""
     if not facts.memory_bytes or facts.memory_bytes <= 0:
         return None
     return float(f"{2 ** (round(math.log2(facts.memory_bytes) * 8) / 8) / (1 << 30):.3g}")
@@ -104,7 +104,7 @@ def check_user(context: CheckContext) -> Iterator[Finding]:
     "limit-files limit-processes limit-locked limit-address-space",
 )
 def check_limits(context: CheckContext) -> Iterator[Finding]:
-    """In the non-interactive shell: /etc/security/limits.conf may apply to interactive logins only."""
+    """Check the non-interactive shell: /etc/security/limits.conf may apply to interactive logins only."""
     for host, facts in context.facts.items():
         files = _soft(facts, "NOFILE")
         if files is not None and files < FILES_GOOD:
@@ -137,7 +137,7 @@ def _limits_text(facts: NodeFacts) -> str | None:
 
 
 def _soft(facts: NodeFacts, name: str) -> int | None:
-    """None: unlimited, or not known."""
+    """Return a soft limit; None: unlimited, or unknown."""
     return (facts.limits or {}).get(name, (None, None))[0]
 
 
@@ -156,7 +156,7 @@ def check_sshd(context: CheckContext) -> Iterator[Finding]:
 
 @check("logind", "logind does not kill a job when its SSH connection closes", "kill-user-processes")
 def check_logind(context: CheckContext) -> Iterator[Finding]:
-    """logind spares root and users with lingering enabled."""
+    """Logind does not kill processes of root and of users with lingering enabled."""
     for host, facts in context.facts.items():
         if not facts.kills_user_processes or not facts.user or facts.uid in (None, 0):
             continue

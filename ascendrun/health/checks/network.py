@@ -32,7 +32,7 @@ def check_routes(context: CheckContext) -> Iterator[Finding]:
 
 @check("one-interface", "one interface reaches all peers", "several-interfaces")
 def check_one_interface(context: CheckContext) -> Iterator[Finding]:
-    """Collectives bind one interface; it must reach all peers."""
+    """Check the interface that collectives bind: it must reach all peers."""
     for host, facts in context.facts.items():
         if len(facts.route_kinds) < 2:
             continue
@@ -46,7 +46,7 @@ def check_one_interface(context: CheckContext) -> Iterator[Finding]:
 
 
 def _by_route(facts: NodeFacts, context: CheckContext) -> list[tuple[Route, list[str]]]:
-    """Each route with the peers that it leads to."""
+    """Return each route with the peers on it."""
     groups: dict[Route, list[str]] = {}
     for peer, route in (facts.routes or {}).items():
         if peer in context.facts:
@@ -60,7 +60,7 @@ def _is_loopback(address: str | None) -> bool:
 
 @check("master-port", "MASTER_PORT is free on the node of rank 0", "port-taken port-ephemeral")
 def check_master_port(context: CheckContext) -> Iterator[Finding]:
-    """The node of rank 0 needs one free candidate; a port set by the user is the only one."""
+    """Check for a free port on the node of rank 0; a port set by the user is the only candidate."""
     if context.plan is None:
         return
     first = context.plan.nodes[0].host
@@ -86,7 +86,7 @@ def _in_ephemeral_range(host: str, facts: NodeFacts, port: int) -> Iterator[Find
     "hccl-ports", "HCCL's ports are free and reserved from outgoing connections", "hccl-port-taken ports-not-reserved"
 )
 def check_hccl_ports(context: CheckContext) -> Iterator[Finding]:
-    """HCCL's root binds the base port, the others follow. Where a variable moves them they are unknown."""
+    """HCCL's root binds the base port, then the next ports. If a variable changes them, they are unknown."""
     if context.device_type != "npu":
         return
     for host, facts in context.facts.items():
@@ -96,7 +96,7 @@ def check_hccl_ports(context: CheckContext) -> Iterator[Finding]:
             if HCCL_BASE <= port < HCCL_BASE + HCCL_COUNT:
                 severity = Severity.FAIL if port == HCCL_BASE else Severity.WARN
                 if holder.tag is not None and context.job is None:
-                    severity = Severity.NOTE  # an ascendrun job runs there, and no other is about to start
+                    severity = Severity.NOTE  # an ascendrun job runs there, and no other job is starting
                 yield _taken("hccl-port-taken", severity, host, port, holder)
             elif port == HCCL_DEVICE_PORT:
                 yield _taken("hccl-port-taken", Severity.NOTE, host, port, holder)
@@ -132,7 +132,7 @@ def _taken(code: str, severity: Severity, host: str, port: int, holder: PortHold
     "peer-timeout peer-refuses peer-wrong peer-fails",
 )
 def check_peer_ports(context: CheckContext) -> Iterator[Finding]:
-    """Connection tests to the ports of a job. Peers that have findings of their own are reported there."""
+    """Evaluate connection tests to a job's ports, except to unreached peers: those have their own findings."""
     for host, facts in context.facts.items():
         failed: dict[tuple[str, int], list[ConnectionTest]] = {}
         for test in facts.connection_tests or ():

@@ -26,9 +26,9 @@ from ascendrun.health.survey.npu_probes import DRIVER_NODES
 from ascendrun.text import Text
 
 HBM_MIN_FRACTION = 0.95
-"""Of the rated size; below it Huawei's own fault diagnosis calls the memory short."""
+"""Of the rated size; below it Huawei's fault diagnosis reports too little memory."""
 RATED = ("A1", "A2", "A3")
-"""Chip families whose memory size that diagnosis lists; others are compared with the largest of the node."""
+"""Chip families whose memory size that diagnosis lists; others are compared with the node's largest."""
 UNOWNED_FRACTION = 0.15
 """An idle 910B shows 5 % of its HBM in use, an idle 950 5 %."""
 PAGES_WARN, PAGES_FAIL = 16, 64
@@ -57,7 +57,7 @@ _HEALTH = {
     "npu-smi-error npu-smi-unreadable driver-incomplete",
 )
 def check_driver(context: CheckContext) -> Iterator[Finding]:
-    """Whether npu-smi works, and if not, why."""
+    """Check that npu-smi works; report the reason if not."""
     for host, facts in context.facts.items():
         table = facts.npu.table
         if context.device_type == "npu" and facts.npu.has_any is False:
@@ -104,7 +104,7 @@ def _some(lines: tuple[str, ...]) -> tuple[str, ...]:
     "device-file-missing device-file-closed",
 )
 def check_device_files(context: CheckContext) -> Iterator[Finding]:
-    """Device files of the driver. Without access to one of them every rank fails with drvRet=87 or -8005."""
+    """Check the driver's device files. Without access to one, every rank fails with drvRet=87 or -8005."""
     for host, facts in npu_nodes(context):
         devices = facts.npu.devices
         if devices is None or not facts.npu.has_any:
@@ -125,7 +125,7 @@ def check_device_files(context: CheckContext) -> Iterator[Finding]:
 
 @check("npu-count", "all NPUs are on the bus, and the devices of the job exist", "npu-missing npu-too-few npu-more")
 def check_count(context: CheckContext) -> Iterator[Finding]:
-    """A card that dropped off the bus is missing in the driver's list, although its file in /dev may still exist."""
+    """Count devices. The driver does not list a card lost from the bus, although its file in /dev may remain."""
     counts = {host: len(facts.npu.info.chips) for host, facts in npu_nodes(context) if facts.npu.info is not None}
     same = compare(counts)
     for host, count in counts.items():
@@ -217,7 +217,7 @@ def _code_lines(facts: NpuFacts, npu_ids: Iterable[int]) -> Iterator[str | Text]
 
 
 def _fault_codes(context: CheckContext, host: str, facts: NpuFacts) -> Iterator[Finding]:
-    """Codes of a device that reports health OK; those of the others are evidence above."""
+    """Yield codes of devices with health OK; other devices have them as evidence of their finding."""
     for device, chip in chips_by_device(facts).items():
         if chip.health in _HEALTH or chip.chip_id not in (None, 0):
             continue
@@ -317,7 +317,7 @@ def check_memory_size(context: CheckContext) -> Iterator[Finding]:
 
 @check("hbm-owner", "all NPU memory in use belongs to listed processes", "hbm-owner-unknown")
 def check_memory_held(context: CheckContext) -> Iterator[Finding]:
-    """Memory of no listed process: in use by a container, or left by a process that crashed."""
+    """Find memory of no listed process: used by a container, or not freed after a crash."""
     for host, facts in npu_nodes(context):
         info = facts.npu.info
         if info is None or info.processes is None:
@@ -346,7 +346,7 @@ def _is_on(process: NpuProcess, chip: NpuChip) -> bool:
 
 @check("npu-processes", "no other process uses the NPUs", "npu-busy npu-busy-run npu-ghost")
 def check_processes(context: CheckContext) -> Iterator[Finding]:
-    """Processes on devices that the job would use; on other devices it is a note."""
+    """Find processes on devices that the job would use; on other devices it is a note."""
     for host, facts in npu_nodes(context):
         table, info = facts.npu.table, facts.npu.info
         if table is None or info is None or info.processes is None:

@@ -1,4 +1,4 @@
-"""Checks of what a job requests of the NPUs: devices and number format."""
+"""Checks of a job's NPU requirements: devices and number format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 
 @check("visible-devices", "ASCEND_RT_VISIBLE_DEVICES includes the devices of the job", "visible-fewer visible-beyond")
 def check_visible_devices(context: CheckContext) -> Iterator[Finding]:
-    """The variable as a rank gets it, after setup; an invalid form is reported with the other variables."""
+    """Check the variable as a rank gets it, after setup. Another check reports an invalid form."""
     for host, facts in npu_nodes(context):
         value = (facts.environ or {}).get(VISIBLE)
         if not value:
@@ -31,7 +31,7 @@ def check_visible_devices(context: CheckContext) -> Iterator[Finding]:
 
 @check("device-set", "the chip supports the devices of the job together", "device-set")
 def check_device_set(context: CheckContext) -> Iterator[Finding]:
-    """Which devices of one server HCCL supports together, by the chip's links. Only the 910A rejects others."""
+    """Check the devices that HCCL supports together, by the chip's links. Only the 910A rejects others."""
     for host, facts in npu_nodes(context):
         chip, planned = chip_of_node(facts.npu), planned_devices(context, host)
         for fault in device_faults(chip, planned) if chip is not None and planned else ():
@@ -49,7 +49,7 @@ def check_bf16(context: CheckContext) -> Iterator[Finding]:
 
 
 def bf16_argument(context: CheckContext) -> str | None:
-    """Return the argument or option that requests bf16; None: none is visible outside the program's code."""
+    """Return the argument or option that requests bf16; None: not visible outside the program's code."""
     if context.job is None:
         return None
     for name, value in context.job.args.items():

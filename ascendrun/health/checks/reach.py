@@ -1,4 +1,4 @@
-"""Checks of the SSH connection: reachability, login, and what login startup files do."""
+"""Checks of the SSH connection: reachability, login, and effects of startup files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.survey.check_context import CheckContext, check, finding
 
 LOGIN_SLOW_S, LOGIN_TOO_SLOW_S = 2.0, 10.0
-"""2 s delay every command; 10 s use up a good part of HCCL's connect timeout."""
+"""2 s delay every command; 10 s are a large part of HCCL's connect timeout."""
 
 _CODES = {
     "auth-failed": "auth-failed",
@@ -50,7 +50,7 @@ def check_login_noise(context: CheckContext) -> Iterator[Finding]:
 
 @check("probes", "every probe returns in time", "probe-timeout")
 def check_probes(context: CheckContext) -> Iterator[Finding]:
-    """A probe that does not return in time is a finding by itself."""
+    """Report probes that did not return in time."""
     for host, facts in context.facts.items():
         if facts.late:
             yield finding("probe-timeout", Severity.WARN, host, probes=facts.late)

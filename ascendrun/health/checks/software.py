@@ -11,7 +11,7 @@ from ascendrun.text import Text
 
 IMPORT_NOTE_S, IMPORT_WARN_S = 10.0, 30.0
 MEETING_MODULES = ("torch", "torch-npu", "deepspeed")
-"""Two versions of these in one job fail to connect or compute wrong numbers; of others only the results may differ."""
+"""Two versions of these in one job fail to connect or compute wrong numbers; others may only change results."""
 
 
 @check("python", "the setup of the job works and its interpreter starts", "setup-failed python-missing python-broken")
@@ -82,7 +82,7 @@ def _modules(facts: NodeFacts) -> Mapping[str, str | None]:
     is_full=True,
 )
 def check_torch(context: CheckContext) -> Iterator[Finding]:
-    """In a child process: with torch_npu installed and CANN absent even `import torch` fails."""
+    """Check torch, imported in a child process: with torch_npu but no CANN even `import torch` fails."""
     severity = Severity.FAIL if context.job is not None else Severity.NOTE
     for host, facts in context.facts.items():
         torch = facts.torch

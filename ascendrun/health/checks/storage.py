@@ -1,4 +1,4 @@
-"""Checks of what a job writes and reads: space, inodes, shared memory, directories, model and data."""
+"""Checks of a job's storage: space, inodes, shared memory, directories, model and data."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ascendrun.health.survey.facts import Disk, PathSize
 from ascendrun.text import Text
 
 ROOM_BYTES = 32 << 20
-"""Below that the node rejects the start: the records of a run are not safe (node/agent/checks.py)."""
+"""Below that the node rejects the start: records of a run may be lost (node/agent/checks.py)."""
 LOW_BYTES = 1 << 30
 LOW_INODES = 0.01
 SHM, SHM_BYTES, SHM_FREE_BYTES = "/dev/shm", 1 << 30, 64 << 20
-"""DataLoader workers hand tensors over through it; Docker's default of 64 MB ends them with a bus error."""
+"""DataLoader workers pass tensors through it; with Docker's default of 64 MB they die of a bus error."""
 SLOW_WRITE_S = 1.0
 
 
@@ -63,7 +63,7 @@ def check_shared_memory(context: CheckContext) -> Iterator[Finding]:
     "directory-hangs directory-not-writable directory-slow",
 )
 def check_directories(context: CheckContext) -> Iterator[Finding]:
-    """Write, rename, fsync: what a checkpoint does."""
+    """Test write, rename and fsync, as for a checkpoint."""
     for host, facts in context.facts.items():
         for path, result in (facts.writes or {}).items():
             values = {"path": path}
@@ -77,7 +77,7 @@ def check_directories(context: CheckContext) -> Iterator[Finding]:
 
 @check("paths", "model and data exist, with the same size on all nodes", "path-not-found path-unreadable path-differs")
 def check_paths(context: CheckContext) -> Iterator[Finding]:
-    """Model and data exist and are the same on every node."""
+    """Check that model and data exist and are equal on all nodes."""
     asked = dict.fromkeys(path for facts in context.facts.values() for path in facts.paths or {})
     for path in asked:
         found = {host: (facts.paths or {}).get(path) for host, facts in context.facts.items()}

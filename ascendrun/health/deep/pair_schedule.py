@@ -1,8 +1,8 @@
-"""Which pairs of hosts to measure next, and what their results show: a slow host, a slow link, or nothing yet.
+"""Schedule of pairwise measurements between hosts, and evaluation of the results: slow hosts and slow links.
 
-Round 1 pairs neighbours, round 2 pairs across the cluster. Then every slow host is paired with healthy hosts, until
+Round 1 pairs neighbours, round 2 pairs distant hosts. Then every slow host is paired with healthy hosts, until
 either the host or the link is known to be slow. The pairs of a round are disjoint and run in parallel. A pair is slow
-relative to the median of the hosts' best results, never to an absolute number. That median is reliable while fewer
+relative to the median of the hosts' best results, not to an absolute number. That median is reliable if fewer
 than a quarter of the hosts are faulty.
 """
 
@@ -17,7 +17,7 @@ from ascendrun.text import Text
 Pair = tuple[str, str]
 
 PARTNERS = 2
-"""Every healthy host is measured with this number of others, so that a slow result has a second one."""
+"""Every healthy host is measured with this number of others, so that a slow result can be confirmed."""
 PROOFS = 2
 """Required slow results: of a host with different healthy partners, of a link in repeated measurements."""
 
@@ -41,13 +41,13 @@ class Exchange:
 
 @dataclass(frozen=True)
 class PairEvaluation:
-    """The conclusions from the results so far. `typical`: by rate, the median over hosts of each one's best.
+    """The conclusions from the results so far. `typical`: by rate, the median over each host's best.
 
-    `slow`: pairs that stay slow (or failed) in their best measurement. `sound`: hosts with at least one pair that is
-    not slow. `bad_hosts` are slow with everyone, `bad_links` are slow between two sound hosts, measured twice.
-    `splits`: two groups of hosts, sound inside and slow between, with the bad links between them: one fault of the
-    network, such as a switch's uplink, and not so many links. `unclear`: slow pairs that nothing of this explains,
-    because there were too few sound hosts to compare with.
+    `slow`: pairs whose best measurement is slow or failed. `sound`: hosts with at least one pair that is not slow.
+    `bad_hosts`: slow with all partners. `bad_links`: slow between two sound hosts, measured twice.
+    `splits`: two groups of hosts, fast inside and slow between, with the bad links between them: one fault of the
+    network, such as a switch's uplink, instead of many links. `unclear`: slow pairs without any of these
+    explanations, because there were too few sound hosts to compare with.
     """
 
     typical: Mapping[str, float]
@@ -60,14 +60,14 @@ class PairEvaluation:
 
     @property
     def lone_links(self) -> tuple[Pair, ...]:
-        """The bad links that are no part of a split."""
+        """Return the bad links that are not part of a split."""
         known = {pair for split in self.splits for pair in split.links}
         return tuple(pair for pair in self.bad_links if pair not in known)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Two groups of hosts in the hosts' order, and the bad links between them."""
+    """Two groups of hosts in the order of all hosts, and the bad links between them."""
 
     one: tuple[str, ...]
     other: tuple[str, ...]
@@ -79,7 +79,7 @@ def pair_of(one: str, other: str) -> Pair:
 
 
 def evaluate_pairs(hosts: Sequence[str], results: Sequence[Exchange], *, shares: Mapping[str, float]) -> PairEvaluation:
-    """`shares`: for each rate the share of the typical one below which a pair is slow; other rates do not count."""
+    """Evaluate results. `shares`: by rate, the fraction of typical below which a pair is slow; others are ignored."""
     best = best_of_pairs(results)
     typical = _typical(best, shares)
     slow = frozenset(pair for pair, rates in best.items() if is_slow(rates, typical, shares))
@@ -97,9 +97,9 @@ def evaluate_pairs(hosts: Sequence[str], results: Sequence[Exchange], *, shares:
 def next_round(
     hosts: Sequence[str], results: Sequence[Exchange], *, shares: Mapping[str, float], partners: int = PARTNERS
 ) -> tuple[Pair, ...]:
-    """Disjoint pairs to measure together; () when there is nothing more to learn.
+    """Return disjoint pairs to measure in parallel; () if no more are useful.
 
-    A pair is measured once, and once more when it alone is slow; so the rounds always end.
+    A pair is measured once, and again if it alone is slow; so the number of rounds is finite.
     """
     evaluation = evaluate_pairs(hosts, results, shares=shares)
     met = partners_of(results)
@@ -116,7 +116,7 @@ def next_round(
 
 
 def best_of_pairs(results: Sequence[Exchange]) -> dict[Pair, Mapping[str, float] | None]:
-    """Each pair's best rate of each name over its measurements; None where all of them failed."""
+    """Return each pair's best rate by name over its measurements; None if all of them failed."""
     best: dict[Pair, Mapping[str, float] | None] = {}
     for result in results:
         before = best.get(result.pair)
@@ -130,7 +130,7 @@ def best_of_pairs(results: Sequence[Exchange]) -> dict[Pair, Mapping[str, float]
 
 
 def best_of_hosts(results: Sequence[Exchange]) -> dict[str, dict[str, float]]:
-    """Each host's best rate of each name with any partner; hosts that never exchanged anything are absent."""
+    """Return each host's best rate by name with any partner, without hosts that exchanged no data."""
     best: dict[str, dict[str, float]] = {}
     for pair, rates in best_of_pairs(results).items():
         for host in pair:
@@ -141,7 +141,7 @@ def best_of_hosts(results: Sequence[Exchange]) -> dict[str, dict[str, float]]:
 
 
 def partners_of(results: Sequence[Exchange]) -> dict[str, set[str]]:
-    """Whom each host was measured with."""
+    """Return the partners of each host's measurements."""
     met: dict[str, set[str]] = {}
     for result in results:
         met.setdefault(result.one, set()).add(result.other)
@@ -150,7 +150,7 @@ def partners_of(results: Sequence[Exchange]) -> dict[str, set[str]]:
 
 
 def is_slow(rates: Mapping[str, float] | None, typical: Mapping[str, float], shares: Mapping[str, float]) -> bool:
-    """Whether any rate is below its share of the typical one; a pair that failed is slow."""
+    """Return whether any rate is below its fraction of the typical rate; a failed pair is slow."""
     if rates is None:
         return True
     return any(
@@ -159,7 +159,7 @@ def is_slow(rates: Mapping[str, float] | None, typical: Mapping[str, float], sha
 
 
 def _typical(best: Mapping[Pair, Mapping[str, float] | None], shares: Mapping[str, float]) -> dict[str, float]:
-    """A slow pair drags down both its hosts, so the median goes over each host's best, not over pairs."""
+    """Return the median over each host's best, since a slow pair would lower both hosts' values."""
     of_hosts: dict[str, dict[str, float]] = {}
     for pair, rates in best.items():
         for host in pair:
@@ -170,7 +170,7 @@ def _typical(best: Mapping[Pair, Mapping[str, float] | None], shares: Mapping[st
 
 
 def _is_bad(host: str, partners: set[str], slow: frozenset[Pair], sound: frozenset[str]) -> bool:
-    """Never sound, and slow with enough sound partners: PROOFS, or all the sound hosts that there are."""
+    """Return whether a host is not sound, and slow with PROOFS sound partners (or all sound hosts)."""
     if host in sound:
         return False
     witnesses = [other for other in partners if other in sound and pair_of(host, other) in slow]
@@ -178,7 +178,7 @@ def _is_bad(host: str, partners: set[str], slow: frozenset[Pair], sound: frozens
 
 
 def _splits(hosts: Sequence[str], good: Sequence[Pair], bad_links: Sequence[Pair]) -> tuple[Split, ...]:
-    """Groups that good pairs hold together, wherever more than one bad link lies between the same two of them."""
+    """Return pairs of groups, each connected by good pairs, with more than one bad link between them."""
     group = _group_by(hosts, good)
     between: dict[tuple[int, int], list[Pair]] = {}
     for one, other in bad_links:
@@ -197,7 +197,7 @@ def _splits(hosts: Sequence[str], good: Sequence[Pair], bad_links: Sequence[Pair
 
 
 def _group_by(hosts: Sequence[str], pairs: Sequence[Pair]) -> dict[str, int]:
-    """A number for each host, the same for all that the pairs connect: the place of the group's first host."""
+    """Return a number for each host, equal if pairs connect the hosts: the index of the group's first host."""
     parent = list(range(len(hosts)))
     place = {host: number for number, host in enumerate(hosts)}
 
@@ -221,7 +221,7 @@ def _counts(results: Sequence[Exchange]) -> dict[Pair, int]:
 
 
 class _Round:
-    """A round being put together: who is free, and who may meet whom."""
+    """A round under construction: the free hosts, and their possible partners."""
 
     def __init__(self, hosts: Sequence[str], met: Mapping[str, set[str]], bad: set[str]) -> None:
         self._hosts = [host for host in hosts if host not in bad]
@@ -231,13 +231,13 @@ class _Round:
         self.pairs: list[Pair] = []
 
     def add(self, one: str, other: str) -> None:
-        """Takes the pair when both are free."""
+        """Add the pair if both hosts are free."""
         if self._busy.isdisjoint((one, other)):
             self._busy.update((one, other))
             self.pairs.append(pair_of(one, other))
 
     def pair_suspects(self, sound: frozenset[str]) -> None:
-        """Everyone who was measured and never sound meets a sound host that it has not met."""
+        """Pair each measured host that is not sound with a sound host that is a new partner."""
         helpers = [host for host in self._hosts if host in sound]
         for host in self._hosts:
             met = self._met.get(host)
@@ -247,7 +247,7 @@ class _Round:
                     self.add(host, helper)
 
     def pair_the_rest(self, partners: int) -> None:
-        """Free hosts that met too few meet each other, else anyone whom they have not met."""
+        """Pair free hosts that had too few partners with each other, else with any new partner."""
         wanting = [host for host in self._hosts if len(self._met.get(host, ())) < partners]
         for among in (set(wanting), set(self._hosts)):
             for host in wanting:
@@ -257,7 +257,7 @@ class _Round:
                         self.add(host, other)
 
     def bisect(self, doubtful: set[str]) -> None:
-        """Hosts of bad links meet others at ever shorter distances, until those of one switch hang together."""
+        """Pair hosts of bad links at decreasing distances, until the hosts of one switch form a group."""
         wanting = [
             host
             for host in self._hosts
@@ -270,7 +270,7 @@ class _Round:
                     self.add(host, other)
 
     def _candidates(self, host: str) -> Iterator[str]:
-        """Free hosts not met yet: first the neighbour, which often shares a switch; then from the far side on."""
+        """Yield free new partners: first the neighbour, which often shares a switch; then the most distant."""
         met = self._met.get(host, set())
         count, place = len(self._hosts), self._place[host]
         first = max(1, count >> len(met)) if met else 1

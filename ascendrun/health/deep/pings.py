@@ -1,4 +1,4 @@
-"""Which device ports try to reach each other: a ring over the hosts on every rail, or every pair on request."""
+"""Plan of pings between device ports: a ring over the hosts on every rail, or all pairs on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Targets = tuple[tuple[int, str], ...]
 
 
 def ping_items(results: Mapping[str, Mapping[str, Any]], *, every_pair: bool) -> dict[str, dict[str, Any]]:
-    """The survey item of each host that has something to ping, from the hosts' raw first answers."""
+    """Return the survey item of each host with pings to send, from the hosts' raw first results."""
     targets = plan_pings({host: addresses_of(raw.get("hccn")) for host, raw in results.items()}, every_pair=every_pair)
     return {
         host: {
@@ -31,10 +31,10 @@ def ping_items(results: Mapping[str, Mapping[str, Any]], *, every_pair: bool) ->
 
 
 def addresses_of(raw: Mapping[str, Any] | None) -> Mapping[int, str]:
-    """By device: the IPv4 address of a port whose link is up; what is wrong with the others is found without a ping."""
+    """Return by device the IPv4 address of a port with link up; faults of other ports are found without a ping."""
     try:
         ports = read_ports(raw) if raw is not None else None
-    except Exception:  # a foreign tool's text may be anything; where it cannot be read nothing is pinged
+    except Exception:  # the output of a tool may be anything; without addresses, no ping
         return {}
     return {
         device: port.ip.address
@@ -44,8 +44,8 @@ def addresses_of(raw: Mapping[str, Any] | None) -> Mapping[int, str]:
 
 
 def plan_pings(addresses: Mapping[str, Mapping[int, str]], *, every_pair: bool) -> dict[str, Targets]:
-    """Same device number to same device number, as HCCL's rings between nodes go. Without `every_pair` each host pings
-    the next one, so that every port answers once and asks once; with it every host pings every other."""
+    """Plan pings between equal device numbers, like HCCL's rings between nodes. Each host pings the next, so that
+    every port sends and replies once. With `every_pair` every host pings all others."""
     hosts = [host for host, ports in addresses.items() if ports]
     planned: dict[str, Targets] = {}
     for place, host in enumerate(hosts):

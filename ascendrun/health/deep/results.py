@@ -1,4 +1,4 @@
-"""The measurements of a deep check: of each host alone, and of pairs of hosts, round by round."""
+"""The measurements of a deep check: of single hosts, and of pairs of hosts in rounds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ascendrun.health.deep.pair_schedule import Exchange
 from ascendrun.text import Text, from_json, to_json
 
 Lines = Sequence[Mapping[str, Any]]
-"""Lines of the metrics files of all ranks of one measuring job."""
+"""Lines of the metrics files of all ranks of one measurement job."""
 
 BANDWIDTH, PROMPTNESS, RAIL = "bandwidth", "promptness", "rail "
-"""Rates of a pair: bytes a second of the whole mesh, 1/latency, and `rail npu:3`, bytes a second of one rail."""
+"""Rates of a pair: bytes/s of the complete mesh, 1/latency, and `rail npu:3`, bytes/s of one rail."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A measured value with its unit. `device`: the rail that it belongs to, "" for none."""
+    """A measured value with its unit. `device`: its rail, "" for none."""
 
     value: float
     unit: str
@@ -29,7 +29,7 @@ class Quantity:
         return f"{self.device}: {self._number()}" if self.device else self._number()
 
     def _number(self) -> str:
-        """Three digits, and a prefix of the unit that suits them."""
+        """Return three digits with a suitable unit prefix."""
         prefixes = _PREFIXES.get(self.unit, ((1.0, ""),))
         size, prefix = next((row for row in prefixes if abs(self.value) >= row[0]), prefixes[-1])
         return f"{self.value / size:.3g} {prefix}{self.unit}"
@@ -40,7 +40,7 @@ _PREFIXES = {"B/s": ((1e9, "G"), (1e6, "M"), (1e3, "k")), "s": ((1.0, ""), (1e-3
 
 @dataclass(frozen=True)
 class DeviceResult:
-    """Matrix products of one device. `digest` is equal on all healthy devices; `wrong`: products unlike the first."""
+    """Matrix products of one device. `digest`: equal on all healthy devices; `wrong`: products unequal to the first."""
 
     device: str
     tflops: float
@@ -51,8 +51,8 @@ class DeviceResult:
 
 @dataclass(frozen=True)
 class HostResult:
-    """One host alone. `bandwidth_bytes_per_s`, `latency_s`: all-reduce over its devices, None: it has only one.
-    `why`: why the measurement failed, None: it did not."""
+    """One host alone. `bandwidth_bytes_per_s`, `latency_s`: all-reduce over its devices, None: single device.
+    `why`: why the measurement failed, None: it succeeded."""
 
     devices: tuple[DeviceResult, ...] = ()
     bandwidth_bytes_per_s: float | None = None
@@ -62,8 +62,8 @@ class HostResult:
 
 @dataclass(frozen=True)
 class DeepReport:
-    """One run of `doctor --deep`. `at_s`: UTC seconds. `sizes`: bytes of the all-reduces; runs with other sizes are not
-    comparable. `rounds`: the exchanges of each round. Not measured: `busy`, hosts by the job that they run, and
+    """One run of `doctor --deep`. `at_s`: UTC seconds. `sizes`: bytes per all-reduce; runs with other sizes are not
+    comparable. `rounds`: the exchanges of each round. Not measured: `busy`, hosts with the job that they run, and
     `not_ready`, hosts on which a check failed."""
 
     at_s: float
@@ -80,12 +80,12 @@ class DeepReport:
 
     @property
     def paired(self) -> tuple[str, ...]:
-        """The hosts that can be measured in pairs."""
+        """Return the hosts that can be measured in pairs."""
         return tuple(host for host, result in self.hosts.items() if result.why is None)
 
 
 def read_host(lines: Lines) -> HostResult:
-    """The result of a job on one host."""
+    """Return the result of a job on one host."""
     devices = [
         DeviceResult(
             str(line["device"]),
@@ -120,7 +120,7 @@ def read_exchange(one: str, other: str, lines: Lines) -> Exchange:
 
 
 def better_of(first: HostResult, second: HostResult) -> HostResult:
-    """Two measurements of one host as one: the faster of each, every wrong product counted."""
+    """Merge two measurements of one host: the faster values, all wrong products (+1 if digests differ)."""
     if first.why or second.why:
         return second if first.why else first
     again = {device.device: device for device in second.devices}
@@ -140,7 +140,7 @@ def dump_report(report: DeepReport) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses as mappings, texts as they are."""
+    """Convert dataclasses to mappings; keep texts."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -182,7 +182,7 @@ def newest_like(report: DeepReport, earlier: Iterable[DeepReport]) -> DeepReport
 
 
 def _peak(line: Mapping[str, Any]) -> float:
-    """The widest bandwidth over sizes: a slow pair has no large ones, and small ones cost latency."""
+    """Return the highest bandwidth over sizes: slow pairs skip large sizes; latency dominates small sizes."""
     values: list[float] = [float(value) for value in line["bandwidth_bytes_per_s"].values()]
     return max(values)
 

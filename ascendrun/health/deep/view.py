@@ -1,4 +1,4 @@
-"""Findings of a deep check: devices, hosts and links compared with their peers and with the last measurement."""
+"""Findings of a deep check: devices, hosts and links compared with peers and the last measurement."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _Key = TypeVar("_Key", bound=Hashable)
 TFLOPS, BYTES_PER_S = "TFLOP/s", "B/s"
 
 MIN_PEERS = 3
-"""Of two values neither is the outlier."""
+"""With two values, neither is an outlier."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Below which share of the median of its peers a value is too small; `last`: of its own value last time.
+    """Fractions of the peers' median below which a value is too small; `last`: of its own previous value.
 
-    A matrix product has no neighbours, so it varies little; a latency of three times the usual is still luck at times.
+    Matrix products share no resources, so they vary little; latency may be three times the usual by chance.
     """
 
     exchange: float
@@ -45,20 +45,20 @@ class Shares:
 SHARES: Mapping[str, Shares] = {
     "npu": Shares(exchange=0.7, promptness=0.33, device=0.85, last=0.8),
     "cuda": Shares(exchange=0.7, promptness=0.33, device=0.85, last=0.8),
-    # CPUs and host networks are shared with whatever else runs there.
+    # Other programs use the CPUs and host networks too.
     "cpu": Shares(exchange=0.3, promptness=0.1, device=0.3, last=0.4),
 }
 
 
 def shares_of(device_type: str, exchanges: Sequence[Exchange]) -> dict[str, float]:
-    """What the pairing holds against the typical rates: the mesh, its latency, and each rail for itself."""
+    """Return the minimum fraction of each typical rate: the mesh, its latency, and each rail."""
     shares = SHARES[device_type]
     rails = {name for one in exchanges for name in one.rates or () if name.startswith(RAIL)}
     return {BANDWIDTH: shares.exchange, PROMPTNESS: shares.promptness, **dict.fromkeys(sorted(rails), shares.exchange)}
 
 
 def deep_findings(report: DeepReport, before: DeepReport | None = None) -> tuple[Finding, ...]:
-    """All findings of the report, the worst first. `before`: an earlier run to compare with."""
+    """Return all findings of the report, the worst first. `before`: an earlier run to compare with."""
     found: list[Finding] = [*_skipped(report), *_failed(report), *_wrong_devices(report), *slow_alone(report)]
     if report.exchanges:
         evaluation = evaluate_pairs(
@@ -71,7 +71,7 @@ def deep_findings(report: DeepReport, before: DeepReport | None = None) -> tuple
 
 
 def slow_alone(report: DeepReport) -> Iterator[Finding]:
-    """Devices and single hosts that are slow against their peers; also who is worth a second measurement."""
+    """Yield devices and hosts that are slower than their peers; these are measured a second time."""
     shares = SHARES[report.device_type]
     speeds = {(host, one.device): one.tflops for host, result in report.hosts.items() for one in result.devices}
     for (host, device), typical in _below(speeds, shares.device):
@@ -118,7 +118,7 @@ def _failed(report: DeepReport) -> Iterator[Finding]:
 
 
 def _wrong_devices(report: DeepReport) -> Iterator[Finding]:
-    """A device that contradicts itself, or the digest of most devices."""
+    """Find devices with inconsistent results, or with another digest than most devices."""
     devices = [(host, one) for host, result in report.hosts.items() for one in result.devices]
     digests = Counter(one.digest for _, one in devices)
     usual, votes = digests.most_common(1)[0] if digests else ("", 0)
@@ -181,7 +181,7 @@ def _split_findings(
 def _worst(
     rates: Mapping[str, float] | None, typical: Mapping[str, float], shares: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return the values of the rate furthest below its fraction of the typical one; {} when there are no rates."""
+    """Return the values of the rate furthest below its fraction of the typical rate; {} without rates."""
     known = [name for name in shares if name in (rates or {}) and name in typical]
     if rates is None or not known:
         return {}
@@ -219,7 +219,7 @@ def _slower_than_before(report: DeepReport, before: DeepReport) -> Iterator[Find
 
 
 def _scores(report: DeepReport) -> dict[tuple[str, str, str], float]:
-    """What is compared over time, larger is better: by host, kind, and device ("" where it is the host's own)."""
+    """Return the values compared over time (larger is better), by host, kind, and device ("": of the host)."""
     scores = {
         (host, "network", ""): rates[BANDWIDTH]
         for host, rates in best_of_hosts(report.exchanges).items()
@@ -233,7 +233,7 @@ def _scores(report: DeepReport) -> dict[tuple[str, str, str], float]:
 
 
 def _below(values: Mapping[_Key, float], share: float) -> Iterator[tuple[_Key, float]]:
-    """The hosts below the ratio of the median, and that median; none if there are too few to compare."""
+    """Yield the keys below the fraction of the median, with that median; nothing with too few values."""
     if len(values) < MIN_PEERS:
         return
     typical = median(values.values())
@@ -265,7 +265,7 @@ def summary_rows(report: DeepReport) -> tuple[tuple[str, Text], ...]:
 
 
 def _spread(values: Sequence[Quantity]) -> dict[str, Any]:
-    """The values of a row: how many were measured, and their median, smallest and largest."""
+    """Return the values of a row: number of measurements, median, smallest and largest."""
     ordered = sorted(value.value for value in values)
     middle, low, high = (Quantity(value, values[0].unit) for value in (median(ordered), ordered[0], ordered[-1]))
     if len(values) == 1:
@@ -275,7 +275,7 @@ def _spread(values: Sequence[Quantity]) -> dict[str, Any]:
 
 
 def _pair_line(pair: Pair, exchanges: Sequence[Exchange]) -> Text:
-    """One line of evidence: every measurement of the pair, in order."""
+    """Return one line of evidence: every measurement of the pair, in order."""
     found: list[Text | str] = []
     for one in exchanges:
         if one.pair == pair and one.rates is None:
@@ -309,5 +309,5 @@ def _latency(promptness: float) -> Quantity:
 
 
 def _lower(value: float, typical: float) -> Text:
-    """Never a full 100%: that would be nothing at all."""
+    """Return the deficit; never 100%, which would mean a value of 0."""
     return Text("deep.lower", "{fraction:percent} lower", fraction=min(0.99, 1 - value / typical))

@@ -1,14 +1,14 @@
-"""Why an attempt ended: which rank was first, on which evidence, with which confidence, and what followed.
+"""Diagnosis of an ended attempt: the first failing rank, the evidence, the confidence, and the consequences.
 
-diagnose(evidence) -> Diagnosis        render(diagnosis, "zh") -> the same with its sentences
+diagnose(evidence) -> Diagnosis        render(diagnosis, "zh") -> the diagnosis with sentences
 
 evidence      the input                             result         the output
 times         offsets and errors of clocks removed  ranking        the choice, its caveats, the chain
 exits         codes, signals, out-of-memory killer  fatal          the exception that ended a rank
-candidates    who may have been first               outcomes       attempts without a failure
-collective_reports, reachability, unresponsive, wait_chain: rules for whom to blame when all only waited,
+candidates    possible first failures               outcomes       attempts without a failure
+collective_reports, reachability, unresponsive, wait_chain: rules to find the culprit if all ranks waited,
               over wait_table                       peers          messages about other ranks
-after_error   what a rank did after a line          rank_timelines one rank's end by its own output
+after_error   activity of a rank after a line       rank_timelines one rank's end in its own output
 lines/        the meaning of single lines of output render         the sentences, from texts/ and the catalogue
 """
 
@@ -43,7 +43,7 @@ _DECISIONS = frozenset({"state-changed", "stop-requested", "unreachable", "reach
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Pure; never raises. Missing evidence lowers the confidence. `render` adds the sentences."""
+    """Diagnose an attempt. Never raises. Missing evidence lowers the confidence. `render` adds the sentences."""
     ending = explain_ending(evidence)
     if ending is not None:
         return replace(ending, outcome=_outcome(evidence))
@@ -53,8 +53,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _outcome(evidence: Evidence) -> tuple[Text, ...]:
-    """The events from the moment on when the attempt was being stopped; of an attempt that failed and was not
-    restarted, that as well."""
+    """Return the events since the stop of the attempt started; for a failed attempt also that it was not
+    restarted."""
     states = {
         index: event.values.get("state") for index, event in enumerate(evidence.events) if event.code == "state-changed"
     }

@@ -1,4 +1,4 @@
-"""Who may have been first, and why: what the ranks' timelines and the hosts' facts put forward."""
+"""Candidates for the first failure, with reasons, from the ranks' timelines and the hosts' facts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ AT_ONCE_S = 0.5
 
 @dataclass(frozen=True)
 class Candidate:
-    """`ranks`: those with the same reason; `at`: the earliest of their times. `sure`: the reason itself is a fact.
-    `caveats`: why it may still be wrong. `is_vague`: how it ended is known, why is not."""
+    """A possible first failure. `ranks`: with this reason; `at`: their earliest time. `sure`: the reason is a fact.
+    `caveats`: why it may be wrong. `is_vague`: the kind of end is known, its reason is not."""
 
     code: str
     strength: int
@@ -42,7 +42,7 @@ class Candidate:
 
 
 def candidates_of(evidence: Evidence, timelines: Sequence[RankTimeline]) -> tuple[Candidate, ...]:
-    """Of ranks that have a reason of their own, those with the same one together; then hosts and devices."""
+    """Return ranks with their own reason, grouped by reason; then hosts and devices."""
     causes = [timeline.own for timeline in timelines if timeline.own is not None and timeline.has_cause]
     groups: dict[str, list[Indicator]] = {}
     for indicator in causes:
@@ -56,8 +56,8 @@ def candidates_of(evidence: Evidence, timelines: Sequence[RankTimeline]) -> tupl
 
 
 def _together(causes: Sequence[Indicator]) -> list[list[Indicator]]:
-    """Ends without a reason count as one if they came at the same moment, as far as the clocks are known, or with the
-    same last output."""
+    """Group ends without a reason: at the same time, within the uncertainty of the clocks, or with the same last
+    output."""
     groups: list[list[Indicator]] = []
     for indicator in sorted(
         (indicator for indicator in causes if indicator.is_vague),
@@ -85,7 +85,7 @@ def _is_one_end(one: Indicator, other: Indicator) -> bool:
 
 
 def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Candidate]:
-    """Ranks that failed by themselves without waiting, whose output shows where but not why."""
+    """Return ranks that failed by themselves without waiting; their output shows where, not why."""
     groups: dict[str, list[Indicator]] = {}
     for timeline in timelines:
         own = timeline.own
@@ -105,7 +105,7 @@ def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Candidate]:
 
 
 def _of_sufferers(timelines: Sequence[RankTimeline]) -> list[Candidate]:
-    """Few ranks with an exception that only sounds like waiting (a download, a lock), while the others lost them."""
+    """Return few ranks with an exception that resembles waiting (a download, a lock), if the others lost them."""
     outliers = [
         timeline
         for timeline in timelines
@@ -131,7 +131,7 @@ def _of_sufferers(timelines: Sequence[RankTimeline]) -> list[Candidate]:
 
 
 def _names_several(timeline: RankTimeline) -> bool:
-    """Its messages are evaluated with those of other ranks by the rules in ranking.py."""
+    """Return whether the rules in ranking.py evaluate its messages with those of other ranks."""
     return any(message.kind in OF_SEVERAL for message in timeline.messages)
 
 
@@ -140,7 +140,7 @@ def _is_collective(timeline: RankTimeline) -> bool:
 
 
 def make_candidate(indicators: Sequence[Indicator]) -> Candidate:
-    """From observations of one reason, of one or many ranks."""
+    """Make a candidate from observations of one reason, of one or many ranks."""
     ordered = sorted(
         indicators,
         key=lambda indicator: (indicator.at is None, indicator.at.at_s if indicator.at else 0.0, indicator.rank or 0),
@@ -179,7 +179,7 @@ def _of_host(evidence: Evidence, host: HostEvidence) -> list[Candidate]:
 
 
 def _events_of(evidence: Evidence, host: str, key: str) -> tuple[Proof, ...]:
-    """The changes of state with this reason for the host."""
+    """Return the state transitions with this reason for the host."""
     return tuple(
         Proof(text=event.message(), host=host, at_s=event.at_s)
         for event in evidence.events
@@ -188,7 +188,7 @@ def _events_of(evidence: Evidence, host: str, key: str) -> tuple[Proof, ...]:
 
 
 def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Sequence[Candidate]) -> list[Candidate]:
-    """Devices that are not well afterwards, when nothing else is credible or it is the failed rank's own device."""
+    """Return devices that are unhealthy afterwards, if nothing else is credible or the failed rank used them."""
     by_rank = {timeline.rank.rank: timeline for timeline in timelines}
     credible = {rank for one in found if one.is_credible and not one.is_vague for rank in one.ranks}
     unclear = {rank: one for one in found if is_of_some_device(one) for rank in one.ranks}
@@ -199,7 +199,7 @@ def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Se
             if credible and not credible & set(ranks):
                 continue
             if not ranks and any(rank.device is not None for rank in evidence.ranks_of(host.host)):
-                continue  # no rank of this job used it
+                continue  # not used by this job
             ended = [by_rank[rank] for rank in ranks if rank in by_rank]
             if (
                 not credible
@@ -239,7 +239,7 @@ UNCLEAR_BELOW = 80
 
 
 def is_of_some_device(one: Candidate) -> bool:
-    """A code of the runtime that reports a fault of the device or its driver; other lines may be more exact."""
+    """Return whether it is a runtime code for a fault of the device or driver; other lines may be more exact."""
     row = signature_of(one.code)
     return (
         row is not None

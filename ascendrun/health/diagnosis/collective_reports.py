@@ -1,4 +1,4 @@
-"""Rules for reports of the communication library: which ranks are named, which are missing, what differs."""
+"""Rules for reports of the communication library: named ranks, missing ranks, and differing values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CQE_TYPE, _STUCK_TYPE = re.compile("cqe", re.IGNORECASE), re.compile("stuck", r
 
 
 def blame_tls(table: Table) -> Candidate | None:
-    """The TLS switch differs: those of the smaller side."""
+    """Blame the smaller group if the TLS switch differs."""
     reports = table.messages("tls")
     sides: dict[str, set[tuple[str, str]]] = {"on": set(), "off": set()}
     for _events_of, message in reports:
@@ -60,7 +60,7 @@ _DIFFERS: Mapping[str, str] = {"differs": "EI0005", "mismatch": "collectives-mis
 
 
 def blame_differs(table: Table) -> Candidate | None:
-    """Ranks call different collectives: the outlier, else all that report it."""
+    """Blame the outlier if ranks call different collectives, else all ranks that report it."""
     reports = table.messages(*_DIFFERS)
     if not reports:
         return None
@@ -79,8 +79,8 @@ def blame_differs(table: Table) -> Candidate | None:
 
 
 def _outliers_in_one_aspect(table: Table, reports: Sequence[Report]) -> tuple[int, ...]:
-    """The minority that passed another value for one aspect (an operation, a size): by its own report, otherwise by
-    reports of others. A group in which ranks have other numbers is not compared."""
+    """Return the minority with another value for one aspect (operation, size): by its own report, otherwise by
+    reports of others. Groups that number their ranks differently are not compared."""
     if any(
         message.kind == "mismatch" and message.ranks and message.ranks[0] != timeline.rank.rank
         for timeline, message in reports
@@ -103,12 +103,12 @@ def _outliers_in_one_aspect(table: Table, reports: Sequence[Report]) -> tuple[in
 
 
 def blame_cqe(table: Table) -> Candidate | None:
-    """RoCE gave up sending: the host that takes part in every broken pair, else both ends."""
+    """Blame, if RoCE gave up sending, the host in every broken pair, else both ends."""
     return _blame_pairs(table, "EI0013", table.messages("cqe"))
 
 
 def blame_completion(table: Table) -> Candidate | None:
-    """The same, of NCCL: an address there is a host's, of all its ranks."""
+    """Apply the rule of `blame_cqe` to NCCL, where an address is a host's, with all its ranks."""
     found = _blame_pairs(table, "nccl-ib-completion", table.messages("completion"))
     return found and replace(
         found, ranks=tuple(rank.rank for host in found.hosts for rank in table.evidence.ranks_of(host))
@@ -143,13 +143,13 @@ def _blame_pairs(table: Table, code: str, reports: Sequence[Report]) -> Candidat
 
 
 def blame_location(table: Table) -> Candidate | None:
-    """HCCL's heartbeat names culprits: broken links count more than stuck ones, those more than lost ones."""
+    """Blame the culprits that HCCL's heartbeat names: broken links first, then stuck ranks, then lost ranks."""
     reports = table.messages("location")
     named = {table.named(message)[1] for _events_of, message in reports}
     if not reports or any(
         host.reachable is False and not host.has_ended and host.host in named for host in table.evidence.hosts
     ):
-        return None  # of an unreachable host, any rank may be named
+        return None  # any rank of an unreachable host may be named
     for code, test in (
         ("hccl-culprit-cqe", _CQE_TYPE.search),
         ("hccl-culprit-stuck", _STUCK_TYPE.search),
@@ -178,27 +178,27 @@ def blame_location(table: Table) -> Candidate | None:
 
 
 def _accused_end(table: Table, ranks: Sequence[int]) -> Candidate | None:
-    """A named rank that had already finished sent nothing for that reason."""
+    """Blame a named rank that had already finished and therefore sent nothing."""
     ended = [rank for rank in ranks if has_finished(table.by_rank[rank].rank)]
     return finished_early(table, ended) if ended and len(ended) == len(ranks) else None
 
 
 def blame_world_size(table: Table) -> Candidate | None:
-    """All started ranks joined the rendezvous, and the program kept waiting for more."""
+    """Blame the world size if all started ranks joined the rendezvous, and the program waited for more."""
     started = max(table.evidence.world_size, len(table.timelines))
     reports = [
         (timeline, message)
         for timeline, message in table.messages("clients")
         if message.values and int(message.values["joined"]) == started < int(message.values["expected"])
     ]
-    if not reports or table.evidence.launcher in LAUNCHERS:  # how many those started, only they know
+    if not reports or table.evidence.launcher in LAUNCHERS:  # the number of ranks they started is unknown
         return None
     values = {name: reports[0][1].values[name] for name in ("joined", "expected")}
     return table.make("world-size-wrong", 60, (), reports, hosts=(), retry="never", blames="job", values=values)
 
 
 def blame_missing(table: Table) -> Candidate | None:
-    """The meeting point counts who came: those who did not."""
+    """Blame the ranks that did not join the rendezvous, which counts arrivals."""
     named = {rank for _events_of, message in table.messages("missing") for rank in message.ranks}
     came = {rank for _events_of, message in table.messages("connected") for rank in message.ranks}
     if came and not named:

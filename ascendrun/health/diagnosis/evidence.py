@@ -1,4 +1,4 @@
-"""What is known about one attempt: the input of a diagnosis."""
+"""Evidence about one attempt: the input of a diagnosis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ascendrun.text import Text
 
 
 class Line(NamedTuple):
-    """One line of a file. `at_s`: when it came, on its node's clock, None: not recorded. `stream`: out, err, plog,
+    """One line of a file. `at_s`: arrival, on its node's clock, None: not recorded. `stream`: out, err, plog,
     error (torch elastic's file), dmesg. `file` and `offset`: its place in the attempt's spool."""
 
     text: str
@@ -23,7 +23,7 @@ class Line(NamedTuple):
 
 
 class Clock(Protocol):
-    """A host's clock. `error_s`: how well it is known, None: not at all."""
+    """A host's clock. `error_s`: uncertainty, None: never measured."""
 
     @property
     def error_s(self) -> float | None: ...
@@ -33,7 +33,7 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class FixedClock:
-    """A clock that is always so far ahead of the head's. `error_s` None: `offset_s` is a guess."""
+    """A clock with a constant offset to the head node's. `error_s` None: `offset_s` is a guess."""
 
     offset_s: float = 0.0
     error_s: float | None = None
@@ -44,12 +44,12 @@ class FixedClock:
 
 @dataclass(frozen=True)
 class RankEvidence:
-    """One process and what it left. All times are its node's clock.
+    """One process and its output. All times are by its node's clock.
 
     `code`, `signal`, `exited_at_s`: all None: no exit was recorded. `stopped`: it ended after ascendrun stopped it.
     `start_failed`: why it could not be started. `device`: its number on the host. `error`: the lines of torch elastic's
-    error file. `plog`: what CANN logged for its pid; () none found; None: not collected. `last_step`: of its metrics.
-    `inner`: it runs under a launcher of its own (torchrun, deepspeed), whose summary named it.
+    error file. `plog`: CANN's log for its pid; () none found; None: not collected. `last_step`: of its metrics.
+    `inner`: it runs under a separate launcher (torchrun, deepspeed), whose summary named it.
     """
 
     rank: int
@@ -76,13 +76,13 @@ class RankEvidence:
 
     @property
     def has_failed(self) -> bool:
-        """It ended badly, by itself."""
+        """Return whether it failed by itself."""
         return self.start_failed is not None or (not self.stopped and (self.signal is not None or bool(self.code)))
 
 
 @dataclass(frozen=True)
 class DeviceFact:
-    """A problem that a device tool reported of one device after the failure."""
+    """A problem of one device that a device tool reported after the failure."""
 
     device: int
     problem: str | Text
@@ -92,9 +92,9 @@ class DeviceFact:
 
 @dataclass(frozen=True)
 class HostEvidence:
-    """One host. `stopped_at_s`: when its supervisor started to stop the ranks, on its clock; `stopped_by`: on whose
-    request. `dmesg`: lines since the start; None: could not be read. `reachable` None: not watched.
-    `memory_free_bytes`, `disk_free_bytes`: the least around the end. `missing`: what could not be read, and why.
+    """One host. `stopped_at_s`: when its supervisor started to stop the ranks, on its clock; `stopped_by`: origin of
+    the request. `dmesg`: lines since the start; None: unreadable. `reachable` None: not monitored.
+    `memory_free_bytes`, `disk_free_bytes`: minimum around the end. `missing`: unreadable items, with reasons.
     """
 
     host: str
@@ -117,8 +117,8 @@ class HostEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One attempt of one job. `state`: of the job; `cause`: why it was stopped (core.job.Cause), None: it was not.
-    `world_size`: ranks there should be. Timeouts: HCCL's, as they were in force. `events`: of this attempt.
+    """One attempt of one job. `state`: of the job; `cause`: why it was stopped (core.job.Cause), None: not stopped.
+    `world_size`: expected ranks. Timeouts: HCCL's effective values. `events`: of this attempt.
     """
 
     job: str
@@ -142,7 +142,7 @@ class Evidence:
     missing: tuple[Text, ...] = ()
 
     def host(self, name: str) -> HostEvidence:
-        """Never fails: of a host without evidence nothing is known."""
+        """Return a host's evidence; never fails, since it may be empty."""
         for one in self.hosts:
             if one.host == name:
                 return one
@@ -156,7 +156,7 @@ class Evidence:
         return {**found, **{one.host: one.host for one in self.hosts}}
 
     def host_at(self, address: str) -> str | None:
-        """The job's host with this name or address, also with a domain behind the name; None: none of the job's."""
+        """Return the job's host with this name (domain optional) or address; None: not a host of the job."""
         return self._by_address.get(address) or self._by_address.get(address.partition(".")[0])
 
     def ranks_of(self, host: str) -> tuple[RankEvidence, ...]:

@@ -14,7 +14,7 @@ from ascendrun.text import Text
 CAUSE, SYMPTOM, CONSEQUENCE, TEARDOWN = "cause", "symptom", "consequence", "teardown"
 TEXT_LIMIT = 600
 
-# How surely each of our own observations names the reason, on the scale of the signatures' strength.
+# How certainly each of ascendrun's observations gives the reason, on the scale of the signatures' strength.
 STRENGTH: Mapping[str, int] = {
     "node-rebooted": 98,
     "host-oom": 96,
@@ -37,15 +37,15 @@ STRENGTH: Mapping[str, int] = {
     "child-oom": 75,
 }
 SIGN_FROM = 30
-"""A weaker symptom is what every failure of its kind carries."""
+"""Weaker symptoms occur in every failure of their kind."""
 CREDIBLE = 50
-"""From here on an observation is a reason of its own, not only a sign that something was wrong."""
+"""From this strength on, an observation is a reason and not only a symptom."""
 
 
 @dataclass(frozen=True)
 class Indicator:
-    """`role`: cause, symptom (of something that the rank suffered), consequence (of another rank's end), teardown.
-    `sure`: the observation is a fact and comes from the end of the rank. `key`: equal for what is the same
+    """One observation. `role`: cause, symptom (of an external fault), consequence (of another rank's end), teardown.
+    `sure`: the observation is a fact and comes from the end of the rank. `key`: equal for the same
     reason on several ranks. `blames`: self, peer, node, network, job. `is_vague`: it fits many reasons."""
 
     code: str
@@ -80,15 +80,15 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S+")
 
 
 def normalised(text: str) -> str:
-    """The text without what differs between ranks that print the same: numbers, names in quotes, paths."""
+    """Remove the differences between ranks that print the same: numbers, quoted names, paths."""
     return _NUMBERS.sub("#", without_quotes(text))[:160]
 
 
 def without_quotes(text: str) -> str:
-    """And without paths."""
+    """Remove quoted names and paths."""
     return _QUOTED.sub("'…'", text)
 
 
 def same_line(code: str, text: str) -> str:
-    """Equal for one known line that several ranks wrote."""
+    """Return a key that is equal for one known line of several ranks."""
     return f"{code}|{normalised(text.strip()[:TEXT_LIMIT])}"

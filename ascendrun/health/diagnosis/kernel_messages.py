@@ -1,4 +1,4 @@
-"""Kernel messages about hardware, as reasons where the ranks' own output shows little."""
+"""Kernel messages about hardware, as reasons if the ranks' output shows little."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BEFORE_S, AFTER_S = 1800.0, 10.0
 """Around the end of a host's ranks."""
 AT_ONCE_S = 1.0
 _OF_KERNELS = {"memory-corrupted": (signal.SIGBUS, signal.SIGKILL)}
-"""The signals with which a kernel ends a process for that."""
+"""The signals with which a kernel ends a process for this code."""
 NEAR_S = 300.0
-"""A kernel message at most so long before a rank's message may be the same event."""
+"""Maximum time from a kernel message to a rank's message for the same event."""
 
 
 def candidates_of_kernels(evidence: Evidence, found: Sequence[Candidate]) -> list[Candidate]:
-    """When no rank gives a credible reason; or for ranks there that only were killed, crashed, or have an unclear code
-    of the device."""
+    """Return candidates if no rank has a credible reason, or if ranks on the host were only killed, crashed, or have
+    an unclear device code."""
     of_ranks = [one for one in found if one not in _alarms(found)]
     weak = [one for one in of_ranks if one.is_vague or "only-symptom" in one.caveats or is_of_some_device(one)]
     if any(one.is_credible and one not in weak for one in of_ranks):
@@ -40,7 +40,7 @@ def _alarms(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _with_device(kernel: Candidate, found: Sequence[Candidate]) -> Candidate:
-    """With the one device of that host that is not well: one reason."""
+    """Merge it with the only unhealthy device of that host: one reason."""
     there = [one for one in _alarms(found) if one.hosts == kernel.hosts and one.ranks]
     if kernel.ranks or len(there) != 1:
         return kernel
@@ -81,7 +81,7 @@ def _candidate(evidence: Evidence, host: HostEvidence, weak: Sequence[Candidate]
 
 
 def _ended(host: HostEvidence, here: Sequence[RankEvidence], hit: Hit) -> tuple[int, ...]:
-    """The ranks whose process the kernel reports as ended by pid, and that ended so at that time."""
+    """Return the ranks that the kernel reports as ended, by pid, and that ended so at that time."""
     at_s = (host.dmesg or ())[hit.line].at_s
     return tuple(
         rank.rank
@@ -94,7 +94,7 @@ def _ended(host: HostEvidence, here: Sequence[RankEvidence], hit: Hit) -> tuple[
 
 
 def _hits(evidence: Evidence, host: HostEvidence) -> list[Hit]:
-    """Causes among the kernel's lines shortly before the end, or before the last output of ranks that were stopped."""
+    """Return causes in kernel lines shortly before the end, or before the last output of stopped ranks."""
     lines = host.dmesg or ()
     here = evidence.ranks_of(host.host)
     end_s = max((rank.exited_at_s for rank in here if rank.exited_at_s is not None), default=None)
@@ -115,7 +115,7 @@ def _hits(evidence: Evidence, host: HostEvidence) -> list[Hit]:
 
 
 def _may_explain(evidence: Evidence, host: HostEvidence, hit: Hit, one: Candidate) -> bool:
-    """A code of the device ranks below a kernel message only if both came at about the same time."""
+    """Return whether it may explain `one`; a device code ranks below a kernel message only at about the same time."""
     if not is_of_some_device(one) or one.at is None:
         return True
     when = moment(evidence, host.host, (host.dmesg or ())[hit.line].at_s)
@@ -123,7 +123,7 @@ def _may_explain(evidence: Evidence, host: HostEvidence, hit: Hit, one: Candidat
 
 
 def _named(here: Sequence[RankEvidence], hit: Hit) -> tuple[int, ...]:
-    """The ranks whose process or device the line names."""
+    """Return the ranks whose process or device the line names."""
     pid, device = hit.values.get("pid"), hit.values.get("device")
     return tuple(
         rank.rank for rank in here if str(rank.pid) == pid or (device is not None and str(rank.device) == device)

@@ -1,4 +1,4 @@
-"""Attempts that did not fail by themselves: still running, ended well, refused, stopped, out of time."""
+"""Attempts that did not fail by themselves: running, succeeded, rejected, stopped, timed out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RETRY = {"preflight-failed": "never", "time-limit": "same", "start-timeout": "s
 
 
 def explain_ending(evidence: Evidence) -> Diagnosis | None:
-    """The diagnosis of an attempt without a failure of its own; None: search for one."""
+    """Return the diagnosis of an attempt that did not fail by itself; None: search for the failure."""
     failed = [rank for rank in evidence.ranks if rank.has_failed]
     if evidence.state == "SUCCEEDED":
         return _diagnosis(evidence, "succeeded", anomalies=_anomalies(evidence))
@@ -46,7 +46,7 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
 
 
 def _failed_before(evidence: Evidence, failed: Sequence[RankEvidence]) -> bool:
-    """Ranks of a host failed by themselves before that host was stopped."""
+    """Return whether ranks of a host failed by themselves before that host was stopped."""
     for rank in failed:
         stopped_s = evidence.host(rank.host).stopped_at_s
         if stopped_s is None or (rank.exited_at_s is not None and rank.exited_at_s < stopped_s):
@@ -91,7 +91,7 @@ def _live(evidence: Evidence) -> Diagnosis:
 
 
 def _anomalies(evidence: Evidence) -> tuple[Text, ...]:
-    """What an operator would want to know of a job that has not failed."""
+    """Return anomalies of a job that has not failed."""
     found: list[Text] = []
     unreachable = [host.host for host in evidence.hosts if host.reachable is False]
     if unreachable and evidence.state == "RUNNING":

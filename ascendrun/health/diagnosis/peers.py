@@ -1,4 +1,4 @@
-"""What ranks report about other ranks, line by line; and whether an exception indicates another rank as the cause."""
+"""Reports of ranks about other ranks, by line; and exceptions that indicate another rank as the cause."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PeerLine(PeerMessage):
-    """With its line."""
+    """A message about other ranks, with its line."""
 
     line: Line = Line("", "")
 
 
 def find_peer_lines(lines: Iterable[Line]) -> Iterator[PeerLine]:
-    """In the order of the lines; one line may have several messages."""
+    """Yield messages in the order of the lines; one line may have several."""
     for line in lines:
         for found in read_messages(line.text):
             yield PeerLine(found.kind, found.wait, found.ranks, found.addresses, found.values, line)
@@ -43,7 +43,7 @@ _MEANS_WAITED = re.compile(
     r"\bHCCL (?:function )?error\b.*error code is (?:9|1[1-4]|19|21)\b|ProcessGroup\w* .*error",
     re.IGNORECASE,
 )
-"""HcclResult (hccl_types.h): 9 timeout, 11-14 connect and transfer, 19 network, 21 remote; others are its own."""
+"""HcclResult (hccl_types.h): 9 timeout, 11-14 connect and transfer, 19 network, 21 remote; others are local."""
 _OWN_FAILURE = re.compile(r"\bHCCL (?:function )?error\b|\bNCCL error\b", re.IGNORECASE)
 
 
@@ -57,18 +57,18 @@ _OTHER_RANK = re.compile(
 
 
 def accuses(text: str, *, rank: int, world_size: int) -> tuple[int, ...]:
-    """The other ranks that an exception reports as gone; () none."""
+    """Return the other ranks that an exception reports as gone; () for none."""
     found = {int(number) for match in _OTHER_RANK.finditer(text) for number in match.groups() if number}
     return tuple(sorted(number for number in found - {rank} if number < world_size))
 
 
 def failed_itself(text: str) -> bool:
-    """A call to the communication library failed in this rank, and nothing states that it waited for another one."""
+    """Return whether a communication library call failed in this rank, without evidence of a wait for others."""
     return _OWN_FAILURE.search(text) is not None and suffered_wait(text) is None
 
 
 def suffered_wait(text: str) -> str | None:
-    """LOST or EXEC if an exception indicates that another rank was lost or did not come; else None."""
+    """Return LOST or EXEC if an exception indicates that another rank was lost or did not join; else None."""
     if _MEANS_LOST.search(text):
         return LOST
     return EXEC if _MEANS_WAITED.search(text) else None
@@ -82,12 +82,12 @@ _BARE = re.compile(r"[\d.]+|localhost")
 
 
 def services_in(text: str) -> tuple[str, ...]:
-    """Hosts of services, such as a web server, that a line names; the owner of an address is unknown."""
+    """Return hosts of services (such as a web server) on a line, without addresses: their owner is unknown."""
     return tuple(name for name in _of_services(text) if not _BARE.fullmatch(name))
 
 
 def has_bare_service(text: str) -> bool:
-    """A service is named by an address: it may be outside of the job, or one of its own ranks."""
+    """Return whether a service is named by address: it may be outside of the job, or one of its ranks."""
     return any(_BARE.fullmatch(name) for name in _of_services(text))
 
 
@@ -96,5 +96,5 @@ def _of_services(text: str) -> tuple[str, ...]:
 
 
 def is_loopback(address: str) -> bool:
-    """Every host takes it for itself."""
+    """Return whether it is a loopback address."""
     return address in ("localhost", "::1") or address.startswith("127.")

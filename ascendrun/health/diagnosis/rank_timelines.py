@@ -1,4 +1,4 @@
-"""One rank's end by its own output: what it did, what it suffered, and how it ended."""
+"""One rank's end in its own output: its activity, effects of other ranks, and the end itself."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ascendrun.health.diagnosis.times import Moment, moment, with_stamps
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """`own`: the best reason for the end of this rank in its own output, None: it has none. `messages`: what it reports
-    about others before it was stopped. `waited`: what it suffered from others, as in peers.PeerLine.wait. `survived`:
+    """One rank. `own`: the best reason for its end in its own output, None: not found. `messages`: its reports
+    about others before it was stopped. `waited`: effect of others, as in peers.PeerLine.wait. `survived`:
     as RankLines.survived."""
 
     rank: RankEvidence
@@ -40,7 +40,7 @@ class RankTimeline:
 
 
 def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
-    """Pure; a rank without any output has `has_no_trace`."""
+    """Read a rank's evidence; a rank without any output has `has_no_trace`."""
     host = evidence.host(rank.host)
     rank = replace(rank, lines=unfold(without_colours(rank.lines)), error=without_colours(rank.error))
     plog = with_stamps(rank.plog or (), until_s=rank.exited_at_s or host.stopped_at_s)
@@ -69,9 +69,9 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
 
 
 def without_survived(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
-    """Without the known lines that most of the others wrote too and survived: such a line ended no rank, nor did an
-    exception that they caught. Without times the line stays, unsure. The others are the ranks that did not fail, if
-    there are any. Lines inside the message of an exception belong to that."""
+    """Remove known lines and caught exceptions that most other ranks had too and survived: they ended no rank.
+    Without times a line stays, uncertain. The others are the ranks that did not fail, if
+    there are any. Lines inside an exception's message are part of the exception."""
     calm = [timeline for timeline in timelines if not timeline.rank.has_failed]
     return [
         _without(timeline, _common([other for other in calm or timelines if other is not timeline]))
@@ -80,14 +80,14 @@ def without_survived(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
 
 
 def _common(others: Sequence[RankTimeline]) -> Mapping[str, bool]:
-    """Lines that most of them wrote and survived; True: surely."""
+    """Return lines that at least half of them wrote and survived; True: certainly."""
     counts = Counter(line for timeline in others for line in timeline.survived)
     surely = Counter(line for timeline in others for line, is_sure in timeline.survived.items() if is_sure)
     return {line: 2 * surely[line] >= len(others) for line, count in counts.items() if 2 * count >= len(others)}
 
 
 def _without(timeline: RankTimeline, common: Mapping[str, bool]) -> RankTimeline:
-    """`common`: lines of most of the others; True: that they surely survived."""
+    """Remove `common` lines: those of most other ranks; True: certainly survived."""
     kept = []
     for indicator in timeline.indicators:
         line = (
@@ -108,10 +108,10 @@ def _without(timeline: RankTimeline, common: Mapping[str, bool]) -> RankTimeline
 
 
 def choose_own(indicators: Sequence[Indicator], *, has_failed: bool, waited: bool) -> Indicator | None:
-    """Of all indicators of one rank: a cause before a symptom before a consequence; of causes the strongest.
+    """Choose one indicator of a rank: a cause before a symptom before a consequence; the strongest cause.
 
-    An end that fits many reasons (a crash, a code) explains nothing if the rank's output shows what it suffered:
-    programs crash while they are cleaning up.
+    A vague end (a crash, a code) is not a reason if the rank's output shows an effect of other ranks:
+    programs crash during cleanup.
     """
     causes = [indicator for indicator in indicators if indicator.role == CAUSE]
     decisive = [indicator for indicator in causes if not indicator.is_vague]

@@ -1,4 +1,4 @@
-"""Which candidate was first, how sure that is, and the role of every rank's end."""
+"""Choice of the first failure, its certainty, and the role of every rank's end."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ascendrun.health.diagnosis.wait_table import Report, Table
 from ascendrun.text import Text
 
 CERTAIN_FROM = 60
-"""A weaker reason than this is never called certain."""
+"""A weaker reason is never reported as certain."""
 CLEARLY_S = 1.0
 MUTE_S = 0.3
-"""Output is read in pieces: a line may have been written so much before it came."""
+"""Output is read in pieces: a line may have been written this long before it was received."""
 
 SEVERAL = frozenset({"rank-unresponsive", "node-unreachable", "nccl-ib-completion", "EI0013"})
-"""Verdicts that may name more hosts than the one that is not well."""
+"""Codes of diagnoses that may name more hosts than the unhealthy host."""
 RETRIES: Mapping[str, str] = {"crash": "same", "rank-unresponsive": "same"}
 
 
 def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
-    """For an attempt that failed; pure."""
+    """Diagnose an attempt that failed."""
     of_ranks = candidates_of(evidence, timelines)
     candidates = [*of_ranks, *candidates_of_kernels(evidence, of_ranks)]
     winner = _outlier(candidates, timelines) or choose(candidates)
@@ -75,8 +75,8 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The strongest of those that no credible other one surely preceded; among equals the earliest. A rank that ended
-    without output before any other had a reason is not a consequence of them."""
+    """Return the strongest candidate that no credible other one certainly preceded; of equals, the earliest. A rank
+    that ended without output before all others had a reason is not a consequence of them."""
     if not candidates:
         return None
     credible = [one for one in candidates if one.is_credible] or list(candidates)
@@ -98,8 +98,8 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def _outlier(candidates: Sequence[Candidate], timelines: Sequence[RankTimeline]) -> Candidate | None:
-    """A few ranks that ended without output and with their own exit code, while all others raised the same exception:
-    these were first, unless the clocks contradict."""
+    """Return the few ranks that ended without output and with a different exit code, if all others raised the same
+    exception: the few were first, unless the clocks contradict."""
     mute = [one for one in candidates if one.code == "exit-code"]
     loud = [one for one in candidates if one.is_credible]
     if len(mute) != 1 or len(loud) != 1 or loud[0].code != "exception" or _surely_before(loud[0], mute[0]):
@@ -112,8 +112,8 @@ def _outlier(candidates: Sequence[Candidate], timelines: Sequence[RankTimeline])
 
 
 def _joined(kernel: Candidate, waiting: Candidate, timelines: Sequence[RankTimeline]) -> Candidate:
-    """A kernel message and the rank that others waited for: one reason if on one host; of several hosts the one with
-    the kernel message; otherwise the messages of the ranks count."""
+    """Join a kernel message and the rank that others waited for, if on one host; of several hosts, choose the one
+    with the kernel message; otherwise return `waiting`."""
     if set(waiting.hosts) <= set(kernel.hosts):
         return replace(kernel, ranks=waiting.ranks, proofs=(*kernel.proofs, *waiting.proofs))
     if waiting.code in SEVERAL and set(kernel.hosts) < set(waiting.hosts):
@@ -129,12 +129,12 @@ def _surely_before(one: Candidate, other: Candidate, *, by_s: float = 0.0) -> bo
 
 
 def _may_exclude(one: Candidate) -> bool:
-    """What may have been caught, or may mean something else, proves nothing by coming first."""
+    """Return whether coming first is evidence: not if it may have been caught or may be ambiguous."""
     return one.sure or one.is_vague
 
 
 def _symptom(timelines: Sequence[RankTimeline]) -> Candidate | None:
-    """No rank reports why it failed: the strongest symptom of ranks that failed by themselves."""
+    """Return the strongest symptom of ranks that were not stopped, if no rank reports its reason."""
     signs = [
         timeline.own
         for timeline in timelines
@@ -150,13 +150,13 @@ def _symptom(timelines: Sequence[RankTimeline]) -> Candidate | None:
     return replace(make_candidate(group), sure=False, caveats=("only-symptom",))
 
 
-# ---------------------------------------------------------------- how sure
+# ---------------------------------------------------------------- certainty
 
 
 def caveats_of(
     winner: Candidate, candidates: Sequence[Candidate], evidence: Evidence, timelines: Sequence[RankTimeline]
 ) -> tuple[str, ...]:
-    """Names of the reasons not to call it certain; () for none."""
+    """Return the names of the reasons why it is not certain; () for none."""
     caveats = list(winner.caveats)
     if not winner.sure:
         caveats.append("unsure")
@@ -183,7 +183,7 @@ def _as_link(one: Candidate) -> ChainLink:
 
 
 def _alternatives(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Other reasons that may have been first: all credible ones, and weak ones that were not clearly later."""
+    """Return other possible first reasons: all credible ones, and weak ones that were not clearly later."""
     alternatives = []
     for one in candidates:
         if one is winner or (set(one.ranks) <= set(winner.ranks) and one.ranks):
@@ -195,7 +195,7 @@ def _alternatives(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[C
 
 
 def _unseen(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimeline]) -> bool:
-    """Whether there are ranks with neither an end nor output, other than those that are blamed."""
+    """Return whether ranks other than the winner's have neither an end nor output."""
     known = {
         timeline.rank.rank
         for timeline in timelines
@@ -216,12 +216,12 @@ def _unseen(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimel
 
 
 def _unexplained(winner: Candidate, timelines: Sequence[RankTimeline]) -> bool:
-    """Whether a rank failed by itself, not clearly later, without output that shows a consequence."""
+    """Return whether a rank failed by itself, not clearly later, without output that shows a consequence."""
     for timeline in timelines:
         if timeline.rank.rank in winner.ranks or not timeline.rank.has_failed or timeline.waited is not None:
             continue
         if timeline.own is not None and not (timeline.has_cause and timeline.own.is_vague):
-            continue  # a reason of its own makes it an alternative, messages about others a consequence
+            continue  # its own reason makes it an alternative, messages about others a consequence
         if winner.at is None or timeline.end is None or not winner.at.is_before(timeline.end, by_s=CLEARLY_S):
             return True
     return False
@@ -235,11 +235,11 @@ def _confidence(winner: Candidate, caveats: Sequence[str]) -> Confidence:
     return Confidence.LIKELY
 
 
-# ---------------------------------------------------------------- what followed
+# ---------------------------------------------------------------- consequences
 
 
 def make_chain(winner: Candidate, timelines: Sequence[RankTimeline]) -> tuple[ChainLink, ...]:
-    """Every rank with the role of its end, alike ones together: the first, consequences, then the clearing away."""
+    """Return every rank with the role of its end, grouped: first failure, consequences, then teardown."""
     groups: dict[tuple[Role, str], list[RankTimeline]] = {}
     for timeline in timelines:
         groups.setdefault(_role_of(winner, timeline), []).append(timeline)
@@ -295,7 +295,7 @@ def _when(timeline: RankTimeline) -> Moment | None:
 
 
 def _lag_between(first: Moment | None, then: Moment | None, role: Role) -> float | None:
-    """Seconds after the first failure; None where the clocks are not known well enough."""
+    """Return seconds after the first failure; None if the clocks are too uncertain."""
     if role is Role.INITIATING or first is None or then is None:
         return None
     error_s = 0.0 if first.host == then.host else first.error_s + then.error_s
@@ -335,7 +335,7 @@ def _missing(evidence: Evidence) -> tuple[Text, ...]:
     return (*evidence.missing, *of_hosts)
 
 
-# ---------------------------------------------------------------- whom to blame when all only waited
+# ---------------------------------------------------------------- the culprit if all ranks only waited
 
 
 RULES: tuple[Callable[[Table], Candidate | None], ...] = (
@@ -346,11 +346,11 @@ RULES: tuple[Callable[[Table], Candidate | None], ...] = (
     unresponsive.blame_quiet, unresponsive.blame_latest, unresponsive.blame_sequence, unresponsive.blame_lagging,
     wait_chain.blame_stuck, wait_chain.blame_chain, wait_chain.blame_most_reported,
 )  # fmt: skip
-"""What is reported outright comes before what is concluded."""
+"""Explicit reports come before conclusions."""
 
 
 def blame_waiting(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Candidate | None:
-    """The result of the first rule that applies; None if no rank waited for or lost another, or it is unknown which.
+    """Return the first applicable rule's result; None if no rank waited for or lost another, or if unknown which.
     If no rank failed and none has output, an unreachable host is the only evidence."""
     reports: list[Report] = [(timeline, message) for timeline in timelines for message in timeline.messages]
     table = Table(evidence, timelines, reports)

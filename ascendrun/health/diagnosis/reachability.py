@@ -1,4 +1,4 @@
-"""Rules for hosts that cannot reach each other: which side of a broken path to check."""
+"""Rules for hosts that cannot reach each other: the side of a broken path to check."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ascendrun.health.diagnosis.wait_table import Report, Table
 from ascendrun.text.format import fold_hosts
 
 _OWN_FAULT = frozenset({"no_network", "no_name"})
-"""The kernel or the resolver of the reporting host returns these itself, without contacting another host."""
+"""The reporting host's kernel or resolver returns these itself, without contacting another host."""
 _CODES = {"no_name": "name-not-resolved", "in_vain": "master-unreachable"}
 
 
 def blame_loopback(table: Table) -> Candidate | None:
-    """Ranks connected to a loopback address in place of another node: that of the master, if its name resolves to it;
-    or that of a peer, which then is the one host without a report."""
+    """Blame loopback addresses to which ranks connected instead of another node: the master's, if its name resolves so;
+    or that of a peer, which is then the only host without a report."""
     master = table.by_rank.get(0)
     reports = [
         (timeline, message)
@@ -46,8 +46,8 @@ def blame_loopback(table: Table) -> Candidate | None:
 
 
 def blame_unreached(table: Table) -> Candidate | None:
-    """The host that no other one reaches; else those that do not reach what others do; else, of a pair, the reporting
-    one. A timeout is a broken path only if a rank there was listening."""
+    """Blame the host that no other host reaches; else hosts that do not reach what others do; else the reporting host
+    of a pair. A timeout is a broken path only if a rank there was listening."""
     reports = [one for one in table.messages("unreached") if _counts(table, one)]
     pairs: dict[tuple[str, str | None], Report] = {}
     for one in reports:
@@ -90,7 +90,7 @@ def blame_unreached(table: Table) -> Candidate | None:
 
 
 def _place(reports: Sequence[Report]) -> str:
-    """The address or name that was tried, which is no host's of the job."""
+    """Return the address or name that was tried; it is not a host of the job."""
     tried = {address for _, message in reports for address, _ in message.addresses}
     return ", ".join(sorted(tried)) or "?"
 
@@ -101,12 +101,12 @@ def _counts(table: Table, one: Report) -> bool:
         return timeline.waited is not None
     if message.values["why"] != "in_vain":
         return True
-    host = table.named(message)[1]  # None: an address that is no host's, where the master's door may yet be
+    host = table.named(message)[1]  # None: an unknown address, possibly the master's
     return any(host in (None, other.rank.host) for other, _ in table.messages("clients"))
 
 
 def _sides(table: Table, pairs: dict[tuple[str, str | None], Report]) -> tuple[set[str], str | None]:
-    """The reporting hosts, and the host that they name if it is one. A majority without a name means the one left."""
+    """Return reporting hosts, and the single host that they name; several without a name mean the only other host."""
     sources = {source for source, _ in pairs}
     targets = {target for _, target in pairs if target is not None}
     if len(targets) == 1:
@@ -118,6 +118,6 @@ def _sides(table: Table, pairs: dict[tuple[str, str | None], Report]) -> tuple[s
 
 
 def _is_everybody(table: Table, sources: set[str], target: str) -> bool:
-    """All other hosts complain of the target, or most of several."""
+    """Return whether at least two hosts, and more than half of the others, report the target."""
     others = {timeline.rank.host for timeline in table.timelines} - {target}
     return len(sources) > 1 and 2 * len(sources) > len(others)

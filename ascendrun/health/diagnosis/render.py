@@ -1,4 +1,4 @@
-"""The sentences of a diagnosis, from texts/messages.json and the signature catalogue, in one language.
+"""Sentences of a diagnosis in one language, from texts/messages.json and the signature catalogue.
 
 The keys of translations: `diagnosis.CODE.message|cause|hint`, `diagnosis.end.CODE`, `diagnosis.caveat.NAME`,
 `diagnosis.anomaly.CODE`, `diagnosis.signal.SIGNAL.cause|hint`, `diagnosis.exit-code.N.cause|hint`.
@@ -20,7 +20,7 @@ from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, 
 from ascendrun.text import Text, language, template_of
 
 MESSAGE_CHARACTERS, TAIL_CHARACTERS = 160, 60
-"""Of a message next to the text of its signature; a message without a signature is shown whole."""
+"""Of a message next to the text of its signature; a message without a signature is not shortened."""
 FIRST = Text("diagnosis.first", "failed first")
 NOT_RESTARTED = Text(
     "diagnosis.not-restarted",
@@ -36,14 +36,14 @@ _PLACE = re.compile(r"\{([a-z_]+)\}")
 
 @cache
 def messages() -> Mapping[str, Any]:
-    """The English: {"messages": {code: {message, cause, hint}}, "ends", "caveats", "signals", "exit_codes"}."""
+    """Return the English: {"messages": {code: {message, cause, hint}}, "ends", "caveats", "signals", "exit_codes"}."""
     raw = resources.files(__package__ or "").joinpath("texts").joinpath("messages.json").read_text(encoding="utf-8")
     found: Mapping[str, Any] = json.loads(raw)
     return found
 
 
 def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
-    """With strings in a language (None: that of the process); evidence, caveats, anomalies and outcome stay texts."""
+    """Render strings in a language (None: the process's); evidence, caveats, anomalies and outcome stay texts."""
     lang = lang or language()
     plain = {name: _string(value, lang) for name, value in diagnosis.values.items()}
     values = {"who": who(diagnosis.ranks, diagnosis.hosts).render(lang), **plain}
@@ -66,7 +66,7 @@ def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
 
 
 def who(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> Text:
-    """rank 2 on npu01; ranks 8-15 on npu02; npu03."""
+    """Return "rank 2 on npu01", "ranks 8-15 on npu02", or "npu03"."""
     values = {"ranks": list(ranks), "hosts": list(hosts)}
     if not ranks:
         if hosts:
@@ -86,7 +86,7 @@ def _string(value: str | Text, lang: str) -> str:
 
 
 def _shortened(message: str) -> str:
-    """Its beginning and its end, which often has the reason."""
+    """Return the start and the end of a message; the end often has the reason."""
     return f"{message[: MESSAGE_CHARACTERS - TAIL_CHARACTERS].rstrip()} … {message[-TAIL_CHARACTERS:].lstrip()}"
 
 
@@ -143,7 +143,7 @@ def _only(values: Mapping[str, str], *names: str) -> dict[str, str]:
 
 
 def _of_exception(values: Mapping[str, str], lang: str) -> Mapping[str, str]:
-    """Cause and hint of an exception, with those of its class where the catalogue has it."""
+    """Return cause and hint of an exception: those of its class if the catalogue has it."""
     where = values.get("where", "?")
     place = (
         Text("diagnosis.see-output", "`ascendrun logs JOB --rank R --stream err` shows all its output")
@@ -166,7 +166,7 @@ def _of_exception(values: Mapping[str, str], lang: str) -> Mapping[str, str]:
 
 
 def _by_kind(diagnosis: Diagnosis) -> Mapping[str, tuple[str, str]]:
-    """Key and English of cause and hint, where the signal or the exit code is more exact than the code."""
+    """Return key and English of cause and hint if the signal or exit code is more specific than the code."""
     if diagnosis.code == "exit-code":
         kind, name, rows = "exit-code", diagnosis.values.get("code", ""), messages()["exit_codes"]
     else:
@@ -175,7 +175,7 @@ def _by_kind(diagnosis: Diagnosis) -> Mapping[str, tuple[str, str]]:
 
 
 def _short(code: str, values: Mapping[str, str | Text], lang: str) -> str:
-    """What a code means, without who."""
+    """Return the message of a code, without ranks and hosts."""
     plain = {name: _string(value, lang) for name, value in values.items()}
     if code in messages()["ends"]:
         return _fill(template_of(f"diagnosis.end.{code}", messages()["ends"][code], lang), plain)
@@ -188,12 +188,12 @@ def _end_of(link: ChainLink, lang: str) -> str:
 
 
 def caveat(name: str) -> Text:
-    """Why a diagnosis is not certain, by its name in texts/messages.json."""
+    """Return a reason for uncertainty by its name in texts/messages.json."""
     return Text(f"diagnosis.caveat.{name}", messages()["caveats"][name])
 
 
 def _evidence(proof: Proof) -> str | Text:
-    """A line of a file is shown as it is; an observation of ascendrun with its rank."""
+    """Return a line of a file unchanged; an observation of ascendrun with its rank."""
     if proof.file is not None or proof.rank is None:
         return proof.text
     place = who((proof.rank,), (proof.host,) if proof.host else ())
@@ -201,5 +201,5 @@ def _evidence(proof: Proof) -> str | Text:
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    """Each {name} by its value; without one, by "?"."""
+    """Replace each {name} by its value, or by "?" without one."""
     return _PLACE.sub(lambda place: values.get(place[1], "?"), text)

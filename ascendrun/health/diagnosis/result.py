@@ -40,14 +40,14 @@ class Proof:
 
     @property
     def line(self) -> str:
-        """The text as what it is compared by: a line as written, an observation by its key."""
+        """Return the text for comparison: a line as written, an observation by its key."""
         return self.text.key if isinstance(self.text, Text) else self.text
 
 
 @dataclass(frozen=True)
 class ChainLink:
-    """Ranks whose ends have one role and one code. `lag_s`: seconds from the first failure to the first of these ends,
-    None: their clocks are not known well enough. `message`: filled by `render` from code and values."""
+    """Ranks whose ends have the same role and code. `lag_s`: seconds from the first failure to the first of these ends,
+    None: their clocks are too uncertain. `message`: set by `render` from code and values."""
 
     role: Role
     code: str
@@ -61,11 +61,11 @@ class ChainLink:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why an attempt ended. `code`: of texts/messages.json or of the signature catalogue; `ranks` and `hosts`: the
-    first to fail, () for none. `caveats`: why it is not certain. `alternatives`: what else may have been first.
-    `lag_s`: seconds from the first failure to the next end that followed from it. `retry`: same, exclude, never,
-    unknown. `outcome`: what ascendrun did next. `anomalies`: of a job that did not fail. `missing`: evidence that could
-    not be read. `message`, `cause`, `hint`: filled by `render`. Texts are rendered where a person reads them."""
+    """Reason for an attempt's end. `code`: of texts/messages.json or the signature catalogue; `ranks` and `hosts`: the
+    first to fail, () for none. `caveats`: why it is not certain. `alternatives`: other possible first failures.
+    `lag_s`: seconds from the first failure to its first consequence. `retry`: same, exclude, never,
+    unknown. `outcome`: later actions of ascendrun. `anomalies`: of a job that did not fail. `missing`: unreadable
+    evidence. `message`, `cause`, `hint`: set by `render`. Texts are rendered at output."""
 
     code: str
     confidence: Confidence

@@ -10,27 +10,27 @@ from datetime import datetime, timezone
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line
 
 UNKNOWN_CLOCK_S = 180.0
-"""A clock that was never measured may be this far off; worse ones exist, but doctor refuses them."""
+"""Maximum assumed error of a clock that was never measured; doctor rejects larger errors."""
 _STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)[-T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{3})(?:\.?(\d{3}))?)?")
 _QUARTER_S = 900.0
 
 
 @dataclass(frozen=True)
 class Moment:
-    """`at_s`: the head's clock, true to `error_s`; times of one host are compared without their error."""
+    """A time. `at_s`: by the head node's clock, +-`error_s`; times of one host are compared without error."""
 
     at_s: float
     error_s: float
     host: str
 
     def is_before(self, other: Moment, *, by_s: float = 0.0) -> bool:
-        """Surely earlier, by more than `by_s`."""
+        """Return whether it is certainly earlier, by more than `by_s`."""
         error_s = 0.0 if self.host == other.host else self.error_s + other.error_s
         return self.at_s + error_s + by_s < other.at_s
 
 
 def moment(evidence: Evidence, host: str, node_s: float | None) -> Moment | None:
-    """The node's time with the host's offset removed; None for None."""
+    """Return the node's time without the host's clock offset; None for None."""
     if node_s is None:
         return None
     clock = evidence.host(host).clock
@@ -44,12 +44,12 @@ def earliest(moments: Iterable[Moment | None]) -> Moment | None:
 
 
 def is_after_stop(host: HostEvidence, node_s: float | None, *, slack_s: float = 0.02) -> bool:
-    """Whether something came after the host's ranks were stopped; same clock, so this is exact."""
+    """Return whether an event came after the host's ranks were stopped (same clock, so exact)."""
     return node_s is not None and host.stopped_at_s is not None and node_s > host.stopped_at_s + slack_s
 
 
 def stamp_of(text: str) -> float | None:
-    """The time written in a log line, taken as if it were UTC; None: there is none."""
+    """Return the time in a log line, interpreted as UTC; None: not found."""
     found = _STAMP.search(text[:200])
     if found is None:
         return None
@@ -62,10 +62,10 @@ def stamp_of(text: str) -> float | None:
 
 
 def with_stamps(lines: Sequence[Line], *, until_s: float | None) -> list[Line]:
-    """Lines of a log that writes its node's local time, with that time as `at_s`.
+    """Return lines of a log in its node's local time, with that time as `at_s`.
 
-    The zone is not logged: the last line cannot be after the process' end, nor long before it, which leaves one
-    multiple of a quarter of an hour. Without `until_s` the zone is taken to be UTC.
+    The zone is not logged. The last line is shortly before the end of the process, which determines the zone as a
+    multiple of 15 minutes. Without `until_s` the zone is assumed to be UTC.
     """
     stamps = [stamp_of(line.text) for line in lines]
     last = max((stamp for stamp in stamps if stamp is not None), default=None)

@@ -23,7 +23,7 @@ LONG_BEFORE_S = 60.0
 
 
 def blame_finished_early(table: Table) -> Candidate | None:
-    """Some ranks ended well while others still waited for them: they had fewer steps to do."""
+    """Blame ranks that exited 0 while others still waited for them: they had fewer steps."""
     ended = [timeline for timeline in table.timelines if has_finished(timeline.rank)]
     suffering = [*table.waiting, *table.losing]
     if not ended or not suffering or len(ended) >= len(table.timelines):
@@ -40,7 +40,7 @@ def blame_finished_early(table: Table) -> Candidate | None:
 
 
 def blame_unreachable(table: Table) -> Candidate | None:
-    """Unreachable hosts whose ranks have no exit record, while others wait for them."""
+    """Blame unreachable hosts without exit records of their ranks, while others wait for them."""
     hosts = []
     for host in table.evidence.hosts:
         ranks = [table.by_rank[rank.rank] for rank in table.evidence.ranks_of(host.host)]
@@ -66,7 +66,7 @@ def blame_unreachable(table: Table) -> Candidate | None:
 
 
 def blame_first_loser(table: Table) -> Candidate | None:
-    """A rank that lost something long before any other had ended or complained: it did not lose them."""
+    """Blame a rank that lost a connection long before other ranks ended or reported: it did not lose those."""
     first = [
         timeline
         for timeline in table.losing
@@ -97,7 +97,7 @@ def _is_long_before(one: RankTimeline, other: RankTimeline) -> bool:
 
 
 def blame_quiet(table: Table) -> Candidate | None:
-    """Part of the ranks timed out: the others kept them waiting, if they are few or whole hosts."""
+    """Blame, if only some ranks timed out, the others, provided they are few or entire hosts."""
     suffering = {timeline.rank.rank for timeline in (*table.waiting, *table.losing)}
     quiet = [
         timeline
@@ -122,7 +122,7 @@ def blame_quiet(table: Table) -> Candidate | None:
 
 
 def blame_latest(table: Table) -> Candidate | None:
-    """All timed out, further apart than the timeout: the last to complain came last, when the first had given up."""
+    """Blame the last ranks to time out, if all did, further apart than the timeout: they arrived too late."""
     if len(table.waiting) < len(table.timelines) or len(table.waiting) < 2:
         return None
     times = [(timeline, timeline.waited_at) for timeline in table.waiting if timeline.waited_at is not None]
@@ -143,7 +143,7 @@ def blame_latest(table: Table) -> Candidate | None:
 
 
 def blame_sequence(table: Table) -> Candidate | None:
-    """Ranks that are a collective behind the others, or in another one."""
+    """Blame ranks that are a collective behind the others, or in a different collective."""
     lagging = table.messages("lagging")
     named = {rank for _, message in lagging for rank in message.ranks}
     if named and 2 * len(named) < len(table.timelines):
@@ -177,7 +177,7 @@ def blame_sequence(table: Table) -> Candidate | None:
 
 
 def blame_lagging(table: Table) -> Candidate | None:
-    """A rank that was steps behind, or had been quiet for long, when the others gave up."""
+    """Blame ranks that were steps behind, or had no output for long, when the others timed out."""
     if not (table.waiting or table.losing):
         return None
     steps = {

@@ -1,4 +1,4 @@
-"""Rules for who waits for whom: the end of a chain, a circle, a broken link; else who is named most."""
+"""Rules for chains of waiting ranks: the end of a chain, a cycle, a broken link; else the most named rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ascendrun.health.diagnosis.wait_table import FEW_SHARE, Table, most_reporte
 
 
 def blame_chain(table: Table) -> Candidate | None:
-    """Which rank waits for which: blame the end of the chain, which does not wait; else it is a cycle."""
+    """Blame the end of a chain of waiting ranks, which does not wait itself; else blame the cycle."""
     edges: dict[int, set[int]] = {}
     for timeline, message in table.messages("link", "remote"):
         if message.wait is None:
@@ -36,7 +36,7 @@ def blame_chain(table: Table) -> Candidate | None:
 
 
 def _circle(edges: dict[int, set[int]]) -> tuple[int, ...]:
-    """One cycle, if every rank waits for exactly one other; in a web of waits no rank is blamed."""
+    """Return a cycle if every rank waits for exactly one other; () otherwise: then no rank is blamed."""
     if any(len(targets) != 1 for targets in edges.values()):
         return ()
     path: list[int] = []
@@ -48,7 +48,7 @@ def _circle(edges: dict[int, set[int]]) -> tuple[int, ...]:
 
 
 def blame_stuck(table: Table) -> Candidate | None:
-    """Few gave themselves up as stuck; all the others only lost them."""
+    """Blame the few ranks that reported themselves stuck, if all others only lost them."""
     stuck = {timeline.rank.rank for timeline, _ in table.messages("stuck")}
     rest = [timeline for timeline in table.timelines if timeline.rank.rank not in stuck]
     if not stuck or 4 * len(stuck) > len(table.timelines) or any(timeline not in table.losing for timeline in rest):
@@ -57,7 +57,7 @@ def blame_stuck(table: Table) -> Candidate | None:
 
 
 def blame_most_reported(table: Table) -> Candidate | None:
-    """The rank or host that is named most, if there is no other evidence."""
+    """Blame the rank or host that is named most, without other evidence."""
     ranks = most_reported(table, among=set(table.by_rank))
     if ranks:
         return table.make("most-reported", 45, ranks, naming(table, set(ranks)))

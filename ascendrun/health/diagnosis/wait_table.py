@@ -1,4 +1,4 @@
-"""Reports of ranks that waited for each other, laid out for the rules of blame."""
+"""Table of reports of ranks that waited for each other, for the rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ascendrun.health.diagnosis.times import Moment
 from ascendrun.text import Text
 
 FEW_SHARE = 0.25
-"""Silent ranks, and ends of chains, are blamed when they are no more than so many of all, or make up whole hosts."""
+"""Ranks without output, and ends of chains, are blamed up to this fraction of all, or if they are entire hosts."""
 
 Report = tuple[RankTimeline, PeerLine]
 
@@ -34,7 +34,7 @@ class Table:
         return [(timeline, message) for timeline, message in self.reports if message.kind in kinds]
 
     def rank_at(self, address: str, device: int | None) -> tuple[tuple[int, ...], str | None]:
-        """The ranks and the host behind an address: of a device's own network port, or of a server and a device."""
+        """Return the ranks and the host of an address: of a device's network port, or of a server and a device."""
         name = self.evidence.host_at(address)
         if name is None:
             return (), None
@@ -42,7 +42,7 @@ class Table:
         return tuple(rank.rank for rank in _on_device(self.evidence.ranks_of(name), device)), name
 
     def named(self, message: PeerLine) -> tuple[tuple[int, ...], str | None]:
-        """Whom a line names: by address where that is known, else by the rank's number."""
+        """Return the ranks and host that a line names: by known address, else by rank number."""
         for address, device in message.addresses:
             ranks, host = self.rank_at(address, device)
             if host is not None and (ranks or not message.ranks):
@@ -93,7 +93,7 @@ class Table:
         )
 
     def last_output(self, ranks: Iterable[int], *, limit: int = 2) -> tuple[Proof, ...]:
-        """The last output of ranks that became unresponsive."""
+        """Return the last output of at most `limit` of the ranks."""
         found = []
         for rank in [rank for rank in sorted(ranks) if rank in self.by_rank][:limit]:
             one = self.by_rank[rank].rank
@@ -104,13 +104,13 @@ class Table:
         return tuple(found)
 
     def groups(self) -> dict[int, str]:
-        """The communication group that each rank waited in: operations of different ones cannot be compared."""
+        """Return the communication group of each rank's wait; operations of different groups are not comparable."""
         return {
             timeline.rank.rank: message.values["group"] for timeline, message in self.messages("tag")
         }  # the plog is decisive
 
     def tags(self) -> dict[int, str]:
-        """The collective of each rank, of those in the group that most are in."""
+        """Return the collective of each rank in the largest group."""
         groups = self.groups()
         common = most_common(groups.values())
         return {
@@ -130,7 +130,7 @@ def most_common(values: Iterable[str]) -> str | None:
 
 
 def _values_of(code: str, text: str) -> Mapping[str, str]:
-    """What a line has in the places of the signature of that code."""
+    """Return the values of a line for the signature of that code."""
     return next((hit.values for hit in scan([(0, text)]) if hit.signature.code == code), {})
 
 
@@ -144,7 +144,7 @@ def _on_device(ranks: Sequence[RankEvidence], device: int | None) -> Sequence[Ra
 
 
 def most_reported(table: Table, *, among: set[int]) -> tuple[int, ...]:
-    """The one rank of `among` that lines about waits name clearly more than any other; () none is."""
+    """Return the rank of `among` that waiting lines name at least twice as often as any other; () for none."""
     votes: Counter[int] = Counter()
     for timeline, message in table.reports:
         if message.wait is None and message.kind not in ("remote", "location"):
@@ -165,7 +165,7 @@ def naming(table: Table, ranks: set[int]) -> list[Report]:
 
 
 def minority(values: dict[int, str]) -> tuple[int, ...]:
-    """The ranks with the rarest value, when there are two values and the rare one is clearly rare."""
+    """Return the ranks with the rarer of exactly two values; () if they are equally frequent."""
     counts = Counter(values.values())
     if len(counts) != 2:
         return ()

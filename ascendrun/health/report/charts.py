@@ -1,4 +1,4 @@
-"""Long series thinned for drawing without losing a spike: each span keeps its minimum and its maximum."""
+"""Downsampling of long series for charts: each span keeps its minimum and its maximum."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Optional
 
 POINTS = 1200
-"""More points than a chart on a screen can show."""
+"""Maximum number of points; more than a screen can show."""
 
 Point = tuple[float, Optional[float]]
 
 
 @dataclass(frozen=True)
 class Line:
-    """`name`: "" where the chart has one line only. `ys`: one for each x of the chart, None: a gap."""
+    """One line. `name`: "" if it is the only line. `ys`: a value for each x of the chart, None: a gap."""
 
     name: str
     ys: tuple[float | None, ...]
@@ -23,7 +23,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """`name`: loss, step_s, utilisation …; `x`: "time" (UTC seconds) or "step".
+    """One chart. `name`: loss, step_s, utilisation …; `x`: "time" (UTC seconds) or "step".
 
     `is_band`: the lines are the mean, minimum and maximum of several devices or hosts.
     """
@@ -37,14 +37,14 @@ class Chart:
 
     @property
     def is_load(self) -> bool:
-        """A percentage of a capacity: drawn from 0 to 100, so that 99.9% next to 100% is not a valley."""
+        """Return whether it is a percentage of a capacity: drawn from 0 to 100, so that 99.9% is not a dip."""
         return self.name in ("utilisation", "host_cpu")
 
 
 def thin(points: Sequence[Point], *, most: int = POINTS) -> list[Point]:
-    """At most about `most` of the points in order of x: the first, minimum and maximum of each span.
+    """Return about `most` points or fewer, in order of x: first, minimum and maximum of each span.
 
-    Points without a value stay where they make a gap.
+    Points without a value are kept where they make a gap.
     """
     if len(points) <= most:
         return list(points)
@@ -73,7 +73,7 @@ def _y(stretch: Sequence[Point], index: int) -> float:
 
 
 def make_chart(name: str, x: str, unit: str, points: Iterable[Point]) -> Chart | None:
-    """A chart of one line, with gaps for values that are not finite. None: nothing to draw."""
+    """Return a chart of one line, with gaps for values that are not finite. None: no values."""
     clean = [(at, y if y is not None and math.isfinite(y) else None) for at, y in points]
     if not any(y is not None for _, y in clean):
         return None
@@ -84,9 +84,9 @@ def make_chart(name: str, x: str, unit: str, points: Iterable[Point]) -> Chart |
 def make_band(
     name: str, unit: str, series: Iterable[Sequence[Point]], *, until_s: float, since_s: float
 ) -> Chart | None:
-    """Mean, minimum and maximum over several sources in equal time spans; of one source one line.
+    """Return mean, minimum and maximum over several sources in equal time spans; a line for one source.
 
-    A span without measurements is a gap. None: nothing was measured.
+    A span without measurements is a gap. None: no measurements.
     """
     known = [[(at, y) for at, y in one if y is not None] for one in series]
     known = [one for one in known if one]
@@ -109,13 +109,13 @@ def make_band(
 
 
 def _usual_step(series: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """Slightly more than the time between two samples of one source, so that each span has one of each."""
+    """Return slightly more than the sampling interval of a source, so that each span has a sample of each."""
     gaps = sorted(later[0] - earlier[0] for one in series for earlier, later in zip(one, one[1:]))
     return gaps[int(0.9 * (len(gaps) - 1))] * 1.05 if gaps else 0.0
 
 
 def _with_gaps(numbers: Sequence[int]) -> list[int]:
-    """Insert one empty span where some are missing, so that the line breaks there."""
+    """Insert an empty span where spans are missing, so that the line has a gap."""
     found: list[int] = []
     for number in numbers:
         if found and number > found[-1] + 1:

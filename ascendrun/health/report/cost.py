@@ -11,18 +11,18 @@ from ascendrun.core.samples import DeviceSample
 from ascendrun.health.report.time_use import Stay
 
 BRIDGED = 3.0
-"""A gap between two samples of a device counts as measured up to so many usual intervals, and always up to:"""
+"""A gap between two samples of a device counts as measured up to this many usual intervals, and always up to:"""
 BRIDGED_S = 30.0
 AROUND = 4
-"""So many intervals on each side define what is usual."""
+"""Number of intervals on each side that define the usual interval."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """`devices`: how many the job held, None: not known; `family` names what they are. `held_s`: how long.
+    """Cost. `devices`: number in use by the job, None: unknown; `family`: their type. `held_s`: duration of use.
 
-    `energy_kwh`: of the devices while they were held, as far as their power was measured; None: never.
-    `energy_known`: the part of the devices' held time that was measured, 0 to 1.
+    `energy_kwh`: of the devices in that time, as far as power was measured; None: not measured.
+    `energy_known`: the measured fraction of that time, 0 to 1.
     """
 
     devices: int | None
@@ -34,7 +34,7 @@ class Cost:
 
 
 def held_spans(stays: Sequence[Stay]) -> list[tuple[float, float]]:
-    """The times (begin, end) at which the job held its devices, joined."""
+    """Return the merged times (start, end) at which the job used its devices."""
     spans: list[tuple[float, float]] = []
     for stay in stays:
         if stay.state in ACTIVE_STATES:
@@ -49,7 +49,7 @@ def held_spans(stays: Sequence[Stay]) -> list[tuple[float, float]]:
 def count_cost(
     stays: Sequence[Stay], *, devices: int | None, device_type: str, samples: Sequence[DeviceSample]
 ) -> Cost:
-    """`samples`: of exactly the job's devices, in order of time."""
+    """Compute the cost. `samples`: of the job's devices only, in order of time."""
     spans = held_spans(stays)
     held_s = sum(end - begin for begin, end in spans)
     by_device: dict[tuple[str, int], list[tuple[float, float]]] = {}
@@ -68,10 +68,10 @@ def count_cost(
 
 
 def integrate(points: Sequence[tuple[float, float]], spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(sum of value times seconds, seconds that were known) within the spans, straight lines between the points.
+    """Return (integral over time, known seconds) within the spans, with linear interpolation between points.
 
-    A gap much longer than those around it is not known, but for one usual interval after its first point. What is
-    usual changes along a series: its older part may be kept as means of ten minutes.
+    A gap much longer than those around it is unknown, except one usual interval after its first point. The usual
+    interval varies along a series: older parts may be stored as means of ten minutes.
     """
     gaps = [later - earlier for (earlier, _), (later, _) in zip(points, points[1:])]
     total, known_s = 0.0, 0.0

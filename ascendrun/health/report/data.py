@@ -1,4 +1,4 @@
-"""The report of one job as plain data: the page, the picture and the JSON are made from it."""
+"""The report of one job as plain data, the source of the page, the image and the JSON."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MOST_SPANS = 600
 
 @dataclass(frozen=True)
 class Material:
-    """What a report is made from. `lines`: by attempt the metrics of rank 0, with times of the head node.
+    """The input of a report. `lines`: by attempt the metrics of rank 0, with times of the head node.
 
-    `devices` and `hosts`: samples in order of time, of devices only those of the job. `every`: by attempt, one of how
-    many step lines was read (1: all).
+    `devices` and `hosts`: samples in order of time, only of the job's devices. `every`: by attempt, every n-th step
+    line was read (1: all).
     """
 
     job: Job
@@ -88,7 +88,7 @@ class DeviceRow:
 
 @dataclass(frozen=True)
 class JobMetrics:
-    """Metrics of the whole job, as medians over the lines of its first rank. None: not reported."""
+    """Metrics of the job, as medians over the lines of its first rank. None: not reported."""
 
     steps: int | None
     total_steps: int | None
@@ -102,7 +102,7 @@ class JobMetrics:
 
 @dataclass(frozen=True)
 class Caveat:
-    """What a reader must know about the numbers: a code and its values."""
+    """A limitation of the numbers: a code and its values."""
 
     code: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Caveat:
 class Report:
     """`time` sums to `wall_s` to the millisecond. `effective_ratio`: its ratio of training, None: no time passed.
 
-    `diagnosis`: why a failed job failed, None: it did not fail.
+    `diagnosis`: why the job failed, None: it did not fail.
     """
 
     made_at_s: float
@@ -141,7 +141,7 @@ class Report:
 
 
 def make_report(material: Material, *, now_s: float) -> Report:
-    """The report as of now; of a live job up to now."""
+    """Return the report; of a live job up to now."""
     job = material.job
     until_s = job.ended_at_s if job.ended_at_s is not None else now_s
     stays = find_stays(state_changes(material.events), created_s=job.created_at_s, until_s=until_s)
@@ -252,7 +252,7 @@ def _attempt_rows(
 
 
 def _reason(mine: Sequence[Stay], events: Sequence[Event]) -> Text | str:
-    """Why it ended: the reason of its last change of state."""
+    """Return why it ended: the reason of its last state transition."""
     begin_s, end_s = mine[0].begin_ms / 1000 - 0.001, mine[-1].end_ms / 1000 + 0.001
     found = [
         event.values.get("reason")
@@ -333,9 +333,9 @@ def _timeline(time: Accounting) -> tuple[UseSpan, ...]:
 
 _BY_TIME = (("step_s", "s"), ("tokens_per_s", "1/s"), ("samples_per_s", "1/s"), ("mfu", "%"))
 _BY_STEP = (("loss", "loss"), ("grad_norm", "grad_norm"), ("learning_rate", "lr"))
-"""(name of the chart, field of the lines)"""
+"""(name of the chart, field of the lines)."""
 _DURATIONS = ("_s", "_seconds")
-"""Endings of the names of evaluation metrics that are durations."""
+"""Suffixes of the names of evaluation metrics that are durations."""
 
 
 def _charts(material: Material, lines: Mapping[int, Sequence[MetricsLine]], stays: Sequence[Stay]) -> tuple[Chart, ...]:
@@ -362,7 +362,7 @@ def _charts(material: Material, lines: Mapping[int, Sequence[MetricsLine]], stay
 
 
 def _over_steps(lines: Mapping[int, Sequence[MetricsLine]], name: str) -> list[Point]:
-    """Of a repeated step the value of the later attempt."""
+    """Return values by step; for a repeated step that of the later attempt."""
     found: dict[int, float | None] = {}
     for several in lines.values():
         steps: set[int] = set()

@@ -1,4 +1,4 @@
-"""Time use of a job to the millisecond: every moment between its submission and its end has one use.
+"""Time use of a job in milliseconds: every moment between its submission and its end has one use.
 
     queue, checks, staging     until the first attempt starts on the nodes
     start-up                   until its first step starts: processes, libraries, model, compilation
@@ -31,9 +31,9 @@ _BEFORE_RUNNING = {
 
 @dataclass(frozen=True)
 class AttemptSteps:
-    """What rank 0 reported of one attempt, with times of the head node. `steps`: (at_s or None, step) in order.
+    """Reports of rank 0 in one attempt, with times of the head node. `steps`: (at_s or None, step) in order.
 
-    `started_s`: when its first step started. `resumed`: the step that it resumed from. `saves`: (start, end, step or
+    `started_s`: start of its first step. `resumed`: the step that it resumed from. `saves`: (start, end, step or
     None) of its checkpoints.
     """
 
@@ -44,7 +44,7 @@ class AttemptSteps:
 
     @property
     def first_kept(self) -> int | None:
-        """The last step of earlier attempts that this one continues, None: unknown."""
+        """Return the last step of earlier attempts that this attempt continues, None: unknown."""
         if self.resumed is not None:
             return self.resumed
         return self.steps[0][1] - 1 if self.steps else None
@@ -71,13 +71,13 @@ class Accounting:
 
     @property
     def effective(self) -> float | None:
-        """The effective training time ratio, None: no time has passed."""
+        """Return the effective training time ratio, None: no time has passed."""
         return self.spent_ms["training"] / self.wall_ms if self.wall_ms else None
 
 
 @dataclass(frozen=True)
 class Stay:
-    """How long an attempt stayed in one state. `after`: the next state, None: it is in this one now."""
+    """The time of an attempt in one state. `after`: the next state, None: it still is in this state."""
 
     begin_ms: int
     end_ms: int
@@ -87,7 +87,7 @@ class Stay:
 
 
 def account(stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps]) -> Accounting:
-    """`stays`: of `find_stays`. Attempts without metrics are missing in `attempts`."""
+    """Compute the time use. `stays`: of `find_stays`. `attempts`: without those that have no metrics."""
     pieces: list[Piece] = []
     caveats: list[str] = []
     failed = {stay.attempt for stay in stays if stay.after in (State.BACKOFF, State.FAILED)}
@@ -109,9 +109,9 @@ def account(stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps]) -> Acco
 
 
 def find_stays(moves: Sequence[tuple[float, State]], *, created_s: float, until_s: float) -> tuple[Stay, ...]:
-    """Stays without gaps from the submission to `until_s` (the end, or now).
+    """Return stays without gaps from the submission to `until_s` (the end, or now).
 
-    `moves`: (time, new state) in order. Where the clock of the head node was set back, time stands still until it
+    `moves`: (time, new state) in order. If the clock of the head node was set back, time does not advance until it
     has caught up.
     """
     now_ms, last_ms = _ms(created_s), max(_ms(created_s), _ms(until_s))
@@ -159,7 +159,7 @@ def _running(stay: Stay, attempts: Mapping[int, AttemptSteps], failed: set[int],
 
 
 def _kept_ms(stay: Stay, attempts: Mapping[int, AttemptSteps], caveats: list[str]) -> int:
-    """Until when the steps of a failed attempt were kept."""
+    """Return the time until which the steps of a failed attempt were kept."""
     reported = attempts[stay.attempt]
     later = [found.first_kept for number, found in attempts.items() if number > stay.attempt]
     known = [step for step in later if step is not None]

@@ -1,1 +1,1 @@
-"""What single lines of output mean."""
+"""The meaning of single lines of output."""

@@ -1,4 +1,4 @@
-"""What a rank still did after a line: how much it wrote, and whether it survived the reported error."""
+"""Activity of a rank after a line: the amount of output, and whether it survived the reported error."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ascendrun.health.diagnosis.lines.tracebacks import Chain
 
 AFTERWARDS_LIMIT = 200
 AT_ONCE_S = 0.5
-"""Lines of two streams that came so near to each other have no order."""
+"""Lines of two streams within this time have no known order."""
 WORK_LINES, SURVIVED_S = 3, 60.0
-"""A rank that wrote so many more lines, or ran so long, has survived the reported error."""
+"""A rank that then wrote this number of lines, or ran for this time, survived the reported error."""
 
 
 def count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> list[int]:
-    """For every line, how many ordinary ones its rank wrote after it: in its own stream by order, in others by time."""
+    """Return for every line the number of ordinary lines after it: by order in its stream, by time in others."""
     quiet = _report_lines(chains, known)
     counts = [0] * len(lines)
     seen: dict[str, int] = {}
@@ -44,7 +44,7 @@ def count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[
 
 
 def worked_until(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> float | None:
-    """When its last ordinary line came; None: there is none, or no times are known."""
+    """Return the time of its last ordinary line; None: no such line, or unknown times."""
     quiet = _report_lines(chains, known)
     return max(
         (
@@ -57,13 +57,13 @@ def worked_until(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable
 
 
 def _report_lines(chains: Sequence[Chain], known: Iterable[int]) -> set[int]:
-    """Lines that are known, or an exception's."""
+    """Return the lines that are known messages or part of an exception."""
     return {*known, *(index for chain in chains for one in chain.raised for index in range(one.first, one.last + 1))}
 
 
 def wrote_after(lines: Sequence[Line], index: int) -> bool:
-    """Anything but warnings: in the line's own stream by order, in others by time. Without times a line of another
-    stream counts as later, since the line is one of the start."""
+    """Return whether non-warnings follow: by order in the line's stream, by time in others. Without times a line of
+    another stream counts as later, since this line is from the start."""
     line = lines[index]
     for place, other in enumerate(lines):
         if other.stream == line.stream:
@@ -76,7 +76,7 @@ def wrote_after(lines: Sequence[Line], index: int) -> bool:
 
 
 def wrote_until(lines: Sequence[Line]) -> float | None:
-    """When its last line came that is no warning; None: there is none, or no times are known."""
+    """Return the time of its last line that is not a warning; None: no such line, or unknown times."""
     return max(
         (line.at_s for line in lines if line.at_s is not None and line.text.strip() and not is_warning(line.text)),
         default=None,
@@ -86,7 +86,7 @@ def wrote_until(lines: Sequence[Line]) -> float | None:
 def survived_lines(
     lines: Sequence[Line], reported: Iterable[tuple[str, int]], after: Sequence[int], *, end_s: float | None
 ) -> Mapping[str, bool]:
-    """Of reported errors (name, line) those after which the rank kept working or much time passed; False: no times."""
+    """Return the errors (name, line) after which the rank worked or much time passed; False: times unknown."""
     found: dict[str, bool] = {}
     for name, index in reported:
         at_s = lines[index].at_s

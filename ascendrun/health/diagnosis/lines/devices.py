@@ -1,4 +1,4 @@
-"""Output of the device tools after a failure, as facts about unhealthy devices."""
+"""Facts about unhealthy devices from the output of the device tools after a failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEVICE_ADDRESS = re.compile(
 
 
 def facts_from_table(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
-    """From `npu-smi info`: chips in bad health."""
+    """Return unhealthy chips from `npu-smi info`."""
     section = next((one.text for one in read_sections(text) if one.labels[0] == "info"), text)
     found = []
     for place, chip in enumerate(parse_info(section).chips):
@@ -32,8 +32,8 @@ def facts_from_table(text: str, file: str | None = None) -> tuple[DeviceFact, ..
 
 
 def facts_from_cards(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
-    """From the views of single cards: error codes, and memory errors that cannot be corrected. Cards with two chips
-    are counted as npu-smi counts devices: two an NPU."""
+    """Return error codes and uncorrectable memory errors from the views of single cards. Cards with two chips
+    are counted like devices in npu-smi: two per NPU."""
     cards = read_cards({"out": text})
     chips_each = max((len(chips) for chips in (*cards.ecc.values(), *cards.health.values())), default=1)
     found: list[DeviceFact] = []
@@ -65,13 +65,13 @@ def facts_from_cards(text: str, file: str | None = None) -> tuple[DeviceFact, ..
 
 
 def facts_from_ports(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
-    """From hccn_tool: network ports that are down while others of the node are up."""
+    """Return network ports from hccn_tool that are down while others of the node are up."""
     ports = read_ports({"out": text})
     if ports is None:
         return ()
     links = {device: port.link.is_up for device, port in ports.ports.items() if port.link is not None}
     if not any(links.values()):
-        return ()  # none is up: this node uses no device network, or it is unknown
+        return ()  # no port is up: the node uses no device network, or unknown
     return tuple(
         DeviceFact(device, Text("device.link-down", "network port down (hccn_tool -link)"), file)
         for device, is_up in links.items()
@@ -80,7 +80,7 @@ def facts_from_ports(text: str, file: str | None = None) -> tuple[DeviceFact, ..
 
 
 def one_per_device(facts: Sequence[DeviceFact]) -> tuple[DeviceFact, ...]:
-    """Several tools may report the same: the first fact of a device, with the problems of the others."""
+    """Merge facts of several tools: the first fact of a device, with the problems of the others."""
     merged: dict[int, DeviceFact] = {}
     for fact in facts:
         known = merged.get(fact.device)
@@ -93,7 +93,7 @@ def one_per_device(facts: Sequence[DeviceFact]) -> tuple[DeviceFact, ...]:
 
 
 def device_addresses(plog: Sequence[str]) -> Mapping[str, int]:
-    """Addresses of the devices' own network ports, from HCCL's log at the start."""
+    """Return the addresses of the devices' network ports, from HCCL's log at the start."""
     found = {}
     for text in plog:
         match = _DEVICE_ADDRESS.search(text) if "deviceIp[" in text else None

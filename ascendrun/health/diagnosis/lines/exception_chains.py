@@ -1,4 +1,4 @@
-"""Exceptions that came while another was handled: whether the first one is the reason, or was only the occasion."""
+"""Exceptions raised while another was handled: whether the first one is the reason of the failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ASKS = frozenset({
     "FileNotFoundError", "ModuleNotFoundError", "ImportError", "KeyError", "IndexError", "LookupError",
     "AttributeError", "StopIteration", "ValueError", "TypeError", "Empty", "FileExistsError",
 })  # fmt: skip
-"""With these a program tests whether something exists, and has an alternative if it does not."""
+"""Exceptions with which a program tests whether something exists; it has an alternative."""
 _CLEARS = re.compile(r"__a?exit__|__del__|_*(?:close|cleanup|clean_up|shutdown|finalize|destroy|teardown|tear_down)\w*")
 _ENDS = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
 _DEVICE = frozenset({"acl", "cann", "cuda", "driver", "torch_npu", "hccl"})
@@ -26,11 +26,11 @@ _ERRNO = re.compile(r"^\[Errno -?\d+\]\s*")
 _NAMED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 _RAISES = re.compile(r"raise\b")
 LONG_ENOUGH = 5
-"""Shorter texts occur in many messages."""
+"""Characters. Shorter texts occur in many messages."""
 
 
 def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) -> Chain:
-    """From the first on that led to the end: what was handled is no reason of what failed later for another one."""
+    """Remove leading exceptions that were handled: they are not the reason of a later, unrelated failure."""
     begins, is_argued = 0, False
     ends = None
     for place, later in enumerate(chain.raised):
@@ -49,7 +49,7 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
             or any(find_peer_lines(lines[before[0].last : later.first]))
         ):
             continue
-        if any(hit.signature.family == "memory" for hit in known):  # of a batch that may be tried again, or of all
+        if any(hit.signature.family == "memory" for hit in known):  # of a batch that may be retried, or of all
             ends, is_argued = place, True
             break
         if translates(later, before[0]):
@@ -60,12 +60,12 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
 
 
 def _follows(later: Raised) -> bool:
-    """It is of the kind that any failure brings about."""
+    """Return whether it is of a kind that any failure causes."""
     return later.short_type in _ENDS or later.collective or suffered_wait(later.text) is not None
 
 
 def retells(later: Raised, earlier: Raised) -> bool:
-    """The later message contains the earlier one: its type, its message, or what that names."""
+    """Return whether the later message contains the earlier type, message, or a name in that message."""
     message = _ERRNO.sub("", earlier.message)
     words = [
         earlier.short_type,
@@ -77,15 +77,15 @@ def retells(later: Raised, earlier: Raised) -> bool:
 
 
 def translates(later: Raised, earlier: Raised) -> bool:
-    """A handler's own statement put it in the place of the earlier one, which was caught in the same function."""
+    """Return whether a handler replaced the earlier exception, caught in the same function, by the later one."""
     return _RAISES.match(later.statement) is not None and later.raised_in == earlier.caught_in
 
 
 def clears_away(later: Raised) -> bool:
-    """What fails while a thing is closed fails because of what happened before."""
+    """Return whether it failed while closing a resource, as a consequence of an earlier failure."""
     return _CLEARS.fullmatch(later.raised_in[1]) is not None
 
 
 def only_asked(earlier: Raised) -> bool:
-    """Its type is one that programs expect, so it cannot be the reason."""
+    """Return whether programs expect its type, so that it cannot be the reason."""
     return earlier.short_type in _ASKS

@@ -1,4 +1,4 @@
-"""How a process ended: its exit code, its signal, and the kernel's part in it."""
+"""The end of a process: its exit code, its signal, and the kernel's messages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 )
 LOW_MEMORY_SHARE = 0.03
-"""With less of its memory free than this a host is out of it for all practical purposes."""
+"""A host with a lower fraction of free memory counts as out of memory."""
 FULL_BELOW_BYTES = 64 * 2**20
-"""Less than this no checkpoint fits into."""
+"""Too little for any checkpoint."""
 _VICTIM = re.compile(r"Kill(?:ed)? process (\d+)|oom-kill:.*\bpid=(\d+)|oom_reaper: reaped process (\d+)")
 _SHELLS_CHILD = re.compile(r"(?:\bline|行) ?\d+ ?[:\uff1a] *(\d+) (?:Killed|已杀死)\b")
 _WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
@@ -40,7 +40,7 @@ def signal_name(number: int) -> str:
 
 
 def signal_of(rank: RankEvidence) -> int | None:
-    """What killed it; a shell or launcher around it reports that as 128 + number, or as a negative code."""
+    """Return the signal that killed it; a shell or launcher reports it as 128 + number or a negative code."""
     if rank.signal is not None:
         return rank.signal
     code = rank.code
@@ -52,7 +52,7 @@ def signal_of(rank: RankEvidence) -> int | None:
 
 
 def signal_to_launcher(lines: Sequence[Line]) -> int | None:
-    """The signal that torchrun reports in its last lines: it exits with code 1 after one. None: it reports none."""
+    """Return the signal that torchrun (exit code 1) reports in its last lines; None: not reported."""
     for line in reversed(lines[-LAST_LINES:]):
         found = _LAUNCHER_SIGNAL.search(line.text)
         if found is not None:
@@ -62,7 +62,7 @@ def signal_to_launcher(lines: Sequence[Line]) -> int | None:
 
 
 def victims(host: HostEvidence) -> Mapping[int, Line]:
-    """Pids that the out-of-memory killer killed, with the line that reports it."""
+    """Return pids that the out-of-memory killer killed, with the line that reports it."""
     found: dict[int, Line] = {}
     for line in host.dmesg or ():
         match = _VICTIM.search(line.text)
@@ -73,7 +73,7 @@ def victims(host: HostEvidence) -> Mapping[int, Line]:
 
 
 def own_workers(lines: Sequence[Line]) -> Mapping[int, Line]:
-    """Pids of data loader workers that a rank reports as lost."""
+    """Return pids of data loader workers that a rank reports as lost."""
     found: dict[int, Line] = {}
     for line in lines:
         match = _WORKER.search(line.text) if "DataLoader worker" in line.text else None
@@ -83,7 +83,7 @@ def own_workers(lines: Sequence[Line]) -> Mapping[int, Line]:
 
 
 def own_children(lines: Sequence[Line]) -> Mapping[int, Line]:
-    """Pids that the rank's own shell reports as killed."""
+    """Return pids that the rank's shell reports as killed."""
     found = ((_SHELLS_CHILD.search(line.text), line) for line in lines)
     return {int(match.group(1)): line for match, line in found if match is not None}
 
@@ -92,8 +92,8 @@ CHILD_BEFORE_S, CHILD_AFTER_S = 120.0, 10.0
 
 
 def child_indicator(evidence: Evidence, rank: RankEvidence, *, points: bool) -> Indicator | None:
-    """A process of no rank was killed for memory on the host shortly before the rank missed a child. `points`: the
-    exception reports only that a child failed; else only its pipe broke."""
+    """Find a process of no rank that was OOM-killed on the host shortly before the rank lost a child. `points`: the
+    exception reports only that a child failed; else only a broken pipe."""
     host = evidence.host(rank.host)
     ours = {one.pid for one in evidence.ranks_of(rank.host)}
     lines = [
@@ -120,7 +120,7 @@ def child_indicator(evidence: Evidence, rank: RankEvidence, *, points: bool) -> 
 
 
 def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Indicator | None:
-    """The way the process ended, as a reason; None: it ended well, or not at all."""
+    """Return the end of the process as a reason; None: it exited 0, or is running."""
     host = evidence.host(rank.host)
     when = moment(evidence, rank.host, rank.exited_at_s)
     if rank.start_failed is not None:
@@ -149,7 +149,7 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Indicator | None:
     last = _last_output(evidence, rank) if code in ("exit-code", "crash") else ()
     kernel = _kernel_lines(evidence, rank) if code == "crash" else ()
     values["last"] = _sentence(last or kernel)[:200] if last or kernel else "-"
-    strength = STRENGTH["abort" if number == signal.SIGABRT else code]  # watchdogs and C++ end what they gave up so
+    strength = STRENGTH["abort" if number == signal.SIGABRT else code]  # watchdogs and C++ abort after an error
     return Indicator(
         code,
         role,
@@ -177,7 +177,7 @@ _FRAMES = re.compile(r"^\s*(?:@ |at |#\d+ |frame #|File \"|\*{3} )|\bfailed with
 
 
 def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
-    """Of its last lines the last one that reports an error, with the line before it, or with the errors in a row before
+    """Return, of its last lines, the last error with the line before it, or with the consecutive errors before
     it; otherwise the last lines of standard error. Warnings do not count."""
     errors = [line for line in rank.lines if line.stream == "err" and _is_output(line)][-LAST_LINES:]
     prints = [line for line in rank.lines if line.stream == "out" and _is_output(line)][-5:]
@@ -199,13 +199,13 @@ def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
 
 
 def _sentence(last: Sequence[Proof]) -> str:
-    """Of errors in a row the first, which has the reason; else the last line."""
+    """Return the first of consecutive errors, which has the reason; else the last line."""
     in_a_row = len(last) > 1 and all(_ERROR_LEVEL.search(proof.line) for proof in last)
     return last[0 if in_a_row else -1].line
 
 
 def _closing_run(lines: Sequence[Line], last: int) -> Sequence[Line]:
-    """Lines of the level ERROR in a row up to that one, at most three."""
+    """Return consecutive lines of level ERROR up to that line, at most three."""
     first = last
     while (
         first > max(0, last - 2)
@@ -221,7 +221,7 @@ def _is_output(line: Line) -> bool:
 
 
 def _kernel_lines(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
-    """Kernel messages about the crash of the process: the instruction, the library."""
+    """Return kernel messages about the crash of the process: the instruction, the library."""
     named = re.compile(
         rf"\[{rank.pid}\][: ].*(?:trap |segfault|general protection|protection fault)|"
         rf"traps: .*\[{rank.pid}\]"
@@ -244,7 +244,7 @@ def _kind_of(rank: RankEvidence, number: int | None) -> tuple[str, str]:
 
 
 def describe_end(rank: RankEvidence) -> Text:
-    """exited with code 1; was killed by SIGKILL; has no exit record."""
+    """Return a text such as "exited with code 1", "was killed by SIGKILL", "has no exit record"."""
     number = signal_of(rank)
     if rank.signal is not None and number is not None:
         end = Text("diagnosis.ended-by", "was terminated by {signal}", signal=signal_name(number))
@@ -259,10 +259,10 @@ def describe_end(rank: RankEvidence) -> Text:
 
 
 def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidence) -> Indicator | None:
-    """By kernel messages that name its pid or a worker of it; otherwise by circumstances."""
+    """Decide by kernel messages with its pid or a worker's pid; otherwise by circumstances."""
     dead = victims(host)
     when = moment(evidence, rank.host, rank.exited_at_s)
-    may_be = not rank.has_ended or signal_of(rank) == signal.SIGKILL  # in a container it may be another's number
+    may_be = not rank.has_ended or signal_of(rank) == signal.SIGKILL  # in a container the pid may be of another process
     if rank.pid is not None and rank.pid in dead and may_be:
         proof = proof_of(evidence, dead[rank.pid], rank=rank.rank, host=rank.host)
         return _oom(rank, when, (proof,), pid=rank.pid, sure=rank.has_ended)
@@ -304,7 +304,7 @@ def is_low(host: HostEvidence) -> bool:
 
 
 def is_full(host: HostEvidence) -> bool:
-    """The disk of its jobs, near the end."""
+    """Return whether the disk of its jobs was full near the end."""
     return host.disk_free_bytes is not None and host.disk_free_bytes < FULL_BELOW_BYTES
 
 

@@ -1,4 +1,4 @@
-"""The exception that ended a rank: which one it was, and whether the rank or another one is to blame for it."""
+"""The exception that ended a rank, and whether the rank itself or another rank caused it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from ascendrun.health.diagnosis.peers import (
 
 MESSAGE_CHARACTERS = 1000
 MESSAGE_LINES = 15
-"""An exception's message may have so many lines."""
+"""Maximum number of lines of an exception's message."""
 SPECIFIC_FROM = 80
-"""A known message of this strength is more exact than the exception that led to it."""
+"""A known message of this strength is more specific than the exception that led to it."""
 FROM_OUTSIDE = frozenset({9, 15, 2, 1})
 """Signals that are sent from outside."""
 _TEARDOWN_TYPES = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
@@ -54,15 +54,15 @@ _STOP_REQUESTED = re.compile(
     r"killed by signal: Terminated|got signal: (?:15|2|SIGTERM|SIGINT)\b|received SIGTERM", re.IGNORECASE
 )
 _CARRIED = frozenset({"data", "model", "numeric", "python", "storage"})
-"""What goes wrong with what another rank sent, when it comes out of a collective, is that rank's doing."""
+"""If a collective raises such an error about received data, the sending rank caused it."""
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker|pin memory thread|replica) ")
-"""What torch prints in place of the message of an exception of another process."""
+"""Torch's replacement for the message of another process's exception."""
 _WORK_OF_THREADS = re.compile(
     r"\b(?:thread|writer|sav(?:e|ing)\b|checkpoint|background|async|queue\b|prefetch)", re.IGNORECASE
 )
 _OF_CPP = re.compile(r"^(?:\[rank\d+\]:\s?)?\[[EWIF]\d{4} \d\d:\d\d")
 _OUTER_CODES = frozenset({"ACL-107002", "ACL-507001"})
-"""Return codes that also stand for a failure below them, of which the same message then has another code."""
+"""Return codes that may represent a failure in a lower layer, whose code is in the same message."""
 _RETURN_CODE = re.compile(
     r"\b(?:errCode|retCode|rtCode|drvRetCode|drvRet|drv_ret_code)\s*[=:]\s*\[?(?P<code>0x[0-9a-f]+|\d+)", re.IGNORECASE
 )
@@ -70,7 +70,7 @@ _POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ 
 
 
 def has_inner_code(hit: Hit, texts: Iterable[str]) -> bool:
-    """Another return code in the same message: the failure may be below the call that reports it."""
+    """Return whether the message has another return code: the failure may be below the reporting call."""
     if hit.signature.code not in _OUTER_CODES:
         return False
     outer = hit.signature.code.partition("-")[2]
@@ -78,7 +78,7 @@ def has_inner_code(hit: Hit, texts: Iterable[str]) -> bool:
 
 
 class Fatal:
-    """`chain`: the exceptions that led to the rank's end, None: there is none."""
+    """The fatal exception. `chain`: exceptions that led to the rank's end, None: none found."""
 
     def __init__(self, lines: RankLines) -> None:
         self._lines, self._rank = lines, lines.rank
@@ -86,8 +86,8 @@ class Fatal:
         self.role = None if self.chain is None else self.role_of(self.chain)
 
     def _find(self) -> Chain | None:
-        """The last one that Python did not pass over and no work followed; but what is only the echo of others' ends
-        does not hide an earlier one of its own. With it the thread's that left the program without what it needs."""
+        """Return the last chain that Python did not ignore and no work followed, a cause if there is any.
+        Prepend an earlier chain that led to it, such as that of a failed helper thread."""
         terminal = [
             chain
             for chain in self._lines.chains
@@ -110,13 +110,13 @@ class Fatal:
         )
 
     def _led_to(self, earlier: Chain, chain: Chain) -> bool:
-        """The later one points to it; or it is a thread's, and the later one has no known reason of its own."""
+        """Return whether the later refers to the earlier, or has no known reason and the earlier is a thread's."""
         hit = _best(hit for hit in self._lines.hits if hit.line in self._message(chain.root))
         is_known = hit is not None and hit.signature.role == CAUSE and hit.signature.strength >= SPECIFIC_FROM
         return points_elsewhere(chain.root.text) or (earlier.kind == "thread" and not is_known)
 
     def _came_soon(self, earlier: Chain, chain: Chain) -> bool:
-        """After it an uncaught one, without work in between."""
+        """Return whether `chain` is uncaught and follows `earlier` without work in between."""
         lines, after = self._lines.lines, self._lines.after
         if chain.kind != "main" or earlier.last >= chain.first:
             return False
@@ -126,8 +126,8 @@ class Fatal:
         return times[0] is None or times[1] is None or times[1] - times[0] <= NEAR_THE_END_S
 
     def _broke_what_it_missed(self, earlier: Chain, chain: Chain) -> bool:
-        """A helper thread failed in a system call, however long ago, and the later exception is about its work, or the
-        disk is still full."""
+        """Return whether a helper thread failed in a system call (at any time before), and the later exception is
+        about its work, or the disk is still full."""
         if earlier.kind != "thread" or chain.kind != "main" or earlier.last >= chain.first:
             return False
         hit = _best(hit for hit in self._lines.hits if hit.line in self._message(earlier.root))
@@ -137,13 +137,13 @@ class Fatal:
         return (still_full or _WORK_OF_THREADS.search(chain.root.text) is not None) and self._led_to(earlier, chain)
 
     def _has_thread_before(self, chain: Chain) -> bool:
-        """A thread of the same process failed just before: which of the two ended the rank is not sure."""
+        """Return whether a thread of the process failed just before: either of them may have ended the rank."""
         return any(
             other.kind == "thread" and self.role_of(other) == CAUSE and self._came_soon(other, chain)
             for other in self._lines.chains
         )
 
-    # --- who is to blame
+    # --- the culprit
 
     def role_of(self, chain: Chain) -> str:
         root = chain.root
@@ -174,7 +174,7 @@ class Fatal:
         return CAUSE
 
     def suffered_lines(self) -> tuple[PeerLine, ...]:
-        """An exception or a known message that indicates a wait for others, as a message that names no rank."""
+        """Return an exception or known message that indicates a wait, as a message that usually names no rank."""
         if self._lines.messages:
             return ()
         if self.chain is None or self.role == CONSEQUENCE:
@@ -199,21 +199,21 @@ class Fatal:
         return tuple(PeerLine("suffered", EXEC, line=line) for line in lines[:1] if not self._lines.is_late(line))
 
     def _suffered_wait(self, raised: Raised) -> str | None:
-        """Quoted parts of a message about the program's own data are not evidence."""
+        """Return the kind of wait; quoted parts of a message about the program's data are not evidence."""
         return suffered_wait(without_quotes(raised.text) if raised.last in self._lines.stated else raised.text)
 
     def _accused(self, raised: Raised) -> tuple[int, ...]:
         return accuses(raised.text, rank=self._rank.rank, world_size=self._lines.evidence.world_size)
 
     def _names_a_service(self, raised: Raised) -> bool:
-        """What something outside of the job did not do is no other rank's doing."""
+        """Return whether it names only services outside the job: then no other rank caused it."""
         named = services_in(raised.text)
         return bool(named) and not raised.collective and not any(map(self._lines.evidence.host_at, named))
 
-    # --- how surely it ended the rank
+    # --- certainty that it ended the rank
 
     def is_last_output(self, chain: Chain) -> bool:
-        """Nothing else ended the rank: no work after it, no later exception, no signal from outside."""
+        """Return whether it ended the rank: no work after it, no later exception, no signal from outside."""
         later = [other for other in self._lines.chains if other.last > chain.last and other.kind in ("main", "torn")]
         was_ended = self._rank.stopped or signal_of(self._rank) in FROM_OUTSIDE
         if was_ended or self._has_torn_head(chain) or any(self.role_of(other) != TEARDOWN for other in later):
@@ -228,8 +228,8 @@ class Fatal:
         return lived_s is not None and lived_s <= LAST_OUTPUT_S
 
     def _left_the_program(self, chain: Chain) -> bool:
-        """It passed the outermost line of the main program, which then did nothing more: only closing took so long, or
-        its own watchdog ended it."""
+        """Return whether it passed the outermost line of the main program, without output after it: shutdown was slow,
+        or its own watchdog ended it."""
         lines = self._lines.lines
         at_s = lines[chain.last].at_s
         if chain.kind != "main" or not chain.final.was_uncaught or at_s is None:
@@ -240,7 +240,7 @@ class Fatal:
         )
 
     def _was_handled(self, chain: Chain) -> bool:
-        """The next output of the program shows that it continued."""
+        """Return whether the next output of the program shows that it continued."""
         lines = self._lines.lines
         after = (
             line.text
@@ -251,7 +251,7 @@ class Fatal:
         return HANDLED.search(text) is not None and not text.startswith(("Traceback", " "))
 
     def _has_known_after(self, chain: Chain) -> bool:
-        """A known reason follows below, outside of its message: that one may have ended the rank."""
+        """Return whether a known reason follows outside of its message: that may have ended the rank."""
         taken = {index for one in chain.raised for index in self._message(one)}
         return any(
             hit.line > chain.last
@@ -266,7 +266,7 @@ class Fatal:
         )
 
     def _has_torn_head(self, chain: Chain) -> bool:
-        """A traceback began after it of which the exception is not here: that one may have ended the rank."""
+        """Return whether a later traceback without its exception may have ended the rank."""
         lines = self._lines.lines
         known = {
             index for other in self._lines.chains for one in other.raised for index in range(one.first, one.last + 1)
@@ -309,7 +309,7 @@ class Fatal:
             or bool(self._known_waits())
             or any(peer_message.wait is not None or peer_message.kind in OF_SEVERAL for peer_message in lines.messages)
         )
-        # what a stopped rank printed may be what its program is about, such as text
+        # the output of a stopped rank may be its program's data, such as text
         was_printed = (last.stream == "out" and self._rank.stopped) or was_handled
         strength = STRENGTH["printed" if was_printed else "suffered" if unsure else "exception"]
         return [
@@ -330,8 +330,8 @@ class Fatal:
         ]
 
     def _most_specific(self, chain: Chain, role: str) -> Raised:
-        """The most specific exception: the last, unless it only repeats the ends of others, or points to those before
-        it."""
+        """Return the most specific exception: the last, unless it only reports other ranks' ends or refers to an
+        earlier one."""
         final = next((one for one in reversed(chain.leading) if not points_elsewhere(one.text)), chain.final)
         echo = find_peer_lines(self._lines.lines[index] for index in self._message(final))
         is_echo = role == CAUSE and (
@@ -340,14 +340,14 @@ class Fatal:
         return chain.root if is_echo or chain.kind == "thread" or _RERAISED.match(final.message) else final
 
     def _hit_of(self, chain: Chain, role: str) -> Hit | None:
-        """The signature that names the chain's reason: of its root, or of a later part that is more exact."""
+        """Return the signature of the chain's reason: of its root, or of a later, more specific exception."""
         root = _best(hit for hit in self._lines.hits if hit.line in self._message(chain.root))
         if root is not None and root.signature.role == role:
             return root
         return self._later_hit(chain) if role == CAUSE else None
 
     def _later_hit(self, chain: Chain) -> Hit | None:
-        """The more exact signature of an exception after the root."""
+        """Return the more specific signature of an exception after the root."""
         later = _best(
             hit
             for one in chain.leading[1:]
@@ -357,7 +357,7 @@ class Fatal:
         return later if later is not None and later.signature.strength >= SPECIFIC_FROM else None
 
     def missed_a_child(self) -> bool | None:
-        """It ended because a child was gone: True, it reports that; False, only a pipe within the host broke."""
+        """Return True if it reports a lost child, False if only a pipe in the host broke; None: neither."""
         if self.chain is None or self.role not in (CAUSE, SYMPTOM):
             return None
         final = self.chain.final
@@ -367,13 +367,13 @@ class Fatal:
         return False if is_pipe else None
 
     def lines_of(self) -> Iterable[int]:
-        """All lines of the chain, with those of what was handled before it."""
+        """Return all lines of the chain, with those of exceptions handled before it."""
         raised = set(() if self.chain is None else self.chain.raised)
         whole = (chain for chain in self._lines.chains if raised & set(chain.raised))
         return (index for chain in whole for one in chain.raised for index in self._range(one))
 
     def _range(self, raised: Raised) -> range:
-        """The lines of one exception: from its traceback to the end of its message."""
+        """Return the lines of one exception: from its traceback to the end of its message."""
         lines = self._lines.lines
         begins = [one.first for other in self._lines.chains for one in other.raised if one.first > raised.last]
         end = min([raised.last + MESSAGE_LINES, len(lines), *begins])
@@ -385,7 +385,7 @@ class Fatal:
         return range(raised.first, own if raised.was_uncaught else max(end, own))
 
     def _message(self, raised: Raised) -> range:
-        """The lines of an exception's message, without the frames before it, which may contain any code."""
+        """Return the lines of an exception's message, without its frames, which may contain any code."""
         return range(raised.last, raised.last + 1 if raised.last in self._lines.stated else self._range(raised).stop)
 
 
@@ -398,13 +398,13 @@ def _best(hits: Iterable[Hit]) -> Hit | None:
 
 
 def _goes_on(first: Line, line: Line) -> bool:
-    """The last message of a main program is written at once, and what C++ logs is no part of it."""
+    """Return whether the message continues: it is written at one time, and C++ logs are not part of it."""
     is_later = first.at_s is not None and line.at_s is not None and line.at_s - first.at_s > LAST_OUTPUT_S
     return line.stream == first.stream and not is_later and not _OF_CPP.match(line.text)
 
 
 def _is_neutral(hit: Hit) -> bool:
-    """A postscript of every failure, such as torch_npu's ERR codes: it has no reason."""
+    """Return whether it is a postscript of every failure, such as torch_npu's ERR codes, without a reason."""
     return hit.signature.strength < 20 or (hit.signature.role != CAUSE and _POSTSCRIPT.match(hit.text) is not None)
 
 

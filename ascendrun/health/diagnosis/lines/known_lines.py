@@ -1,4 +1,4 @@
-"""Known messages outside of exceptions, as reasons of a rank's end."""
+"""Known messages outside of exceptions, as reasons for a rank's end."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ascendrun.health.diagnosis.lines.line_kinds import WENT_ON, is_error_line, 
 from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RULED, RankLines, is_specific
 
 EARLIER_S = 5.0
-"""A line so long before the last output did not end the rank."""
+"""A line this long before the last output did not end the rank."""
 HARD_FROM = 60
 REPORT_LINES = 3
 _HARD = frozenset({"acl", "cann", "cuda", "driver", "hccl", "memory", "torch_npu"})
 _NOT_FATAL = frozenset({"numeric", "data"})
-"""Families of signatures after which a program continues; the exception that they led to is the reason, if any."""
+"""Families of signatures after which a program continues; the reason is the resulting exception, if any."""
 _KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
-"""What can lead to a signal from outside."""
+"""Families that can lead to a signal from outside."""
 _VAGUE_TYPES = frozenset({
     "RuntimeError", "Exception", "SystemError", "CalledProcessError", "AcceleratorError", "ProcessRaisedException",
     "ProcessExitedException", "ChildFailedError", "BaseException", "InternalError", "OSError",
@@ -29,8 +29,8 @@ _VAGUE_TYPES = frozenset({
 
 
 def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
-    """Known lines outside of exceptions. Before an exception with a message of its own they are secondary; a vague
-    exception they explain."""
+    """Return known lines outside of exceptions. They are secondary to a later exception with its own message, and
+    explain a vague exception."""
     chain = fatal.chain
     has_own_cause = chain is not None and fatal.role == CAUSE and chain.root.short_type not in _VAGUE_TYPES
     was_killed = chain is None and signal_of(lines.rank) in FROM_OUTSIDE
@@ -77,12 +77,12 @@ def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
 
 
 def _around(hit: Hit, lines: Sequence[Line]) -> Sequence[str]:
-    """The lines of one report: that of the hit and its neighbours."""
+    """Return the lines of one report: that of the hit and its neighbours."""
     return [line.text for line in lines[max(0, hit.line - REPORT_LINES) : hit.line + REPORT_LINES + 1]]
 
 
 def _closing(lines: RankLines, fatal: Fatal, shown: Sequence[Hit]) -> Line | None:
-    """The line that reports what ended the rank: its uncaught exception, or the last of its known lines."""
+    """Return the line that reports the reason of the end: an uncaught exception, or the last known line."""
     chain = fatal.chain
     if chain is not None and chain.kind == "main" and fatal.role == CAUSE and fatal.is_last_output(chain):
         return lines.lines[chain.first]
@@ -95,7 +95,7 @@ def _closing(lines: RankLines, fatal: Fatal, shown: Sequence[Hit]) -> Line | Non
 
 
 def _is_near_the_end(lines: RankLines, line: Line) -> bool:
-    """And no other output of the rank came later."""
+    """Return whether it is near the end, without stderr output more than EARLIER_S later."""
     at_s, end_s = line.at_s, lines.rank.exited_at_s
     later = (other for other in lines.lines[-LAST_OUTPUT_LINES:] if other.stream == "err" and other.text.strip())
     return at_s is None or (
@@ -110,9 +110,9 @@ def _is_near_the_end(lines: RankLines, line: Line) -> bool:
 def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bool) -> Indicator:
     role = TEARDOWN if lines.is_late(line) else hit.signature.role
     if hit.signature.family == "signal" and lines.has_waited:
-        role = CONSEQUENCE  # how a rank ended whose wait timed out
+        role = CONSEQUENCE  # the end of a rank whose wait timed out
     indicator = lines.indicator(hit, role, lines.moment_of(line), (lines.proof(line),), {}, sure=sure)
-    went_on = lines.has_waited or lines.rank.stopped  # what ended the rank, or would have, came later
+    went_on = lines.has_waited or lines.rank.stopped  # the reason of the end came later
     is_aside = hit.signature.family in _NOT_FATAL or (went_on and not _is_hard(hit))
     if weaker or is_aside:
         weak_role = SYMPTOM if is_aside and role == CAUSE else role

@@ -1,4 +1,4 @@
-"""Ranks that run under a launcher of their own (torchrun, deepspeed): its process' traces taken apart by rank."""
+"""Ranks under a separate launcher (torchrun, deepspeed): the output of its process, split by rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ascendrun.health.diagnosis.times import stamp_of
 
 LAUNCHERS = frozenset({"torchrun", "deepspeed", "python"})
 OBSERVED_BEFORE_S = 1.0
-"""A launcher takes so long at least from the first end of a rank to its own."""
+"""Minimum time from the first end of a rank to the end of its launcher."""
 _FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: (.*)$")
 _RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"(-?\d+) \(pid: (\d+)\)")
@@ -32,7 +32,7 @@ _OWN_LINES = re.compile(
 
 @dataclass(frozen=True)
 class InnerEnd:
-    """The end of one rank as its launcher reports it. `is_root`: torchrun lists it as the first one observed."""
+    """The end of one rank as its launcher reports it. `is_root`: torchrun lists it as the first failure observed."""
 
     rank: int
     pid: int | None
@@ -43,7 +43,7 @@ class InnerEnd:
 
 
 def expand(evidence: Evidence) -> Evidence:
-    """Evidence by the real ranks where their launchers report them; otherwise unchanged."""
+    """Return evidence by the real ranks if their launchers report them; otherwise unchanged."""
     if evidence.launcher not in LAUNCHERS:
         return evidence
     parts = [_expand_process(one, is_alone=len(evidence.ranks) == 1) for one in evidence.ranks]
@@ -53,7 +53,7 @@ def expand(evidence: Evidence) -> Evidence:
     for rank in [one for inner, _ in parts for one in inner]:
         unique.setdefault(rank.rank, rank)
     for process in [one for inner, rest in parts if not inner for one in rest]:
-        free = process.rank if process.rank not in unique else max(unique) + 1  # its own number is a node's
+        free = process.rank if process.rank not in unique else max(unique) + 1  # its number is that of a node
         unique[free] = replace(process, rank=free)
     return replace(
         evidence,
@@ -65,7 +65,7 @@ def expand(evidence: Evidence) -> Evidence:
 def _expand_process(
     process: RankEvidence, *, is_alone: bool
 ) -> tuple[tuple[RankEvidence, ...], tuple[RankEvidence, ...]]:
-    """(its ranks, or () when it reports none; the process itself)."""
+    """Return (its ranks, () if it reports none; the process itself)."""
     found_ends = (*find_torchrun_ends(process.lines), *find_deepspeed_ends(process.lines, is_alone=is_alone))
     ends = {end.rank: end for end in found_ends}
     by_rank: dict[int, list[Line]] = {}
@@ -86,7 +86,7 @@ def _expand_process(
 
 
 def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, ...]:
-    """The owners of lines without a prefix: the first rank, if any; all ranks that ended with its code if there are as
+    """Return owners of lines without prefix: the first rank, if any; all ranks that ended with its code if there are as
     many equal tracebacks."""
     root = next(end for end in ends.values() if end.is_root)
     alike = tuple(end.rank for end in ends.values() if end.code == root.code)
@@ -98,7 +98,7 @@ def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, .
 def _inner(
     process: RankEvidence, number: int, end: InnerEnd | None, lines: Sequence[Line], loose: Sequence[Line]
 ) -> RankEvidence:
-    """The launcher kills its other ranks with TERM: that is a stop like ours."""
+    """Make a rank; SIGTERM or SIGKILL to a rank that is not the root counts as a stop."""
     own = [line for line in loose if not _OWN_LINES.search(line.text)] if _has_no_message(lines) else []
     code = None if end is None else end.code
     died = code is not None and code < 0
@@ -127,7 +127,7 @@ def _has_no_message(lines: Sequence[Line]) -> bool:
 
 
 def find_torchrun_ends(lines: Sequence[Line]) -> tuple[InnerEnd, ...]:
-    """From the summary that torchrun prints of its failed ranks; () when there is none."""
+    """Return ends from torchrun's summary of failed ranks; () if missing."""
     found: list[InnerEnd] = []
     fields: dict[str, str] = {}
     is_root, first = False, None
@@ -158,7 +158,7 @@ def _torchrun_end(fields: Mapping[str, str], line: Line, *, is_root: bool) -> In
 
 
 def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tuple[InnerEnd, ...]:
-    """From deepspeed's messages about the processes that it starts and loses. `is_alone`: on the only node, so that a
+    """Find ends in deepspeed's messages about its processes. `is_alone`: on the only node, so that a
     local rank is the rank where their table is missing."""
     pids: dict[int, int] = {}
     nodes: list[tuple[int, ...]] = []
@@ -195,14 +195,14 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _counted(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """The global ranks of nodes of these sizes, in their order."""
+    """Return the global ranks of nodes of these sizes, in order."""
     return [tuple(range(sum(sizes[:place]), sum(sizes[: place + 1]))) for place in range(len(sizes))]
 
 
 def error_lines(text: str, file: str) -> tuple[Line, ...]:
-    """Torch elastic's error file ($TORCHELASTIC_ERROR_FILE) as the lines of a traceback, the exception last.
+    """Return torch elastic's error file ($TORCHELASTIC_ERROR_FILE) as a traceback's lines, the exception last.
 
-    () when the file is truncated or empty.
+    () if the file is truncated or empty.
     """
     try:
         whole = json.loads(text, strict=False)

@@ -1,4 +1,4 @@
-"""The kind of a line: a warning, one of several tries, an informational line."""
+"""The kind of a line: a warning, one of several attempts, an informational line."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ WENT_ON = re.compile(
     r"\bretry|\bretries\b|(?<!NCCL )\bWARN(?:ING)?\b|[Ww]arning\s?:|\bignor(?:ed|ing)\b|"
     r"\bskipp(?:ed|ing)\b|fall(?:ing)? back"
 )
-"""After a warning a program continues."""
+"""Warnings, after which a program continues."""
 HANDLED = re.compile(
     r"\bretry|\bretries\b|(?<!Exception )\bignor(?:ed|ing)\b|\bskip(?:ped|ping|s)?\b|"
     r"\bfall(?:s|ing)? back\b|\bgoing on\b|\bcontinu(?:e|es|ing)\b",
     re.IGNORECASE,
 )
-"""Said right after an exception: it was caught."""
+"""Printed immediately after an exception that was caught."""
 QUIET = re.compile(
     r"^\s|^\[[WEI]\d* |^\[(?:ERROR|WARNING|W|E)\]|[Ww]arning\b|\bERROR\b|^\s*[=*-]{5,}|"
     r"resource_tracker|^W\d{4} |^E\d{4} "
@@ -25,7 +25,7 @@ _WARNING = re.compile(
     r"\S+:\d+: \w*Warning:|[\d\[][^A-Za-z]*[-|,:\s\[]\s*(?:W|WARN|WARNING)\b[\]:|\s-]|warnings\.warn\()"
 )
 _REPORTS = re.compile(r"\berror code is \d+\s*\[Error\]")
-"""torch_npu warns with the runtime's whole report of an error, where it found it while it waited for the device."""
+"""torch_npu prints the runtime's complete error report as a warning if the error occurs during a device wait."""
 _LESS = re.compile(
     r"^\s*(?:\[rank\d+\]:\s?)?(?:\[?(?:INFO|DEBUG)\b|[\d\[][^A-Za-z]*[-|,:\s\[]\s*(?:INFO|DEBUG)\b|"
     r"\[?I\d{4} )"
@@ -44,30 +44,30 @@ _POINTS = re.compile(
 
 
 def points_elsewhere(text: str) -> bool:
-    """An exception that only reports that something else failed; the message of that is elsewhere, if anywhere."""
+    """Return whether it only reports another failure, whose message (if any) is elsewhere."""
     return _POINTS.search(text) is not None
 
 
 def is_warning(text: str) -> bool:
-    """By its own level; NCCL's WARN is what others call an error, and a warning that reports an error is none."""
+    """Return whether its level is a warning. NCCL's WARN, and a warning that reports an error, are errors."""
     return _WARNING.match(text) is not None and _REPORTS.search(text) is None
 
 
 def is_informational(text: str) -> bool:
-    """By its own level no error: a warning, or less."""
+    """Return whether its level is warning or lower."""
     return is_warning(text) or _LESS.match(text) is not None
 
 
 def is_try(text: str) -> bool:
-    """The store's door was not open yet: c10d warns of each try, and raises when it gives up."""
+    """Return whether c10d could not reach the store yet: it warns for each attempt, and finally raises."""
     return is_warning(text) and _CONNECTS.search(text) is not None
 
 
 def is_list_of_causes(text: str) -> bool:
-    """What the vendor's messages add of usual reasons and remedies: none of them need have happened."""
+    """Return whether it lists usual causes and fixes in a vendor's message; none need apply."""
     return _USUAL.match(text) is not None
 
 
 def is_error_line(text: str) -> bool:
-    """Of a plog: a line with the level of an error."""
+    """Return whether a plog line is not of a level below ERROR."""
     return not text.startswith(("[INFO]", "[DEBUG]", "[WARNING]", "[EVENT]"))

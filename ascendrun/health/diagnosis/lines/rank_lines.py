@@ -1,4 +1,4 @@
-"""A rank's lines with what is known of each: known messages, exceptions, messages about others, what followed."""
+"""A rank's lines, annotated: known messages, exceptions, messages about other ranks, later activity."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, is_after_stop, moment
 
 AFTERWARDS_LINES = 12
-"""So many ordinary lines may follow the fatal error: goodbyes, warnings, the residue of progress bars."""
+"""Maximum number of ordinary lines after the fatal error: final output, warnings, rest of progress bars."""
 NEAR_THE_END_S = 30.0
 LAST_OUTPUT_LINES, LAST_OUTPUT_S = 5, 2.0
-"""Surely fatal is what so few lines, or so little time, parted from the rank's end."""
+"""An error is certainly fatal within these lines, or this time, of the rank's end."""
 
 RULED = frozenset({
     "EI0002", "EI0005", "EI0006", "EI0009", "EI0013", "EI0015", "EI0016", "hccl-culprit-lost", "hccl-culprit-stuck",
     "hccl-culprit-cqe", "hccl-link-table-row", "hccl-connect-detected", "hccl-transport-init", "hccl-ranks-missing",
     "hccl-root-unreachable", "nccl-ib-completion", "collectives-mismatch", "models-differ",
 })  # fmt: skip
-"""Signatures that concern several ranks: evaluated together by the rules in ranking.py, not for one rank."""
+"""Signatures that concern several ranks: the rules in ranking.py evaluate them together, not per rank."""
 OF_SEVERAL = frozenset({"cqe", "tls", "differs", "mismatch", "models", "location", "link"})
-"""Kinds of messages that do the same."""
+"""Kinds of messages that concern several ranks too."""
 
 _OWN_STATEMENTS = frozenset({
     "KeyError", "IndexError", "LookupError", "ValueError", "TypeError", "AssertionError", "AttributeError",
     "NameError", "UnboundLocalError", "ZeroDivisionError", "StopIteration",
 })  # fmt: skip
-"""With these a program reports on its own data and code: their message is one line, and no event of the system."""
+"""Exceptions about a program's own data and code: their message is one line, and not a system event."""
 OF_THE_SYSTEM = frozenset({"storage", "network", "host", "limits", "memory", "driver", "signal", "ssh", "hccl"})
 
 
 class RankLines:
-    """`hits`: known messages; `stated`: lines of exceptions about the program's own data; `messages`: about other
+    """One rank's lines. `hits`: known messages; `stated`: exceptions about the program's data; `messages`: about other
     ranks, before the rank was stopped."""
 
     def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
@@ -79,7 +79,7 @@ class RankLines:
         return any(message.wait is not None for message in self.messages)
 
     def _peer_lines_at_the_end(self) -> Iterable[PeerLine]:
-        """Messages about others during work were tries, such as those of a rendezvous: they are not evidence."""
+        """Return messages about others, without those during work: retries, as of a rendezvous, are no evidence."""
         places = {id(line): index for index, line in enumerate(self.lines)}
         return (
             message
@@ -93,19 +93,19 @@ class RankLines:
         )
 
     def _came_through(self, index: int) -> bool:
-        """It printed something else after a try, or ended in a way in which no try ends."""
+        """Return whether it printed more after an attempt, or crashed, as no attempt does."""
         return (self.rank.has_failed and signal_of(self.rank) in CRASHES) or wrote_after(self.lines, index)
 
     def _is_of_strangers(self, message: PeerLine) -> bool:
-        """It names only hosts outside of the job, such as that of a service."""
+        """Return whether it names only hosts outside of the job, such as that of a service."""
         if message.kind != "unreached" or message.values["meeting"]:
             return False
         known = [is_loopback(address) or self.evidence.host_at(address) for address, _ in message.addresses]
         return bool(known) and not any(known)
 
     def survived(self) -> Mapping[str, bool]:
-        """Known lines, by `same_line`, and exceptions after which the rank kept running; False: without times it may
-        have. Of a rank that failed by itself those that its work surely outlived, and lines long before its last."""
+        """Return known lines (by `same_line`) and exceptions after which the rank kept running; False: possibly, times
+        unknown. For a rank that failed: those long before its last work, and lines long before its last output."""
         end_s = self.host.stopped_at_s or self.rank.exited_at_s
         loose = [(same_line(hit.signature.code, hit.text), hit.line) for hit in self.hits]
         loose += [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind != "main"]
@@ -117,7 +117,7 @@ class RankLines:
         return {**found, **{name: True for name, index in loose if self._is_long_before(index, wrote_s)}}
 
     def outlived(self, index: int) -> bool:
-        """The rank kept working for so long after that line that the line did not end it."""
+        """Return whether the rank kept working long after that line, so that it was not fatal."""
         return self._is_long_before(index, self._worked_until_s)
 
     def _is_long_before(self, index: int, until_s: float | None) -> bool:
@@ -125,11 +125,11 @@ class RankLines:
         return at_s is not None and until_s is not None and until_s - at_s >= SURVIVED_S
 
     def is_late(self, line: Line) -> bool:
-        """It came after the rank was stopped."""
+        """Return whether it came after the rank was stopped."""
         return is_after_stop(self.host, line.at_s) and (self.rank.stopped or not self.rank.has_ended)
 
     def is_terminal(self, index: int) -> bool:
-        """Little came after it: the rank did not keep working."""
+        """Return whether little output came after it: the rank did not keep working."""
         line, after = self.lines[index], self.after[index]
         if line.stream == "error" or after <= AFTERWARDS_LINES:
             return True
@@ -138,10 +138,10 @@ class RankLines:
             return after <= 5 * AFTERWARDS_LINES
         return end_s - line.at_s <= NEAR_THE_END_S and after <= AFTERWARDS_LIMIT
 
-    # --- what a line becomes
+    # --- conversion of lines
 
     def moment_of(self, line: Line) -> Moment | None:
-        """When it came, else when the rank ended."""
+        """Return its time, else the time of the rank's end."""
         at_s = line.at_s if line.at_s is not None else self.rank.exited_at_s
         return moment(self.evidence, self.rank.host, at_s)
 
@@ -158,7 +158,7 @@ class RankLines:
         *,
         sure: bool,
     ) -> Indicator:
-        """A known message as a reason; with `values` it is in an exception that has them."""
+        """Make a reason of a known message; `values`: of the exception that contains it."""
         row = hit.signature
         strength = max(row.strength, STRENGTH["exception"]) if values and role == CAUSE else row.strength
         is_shown = not values or any(proof.text == hit.text.strip() for proof in proofs)
@@ -180,6 +180,6 @@ class RankLines:
 
 
 def is_specific(hit: Hit) -> bool:
-    """Not the names of Python's own exceptions, which the exception itself has; not a list of usual causes."""
+    """Return whether it is more than the name of a Python exception or a list of usual causes."""
     row = hit.signature
     return not (row.family == "python" and row.code.startswith("python-")) and not is_list_of_causes(hit.text)

@@ -1,4 +1,4 @@
-"""Python's tracebacks in a stream: which exceptions, in which chains, from which line of code."""
+"""Parser of Python tracebacks in a stream: exceptions, their chains, and lines of code."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _OF_TRANSPORT = re.compile(
 )
 TORN_LINES = 8
 NOISE_LIMIT = 60
-"""So many lines of others may be inside one traceback before it counts as torn."""
+"""Maximum number of unrelated lines inside a traceback; with more it counts as torn."""
 
 
 @dataclass(frozen=True)
 class Raised:
-    """One exception. `where`: the last frame in code that is not a library's, else the last one: "train.py:57".
-    `collective`: it came out of torch.distributed or what is below. `first`, `last`: indices in the lines searched.
-    `during`: it came while the one before it in its chain was handled, and was not raised from that.
+    """One exception. `where`: the last frame outside of libraries, else the last frame: "train.py:57".
+    `collective`: it is from torch.distributed or a layer below. `first`, `last`: indices in the lines searched.
+    `during`: raised while the previous exception of its chain was handled, and not "from" that.
     `caught_in`, `raised_in`: file and function of its first and of its last frame, `statement`: its code."""
 
     type: str
@@ -71,7 +71,7 @@ class Raised:
 
     @property
     def was_uncaught(self) -> bool:
-        """It passed the outermost line of a program."""
+        """Return whether it passed the outermost line of a program."""
         return self.caught_in[1] == "<module>"
 
     @property
@@ -81,10 +81,10 @@ class Raised:
 
 @dataclass(frozen=True)
 class Chain:
-    """Exceptions of which each led to the next, the first cause first. `rank`: named by a "[rank3]:" prefix.
-    `kind`: main, thread, ignored (Python printed it and continued), torn (its traceback is not whole).
-    `begins`, `ends`: the part that led to the end: those before it were handled, those after it failed in handling it.
-    `is_argued`: which part that is, is not sure."""
+    """Exceptions that led to each other, the first cause first. `rank`: named by a "[rank3]:" prefix.
+    `kind`: main, thread, ignored (Python printed it and continued), torn (its traceback is incomplete).
+    `begins`, `ends`: the part that led to the end: earlier ones were handled, later ones failed in handling it.
+    `is_argued`: this part is uncertain."""
 
     raised: tuple[Raised, ...]
     rank: int | None = None
@@ -115,12 +115,12 @@ class Chain:
 
 
 def same_exception(chain: Chain) -> str:
-    """Equal for one exception on several ranks."""
+    """Return a key that is equal for one exception on several ranks."""
     return f"{chain.root.type}|{chain.root.origin}|{normalised(chain.root.message)}"
 
 
 def split_prefix(text: str) -> tuple[str | None, str]:
-    """("[rank3]:", the rest) for lines of torch and torchrun; (None, text) for others."""
+    """Return ("[rank3]:", rest) for lines of torch and torchrun; (None, text) for others."""
     found = PREFIX.match(text) if text[:1] == "[" else None
     return (None, text) if found is None else (found.group().rstrip(), text[found.end() :])
 
@@ -131,7 +131,7 @@ def rank_of_prefix(prefix: str | None) -> int | None:
 
 
 def find_chains(lines: Sequence[Line]) -> tuple[Chain, ...]:
-    """Every chain of exceptions, by where it ends. Streams, and ranks that share one, are read apart."""
+    """Return every chain of exceptions, by its last line. Streams, and ranks in a stream, are parsed separately."""
     groups: dict[tuple[str, str | None], list[tuple[int, str]]] = {}
     for index, line in enumerate(lines):
         prefix, text = split_prefix(line.text)
@@ -144,7 +144,7 @@ def find_chains(lines: Sequence[Line]) -> tuple[Chain, ...]:
 
 
 class _Parser:
-    """Reads one stream of one process from above."""
+    """Parser of one stream of one process, from the first line on."""
 
     def __init__(self, group: Sequence[tuple[int, str]]) -> None:
         self._group = group
@@ -154,7 +154,7 @@ class _Parser:
         self._linked = False
         self._during = False
         self._unended: list[tuple[str, int]] = []
-        self._heads = 0  # tracebacks into which another thread wrote its own: their exceptions are still to come
+        self._heads = 0  # tracebacks interrupted by another thread's, whose exceptions are still expected
 
     def chains(self) -> list[Chain]:
         at = 0
@@ -174,7 +174,7 @@ class _Parser:
         return self._chains
 
     def _take_torn(self, at: int) -> bool:
-        """An exception whose traceback lost its head: frames are shortly before it, or nothing comes after it."""
+        """Take an exception whose traceback lost its head: frames are shortly before it, or no line follows."""
         found = _SURE.match(self._group[at][1])
         if found is None or not found.group("message") or self._linked:
             return False
@@ -195,12 +195,12 @@ class _Parser:
         return True
 
     def _was_taken(self, at: int) -> bool:
-        """The lines before belong to an exception that is known."""
+        """Return whether the lines before belong to a known exception."""
         known = (*self._open, *(one for chain in self._chains for one in chain.raised))
         return any(self._group[at][0] - one.last <= TORN_LINES for one in known)
 
     def _hear(self, text: str) -> None:
-        """Lines between tracebacks link them."""
+        """Handle a line between tracebacks, which may link them."""
         if _DURING in text or _DIRECT in text:
             self._linked, self._during = True, _DURING in text
         elif _IGNORED.match(text):
@@ -212,7 +212,7 @@ class _Parser:
 
     def _take(self, raised: Raised, *, nested: bool) -> None:
         if nested and self._open:
-            self._open.insert(0, raised)  # a worker's own traceback, printed inside its parent's
+            self._open.insert(0, raised)  # a worker's traceback, printed inside its parent's
         elif self._linked and self._open:
             self._open.append(replace(raised, during=self._during))
         else:
@@ -228,7 +228,7 @@ class _Parser:
         self._open, self._linked, self._kind = [], False, "main"
 
     def _read(self, start: int, *, indent: int) -> tuple[Raised | None, int]:
-        """The exception of the traceback that starts at `start`, and where to continue."""
+        """Return the exception of the traceback at `start`, and the index at which to continue."""
         frames: list[tuple[str, int]] = []
         names: list[str] = []
         statement = ""
@@ -263,7 +263,7 @@ class _Parser:
         return None, max(start + 1, at if noise <= NOISE_LIMIT else start + 1)
 
     def _with_next(self, at: int, found: tuple[str, str]) -> tuple[str, str]:
-        """A message that announces another one, with that one: "backend='inductor' raised:" is incomplete alone."""
+        """Append the next line to a message that announces it, such as "backend='inductor' raised:"."""
         after = self._group[at + 1][1] if at + 1 < len(self._group) else ""
         if not found[1].rstrip().endswith(":") or not after.strip() or TRACEBACK_HEAD in after or after[:1] in _BOX:
             return found
@@ -273,7 +273,7 @@ class _Parser:
         own = [index for index, frame in enumerate(frames) if not _LIBRARY.search(frame[0])]
         last = frames[own[-1] if own else -1] if frames else None
         where = None if last is None else f"{last[0].rpartition('/')[2]}:{last[1]}"
-        deeper = frames[own[-1] + 1 :] if own else frames  # a decorator above the program's own line called nothing
+        deeper = frames[own[-1] + 1 :] if own else frames  # decorators above the program's line made no call
         collective = any(_COLLECTIVE.search(frame[0]) for frame in deeper[-2:]) or _OF_TRANSPORT.search(found[1])
         return Raised(
             found[0],
@@ -294,7 +294,7 @@ def _placed(raised: Raised, frames: Sequence[tuple[str, int]], names: Sequence[s
 
 
 def _prefix_of(body: str) -> int:
-    """How many characters are before the first frame's own two spaces, 0: none."""
+    """Return the number of characters before the first frame's two spaces, 0: none."""
     found = _PREFIXED.match(body)
     return len(found.group("prefix")) if found is not None and not body.lstrip().startswith("File ") else 0
 
@@ -312,10 +312,10 @@ def _is_class_name(name: str) -> bool:
     module, _, last = name.rpartition(".")
     return (last.lstrip("_")[:1].isupper() and any(letter.islower() for letter in last)) or (
         bool(module) and last in ("error", "timeout", "gaierror", "herror")
-    )  # as struct.error, socket.timeout
+    )  # such as struct.error, socket.timeout
 
 
-# ---------------------------------------------------------------- lines as they were before a logger or a terminal
+# ---------------------------------------------------------------- original lines, before loggers and terminals
 
 _FOLDED = re.compile(r"Traceback \(most recent call last\):(?:\\r)?\\n")
 _JSON_END = re.compile(r'(?<!\\)(?:\\\\)*"')
@@ -331,7 +331,7 @@ def without_colours(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 
 def unfold(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Every piece keeps the place and the time of its line."""
+    """Split lines that contain a complete traceback; every piece keeps its line's position and time."""
     if not any(TRACEBACK_HEAD in line.text and _FOLDED.search(line.text) for line in lines):
         return tuple(lines)
     found: list[Line] = []
@@ -347,7 +347,7 @@ def unfold(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 
 def _plain(text: str) -> str:
-    """What was written, up to the end of the string that holds it."""
+    """Return the original text, up to the end of the string that contains it."""
     is_json = '\\"' in text or 'File "' not in text
     end = (_JSON_END if is_json else _REPR_END).search(text)
     whole = text if end is None else text[: end.end() - 1 if is_json else end.start()]
