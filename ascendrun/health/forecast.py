@@ -40,7 +40,7 @@ ASSUMED_SAVE_S = 60.0
 
 @dataclass(frozen=True)
 class History:
-    """Failures in this cluster. `node_days`: of running jobs. `failures`: number of lost nodes; failures of
+    """Failures in this cluster. `node_days`: of running jobs. `failures`: how often a job lost a node; failures of
     programs do not count, since they do not scale with nodes. `restarts_s`: from a loss until the job runs again."""
 
     node_days: float = 0.0

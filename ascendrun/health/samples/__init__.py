@@ -1,1 +1,1 @@
-"""Samples of devices, hosts and steps, read from what nodes record."""
+"""Samples of devices, hosts and steps, read from the records of nodes."""

@@ -1,13 +1,13 @@
-"""What to run on a node, how often, to know how its devices are; and from the output of the tools to samples.
+"""Sampling of devices: the commands to run on a node with their intervals, and conversion of their output.
 
-    sampling_items(device_type, every_s=5) -> items for the node, which runs them and knows nothing of what they mean
-    DeviceReader(host).take(ToolOutput(...)) -> (samples, texts that were not understood)
+    sampling_items(device_type, every_s=5) -> items for the node, which runs them without interpreting them
+    DeviceReader(host).take(ToolOutput(...)) -> (samples, unparsed texts)
 
-One table has most values of every NPU in one call (`npu-smi info`); only what it lacks is queried from single
-cards and ports, at a slower pace, since each costs a call: clock, ECC, link. The last values of those are in
-every sample until it is too old. The library below npu-smi (DCMI) would be cheaper to ask than the tool, but it has to
-be called from a process on the node through its C interface, whose structures differ between driver versions; that
-is not done here.
+One table has most values of every NPU in one call (`npu-smi info`). Other values (clock, ECC, link) are queried from
+single cards and ports at longer intervals, since each costs a call. Their last values are in
+every sample until they are too old. The library below npu-smi (DCMI) would be cheaper than the tool, but it has to
+be called from a process on the node through its C interface, whose structures differ between driver versions; it
+is not used here.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ascendrun.health.survey.npu_scripts import Section, read_sections
 
 EVERY_S = 5.0
 HOSTS_A_SECOND = 40.0
-"""What a head reads with a few percent of a core."""
+"""Number of hosts that a head node can process with a few percent of a core."""
 MB = 2**20
 FORGOTTEN_AFTER = 3.5
-"""So many times an item's own pace: then its last values are dropped."""
+"""Multiple of an item's interval after which its last values are dropped."""
 DETAIL_S = 30.0
-"""Values beyond the metrics are kept again after so long, even if unchanged."""
+"""Interval at which values beyond the metrics are stored even if unchanged."""
 PORT_COUNTERS = (
     "mac_rx_mac_pause_num", "mac_tx_mac_pause_num", "mac_rx_pfc_pkt_num", "mac_tx_pfc_pkt_num",
     "mac_rx_bad_pkt_num", "mac_tx_bad_pkt_num", "mac_rx_bad_oct_num", "mac_tx_bad_oct_num",
@@ -42,12 +42,12 @@ PORT_COUNTERS = (
     "roce_out_of_order_num", "roce_verification_err_num", "roce_qp_status_err_num", "roce_new_pkt_rty_num",
     "roce_ecn_db_num",
 )  # fmt: skip
-"""Of a port's counters those that are kept."""
+"""The counters of a port that are stored."""
 REPEATED_S = 3600.0
-"""The same complaint of a tool is kept once in so long."""
+"""Minimum interval at which the same error of a tool is stored."""
 TABLE, CARDS, ECC, PORTS, HISTORY, GPUS = "npu-smi", "npu-cards", "npu-ecc", "npu-ports", "npu-history", "nvidia-smi"
 _PACE_S = {TABLE: 0.0, GPUS: 0.0, CARDS: 30.0, PORTS: 20.0, HISTORY: 60.0, ECC: 300.0}
-"""Seconds between two calls; 0: as often as samples are wanted."""
+"""Seconds between two calls; 0: the sampling interval."""
 
 _NVIDIA = r"""
 command -v nvidia-smi >/dev/null || exit 127
@@ -60,7 +60,7 @@ exit 0
 
 @dataclass(frozen=True)
 class ToolOutput:
-    """What one call of an item gave. `code` None: it did not end by itself; `at_s`: when, by the head's clock."""
+    """Output of one call of an item. `code` None: it did not end by itself; `at_s`: by the head node's clock."""
 
     item: str
     at_s: float
@@ -70,8 +70,8 @@ class ToolOutput:
 
 
 def sampling_request(device_type: str, *, every_s: float, hosts: int) -> Mapping[str, Any] | None:
-    """The sampling request to each node of a job; None: nothing. So many samples come to one head node that on
-    very many hosts they are made rarer."""
+    """Return the sampling request to each node of a job; None: nothing to sample. With very many hosts the interval
+    is longer, to limit the load of the head node."""
     if every_s == 0:
         return None
     every_s = max(every_s, hosts / HOSTS_A_SECOND)
@@ -79,7 +79,7 @@ def sampling_request(device_type: str, *, every_s: float, hosts: int) -> Mapping
 
 
 def sampling_items(device_type: str | None, *, every_s: float = EVERY_S) -> tuple[Mapping[str, Any], ...]:
-    """The items of a node whose job uses these devices (npu, cuda, cpu); None: of any kind that is there."""
+    """Return the items of a node whose job uses these devices (npu, cuda, cpu); None: any type present."""
     asked = (
         {
             TABLE: _argv(npu_scripts.INFO),
@@ -105,7 +105,7 @@ def sampling_items(device_type: str | None, *, every_s: float = EVERY_S) -> tupl
 
 
 def pace_s(item: str, every_s: float) -> float:
-    """Seconds between two calls of an item when samples are wanted every so often."""
+    """Return seconds between two calls of an item at this sampling interval."""
     return max(every_s, _PACE_S[item])
 
 
@@ -124,7 +124,7 @@ class _Reading:
 
 
 class DeviceReader:
-    """Parses the output of a host's tools in order of time. It keeps the values of the slow items, and nothing else."""
+    """Parser of the output of a host's tools in order of time. It keeps only the values of slow items."""
 
     def __init__(self, host: str, *, every_s: float = EVERY_S) -> None:
         self._host, self._every_s = host, every_s
@@ -136,7 +136,7 @@ class DeviceReader:
         self._new_details: list[DeviceDetail] = []
 
     def take(self, output: ToolOutput) -> tuple[tuple[DeviceSample, ...], tuple[RawText, ...]]:
-        """Samples come with the items that have most values of a device; never raises for a text."""
+        """Return samples, made from items with most values of a device, and errors; never raises for a text."""
         readers: Mapping[str, Callable[[ToolOutput], tuple[tuple[DeviceSample, ...], str | None]]] = {
             TABLE: self._read_table,
             GPUS: self._read_gpus,
@@ -145,7 +145,7 @@ class DeviceReader:
             PORTS: self._read_ports,
             HISTORY: self._read_ports,
         }
-        if output.item not in readers or output.code == 127:  # the tool is not there
+        if output.item not in readers or output.code == 127:  # the tool is not installed
             return (), ()
         if output.timed_out:
             return (), self._complain(output, "it did not answer in time")
@@ -153,7 +153,7 @@ class DeviceReader:
         return samples, self._complain(output, why) if why else ()
 
     def new_details(self) -> tuple[DeviceDetail, ...]:
-        """Other values of devices since the last call, where they differ or were kept some time ago."""
+        """Return other values of devices that changed since the last call or were stored long ago."""
         new, self._new_details = tuple(self._new_details), []
         return new
 
@@ -249,7 +249,7 @@ class DeviceReader:
         return (), next((one for one in complaints if one), None)
 
     def _rates(self, device: int, at_s: float, counters: Mapping[str, int]) -> dict[str, Any]:
-        """Bytes a second since the look before; None at the first look and where the counter went back."""
+        """Return bytes/s since the previous sample; None for the first, or if the counter decreased."""
         now = at_s, counters.get("mac_tx_total_oct_num"), counters.get("mac_rx_total_oct_num")
         before = self._octets.get(device)
         self._octets[device] = now
@@ -350,7 +350,7 @@ def _known(values: Mapping[str, int | None]) -> dict[str, int]:
 
 
 def _complaint(errors: Sequence[Any], unparsed: Sequence[str], *, is_empty: bool) -> str | None:
-    """Why the text is worth keeping; None: all of it was understood."""
+    """Return why to store the text; None: it was understood completely."""
     if errors:
         return f"tool error: {errors[0].text}"
     if unparsed:
@@ -359,14 +359,14 @@ def _complaint(errors: Sequence[Any], unparsed: Sequence[str], *, is_empty: bool
 
 
 def _downs(history: LinkHistory) -> int | None:
-    """How often the link went down. Older drivers count the ups only: between two of them is one down."""
+    """Return how often the link went down. Older drivers count ups only; one down is between two ups."""
     if history.down_count is not None or not history.up_count or not history.changes:
         return history.down_count
     return history.up_count - (1 if history.changes[0].is_up else 0)
 
 
 def _sum(*counts: int | None) -> int | None:
-    """Of what is known."""
+    """Return the sum of known counts."""
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
 

@@ -1,4 +1,4 @@
-"""From the lines that a node's sampler writes (`node/sampler/sample.py`) to samples."""
+"""Conversion of the lines of a node's sampler (`node/sampler/sample.py`) to samples."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankS
 from ascendrun.health.samples.device_samples import EVERY_S, DeviceReader, ToolOutput
 
 TEXT_BYTES = 4 << 20
-"""No tool prints more; a text that claims to unpack to more is invalid."""
+"""No tool prints more; a text that decompresses to more is invalid."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """What a line gave; all empty for a line that is none of the sampler's."""
+    """The values of a line; all empty for a line that is not of the sampler."""
 
     samples: tuple[Sample, ...] = ()
     raw: tuple[RawText, ...] = ()
@@ -26,7 +26,7 @@ class Read:
 
 
 class LineReader:
-    """The lines of one host, in order. The job itself can write the file: every value of a line is checked."""
+    """Reader of one host's lines, in order. The job can write the file, so every value is checked."""
 
     def __init__(self, host: str, *, job: str | None = None, attempt: int = 0, every_s: float = EVERY_S) -> None:
         """`job` None: lines of a host without one, which has no ranks."""
@@ -34,7 +34,7 @@ class LineReader:
         self._devices = DeviceReader(host, every_s=every_s)
 
     def read(self, line: Mapping[str, Any], *, ahead_s: float = 0.0) -> Read:
-        """`ahead_s`: so much the host's clock is ahead of the head's. ValueError: figures that no device has."""
+        """Read a line. `ahead_s`: host clock minus head node clock. Raises ValueError for impossible values."""
         at_ns = line.get("at_ns")
         if not isinstance(at_ns, int) or not 0 < at_ns < 2**63:
             return Read()
@@ -113,7 +113,7 @@ def _word(value: Any) -> str | None:
 
 
 def _sane(text: str) -> str:
-    """Without halves of characters, which no database takes."""
+    """Remove lone surrogates, which databases reject."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -139,4 +139,4 @@ _RANK: Mapping[str, _Reader] = {
     "threads": _whole,
     "state": _word,
 }
-"""How each measured field of a sample is read from a line."""
+"""The reader of each measured field of a sample."""

@@ -1,4 +1,4 @@
-"""The time of each step from a rank's metrics lines, in a form in which ranks can be compared."""
+"""The time of each step from a rank's metrics lines, comparable between ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ascendrun.core.metrics import MetricsLine
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One step of one rank. `at_s`: when it was over, by the head's clock, known to `error_s` (None: it was never
-    measured, so not to be compared between hosts). `step_s`: all of the step, which in synchronous training is equal
-    on all ranks; `own_s`: without the waiting for other ranks; `data_s`: waiting for input. None: not reported."""
+    """One step of one rank. `at_s`: its end, by the head node's clock, with uncertainty `error_s` (None: never
+    measured, so not comparable between hosts). `step_s`: the complete step, which in synchronous training is equal
+    on all ranks; `own_s`: without waiting for other ranks; `data_s`: waiting for input. None: not reported."""
 
     step: int
     at_s: float | None = None
@@ -29,9 +29,9 @@ def make_step_times(
     to_head_s: Callable[[float], float] = lambda at_s: at_s,
     error_s: float | None = None,
 ) -> tuple[StepTimes, ...]:
-    """The steps of one rank in order. `to_head_s` and `error_s`: its host's clock, as HostClock has them.
+    """Return the steps of one rank in order. `to_head_s`, `error_s`: its host's clock, as in HostClock.
 
-    Where a line has no step time, it is the time since the line before, for each step between.
+    If a line has no step time, it is the time since the previous line, divided by the steps.
     """
     found: list[StepTimes] = []
     for line in lines:

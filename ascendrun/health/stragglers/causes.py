@@ -11,12 +11,12 @@ from statistics import median
 from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample
 
 FREQUENCY = 0.92
-"""Of the others' clock, or of its own before: below that it is no rounding."""
+"""Fraction of the others' clock, or of its earlier clock: a lower value is not rounding."""
 HOTTER_C = 10.0
 HOT_C = 75.0
 TOO_HOT_C = 95.0
 BUSY = 30.0
-"""Percent. An idle device lowers its clock; that is normal."""
+"""Percent. An idle device lowers its clock, which is normal."""
 LINK = 0.5
 STARVED_CPU = 92.0
 APART = 20.0
@@ -26,9 +26,9 @@ ENOUGH = 3
 
 
 class StragglerCause(str, Enum):
-    """What most likely makes a rank slow. SHARED: another process uses its device. HEALTH: the device is not OK.
+    """Likely cause of a slow rank. SHARED: another process uses its device. HEALTH: the device is unhealthy.
 
-    CPU: the cores or the memory of the host are exhausted, or the rank gets little of them.
+    CPU: the cores or the memory of the host are exhausted, or the rank gets a small fraction.
     """
 
     FREQUENCY = "frequency"
@@ -49,14 +49,14 @@ ORDER = (
     StragglerCause.LINK,
     StragglerCause.HEALTH,
 )
-"""The most likely first: a hot device with a low clock is slow because it is hot."""
+"""The most likely first: a hot device with a low clock is slow because of its temperature."""
 
 
 @dataclass(frozen=True)
 class Mark:
     """One metric that differs. `metric`: the name of a field of a sample or of StepTimes; `here` and `others`: its
-    value here and what it usually is elsewhere (None: not compared; of "frequency_drop" and "link_downs" what it was
-    before)."""
+    value here and its usual value elsewhere (None: not compared; for "frequency_drop" and "link_downs" the earlier
+    value)."""
 
     cause: StragglerCause
     metric: str
@@ -66,14 +66,14 @@ class Mark:
 
 @dataclass(frozen=True)
 class Places:
-    """Which device belongs to which rank, as far as samples or their number show."""
+    """The device of each rank, as far as known from samples or their number."""
 
     rank_of: Mapping[tuple[str, int], int]
     hosts: Collection[str]
 
     @classmethod
     def of(cls, samples: Newest, hosts_of_ranks: Mapping[int, str]) -> Places:
-        """Where no sample names a rank's device, the n-th rank of a host has the n-th of as many devices."""
+        """Make it. If no sample names a rank's device, the n-th rank has the n-th device, for equal numbers."""
         found = {
             (one.host, one.device): one.rank
             for one in samples.ranks
@@ -94,17 +94,17 @@ class Places:
 
 def likely_cause(marks: Iterable[Mark]) -> StragglerCause | None:
     found = {mark.cause for mark in marks}
-    if StragglerCause.DATA in found:  # no device makes data come late; a host whose cores are used up does
+    if StragglerCause.DATA in found:  # devices do not delay data; a host without free cores does
         return StragglerCause.CPU if StragglerCause.CPU in found else StragglerCause.DATA
     if StragglerCause.TEMPERATURE in found and StragglerCause.FREQUENCY not in found and len(found) > 1:
-        found.discard(StragglerCause.TEMPERATURE)  # hot, but at full clock: that alone slows nothing
+        found.discard(StragglerCause.TEMPERATURE)  # hot, but at full clock: not slow for that reason
     return next((sign for sign in ORDER if sign in found), None)
 
 
 def find_marks(
     host: str, ranks: Sequence[int], samples: Newest, places: Places, *, lame: Collection[int], since_s: float
 ) -> tuple[Mark, ...]:
-    """Every figure that stands out for these ranks of one host; they are compared with ranks that are not `lame`."""
+    """Return every outlying metric of these ranks of one host, compared with ranks that are not `lame`."""
     recent = [one for one in samples.devices if one.at_s >= since_s]
     mine = [one for one in recent if one.host == host and places.rank_of.get((host, one.device)) in ranks]
     slow = {-1, *lame}
@@ -128,9 +128,9 @@ def find_marks(
 def slow_by_metrics(
     samples: Newest, places: Places, *, without: Collection[int], compared: Collection[int], since_s: float
 ) -> list[tuple[str, int, Mark]]:
-    """Devices whose figures alone make them slow, where no step times contradict (`compared`).
+    """Return devices that are slow by their metrics alone, unless step times contradict (`compared`).
 
-    A link that is down while the other hosts' are up slows all ranks alike, so step times cannot show it.
+    A link that is down while other hosts' links are up slows all ranks equally, so step times cannot show it.
     """
     recent = [one for one in samples.devices if one.at_s >= since_s]
     by_rank: dict[tuple[str, int], list[DeviceSample]] = defaultdict(list)
@@ -195,7 +195,7 @@ def _link(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[Ma
 
 
 def _others_pids(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample], ranks: Sequence[RankSample]) -> list[Mark]:
-    """More processes on the device than on the others', one of them none of the job's own."""
+    """Return a mark if the device has more processes than others, at least one from outside the job."""
     ours = {(one.host, one.pid) for one in ranks}
     newest = [one for one in mine if one.pids is not None][-1:]
     usual = _middle(float(len(one.pids)) for one in fine if one.pids is not None)
@@ -230,7 +230,7 @@ def _fullness(sample: HostSample) -> float | None:
 
 
 def _share(ranks: Sequence[int], samples: Sequence[RankSample], lame: Collection[int]) -> list[Mark]:
-    """A rank that gets less than half of the processor time that the others have, or is held (state T)."""
+    """Return marks of ranks with less than half of the others' CPU time, or stopped (state T)."""
     here = _middle(one.cpu for one in samples if one.rank in ranks)
     others = _middle(one.cpu for one in samples if one.rank not in lame)
     states = [one.state for one in samples if one.rank in ranks and one.state][-ENOUGH:]

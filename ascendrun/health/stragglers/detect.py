@@ -1,8 +1,8 @@
 """Stragglers: ranks or nodes that are slower than the others over several windows of steps.
 
-In synchronous training the steps of all ranks take equally long; the slow rank is the one that waits least. So ranks
-are compared by the time that is their own (step_s - comm_s). Where programs do not report that, by who is through with
-the same step last; ranks that do not wait for each other by their steps' times; and always by the wait for data.
+In synchronous training the steps of all ranks take equally long; the slow rank waits least. So ranks
+are compared by their own time (step_s - comm_s). If programs do not report that, by the end of the same step: the last
+rank is slow. Ranks that do not wait for each other are compared by step time; and all ranks by the wait for data.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ascendrun.health.samples.step_times import StepTimes
 from ascendrun.health.stragglers.causes import Mark, Places, StragglerCause, find_marks, likely_cause, slow_by_metrics
 
 WINDOW = 8
-"""So many reported steps make a window; a rank that reported half of them counts. Pauses do not move a median:
-an evaluation, a checkpoint, a collection of garbage."""
+"""Reported steps per window; a rank needs half of them. Pauses do not change a median:
+an evaluation, a checkpoint, a garbage collection."""
 WIDE_WINDOW = 32
-"""Where steps differ much from each other, what is a little slower shows only over so many."""
+"""Steps per window if step times vary widely: small differences are visible only in long windows."""
 WINDOWS = 3
-"""So many windows in a row, the newest among them, must agree."""
+"""Number of consecutive windows, including the newest, that must agree."""
 LOOKED_AT = 60
 SLOWER = 0.10
-"""Of the others' own time. Devices of one kind differ by 2 to 3 %."""
+"""Fraction of the others' own time. Devices of one type differ by 2 to 3%."""
 COSTS = 0.05
-"""Of the step: a rank that is slower, but costs less than this, is not reported."""
+"""Fraction of the step: a slower rank that costs less than this is not reported."""
 STANDARD_ERRORS = 4.0
 LATE_S = 0.05
-"""The last rank of a step must be late by more than the uncertainty of clocks, and by more than this."""
+"""The last rank of a step must be later than this, and than the uncertainty of clocks."""
 STARTED_S = 300.0
-"""How far back metrics are read, at least."""
+"""Minimum age in seconds up to which metrics are read."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class _Slow:
 
 @dataclass(frozen=True)
 class _Window:
-    """Some steps on end: each rank's median, how sure it is, and what a step took altogether."""
+    """Consecutive steps: each rank's median, its uncertainty, and the duration of a complete step."""
 
     values: Mapping[int, float]
     errors: Mapping[int, float]
@@ -91,9 +91,9 @@ Steps = Mapping[int, Sequence[StepTimes]]
 def find_stragglers(
     steps: Steps, samples: Newest, *, hosts_of_ranks: Mapping[int, str], now_s: float
 ) -> tuple[Straggler, ...]:
-    """The stragglers of one attempt, the slowest first; (): none, or not enough was reported.
+    """Return the stragglers of one attempt, the slowest first; (): none, or too few reports.
 
-    `steps`: each rank's, oldest first. `samples`: of the job's hosts, any number of each thing, in order of time.
+    `steps`: of each rank, oldest first. `samples`: of the job's hosts, any number per device, in order of time.
     """
     slow: dict[int, _Slow] = {}
     known = {rank: found for rank, found in steps.items() if rank in hosts_of_ranks and found}
@@ -114,7 +114,7 @@ def find_stragglers(
 
 
 def _slow_by_time(steps: Steps) -> tuple[set[int], Mapping[int, _Slow]]:
-    """By the first of the three methods for which the ranks report enough."""
+    """Compare ranks by the first of the three methods for which they report enough."""
     compared, slow = _slow_ranks(steps, lambda one: one.own_s)
     if compared:
         return compared, slow
@@ -125,7 +125,7 @@ def _slow_by_time(steps: Steps) -> tuple[set[int], Mapping[int, _Slow]]:
 
 
 def _from_the_end(steps: Steps) -> Steps:
-    """Each rank's steps counted from its newest one: ranks that do not wait for each other drift apart."""
+    """Number each rank's steps from its newest step: ranks that do not wait for each other diverge."""
     most = max((len(found) for found in steps.values()), default=0)
     return {
         rank: tuple(replace(one, step=number) for number, one in enumerate(found, most - len(found)))
@@ -134,7 +134,7 @@ def _from_the_end(steps: Steps) -> Steps:
 
 
 def _lateness(steps: Steps) -> Steps:
-    """For each step how much later than the others a rank was through with it, in place of `own_s`."""
+    """Replace `own_s` by how much later than the others a rank completed the step."""
     ends: dict[int, list[float]] = defaultdict(list)
     for found in steps.values():
         for one in found:
@@ -152,7 +152,7 @@ def _lateness(steps: Steps) -> Steps:
 
 
 def _slow_ranks(steps: Steps, value: Value, *, of_step: bool = False) -> tuple[set[int], Mapping[int, _Slow]]:
-    """(the ranks that could be compared, those that are slow). `of_step`: excess counts against the whole step."""
+    """Return (compared ranks, slow ranks). `of_step`: the excess is relative to the complete step."""
     compared, slow = _slow_over(_windows(steps, value, WINDOW), of_step=of_step)
     wide = _slow_over(_windows(steps, value, WIDE_WINDOW), of_step=of_step)[1]
     return compared, {**wide, **slow}
@@ -176,7 +176,7 @@ def _slow_over(windows: Sequence[_Window], *, of_step: bool) -> tuple[set[int], 
 
 
 def _slow_in(window: _Window, *, of_step: bool) -> set[int]:
-    """Who is slow in one window. More than half can be slow for a reason only: they have more to do than the others."""
+    """Return the slow ranks of one window. More than half can be slow only because of more work than others."""
     others_s, usual_error = window.others_s, median(window.errors.values())
     least_s = max(COSTS * window.step_s, SLOWER * (window.step_s if of_step else others_s))
     slow = {
@@ -188,13 +188,13 @@ def _slow_in(window: _Window, *, of_step: bool) -> set[int]:
 
 
 def _others(values: Iterable[float]) -> float:
-    """What the faster half takes: its median. A node of two may be slow; then half of the ranks are."""
+    """Return the median of the faster half: if one of two nodes is slow, half of the ranks are slow."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 4]
 
 
 def _windows(steps: Steps, value: Value, size: int) -> list[_Window]:
-    """Windows that most ranks reported, oldest first; of equal steps on every rank."""
+    """Return windows that most ranks reported, oldest first, with equal steps on every rank."""
     reported = {
         rank: [(one, number) for one in found for number in (value(one),) if number is not None]
         for rank, found in steps.items()
@@ -234,7 +234,7 @@ def _make_window(chunk: Mapping[int, Sequence[tuple[StepTimes, float]]], size: i
 def _by_host(
     slow: Mapping[int, _Slow], hosts_of_ranks: Mapping[int, str]
 ) -> list[tuple[str, int | None, tuple[int, ...]]]:
-    """(host, rank, ranks): a host with most of its ranks among the slow is reported as one."""
+    """Yield (host, rank, ranks): a host with mostly slow ranks is reported as a unit."""
     here: dict[str, list[int]] = defaultdict(list)
     for rank, host in sorted(hosts_of_ranks.items()):
         here[host].append(rank)
@@ -279,7 +279,7 @@ def _describe(
 
 
 def _waits_for_data(ranks: Sequence[int], steps: Steps, excess_s: float) -> Mark | None:
-    """The wait for data, where it is at least half of what makes them slow."""
+    """Return the wait for data if it is at least half of the excess."""
     reported = {
         rank: [one.data_s for one in found[-WINDOW * WINDOWS :] if one.data_s is not None]
         for rank, found in steps.items()

@@ -90,4 +90,4 @@ _ALONE: Mapping[str, Text] = {
     "cpu": Text("straggler.host-cpu-alone", "host CPU {here:.0f}%", here=0),
     "pids": Text("straggler.processes-alone", "{here:.0f} processes", here=0),
 }
-"""The same without a comparison."""
+"""By metric, without a comparison."""

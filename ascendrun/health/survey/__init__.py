@@ -1,1 +1,1 @@
-"""From raw tool output of nodes to facts."""
+"""Conversion of raw tool output of nodes to facts."""
