@@ -113,7 +113,7 @@ def _word(value: Any) -> str | None:
 
 
 def _sane(text: str) -> str:
-    """Remove lone surrogates, which databases reject."""
+    """Replace lone surrogates, which databases reject."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -176,7 +176,7 @@ def _slow_over(windows: Sequence[_Window], *, of_step: bool) -> tuple[set[int], 
 
 
 def _slow_in(window: _Window, *, of_step: bool) -> set[int]:
-    """Return the slow ranks of one window. More than half can be slow only because of more work than others."""
+    """Return the slow ranks of one window; () if they are more than half: then they only have more work."""
     others_s, usual_error = window.others_s, median(window.errors.values())
     least_s = max(COSTS * window.step_s, SLOWER * (window.step_s if of_step else others_s))
     slow = {
@@ -234,7 +234,7 @@ def _make_window(chunk: Mapping[int, Sequence[tuple[StepTimes, float]]], size: i
 def _by_host(
     slow: Mapping[int, _Slow], hosts_of_ranks: Mapping[int, str]
 ) -> list[tuple[str, int | None, tuple[int, ...]]]:
-    """Yield (host, rank, ranks): a host with mostly slow ranks is reported as a unit."""
+    """Return (host, rank, ranks): a host with at least 3/4 slow ranks is one entry, with `rank` None."""
     here: dict[str, list[int]] = defaultdict(list)
     for rank, host in sorted(hosts_of_ranks.items()):
         here[host].append(rank)

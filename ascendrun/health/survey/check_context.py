@@ -1,4 +1,4 @@
-"""The input of a check, the check itself, and what checks share: majorities and outliers."""
+"""The input of a check, the check itself, and common functions: majorities and outliers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckContext:
-    """Everything that the checks evaluate. `facts`: by host name, in the hostfile's order; `unreached`: the others.
+    """Input of all checks. `facts`: by host name, in the hostfile's order; `unreached`: the other hosts.
 
-    `job`, `plan`: None when no job is concerned, or when there can be none for these hosts.
-    `device_type`: npu, cuda or cpu; None: not known. `now_s`: UTC seconds.
+    `job`, `plan`: None without a job, or if no plan is possible for these hosts.
+    `device_type`: npu, cuda or cpu; None: unknown. `now_s`: UTC seconds.
     """
 
     facts: Mapping[str, NodeFacts]
@@ -35,7 +35,7 @@ class CheckContext:
 
     @cached_property
     def first_ranks(self) -> Mapping[str, RankPlan]:
-        """The first rank of each host of the plan; {} without a plan."""
+        """Return the first rank of each host of the plan; {} without a plan."""
         return {node.host: node.ranks[0] for node in (self.plan.nodes if self.plan is not None else ()) if node.ranks}
 
 
@@ -46,8 +46,8 @@ CheckFunction = Callable[[CheckContext], Iterator[Finding]]
 class Check:
     """One function of checks/. `name`: kebab-case, for checks.skip and checks.require of a job file.
 
-    `summary`: what is checked, as a fact that holds on healthy nodes. `is_full`: doctor only, unless a job requires it.
-    `codes`: what it may find, each with its message in texts/findings.json.
+    `summary`: the checked fact, as on healthy nodes. `is_full`: doctor only, unless a job requires it.
+    `codes`: possible findings, each with its message in texts/findings.json.
     """
 
     name: str
@@ -65,13 +65,13 @@ def check(name: str, summary: str, *codes: str, is_full: bool = False) -> Callab
 def finding(
     code: str, severity: Severity, where: str | tuple[str, ...], /, evidence: Iterable[str | Text] = (), **values: Any
 ) -> Finding:
-    """`where`: one host or several."""
+    """Make a finding. `where`: one host or several."""
     return Finding(code, severity, (where,) if isinstance(where, str) else where, values, tuple(evidence))
 
 
 @dataclass(frozen=True)
 class Majority:
-    """A value over hosts: that of most, and the others, the larger groups first."""
+    """A value over hosts: the majority's, and the others, the larger groups first."""
 
     majority: Any
     majority_hosts: tuple[str, ...]
@@ -85,9 +85,9 @@ class Majority:
 
 
 def compare(values: Mapping[str, Hashable | None]) -> Majority | None:
-    """Return the value of most hosts and who differs; None if no value is known.
+    """Return the value of most hosts and the other groups; None if no value is known.
 
-    Of equally large groups the first host's is the majority.
+    Of equally large groups, the first host's group is the majority.
     """
     known = {host: value for host, value in values.items() if value is not None}
     if not known:
@@ -108,7 +108,7 @@ def outliers(code: str, severity: Severity, values: Mapping[str, Hashable | None
 def differing(
     context: CheckContext, code: str, severity: Severity, value_of: Callable[[NodeFacts], Hashable | None]
 ) -> Iterator[Finding]:
-    """Yield the outliers of a value of nodes."""
+    """Yield the outliers of a value over nodes."""
     yield from outliers(code, severity, {host: value_of(facts) for host, facts in context.facts.items()})
 
 
@@ -116,7 +116,7 @@ def differing(
 
 
 def npu_nodes(context: CheckContext) -> Iterator[tuple[str, NodeFacts]]:
-    """The nodes whose NPUs matter here: of an npu job all, without a job those that have some."""
+    """Yield the nodes with relevant NPUs: all nodes of an npu job, or without a job those with NPUs."""
     if context.device_type not in (None, "npu"):
         return
     for host, facts in context.facts.items():
@@ -125,7 +125,7 @@ def npu_nodes(context: CheckContext) -> Iterator[tuple[str, NodeFacts]]:
 
 
 def planned_devices(context: CheckContext, host: str) -> tuple[int, ...] | None:
-    """The device ids that the job gets on the host; None: no plan, or none for this host."""
+    """Return the device ids of the job on the host; None: no plan, or none for this host."""
     first = context.first_ranks.get(host)
     value = first.env.get("ASCEND_RT_VISIBLE_DEVICES") if first is not None else None
     return effective_ids(value) if value is not None else None
@@ -134,11 +134,11 @@ def planned_devices(context: CheckContext, host: str) -> tuple[int, ...] | None:
 def severity_at(
     context: CheckContext, host: str, devices: Iterable[int], *, otherwise: Severity = Severity.WARN
 ) -> Severity:
-    """FAIL where the job takes one of the devices, or where it is not known which it takes; else `otherwise`."""
+    """Return FAIL if the job uses one of the devices or its devices are unknown; else `otherwise`."""
     planned = planned_devices(context, host)
     return Severity.FAIL if planned is None or set(planned) & set(devices) else otherwise
 
 
 def is_many(context: CheckContext) -> bool:
-    """Whether devices of several nodes are to talk to each other."""
+    """Return whether devices of several nodes communicate."""
     return len(context.facts) + len(context.unreached) > 1

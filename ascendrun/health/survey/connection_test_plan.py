@@ -1,4 +1,4 @@
-"""Connection tests between hosts: every pair of few hosts; a ring and samples of many."""
+"""Connection tests between hosts: all pairs of few hosts; a ring and samples of many hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of one node; None means unknown."""
+"""Facts about one node; None means unknown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Unreached:
 
 @dataclass(frozen=True)
 class Disk:
-    """A file system, asked for by a path; `at`: the nearest folder that exists."""
+    """A file system, queried by a path; `at`: the nearest existing directory."""
 
     at: str
     free_bytes: int | None = None
@@ -35,7 +35,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class WriteResult:
-    """Write, rename, fsync in a folder. `error` None: it worked. `uid`: the folder's owner."""
+    """Result of write, rename, fsync in a directory. `error` None: success. `uid`: its owner."""
 
     at: str
     error: str | Text | None = None
@@ -47,7 +47,7 @@ class WriteResult:
 
 @dataclass(frozen=True)
 class PortHolder:
-    """Who has a port; None where this user may not see it. `tag`: of the ascendrun job that it belongs to."""
+    """The owner of a port; None if not visible to this user. `tag`: run id of its ascendrun job."""
 
     uid: int | None = None
     pid: int | None = None
@@ -65,7 +65,7 @@ class SshdFacts:
 
 @dataclass(frozen=True)
 class PathSize:
-    """A path that a job reads. `truncated`: too many files to count; `size_bytes` is then of a part."""
+    """A path that a job reads. `truncated`: too many files to count; `size_bytes` is then partial."""
 
     kind: str | None = None
     size_bytes: int | None = None
@@ -120,13 +120,13 @@ class ConnectionTest:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node. `is_local`: it is the head's own machine, without SSH.
+    """One node. `is_local`: it is the head node's machine, without SSH.
 
     `limits`: (soft, hard) by name without RLIMIT_, None inside: unlimited.
-    `login_s`: from the command's start to its first word, startup files included; `login_noise`: what those wrote.
-    `clock_offset_s`: node clock minus head clock. `kills_user_processes`: logind does so at logout.
-    `disks`, `writes`, `paths`: by the path asked for. `taken_ports`: of those that were asked.
-    `late`: names of probes that had no answer in time.
+    `login_s`: from the command's start to its first output, with startup files; `login_noise`: their output.
+    `clock_offset_s`: node clock minus head node clock. `kills_user_processes`: logind does so at logout.
+    `disks`, `writes`, `paths`: by queried path. `taken_ports`: of the queried ports.
+    `late`: names of probes that timed out.
     """
 
     host: str
@@ -166,7 +166,7 @@ class NodeFacts:
 
     @cached_property
     def route_kinds(self) -> tuple[Route, ...]:
-        """The routes without the peers, each once where peers share it: a thousand hosts have a million pairs."""
+        """Return the distinct routes without peers: a thousand hosts have a million pairs."""
         routes = list((self.routes or {}).values())
         if routes and routes.count(routes[0]) == len(routes):
             return (routes[0],)

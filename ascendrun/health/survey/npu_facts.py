@@ -41,7 +41,7 @@ class Table:
 
 @dataclass(frozen=True)
 class DeviceNode:
-    """A file in /dev; `is_open`: this user may read and write it."""
+    """A file in /dev; `is_open`: this user has read and write access."""
 
     is_open: bool
     mode: int = 0
@@ -73,7 +73,7 @@ class Port:
 
     @property
     def address(self) -> str | None:
-        """IPv4 before IPv6; None: none, or unknown (see `has_no_address`)."""
+        """Return the IPv4, else the IPv6 address; None: none, or unknown (see `has_no_address`)."""
         return next((one.address for one in (self.ip, self.ip6) if one is not None and one.address), None)
 
     @property
@@ -113,7 +113,7 @@ class InstallFiles:
 
 @dataclass(frozen=True)
 class ShellCann:
-    """The CANN that the variables of the job point to. `home` None: none; `is_gone`: the directory does not exist."""
+    """The CANN in the variables of the job. `home` None: none; `is_gone`: the directory does not exist."""
 
     home: str | None = None
     is_gone: bool = False
@@ -123,7 +123,7 @@ class ShellCann:
 
 @dataclass(frozen=True)
 class NpuFacts:
-    """One node's devices, driver and CANN. `devices`: files in /dev by name, without those that are not there."""
+    """One node's devices, driver and CANN. `devices`: existing files in /dev by name."""
 
     table: Table | None = None
     devices: Mapping[str, DeviceNode] | None = None
@@ -135,13 +135,13 @@ class NpuFacts:
 
     @property
     def info(self) -> NpuSmiInfo | None:
-        """None if it lists no chips."""
+        """Return the table; None if it lists no chips."""
         info = self.table.info if self.table is not None else None
         return info if info is not None and info.chips else None
 
     @property
     def has_any(self) -> bool | None:
-        """Whether this is an Ascend node: it has the tool or a device; None: unknown."""
+        """Return whether this is an Ascend node, with the tool or a device; None: unknown."""
         if self.table is not None and (self.table.hung or self.table.info is not None):
             return True
         if self.davinci:
@@ -150,7 +150,7 @@ class NpuFacts:
 
     @property
     def davinci(self) -> tuple[int, ...]:
-        """The numbers of the device files, ascending; () if none or unknown."""
+        """Return the numbers of the device files, ascending; () if none or unknown."""
         names = (name[len("davinci") :] for name in self.devices or () if name.startswith("davinci"))
         return tuple(sorted(int(number) for number in names if number.isdigit()))
 
@@ -162,7 +162,7 @@ class NpuFacts:
 
     @property
     def cann(self) -> CannVersion | None:
-        """The CANN of the job's shell; otherwise the only one on the disk."""
+        """Return the CANN of the job's shell; otherwise the only CANN on the disk."""
         if self.shell_cann is not None and self.shell_cann.version is not None:
             return self.shell_cann.version
         known = {one.version: one for one in (self.files.canns if self.files is not None else ())}

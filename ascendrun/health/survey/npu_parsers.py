@@ -24,7 +24,7 @@ from ascendrun.health.survey.npu_facts import (
 from ascendrun.health.survey.npu_scripts import Section, read_sections
 from ascendrun.health.survey.survey_request import Raw
 
-# Most of a thousand nodes print the same: a text is parsed once. The texts are short, the parsers pure.
+# Most nodes print the same, so results are cached. The texts are short, the parsers pure.
 _once = lru_cache(maxsize=2048)
 
 ITEMS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
@@ -37,7 +37,7 @@ ITEMS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "optical": ("optical", parse_optical),
     "link_stat": ("history", hccn_history.parse_link_history),
 }
-"""By hccn_tool's item: the field of Port, and what reads it."""
+"""By hccn_tool's item: the field of Port, and its parser."""
 
 _ecc = _once(npu_smi_views.parse_ecc)
 _health = _once(npu_smi_views.parse_health)
@@ -71,7 +71,7 @@ def _owners(text: str) -> list[tuple[int, Owner]]:
 
 
 def read_devices(raw: Raw) -> dict[str, DeviceNode]:
-    """By name without /dev/; a file that exists and cannot be read counts as closed."""
+    """Return device files by name without /dev/; an existing, unreadable file is not open."""
     found: dict[str, DeviceNode] = {}
     for path, one in raw["stats"].items():
         if not one.get("missing"):
@@ -100,7 +100,7 @@ def read_cards(raw: Raw) -> CardViews:
 
 
 def read_ports(raw: Raw) -> Ports | None:
-    """None where hccn_tool is not there, or there is no device to ask it about."""
+    """Parse ports; None if hccn_tool is not found, or without devices to query."""
     sections = read_sections(raw.get("out", ""))
     if not sections:
         return None

@@ -1,4 +1,4 @@
-"""What to ask of Ascend devices, their driver and CANN."""
+"""Probes of Ascend devices, their driver and CANN."""
 
 from __future__ import annotations
 
@@ -57,4 +57,4 @@ NPU_PROBES: tuple[Probe, ...] = (
     Probe("cann", _script(npu_scripts.CANN, kind="shell_argv"), npu_parsers.read_shell_cann),
     Probe("hccn-pings", lambda request: None, npu_parsers.read_pings),
 )
-"""hccn-pings is asked once the ports' addresses are known: pings.py."""
+"""hccn-pings is queried after the ports' addresses are known: pings.py."""

@@ -1,9 +1,9 @@
 """Shell programs that query a node's Ascend tools; the output of each command is between two marks.
 
-A section is `@@ <label>`, the command's own bytes, and `@@= <exit code>` on a line of its own, or no end where the
-command never came back. `read_sections` reads them.
+A section is `@@ <label>`, the command's output, and `@@= <exit code>` on a separate line, or no end if the
+command did not return. `read_sections` parses them.
 
-A simulated node that shares its machine with others is below $ASCENDRUN_SIM_ROOT: no real device is read there.
+A simulated node that shares its machine with others is in $ASCENDRUN_SIM_ROOT: no real device is read there.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ find_tool() {
 }
 """
 
-# The table, and of every process in it: pid, user, the tag of an ascendrun job, command. A pid without a line is not
-# to be seen from here.
+# The table, and for every process in it: pid, user, run id of an ascendrun job, command. A pid without a line is not
+# visible here.
 TABLE = (
     _SECTION
     + r"""
@@ -45,7 +45,7 @@ printf '\n@@= 0\n'
 """
 )
 
-# The table alone, as the tool prints it.
+# Only the table, as the tool prints it.
 INFO = (
     _SECTION
     + r"""
@@ -55,14 +55,14 @@ exec "$t" info
 """
 )
 
-# A call that hangs is ended after $seconds, where there is `timeout`; where two hung, the others would.
+# A hanging call is ended after $seconds, if `timeout` exists; after two of them, the other calls are skipped.
 _LIMITED = r"""
 k=$(command -v timeout) && k="$k -s KILL $seconds"
 hung=0
 limited() { $k "$@"; c=$?; [ $c -ne 137 ] || hung=$((hung + 1)); return $c; }
 """
 
-# One call after another: whether these tools may run side by side is documented nowhere.
+# Sequential calls: it is not documented whether these tools may run in parallel.
 CARDS = (
     _SECTION
     + "seconds=8"
@@ -80,7 +80,7 @@ exit 0
 """
 )
 
-# Each item of all ports before the next item: where time runs out, the more important items are there for all ports.
+# Each item of all ports before the next item: after a timeout, the more important items exist for all ports.
 PORTS = (
     _SECTION
     + "seconds=5"
@@ -137,7 +137,7 @@ exit 0
 """
 )
 
-# In the job's own shell: which CANN its variables lead to.
+# In the job's shell: the CANN in its variables.
 CANN = (
     _SECTION
     + r"""
@@ -175,7 +175,7 @@ class Section(NamedTuple):
 
 
 def read_sections(text: str) -> tuple[Section, ...]:
-    """In the order of the queries; text before the first mark is dropped."""
+    """Parse sections in the order of the queries; text before the first mark is dropped."""
     return tuple(_sections(text))
 
 

@@ -70,7 +70,7 @@ def read_port_ranges(raw: Raw) -> tuple[tuple[int, int], tuple[tuple[int, int], 
 
 
 def read_addresses(raw: Raw) -> dict[str, tuple[str, ...]] | None:
-    """Addresses by interface, from `ip -o address show`."""
+    """Return addresses by interface, from `ip -o address show`."""
     if raw.get("code") != 0:
         return None
     found: dict[str, list[str]] = {}
@@ -94,7 +94,7 @@ def read_sshd(raw: Raw) -> SshdFacts | None:
 
 
 def read_logind(raw: Raw) -> bool | None:
-    """Whether logind kills the processes of a user at logout; None: not configured (then it does not)."""
+    """Return whether logind kills a user's processes at logout; None: not configured (then it does not)."""
     found = None
     for text in raw["texts"].values():
         for value in re.findall(r"(?mi)^[ \t]*KillUserProcesses[ \t]*=[ \t]*(\w+)", text):
@@ -173,12 +173,12 @@ def failure_of(raw: Raw) -> str | Text:
 
 
 def _some(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """These values by name; None for a missing one."""
+    """Return these values by name; None for a missing value."""
     return {name: values.get(name) for name in names}
 
 
 def _last_json(text: str) -> Mapping[str, Any] | None:
-    """Return the object on the last line that is one; programs may print anything before it."""
+    """Return the last line that is a JSON object; programs may print anything before it."""
     for line in reversed(text.strip().splitlines()):
         if line.startswith("{"):
             try:

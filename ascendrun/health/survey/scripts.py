@@ -1,4 +1,4 @@
-"""Small programs that run on a node, in the job's own shell; each prints one line of JSON as its last."""
+"""Small programs that run on a node, in the job's shell; the last line of each is JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ MODULES = (
     "lightning",
 )  # fmt: skip
 
-# Python 3.7 has no importlib.metadata: then the versions stay unknown.
+# Python 3.7 lacks importlib.metadata: then the versions are unknown.
 VERSIONS = f"""
 import json, platform, sys
 modules = {{}}
@@ -50,8 +50,8 @@ print()
 print(json.dumps(found))
 """
 
-# sshd -T reads the host keys, so it answers root only; to others the files themselves, where they may be read. A sshd
-# that was started with a configuration of its own (-f) says so in its title.
+# sshd -T reads the host keys, so it requires root; other users read the files themselves, if permitted. A sshd
+# that was started with a separate configuration (-f) has it in its process title.
 SSHD = """
 pid=$(cat /run/sshd.pid 2>/dev/null || cat /var/run/sshd.pid 2>/dev/null) &&
     config=$(tr '\\0' ' ' < /proc/$pid/cmdline 2>/dev/null | sed -n 's/.* -f *\\([^ ]*\\).*/\\1/p')

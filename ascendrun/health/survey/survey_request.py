@@ -12,7 +12,7 @@ Item = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class SurveyRequest:
-    """What doctor, the preflight checks or `env` query on one host.
+    """Query of doctor, the preflight checks or `env` on one host.
 
     `device_type`: npu, cuda or cpu; None: unknown, query all devices. `root`: the agent's directory on the host.
     `python`: the interpreter in the shell of the job, None: the job does not use Python. `has_job`: run probes in the

@@ -33,20 +33,20 @@ def finding_texts() -> Mapping[str, FindingText]:
 
 
 def templates() -> Mapping[str, str]:
-    """Every English template by its key in the catalogue."""
+    """Return every English template by its key in the catalogue."""
     found = {f"finding.{code}.message": row.message for code, row in finding_texts().items()}
     found.update((f"finding.{code}.hint", row.hint) for code, row in finding_texts().items() if row.hint)
     return found
 
 
 def message_of(finding: Finding) -> Text:
-    """What was found, without the hosts."""
+    """Return the message of a finding, without the hosts."""
     key, english = f"finding.{finding.code}.message", finding_texts()[finding.code].message
     return Text(key, english, **finding.values)
 
 
 def hint_of(finding: Finding) -> Text | None:
-    """A command or an edit that helps; None where there is none."""
+    """Return a command or an edit as a hint; None without one."""
     english = finding_texts()[finding.code].hint
     if not english or (english == "{hint}" and not finding.values.get("hint")):
         return None
@@ -55,7 +55,7 @@ def hint_of(finding: Finding) -> Text | None:
 
 
 def fix_of(finding: Finding) -> str | None:
-    """The shell command for the finding's hosts; None where a person has to decide first."""
+    """Return the shell command for the finding's hosts; None if a person has to decide first."""
     command = finding_texts()[finding.code].fix
     return (
         None

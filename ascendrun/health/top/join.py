@@ -1,4 +1,4 @@
-"""Join samples, live jobs and their metrics into what `top` shows."""
+"""Join samples, live jobs and their metrics to the view of `top`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ascendrun.text import Text
 STALE_S = 60.0
 """Older samples are not current: sampling takes 5 s, a hanging tool and a retry less than a minute."""
 ENDING_S = 15.0
-"""So long after the end of a rank a sample may still list its process: tools take seconds, rounds differ."""
+"""Time after the end of a rank in which a sample may still list its process: tools take seconds, rounds differ."""
 NEWEST_STEPS = 20
 NOT_RESPONDING = ("SUSPECT", "UNREACHABLE")
 WITHOUT_HOSTS = ("QUEUED", "BACKOFF")
-"""States in which a job holds none of its hosts; another job may."""
+"""States in which a job uses none of its hosts; another job may."""
 BEFORE_RUNNING = ("CHECKING", "STAGING", "STARTING")
 
 
@@ -38,16 +38,16 @@ def make_view(
     refused: Mapping[str, str | Text] | None = None,
     was_queried: bool = False,
 ) -> TopView:
-    """Join what is known of jobs, ranks, devices and hosts at one moment.
+    """Join the data of jobs, ranks, devices and hosts at one moment.
 
     Args:
-        ended: jobs that held hosts until a moment ago: samples measured before their end list their processes.
+        ended: jobs that ended recently: samples measured before their end list their processes.
         names: hosts to show in addition to those of samples and jobs.
-        refused: hosts that were queried just now without data, and why.
+        refused: hosts whose current query returned no data, and why.
         was_queried: hosts without a job were queried at all.
 
-    Of hosts that are neither named nor held by a live job only recent samples are shown: what was measured while a
-    job ran there does not describe the host now.
+    Of hosts that are neither named nor used by a live job only recent samples are shown: older samples, measured
+    during a job, do not describe the host now.
     """
     refused = refused or {}
     kept = {*names, *refused, *(host for job in jobs for host in job.hosts)}
@@ -90,7 +90,7 @@ def make_view(
 def _place_ranks(
     jobs: Sequence[TopJob], of_rank: Mapping[tuple[str, int, int], RankSample]
 ) -> tuple[dict[tuple[str, int], list[tuple[TopJob, RankPlace]]], list[tuple[TopJob, RankPlace]]]:
-    """Running ranks by device, and those without one. The measured device takes precedence over the planned one."""
+    """Return running ranks by device, and those without. The measured device overrides the planned device."""
     on_device: dict[tuple[str, int], list[tuple[TopJob, RankPlace]]] = {}
     loose: list[tuple[TopJob, RankPlace]] = []
     for job in jobs:
@@ -107,12 +107,12 @@ def _place_ranks(
 
 
 def place_key(row: TopRow) -> tuple[object, ...]:
-    """Sort key: host in natural order (npu2 before npu10), device, rank."""
+    """Return a sort key: host in natural order (npu2 before npu10), device, rank."""
     return natural_key(row.host), row.device is None, row.device or 0, row.rank is None, row.rank or 0
 
 
 def natural_key(name: str) -> tuple[object, ...]:
-    """Sort key: npu2 before npu10. Strings and numbers alternate, so that two keys can always be compared."""
+    """Return a sort key: npu2 before npu10. Strings and numbers alternate, so keys are always comparable."""
     return tuple(int(piece) if piece.isdigit() else piece for piece in _NUMBERS.split(name))
 
 
@@ -120,7 +120,7 @@ _NUMBERS = re.compile(r"([0-9]+)")
 
 
 def progress_of(lines: Sequence[MetricsLine]) -> Progress:
-    """The latest value of each metric in the last lines of one rank."""
+    """Return the latest value of each metric in the last lines of one rank."""
     steps = [line for line in lines if line.step is not None and line.event is None]
     times, own = _step_times(steps[-NEWEST_STEPS - 1 :])
     return Progress(
@@ -141,7 +141,7 @@ def _newest(lines: Sequence[MetricsLine], name: str) -> Any:
 
 
 def _step_times(lines: Sequence[MetricsLine]) -> tuple[list[float], list[float]]:
-    """Seconds of each step, and without waiting for others: as reported, else the time between lines."""
+    """Return seconds of each step, and without waiting for others: as reported, else the time between lines."""
     reported = [line for line in lines if line.step_s is not None]
     if reported:
         own = [max(0.0, (line.step_s or 0.0) - line.comm_s) for line in reported if line.comm_s is not None]
@@ -156,7 +156,7 @@ def _step_times(lines: Sequence[MetricsLine]) -> tuple[list[float], list[float]]
 
 
 def _relative_times(job: TopJob) -> Mapping[int, float]:
-    """By rank its time per step divided by the median of the others, without waiting where all report that."""
+    """Return by rank its step time divided by the others' median, without waiting if all report that."""
     own = {rank: progress.own_s for rank, progress in job.progress.items() if progress.own_s is not None}
     total = {rank: progress.step_s for rank, progress in job.progress.items() if progress.step_s is not None}
     times = own if len(own) == len(total) else total
@@ -172,7 +172,7 @@ def _relative_times(job: TopJob) -> Mapping[int, float]:
 
 
 def _median_without(ordered: Sequence[float], one: float) -> float:
-    """The median of sorted values without one of them."""
+    """Return the median of sorted values without `one`."""
     at, count = bisect_left(ordered, one), len(ordered) - 1
 
     def pick(index: int) -> float:
@@ -201,9 +201,9 @@ class _OwnProcesses:
             self._used[host, device] = max(until_s, self._used.get((host, device), -math.inf))
 
     def external(self, sample: DeviceSample) -> tuple[int, ...] | None:
-        """The processes on the device that belong to no rank, None: unknown.
+        """Return the processes on the device that belong to no rank, None: unknown.
 
-        Where a rank used the device when it was measured but its own process is not listed, a child of it may be.
+        If a rank used the device at the sample's time but is not listed, a listed process may be its child.
         """
         if not sample.pids:
             return sample.pids

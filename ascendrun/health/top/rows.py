@@ -1,4 +1,4 @@
-"""Which rows of `top` are shown and in which order: filter, sort, fold idle hosts."""
+"""Selection and order of the rows of `top`: filter, sort, fold idle hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ascendrun.health.top.view import HostRow, TopRow, TopView
 
 IDLE_PERCENT = 5.0
 FOLD_FROM = 3
-"""So many hosts that are idle alike become one line."""
+"""Minimum number of similar idle hosts that are folded to one line."""
 
 SORTS: Mapping[str, Callable[[TopRow], Any]] = {
     "host": lambda row: None,
@@ -30,7 +30,7 @@ ASCENDING = ("host", "job")
 
 @dataclass(frozen=True)
 class Order:
-    """`by`: a name of SORTS. `by_host`: one line per host."""
+    """Sort order. `by`: a name of SORTS. `by_host`: one line per host."""
 
     by: str = "host"
     is_reversed: bool = False
@@ -39,7 +39,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which rows: of this job, on these hosts (names or globs), with problems, with a job, with this text."""
+    """Row filter: of this job, on these hosts (names or globs), with problems, with a job, with this text."""
 
     job: str | None = None
     hosts: tuple[str, ...] = ()
@@ -81,12 +81,12 @@ def _is_chosen(row: TopRow, choice: Choice) -> bool:
 
 
 def matches_host(host: str, requested: Collection[str]) -> bool:
-    """Whether a name or glob matches the host; without any, every host matches."""
+    """Return whether a name or glob matches the host; without any, every host matches."""
     return not requested or any(fnmatchcase(host, one) for one in requested)
 
 
 def matches_text(row: TopRow, text: str) -> bool:
-    """Whether the text is part of, or a glob for, the host, job, job name, chip, health or a problem of the row."""
+    """Return whether the text is in, or a glob for, the host, job, job name, chip, health or a problem of the row."""
     names = (row.host, row.job, row.job_name, row.metrics.name, row.metrics.health, *row.problems)
     values = [name for name in names if name]
     if row.rank is not None:
@@ -97,7 +97,7 @@ def matches_text(row: TopRow, text: str) -> bool:
 
 
 def sort_rows(rows: Sequence[TopRow], by: str, *, reverse: bool = False) -> tuple[TopRow, ...]:
-    """By one of SORTS. Rows without the value come last, also in reverse."""
+    """Sort by one of SORTS. Rows without the value are last, also in reverse."""
     if by == "host":
         return tuple(sorted(rows, key=place_key, reverse=reverse))
     value = SORTS[by]
@@ -109,7 +109,7 @@ def sort_rows(rows: Sequence[TopRow], by: str, *, reverse: bool = False) -> tupl
 
 @dataclass(frozen=True)
 class HostLine:
-    """A host with all its rows, and its own row."""
+    """A host with all its rows, and its host row."""
 
     host: str
     rows: tuple[TopRow, ...]
@@ -117,7 +117,7 @@ class HostLine:
 
 
 def rows_by_host(rows: Sequence[TopRow], hosts: Sequence[HostRow] = ()) -> tuple[HostLine, ...]:
-    """Hosts in the order of their first rows."""
+    """Return hosts in the order of their first rows."""
     known = {one.host: one for one in hosts}
     found: dict[str, list[TopRow]] = {}
     for row in rows:
@@ -128,7 +128,7 @@ def rows_by_host(rows: Sequence[TopRow], hosts: Sequence[HostRow] = ()) -> tuple
 
 
 def fold_idle(rows: Sequence[TopRow]) -> tuple[TopRow | IdleHosts, ...]:
-    """The rows, with each FOLD_FROM or more hosts that are idle alike as one line at the end."""
+    """Fold each group of FOLD_FROM or more similar idle hosts to one line at the end."""
     alike: dict[tuple[Any, ...], list[HostLine]] = {}
     for line in rows_by_host(rows):
         if all(_is_idle(row) for row in line.rows):
@@ -182,13 +182,13 @@ def _fold(group: Sequence[HostLine]) -> IdleHosts:
 
 
 def _range(rows: Sequence[TopRow], name: str) -> Any:
-    """(minimum, maximum) of the known values, None: there are none."""
+    """Return (minimum, maximum) of the known values, None: no known values."""
     values = [value for value in (getattr(row.metrics, name) for row in rows) if value is not None]
     return (min(values), max(values)) if values else None
 
 
 def choose_view(view: TopView, choice: Choice) -> TopView:
-    """The view with the chosen rows, and the hosts and jobs without rows that match."""
+    """Return the view with the chosen rows, and with matching hosts and jobs without rows."""
     rows = choose_rows(view.rows, choice)
     shown = {row.host for row in rows}
     jobs = tuple(row for row in view.jobs if choice.job is None or choice.job in (row.job.id, row.job.name))
@@ -198,7 +198,7 @@ def choose_view(view: TopView, choice: Choice) -> TopView:
 
 
 def _is_shown_without_rows(host: HostRow, choice: Choice, jobs: Collection[str]) -> bool:
-    """Whether a host without a shown row is shown because it has no data."""
+    """Return whether a host without a shown row is shown because it has no data."""
     if host.why is None or not matches_host(host.host, choice.hosts):
         return False
     if (choice.job is not None or choice.only_busy) and not set(jobs) & set(host.jobs):
@@ -209,6 +209,6 @@ def _is_shown_without_rows(host: HostRow, choice: Choice, jobs: Collection[str])
 
 
 def arrange(view: TopView, choice: Choice, order: Order) -> TopView:
-    """The chosen rows in the requested order."""
+    """Return the chosen rows in the requested order."""
     chosen = choose_view(view, choice)
     return replace(chosen, rows=sort_rows(chosen.rows, order.by, reverse=order.is_reversed))

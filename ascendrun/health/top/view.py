@@ -1,4 +1,4 @@
-"""What `top` shows at one moment: jobs, hosts, devices and ranks, and what they are made from."""
+"""The view of `top` at one moment: jobs, hosts, devices and ranks, and their input."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Slow:
-    """A straggler. `slower_by`: its step time divided by that of the others (1.18: 18% longer), None: unknown.
+    """A straggler. `slower_by`: its step time divided by the others' (1.18: 18% longer), None: unknown.
 
-    `cause`: the likely one: frequency, temperature, link, data, cpu, shared, health; None: unknown.
+    `cause`: the likely cause: frequency, temperature, link, data, cpu, shared, health; None: unknown.
     """
 
     slower_by: float | None = None
@@ -55,7 +55,7 @@ class Slow:
 class TopJob:
     """A job for `top`.
 
-    `ended_at_s` None: it is live. `places`: () before it has a plan. `liveness`: by host, of those that are known.
+    `ended_at_s` None: it is live. `places`: () before it has a plan. `liveness`: by host, if known.
     """
 
     id: str
@@ -107,18 +107,18 @@ class TopRow:
 
     @property
     def metrics(self) -> DeviceSample:
-        """The sample of the device; without one every measured field is None."""
+        """Return the sample of the device; without a sample every measured field is None."""
         return _NO_DEVICE if self.sample is None else self.sample
 
     @property
     def device_type(self) -> str | None:
-        """npu or cuda; None: the device was not measured."""
+        """Return npu or cuda; None: the device was not measured."""
         return None if self.sample is None else self.sample.device_type
 
 
 @dataclass(frozen=True)
 class HostRow:
-    """One host. `devices`: how many it has. `sample`: its latest. `age_s`: of that, else of its devices and ranks.
+    """One host. `devices`: their number. `sample`: the latest. `age_s`: of that, else of its devices and ranks.
 
     `why`: why there is no recent data, None: there is; one of unreachable, no-reply, starting, no-samples,
     not-queried. `detail`: what was observed.
@@ -135,7 +135,7 @@ class HostRow:
 
     @property
     def metrics(self) -> HostSample:
-        """The sample of the host; without one every measured field is None."""
+        """Return the sample of the host; without a sample every measured field is None."""
         return _NO_HOST if self.sample is None else self.sample
 
 
@@ -170,7 +170,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class TopView:
-    """Everything that `top` shows. `samples_error`: why the samples could not be read, None: they could."""
+    """The complete view of `top`. `samples_error`: why the samples could not be read, None: no error."""
 
     at_s: float
     totals: Totals
