@@ -53,7 +53,7 @@ def parse_hccl_env(lines: Iterable[str]) -> dict[str, HcclSetting]:
 
 
 def _settings_of(line: str) -> list[HcclSetting]:
-    """A line may have two settings. If several forms match one name, the first in the table counts."""
+    """Return the settings on a line (up to two). If several forms match a name, the first counts."""
     taken: dict[str, HcclSetting] = {}
     for form, origin in _FORMS:
         for match in form.finditer(line):

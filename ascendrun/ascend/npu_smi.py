@@ -133,7 +133,7 @@ class _Table:
         self.process_cells = 0
         self._width: int | None = None
         self._cells = 0  # of a chip's rows, once both headers were seen
-        self._second: tuple[str, ...] = ()  # the words of the second header's first cell
+        self._second: tuple[str, ...] = ()  # column names in the second header's first cell
         self._has_hbm = False
         self._has_hugepages = False
         self._first: tuple[str, Values] | None = None  # a first row without its second yet

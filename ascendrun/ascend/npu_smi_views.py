@@ -110,7 +110,7 @@ def parse_health(text: str) -> CardView[ChipHealth]:
     last = ""
 
     def close() -> None:
-        """The block is a chip, or the board's controller (MCU), which has a name instead of an id."""
+        """Close a block: a chip, or the board's controller (MCU), which has a name instead of an id."""
         nonlocal block, last
         if block and not (_has(block, "Chip Name") and not _has(block, "Chip ID")):
             chips.append(_health(block, unread))

@@ -72,7 +72,7 @@ class GpuApps:
 
 
 def parse_gpus(text: str) -> Gpus:
-    """Never raises."""
+    """Parse the GPUs; never raises."""
     rows, unread = _rows(text, "index")
     if rows is None:
         return Gpus(None, unread)
@@ -88,7 +88,7 @@ def parse_gpus(text: str) -> Gpus:
 
 
 def parse_apps(text: str) -> GpuApps:
-    """Never raises."""
+    """Parse the processes; never raises."""
     rows, unread = _rows(text, "pid")
     if rows is None:
         return GpuApps(None, unread)

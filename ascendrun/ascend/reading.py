@@ -1,4 +1,4 @@
-"""Conversion of tool output to lines, words and numbers. No function raises; None replaces a doubtful value."""
+"""Conversion of tool output to lines, texts and numbers. No function raises; None replaces a doubtful value."""
 
 from __future__ import annotations
 

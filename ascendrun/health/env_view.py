@@ -130,7 +130,7 @@ def _rows(context: CheckContext, salt: str) -> Iterator[EnvRow]:
 def _table(
     context: CheckContext, kind: str, values_of: Callable[[NodeFacts], Mapping[str, Any] | None]
 ) -> Iterator[EnvRow]:
-    """Yield the rows of one kind, without hosts whose whole table is unknown."""
+    """Yield the rows of one kind, without hosts whose complete table is unknown."""
     tables: dict[str, Mapping[str, Any]] = {}
     for host, facts in context.facts.items():
         values = values_of(facts)

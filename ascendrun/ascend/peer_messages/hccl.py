@@ -80,7 +80,7 @@ TABLE.add("cqe", ["CQE"], r"EI0013.*?Peer information: server (?P<ip>[^,]+), dev
     r"(?:.*?parameter (?P<parameter>\w+))?(?:.*?\blocal(?: end )?\[?(?P<own>[^\],]+))?",
 )
 def _differs(found: Match[str]) -> PeerMessage:
-    """`values`: the rank's own value of the parameter that differs."""
+    """Make the message; `values`: the rank's value of the parameter that differs."""
     parameter, own = found["field"] or found["parameter"], found["own"]
     return PeerMessage("differs", values={parameter or "value": own.strip()} if own else {})
 

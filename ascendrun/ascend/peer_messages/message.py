@@ -19,7 +19,7 @@ Addresses = tuple[tuple[str, Optional[int]], ...]
 class PeerMessage:
     """The message of one line. `wait`: how other ranks affected its rank, None: it only reports about them.
 
-    `ranks`: named by number; `addresses`: named by (address, device or None); `kind`: what the line is.
+    `ranks`: named by number; `addresses`: named by (address, device or None); `kind`: the kind of message.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class MessageTable:
 
     @cached_property
     def _any_needle(self) -> Pattern[str]:
-        """One search instead of one per row, since few lines of a log match any row."""
+        """Return one pattern for all rows: one search is enough, since few lines of a log match."""
         return re.compile("|".join(sorted({re.escape(needle) for needles, _, _ in self._rows for needle in needles})))
 
 

@@ -48,7 +48,7 @@ def _aspects(found: Match[str], of: int) -> dict[str, str]:
 
 @_message(["Detected mismatch between collectives"], _MISMATCH)
 def _mismatch(found: Match[str]) -> PeerMessage:
-    """`ranks`: its number in the group; `values`: the collective that it called."""
+    """Make the message; `ranks`: its number in the group; `values`: its collective."""
     return PeerMessage("mismatch", ranks=(int(found["rank"]),), values=_aspects(found, 1))
 
 
@@ -57,7 +57,7 @@ def _mismatch(found: Match[str]) -> PeerMessage:
     _MISMATCH + r".*?but Rank (?P<other>\d+) is running collective: " + _PRINT % (2, 2, 2, 2),
 )
 def _mismatch_elsewhere(found: Match[str]) -> PeerMessage:
-    """`ranks`: its number and the other rank's; `values`: the other rank's collective."""
+    """Make the message; `ranks`: its number and the other's; `values`: the other's collective."""
     return PeerMessage("mismatch-elsewhere", ranks=(int(found["rank"]), int(found["other"])), values=_aspects(found, 2))
 
 

@@ -98,7 +98,7 @@ def check_interfaces(context: CheckContext) -> Iterator[Finding]:
 
 
 def _names_some(name: str, value: str, interfaces: tuple[str, ...]) -> bool:
-    """HCCL and NCCL accept prefixes, "=eth0" for an exact name, "^eth0" to exclude it; gloo: exact names."""
+    """Return whether an interface matches: a prefix, "=eth0" (exact), "^eth0" (exclude); for gloo exact names."""
     if value.startswith("^"):
         return True
     words = [word.strip() for word in value.lstrip("=").split(",") if word.strip()]

@@ -35,7 +35,7 @@ def check_identity(context: CheckContext) -> Iterator[Finding]:
 
 
 def _machine(facts: NodeFacts) -> str | None:
-    """Return a machine's identity. Containers share a boot id, so more is needed; local hosts may share it."""
+    """Return a machine's identity. Containers share a boot id, so it alone is not enough. None: local, or unknown."""
     if facts.boot_id is None or facts.hostname is None or facts.is_local:
         return None
     return f"{facts.boot_id} {facts.hostname} {facts.machine_id}"
@@ -156,7 +156,7 @@ def check_sshd(context: CheckContext) -> Iterator[Finding]:
 
 @check("logind", "logind does not kill a job when its SSH connection closes", "kill-user-processes")
 def check_logind(context: CheckContext) -> Iterator[Finding]:
-    """Logind does not kill processes of root and of users with lingering enabled."""
+    """Check logind, which exempts root and users with lingering enabled."""
     for host, facts in context.facts.items():
         if not facts.kills_user_processes or not facts.user or facts.uid in (None, 0):
             continue

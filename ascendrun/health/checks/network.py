@@ -86,7 +86,7 @@ def _in_ephemeral_range(host: str, facts: NodeFacts, port: int) -> Iterator[Find
     "hccl-ports", "HCCL's ports are free and reserved from outgoing connections", "hccl-port-taken ports-not-reserved"
 )
 def check_hccl_ports(context: CheckContext) -> Iterator[Finding]:
-    """HCCL's root binds the base port, then the next ports. If a variable changes them, they are unknown."""
+    """Check HCCL's base port, bound by its root, and the next ports; unknown if a variable changes them."""
     if context.device_type != "npu":
         return
     for host, facts in context.facts.items():

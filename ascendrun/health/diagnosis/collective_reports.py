@@ -103,7 +103,7 @@ def _outliers_in_one_aspect(table: Table, reports: Sequence[Report]) -> tuple[in
 
 
 def blame_cqe(table: Table) -> Candidate | None:
-    """Blame, if RoCE gave up sending, the host in every broken pair, else both ends."""
+    """Blame, if RoCE stopped retrying, the host in every broken pair, else both ends."""
     return _blame_pairs(table, "EI0013", table.messages("cqe"))
 
 

@@ -46,7 +46,7 @@ def blame_loopback(table: Table) -> Candidate | None:
 
 
 def blame_unreached(table: Table) -> Candidate | None:
-    """Blame the host that no other host reaches; else hosts that do not reach what others do; else the reporting host
+    """Blame the host that no other host reaches; else hosts that fail where others succeed; else the reporting host
     of a pair. A timeout is a broken path only if a rank there was listening."""
     reports = [one for one in table.messages("unreached") if _counts(table, one)]
     pairs: dict[tuple[str, str | None], Report] = {}

@@ -1,4 +1,4 @@
-"""The result of a diagnosis: who failed first, why, with which confidence, and what followed."""
+"""The result of a diagnosis: first failure, reason, confidence, and consequences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Confidence(str, Enum):
 
 
 class Role(str, Enum):
-    """What the end of a rank was: the first failure, a consequence of it, or teardown after it."""
+    """Role of a rank's end: the first failure, a consequence of it, or teardown after it."""
 
     INITIATING = "initiating"
     CONSEQUENCE = "consequence"

@@ -74,7 +74,7 @@ class Table:
         blames: str = "peer",
         values: Mapping[str, str | Text] | None = None,
     ) -> Candidate:
-        """`caveats`: names, separated by spaces."""
+        """Make a candidate; `caveats`: names, separated by spaces."""
         chosen = tuple(sorted(set(ranks)))
         messages = {} if not reports else _values_of(code, reports[0][1].line.text)
         places = tuple(sorted(set(hosts))) if hosts is not None else self.hosts_of(chosen)

@@ -187,7 +187,7 @@ def _is_step(line: MetricsLine) -> bool:
 
 
 def _completed(line: MetricsLine, lines: Sequence[MetricsLine]) -> MetricsLine:
-    """Add throughput and MFU where the start line has what they are computed from."""
+    """Add throughput and MFU if the start line has the input for them."""
     start, step_s = lines[0], line.step_s
     if start.event != "start" or not _is_step(line) or not step_s:
         return line

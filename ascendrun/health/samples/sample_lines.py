@@ -29,7 +29,7 @@ class LineReader:
     """Reader of one host's lines, in order. The job can write the file, so every value is checked."""
 
     def __init__(self, host: str, *, job: str | None = None, attempt: int = 0, every_s: float = EVERY_S) -> None:
-        """`job` None: lines of a host without one, which has no ranks."""
+        """Create a reader; `job` None: the host has no job, thus no ranks."""
         self.host, self._job, self._attempt = host, job, attempt
         self._devices = DeviceReader(host, every_s=every_s)
 

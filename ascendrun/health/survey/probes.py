@@ -118,7 +118,7 @@ def read_results(results: Mapping[str, Any]) -> dict[str, Any]:
             continue
         try:
             values[probe.name] = probe.read(with_texts(raw))
-        except Exception:  # output of other tools may be anything; what a parser cannot read is unknown
+        except Exception:  # output of other tools may be anything; unreadable output is unknown
             values[probe.name] = None
     return values
 

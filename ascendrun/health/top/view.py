@@ -121,7 +121,7 @@ class HostRow:
     """One host. `devices`: their number. `sample`: the latest. `age_s`: of that, else of its devices and ranks.
 
     `why`: why there is no recent data, None: there is; one of unreachable, no-reply, starting, no-samples,
-    not-queried. `detail`: what was observed.
+    not-queried. `detail`: the observation.
     """
 
     host: str
