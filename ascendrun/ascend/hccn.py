@@ -40,7 +40,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Address:
-    """`-ip`: `is_set` is False if the output is empty, None after an error or an unreadable line."""
+    """Output of `-ip`: `is_set` is False if the output is empty, None after an error or an unreadable line."""
 
     is_set: bool | None
     address: str | None

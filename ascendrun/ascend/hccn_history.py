@@ -26,7 +26,7 @@ class LinkChange:
 
 @dataclass(frozen=True)
 class LinkHistory:
-    """`-link_stat`: `changes` newest first; () when the tool prints NA, None when it prints nothing.
+    """Output of `-link_stat`: `changes` newest first; () if the tool prints NA, None if it prints nothing.
 
     `down_count` is printed by newer drivers only.
     """

@@ -15,7 +15,7 @@ COMPATIBILITY_STATES = ("OK", "NOK", "UNKNOWN", "NOT SUPPORT")
 
 @dataclass(frozen=True)
 class Board:
-    """`-t board`; with `-c` the chip's own board. `compatibility` (driver with firmware) needs root."""
+    """Output of `-t board`; with `-c` the chip's board. `compatibility` (driver with firmware) needs root."""
 
     npu_id: int | None
     chip_id: int | None

@@ -36,7 +36,7 @@ class CardView(Generic[T]):
 
 @dataclass(frozen=True)
 class ChipCommon:
-    """`-t common`. `aicore_mhz`: rated clock; `aicore_now_mhz`: current clock (lower while idle)."""
+    """Output of `-t common`. `aicore_mhz`: rated clock; `aicore_now_mhz`: current clock (lower while idle)."""
 
     chip_id: int | None
     memory_percent: int | None
@@ -80,7 +80,7 @@ class ChipMemory:
 
 @dataclass(frozen=True)
 class ChipHealth:
-    """`error_codes`: eight hex digits each, as printed; () when the tool prints NA, None when it prints nothing."""
+    """Health; `error_codes`: eight hex digits each, as printed; () if the tool prints NA, None if nothing."""
 
     chip_id: int | None
     health: str | None

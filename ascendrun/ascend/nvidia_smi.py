@@ -48,7 +48,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """`gpus` None: the output is not such a table; `unparsed` has its lines."""
+    """All GPUs. `gpus` None: the output is not such a table; `unparsed` has its lines."""
 
     gpus: tuple[Gpu, ...] | None
     unparsed: tuple[str, ...]
@@ -65,7 +65,7 @@ class GpuApp:
 
 @dataclass(frozen=True)
 class GpuApps:
-    """`apps` None: the output is not such a table; (): no process."""
+    """All processes. `apps` None: the output is not such a table; (): no process."""
 
     apps: tuple[GpuApp, ...] | None
     unparsed: tuple[str, ...]

@@ -15,7 +15,7 @@ _GLUED = re.compile(r"([0-9]{1,9})(rc[0-9]{1,9}|a[0-9]{1,9}|b[0-9]{1,9})")
 
 @dataclass(frozen=True, order=True)
 class Version:
-    """`key` orders versions: alpha < beta < rc < plain < post at each place; a missing place is a final 0."""
+    """A version; `key` orders: alpha < beta < rc < plain < post at each place; a missing place is a final 0."""
 
     key: tuple[tuple[int, int], ...]
 

@@ -50,7 +50,7 @@ class FindingView:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """`is_ready`: no finding prevents a start. `unreached`: hosts that could not be surveyed, and why.
+    """The report. `is_ready`: no finding prevents a start. `unreached`: hosts that could not be surveyed, and why.
 
     `forecast`: the cost of failures on this number of nodes. `deep`: the measurements, None: none.
     """

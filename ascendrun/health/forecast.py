@@ -146,7 +146,7 @@ def _middle(values: tuple[float, ...]) -> float | None:
 
 @dataclass(frozen=True)
 class JobTimeline:
-    """`transitions`: (UTC seconds, new state) in order. `lost_a_node`: its last attempt ended by a lost node."""
+    """A job. `transitions`: (UTC seconds, new state) in order. `lost_a_node`: a lost node ended its last attempt."""
 
     nodes: int
     transitions: tuple[tuple[float, State], ...]

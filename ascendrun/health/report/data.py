@@ -42,7 +42,7 @@ class Material:
 
 @dataclass(frozen=True)
 class TimeUse:
-    """`use`: one of time_use.USES. `ratio`: of the wall time, 0 to 1."""
+    """One use of time. `use`: one of time_use.USES. `ratio`: of the wall time, 0 to 1."""
 
     use: str
     seconds: float
@@ -110,7 +110,7 @@ class Caveat:
 
 @dataclass(frozen=True)
 class Report:
-    """`time` sums to `wall_s` to the millisecond. `effective_ratio`: its ratio of training, None: no time passed.
+    """The report. `time` sums to `wall_s` to the millisecond. `effective_ratio`: training ratio, None: no time passed.
 
     `diagnosis`: why the job failed, None: it did not fail.
     """

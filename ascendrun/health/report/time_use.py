@@ -62,7 +62,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Accounting:
-    """`spent_ms`: by use, all of USES; they sum to `wall_ms`. `caveats`: codes of assumptions."""
+    """Time by use. `spent_ms`: all of USES; they sum to `wall_ms`. `caveats`: codes of assumptions."""
 
     pieces: tuple[Piece, ...]
     spent_ms: Mapping[str, int]

@@ -73,7 +73,7 @@ class Places:
 
     @classmethod
     def of(cls, samples: Newest, hosts_of_ranks: Mapping[int, str]) -> Places:
-        """Make it. If no sample names a rank's device, the n-th rank has the n-th device, for equal numbers."""
+        """Create it. If no sample of a host names a device, its n-th rank has its n-th device (equal numbers)."""
         found = {
             (one.host, one.device): one.rank
             for one in samples.ranks

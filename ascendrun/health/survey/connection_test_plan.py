@@ -23,7 +23,7 @@ class Target:
 
 @dataclass(frozen=True)
 class ConnectionTestPlan:
-    """`targets`, `expected`: by host name. A host listens on all `ports` until all expected hosts have connected."""
+    """The plan. `targets`, `expected`: by host name. Hosts listen on all `ports` until all expected hosts connected."""
 
     ports: tuple[int, ...]
     targets: Mapping[str, tuple[Target, ...]]

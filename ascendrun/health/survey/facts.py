@@ -57,7 +57,7 @@ class PortHolder:
 
 @dataclass(frozen=True)
 class SshdFacts:
-    """`max_startups` as sshd writes it: start:rate:full."""
+    """Settings of sshd. `max_startups`: as start:rate:full."""
 
     max_startups: str | None = None
     max_sessions: int | None = None

@@ -29,7 +29,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Table:
-    """`npu-smi info`. `info` None: npu-smi not found. `owners`: by pid, without processes that are not visible.
+    """Output of `npu-smi info`. `info` None: npu-smi not found. `owners`: by pid, of visible processes.
 
     `hung`: it did not return.
     """

@@ -39,7 +39,7 @@ class SurveyRequest:
 
 @dataclass(frozen=True)
 class Probe:
-    """`ask` returns the survey item (without its name); None: not for this request.
+    """A probe. `ask` returns the survey item (without its name); None: not for this request.
 
     `read` parses the raw result; None: unknown. It gets results with "error" only if `reads_errors`. An exception
     counts as None.

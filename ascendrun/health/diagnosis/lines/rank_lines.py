@@ -48,7 +48,7 @@ OF_THE_SYSTEM = frozenset({"storage", "network", "host", "limits", "memory", "dr
 
 
 class RankLines:
-    """One rank's lines. `hits`: known messages; `stated`: exceptions about the program's data; `messages`: about other
+    """A rank. `hits`: known messages; `stated`: lines of exceptions about the program's data; `messages`: about other
     ranks, before the rank was stopped."""
 
     def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
