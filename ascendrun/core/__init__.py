@@ -1,1 +1,1 @@
-"""Words and decisions: pure, no sockets, no clock, no files."""
+"""Data types and decision logic: pure functions without sockets, clock or files."""

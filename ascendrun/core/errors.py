@@ -1,4 +1,4 @@
-"""Every error that a user can meet: a stable code, what failed, a hint, and an exit code."""
+"""Errors of the user interface: a stable code, the failed operation, a hint, and an exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ascendrun.text import Text, from_json, to_json
 
 
 def names_host(message: Any, host: str) -> bool:
-    """Whether a message has this host among its values: those of connections do, with the address."""
+    """Return whether a message has this host among its values, as those of connections do."""
     if not isinstance(message, Text):
         return False
     named = str(message.values.get("host", "")).partition(" ")[0]
@@ -51,9 +51,9 @@ class Problem:
 
 
 class AscendrunError(Exception):
-    """The parent of all. `message` and `hint` are texts; str only for what is not ours (the output of a tool).
+    """Base class of all errors. `message` and `hint` are texts; str only for the output of other programs.
 
-    `problems`: every single fault found, where there may be several.
+    `problems`: every fault found, where there may be several.
     """
 
     code: ClassVar[str] = "internal"
@@ -68,7 +68,7 @@ class AscendrunError(Exception):
         self.problems: tuple[Problem, ...] = tuple(problems)
 
     def to_json(self) -> dict[str, Any]:
-        """The error as data for a socket or a store: code, and texts with their keys and values."""
+        """Return the error as data for a socket or a store: code, and texts with their keys and values."""
         return {
             "code": self.code,
             "message": to_json(self.message),
@@ -78,7 +78,7 @@ class AscendrunError(Exception):
 
     @staticmethod
     def from_json(row: Mapping[str, Any]) -> AscendrunError:
-        """The error of `to_json`, of the class with its code; AscendrunError when no class has it."""
+        """Return the error that `to_json` wrote, of the class with its code, else AscendrunError."""
         kind = next((kind for kind in _kinds(AscendrunError) if kind.code == row.get("code")), AscendrunError)
         message, hint = from_json(row.get("message") or ""), from_json(row.get("hint"))
         error = kind.__new__(kind)
@@ -105,7 +105,7 @@ class InvalidInputError(AscendrunError):
 
 
 class PreflightError(AscendrunError):
-    """A check before the start failed; no process was started. `problems`: one for each host and fault."""
+    """A preflight check failed; no process was started. `problems`: one for each host and fault."""
 
     code = "preflight-failed"
     exit_code = 3
@@ -150,7 +150,7 @@ class AgentVersionError(UnreachableError):
 
 
 class ConflictError(AscendrunError):
-    """The request does not fit the state: devices in use, a job that has ended, another controller."""
+    """The request conflicts with the state: devices in use, a job that has ended, another controller."""
 
     code = "conflict"
     exit_code = 7

@@ -1,4 +1,4 @@
-"""What happens to a job: the codes of events, their values, and one type that is stored and passed on as data."""
+"""Events of a job: their codes and values, and one type that is stored and passed on as data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ascendrun.text import Text, from_json, to_json
 
 FOLD_S = 1.0
-"""Events of one job that differ only in host, rank and measurement, this close to each other, show as one line."""
+"""Seconds: events of one job this close that differ only in host, rank and measurement are merged into one line."""
 
 
 class Severity(str, Enum):
@@ -216,7 +216,7 @@ class Event:
         return kind.severity if kind is not None else Severity.INFO
 
     def message(self) -> Text:
-        """The event for a person. A code of a later release shows as the code."""
+        """Return the event as a message. A code of a later release is returned as it is."""
         kind = EVENTS.get(self.code)
         who = name_ranks(self.hosts, () if self.values.get("is_node") else self.ranks)
         own = {"hosts": self.hosts, "ranks": self.ranks, "attempt": self.attempt, "who": who}
@@ -249,7 +249,7 @@ class JobEvent:
 
 
 def name_ranks(hosts: Sequence[str], ranks: Sequence[int]) -> Text:
-    """ "rank 5 on npu03", "ranks 0-3 on npu[01-02]", or the hosts alone."""
+    """Return "rank 5 on npu03", "ranks 0-3 on npu[01-02]", or the hosts alone."""
     values = {"hosts": tuple(hosts), **({"ranks": tuple(ranks)} if ranks else {})}
     if not ranks:
         return Text("event.who-hosts", "{hosts:hosts}", **values)
@@ -259,7 +259,7 @@ def name_ranks(hosts: Sequence[str], ranks: Sequence[int]) -> Text:
 
 
 def values_for_programs(value: Any) -> Any:
-    """Values as `events -o jsonl` prints them: a text as its code, its values and the message in this language."""
+    """Return values as `events -o jsonl` prints them: a text as code, values and message in this language."""
     if isinstance(value, Text):
         return {"code": value.key, "values": values_for_programs(value.values), "message": str(value)}
     if isinstance(value, Mapping):
@@ -268,7 +268,7 @@ def values_for_programs(value: Any) -> Any:
 
 
 def fold_events(events: Sequence[JobEvent]) -> tuple[JobEvent, ...]:
-    """Events of one job that several hosts or ranks had at the same time as one, in the place of the first."""
+    """Merge events of one job that several hosts or ranks had at the same time, at the position of the first."""
     folded: list[JobEvent] = []
     open_at: dict[tuple[object, ...], int] = {}
     for item in events:

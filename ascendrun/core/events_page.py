@@ -78,11 +78,11 @@ def _reasons() -> Iterator[Text]:
 
 
 _NUMBERS = {"checked": (1, 1.0), "staged": (1, 1.0)}
-"""Arguments of the functions that calculate with them."""
+"""Arguments of the functions that do arithmetic with them."""
 
 
 def _template(english: str) -> str:
-    """A template as a cell: placeholders without their formats."""
+    """Return a template as a table cell: placeholders without their formats."""
     counted = re.sub(r"\{(\w+):plural \w+ (\w+)\}", r"{\1} \2", english)
     return re.sub(r"\{(\w+):[^{}]*\}", r"{\1}", counted).replace("|", "\\|")
 

@@ -1,4 +1,4 @@
-"""What a check found: a stable code, its severity, its hosts, typed values and evidence."""
+"""Findings of a check: a stable code, severity, hosts, typed values and evidence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Severity(str, Enum):
 
 
 SEVERITIES: tuple[Severity, ...] = (Severity.FAIL, Severity.WARN, Severity.NOTE)
-"""The worst first."""
+"""Most severe first."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Finding:
     """One fault. `code`: stable, for programs, kebab-case; its message, hint and fix are in health/texts.
 
     `values`: by placeholder of the message; numbers, strings, texts and tuples of them. `evidence`: lines of a tool's
-    output and measured values. `hosts` (): it concerns the cluster or the job as a whole.
+    output and measured values. `hosts` (): it concerns the entire cluster or job.
     """
 
     code: str
@@ -54,7 +54,7 @@ def fold_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """Garbage collection off while the facts of many nodes, a million objects without cycles, are read (25% faster)."""
+    """Pause garbage collection while the facts of many nodes (a million objects, no cycles) are read: 25% faster."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -24,7 +24,7 @@ MAX_SLOTS = 1024
 ONE_HOST = Text("hostfile.one-host", "write one host on each line: npu01 slots=8")
 KEYS = ("slots", "addr", "user", "port", "devices", "groups", "max_slots")
 
-# Open MPI writes `slots = 4` as well as `slots=4`; everything else is one word.
+# Open MPI writes `slots = 4` as well as `slots=4`; no other field contains spaces.
 _WORD = re.compile(r"(?:slots|max[_-]slots)[ \t]*=[ \t]*[0-9]+(?=[ \t]|$)|\S+")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}")
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -55,7 +55,7 @@ class Host:
 
 
 class _InvalidHostError(ValueError):
-    """A value does not parse."""
+    """A value that cannot be parsed."""
 
     def __init__(self, message: Text, hint: Text | None = None) -> None:
         super().__init__(str(message))
@@ -64,10 +64,10 @@ class _InvalidHostError(ValueError):
 
 
 def parse_hostfile(text: str | bytes, file: str) -> tuple[Host, ...]:
-    """The hosts in the order of the file. Raises InvalidInputError with every problem of the file, each at line
+    """Return the hosts in the order of the file. Raises InvalidInputError with every problem of the file, each at line
     and column.
 
-    DeepSpeed's and Open MPI's files (`host slots=N [max_slots=M]`) are read as they are.
+    The formats of DeepSpeed and Open MPI (`host slots=N [max_slots=M]`) are accepted.
     """
     lines, problems = decode_text(text, file, max_bytes=MAX_BYTES)
     hosts: list[Host] = []
@@ -93,9 +93,9 @@ def parse_hostfile(text: str | bytes, file: str) -> tuple[Host, ...]:
 
 
 def select_hosts(hosts: Sequence[Host], wanted: str) -> tuple[Host, ...]:
-    """The hosts named by `wanted`, such as `npu[01-03],gpu7` or `@group`, in the order of the file.
+    """Return the hosts named by `wanted`, such as `npu[01-03],gpu7` or `@group`, in the order of the file.
 
-    Raises NotFoundError for an unknown name or group, InvalidInputError for a text that is not a set of names.
+    Raises NotFoundError for an unknown name or group, InvalidInputError if `wanted` is not a set of names.
     """
     names: dict[str, None] = {}
     for piece in split_list(wanted):
@@ -129,7 +129,7 @@ def _names_of(piece: str, hosts: Sequence[Host], wanted: str) -> Sequence[str]:
 
 
 def _parse_line(line: str, number: int, file: str, problems: list[Problem]) -> Sequence[Host]:
-    """The hosts of one line; its problems go to `problems`. Empty for a comment, a blank line and an invalid name."""
+    """Return the hosts of one line; empty for a comment, a blank line and an invalid name. Adds to `problems`."""
     if len(line) > MAX_LINE:
         text = Text(
             "hostfile.long-line", "line too long ({size} characters; at most {limit})", size=len(line), limit=MAX_LINE
@@ -333,7 +333,7 @@ _EXAMPLES = {key: f"{key}={value}" for key, value in {**_VALUES, "devices": "0,1
 
 
 def _duplicates(hosts: Sequence[Host], file: str) -> list[Problem]:
-    """Duplicate names, and machines with two names; many of one pair of lines make one problem."""
+    """Yield duplicate names and machines with two names; the same pair of lines gives one problem."""
     by_name: dict[str, Host] = {}
     by_machine: dict[tuple[str, int], Host] = {}
     twice: dict[tuple[int, int], list[str]] = {}

@@ -1,4 +1,4 @@
-"""Lines of a program's metrics file: JSON of any contents as checked numbers."""
+"""Lines of a program's metrics file: arbitrary JSON as validated numbers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class MetricsLine:
     """One line, as its rank wrote it. None: missing in the line, or not a number.
 
     `at_s`: UTC by the node's clock. `event`: one of EVENTS, None on the line of a step. `loss` and `grad_norm` may be
-    nan or infinite, as the program wrote; every other number is finite. Durations are of one step, in seconds;
-    `step_s`: all of it, `data_s`: waiting for input, `comm_s`: waiting for other ranks and their data. `evals`: eval_*
-    by its whole name. `seconds`, `bytes`, `path`: of a checkpoint; on "resume", `path` is the checkpoint.
+    nan or infinite, as written; every other number is finite. Durations are of one step, in seconds;
+    `step_s`: total, `data_s`: waiting for input, `comm_s`: waiting for other ranks and their data. `evals`: eval_*
+    by full name. `seconds`, `bytes`, `path`: of a checkpoint; on "resume", `path` is the checkpoint.
     `flops_per_step`: of all ranks together; `peak_flops`: of one device.
     """
 
@@ -71,13 +71,13 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "tokens_per_s": ("tokens_per_s", "train_tokens_per_second"),
     "samples_per_s": ("samples_per_s", "train_samples_per_second"),
 }
-"""The names of a number in a file, the first one found counts: the present name, that of older programs, Hugging
-Face's. Others have one name."""
+"""Names of a number in a file, the first found counts: the current name, that of older programs, Hugging Face's. Other
+numbers have one name."""
 _NEVER_NEGATIVE = frozenset(_NUMBERS + _WHOLE) - {"loss", "lr", "epoch"}
 
 
 def parse_object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line, None: incomplete, too long, or not an object."""
+    """Return the JSON object of a line; None: incomplete, too long, or not an object."""
     if len(line) > LINE_LIMIT_BYTES:
         return None
     try:
@@ -88,13 +88,13 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
 
 
 def parse_line(line: bytes) -> MetricsLine | None:
-    """The values of a line, None: not readable."""
+    """Return the values of a line; None: not readable."""
     values = parse_object(line)
     return None if values is None else read_values(values)
 
 
 def read_values(values: Mapping[str, Any]) -> MetricsLine:
-    """The values of a parsed object. A value of the wrong type counts as missing."""
+    """Return the values of a parsed object. A value of the wrong type counts as missing."""
     found: dict[str, Any] = {}
     for name in _NUMBERS:
         written = next((each for each in _NAMES.get(name, (name,)) if each in values), None)
@@ -114,7 +114,7 @@ def read_values(values: Mapping[str, Any]) -> MetricsLine:
 
 
 def _event(values: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """(event, path), under the names of older programs as well: {"checkpoint": PATH} and {"done": true}."""
+    """Return (event, path), also from the names of older programs: {"checkpoint": PATH} and {"done": true}."""
     name = values.get("event")
     event = name if isinstance(name, str) and name in EVENTS else None
     path = values.get("checkpoint") if event in (None, "resume") else None

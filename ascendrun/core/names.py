@@ -1,4 +1,4 @@
-"""Sets of node names: `npu[01-06,09]` to names and back."""
+"""Sets of node names: conversion of `npu[01-06,09]` to names and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Union
 from ascendrun.text import Text
 
 MAX_NAMES = 4096
-"""The most hosts of one job; a longer range is a mistake."""
+"""Maximum number of hosts of a job; a longer range is a mistake."""
 
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
 _RANGE_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -28,14 +28,14 @@ class InvalidNamesError(ValueError):
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` may be the name of one host: letters, digits, `.`, `_`, `-`, at most 253 characters."""
+    """Return whether `text` may be a host name: letters, digits, `.`, `_`, `-`, at most 253 characters."""
     return NAME.fullmatch(text) is not None
 
 
 def expand_names(text: str) -> tuple[str, ...]:
-    """`npu[01-03,07]` as names, in the order written; a text without brackets is one name.
+    """Return `npu[01-03,07]` as names, in the order written; a text without brackets is one name.
 
-    Raises InvalidNamesError, before anything is built, when the range is malformed or holds more than MAX_NAMES.
+    Raises InvalidNamesError, before expansion, when the range is malformed or has more than MAX_NAMES.
     """
     pieces = _split_pieces(text)
     total = 1
@@ -59,7 +59,7 @@ def expand_names(text: str) -> tuple[str, ...]:
 
 
 def split_list(text: str) -> list[str]:
-    """`a[1,3],b` cut at the commas outside brackets: ["a[1,3]", "b"]; empty pieces stay."""
+    """Split `a[1,3],b` at the commas outside brackets: ["a[1,3]", "b"]; empty items stay."""
     pieces = [""]
     depth = 0
     for character in text:
@@ -72,7 +72,7 @@ def split_list(text: str) -> list[str]:
 
 
 def _split_pieces(text: str) -> list[_Piece]:
-    """Literal texts and, for each bracket, a list of (low, high, width)."""
+    """Return literal texts and, for each bracket, a list of (low, high, width)."""
     if "[" not in text and "]" not in text:
         return [text]
     pieces: list[_Piece] = []

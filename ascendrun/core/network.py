@@ -1,4 +1,4 @@
-"""Which address the ranks meet at and which interface each node uses: read from the routes between the hosts."""
+"""Rendezvous address of the ranks and interface of each node, from the routes between the hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOPBACK = Route(interface="lo", source="127.0.0.1")
 _FIRST_PORT, _LAST_PORT = 20000, 29999
 _CANDIDATES = 100
 _TAKEN_BY_HABIT = frozenset((29400, 29500))
-"""torchrun's defaults: a job that was started manually uses them."""
+"""torchrun's defaults: manually started jobs use them."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Network:
 
 
 def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], faults: list[Text]) -> Network:
-    """The source address that the first host uses towards most others, and each host's interface towards the first.
+    """Choose the source address of the first host towards most others, and each host's interface towards the first.
 
-    Hosts that are all this one machine meet on the loopback. What does not fit is added to `faults`.
+    Hosts that are all this machine use the loopback address. Mismatches are added to `faults`.
     """
     first = hosts[0]
     away = [host for host in hosts[1:] if not (_is_here(host) and _is_here(first))]
@@ -61,7 +61,7 @@ def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], fau
 
 
 def candidate_ports(run_id: str, wanted: str | None) -> tuple[int, ...]:
-    """The ports to try for MASTER_PORT, in order: the user's only, or a hundred that follow from the run_id.
+    """Return the ports to try for MASTER_PORT, in order: the user's only, or a hundred derived from the run_id.
 
     Below Linux's range for outgoing connections (from 32768) and away from HCCL's 60000-60031.
     """
@@ -78,7 +78,7 @@ def _majority(routes: Sequence[Route]) -> Route:
 
 
 def _route(reports: Mapping[str, NodeReport], host: Host, peer: Host) -> Route | None:
-    """How `host` reaches `peer`; None: not at all, or only by taking itself for the peer."""
+    """Return the route from `host` to `peer`; None: no route, or `host` resolves `peer` to itself."""
     route = reports[host.name].routes.get(peer.name)
     return None if route is None or _is_loopback(route.source) else route
 
@@ -100,7 +100,7 @@ def _no_route(reports: Mapping[str, NodeReport], host: Host, peer: Host) -> Text
 
 
 def _is_here(host: Host) -> bool:
-    """Whether the host is this machine according to the hostfile."""
+    """Return whether the host is this machine according to the hostfile."""
     return host.is_local or _is_loopback(host.addr or host.name)
 
 

@@ -1,6 +1,6 @@
-"""Messages that nodes send as key and values: their English templates, and from the data to a text.
+"""Messages that nodes send as key and values: English templates, and conversion of the data to a text.
 
-Nodes run standard-library code of their own and know no templates: node/op_errors.py makes the data.
+Nodes run their own standard-library code without templates: node/op_errors.py makes the data.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ HINTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a node, or the way to it, gave no result. `code` is that of a node's error or of an AscendrunError."""
+    """Reason why a node, or the connection to it, gave no result. `code`: of a node's error or an AscendrunError."""
 
     code: str
     message: Text | str
@@ -163,7 +163,7 @@ class Failure:
 
     @classmethod
     def of_node(cls, row: Mapping[str, Any]) -> Failure:
-        """From an agent's error: {"code", "message": {"key", "values"}}."""
+        """Create it from an agent's error: {"code", "message": {"key", "values"}}."""
         return cls(str(row.get("code", "internal")), node_text(row.get("message")), node_hint(row.get("message")))
 
     def to_json(self) -> dict[str, Any]:
@@ -174,14 +174,14 @@ class Failure:
         return cls(str(row.get("code")), from_json(row.get("message") or ""), from_json(row.get("hint")))
 
     def line(self) -> Text:
-        """Message and hint in one line, for a table cell or an event."""
+        """Return message and hint in one line, for a table cell or an event."""
         if self.hint is None:
             return Text("node.failure", "{message}", message=self.message)
         return Text("node.failure-and-hint", "{message} ({hint})", message=self.message, hint=self.hint)
 
 
 def node_text(data: Any) -> Text | str:
-    """The text of a node's message. What is no message (an older agent's sentence) stays as it is."""
+    """Return the text of a node's message. Other data (an older agent's sentence) stays unchanged."""
     if not isinstance(data, Mapping):
         return str(data)
     key = str(data.get("key"))
@@ -195,7 +195,7 @@ def node_hint(data: Any) -> Text | None:
 
 
 def with_texts(value: Any) -> Any:
-    """A raw answer of a node with its messages as texts."""
+    """Return a raw reply of a node with its messages as texts."""
     if isinstance(value, Mapping):
         if set(value) == {"key", "values"} and value["key"] in MESSAGES:
             return node_text(value)

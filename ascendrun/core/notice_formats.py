@@ -1,19 +1,20 @@
-"""Notices as each service wants them over HTTP, and what a service's answer means.
+"""HTTP requests for notices in each service's format, and evaluation of the replies.
 
-Where the services say so (read in 2026):
+Sources (read in 2026):
 - Feishu and Lark: open.feishu.cn/document/client-docs/bot-v3/add-custom-bot: `msg_type` text or interactive; signature
   in the body, base64(HMAC-SHA256(key = "<seconds>\\n<secret>", message = "")); 100 a minute and 5 a second for one
   robot; a body of at most 20 KB; errors come with status 200 and `code` != 0 (9499 bad request, 19021 signature, 19022
   address, 19024 keyword, 11232 too many).
 - DingTalk: open.dingtalk.com/document/robots/custom-robot-access: `msgtype` text or markdown; signature in the URL,
-  base64(HMAC-SHA256(key = secret, message = "<milliseconds>\\n<secret>")); 20 a minute, who sends more is shut out for
-  10 minutes; errors come with status 200 and `errcode` != 0 (130101 too many, 310000 signature, keyword or address).
+  base64(HMAC-SHA256(key = secret, message = "<milliseconds>\\n<secret>")); 20 a minute, beyond
+  that blocked for 10 minutes; errors come with status 200 and `errcode` != 0 (130101 too many, 310000 signature,
+  keyword or address).
 - WeCom: developer.work.weixin.qq.com/document/path/91770: `msgtype` text (2048 bytes) or markdown (4096 bytes); 20 a
   minute; errors come with status 200 and `errcode` != 0 (45009 too many, 93000 bad key, -1 busy).
 - Slack: docs.slack.dev/messaging/sending-messages-using-incoming-webhooks: `text` and `blocks` (header 150 characters,
-  section 3000); about one a second; 200 "ok", else a status with a word (400 invalid_payload, 404 no_service), 429 with
-  Retry-After.
-None of the real services was asked in a test of ours: the formats are checked against these pages, field by field.
+  section 3000); about one a second; 200 "ok", else a status with a code (400 invalid_payload, 404 no_service), 429
+  with Retry-After.
+Not tested with the real services: the formats are checked against these pages, field by field.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Request:
 @dataclass(frozen=True)
 class DeliveryResult:
     """`outcome`: delivered, retry or refused. `reply`: of the service, or why there is none.
-    `wait_s`: the pause that the service requires, None: none given."""
+    `wait_s`: the pause that the service requires, None: not given."""
 
     outcome: str
     reply: Text | str
@@ -54,7 +55,7 @@ class DeliveryResult:
 
 
 def make_request(notice: Notice, target: Target, *, url: str, secret: str | None, now_s: float) -> Request:
-    """The notice as the target's service wants it. `url`, `secret`: the target's, as read at this moment."""
+    """Return the request for the target's service. `url`, `secret`: the target's current values."""
     if target.type == "deadman":
         return Request(append_path(url, target.suffixes.get(notice.kind, "")), {}, None)
     words = describe(notice, target.language)
@@ -84,7 +85,7 @@ def _base64_hmac(key: str, message: str) -> str:
 
 
 def append_path(url: str, suffix: str) -> str:
-    """The URL with `suffix` at the end of its path: https://x/ping?a=1 and /fail give https://x/ping/fail?a=1."""
+    """Return the URL with `suffix` after its path: https://x/ping?a=1 and /fail give https://x/ping/fail?a=1."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/") + suffix if suffix else parts.path
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
@@ -93,7 +94,7 @@ def append_path(url: str, suffix: str) -> str:
 def _generic(
     notice: Notice, words: Words, target: Target, url: str, secret: str | None, headers: dict[str, str], now_s: float
 ) -> Request:
-    """Our own format; docs/notices.md has its schema. The signature covers timestamp and body."""
+    """Make a request in ascendrun's format (schema: docs/notices.md). The signature covers timestamp and body."""
     body = _encode(generic_body(notice, words, target.language))
     headers["Idempotency-Key"] = notice.id
     if secret:
@@ -104,7 +105,7 @@ def _generic(
 
 
 def generic_body(notice: Notice, words: Words, lang: str) -> dict[str, Any]:
-    """The notice as JSON values; also what a hook reads from its standard input."""
+    """Return the notice as JSON values; also the standard input of a hook."""
     from datetime import datetime, timezone
 
     from ascendrun.core.logs.redaction import redact_text
@@ -153,7 +154,7 @@ def _event(event: Event) -> dict[str, Any]:
     return dict(event_values)
 
 
-# ---------------------------------------------------------------- the services' bodies
+# ---------------------------------------------------------------- request bodies
 
 
 def _feishu(words: Words, style: str) -> dict[str, Any]:
@@ -205,12 +206,12 @@ _BODIES: Mapping[str, Callable[[Words, str], dict[str, Any]]] = {
 
 
 def _calm(text: str) -> str:
-    """Nobody is called by what a program printed: `<at …>` and `<@…>` lose their bracket."""
+    """Remove the bracket of `<at …>` and `<@…>`, so that program output mentions no person."""
     return text.replace("<", "＜")
 
 
 def _calm_markdown(text: str) -> str:
-    """Free text for the markdown of DingTalk, WeCom and Feishu, which know no escapes: no tag, link or code."""
+    """Return free text for the markdown of DingTalk, WeCom and Feishu (no escapes): without tags, links or code."""
     return _calm(text).replace("](", "] (").replace("`", "'").replace("**", "* *")
 
 
@@ -219,7 +220,7 @@ def _escape_slack(text: str) -> str:
 
 
 def cut_bytes(text: str, limit: int) -> str:
-    """At most `limit` bytes of UTF-8, with an ellipsis where something was cut."""
+    """Truncate to at most `limit` bytes of UTF-8, with an ellipsis for the omitted part."""
     raw = text.encode()
     return text if len(raw) <= limit else raw[: limit - 3].decode("utf-8", "ignore") + "…"
 
@@ -228,14 +229,14 @@ def _encode(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-# ---------------------------------------------------------------- the services' replies
+# ---------------------------------------------------------------- replies of the services
 
 _BUSY: Mapping[str, Mapping[int, float]] = {
     **dict.fromkeys(("feishu", "lark"), {11232: 60.0, 11233: 60.0}),
     "dingtalk": {130101: 600.0, -1: 5.0, 410100: 600.0},
     "wecom": {45009: 60.0, -1: 5.0},
 }
-"""Codes, sent with status 200, that mean "later", and how much later."""
+"""Codes, sent with status 200, that mean "later", and the delay in seconds."""
 
 _CODE_NAMES = {
     **dict.fromkeys(("feishu", "lark"), ("code", "StatusCode")),
@@ -245,7 +246,7 @@ _RETRIED_STATUS = frozenset({408, 425, 429})
 
 
 def read_reply(service: str, status: int, headers: Mapping[str, str], body: bytes) -> DeliveryResult:
-    """What the service's reply means. Header names in any case."""
+    """Evaluate the service's reply. Header names in any case."""
     text = " ".join(body[: 4 * REPLY_CHARACTERS].decode("utf-8", "replace").split())
     text = text if len(text) <= REPLY_CHARACTERS else text[:REPLY_CHARACTERS] + "…"
     reply = f"{status} {text}".strip()
@@ -273,7 +274,7 @@ def read_reply(service: str, status: int, headers: Mapping[str, str], body: byte
 
 
 def _code_of(body: bytes, names: tuple[str, ...]) -> int | None:
-    """The service's own code; None when the answer holds none."""
+    """Return the service's own code; None: not in the reply."""
     try:
         values = json.loads(body)
     except ValueError:
@@ -283,7 +284,7 @@ def _code_of(body: bytes, names: tuple[str, ...]) -> int | None:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds; a date in the header is not read: our own schedule serves then."""
+    """Return seconds; a date in the header is ignored: ascendrun's own schedule applies."""
     for name, value in headers.items():
         if name.lower() == "retry-after" and value.strip().isdigit():
             return float(value.strip()[:9])

@@ -37,7 +37,7 @@ _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 @dataclass(frozen=True)
 class NoticeSettings:
     """Targets of notifications. `targets`: the services and the hook, each with a unique name; `deadman`: None, no such
-    switch. `origins`: for each block the file that it came from."""
+    switch. `origins`: for each block the file that defines it."""
 
     targets: tuple[Target, ...] = ()
     deadman: Target | None = None
@@ -49,7 +49,7 @@ class NoticeSettings:
 
 
 class UnreadableCredentialsError(ValueError):
-    """A file that should hold a URL or a secret cannot be used; the message names the file, never its content."""
+    """A file with a URL or a secret cannot be used; the message names the file, never its content."""
 
     def __init__(self, message: Text) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class UnreadableCredentialsError(ValueError):
 
 
 def read_credentials(target: Target) -> tuple[str, str | None]:
-    """(URL, secret) of the target as its files have them now. Raises UnreadableCredentialsError."""
+    """Return (URL, secret) of the target as now in its files. Raises UnreadableCredentialsError."""
     url = target.url if target.url_file is None else _read_line(target.url_file)
     secret = target.secret if target.secret_file is None else _read_line(target.secret_file)
     problem = _url_problem(url or "", target.type)
@@ -71,7 +71,7 @@ def read_credentials(target: Target) -> tuple[str, str | None]:
 
 
 def where_of(target: Target) -> str:
-    """The host of the URL, or the command; never a path or parameter of a URL."""
+    """Return the host of the URL, or the command; never a path or parameter of a URL."""
     if target.type == "hook":
         return target.command[0]
     try:
@@ -101,7 +101,7 @@ def _read_line(path: str) -> str:
 
 
 def _url_problem(url: str, kind: str) -> Text | None:
-    """What is wrong with a URL, without the URL; None: nothing."""
+    """Return the problem of a URL, without the URL; None: valid."""
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  # raises when it is no number
@@ -114,14 +114,14 @@ def _url_problem(url: str, kind: str) -> Text | None:
     return None
 
 
-# ---------------------------------------------------------------- from YAML
+# ---------------------------------------------------------------- conversion from YAML
 
 Refuse = Callable[..., None]
 """(message, node, hint or nothing)"""
 
 
 def parse_blocks(nodes: Mapping[str, Any], file: Path, problems: list[Problem]) -> NoticeSettings:
-    """Targets from the YAML nodes of the blocks; problems go to `problems`. Paths start at the file's directory."""
+    """Return targets from the YAML nodes of the blocks. Paths are relative to the file. Problems go to `problems`."""
     from ascendrun.core.errors import Problem
 
     def refuse(message: Text, node: Any, hint: Text | None = None) -> None:
@@ -154,7 +154,7 @@ def parse_blocks(nodes: Mapping[str, Any], file: Path, problems: list[Problem]) 
 
 
 def merge(weak: NoticeSettings, strong: NoticeSettings) -> NoticeSettings:
-    """Block by block the stronger file's, where it has one."""
+    """Return each block of the stronger file if set, else of the weaker."""
     services = strong if "notify" in strong.origins else weak
     hooks = strong if "hook" in strong.origins else weak
     targets = [target for target in services.targets if target.type != "hook"]
@@ -164,7 +164,7 @@ def merge(weak: NoticeSettings, strong: NoticeSettings) -> NoticeSettings:
 
 
 def with_language(settings: NoticeSettings, lang: str) -> NoticeSettings:
-    """The same, with a language for targets that set none."""
+    """Return the settings with a language for targets without a language."""
     return replace(settings, targets=tuple(replace(target, lang=target.lang or lang) for target in settings.targets))
 
 
@@ -202,7 +202,7 @@ class _Block:
         return None if node is None else str(node.value)
 
     def texts(self, key: str, default: tuple[str, ...], known: Collection[str] | None = None) -> tuple[str, ...]:
-        """A list of plain values, or one plain value as a list of one. `known`: the values that are allowed."""
+        """Return a list of plain values; a single value gives a list. `known`: allowed values."""
         node = self.fields.get(key)
         if node is None:
             return default
@@ -218,7 +218,7 @@ class _Block:
         return values
 
     def choice(self, key: str, choices: Sequence[str]) -> str | None:
-        """None: not set, or not one of the choices."""
+        """Return the choice. None: not set, or invalid."""
         text = self.text(key)
         if text is not None and text not in choices:
             self.refuse(_not_one_of(key, text, choices), self.fields[key])
@@ -338,7 +338,7 @@ def _credentials(block: _Block, service: str) -> dict[str, Any]:
 
 
 def _is(node: Any, kind: str) -> bool:
-    """Whether a YAML node is a Mapping, Sequence or Scalar; yaml itself is imported only to read a file."""
+    """Return whether a YAML node is a Mapping, Sequence or Scalar; yaml is imported only to read a file."""
     return type(node).__name__ == f"{kind}Node"
 
 

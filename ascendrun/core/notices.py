@@ -1,4 +1,4 @@
-"""Which events become notifications, for whom, and when a delivery is retried."""
+"""Notifications: their events, their targets, and the times of retries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ascendrun.text.format import fold_hosts
 SCHEMA_VERSION = 2
 SERVICES = ("generic", "feishu", "lark", "dingtalk", "wecom", "slack")
 TEXT_LIMIT = 1000
-"""Of a reason in a notification, in characters; `explain` and `logs` show the rest."""
+"""Maximum characters of a reason in a notification; `explain` and `logs` show the rest."""
 
 _STATE_KINDS: Mapping[str, str] = {
     State.RUNNING.value: "started",
@@ -38,13 +38,13 @@ ON: Mapping[str, frozenset[str]] = {
 """Values of `events`, each with its kinds of notices."""
 
 DEFAULT_JOBS = ("*", "!deep")
-"""All but the small jobs with which `doctor --deep` measures."""
+"""All jobs except the small jobs of `doctor --deep`."""
 BAD_KINDS = frozenset({"failed", "unreachable", "straggler"})
 
 
 @dataclass(frozen=True)
 class Notice:
-    """A notification about an event of a job. `id`: the same for the same event, also when it is sent twice.
+    """A notification about an event of a job. `id`: equal for the same event, also when sent twice.
 
     `reason`: why the state changed, or the message of the event. `event`: what it is about, None: a test.
     `head`: host name of the head node. Times are UTC seconds.
@@ -77,12 +77,12 @@ class Notice:
 
 @dataclass(frozen=True)
 class Target:
-    """Where notices go. `type`: a service, "hook" or "deadman". `format`: "rich" (card, markdown, blocks) or "text".
+    """Recipient of notices. `type`: a service, "hook" or "deadman". `format`: "rich" (card, markdown, blocks), "text".
 
-    `url` and `secret` are credentials: never shown; `url_file` and `secret_file` hold them, read at every sending.
+    `url` and `secret` are credentials: never shown; `url_file` and `secret_file` contain them, read for each request.
     `jobs`: globs over names and ids; one with ! before it excludes. `command`, `timeout_s`: of a hook. `suffixes`: of
-    a dead-man's switch, by kind of notice, what is appended to its URL; `interval_s`: how often it is requested while a
-    job is live. `lang`: None: the language of the process.
+    a dead-man's switch, by kind of notice, the suffix of its URL; `interval_s`: seconds between requests while a job
+    is live. `lang`: None: the language of the process.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Target:
         return notice.kind in kinds and self.is_for(notice.name or "", notice.job or "")
 
     def is_for(self, name: str, job_id: str) -> bool:
-        """Whether `jobs` names the job; only excluding globs mean all others."""
+        """Return whether `jobs` matches the job; if all globs exclude, all other jobs match."""
 
         def fits(glob: str) -> bool:
             return fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(job_id, glob)
@@ -121,9 +121,9 @@ class Target:
 
 
 def notice_of(job: Job, item: JobEvent, *, head_id: str, head: str) -> Notice | None:
-    """The notification about an event of a job, None: it makes none.
+    """Return the notification about an event of a job; None: it makes none.
 
-    A change of state makes one for each job, attempt and state, however often it is decided.
+    A state change makes one notification per job, attempt and state, also if decided repeatedly.
     """
     event = item.event
     if event.code == "state-changed":
@@ -154,12 +154,12 @@ def notice_of(job: Job, item: JobEvent, *, head_id: str, head: str) -> Notice | 
 
 
 def make_test_notice(*, head: str, at_s: float) -> Notice:
-    """What `notify --test` sends."""
+    """Return the notice of `notify --test`."""
     reason = Text("notice.test", "test notification; later ones look like this")
     return Notice(id=f"test/{head}/{at_s:.3f}", kind="test", at_s=at_s, head=head, reason=reason)
 
 
-# ---------------------------------------------------------------- words
+# ---------------------------------------------------------------- text
 
 _TITLES: Mapping[str, str] = {
     "started": "{name} is running",
@@ -187,7 +187,7 @@ _ADVICE: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Words:
-    """A notice in one language: a title, and named facts, one a line. Free text in it is redacted and on one line."""
+    """A notice in one language: a title, and named facts, one per line. Free text is redacted and on one line."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
@@ -198,7 +198,7 @@ class Words:
 
 
 def describe(notice: Notice, lang: str) -> Words:
-    """The notice in words. Every title begins with "ascendrun": robots that demand a keyword can be given this one."""
+    """Return the notice as text. Every title starts with "ascendrun", for robots that require a keyword."""
 
     def label(name: str) -> str:
         return fill(f"notice.label.{name}", _LABELS[name], {}, lang=lang)
@@ -229,18 +229,18 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
 
 
-# ---------------------------------------------------------------- when
+# ---------------------------------------------------------------- times
 
 QUEUE_LIMIT = 1000
-"""So many notices may wait for one target; beyond that the oldest are given up, and that is said."""
+"""Maximum number of waiting notices per target; beyond it the oldest are discarded and reported."""
 GIVE_UP_S = 6 * 3600.0
-"""A notice that could not be delivered for so long helps nobody any more."""
+"""Seconds after which an undelivered notice is discarded."""
 FIRST_RETRY_S, LAST_RETRY_S = 2.0, 600.0
 LONGEST_WAIT_S = 3600.0
-"""However long a service asks us to wait."""
+"""Upper limit in seconds of a pause that a service requires."""
 
 Limit = tuple[int, float]
-"""So many sendings within so many seconds."""
+"""(count, seconds): maximum number of requests in this time."""
 
 LIMITS: Mapping[str, tuple[Limit, ...]] = {
     **dict.fromkeys(("feishu", "lark"), ((5, 1.0), (100, 60.0))),
@@ -249,14 +249,14 @@ LIMITS: Mapping[str, tuple[Limit, ...]] = {
     "slack": ((1, 1.0),),
     "deadman": ((5, 1.0),),
 }
-"""What the services allow one robot, see core/notice_formats.py for where they say so."""
+"""Limits of the services for one robot; sources: core/notice_formats.py."""
 
 
 def retry_after_s(tries: int, *, notice_id: str, asked_s: float | None = None) -> float:
-    """How long to wait before the next try, after so many. `asked_s`: what the service said itself.
+    """Return the seconds before the next try, after `tries` tries. `asked_s`: the pause that the service requires.
 
-    Doubles from 2 s to 10 minutes, each notice up to a fifth later by its own share: what failed together does not
-    come back together.
+    Doubles from 2 s to 10 minutes; each notice adds up to a fifth, by its id, so that notices that failed together are
+    not retried together.
     """
     wait_s: float = min(FIRST_RETRY_S * 2.0 ** min(max(0, tries - 1), 20), LAST_RETRY_S)
     share = int(hashlib.sha256(notice_id.encode()).hexdigest()[:4], 16) / 0xFFFF
@@ -265,9 +265,9 @@ def retry_after_s(tries: int, *, notice_id: str, asked_s: float | None = None) -
 
 
 def free_at_s(sent_s: Sequence[float], limits: Sequence[Limit], *, now_s: float) -> float:
-    """The earliest time at which one more sending stays within every limit. `sent_s`: times of earlier sendings.
+    """Return the earliest time at which one more request stays within every limit. `sent_s`: times of earlier requests.
 
-    Sendings in the future (somebody set the clock) count as of now.
+    Times in the future (the clock was set) count as now.
     """
     past = sorted(min(at_s, now_s) for at_s in sent_s)
     at_s = now_s
@@ -278,7 +278,7 @@ def free_at_s(sent_s: Sequence[float], limits: Sequence[Limit], *, now_s: float)
 
 
 def with_name(targets: Sequence[Target]) -> tuple[Target, ...]:
-    """Targets without a name get their type as name, the second of a type `type-2`."""
+    """Set the type as name of targets without a name, `type-2` for the second of a type."""
     named = []
     taken = {target.name for target in targets if target.name}
     for target in targets:

@@ -1,4 +1,4 @@
-"""Files that a user names for output: complete or not at all, through links, and never in place of a device."""
+"""Output files named by a user: written completely or not at all, through links, never in place of a device."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Result = TypeVar("Result")
 
 
 def write_output(path: Path, write: Callable[[IO[bytes]], Result], *, mode: int = 0o666) -> Result:
-    """Call `write` with a file, and put what it wrote where `path` leads. Raises OSError.
+    """Call `write` with a file, and store its output at `path`. Raises OSError.
 
-    A regular or new file is replaced when the new one is complete; of a symbolic link the file that it leads to. A
-    device or a pipe is written through: renaming over it would destroy it. `mode`: of a new file, before the umask.
+    A regular or new file is replaced when the new file is complete; for a symbolic link, its target. A device or a pipe
+    is written directly: renaming over it would destroy it. `mode`: of a new file, before the umask.
     """
     target = _regular_target(path)
     if target is None:
@@ -39,20 +39,20 @@ def write_output(path: Path, write: Callable[[IO[bytes]], Result], *, mode: int 
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """As `write_output`."""
+    """Write `content` as `write_output` does."""
     write_output(path, lambda file: file.write(content))
 
 
 def _regular_target(path: Path) -> Path | None:
-    """The file that may be replaced, links followed; None: what is there must be written through."""
+    """Return the file that may be replaced, links followed; None: it must be written directly."""
     target = Path(os.path.realpath(path))
     try:
         found = os.stat(path)
     except FileNotFoundError:
-        return target  # new, or a link whose target is missing: the target is made
+        return target  # new, or a link with a missing target, which is created
     if not stat.S_ISREG(found.st_mode):
         return None
     try:
         return target if os.path.samestat(found, os.stat(target)) else None
-    except OSError:  # /dev/stdout of a file that was deleted
+    except OSError:  # /dev/stdout of a deleted file
         return None

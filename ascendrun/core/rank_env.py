@@ -1,4 +1,4 @@
-"""The environment of each process: torchrun's variables, the device type's, and ascendrun's own."""
+"""Environment of each process: variables of torchrun, the device type and ascendrun."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ OWN_VARIABLES: Mapping[str, Text] = {
     **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), _FROM_SHAPE),
     "MASTER_ADDR": Text("jobfile.master-addr", "remove it; it is the address of the first host"),
 }
-"""Variables that the user may not set, with a hint. MASTER_PORT may be set: then it is the only candidate."""
+"""Variables that the user may not set, with a hint. MASTER_PORT may be set: it is then the only candidate."""
 
 HCCL_CONNECT_S = 1200
-"""How long HCCL waits for its peers' links, as Huawei recommends for training. The default, 120, is too short when
+"""Seconds that HCCL waits for its peers' links, as Huawei recommends for training. The default, 120, is too short when
 nodes load a large model at different speeds. It must stay below HCCL_EXEC_TIMEOUT (1836 unless set)."""
 
 
 @dataclass(frozen=True)
 class NodeShare:
-    """What all processes of one node have in common. `ranks_before`: ranks of the nodes before this one."""
+    """Common values of all processes of one node. `ranks_before`: ranks of the nodes before this node."""
 
     node_rank: int
     nodes: int
@@ -44,7 +44,7 @@ class NodeShare:
 
 @dataclass(frozen=True)
 class JobShare:
-    """What all processes of one attempt have in common. `signal`: a name without SIG; `env`: the user's own."""
+    """Common values of all processes of one attempt. `signal`: a name without SIG; `env`: the user's."""
 
     job: str
     attempt: int
@@ -54,13 +54,13 @@ class JobShare:
 
 
 def is_own_variable(name: str) -> bool:
-    """Whether ascendrun sets this variable itself, so that neither `env` nor `env_file` may."""
+    """Return whether ascendrun sets this variable itself, so that `env` and `env_file` may not."""
     return name in OWN_VARIABLES or name.startswith(OWN_PREFIXES)
 
 
 def rank_environment(job: JobShare, node: NodeShare, local_rank: int, *, python_path: str | None) -> dict[str, str]:
-    """The variables of one rank that the agent starts: all that torchrun would set, MASTER_PORT excepted, which the
-    agent adds when the port is known. `python_path`: the directory of the bundled programs, None: the job runs none."""
+    """Return the variables of one rank that the agent starts: all that torchrun would set, except MASTER_PORT, which
+    the agent adds when the port is known. `python_path`: the directory of the bundled programs, None: not used."""
     rank = node.ranks_before + local_rank
     own = {
         "RANK": rank,
@@ -82,7 +82,7 @@ def rank_environment(job: JobShare, node: NodeShare, local_rank: int, *, python_
 
 
 def launcher_environment(job: JobShare, node: NodeShare, *, python_path: str | None) -> dict[str, str]:
-    """The variables of a node's launcher; torchrun and deepspeed give the ranks theirs."""
+    """Return the variables of a node's launcher; torchrun and deepspeed set those of the ranks."""
     return dict(sorted(_common(job, node, python_path=python_path, rank=node.node_rank).items()))
 
 
@@ -94,12 +94,12 @@ def _common(job: JobShare, node: NodeShare, *, python_path: str | None, rank: in
 
 
 def _defaults(node: NodeShare, user: Mapping[str, str]) -> dict[str, str]:
-    """What the user's own value replaces."""
+    """Return the variables that the user may override."""
     defaults = {
         "OMP_NUM_THREADS": str(node.threads),
         "PYTHONUNBUFFERED": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        # Left to themselves gloo and tensorpipe take the address of the hostname, often a loopback one.
+        # By default gloo and tensorpipe use the address of the hostname, often a loopback address.
         "GLOO_SOCKET_IFNAME": node.interface,
         "TP_SOCKET_IFNAME": node.interface,
     }

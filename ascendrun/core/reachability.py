@@ -1,4 +1,4 @@
-"""When hosts of a running job become unreachable, and when they are back."""
+"""Detection of hosts of a running job that become unreachable or reachable again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from ascendrun.core.events import Event
 
 GATHER_S = 10.0
-"""A shorter interruption is not reported; hosts behind one failed switch are one event."""
+"""Seconds; a shorter interruption is not reported. Hosts behind one failed switch give one event."""
 
 Change = tuple[str, tuple[str, ...]]
 """(code of the event, hosts)."""
@@ -22,7 +22,7 @@ class ReachabilityWatch:
         self._back_s: dict[str, float] = {}
 
     def update(self, liveness: Mapping[str, str], *, now_s: float) -> tuple[Change, ...]:
-        """The changes. `liveness` by host: ALIVE, UNREACHABLE or another state; `now_s`: monotonic."""
+        """Return the changes. `liveness` by host: ALIVE, UNREACHABLE or another state; `now_s`: monotonic."""
         for host, word in liveness.items():
             _note(self._lost_s, host, word == "UNREACHABLE" and host not in self._unreachable, now_s)
             _note(self._back_s, host, word == "ALIVE" and host in self._unreachable, now_s)
@@ -39,7 +39,7 @@ class ReachabilityWatch:
 
 
 def unreachable_hosts(events: Iterable[Event]) -> set[str]:
-    """The hosts that are unreachable after these events, oldest first."""
+    """Return the hosts that are unreachable after these events, oldest first."""
     hosts: set[str] = set()
     for event in events:
         if event.code == "unreachable":
@@ -57,7 +57,7 @@ def _note(since_s: dict[str, float], host: str, is_so: bool, now_s: float) -> No
 
 
 def _ripe(since_s: dict[str, float], now_s: float) -> tuple[str, ...]:
-    """All hosts of the table, and an empty table, once the first of them has waited long enough."""
+    """Return and remove all hosts of the table once the first has waited long enough, else ()."""
     if not since_s or now_s - min(since_s.values()) < GATHER_S:
         return ()
     hosts = tuple(sorted(since_s))

@@ -13,7 +13,7 @@ from ascendrun.text import Text
 
 
 def as_record(value: Any) -> Any:
-    """Plain data for JSON: times as RFC 3339 UTC (`created_at_s` becomes `created_at`), all else under its own name.
+    """Return plain data for JSON: times as RFC 3339 UTC (`created_at_s` becomes `created_at`), other names unchanged.
 
     A message is code, values and text: next to a field NAME are NAME_code and NAME_values, in a list it is an object.
     """
@@ -44,14 +44,14 @@ def as_record(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [as_record(entry) for entry in value]
     if isinstance(value, float) and not (float("-inf") < value < float("inf")):
-        return None  # JSON has no word for it
+        return None  # not representable in JSON
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return str(value)
 
 
 def event_record(event: Event) -> dict[str, Any]:
-    """An event for programs. docs/events.md lists codes and values; `message` is in the language of this process."""
+    """Return an event for programs. docs/events.md lists codes and values; `message`: in the process's language."""
     return {
         "at": format_rfc3339(event.at_s),
         "code": event.code,

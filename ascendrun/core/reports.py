@@ -11,7 +11,7 @@ from ascendrun.core.dataclass_json import load_dataclass
 
 @dataclass(frozen=True)
 class Route:
-    """How a node reaches a peer: the interface, and the node's address that the peer will see."""
+    """Route from a node to a peer: the interface, and the node's address that the peer will see."""
 
     interface: str
     source: str
@@ -19,11 +19,11 @@ class Route:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """Facts of one node, read through its agent. None: could not look.
+    """Facts of one node, read through its agent. None: not readable.
 
-    `root`: the agent's private folder on the node, absolute. `routes`: by the peer's host name; a peer
-    that the node cannot resolve or route to is missing. `clock_offset_s`: node clock minus head clock. `login_s`: until
-    the login's shell ran our command. `login_noise`: what its startup files wrote.
+    `root`: the agent's private directory on the node, absolute. `routes`: by the peer's host name; a peer that the node
+    cannot resolve or route to is missing. `clock_offset_s`: node clock minus head clock. `login_s`: seconds until the
+    login's shell ran the command. `login_noise`: output of its startup files.
     """
 
     host: str
@@ -48,9 +48,9 @@ class NodeReport:
 
 
 def report_values(report: NodeReport, everyone: Collection[str] = ()) -> dict[str, Any]:
-    """A report as plain data, for the socket. Routes as [interface, source, peers]: all peers share a few.
+    """Return a report as plain data for the socket. Routes as [interface, source, peers]: all peers share a few.
 
-    peers null: all of `everyone` but the host itself. A thousand hosts would else name each other a million times.
+    peers null: all of `everyone` except the host itself. Otherwise a thousand hosts would give a million names.
     """
     groups: dict[Route, list[str]] = {}
     for peer, route in report.routes.items():
@@ -65,7 +65,7 @@ def report_values(report: NodeReport, everyone: Collection[str] = ()) -> dict[st
 
 
 def load_report(values: Mapping[str, Any], everyone: Collection[str] = ()) -> NodeReport:
-    """The report of `report_values`, with the same `everyone`."""
+    """Return the report of `report_values`, with the same `everyone`."""
     routes: dict[str, Route] = {}
     for interface, source, peers in values["routes"]:
         if peers is None:

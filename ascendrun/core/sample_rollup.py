@@ -1,4 +1,4 @@
-"""Many samples of one device, host or rank as one: the mean of a period, and its peak."""
+"""Aggregation of samples of one device, host or rank: mean and peak of a period."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ IDENTITY: Mapping[type[Any], tuple[str, ...]] = {
     HostSample: ("host",),
     RankSample: ("host", "job", "attempt", "rank"),
 }
-"""The fields that identify what was measured."""
+"""Fields that identify the measured item."""
 
 _ONLY_GROW = frozenset({"link_downs", "ecc_errors"})
 _NEWEST = frozenset({"name", "health", "link_up", "pids", "source", "pid", "device", "state"})
-"""Fields without a mean: the newest value stands for the whole period."""
+"""Fields without a mean: the newest value applies to the entire period."""
 _PEAKS = frozenset(
     "utilisation memory_used_bytes power_w temperature_c frequency_mhz link_tx_bytes_s link_rx_bytes_s "
     "cpu load1 disk_read_bytes_s disk_write_bytes_s net_rx_bytes_s net_tx_bytes_s "
@@ -32,20 +32,20 @@ _METRICS: Mapping[type[Any], tuple[str, ...]] = {
 
 
 def metrics_of(kind: type[Any]) -> tuple[str, ...]:
-    """The names of a sample's metrics: its fields without `at_s` and IDENTITY."""
+    """Return the names of a sample's metrics: its fields without `at_s` and IDENTITY."""
     return _METRICS[kind]
 
 
 def mean_of(samples: Sequence[S], *, at_s: float) -> S:
-    """One sample for all of these, which are of one device, host or rank and in order of time.
+    """Return the mean of these samples of one device, host or rank, in order of time.
 
-    A metric that none of them has is None. What cannot be averaged (strings, flags, counters) is the newest.
+    A metric that is missing in all is None. Values without a mean (strings, flags, counters) are the newest.
     """
     return _combine(samples, _mean, at_s)
 
 
 def peak_of(samples: Sequence[S], *, at_s: float) -> S:
-    """The same with the maximum of each metric of _PEAKS; every other is None."""
+    """Return the sample with the maximum of each metric of _PEAKS; the others are None."""
     return _combine(samples, lambda name, values: max(values) if values and name in _PEAKS else None, at_s)
 
 

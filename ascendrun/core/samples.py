@@ -1,4 +1,4 @@
-"""What was measured at one moment: of a device, of a host, of a rank. None: not measured, never 0.
+"""Measurements at one time: of a device, a host, a rank. None: not measured, never 0.
 
 `at_s` is in UTC seconds by the head's clock, so that hosts can be compared.
 """
@@ -12,13 +12,12 @@ from typing import Union
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """One NPU (or GPU; of a chip with two dies, one die). `device`: its number as a job names it in `devices.ids`.
+    """One NPU (or GPU; of a chip with two dies, one die). `device`: its number as in `devices.ids` of a job.
 
-    `utilisation`: percent of the compute cores (AICore on an NPU). `health`: the tool's word, "OK", "Warning", "Alarm",
-    "Critical". `link_up`: its own network port. `link_downs`: how often that port went down since the driver started.
-    `ecc_errors`: memory errors that could not be corrected, since the driver started.
-    `pids`: processes on it as the tool lists them, () : looked, none. `source`: the tool that said so, "npu-smi",
-    "nvidia-smi".
+    `utilisation`: percent of the compute cores (AICore on an NPU). `health`: status text of the tool, "OK", "Warning",
+    "Alarm", "Critical". `link_up`: its own network port. `link_downs`: how often that port went down since the driver
+    started. `ecc_errors`: uncorrectable memory errors since the driver started. `pids`: its processes as the tool lists
+    them, (): none. `source`: the tool, "npu-smi" or "nvidia-smi".
     """
 
     at_s: float
@@ -44,8 +43,8 @@ class DeviceSample:
 
 @dataclass(frozen=True)
 class DeviceDetail:
-    """What the tools said of one device beyond its figures: only the newest is kept. `values`: counters and amounts by
-    the tool's own names. `bus_id`: of its PCIe slot. `processes`: (pid, MB of its memory, None: not told)."""
+    """Details of one device from the tools beyond its metrics: only the newest is kept. `values`: counters and amounts
+    by the tool's own names. `bus_id`: of its PCIe slot. `processes`: (pid, MB of its memory, None: unknown)."""
 
     at_s: float
     host: str
@@ -58,7 +57,7 @@ class DeviceDetail:
 
 @dataclass(frozen=True)
 class HostSample:
-    """One host. `cpu`: percent of all its cores. `disk_free_bytes`: where ascendrun's folder lies."""
+    """One host. `cpu`: percent of all its cores. `disk_free_bytes`: of the disk of ascendrun's directory."""
 
     at_s: float
     host: str
@@ -75,7 +74,7 @@ class HostSample:
 
 @dataclass(frozen=True)
 class RankSample:
-    """One rank with all its children. `cpu`: percent of one core. `device`: the device it was given, None: none."""
+    """One rank with all its children. `cpu`: percent of one core. `device`: its assigned device, None: none."""
 
     at_s: float
     host: str
@@ -97,7 +96,7 @@ Sample = Union[DeviceSample, HostSample, RankSample]
 
 @dataclass(frozen=True)
 class RawText:
-    """What a tool on a host said and nobody understood. `why`: what the parser made of it, or how the tool ended."""
+    """Output of a tool on a host that cannot be parsed. `why`: the parser's error, or how the tool ended."""
 
     at_s: float
     host: str
@@ -108,7 +107,7 @@ class RawText:
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest sample of every device, host and rank that was asked for."""
+    """The newest sample of every requested device, host and rank."""
 
     devices: tuple[DeviceSample, ...] = ()
     hosts: tuple[HostSample, ...] = ()

@@ -1,4 +1,4 @@
-"""Settings: flags, environment variables and settings files, and where each value came from."""
+"""Settings: flags, environment variables and settings files, and the origin of each value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATE_VARIABLE = "ASCENDRUN_STATE_DIR"
 SYSTEM_FILE = Path("/etc/ascendrun/config.yaml")
 FILE_LIMIT_BYTES = 64 * 1024
 LOGIN_FILE = "login.env"
-"""Lines NAME=value in `local_root`: variables of a login on that host that the environment here does not have."""
+"""Lines NAME=value in `local_root`: variables of a login on that host that are missing in this environment."""
 NOTICE_BLOCKS: Mapping[str, Text] = {
     "notify": Text("config.meaning.notify", "services that receive notifications"),
     "hook": Text("config.meaning.hook", "command that receives notifications"),
@@ -30,13 +30,11 @@ NOTICE_BLOCKS: Mapping[str, Text] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """`state_dir`: everything the head keeps (0700, on a local disk).
-    `hostfile`: for verbs that were given none, None: they say so.
-    `color`: auto, always or never. `exec_timeout_s`: how long `exec` lets a command run on a host.
-    `transport`: how hosts behind SSH are reached: auto, paramiko, or openssh (the ssh program).
-    `lang`: the language of messages, en or zh, None: that of the locale.
-    `origins`: for each name the place that its value came from, such as "default" or "$ASCENDRUN_COLOR".
-    `notices`: who is told of what, None: nobody.
+    """`state_dir`: all data of the head node (0700, on a local disk). `hostfile`: for commands without a hostfile,
+    None: they fail. `color`: auto, always or never. `exec_timeout_s`: time limit of an `exec` command on a host.
+    `transport`: connection to hosts behind SSH: auto, paramiko, or openssh (the ssh program). `lang`: the language of
+    messages, en or zh, None: that of the locale. `origins`: by name, the origin of its value, such as "default" or
+    "$ASCENDRUN_COLOR". `notices`: recipients of notifications, None: none.
     """
 
     state_dir: Path
@@ -60,7 +58,7 @@ class SettingView:
 
 
 class InvalidSettingError(ValueError):
-    """The text of a setting is not a value of it."""
+    """A text that is not a valid value of its setting."""
 
     def __init__(self, message: Text) -> None:
         super().__init__(message)
@@ -69,9 +67,9 @@ class InvalidSettingError(ValueError):
 
 @dataclass(frozen=True)
 class Setting:
-    """One name that may be set: what it means, and how its text becomes a value (raises InvalidSettingError).
+    """A setting: its meaning, and the conversion of its text to a value (raises InvalidSettingError).
 
-    `parse` gets the text and the folder that a relative path starts from.
+    `parse` gets the text and the directory that a relative path starts from.
     """
 
     name: str
@@ -117,7 +115,7 @@ def _parse_seconds(text: str, _folder: Path) -> float:
 
 
 def _parse_lang(text: str, _folder: Path) -> str:
-    """Also the name of a locale, such as zh_CN.UTF-8, and the language of tests."""
+    """Also accept the name of a locale, such as zh_CN.UTF-8, and the language of tests."""
     lang = next((lang for lang in ("en", "zh", "pseudo") if text.lower().startswith(lang)), None)
     if lang is None:
         raise _not_one_of(text, LANGUAGES)
@@ -153,10 +151,10 @@ RENAMED: Mapping[str, str] = {"timeout_s": "exec_timeout_s"}
 def load_settings(
     environ: Mapping[str, str], *, flags: Mapping[str, str] | None = None, files: Sequence[Path] | None = None
 ) -> Settings:
-    """Flag > environment > user's file > system's file > default.
+    """Load settings: flag > environment > user's file > system's file > default.
 
-    `files`: the configuration files, the weakest first; None: the usual two. A missing file is no error.
-    Raises InvalidInputError with every problem of every source.
+    `files`: the configuration files, the weakest first; None: the usual two. A missing file is not an error. Raises
+    InvalidInputError with every problem of every source.
     """
     problems: list[Problem] = []
     values: dict[str, Any] = {"state_dir": default_state_dir(environ)}
@@ -226,7 +224,7 @@ def _set(
 
 
 def _read_file(file: Path, problems: list[Problem], blocks: dict[str, Any]) -> dict[str, tuple[str, int, int]]:
-    """name -> (text, line, column) of a YAML mapping; {} when there is no such file. The YAML nodes of NOTICE_BLOCKS
+    """Return name -> (text, line, column) of a YAML mapping; {} if the file is missing. The YAML nodes of NOTICE_BLOCKS
     go to `blocks`."""
     from ascendrun.core.errors import Problem
 
@@ -283,7 +281,7 @@ def _parse_mapping(raw: bytes, refuse: Callable[..., None], blocks: dict[str, An
 
 
 def settings_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The usual files, the weakest first."""
+    """Return the usual files, the weakest first."""
     return (SYSTEM_FILE, user_file(environ))
 
 
@@ -298,7 +296,7 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
 
 
 def local_root(settings: Settings, name: str) -> Path:
-    """The directory that stands for the home of a node where host `name` is this machine (`addr=local`).
+    """Return the directory used as the home of a node where host `name` is this machine (`addr=local`).
 
     Raises UnreachableError for a name that would lead out of the state directory.
     """
@@ -313,7 +311,7 @@ def local_root(settings: Settings, name: str) -> Path:
 
 
 def view_settings(settings: Settings) -> tuple[SettingView, ...]:
-    """Every setting with its value and origin. Of the URLs of notifications the host only: the rest is a credential."""
+    """Return every setting with value and origin. For URLs of notifications only the host: the rest is a credential."""
     views = []
     for setting in SETTINGS:
         value = getattr(settings, setting.name)

@@ -1,4 +1,4 @@
-"""Every key of the job file for readers: `ascendrun schema KEY`, and the page `docs/job-file.md`.
+"""Keys of the job file for readers: `ascendrun schema KEY`, and the page `docs/job-file.md`.
 
 python -m ascendrun.core.jobfile.keys > docs/job-file.md
 """
@@ -189,7 +189,7 @@ TYPES = {
 
 
 def _type_of(row: Mapping[str, Any], schema: Mapping[str, Any]) -> Text:
-    """`integer, 1 to 4096` for a row of the JSON Schema."""
+    """Return the type of a row of the JSON Schema, such as `integer, 1 to 4096`."""
     if "anyOf" in row:
         return next(_type_of(each, schema) for each in row["anyOf"] if each.get("type") != "null")
     if "enum" in row:

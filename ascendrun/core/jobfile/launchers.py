@@ -1,4 +1,4 @@
-"""The command of each process: the arguments of the user, inside the command of a launcher if one is set."""
+"""Command of each process: the user's arguments, inside the command of a launcher if one is set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class _Target:
-    """What a launcher is to run: `kind` "script" or "module" run by `python`, or "program" run as it is."""
+    """Target of a launcher: `kind` "script" or "module" run by `python`, or "program" run directly."""
 
     kind: str
     python: str | None
@@ -36,14 +36,14 @@ def program_command(program: str, arguments: Sequence[str], *, python: str) -> t
 
 
 def user_command(words: Sequence[str], *, python: str | None) -> tuple[str, ...]:
-    """The job's command; a first argument `python` or `python3` becomes the interpreter of the job, if it is set."""
+    """The job's command; a first argument `python` or `python3` becomes the job's interpreter, if set."""
     if python is not None and words[0] in ("python", "python3"):
         return (python, *words[1:])
     return tuple(words)
 
 
 def torchrun_command(words: Sequence[str], meeting: Meeting, *, python: str, ranks: int) -> tuple[str, ...]:
-    """torchrun for one node, as a person would type it there, with a static meeting point."""
+    """Return the torchrun command of one node, with a static rendezvous."""
     target = _read_target(words)
     return (
         target.python or python,
@@ -62,9 +62,9 @@ def torchrun_command(words: Sequence[str], meeting: Meeting, *, python: str, ran
 def deepspeed_command(
     words: Sequence[str], meeting: Meeting, *, python: str, devices: Mapping[str, Sequence[int]], gives_local_rank: bool
 ) -> tuple[str, ...]:
-    """DeepSpeed's launcher of one node: what its `deepspeed` command would run there through ssh.
+    """Return the command of DeepSpeed's launcher on one node, as `deepspeed` would start it through ssh.
 
-    `devices`: ids by host name in node order. `gives_local_rank`: its habit of adding --local_rank=N to the script.
+    `devices`: ids by host name in node order. `gives_local_rank`: whether it adds --local_rank=N to the script.
     """
     target = _read_target(words)
     world = base64.urlsafe_b64encode(json.dumps({host: list(ids) for host, ids in devices.items()}).encode()).decode()
@@ -87,7 +87,7 @@ _DEEPSPEED_FLAG: Mapping[str, tuple[str, ...]] = {"script": (), "module": ("--mo
 
 
 def _read_target(words: Sequence[str]) -> _Target:
-    """Both launchers start Python themselves. A command of an interpreter with other options than -u stays whole."""
+    """Split the command: both launchers start Python. Python with options other than -u is kept unchanged."""
     if not _PYTHON.fullmatch(words[0].rpartition("/")[2]):
         return _Target("program", None, tuple(words))
     rest = list(words[1:])

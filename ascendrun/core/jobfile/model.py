@@ -13,7 +13,7 @@ PROGRAM_PATTERN = r"^[a-z][a-z0-9_]{0,62}$"
 
 
 def _integer(value: Any) -> Any:
-    """1e3 is an integer to the person who writes it."""
+    """Accept 1e3 as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -176,7 +176,7 @@ UNSUPPORTED: Mapping[str, Text] = {
     "nodes.min": write("nodes: 2"),
     "nodes.max": write("nodes: 2"),
 }
-"""Keys that other tools have and that are not implemented: refused with a hint, and absent from the JSON Schema."""
+"""Keys of other tools that are not implemented: rejected with a hint, and absent from the JSON Schema."""
 
 
 def not_supported(key: str) -> Text:
@@ -184,9 +184,9 @@ def not_supported(key: str) -> Text:
 
 
 def migrate_spec(old: Mapping[str, Any]) -> Dict[str, Any]:
-    """A job spec stored under earlier key names, with today's names; a current one comes back unchanged.
+    """Return a job spec stored under earlier key names with the current names; a current spec is unchanged.
 
-    Keys that are no longer known are dropped.
+    Unknown keys are dropped.
     """
     return _migrated(old, (), JobSpec)
 

@@ -1,4 +1,4 @@
-"""The file of a pipeline as one tree for each stage: the keys of the file, overridden by those of the stage."""
+"""Trees of the stages of a pipeline file: the keys of the file, overridden by those of the stage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ascendrun.options import ProgramOptions
 
 MERGED = ("args", "env", "devices", "checkpoint", "timeouts", "checks", "sampling")
-"""Sections of which a stage may set some keys and inherit the others; other keys are inherited or replaced."""
+"""Sections that a stage may set in part; the stage inherits other keys or replaces them."""
 
 INSTEAD = {"program": ("command",), "command": ("program", "args")}
 """Keys of the file that a stage with its own program or command does not inherit."""
@@ -40,7 +40,7 @@ class StageJob:
 
 @dataclass(frozen=True)
 class StageRoot:
-    """The tree of one stage, as a job file."""
+    """Tree of one stage, in the form of a job file."""
 
     name: str
     needs: str | None
@@ -50,10 +50,10 @@ class StageRoot:
 def split_stages(
     root: MappingNode, source: Source, programs: Mapping[str, ProgramOptions] | None = None
 ) -> list[StageRoot] | None:
-    """The trees of a pipeline's stages, in order; None when the file is a single job.
+    """Return the trees of a pipeline's stages, in order; None when the file is a single job.
 
-    `programs`: for the aliases of options: a stage may override `learning_rate` of the file with `lr`.
-    Problems of the list, its names and needs go to the source.
+    `programs`: for the aliases of options: a stage may override `learning_rate` of the file with `lr`. Problems of the
+    list, its names and needs go to the source.
     """
     stages = root.entries.get("stages")
     if stages is None or isinstance(stages, ScalarNode) and stages.plain and stages.text in ("", "~", "null"):
@@ -86,8 +86,8 @@ def split_stages(
 
 
 def parallel_conflicts(jobs: Sequence[StageJob], roots: Sequence[StageRoot]) -> Iterator[Problem]:
-    """Stages that may run at the same time and send different files: both are linked into the one working directory
-    that stages share on a host, and each start would remove the files of the other."""
+    """Yield a problem for stages that may run at the same time and send different files. Both would be linked into the
+    working directory that stages share on a host, and each start would remove the files of the other."""
     needed: dict[str | None, frozenset[str | None]] = {None: frozenset()}
     for at, job in enumerate(jobs):
         needed[job.stage] = needed.get(job.needs, frozenset()) | {job.needs}
@@ -142,7 +142,7 @@ def _name(item: MappingNode, index: int, earlier: list[str], root: MappingNode, 
 
 
 def _needs(item: MappingNode, name: str | None, earlier: list[str], source: Source) -> str | None:
-    """The stage above, unless another one is named: stages run one after the other."""
+    """Return the stage above, unless the file names another: stages run one after the other."""
     node = item.entries.get("needs")
     if node is None:
         return earlier[-1] if earlier else None
@@ -183,7 +183,7 @@ def _override(root: MappingNode, item: MappingNode, name: str, programs: Mapping
 
 
 def _merge(common: MappingNode, own: MappingNode, aliases: Mapping[str, str]) -> MappingNode:
-    """`aliases`: option names by their aliases; a key of the stage replaces every name of the same option."""
+    """Merge two trees. `aliases`: option names by alias; a key of the stage replaces all names of its option."""
     merged = MappingNode(own.place, dict(common.entries), dict(common.keys))
     for either, other in (("ids", "per_node"), ("per_node", "ids")):
         if either in own.entries and other not in own.entries:

@@ -1,4 +1,4 @@
-"""What a job file must fulfil beyond the types of its keys: one function for each rule, each reports all it finds."""
+"""Rules of a job file beyond the types of its keys: one function per rule, which reports all problems it finds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ascendrun.options import JOB_FILE, OptionProblem, ProgramOptions, check_arg
 from ascendrun.text import Text, suggestion, write
 
 MAX_ARGUMENT_BYTES = 131_071
-"""Linux passes no single argument or variable above 128 KiB to a process."""
+"""Linux rejects a single argument or environment variable of 128 KiB or more."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BARE_WORD = re.compile(r"[A-Za-z0-9_./+-][A-Za-z0-9_./+=:@-]*")
@@ -33,7 +33,7 @@ _TO_FILE = Text("jobfile.put-into-file", "put the value into a file")
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """What the job file needs to know of the disk of this machine; paths are relative to the job file."""
+    """Access of the job file to the disk of this machine; paths are relative to the job file."""
 
     is_directory: Callable[[str], bool]
     is_readable: Callable[[str], bool]
@@ -41,7 +41,7 @@ class LocalFiles:
 
 @dataclass(frozen=True)
 class Draft:
-    """A job file on its way to a JobSpec. `data` is what the model reads, unchecked; `args` go through `typed_args`.
+    """A job file before validation as a JobSpec. `data`: unchecked input of the model; `args` go through `typed_args`.
     `check_names` returns the current name of every check by its names, old ones included; `files`: the disk. None: not
     checked."""
 
@@ -70,7 +70,7 @@ class Draft:
 
     @property
     def table(self) -> ProgramOptions | None:
-        """The options of the job's program; None when there is no such program."""
+        """Options of the job's program; None: no such program."""
         name = self.data.get("program")
         return self.programs.get(name) if isinstance(name, str) else None
 
@@ -81,7 +81,7 @@ def broken_rules(draft: Draft) -> Iterator[Problem]:
 
 
 def typed_args(draft: Draft) -> dict[str, Any]:
-    """`args` by option name, each value of its option's type; wrong ones stay as they are."""
+    """Return `args` by option name, converted to the type of the option; invalid values are unchanged."""
     return dict(draft.section("args")) if draft.table is None else _checked_args(draft, draft.table)[0]
 
 
@@ -93,7 +93,7 @@ def _checked_args(draft: Draft, table: ProgramOptions) -> tuple[dict[str, Any], 
 
 
 def list_form(command: str) -> str:
-    """A command line as the YAML list that means the same; quoted where YAML could read a word differently."""
+    """Return a command line as the equivalent YAML list, with quotes where YAML could read an argument differently."""
     try:
         words = shlex.split(command)
     except ValueError:
@@ -183,7 +183,7 @@ def _command(draft: Draft) -> Iterator[Problem]:
 
 
 def _wrapper(words: Sequence[str]) -> str | None:
-    """The launcher that the command calls, by name or as a module."""
+    """Return the launcher that the command calls, by name or as a module."""
     first = words[0].rpartition("/")[2]
     if first in _WRAPPERS:
         return _WRAPPERS[first]
@@ -309,7 +309,7 @@ def _workdir(draft: Draft) -> Iterator[Problem]:
 
 
 def _checks(draft: Draft) -> Iterator[Problem]:
-    """Names of checks, written with - or _; not checked where the names are not known."""
+    """Check names of checks, written with - or _; not checked where the names are not known."""
     known = draft.check_names() if draft.check_names is not None and draft.section("checks") else None
     for key in ("skip", "require"):
         names = draft.section("checks").get(key)
@@ -336,7 +336,7 @@ def _checks(draft: Draft) -> Iterator[Problem]:
 
 
 def _unsupported(draft: Draft) -> Iterator[Problem]:
-    """Keys and values that are not implemented, so that nothing is expected of them."""
+    """Yield a problem for each key and value that is not implemented."""
     for key, hint in UNSUPPORTED.items():
         path = key.split(".")
         if find(draft.root, tuple(path)) is not None:

@@ -1,4 +1,4 @@
-"""A user's file as lines of text, and the problems found in it in order; shared by job files and hostfiles."""
+"""A user's file as lines of text, and its problems in order; shared by job files and hostfiles."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ REMOVE = Text("source.remove", "remove it")
 
 
 def decode_text(data: str | bytes, file: str, *, max_bytes: int) -> tuple[list[str], list[Problem]]:
-    """The readable lines without their ends (\\n, \\r\\n) and without a leading byte order mark, and all problems.
+    """Return the readable lines without their ends (\\n, \\r\\n) and byte order mark, and all problems.
 
-    In a line with a problem U+FFFD replaces what cannot be read, so that columns stay true and the rest can be read.
+    In a line with a problem U+FFFD replaces each unreadable part: columns stay correct and the rest can be read.
     """
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if len(raw) > max_bytes:
@@ -38,7 +38,7 @@ def decode_text(data: str | bytes, file: str, *, max_bytes: int) -> tuple[list[s
 
 
 def in_order(problems: Sequence[Problem]) -> list[Problem]:
-    """Sorted by place, each once, at most MAX_PROBLEMS; problems without a line come last, in the order given."""
+    """Return the problems sorted by place, without duplicates, at most MAX_PROBLEMS. Those without a line are last."""
     unique = list(dict.fromkeys(problems))
     unique.sort(key=lambda problem: (problem.line is None, problem.line or 0, problem.column or 0))
     if len(unique) <= MAX_PROBLEMS:

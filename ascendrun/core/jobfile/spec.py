@@ -1,4 +1,4 @@
-"""From the text of a job file to a JobSpec, or to every problem of the file at once."""
+"""Conversion of the text of a job file to a JobSpec, or to a list of all its problems."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Path = tuple[Union[str, int], ...]
 
 
 def parse_program_options(name: str, json_text: str) -> ProgramOptions:
-    """The table of one program (`options.json`). Raises InvalidInputError with all faults of the table."""
+    """Return the option table of a program (`options.json`). Raises InvalidInputError with all its faults."""
     try:
         return read_table(name, json_text)
     except InvalidTableError as error:
@@ -59,7 +59,7 @@ def parse_program_options(name: str, json_text: str) -> ProgramOptions:
 
 
 def load_programs() -> Mapping[str, ProgramOptions]:
-    """The option tables of the bundled programs by name. Raises InvalidInputError."""
+    """Return the option tables of the bundled programs by name. Raises InvalidInputError."""
     from importlib import resources
 
     programs: dict[str, ProgramOptions] = {}
@@ -80,13 +80,13 @@ def parse_stages(
     files: Optional[LocalFiles] = None,
     placement: Optional[Callable[[JobSpec], Iterable[tuple[tuple[str, ...], Text, Text]]]] = None,
 ) -> tuple[StageJob, ...]:
-    """The jobs that the file and the overrides ("nodes=2") describe: one for each stage of a pipeline, in order, with
-    the keys of the file and its own; a single job for any other file. Paths stay as written (see `resolve_paths`).
+    """Return the jobs that the file and the overrides ("nodes=2") describe: one for each stage of a pipeline, in order,
+    with the keys of the file and its own; a single job for any other file. Paths stay relative (see `resolve_paths`).
 
-    Raises InvalidInputError with every problem; one of an override has "--set …" as its file and no line. Of a file
-    with invalid YAML only the problems up to there are found. `check_names` returns current names by names, `files`
-    reads the disk. `placement` returns what the hosts lack for a job: (key, message, hint); it also gets the name,
-    nodes, devices, launcher and hostfile of a job whose other keys have problems. None: not checked.
+    Raises InvalidInputError with every problem; one of an override has "--set …" as its file and no line. Invalid YAML
+    ends the search for problems. `check_names` returns current names by names, `files` reads the disk. `placement`
+    returns the requirements of a job that the hosts do not meet: (key, message, hint); it also gets the name, nodes,
+    devices, launcher and hostfile of a job whose other keys have problems. None: not checked.
     """
     source = read_yaml(text, file)
     if not source.is_complete:
@@ -119,14 +119,14 @@ def parse_stages(
 
 
 def _read_spec(draft: Draft, problems: list[Problem]) -> Optional[JobSpec]:
-    """The job of a tree; None when it has problems."""
+    """Return the job of a tree; None when it has problems."""
     problems.extend(broken_rules(draft))
     data = {**draft.data, "args": typed_args(draft)} if isinstance(draft.data.get("args"), dict) else draft.data
     return _validate(data, draft, problems)
 
 
 def _placement_part(draft: Draft) -> Optional[JobSpec]:
-    """A job with the keys that decide its placement; None when one of them has a problem."""
+    """Return a job with the keys that decide its placement; None when one of them has a problem."""
     name = draft.data.get("name")
     keys = {key: draft.data[key] for key in ("nodes", "devices", "launcher", "hostfile") if key in draft.data}
     try:
@@ -136,7 +136,7 @@ def _placement_part(draft: Draft) -> Optional[JobSpec]:
 
 
 def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOptions]) -> JobSpec:
-    """The same job with hostfile, workdir.path, env_file and the path options of the program made absolute.
+    """Return the job with absolute hostfile, workdir.path, env_file and path options of the program.
 
     `folder`: the absolute directory of the job file. `checkpoint.dir` and `python` are paths on the nodes and stay.
     """
@@ -155,7 +155,7 @@ def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOpti
 
 
 def require_hostfile(spec: JobSpec, file: str) -> str:
-    """The hostfile of the job. Raises InvalidInputError when it has none: a job never runs locally by default."""
+    """Return the hostfile. Raises InvalidInputError when it has none: a job never runs locally by default."""
     if spec.hostfile is None:
         text = Text("jobfile.required", "{key} is required", key="hostfile")
         hint = Text("jobfile.hostfile-hint", "write hostfile: cluster.hosts, or give -H FILE")
@@ -173,7 +173,7 @@ def _absolute(path: str, folder: str) -> str:
 
 
 def _validate(data: Mapping[str, Any], draft: Draft, problems: list[Problem]) -> Optional[JobSpec]:
-    """The job of the data; None when it has problems."""
+    """Return the job of the data; None when it has problems."""
     try:
         return JobSpec.model_validate(data)
     except ValidationError as error:
@@ -186,7 +186,7 @@ def _validate(data: Mapping[str, Any], draft: Draft, problems: list[Problem]) ->
 
 
 def _translate(error: Mapping[str, Any], draft: Draft) -> Optional[Problem]:
-    """One finding of pydantic as a problem at its place; None when a rule has reported it."""
+    """Return a pydantic error as a problem at its place; None when a rule has reported it."""
     root, path = draft.root, tuple(error["loc"])
     kind, context = error["type"], error.get("ctx") or {}
     node = find(root, path)
@@ -211,7 +211,7 @@ def _reported_by_a_rule(path: Path, error: Mapping[str, Any], node: Optional[Nod
     if error["type"] == "missing" and node is not None:
         return True
     if error["type"] == "too_short" and isinstance(node, ListNode) and node.items:
-        return True  # its items are wrong, and pydantic counts the right ones only
+        return True  # its items are invalid, and pydantic counts only the valid items
     if path[0] == "command" and len(path) == 1 and isinstance(error.get("input"), str):
         return True
     if path == ("devices", "type") and error.get("input") == "auto":
@@ -222,7 +222,7 @@ def _reported_by_a_rule(path: Path, error: Mapping[str, Any], node: Optional[Nod
 
 
 def _around(root: MappingNode, path: Path) -> Place:
-    """A missing key is reported at the key of its section; at the top, at the start of the file."""
+    """Return the place for a missing key: the key of its section; at the top, the start of the file."""
     return key_place(root, path[:-1]) if len(path) > 1 else root.place
 
 
@@ -234,7 +234,7 @@ def _name(path: Path) -> str:
 
 
 def _unknown_key(draft: Draft, path: Path, node: Optional[Node]) -> Optional[Problem]:
-    """For a renamed key the new name; otherwise a similar key."""
+    """Return a problem with the new name of a renamed key, otherwise with a similar key."""
     place, name = key_place(draft.root, path), _name(path)
     plain = tuple(step for step in path if isinstance(step, str))
     if ".".join(plain) in model.UNSUPPORTED or plain[0] in model.UNSUPPORTED:
@@ -247,7 +247,7 @@ def _unknown_key(draft: Draft, path: Path, node: Optional[Node]) -> Optional[Pro
 
 
 def _new_piece(path: Sequence[str], new: str, node: Optional[Node]) -> str:
-    """`workdir: {path: code}` for what the file has under an old key."""
+    """Return the text for the new key, such as `workdir: {path: code}`."""
     value: Any = to_plain(node) if node is not None else None
     for step in reversed(path):
         value = {step: value}
@@ -258,7 +258,7 @@ def _new_piece(path: Sequence[str], new: str, node: Optional[Node]) -> str:
 
 
 def flow(value: Any) -> str:
-    """A value as one line of YAML."""
+    """Return a value as one line of YAML."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -341,7 +341,7 @@ def _shown(value: Any) -> Text | str:
 
 
 def _example(path: Path) -> Optional[Text]:
-    """The example of a key as a hint; None for a key without one."""
+    """Return the example of a key as a hint; None for a key without an example."""
     kind: Optional[type[BaseModel]] = JobSpec
     plain = [step for step in path if isinstance(step, str)]
     if plain[:1] == ["stages"]:

@@ -1,4 +1,4 @@
-"""The tree of a job file: `--set` overrides applied to it, and the tree as the data that the model reads."""
+"""Tree of a job file: `--set` overrides applied to it, and the tree as input data of the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DATA_SECTIONS = ("args", "env")
 def apply_overrides(
     source: Source, overrides: Sequence[str], programs: Mapping[str, ProgramOptions] | None = None
 ) -> None:
-    """Apply `args.lr=1e-4` texts to the tree, the last one wins; their problems go to the source.
+    """Apply `args.lr=1e-4` texts to the tree, the last overrides earlier texts; problems go to the source.
 
     `programs`: for the aliases of options, as `lr` replaces `learning_rate` of the file.
     """
@@ -53,7 +53,7 @@ def apply_overrides(
 
 
 def job_data(root: MappingNode, source: Source) -> dict[str, Any]:
-    """What the model reads. A null means "not given"; in `env` and `command` a value is the very text of the file."""
+    """Return the input of the model. A null means "not given"; values of `env` and `command` are the text of the file."""
     data: dict[str, Any] = {}
     for key, node in root.entries.items():
         if key == "env" and isinstance(node, MappingNode):
@@ -132,7 +132,7 @@ def _stage(stages: ListNode, name: str) -> Node | None:
 
 
 def _text(node: Node, name: str, source: Source) -> Any:
-    """The text of a value as written; true and false in lower case."""
+    """Return the text of a value as written; true and false in lower case."""
     if not isinstance(node, ScalarNode):
         return to_plain(node)
     if source.is_invalid(node):
@@ -172,7 +172,7 @@ def _label(text: str) -> str:
 
 
 def place_of(root: Node, path: Sequence[Any]) -> Place:
-    """Location of the value at `path`; of a missing value, that of the nearest section around it."""
+    """Return the location of the value at `path`; of a missing value, that of the nearest enclosing section."""
     steps: list[Any] = list(path)
     while steps:
         node = find(root, tuple(steps))
@@ -183,7 +183,7 @@ def place_of(root: Node, path: Sequence[Any]) -> Place:
 
 
 def key_place(root: Node, path: Sequence[Any]) -> Place:
-    """Location of the key at `path`; of an item of a list, that of its value."""
+    """Return the location of the key at `path`; of a list item, that of its value."""
     parent = find(root, tuple(path[:-1]))
     if isinstance(parent, MappingNode) and path and path[-1] in parent.keys:
         return parent.keys[path[-1]]

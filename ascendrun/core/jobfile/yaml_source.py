@@ -1,7 +1,7 @@
-"""YAML as a tree in which every node has its place, read event by event to bound time and memory for any file.
+"""YAML as a tree in which every node has its place, read event by event to limit time and memory for any file.
 
-Only mappings, lists and scalars are read. Values that YAML 1.1 and 1.2 read differently are refused with a hint:
-readers of the file would not agree on them either.
+Only mappings, lists and scalars are read. Values that YAML 1.1 and 1.2 read differently are rejected with a hint: other
+readers of the file would not agree on them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _TRAPS: tuple[tuple[re.Pattern[str], Text, str], ...] = (
     ),
     (re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"), Text("yaml.trap-infinite", "not a finite number"), ""),
 )
-"""What YAML versions read differently: the pattern, why, and what to write for the value (empty: a plain number)."""
+"""Values that YAML versions read differently: the pattern, the reason, the replacement (empty: a plain number)."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ Value = Union[None, bool, int, float, str]
 
 @dataclass
 class Source:
-    """A file read: its tree (None: it is empty), its problems, and the invalid nodes, whose problem is already in
-    `problems`. `is_complete`: reading reached the end of the file."""
+    """A parsed file: its tree (None: it is empty), its problems, and the invalid nodes, whose problem is already in
+    `problems`. `is_complete`: the file was read to its end."""
 
     root: Node | None
     problems: list[Problem]
@@ -118,7 +118,7 @@ class Source:
 
 
 def read_yaml(data: str | bytes, file: str) -> Source:
-    """Read one document; never raises for its contents."""
+    """Parse one document; never raises for its contents."""
     lines, problems = decode_text(data, file, max_bytes=MAX_BYTES)
     source = Source(None, problems, {}, is_complete=False)
     if problems and not lines:
@@ -138,7 +138,7 @@ def read_yaml(data: str | bytes, file: str) -> Source:
 
 
 def read_value(text: str, place: Place) -> Source:
-    """The value of a `--set`: a list, a mapping or a quoted text where it starts like one, else the text as it is."""
+    """The value of a `--set`: list, mapping or quoted text where it starts as such, else the text unchanged."""
     if text[:1] in ("[", "{", '"', "'"):
         source = read_yaml(text, place.file)
         for node in walk(source.root):
@@ -152,7 +152,7 @@ def read_value(text: str, place: Place) -> Source:
 
 
 def scalar_value(node: ScalarNode) -> Value:
-    """What the text means. Quoted text is text; so is plain text that is no null, truth value or number."""
+    """Return the value of a scalar. Text: quoted, or plain and not null, a truth value or a number."""
     text = node.text
     if not node.plain:
         return text
@@ -168,7 +168,7 @@ def scalar_value(node: ScalarNode) -> Value:
 
 
 def walk(node: Node | None) -> Iterator[Node]:
-    """The node and all below it."""
+    """Yield the node and all below it."""
     stack = [node] if node is not None else []
     while stack:
         each = stack.pop()
@@ -180,7 +180,7 @@ def walk(node: Node | None) -> Iterator[Node]:
 
 
 def find(node: Node | None, path: tuple[str | int, ...]) -> Node | None:
-    """The node at `path`; None when there is none."""
+    """Return the node at `path`; None if not found."""
     for step in path:
         if isinstance(node, MappingNode) and isinstance(step, str):
             node = node.entries.get(step)
@@ -192,7 +192,7 @@ def find(node: Node | None, path: tuple[str | int, ...]) -> Node | None:
 
 
 class _Builder:
-    """Builds the tree from events. Holds the open collections, outermost first, each mapping with its waiting key."""
+    """Builds the tree from events. Holds the open collections, outermost first, each mapping with its pending key."""
 
     def __init__(self, file: str, source: Source) -> None:
         self.file = file
@@ -351,7 +351,7 @@ def _check_plain(node: ScalarNode, source: Source) -> None:
 
 
 def _invalid_characters(lines: list[str], file: str) -> Iterator[Problem]:
-    """Characters that YAML forbids, and those that change how a line shows; at most one of each on a line."""
+    """Yield characters that YAML forbids or that change the display of a line; at most one of each per line."""
     for number, line in enumerate(lines, start=1):
         forbidden = _UNPRINTABLE.search(line)
         if forbidden:
@@ -409,7 +409,7 @@ def _move(node: Node, place: Place) -> None:
 
 
 def to_plain(node: Node) -> Any:
-    """The tree as dicts, tuples and values."""
+    """Return the tree as dicts, tuples and values."""
     if isinstance(node, MappingNode):
         return {key: to_plain(value) for key, value in node.entries.items()}
     if isinstance(node, ListNode):

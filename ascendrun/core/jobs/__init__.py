@@ -1,1 +1,1 @@
-"""A job's record, its lifecycle, its place in the queue and its launch plan."""
+"""Record, lifecycle, queue order and launch plan of a job."""

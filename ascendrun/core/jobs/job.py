@@ -48,7 +48,7 @@ class Phase(str, Enum):
 
 
 class Cause(str, Enum):
-    """Why a job is being stopped; decides whether it ends STOPPED, FAILED or in BACKOFF to be tried again."""
+    """Reason for stopping a job; decides whether it ends STOPPED or FAILED, or is retried after BACKOFF."""
 
     USER = "user"
     REFUSED = "refused"
@@ -81,7 +81,7 @@ class Exit:
 
 @dataclass(frozen=True)
 class NodeProgress:
-    """One node within the present attempt. `clock_offset_s`: node clock minus head clock, None: not measured."""
+    """One node within the current attempt. `clock_offset_s`: node clock minus head clock, None: not measured."""
 
     host: str
     node_rank: int
@@ -100,14 +100,12 @@ class NodeProgress:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that the controller decided about one job; a value: `lifecycle.advance` returns the next one.
+    """Everything that the controller decided about one job, immutable: `lifecycle.advance` returns the next record.
 
-    `pipeline`: the id of the pipeline that it is a stage of, None: not part of a pipeline. `stage`: the stage's
-    name in it.
-    `needs`: the id of the job that has to succeed before. `home`: the run whose working directory it uses, None:
-    its own.
-    `go_sent_at_s`: when GO was decided for this attempt, None: not yet. `unconfirmed`: hosts on which the
-    end of all processes is unknown; they stay reserved until they are reachable. Times are UTC seconds.
+    `pipeline`: the id of its pipeline, None: not part of a pipeline. `stage`: the stage's name in it. `needs`: the id
+    of the job that has to succeed before. `home`: the run that owns its working directory, None: its own run.
+    `go_sent_at_s`: when GO was decided for this attempt, None: not yet. `unconfirmed`: hosts on which the end of all
+    processes is unknown; they stay reserved until they are reachable. Times are UTC seconds.
     """
 
     id: str
@@ -156,19 +154,19 @@ class Job:
 
 @dataclass(frozen=True)
 class NodesAvailable:
-    """No other job holds this job's hosts any more."""
+    """No other job uses this job's hosts."""
 
 
 @dataclass(frozen=True)
 class WaitingForNodes:
-    """Another job holds some of this job's hosts."""
+    """Another job uses some of this job's hosts."""
 
     reason: Text
 
 
 @dataclass(frozen=True)
 class DependencyFailed:
-    """The job that this one needs ended without success."""
+    """The dependency of this job ended without success."""
 
     reason: Text
 
@@ -182,14 +180,14 @@ class NodeReported:
 
 @dataclass(frozen=True)
 class Checked:
-    """The nodes were examined before the start. `warnings`: findings that do not prevent it, each with its line."""
+    """The nodes were checked before the start. `warnings`: findings that do not prevent it, each with its line."""
 
     warnings: tuple[tuple[Finding, Detail], ...] = ()
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan is made: the ranks of each host."""
+    """The plan is complete: the ranks of each host."""
 
     ranks: Mapping[str, tuple[int, ...]]
     world_size: int
@@ -210,7 +208,7 @@ class NodeReady:
 
 @dataclass(frozen=True)
 class Refused:
-    """A node or the plan prevents the start. `host` None: the plan, or several hosts (`hosts`, as `why` names them)."""
+    """A node or the plan prevents the start. `host` None: the plan, or several hosts (`hosts`, as in `why`)."""
 
     host: str | None
     why: Detail
@@ -234,9 +232,8 @@ class RankExited:
 
 @dataclass(frozen=True)
 class RankHungAtExit:
-    """A rank did not exit after its work. `cause`: finished (its metrics have "done") or idle (another rank exited
-    0 and
-    this one does nothing); `after_s`: the limit that was exceeded, None: not recorded."""
+    """A rank did not exit after its work. `cause`: finished (its metrics have "done") or idle (another rank exited with
+    0 and this rank is inactive); `after_s`: the exceeded limit, None: not recorded."""
 
     host: str
     rank: int
@@ -288,7 +285,7 @@ class StopRequested:
 
 @dataclass(frozen=True)
 class HeadRestarted:
-    """A new controller found the job in a start for which the old one had not sent GO."""
+    """A new controller found the job in a start without GO from the previous controller."""
 
 
 @dataclass(frozen=True)
@@ -325,12 +322,12 @@ class PrepareNodes:
 
 @dataclass(frozen=True)
 class StartNodes:
-    """GO, with the port of the rank-0 node."""
+    """Send GO, with the port of the rank-0 node."""
 
 
 @dataclass(frozen=True)
 class AbortNodes:
-    """Discard what was prepared for the attempt of this run_id; nothing was started."""
+    """Discard the preparation of the attempt of this run_id; nothing was started."""
 
     run_id: str
 
@@ -347,16 +344,16 @@ class StopNodes:
 Action = Union[QueryNodes, StageNodes, PrepareNodes, StartNodes, AbortNodes, StopNodes]
 
 
-# The record as plain JSON values and back, for the store.
+# Conversion of the record to plain JSON values and back, for the store.
 
 
 def dump_job(job: Job) -> dict[str, Any]:
-    """The record as JSON values; enums become their values, tuples lists, rank numbers in keys strings."""
+    """Return the record as JSON values; enums become their values, tuples lists, rank numbers in keys strings."""
     return dict(to_json(asdict(job)))
 
 
 def load_job(record: Mapping[str, Any]) -> Job:
-    """The job of a record made by `dump_job`, also after a trip through JSON."""
+    """Return the job of a record made by `dump_job`, also after conversion to and from JSON."""
     return load_dataclass(
         Job,
         record,

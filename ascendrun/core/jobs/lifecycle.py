@@ -1,4 +1,4 @@
-"""State machine of a job: the table of transitions, one writer of the state, one pure step from input to actions."""
+"""State machine of a job: the transition table, a single writer of the state, a pure step from input to actions."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ FAILURE_GRACE_S = 2.0
 """Grace period of the other ranks after one has failed: a checkpoint without the failed rank would be incomplete."""
 
 CONFIRM_S = 30.0
-"""How long, beyond the grace, an unreachable node may keep a job in STOPPING; a reachable one, twice as long."""
+"""Seconds beyond the grace period that an unreachable node may keep a job in STOPPING; a reachable node, twice that."""
 
 
 class InvalidTransitionError(AssertionError):
-    """A programming error: the table has no such transition. Carries the last events of the job."""
+    """A programming error: transition not in the table. Carries the last events of the job."""
 
 
 @dataclass(frozen=True)
 class Transition:
-    """A change of state: when, and why."""
+    """A change of state with its time and reason."""
 
     source: State
     target: State
@@ -47,7 +47,7 @@ class Transition:
 
 @dataclass(frozen=True)
 class Step:
-    """What one input led to: the next record, the changes of state, the events to store, the actions to perform."""
+    """Result of one input: the next record, state changes, events to store, actions to perform."""
 
     job: Job
     transitions: tuple[Transition, ...] = ()
@@ -55,14 +55,14 @@ class Step:
     actions: tuple[Action, ...] = ()
 
     def then(self, later: Step) -> Step:
-        """Both steps as one, for events that came together."""
+        """Return both steps as one, for events that arrived together."""
         return Step(
             later.job, self.transitions + later.transitions, self.events + later.events, self.actions + later.actions
         )
 
 
 def advance(job: Job, event: JobInput, *, now_s: float, recent: Callable[[], Sequence[str]] = tuple) -> Step:
-    """The next record of `job` after `event`, and what to do. Pure; an event that comes twice changes nothing.
+    """Return the next record of `job` after `event`, and the actions. Pure; a repeated event changes nothing.
 
     `recent` returns the last events of the job; used only for the message of InvalidTransitionError.
     """
@@ -73,10 +73,10 @@ def advance(job: Job, event: JobInput, *, now_s: float, recent: Callable[[], Seq
 
 
 def resume(job: Job, *, now_s: float) -> Step:
-    """What a new controller does about a job that an earlier one left behind.
+    """Return the step of a new controller for a job of a previous controller.
 
-    A start without GO is repeated as the next attempt: the nodes dropped their reservations with the connections of
-    the old controller. After GO every action is repeatable and is sent again.
+    A start without GO is repeated as the next attempt: the nodes dropped their reservations with the connections of the
+    old controller. After GO every action is repeatable and is sent again.
     """
     if job.state in (State.CHECKING, State.STAGING, State.STARTING) and job.go_sent_at_s is None:
         return advance(job, w.HeadRestarted(), now_s=now_s)
@@ -89,20 +89,20 @@ def resume(job: Job, *, now_s: float) -> Step:
 
 
 def restart_timers(job: Job, *, now_s: float) -> Job:
-    """The job after a time without a running controller (stopped or suspended): its timeouts start again."""
+    """Restart the timeouts of a job after a time without a running controller (stopped or suspended)."""
     if job.state is State.STARTING and job.go_sent_at_s is not None:
         return replace(job, go_sent_at_s=now_s)
     return replace(job, since_s=now_s) if job.state is State.STOPPING else job
 
 
 def state_changes(events: Iterable[Event]) -> tuple[tuple[float, State], ...]:
-    """(UTC seconds, new state) of the events of a job, in their order. A state of a later release is skipped."""
+    """Return (UTC seconds, new state) of a job's events, in their order. A state of a later release is skipped."""
     changes = ((event.at_s, event.values.get("state")) for event in events if event.code == "state-changed")
     return tuple((at_s, State(name)) for at_s, name in changes if name in State.__members__)
 
 
 class _Draft:
-    """A job being advanced: the one place where a state is written."""
+    """A job during `advance`: the only writer of its state."""
 
     def __init__(self, job: Job, now_s: float, recent: Callable[[], Sequence[str]]) -> None:
         self.job = job
@@ -134,7 +134,7 @@ class _Draft:
         self.job = replace(self.job, nodes=nodes)
 
     def stop(self, cause: Cause, reason: Text, *, now: bool = False) -> None:
-        """To STOPPING, with its actions; a later request to stop now applies as well."""
+        """Go to STOPPING, with its actions; a later request to stop now applies as well."""
         if self.job.is_terminal:
             return
         if self.job.state is State.STOPPING:
@@ -147,7 +147,7 @@ class _Draft:
         self.actions += _stop_actions(self.job)
 
     def settle(self) -> None:
-        """Make every transition that the record now allows."""
+        """Make every transition that the record allows."""
         job = self.job
         if job.state is State.CHECKING and job.world_size and _all_at_least(job, Phase.REPORTED):
             self.transition(State.STAGING, reasons.checked(len(job.nodes), self.now_s - job.since_s))
@@ -195,7 +195,7 @@ class _Draft:
 
 
 def _place_of(reason: Text) -> tuple[Sequence[str], Sequence[int]]:
-    """The hosts and ranks that a reason names."""
+    """Return the hosts and ranks that a reason names."""
     host, rank = reason.values.get("host"), reason.values.get("rank")
     return reason.values.get("hosts") or ([host] if host else []), [] if rank is None else [rank]
 
@@ -216,7 +216,7 @@ def _stop_actions(job: Job) -> tuple[Action, ...]:
 
 
 def stop_grace_s(job: Job) -> float:
-    """How long the ranks of a job that is being stopped have to save."""
+    """Return the seconds that the ranks of a stopping job have to save a checkpoint."""
     if job.stop_now:
         return 0.0
     return job.grace_s if job.cause is Cause.USER or job.cause is Cause.LIMIT else FAILURE_GRACE_S
@@ -271,7 +271,7 @@ def _node_staged(draft: _Draft, event: w.NodeStaged) -> None:
 
 def _node_ready(draft: _Draft, event: w.NodeReady) -> None:
     if draft.job.go_sent_at_s is None and draft.job.state is not State.STARTING:
-        draft.actions.append(w.AbortNodes(draft.job.run_id))  # it was stopped while this node was still preparing
+        draft.actions.append(w.AbortNodes(draft.job.run_id))  # stopped while this node was still preparing
         return
     if draft.job.state is not State.STARTING or draft.job.node(event.host).phase is not Phase.STAGED:
         return
@@ -290,7 +290,7 @@ def _refused(draft: _Draft, event: w.Refused) -> None:
 
 
 def _hosts_named(why: object, hosts: Sequence[str]) -> tuple[str, ...]:
-    """The hosts of the job among the values of a text."""
+    """Return the hosts of the job among the values of a text."""
     if not isinstance(why, Text):
         return ()
     found: set[str] = set()
@@ -389,7 +389,7 @@ def _tick(draft: _Draft, event: w.Tick) -> None:
 
 
 def _give_up_waiting(draft: _Draft, reachable: frozenset[str], *, waited_s: float) -> None:
-    """Hosts that do not confirm the end in time become unconfirmed, so that the job can end."""
+    """Mark hosts that do not confirm the end in time as unconfirmed, so that the job can end."""
     waiting = [n.host for n in draft.job.nodes if n.may_run_processes and n.host not in draft.job.unconfirmed]
     unreachable = tuple(host for host in waiting if host not in reachable and waited_s > CONFIRM_S)
     stuck = tuple(host for host in waiting if host in reachable and waited_s > 2 * CONFIRM_S)
@@ -406,7 +406,7 @@ def _all_exited_zero(node: NodeProgress) -> bool:
 
 
 def find_first_failure(job: Job) -> FirstFailure | None:
-    """The rank that failed first over all nodes, clock offsets removed; None: none failed."""
+    """Return the rank that failed first over all nodes, clock offsets removed; None: none failed."""
     failures = [
         (exit.at_ns - int((node.clock_offset_s or 0.0) * 1e9), rank, node.host, exit)
         for node in job.nodes

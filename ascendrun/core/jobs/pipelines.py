@@ -21,8 +21,8 @@ class StageStatus:
 
 @dataclass(frozen=True)
 class PipelineStatus:
-    """A pipeline in one line. `representative`: the index of the job that shows its progress, in the jobs it
-    was made from. `reason`: which stage of how many, and the reason of that stage."""
+    """Summary of a pipeline. `representative`: index, in the jobs it was made from, of the job that shows its progress.
+    `reason`: the stage number, the number of stages, and the reason of that stage."""
 
     representative: int
     state: State
@@ -31,12 +31,12 @@ class PipelineStatus:
 
 
 def newest_stages(jobs: Sequence[Job]) -> tuple[int, ...]:
-    """The indexes of each stage's newest job, in the order in which the stages were first submitted."""
+    """Return the indexes of each stage's newest job, in the order in which the stages were first submitted."""
     return tuple({job.stage: index for index, job in enumerate(jobs) if job.stage is not None}.values())
 
 
 def representative_stage(jobs: Sequence[Job]) -> int:
-    """The index of the job that represents the pipeline: one that has nodes, else the first that failed or was
+    """Return the index of the job that represents the pipeline: a job with nodes, else the first that failed or was
     stopped itself, else the first that waits, else the last."""
     stages = newest_stages(jobs)
     if all(jobs[index].state is State.SUCCEEDED for index in stages):
@@ -45,14 +45,14 @@ def representative_stage(jobs: Sequence[Job]) -> int:
 
 
 def _precedence(job: Job) -> int:
-    """0: represents the pipeline first."""
+    """Return the sort key; 0 is first."""
     if not job.is_terminal:
         return 2 if job.state is State.QUEUED else 0
     return 1 if job.state is not State.SUCCEEDED and job.cause is not Cause.NEED else 3
 
 
 def pipeline_status(jobs: Sequence[Job]) -> PipelineStatus:
-    """`jobs`: every job of the pipeline, oldest first. SUCCEEDED only when each stage's newest job has succeeded."""
+    """Return the status of a pipeline. `jobs`: all its jobs, oldest first. SUCCEEDED: the newest of each stage did."""
     newest = newest_stages(jobs)
     representative = representative_stage(jobs)
     job = jobs[representative]

@@ -1,4 +1,4 @@
-"""From a job, its hosts and their reports to the exact processes of every node."""
+"""Launch plan: the exact processes of every node, from a job, its hosts and their reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
 
 PORT_TOKEN = "\0MASTER_PORT\0"
-"""Stands in an argument for the port that the rank-0 node found free; NUL cannot occur in a user's argument."""
+"""Placeholder in an argument for the free port of the rank-0 node; NUL cannot occur in a user's argument."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """Everything one node has to start. `setup`: bash text run before each process, None: none.
-    `devices`: that of each local rank, None: they have none."""
+    """Start data of one node. `setup`: bash text run before each process, None: none. `devices`: by local rank, None:
+    no devices."""
 
     host: str
     node_rank: int
@@ -71,10 +71,10 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What all nodes start together. `master_ports`: tried in order by bind on the rank-0 node; the first free one
-    becomes MASTER_PORT in every rank's environment (and replaces PORT_TOKEN in arguments).
-    `max_s`: None means no limit. `stop_signal` is a name without SIG, such as "TERM".
-    `home`: the run whose working directory the ranks use, None: that of run_id."""
+    """Start data of all nodes. `master_ports`: tried in order by bind on the rank-0 node; the first free port becomes
+    MASTER_PORT in every rank's environment (and replaces PORT_TOKEN in arguments). `max_s`: None means no limit.
+    `stop_signal` is a name without SIG, such as "TERM". `home`: the run whose working directory the ranks use, None:
+    that of run_id."""
 
     job: str
     attempt: int
@@ -107,9 +107,8 @@ def make_plan(
     trees: Sequence[Tree],
     home: str | None = None,
 ) -> LaunchPlan:
-    """The processes of each node. `hosts`: the hostfile's, in its order; `reports`, `folders`: by host name;
-    `home`: as in
-    LaunchPlan.
+    """Return the processes of each node. `hosts`: the hostfile's, in its order; `reports`, `folders`: by host name;
+    `home`: as in LaunchPlan.
 
     Raises PreflightError with every reason why the hosts cannot run the job.
     """
@@ -146,7 +145,7 @@ def make_plan(
 
 
 def choose_hosts(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """The hosts that the job uses: the first `nodes` of the file, all of them without `nodes`.
+    """Return the hosts that the job uses: the first `nodes` of the file, all without `nodes`.
 
     Raises PreflightError when the file has fewer.
     """
@@ -158,7 +157,7 @@ def choose_hosts(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
 
 
 def placement_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tuple[str, ...], Text, Text]]:
-    """What the hostfile lacks for the job: (key of the job file, message, hint). `hosts`: all of the hostfile."""
+    """Yield unmet requirements of the job: (key of the job file, message, hint). `hosts`: all of the hostfile."""
     required = spec.nodes or max(1, len(hosts))
     if len(hosts) < required:
         yield (("nodes",), *_too_few_hosts(spec.name, required, len(hosts)))
@@ -196,7 +195,7 @@ def _slot_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tuple[s
 
 
 def _device_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tuple[str, ...], Text, Text]]:
-    """Hosts whose devices= lacks devices of the job."""
+    """Yield the hosts whose devices= lacks devices of the job."""
     lacking: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     for host in hosts:
         ids, offered = spec.devices.ids, host.devices
@@ -228,7 +227,7 @@ def _device_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tuple
 
 
 def _shared_devices(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tuple[str, ...], Text, Text]]:
-    """Several local hosts are one machine: a device may belong to only one of them."""
+    """Yield devices of several local hosts: these are one machine, and a device may belong to one host only."""
     owner: dict[int, str] = {}
     for host in hosts:
         for device in _choose_devices(spec, host) if host.is_local else ():
@@ -260,7 +259,7 @@ def _too_few_hosts(name: str, required: int, listed: int) -> tuple[Text, Text]:
 
 
 def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
-    """The fields of the agent's `prepare` operation for this node."""
+    """Return the fields of the agent's `prepare` operation for this node."""
     code = [tree.sha256 for tree in plan.trees if tree.name == CODE_TREE]
     return {
         "tag": plan.run_id,
@@ -283,8 +282,8 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
 
 
 def render_plan(plan: LaunchPlan) -> dict[str, Any]:
-    """The plan as data. Each node's `prepare` is the very request that its agent gets; PORT_TOKEN in an argument
-    stands for the port that is free at the start."""
+    """Return the plan as data. Each node's `prepare` is the exact request to its agent; PORT_TOKEN in an argument is
+    the placeholder of the port that is free at the start."""
     return {
         "job": plan.job,
         "attempt": plan.attempt,
@@ -302,7 +301,7 @@ def render_plan(plan: LaunchPlan) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What was decided of the job as a whole, by host name. `devices`: ids; `counts`: ranks."""
+    """Decisions for the entire job, by host name. `devices`: ids; `counts`: ranks."""
 
     spec: JobSpec
     hosts: tuple[Host, ...]
@@ -319,7 +318,7 @@ class _Shape:
 
 
 def _choose_devices(spec: JobSpec, host: Host) -> tuple[int, ...]:
-    """One id for each rank of the host; for the device type cpu they only count."""
+    """Return one device id for each rank of the host; for the device type cpu they are only counted."""
     if spec.devices.ids is not None:
         return spec.devices.ids
     offered = host.devices if spec.devices.type != "cpu" else None
@@ -344,7 +343,7 @@ def _make_nodes(shape: _Shape, job: JobShare) -> tuple[NodePlan, ...]:
             master_address=shape.network.master_address,
             device_type=spec.devices.type,
             device_ids=shape.devices[host.name],
-            # Several local hosts share the CPUs of this one machine.
+            # Several local hosts share the CPUs of this machine.
             threads=max(1, shape.reports[host.name].cpus // (local_ranks if host.is_local else count)),
             attempt_folder=folders.attempt,
             checkpoint_folder=spec.checkpoint.dir or folders.checkpoints,
@@ -377,7 +376,7 @@ def _make_ranks(shape: _Shape, job: JobShare, share: NodeShare) -> tuple[RankPla
 
 def _command(shape: _Shape, share: NodeShare) -> tuple[str, ...]:
     spec, host = shape.spec, shape.hosts[share.node_rank]
-    # The agent of this machine runs under an interpreter with the job's packages; of others only the name is known.
+    # The local agent runs under an interpreter with the job's packages; of other nodes only its name is known.
     python = spec.python or (shape.reports[host.name].python if host.is_local else "python3")
     if spec.program is not None:
         words = launchers.program_command(spec.program, make_arguments(spec.args), python=python)
@@ -417,9 +416,8 @@ def _preflight_error(name: str, faults: Sequence[Failure]) -> PreflightError:
 
 
 def render_text(rendered: Mapping[str, Any]) -> str:
-    """The result of `render_plan` as commands to paste on each node. The first candidate stands for MASTER_PORT; a
-    plan has
-    no secrets."""
+    """Return the result of `render_plan` as commands to paste on each node. MASTER_PORT is the first candidate; a plan
+    has no secrets."""
     port = str(rendered["master_ports"][0])
     lines = [
         _comment(
@@ -492,11 +490,11 @@ def _comment(text: Text) -> str:
 
 
 def _quoted(value: str) -> str:
-    """zsh takes an unquoted value that starts with "=" for the path of a command."""
+    """Quote a value for zsh, which expands an unquoted leading "=" to the path of a command."""
     return f"'{value}'" if value.startswith("=") and "'" not in value else shlex.quote(value)
 
 
 def _shared_env(ranks: list[Mapping[str, Any]]) -> Mapping[str, str]:
-    """The variables that have one value in all ranks of the node."""
+    """Return the variables that have the same value in all ranks of the node."""
     first = ranks[0]["env"]
     return {name: value for name, value in first.items() if all(rank["env"].get(name) == value for rank in ranks)}

@@ -1,4 +1,4 @@
-"""Why a job is in its state: one function for each reason. The key of the text is the reason's code."""
+"""Reasons for the state of a job: one function for each reason. The key of the text is the reason's code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Union
 from ascendrun.text import Text
 
 Detail = Union[Text, str]
-"""What a node or a tool reported; str: its output."""
+"""Report of a node or a tool; str: its output."""
 
 
 def new() -> Text:
@@ -105,7 +105,7 @@ def next_attempt(attempt: int) -> Text:
 
 
 def preflight_failed(hosts: Sequence[str], why: Detail) -> Text:
-    """`hosts`: those that are not ready, () when the plan is the reason or `why` names them itself."""
+    """Return the reason. `hosts`: those that are not ready, () when it is the plan or `why` names them itself."""
     return Text(
         "reason.preflight-failed", "preflight failed (no process was started): {why}", why=why, hosts=list(hosts)
     )
@@ -124,7 +124,7 @@ def supervisor_lost(host: str) -> Text:
 
 
 def hung_at_exit(cause: str, after_s: float | None) -> Text:
-    """Why a rank counts as hung at exit. A cause of an earlier or later release shows as it is."""
+    """Return why a rank counts as hung at exit. A cause of another release is returned unchanged."""
     if cause == "finished" and after_s is not None:
         return Text("hung.finished", "its work ended more than {after_s:duration} ago; it is killed", after_s=after_s)
     if cause == "idle" and after_s is not None:
@@ -164,7 +164,7 @@ def internal_error(error: str, log: str) -> Text:
 
 
 def legacy(text: str) -> Text:
-    """A reason of an earlier release that has no code."""
+    """Return a reason of an earlier release that has no code."""
     return Text("reason.legacy", "{text}", text=text)
 
 

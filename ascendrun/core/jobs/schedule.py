@@ -1,4 +1,4 @@
-"""Which queued jobs may start: in order of submission, over the jobs of one head node; a stage after its dependency."""
+"""Scheduling of queued jobs: by order of submission, over the jobs of one head node; a stage after its dependency."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ascendrun.text import Text
 
 @dataclass(frozen=True)
 class Claim:
-    """What a job uses of one host.
+    """Use of one host by a job.
 
-    `count` of its `capacity` slots (capacity None: the whole host), or the devices `ids` and no others.
+    `count` of its `capacity` slots (capacity None: the entire host), or only the devices `ids`.
     """
 
     host: str
@@ -30,8 +30,8 @@ Decision = Union[NodesAvailable, WaitingForNodes]
 def schedule_all(
     jobs: Sequence[tuple[Job, Sequence[Claim]]], find: Callable[[str], Job | None]
 ) -> Mapping[str, Decision | DependencyFailed]:
-    """For every QUEUED job, oldest first, whether it may start now. One that waits for the job it needs has no place
-    in the queue for nodes. `find` returns a job by its id, None: not found."""
+    """Return for every QUEUED job, oldest first, whether it may start now. A job that waits for its dependency has no
+    place in the queue for nodes. `find` returns a job by its id, None: not found."""
     decisions: dict[str, Decision | DependencyFailed] = {}
     ready = []
     for job, claims in jobs:
@@ -44,7 +44,7 @@ def schedule_all(
 
 
 def schedule_queue(jobs: Sequence[tuple[Job, Sequence[Claim]]]) -> Mapping[str, Decision]:
-    """For every QUEUED job, oldest first, whether its nodes are available or which job uses them.
+    """Return for every QUEUED job, oldest first, whether its nodes are available or which job uses them.
 
     A waiting job keeps its place: a younger job does not overtake it on a host that both require.
     """
@@ -65,7 +65,7 @@ def schedule_queue(jobs: Sequence[tuple[Job, Sequence[Claim]]]) -> Mapping[str, 
 
 
 def check_dependency(job: Job, needed: Job | None) -> None | WaitingForNodes | DependencyFailed:
-    """Whether a QUEUED job may wait for nodes, given the job that it needs (None: unknown); None: it may.
+    """Return whether a QUEUED job may wait for nodes, given its dependency (None: unknown); None: it may.
 
     A job behind a skipped stage gets the reason of the stage that failed.
     """

@@ -1,6 +1,6 @@
-"""Lines that many ranks write at about the same time, shown once: [0-63] step 120 loss 2.31±0.02.
+"""Folding of similar lines that many ranks write at about the same time: [0-63] step 120 loss 2.31±0.02.
 
-line_patterns.py defines what may differ. Different measured numbers are shown as mean±half of their spread. The line
+line_patterns.py defines the variable parts. Different measured numbers are shown as mean±half of their spread. The line
 of a rank with an outlier or a nan follows separately and unchanged.
 """
 
@@ -17,17 +17,17 @@ from ascendrun.core.logs.line_patterns import ADDRESS, MEASURED, OWN_RANK, Shape
 from ascendrun.core.logs.log_lines import LogLine
 
 OPEN_GROUPS_LIMIT = 4096
-"""At most this many lines wait, to bound memory: more lines are folded less."""
+"""Maximum number of waiting lines, to limit memory: more lines are folded less."""
 OPEN_CHARACTERS_LIMIT = 8_000_000
 LONG_LINE = 1000
-"""Only longer lines count for the limit of characters: the others are bounded by the limit of groups."""
+"""Characters. Only longer lines count for the character limit: the limit of groups covers the others."""
 CROWD_CHECK = 128
-"""The two limits above are checked after this many lines."""
+"""The two limits above are checked after this number of lines."""
 FEWEST_FOR_OUTLIERS = 4
-"""With fewer ranks there is no outlier."""
+"""Minimum number of ranks for outliers."""
 OUTLIER_SIGMAS = 6.0
 USUAL = 1.4826
-"""The median distance from the median, times this, is the sigma of a normal distribution."""
+"""Median absolute deviation to sigma of a normal distribution."""
 OUTLIER_SHARE = 0.05
 """A number within this fraction of the median is never an outlier."""
 
@@ -35,7 +35,7 @@ FoldKey = tuple[Template, str, int]
 
 
 class FoldedLine(NamedTuple):
-    """Lines of one or more ranks, at most one of each, in the order of arrival. `text`: the text for all."""
+    """Lines of one or more ranks, at most one per rank, in the order of arrival. `text`: the common text."""
 
     lines: tuple[LogLine, ...]
     text: str
@@ -80,18 +80,17 @@ class _Peers:
         self.groups.append(group)
 
     def oldest(self, last: int, since_s: float) -> _Group:
-        """The oldest group after the rank's last line that is within the window; the newest must be."""
+        """Return the oldest group after the rank's last line and within the window; the newest must be."""
         behind = self.groups[bisect_right(self.numbers, last) :]
         return next(group for group in behind if group.opened_s >= since_s)
 
 
 class Folder:
-    """Folds lines as they arrive. A line joins an earlier line with the same template, stream and attempt if that
-    line is
-    within the window and no other line of the same rank would be overtaken.
+    """Folds lines as they arrive. A line joins an earlier line with the same template, stream and attempt if that line
+    is within the window and no other line of the same rank would be overtaken.
 
-    `ranks`: number of ranks, so that a line of all ranks does not wait for the window; None: not known.
-    Both may change while lines wait.
+    `ranks`: number of ranks, so that a line of all ranks does not wait for the window; None: not known. Both may change
+    while lines wait.
     """
 
     def __init__(self, *, window_s: float, ranks: int | None = None) -> None:
@@ -105,21 +104,20 @@ class Folder:
         self._characters = 0
 
     def add(self, lines: Sequence[LogLine], *, now_s: float) -> None:
-        """Lines that arrived at `now_s`, on one monotonic clock for all lines."""
+        """Add lines that arrived at `now_s`, on one monotonic clock for all lines."""
         self._join(lines, now_s, now_s)
 
     def add_past(
         self, lines: Sequence[LogLine], *, now_s: float, until_s: float = math.inf
     ) -> tuple[list[FoldedLine], float]:
-        """Lines that arrived at their own times, none after `until_s`; `now_s`: the time of the line before them.
-        Return
-        what can be shown, as `take`, and the time of the last line."""
+        """Add lines with their own arrival times, none after `until_s`; `now_s`: the time of the line before them.
+        Return the completed lines, as `take`, and the time of the last line."""
         ready = self.take(now_s=now_s)
         more, now_s = self._join(lines, now_s, max(now_s, until_s))
         return ready + more, now_s
 
     def _join(self, lines: Sequence[LogLine], now_s: float, until_s: float) -> tuple[list[FoldedLine], float]:
-        """One long loop: a call for each of millions of lines would cost more than its work."""
+        """Add lines in one long loop: a function call for each of millions of lines would cost more than its work."""
         ready: list[FoldedLine] = []
         by_key, last_of_rank, window_s, due_s = self._by_key, self._last_of_rank, self.window_s, self.due_s
         found = self._templates.find_all([line[4] for line in lines], [line[2] for line in lines])
@@ -151,14 +149,14 @@ class Folder:
         return ready, now_s
 
     def take(self, *, now_s: float) -> list[FoldedLine]:
-        """The folded lines that can no longer grow, in order."""
+        """Return the folded lines that can no longer grow, in order."""
         ready: list[FoldedLine] = []
         while self._open and self._is_done(self._open[0], now_s):
             ready += self._close_first()
         return ready
 
     def finish(self) -> list[FoldedLine]:
-        """The other folded lines, in order."""
+        """Return the other folded lines, in order."""
         ready: list[FoldedLine] = []
         while self._open:
             ready += self._close_first()
@@ -166,7 +164,7 @@ class Folder:
 
     @property
     def due_s(self) -> float:
-        """The latest time for the first waiting line, -inf: none waits."""
+        """Latest time for the first waiting line; -inf: no line waits."""
         return self._open[0].opened_s + self.window_s if self._open else -math.inf
 
     def _is_done(self, group: _Group, now_s: float) -> bool:
@@ -191,7 +189,7 @@ class Folder:
 
 
 def fold(lines: Iterable[LogLine], *, window_s: float) -> Iterator[FoldedLine]:
-    """Lines in order of time, equal lines of several ranks within the window folded. `unfold` is the inverse."""
+    """Yield lines in order of time; equal lines of several ranks within the window are folded. Inverse: `unfold`."""
     folder = Folder(window_s=window_s)
     now_s = 0.0
     waiting = iter(lines)
@@ -202,16 +200,16 @@ def fold(lines: Iterable[LogLine], *, window_s: float) -> Iterator[FoldedLine]:
 
 
 def unfold(folded: Iterable[FoldedLine]) -> Iterator[LogLine]:
-    """Every line that was passed to `fold`, in the order of each rank."""
+    """Yield every line that was passed to `fold`, in the order of each rank."""
     for line in folded:
         yield from line.lines
 
 
-# ---------------------------------------------------------------- one text for many
+# ---------------------------------------------------------------- common text
 
 
 def summarise(lines: Sequence[LogLine], shapes: Sequence[Shape]) -> list[FoldedLine]:
-    """Lines of one template as one folded line, followed by each outlier. `shapes`: of the lines."""
+    """Fold lines of one template into one line, followed by each outlier. `shapes`: of the lines."""
     texts, shape = [line[4] for line in lines], shapes[0]
     first = texts[0]
     if not shape.fields or texts.count(first) == len(texts):
@@ -230,7 +228,7 @@ def summarise(lines: Sequence[LogLine], shapes: Sequence[Shape]) -> list[FoldedL
 
 
 class _Column(NamedTuple):
-    """One variable part of every line. `values`: as numbers, () if not numbers or all equal. `examples`: a text of each
+    """A variable part of every line. `values`: as numbers, () if not numbers or all equal. `examples`: a text of each
     width."""
 
     kind: str
@@ -241,7 +239,7 @@ class _Column(NamedTuple):
 
 
 def _make_column(kind: str, texts: Sequence[str], widths: int | None = None) -> _Column:
-    """`widths`: number of different widths, None: not known."""
+    """Return a column. `widths`: number of different widths, None: not known."""
     if texts.count(texts[0]) == len(texts):
         return _Column(kind, texts, (), texts[:1], True)
     examples = texts[:1] if widths == 1 else list({len(text): text for text in texts}.values())
@@ -249,9 +247,9 @@ def _make_column(kind: str, texts: Sequence[str], widths: int | None = None) -> 
 
 
 def _parts(columns: Sequence[_Column], count: int) -> list[list[int]]:
-    """The indexes of the lines that are shown as one, the largest group first, then each outlier.
+    """Return the indexes of the lines to merge, the largest group first, then each outlier.
 
-    A number and a nan or inf are never shown as one, however many ranks have either.
+    A number and a nan or inf are never merged, for any number of ranks.
     """
     measured = [column.values for column in columns if column.values]
     if not all(math.isfinite(sum(values)) for values in measured):
@@ -269,7 +267,7 @@ def _parts(columns: Sequence[_Column], count: int) -> list[list[int]]:
 
 
 def find_outliers(values: Sequence[float]) -> set[int]:
-    """The indexes of outliers, by the distance from the median in units of the median distance."""
+    """Return the indexes of outliers, by distance from the median in units of the median distance."""
     ordered = sorted(values)
     middle = ordered[len(ordered) // 2]
     least = max(OUTLIER_SHARE * abs(middle), 1e-9)
@@ -278,14 +276,14 @@ def find_outliers(values: Sequence[float]) -> set[int]:
         return set()
     near = most / OUTLIER_SIGMAS / USUAL * 1.001
     if bisect_left(ordered, middle + near) - bisect_right(ordered, middle - near) <= len(ordered) // 2:
-        return set()  # more than half are farther away, so the median distance is, too
+        return set()  # more than half are farther away, so the median distance is also larger
     usual = USUAL * sorted([abs(value - middle) for value in values])[len(values) // 2]
     limit = max(OUTLIER_SIGMAS * usual, least)
     return {at for at, value in enumerate(values) if abs(value - middle) > limit}
 
 
 def _render(text: str, shape: Shape, columns: Sequence[_Column]) -> str:
-    """The line with a summary of its variable parts."""
+    """Return the line with a summary of its variable parts."""
     pieces = []
     at = 0
     for (start, end, _kind), column in zip(shape.fields, columns):
@@ -303,7 +301,7 @@ def _describe(column: _Column) -> str:
 
 
 def describe_spread(values: Sequence[float], examples: Sequence[str]) -> str:
-    """2.31±0.02: the mean and half of the range, as precise as the examples."""
+    """Return the mean and half of the range, as precise as the examples: 2.31±0.02."""
     low, high = min(values), max(values)
     if not (math.isfinite(low) and math.isfinite(high)) or low == high:
         return examples[0]

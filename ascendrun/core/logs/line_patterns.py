@@ -1,13 +1,13 @@
-"""Which parts of a line may differ between ranks: measured numbers, not counted ones.
+"""Parts of a line that may differ between ranks: measured numbers, not counters.
 
 A line's template is its text without its variable parts. Lines with the same template are folded:
 
-    measured    decimals (2.31, 1e-05, nan), whole numbers with a unit or after the name of a measure (35 ms, mem 30211)
+    measured    decimals (2.31, 1e-05, nan), integers with a unit or after the name of a measure (35 ms, mem 30211)
     clock       times of day and dates: ranks write the same line at almost the same time
     address     0x7f3a10: never the same
     own rank    "rank 3" in a line of rank 3
 
-Everything else is kept: a different step, epoch, index, version or port makes another template, so a rank that is one
+Any other difference (step, epoch, index, version, port) gives another template, so a rank that is one
 step behind is never shown at the step of the others.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 LONGEST = 2000
-"""A longer line is compared unchanged."""
+"""Characters; a longer line is compared unchanged."""
 CACHED = 4096
 
 MEASURED, CLOCK, ADDRESS, OWN_RANK = "measured", "clock", "address", "own rank"
@@ -61,8 +61,8 @@ class Field(NamedTuple):
 class Shape(NamedTuple):
     """The positions of the variable parts of a text. Texts that differ only in digits share it.
 
-    `literal`: the text with every digit as 0 and a gap for each variable part; `counted`: the other digits, which must
-    be equal as well.
+    `literal`: the text with every digit as 0 and a gap for each variable part; `counted`: the other digits,
+    which must be equal.
     """
 
     fields: tuple[Field, ...]
@@ -82,12 +82,11 @@ class Templates:
         self._shapes: dict[bytes, Shape] = {}
 
     def find(self, text: str, rank: int) -> tuple[Template, Shape]:
-        """The line without its variable parts (equal for lines that may be folded), and the positions of those
-        parts."""
+        """Return the line without its variable parts (equal for lines that may be folded), and their positions."""
         return self.find_all([text], [rank])[0]
 
     def find_all(self, texts: Sequence[str], ranks: Sequence[int]) -> list[tuple[Template, Shape]]:
-        """The same for many lines, at a fraction of the cost per line."""
+        """As `find`, for many lines, at a fraction of the cost per line."""
         found: list[tuple[Template, Shape]] = []
         has_rank = False
         known = self._shapes.get
@@ -114,7 +113,7 @@ class Templates:
 
 
 def _with_zeros(texts: Sequence[str]) -> list[bytes]:
-    """Each text with every digit as 0; empty for a text above LONGEST."""
+    """Return each text with every digit as 0; empty for a text longer than LONGEST."""
     short = texts
     if max(map(len, texts), default=0) > LONGEST:
         short = [text if len(text) <= LONGEST else "" for text in texts]
@@ -125,7 +124,7 @@ def _with_zeros(texts: Sequence[str]) -> list[bytes]:
 
 
 def _own(text: str, found: tuple[Template, Shape], rank: int) -> tuple[Template, Shape]:
-    """The template and shape in which only the line's own rank is variable."""
+    """Return the template and shape in which only the line's own rank is variable."""
     shape = found[1]
     if not shape.has_rank:
         return found
@@ -149,7 +148,7 @@ def _make_shape(zeros: str, fields: tuple[Field, ...]) -> Shape:
 
 
 def find_shape(zeros: str) -> Shape:
-    """The shape of a text in which every digit is 0."""
+    """Return the shape of a text in which every digit is 0."""
     fields = []
     for match in _TOKEN.finditer(zeros):
         kind = match.lastgroup
@@ -168,5 +167,5 @@ def find_shape(zeros: str) -> Shape:
 
 
 def _is_measured(zeros: str, start: int, end: int) -> bool:
-    """Whether a whole number is a measurement, by the text after or before it."""
+    """Return whether an integer is a measurement, by the text after or before it."""
     return bool(_UNIT_AHEAD.match(zeros, end) or _MEASURE_BEFORE.search(zeros, max(0, start - 30), start))

@@ -1,4 +1,4 @@
-"""Bytes of many ranks as lines in one order: split, merge by time. core/logs/folding.py folds what ranks share."""
+"""Bytes of many ranks as lines in one order: split and merge by time. core/logs/folding.py folds equal lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LogLine(NamedTuple):
 def make_lines(
     times: Iterable[float | None], host: str, rank: int, stream: str, texts: Iterable[str], attempt: int
 ) -> list[LogLine]:
-    """Lines of one stream, made without a call for each: there may be millions."""
+    """Return the lines of one stream, without a call for each: there may be millions."""
     rows = zip(times, repeat(host), repeat(rank), repeat(stream), texts, repeat(attempt))
     return list(map(tuple.__new__, repeat(LogLine), rows))
 
@@ -39,7 +39,7 @@ def make_lines(
 
 
 class LineSplitter:
-    """Splits chunks of bytes into lines; holds at most one line of `limit_bytes`.
+    """Splits chunks of bytes into lines; keeps at most one line of `limit_bytes`.
 
     A carriage return restarts the line, as on a terminal: only the last state of a progress bar remains.
     """
@@ -52,11 +52,11 @@ class LineSplitter:
 
     @property
     def is_empty(self) -> bool:
-        """True when no part of a line is held."""
+        """Whether no part of a line is buffered."""
         return not (self._kept or self._dropped)
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that `data` completes."""
+        """Return the lines that `data` completes."""
         pieces = data.split(b"\n")
         lines = []
         for piece in pieces[:-1]:
@@ -66,7 +66,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> str | None:
-        """The last line, which has no newline; None when there is none."""
+        """Return the last line, which has no newline; None: no such line."""
         return None if self.is_empty else self._take()
 
     def _append(self, piece: bytes) -> None:
@@ -104,7 +104,7 @@ class LineSplitter:
 
 
 def decode_line(raw: bytes) -> str:
-    """UTF-8; else GB2312 if all bytes are valid; else UTF-8 with invalid bytes shown as \\xff."""
+    """Decode as UTF-8; else GB2312 if all bytes are valid; else UTF-8 with invalid bytes as \\xff."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -113,7 +113,7 @@ def decode_line(raw: bytes) -> str:
         text = raw.decode("gb2312")  # not gbk: truncated UTF-8 is nearly always valid GBK
     except UnicodeDecodeError:
         return raw.decode("utf-8", "backslashreplace")
-    return text if len(raw) - len(text) > 1 else raw.decode("utf-8", "backslashreplace")  # one: truncated UTF-8
+    return text if len(raw) - len(text) > 1 else raw.decode("utf-8", "backslashreplace")  # 1: truncated UTF-8
 
 
 def _without_broken_end(data: bytes) -> bytes:
@@ -134,7 +134,7 @@ BATCH_LINES = 256
 
 
 def merge(streams: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
-    """Lines of many streams by time, as `merge_batches` of batches of a few hundred lines."""
+    """Merge lines of many streams by time, with `merge_batches` of a few hundred lines each."""
     for batch in merge_batches(_in_batches(stream) for stream in streams):
         yield from batch
 
@@ -146,10 +146,10 @@ def _in_batches(stream: Iterable[LogLine]) -> Iterator[list[LogLine]]:
 
 
 def merge_batches(sources: Iterable[Iterator[list[LogLine]]]) -> Iterator[list[LogLine]]:
-    """Lines of many sources by time, batch by batch; of equal times, in the order of the sources.
+    """Merge lines of many sources by time, batch by batch; of equal times, in the order of the sources.
 
-    Each source keeps its own order: a line without a time, or with one that went backwards, stays directly after the
-    line before it. Holds one batch of every source, no more.
+    Each source keeps its own order: a line without a time, or with an earlier time, stays directly after the line
+    before it. Memory: one batch of every source.
     """
     waiting = [_Source(source) for source in sources]
     while waiting := [source for source in waiting if source.refill()]:
@@ -171,7 +171,7 @@ class _Source:
         self.times: list[float] = []
 
     def refill(self) -> bool:
-        """Whether there are more lines."""
+        """Return whether more lines exist."""
         while not self.times:
             batch = next(self._batches, None)
             if batch is None:
@@ -196,7 +196,7 @@ class _Source:
 
 
 def never_back(times: Sequence[float | None], newest_s: float) -> list[float]:
-    """Each time, or the maximum before it (at first `newest_s`) if it is missing or smaller."""
+    """Return each time, or the maximum before it (at first `newest_s`) if it is missing or smaller."""
     given = [at_s for at_s in times if at_s is not None]
     if len(given) == len(times) and sorted(given) == given and (not given or given[0] >= newest_s):
         return given  # nearly always
@@ -212,7 +212,7 @@ def never_back(times: Sequence[float | None], newest_s: float) -> list[float]:
 
 
 def parse_ranks(text: str) -> frozenset[int]:
-    """`0,8-15` as a set. Raises ValueError with the part that is wrong."""
+    """Return `0,8-15` as a set. Raises ValueError with the invalid part."""
     ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

@@ -16,7 +16,7 @@ ERROR_WORDS = (
     r"|assert(?:ion)?(?:error)?|abort(?:ed|ing)?|terminate called)\b|\w(?:Error|Exception)\b|\bE[IEJZ]\d{4}\b"
     r"|\bERR\d{5}\b"
 )
-"""What `--first` looks for when no pattern is given."""
+"""Pattern of `--first` when none is given."""
 NO_ERROR = r"\b(?:0|no|without) errors?\b|error(?:s|_count)?[\"']?\s*[:=]\s*(?:0\b|none\b|null\b|false\b)"
 
 
@@ -25,7 +25,7 @@ class LogView:
     """None for hosts, ranks, since_s, until_s, tail: no restriction. `streams`: of "out" and "err".
 
     `patterns`: a line is selected if one of them matches, with `invert` if none does; (): every line.
-    Times: UTC seconds of the head's clock. `tail`: so many shown lines of what is there already. `only_first`: of each
+    Times: UTC seconds of the head's clock. `tail`: number of selected lines of the existing log. `only_first`: of each
     rank its first selected line. `has_hosts`: lines start with their hosts.
     """
 
@@ -44,18 +44,18 @@ class LogView:
 
     @property
     def filters_lines(self) -> bool:
-        """True when not every line of a chosen stream is shown: its tail cannot be found by counting lines."""
+        """Whether lines of a chosen stream are filtered: its tail cannot be found by counting lines."""
         return bool(self.patterns) or self.only_first or self.since_s is not None or self.until_s is not None
 
     def has_host(self, host: str) -> bool:
         return self.hosts is None or host in self.hosts
 
     def has_rank(self, rank: int | None) -> bool:
-        """None: what belongs to no rank passes."""
+        """Return whether the rank is selected. None: a line of no rank is selected."""
         return self.ranks is None or rank is None or rank in self.ranks
 
     def choose(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
-        """The lines that pass."""
+        """Return the selected lines."""
         passes = LineTest(self).passes
         return (line for line in lines if passes(line)) if self.filters_lines else iter(lines)
 
@@ -94,7 +94,7 @@ _ERROR_WORDS, _NO_ERROR = re.compile(ERROR_WORDS, re.IGNORECASE), re.compile(NO_
 
 
 def find_error(text: str) -> re.Match[str] | None:
-    """The part of a line that looks like an error, None: nothing, or "no error"."""
+    """Return the part of a line that resembles an error; None: not found, or "no error"."""
     found = _ERROR_WORDS.search(text)
     return None if found is None or _NO_ERROR.search(text) else found
 

@@ -1,4 +1,4 @@
-"""Replaces credentials in texts by marks: the same secret gets the same mark."""
+"""Replacement of credentials in texts by marks: the same secret gets the same mark."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def _rule(kind: str, pattern: str, *needles: str, flags: int = 0) -> _Rule:
 
 class _Rule:
     """A pattern whose group `s` (or `bare`) is the secret. `needles`: without one of these, in lower case, no match.
-    `is_anchored`: every match begins with a needle; searching for those first is 30 times as fast."""
+    `is_anchored`: every match starts with a needle; searching for those first is 30 times as fast."""
 
     def __init__(self, kind: str, pattern: Pattern[str], needles: Sequence[str], *, is_anchored: bool = False) -> None:
         self.kind, self.pattern, self.needles, self.is_anchored = kind, pattern, needles, is_anchored
 
     def apply(self, text: str, low: str, hide: Hide) -> str:
-        """`low`: the text in lower case, as long as the text."""
+        """Apply the rule. `low`: the text in lower case, of the same length."""
         if not any(needle in low for needle in self.needles):
             return text
         replace = _replacer(self.kind, hide)
@@ -151,9 +151,9 @@ _DENSE = re.compile(r"(?<![A-Za-z0-9+=_/.\\-])[A-Za-z0-9+_=-]{32,512}(?![A-Za-z0
 class Redactor:
     """Removes credentials from texts. `known`: secret values and the kind for their marks.
 
-    Values that were found once with a name are then found without it. To find them in earlier texts as well, `scan`
-    all texts before `redact`. Marks are numbered in the order of their first use, so that
-    the same texts in the same order give the same result.
+    A value found with a name is then also found without it. To find it in earlier texts too, `scan` all texts before
+    `redact`. Marks are numbered in the order of their first use, so that the same texts in the same order give the same
+    result.
     """
 
     def __init__(self, known: Mapping[str, str] | None = None) -> None:
@@ -171,7 +171,7 @@ class Redactor:
         return len(self._numbers)
 
     def learn(self, value: str, kind: str) -> None:
-        """Hide the value and its usual encodings from now on."""
+        """Redact the value and its usual encodings from now on."""
         if len(value) < SHORTEST_KNOWN:
             return
         for variant in _variants(value):
@@ -194,7 +194,7 @@ class Redactor:
             self.learn(value.encode("latin-1").decode("utf-8", "surrogateescape"), kind)
 
     def redact(self, data: bytes) -> bytes:
-        """The text with marks instead of secrets, other bytes unchanged. `count`: number of marks."""
+        """Return the text with marks instead of secrets, other bytes unchanged. `count`: number of marks."""
         return self._redact(data.decode("latin-1")).encode("latin-1")
 
     def redact_text(self, text: str) -> str:
@@ -218,17 +218,17 @@ class Redactor:
 
 
 def redact_text(text: str) -> str:
-    """A short text without credentials of a known form."""
+    """Return a short text without credentials of a known form."""
     return Redactor().redact_text(text)
 
 
 def hide_values(text: str, values: Sequence[str | None]) -> str:
-    """`text` without these values and without credentials of a known form: for messages of errors."""
+    """Return `text` without these values and credentials of a known form: for error messages."""
     return Redactor({value: "credential" for value in values if value}).redact_text(text)
 
 
 def redact_tree(value: object, redactor: Redactor) -> object:
-    """JSON values with every secret hidden; values of SECRET_NAME are always hidden."""
+    """Return JSON values with every secret redacted; values of SECRET_NAME are always redacted."""
     if isinstance(value, str):
         return redactor.redact_text(value)
     if isinstance(value, Mapping):
@@ -241,7 +241,7 @@ def redact_tree(value: object, redactor: Redactor) -> object:
 
 
 def secrets_in_tree(value: object) -> dict[str, str]:
-    """Values of SECRET_NAME anywhere in JSON values, with the kind for the mark."""
+    """Return values of SECRET_NAME anywhere in JSON values, with the kind for the mark."""
     found: dict[str, str] = {}
     if isinstance(value, Mapping):
         for name, entry in value.items():
@@ -271,7 +271,7 @@ def _apply_rules(text: str, hide: Hide) -> str:
 
 
 def _lower(text: str) -> str:
-    """ASCII only, so that positions stay the same."""
+    """Convert ASCII only, so that positions stay the same."""
     return text.translate(_SMALL)
 
 
@@ -299,7 +299,7 @@ def _replacer(kind: str, hide: Hide) -> Callable[[Match[str]], str]:
 
 
 def _is_plain(value: str) -> bool:
-    """A number, a word for "no value", or a mark."""
+    """Return whether it is a number, a keyword for "no value", or a mark."""
     if _MARK.search(value) or "[redacted" in value or value.lower().strip(".") in _WORDS:
         return True
     try:
@@ -310,13 +310,13 @@ def _is_plain(value: str) -> bool:
 
 
 def _is_telling(value: str) -> bool:
-    """Whether it is specific enough to search for everywhere, unlike an ordinary word."""
+    """Return whether it is specific enough to search for everywhere, unlike an ordinary term."""
     kinds = sum(bool(re.search(pattern, value)) for pattern in ("[a-z]", "[A-Z]", "[0-9]", r"[^A-Za-z0-9\s]"))
     return len(value) >= 8 and kinds >= 2 and "\n" not in value and not _is_plain(value)
 
 
 def _is_dense(value: str) -> bool:
-    """Whether it looks random: three kinds of characters, high entropy; not a C++ symbol, a hash (hex) or an
+    """Return whether it looks random: three kinds of characters, high entropy; not a C++ symbol, hash (hex) or
     identifier."""
     if value.startswith("_Z") or value.count("_") > 4 or re.fullmatch("[0-9a-fA-F-]+", value):
         return False
@@ -336,8 +336,8 @@ def _compile_finder(values: Iterable[str]) -> Pattern[str]:
 
 
 def _any_of(values: Sequence[str]) -> str:
-    """A pattern for the longest of these texts (sorted, none empty). Shared prefixes are matched once: with a thousand
-    texts this takes seconds instead of hours."""
+    """Return a pattern for the longest of these texts (sorted, none empty). Shared prefixes are matched once: with a
+    thousand texts this takes seconds instead of hours."""
     branches = []
     for _, group in groupby(values, key=lambda value: value[0]):
         same = list(group)
@@ -349,7 +349,7 @@ def _any_of(values: Sequence[str]) -> str:
 
 
 def _variants(value: str) -> set[str]:
-    """The value as plain text, in JSON, in a URL and in base64, as Latin-1 texts of its bytes."""
+    """Return the value as plain text, in JSON, in a URL and in base64, as Latin-1 texts of its bytes."""
     raw = value.encode("utf-8", "surrogateescape")
     safe = raw.decode("utf-8", "replace")
     texts = {value, json.dumps(safe)[1:-1], json.dumps(safe, ensure_ascii=False)[1:-1], repr(safe)[1:-1]}
