@@ -333,7 +333,7 @@ _EXAMPLES = {key: f"{key}={value}" for key, value in {**_VALUES, "devices": "0,1
 
 
 def _duplicates(hosts: Sequence[Host], file: str) -> list[Problem]:
-    """Yield duplicate names and machines with two names; the same pair of lines gives one problem."""
+    """Return duplicate names and machines with two names; the same pair of lines gives one problem."""
     by_name: dict[str, Host] = {}
     by_machine: dict[tuple[str, int], Host] = {}
     twice: dict[tuple[int, int], list[str]] = {}

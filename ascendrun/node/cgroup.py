@@ -1,6 +1,6 @@
-"""A control group of version 2 around an attempt, where the system lets us make one: a roll of its processes.
+"""A control group of version 2 for an attempt, where the system permits it: a list of its processes.
 
-It finds what no other trace finds (own session, cleared environment, dead supervisor). Nothing depends on it.
+It finds processes without any other trace (own session, cleared environment, dead supervisor). It is optional.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def parse_mount(mountinfo: str) -> str | None:
-    """Where the version 2 hierarchy is mounted; None: nowhere."""
+    """Return the mount point of the version 2 hierarchy; None: not mounted."""
     for line in mountinfo.splitlines():
         before, separator, after = line.partition(" - ")
         if separator and after.split(" ", 1)[0] == "cgroup2":
@@ -22,7 +22,7 @@ def parse_mount(mountinfo: str) -> str | None:
 
 
 def parse_own(text: str) -> str | None:
-    """The path of this process's group within the hierarchy, from /proc/self/cgroup."""
+    """Return the path of this process's group within the hierarchy, from /proc/self/cgroup."""
     for line in text.splitlines():
         if line.startswith("0::/"):
             return line[3:]
@@ -30,7 +30,7 @@ def parse_own(text: str) -> str | None:
 
 
 def make_group(tag: str) -> str | None:
-    """The new group's folder; None where we may not make one."""
+    """Return the new group's directory; None: not permitted."""
     try:
         with open("/proc/self/mountinfo") as file:
             mount = parse_mount(file.read())
@@ -48,7 +48,7 @@ def make_group(tag: str) -> str | None:
 
 
 def enter_group(folder: str | None) -> None:
-    """Puts the calling process in; does nothing when there is no group or it refuses."""
+    """Add the calling process; do nothing if there is no group or the kernel rejects it."""
     if folder is None:
         return
     try:
@@ -64,7 +64,7 @@ def enter_group(folder: str | None) -> None:
 
 
 def group_pids(folder: str | None) -> list[int]:
-    """Who is in it; [] without a group."""
+    """Return the pids of the group; [] without a group."""
     if folder is None:
         return []
     try:
@@ -75,7 +75,7 @@ def group_pids(folder: str | None) -> list[int]:
 
 
 def remove_group(folder: str | None) -> None:
-    """Removes it when it is empty."""
+    """Remove the group if it is empty."""
     if folder is None:
         return
     try:

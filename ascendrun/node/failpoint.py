@@ -1,4 +1,4 @@
-"""Crash here, on request: named places where tests kill, stop or break the agent.
+"""Named places where tests kill, stop or break the agent.
 
 ASCENDRUN_FAILPOINT="name=kill" or "name:3=pause" (the third time it is reached). Actions: kill (SIGKILL to itself),
 exit (status 70), raise, pause (SIGSTOP to itself). Without the variable a failpoint costs one dictionary look-up.
@@ -17,7 +17,7 @@ class FailpointError(RuntimeError):
 
 
 def parse(text: str) -> dict[str, list[object]]:
-    """{name: [hits left, action]}. Raises ValueError on text that is no failpoint: a typo must not test nothing."""
+    """Return {name: [hits left, action]}. Raises ValueError on invalid text: a typo must not disable a test."""
     armed: dict[str, list[object]] = {}
     for part in text.split(","):
         place, _, action = part.strip().partition("=")
@@ -32,7 +32,7 @@ _ARMED = parse(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else {}
 
 
 def failpoint(name: str) -> None:
-    """Does nothing unless this name is armed and its count is reached."""
+    """Perform the action if this name is armed and its count is reached, else nothing."""
     entry = _ARMED.get(name)
     if entry is None:
         return

@@ -1,4 +1,4 @@
-"""Small files written so that a crash leaves the old one or the new one, in folders that only we can enter."""
+"""Small files, written atomically (a crash leaves the old or the new), in directories private to the user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_private_dir(path: str) -> None:
-    """Makes `path` and its missing parents (0700). Raises OperationError when it belongs to another user, OSError."""
+    """Make `path` and its missing parents (0700). Raises OperationError when it belongs to another user, OSError."""
     try:
         os.makedirs(path, 0o700)
     except FileExistsError:
@@ -32,14 +32,14 @@ def make_private_dir(path: str) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """All of `data`, however the kernel cuts it. Raises OSError."""
+    """Write all of `data`, even if the kernel writes less per call. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def write_json(path: str, value: Any) -> None:
-    """Replaces the file at once: temp file (0600), fsync, rename. Raises OSError; then the old file is unchanged."""
+    """Replace the file atomically: temp file (0600), fsync, rename. Raises OSError; then the old file is unchanged."""
     temp = _write_temp(path, value)
     try:
         os.replace(temp, path)
@@ -50,7 +50,7 @@ def write_json(path: str, value: Any) -> None:
 
 
 def claim_json(path: str, value: Any) -> bool:
-    """Makes the file, complete, unless it exists. True for the one caller, of all processes, who made it."""
+    """Create the complete file unless it exists. True for the one caller, of all processes, that created it."""
     temp = _write_temp(path, value)
     try:
         os.link(temp, path)
@@ -67,7 +67,7 @@ def claim_json(path: str, value: Any) -> bool:
 
 
 def read_json(path: str) -> dict[str, Any] | None:
-    """The object in the file; None when there is no such file or it holds no whole JSON object."""
+    """Return the object in the file; None: no such file, or no complete JSON object."""
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read().decode("utf-8"))
@@ -77,7 +77,7 @@ def read_json(path: str) -> dict[str, Any] | None:
 
 
 def sync_dir(path: str) -> None:
-    """Makes a rename in `path` durable; file systems that cannot sync folders are taken as they are."""
+    """Make a rename in `path` durable; file systems that cannot sync directories are accepted."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -89,13 +89,13 @@ def sync_dir(path: str) -> None:
 
 
 def free_bytes(path: str) -> int:
-    """What this user may still write on the file system of `path`."""
+    """Return the bytes that this user may still write on the file system of `path`."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
 
 
 def remove_tree(path: str) -> None:
-    """Removes a file or folder, read-only ones too; does nothing when it is not there."""
+    """Remove a file or directory, read-only too; does nothing if it does not exist."""
     if not os.path.isdir(path) or os.path.islink(path):
         try:
             os.unlink(path)
@@ -124,8 +124,8 @@ def _write_temp(path: str, value: Any) -> str:
 
 
 def _claim_without_links(path: str, value: Any) -> bool:
-    # Some network and FUSE file systems have no hard links; a crash between open and write leaves an empty claim,
-    # which still keeps everybody else out.
+    # Some network and FUSE file systems have no hard links; a crash between open and write leaves an empty claim, which
+    # still excludes all other processes.
     try:
         fd = os.open(path, _NEW, 0o600)
     except FileExistsError:

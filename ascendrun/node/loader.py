@@ -1,9 +1,9 @@
-"""Gets the agent going through a login shell: one fixed line for the far side, and the dialogue as the head sees it.
+"""Start of the agent through a login shell: one fixed line for the node, and the head's side of the dialogue.
 
-The line runs in sh, bash, dash, zsh, fish and csh. It finds a Python of 3.7 or newer and searches for the agent whose
-hash it was given; when that is missing or altered it prints NEED and only then reads: "<length> <sha256>\\n" and the
-bytes. Then it becomes the agent, which prints wire.MAGIC. Each token is on a separate line with a newline
-before it, so that whatever the login's start-up files print, with or without a newline, does not matter.
+The line runs in sh, bash, dash, zsh, fish and csh. It finds a Python of 3.7 or newer and searches for the agent with
+the given hash; if it is missing or altered, it prints NEED and only then reads: "<length> <sha256>\\n" and the bytes.
+Then it becomes the agent, which prints wire.MAGIC. Each token is on a separate line with a newline before it, so that
+output of the login's start-up files, with or without a newline, does not matter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import NamedTuple
 
     class Step(NamedTuple):
-        """What the far side has come to: a kind of below, and its detail as text."""
+        """State reached by the node: a kind of below, and its detail as text."""
 
         kind: str
         detail: str
@@ -33,9 +33,9 @@ NEED_AGENT = "need-agent"
 READY = "ready"
 """The agent runs: feed `Boot.leftover` and all that follows to a FrameReader without expect_magic."""
 NO_PYTHON = "no-python"
-"""There is no Python of 3.7 or newer on the login's PATH; the command exits with 97."""
+"""The login's PATH has no Python of 3.7 or newer; the command exits with 97."""
 FAILED = "failed"
-"""The agent cannot be put or started there: `detail`: why; the command exits with 96."""
+"""The agent cannot be stored or started: `detail`: why; the command exits with 96."""
 
 EXIT_FAILED, EXIT_NO_PYTHON = 96, 97
 
@@ -56,8 +56,8 @@ PYTHONS = (
 NOISE_BYTES = 65536
 MAX_UPLOADS = 3
 
-# Runs on the node before the agent is there. Exit 0: the agent stands; 96: it cannot, said why; others: this Python
-# will not do, try the next one.
+# Runs on the node before the agent exists. Exit 0: the agent is stored; 96: failed, with a message; others: this Python
+# is not usable, try the next.
 _SCRIPT = """
 import sys
 if sys.version_info < (3, 7):
@@ -115,12 +115,12 @@ except Exception as e:
     sys.exit(96)
 """
 
-# First the short way: the agent stands unaltered, and the interpreter that ran it last is on record. The record is
-# emptied before it is used and rewritten by the agent that started (agent/bytecode.py), so that an interpreter which
-# has broken since costs one login. All else goes the long way, which takes a Python more (15 ms).
-# No newline, no backslash, no exclamation mark and no single quote may stand in it: csh and fish read those within
-# single quotes too. The script tells the interpreter's true path on descriptor 3 (python3 may be a slow shim), its
-# dialogue goes through 4, a copy of the standard output.
+# First the fast path: the agent is unaltered, and its last interpreter is on record. The record is emptied before use
+# and rewritten by the started agent (agent/bytecode.py), so that an interpreter which has broken since costs one login.
+# Otherwise the slow path, which starts one more Python (15 ms). The text must not contain a newline, backslash,
+# exclamation mark or single quote: csh and fish interpret those within single quotes too. The script writes the
+# interpreter's real path to descriptor 3 (python3 may be a slow shim), its dialogue uses 4, a copy of the standard
+# output.
 _SHELL = (
     'r="${ASCENDRUN_NODE_ROOT:-$HOME/.ascendrun}"; a="$r/agent-%(sha)s.pyz"; i="$r/agent-%(sha)s.python"; '
     'if [ -L "$a" ] || [ -L "$i" ]; then :; '
@@ -140,7 +140,7 @@ _LONGEST_WORD = 4096
 
 
 def login_command(sha256_16: str) -> str:
-    """The fixed line, for the first 16 hex digits of the agent's hash. Raises ValueError on anything else."""
+    """Return the fixed line, for the first 16 hex digits of the agent's hash. Raises ValueError otherwise."""
     if not re.match(r"^[0-9a-f]{16}\Z", sha256_16):
         raise ValueError(f"not the start of a hash: {sha256_16!r}")
     script = base64.b64encode(zlib.compress(_SCRIPT.strip().encode("ascii"), 9)).decode("ascii")
@@ -157,14 +157,14 @@ def login_command(sha256_16: str) -> str:
 
 
 def upload(pyz: bytes, sha256: str) -> bytes:
-    """What to send when the far side needs the agent."""
+    """Return the bytes to send when the node needs the agent."""
     return b"%d %s\n" % (len(pyz), sha256.encode("ascii")) + pyz
 
 
 class Boot:
-    """The head's end of the dialogue, fed with the far side's standard output in whatever pieces it comes.
+    """The head's end of the dialogue, fed with the node's standard output in chunks of any size.
 
-    `noise`: what was no word of ours, its first 64 KiB. `leftover`: what came behind READY.
+    `noise`: output outside the dialogue, its first 64 KiB. `leftover`: bytes after READY.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class Boot:
         self._uploads = 0
 
     def feed(self, data: bytes) -> list[Step]:
-        """The steps that `data` completes, in order; after READY, NO_PYTHON or FAILED no more come."""
+        """Return the steps that `data` completes, in order; after READY, NO_PYTHON or FAILED no more follow."""
         if self.is_over:
             self.leftover += data
             return []
@@ -196,7 +196,7 @@ class Boot:
                 return steps
 
     def all_noise(self) -> bytes:
-        """Everything that was no word so far, for the message when the stream ended without one."""
+        """Return all output outside the dialogue so far, for the message when the stream ended early."""
         return (self.noise + bytes(self._buffer))[:NOISE_BYTES]
 
     def _step(self, match: re.Match[bytes]) -> Step:

@@ -1,4 +1,4 @@
-"""How an operation fails on a node: a stable code, and a message as key and values that the head node renders."""
+"""Errors of operations on a node: a stable code, and a message as key and values that the head node renders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNUSABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR
 
 
 def message(key: str, **values: Any) -> Message:
-    """A message as data. Every key has its English template in core/node_messages.py; values are plain JSON."""
+    """Return a message as data. Every key has its English template in core/node_messages.py; values: plain JSON."""
     return {"key": key, "values": values}
 
 
@@ -36,9 +36,9 @@ class OperationError(Exception):
 
 
 def os_failure(error: OSError, doing: str, **values: Any) -> OperationError:
-    """The error that fits an operating system's: disk-full, bad-directory or os-error.
+    """Return the error for an operating system error: disk-full, bad-directory or os-error.
 
-    `doing` is the key of what failed, such as "write-in" with the value `path`.
+    `doing` is the key of the failed operation, such as "write-in" with the value `path`.
     """
     what = message(doing, **values)
     reason = error.strerror or str(error)

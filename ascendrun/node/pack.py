@@ -1,4 +1,4 @@
-"""Builds the agent: this package's own files as one .pyz, the same bytes for the same sources. Used by the head."""
+"""Build of the agent: this package's own files as one .pyz, the same bytes for the same sources. Used by the head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     pass
 
 LEFT_OUT = ("pack.py", "loader.py")
-"""The head's side of the matter."""
+"""Files for the head only."""
 
 MAIN = b"""import os
 import sys
@@ -44,13 +44,13 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @functools.lru_cache(maxsize=1)
 def agent_pyz() -> tuple[bytes, str]:
-    """(the archive, its SHA-256 in hex)."""
+    """Return (the archive, its SHA-256 in hex)."""
     data = pack_files(_sources())
     return data, hashlib.sha256(data).hexdigest()
 
 
 def pack_files(files: dict[str, bytes]) -> bytes:
-    """A zip archive that depends on names and contents only."""
+    """Return a zip archive that depends on names and contents only."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name in sorted(files):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
-"""System call numbers, the same on every architecture; Python offers them from 3.9 on only."""
+"""System call numbers, equal on every architecture; Python has them from 3.9 on only."""
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -34,12 +34,12 @@ class Stat:
 
     @property
     def is_dead(self) -> bool:
-        """A zombie holds no memory, device or port any more: it only waits to be asked for its status."""
+        """Whether it is a zombie: without memory, device or port, it only waits for its parent to read its status."""
         return self.state in "ZXx"
 
 
 def parse_stat(text: bytes) -> Stat:
-    """The name in the second field may hold anything, brackets and spaces too: count from its last bracket."""
+    """Parse a line: the name in the second field may contain brackets and spaces, so count from its last bracket."""
     fields = text[text.rindex(b")") + 2 :].split()
     return Stat(
         int(text[: text.index(b" ")]),
@@ -52,7 +52,7 @@ def parse_stat(text: bytes) -> Stat:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """None when there is no such process."""
+    """Return the process's status; None: no such process."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
             return parse_stat(file.read())
@@ -61,7 +61,7 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def snapshot() -> dict[int, Stat]:
-    """Every process that this user may see, by pid."""
+    """Return every process that this user may see, by pid."""
     found = {}
     for name in os.listdir("/proc"):
         stat = read_stat(int(name)) if name.isdigit() else None
@@ -71,7 +71,7 @@ def snapshot() -> dict[int, Stat]:
 
 
 def read_environ(pid: int) -> bytes:
-    """The environment the process was started with, NUL-separated; b"" when it is not ours to read or gone."""
+    """Return the initial environment of the process, NUL-separated; b"" when it is not readable or gone."""
     try:
         with open("/proc/%d/environ" % pid, "rb") as file:
             return file.read()
@@ -80,12 +80,12 @@ def read_environ(pid: int) -> bytes:
 
 
 def boot_id() -> str:
-    """Changes at every boot; "" where the kernel has none."""
+    """Return the boot id, which changes at every boot; "" where the kernel has none."""
     return read_line("/proc/sys/kernel/random/boot_id")
 
 
 def read_line(path: str) -> str:
-    """The first line of a small file, stripped; "" when it cannot be read."""
+    """Return the first line of a small file, stripped; "" when it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.readline().decode("utf-8", "replace").strip()
@@ -94,13 +94,13 @@ def read_line(path: str) -> str:
 
 
 def identify(pid: int) -> dict[str, Any]:
-    """What names this process for good: {pid, start, boot_id}; start is -1 for a process that is gone."""
+    """Return a unique identity of this process: {pid, start, boot_id}; start is -1 for a process that is gone."""
     stat = read_stat(pid)
     return {"pid": pid, "start": stat.start if stat else -1, "boot_id": boot_id()}
 
 
 def is_alive(identity: dict[str, Any]) -> bool:
-    """Whether the very process of `identify` still runs: not a later one with its number, not its zombie."""
+    """Return whether the process of `identify` still runs: not a later process with its number, not its zombie."""
     if identity.get("boot_id") != boot_id():
         return False
     stat = read_stat(int(identity.get("pid", -1)))
@@ -108,9 +108,9 @@ def is_alive(identity: dict[str, Any]) -> bool:
 
 
 def send_signal(pid: int, start: int, signum: int) -> bool:
-    """Signals the process that has this number and start time, and no other. False when it is gone.
+    """Signal only the process with this number and start time. False when it is gone.
 
-    Where the kernel has no pidfd (before 5.3) a gap of microseconds remains between look and signal.
+    Where the kernel has no pidfd (before 5.3) a gap of microseconds remains between check and signal.
     """
     try:
         handle = _pidfd_open(pid)
@@ -133,7 +133,7 @@ def send_signal(pid: int, start: int, signum: int) -> bool:
 
 
 def _pidfd_open(pid: int) -> int | None:
-    """None where the kernel cannot. Raises ProcessLookupError."""
+    """Open a pidfd. None: not supported by the kernel. Raises ProcessLookupError."""
     try:
         if hasattr(os, "pidfd_open"):
             return int(os.pidfd_open(pid))
@@ -154,7 +154,7 @@ def _pidfd_send_signal(handle: int, signum: int) -> None:
 def _syscall(number: int, *arguments: Any) -> int:
     try:
         import ctypes
-    except ImportError as error:  # a Python built without libffi
+    except ImportError as error:  # Python built without libffi
         raise OSError(errno.ENOSYS, "no ctypes") from error
     libc = ctypes.CDLL(None, use_errno=True)
     result = libc.syscall(number, *arguments)
@@ -165,7 +165,7 @@ def _syscall(number: int, *arguments: Any) -> int:
 
 
 def become_subreaper() -> bool:
-    """Orphans below this process become its own children from now on. False where the kernel refuses."""
+    """Make orphans below this process its own children from now on. False where the kernel rejects it."""
     try:
         import ctypes
     except ImportError:

@@ -1,4 +1,4 @@
-"""Starts one rank: a new session, the user's environment and umask, both outputs on pipes."""
+"""Start of one rank: a new session, the user's environment and umask, both outputs on pipes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Mapping
 
 PORT_TOKEN = "\0MASTER_PORT\0"
-"""The same as core/plan.PORT_TOKEN; a test holds them together."""
+"""Equal to core/plan.PORT_TOKEN; a test compares them."""
 
 PIPE_BYTES = 1 << 20
 
-# Positional parameters are emptied before the user's text runs: vendors' set_env.sh read "$@" of whoever sources
-# them. What the descriptor is told: "s" the set-up failed (also when nothing comes), "m" no such command, "o" fine.
+# Positional parameters are emptied before the user's text runs: vendors' set_env.sh read "$@" of the sourcing shell.
+# Status on the descriptor: "s" the set-up failed (also if empty), "m" no such command, "o" fine.
 SETUP_SCRIPT = """
 __ascendrun_fd=$1; __ascendrun_setup=$2; shift 2; __ascendrun_argv=("$@"); set --
 eval "$__ascendrun_setup"
@@ -38,7 +38,7 @@ exec -- "${__ascendrun_argv[@]}"
 
 
 def to_bytes(text: str) -> bytes:
-    """Arguments and variables travel as UTF-8 whatever the node's locale; what was no UTF-8 comes out as it was."""
+    """Encode arguments and variables as UTF-8 in any locale of the node; bytes that were not UTF-8 are unchanged."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -51,7 +51,7 @@ def rank_environ(
     tag: str,
     root: str,
 ) -> dict[bytes, bytes]:
-    """What the rank sees: the login's variables without ours, the plan's, the port, the secrets, tag and node root."""
+    """Return the rank's environment: the login's without ascendrun's, the plan's, port, secrets, tag and node root."""
     env = dict(login)
     for name in layout.OURS:
         env.pop(to_bytes(name), None)
@@ -70,7 +70,7 @@ def put_port(text: str, master_port: int | None) -> str:
 
 
 class Started:
-    """A rank that runs: its process and our ends of its pipes. `status_fd`: where a set-up reports, None: no set-up."""
+    """A running rank: its process and the read ends of its pipes. `status_fd`: report of a set-up, None: no set-up."""
 
     def __init__(self, process: subprocess.Popen[bytes], status_fd: int | None) -> None:
         assert process.stdout is not None and process.stderr is not None
@@ -84,7 +84,7 @@ class Started:
 def start_rank(
     argv: list[str], env: dict[bytes, bytes], *, cwd: str, setup: str | None, umask: int, enter: Callable[[], None]
 ) -> Started:
-    """Starts the command, through bash when there is a set-up. `enter` runs in the child before the command.
+    """Start the command, through bash when there is a set-up. `enter` runs in the child before the command.
 
     Raises OperationError("cannot-start") with the error of the system: no such command, not executable, too long.
     """
@@ -121,7 +121,7 @@ def _popen(
 
 
 def spawn(argv: list[bytes], *, cwd: str | None, **options: Any) -> subprocess.Popen[bytes]:
-    """Starts a command in a new session, with both outputs on pipes.
+    """Start a command in a new session, with both outputs on pipes.
 
     Raises OperationError("cannot-start"), whose cause is the error of the system.
     """
@@ -134,7 +134,7 @@ def spawn(argv: list[bytes], *, cwd: str | None, **options: Any) -> subprocess.P
 
 
 def explain_start_failure(error: Exception, command: str, cwd: str) -> OperationError:
-    """The error of the system as an error of ours. Pure."""
+    """Return the OperationError for an error of the system. Pure."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.ENOENT and getattr(error, "filename", None) in (cwd, os.fsencode(cwd)):
         return OperationError("cannot-start", "workdir-missing", path=cwd)
@@ -152,7 +152,7 @@ def explain_start_failure(error: Exception, command: str, cwd: str) -> Operation
 
 
 def _widen(fd: int) -> None:
-    """A bigger pipe lets a flood run on while we write; the kernel may refuse, and that is fine."""
+    """Enlarge a pipe, so that a burst of output does not block the rank; the kernel may reject it."""
     import fcntl
 
     try:

@@ -1,8 +1,8 @@
-"""Finds every process of an attempt, also those that hide, and never one of anybody else.
+"""Search for every process of an attempt, including detached processes, and for no process of others.
 
-Three traces, each enough: the attempt's tag in the environment, descent from the supervisor or from a found process
-(the supervisor is a subreaper: who double-forks becomes its child), and the session of a rank that still leads it.
-A name or a command line is no trace.
+Three traces, each sufficient: the attempt's tag in the environment, descent from the supervisor or from a found process
+(the supervisor is a subreaper: a double-forked process becomes its child), and the session of a rank that leads it. A
+name or a command line is not a trace.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def find_attempt(
     extra: Iterable[int] = (),
     has_sampler: bool = False,
 ) -> list[Who]:
-    """(pid, start time) of every living process of the attempt, oldest first, without the supervisor itself.
+    """Return (pid, start time) of every living process of the attempt, oldest first, without the supervisor itself.
 
     `root`: only those of the node with this root, since one machine may be several nodes; "": of all of them.
     `supervisor`: its pid while it lives, 0: none. `ranks`: {pid: start time} of the ranks, each a session's leader.
-    `extra`: pids known from elsewhere (a cgroup). `has_sampler`: the supervisor's own sampler and its tools run as
-    well; they are passed over.
+    `extra`: pids known from elsewhere (a cgroup). `has_sampler`: the supervisor's own sampler and its tools also run
+    and are skipped.
     """
     return find_marked(
         _marks(tag, root), supervisor=supervisor, ranks=ranks, extra=extra, aside=_SAMPLER if has_sampler else None
@@ -40,7 +40,7 @@ def find_attempt(
 
 
 def find_sampler(tag: str, *, root: str) -> list[Who]:
-    """The sampler of an attempt and its tools."""
+    """Return the sampler of an attempt and its tools."""
     return find_marked(dict(_marks(tag, root), **_SAMPLER))
 
 
@@ -59,8 +59,8 @@ def find_marked(
     extra: Iterable[int] = (),
     aside: Mapping[str, str] | None = None,
 ) -> list[Who]:
-    """The same for any variables in the environment, all of which must be there. `aside`: more variables; who has
-    them too is not looked at."""
+    """Return processes with these variables in the environment, all of which must be there. `aside`: more variables;
+    processes that also have them are skipped."""
     table = procs.snapshot()
     wanted = _pairs(marks)
     unwanted = _pairs(aside) if aside else None
@@ -84,16 +84,16 @@ def _pairs(marks: Mapping[str, str]) -> set[bytes]:
 
 
 def in_sessions(table: Mapping[int, procs.Stat], leaders: Mapping[int, int]) -> set[int]:
-    """The members of the sessions whose leader is still the recorded process.
+    """Return the members of the sessions whose leader is still the recorded process.
 
-    A session without its leader is not trusted: its number could have been given to a stranger since.
+    A session without its leader is not trusted: its number could have been reused since.
     """
     mine = {pid for pid, start in leaders.items() if pid in table and table[pid].start == start}
     return {stat.pid for stat in table.values() if stat.session in mine}
 
 
 def descendants(table: Mapping[int, procs.Stat], roots: Iterable[int]) -> set[int]:
-    """The roots that live and all below them."""
+    """Return the living roots and all their descendants."""
     children: dict[int, list[int]] = {}
     for stat in table.values():
         children.setdefault(stat.ppid, []).append(stat.pid)

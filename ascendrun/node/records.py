@@ -1,4 +1,4 @@
-"""The attempt's events on disk: JSON lines in `events.0`, numbered, also when the disk is full."""
+"""Events of an attempt on disk: JSON lines in `events.0`, numbered, also when the disk is full."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 RESERVE_BYTES = 1 << 20
-"""Space held by a file of nothing, given up when the disk is full: room for a few thousand records."""
+"""Size of a placeholder file, deleted when the disk is full: space for a few thousand records."""
 
 EVENTS = "events.0"
 _RESERVE = "reserve"
@@ -24,7 +24,7 @@ _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def parse_events(data: bytes) -> list[dict[str, Any]]:
-    """The whole records in `data`; a torn line (power loss, full disk) is passed over."""
+    """Return the complete records in `data`; a torn line (power loss, full disk) is skipped."""
     found = []
     for line in data.split(b"\n"):
         try:
@@ -37,7 +37,7 @@ def parse_events(data: bytes) -> list[dict[str, Any]]:
 
 
 def read_events(folder: str) -> list[dict[str, Any]]:
-    """The attempt's records so far, in order; [] when there are none."""
+    """Return the attempt's records so far, in order; []: none."""
     try:
         with open(os.path.join(folder, EVENTS), "rb") as file:
             return parse_events(file.read())
@@ -55,7 +55,7 @@ class Records:
         self._waiting = b"\n" if self._ends_torn() else b""
 
     def hold_reserve(self) -> None:
-        """Takes the reserve. Raises OSError: then the disk is full already."""
+        """Write the reserve. Raises OSError: the disk is full already."""
         fd = os.open(
             os.path.join(self._folder, _RESERVE), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
         )
@@ -65,7 +65,7 @@ class Records:
             os.close(fd)
 
     def add(self, event: str, *, durable: bool = False, **fields: Any) -> None:
-        """One record; `durable` also survives a power cut. A record that finds no space waits for `flush`."""
+        """Add one record; `durable` also survives a power failure. A record that finds no space waits for `flush`."""
         self._seq += 1
         record = dict(seq=self._seq, at_ns=time.time_ns(), event=event, **fields)
         self._waiting += json.dumps(record, separators=(",", ":")).encode("utf-8") + b"\n"
@@ -73,7 +73,7 @@ class Records:
             os.fsync(self._fd)
 
     def flush(self) -> bool:
-        """Writes what waits, on the reserve's space if need be; False while it cannot."""
+        """Write waiting records, if necessary on the reserve's space; False while it cannot."""
         if not self._waiting:
             return True
         try:
@@ -102,7 +102,7 @@ class Records:
 
 
 def free_reserve(folder: str) -> bool:
-    """Gives up the space that an attempt holds for its records; False when there was none left."""
+    """Delete an attempt's reserve for its records; False when there was none left."""
     try:
         os.unlink(os.path.join(folder, _RESERVE))
     except OSError:
@@ -113,9 +113,9 @@ def free_reserve(folder: str) -> bool:
 def write_end(
     folder: str, records: Records, *, leftovers: list[int], codes: dict[str, int | None], wait_s: float | None = None
 ) -> None:
-    """The last word of an attempt: the event, then the file that makes its phase `ended`.
+    """Write the end of an attempt: the event, then the file that makes its phase `ended`.
 
-    While the disk is full it is tried again every `wait_s`; None: OSError is raised.
+    While the disk is full it is retried every `wait_s`; None: OSError is raised.
     """
     records.add("ended", durable=True, leftovers=leftovers, codes=codes)
     failpoint("finish.after_event")

@@ -1,7 +1,7 @@
-"""How ranks are ended: which signal goes to whom, and when. Pure: takes the time, sends nothing.
+"""Schedule for ending ranks: signals, targets and times. Pure: receives the time, sends nothing.
 
-The checkpoint signal goes to each rank's own process only (its data loaders would die of it); TERM and KILL go to
-everything the attempt has.
+The checkpoint signal goes to each rank's own process only (its data loaders would die of it); TERM and KILL go to all
+processes of the attempt.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ else:
     Step = namedtuple("Step", "at_s signal everything")
 
 FAILURE_GRACE_S = 5.0
-"""The other ranks hang in a collective with the one that failed: there is nothing to wait long for."""
+"""Seconds. The other ranks hang in a collective with the failed rank: a longer wait is useless."""
 TERM_GRACE_S = 2.0
 REMAINING_GRACE_S = 1.0
 UNKILLABLE_S = 30.0
-"""So long after SIGKILL a process that still lives (blocked in the kernel) is reported as remaining."""
+"""Seconds after SIGKILL until a living process (blocked in the kernel) is reported as remaining."""
 
 
 def steps_for(by: str, *, now_s: float, signal: str, grace_s: float) -> list[Step]:
-    """The way to the end. `by`: head, limit and node ask the program to save first; failure and finished do not."""
+    """Return the steps. `by`: head, limit and node let the program save first; failure and finished do not."""
     if by == "failure":
         return [Step(now_s, "TERM", True), Step(now_s + min(grace_s, FAILURE_GRACE_S), "KILL", True)]
     if by == "finished":
@@ -47,7 +47,7 @@ def kill_now(now_s: float) -> list[Step]:
 
 
 class Ladder:
-    """The steps still to be taken. A new way replaces the old one only when it kills sooner."""
+    """The remaining steps. New steps replace the old only when they kill sooner."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
@@ -58,19 +58,19 @@ class Ladder:
         return bool(self._steps) or self.reached_kill
 
     def set(self, steps: Sequence[Step]) -> bool:
-        """False when the way already taken is at least as quick."""
+        """Set the steps. False when the current steps are at least as fast."""
         if self.reached_kill or (self._steps and self._steps[-1].at_s <= steps[-1].at_s):
             return False
         self._steps = list(steps)
         return True
 
     def due(self, now_s: float) -> list[Step]:
-        """The steps whose time has come, each once."""
+        """Return the due steps, each once."""
         due = [step for step in self._steps if step.at_s <= now_s]
         self._steps = self._steps[len(due) :]
         self.reached_kill = self.reached_kill or any(step.signal == "KILL" for step in due)
         return due
 
     def next_s(self) -> float | None:
-        """When the next step is due; None: there is none."""
+        """Return the time of the next step; None: no step is left."""
         return self._steps[0].at_s if self._steps else None

@@ -1,10 +1,10 @@
-"""The name of a folder's content: what counts, in which order, as which bytes. Head and node use this same file.
+"""Hash of a directory's content: its entries, order and bytes. Head and node use this same file.
 
 A tree is directories, plain files (content and the owner's exec bit) and symbolic links that stay inside. Times, owners
 and other modes do not count. Paths are bytes, "/"-separated, relative.
 
-Exclude patterns are a small part of .gitignore's: "data/" leaves out folders of that name, "*.pt" files, folders and
-links whose name matches (fnmatch, case matters), "/build" or "a/b" what is at that path from the top.
+Exclude patterns are a small subset of .gitignore's: "data/" omits directories of that name, "*.pt" files, directories
+and links whose name matches (fnmatch, case matters), "/build" or "a/b" the entry at that path from the top.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     class Entry(NamedTuple):
         """`kind`: "d", "f", "x" (a file with the exec bit) or "l". `digest`: the content's SHA-256 in hex, or the
-        link's target; empty for directories. `size`: bytes of a file, else 0; not part of the name."""
+        link's target; empty for directories. `size`: bytes of a file, else 0; not part of the hash."""
 
         path: bytes
         kind: str
@@ -44,7 +44,7 @@ CHUNK = 1 << 20
 
 
 class InvalidTreeError(ValueError):
-    """The directory (or the archive) cannot be a tree. `message`: the rule and the entry, as node messages are."""
+    """The directory (or the archive) is not a valid tree. `message`: the rule and the entry, as a node message."""
 
     def __init__(self, key: str, **values: Any) -> None:
         super().__init__("%s %r" % (key, values))
@@ -52,10 +52,9 @@ class InvalidTreeError(ValueError):
 
 
 def list_tree(folder: str, exclude: Sequence[str] = ()) -> list[Entry]:
-    """Everything in `folder` that is not excluded, in canonical order, with its hash.
+    """Return everything in `folder` that is not excluded, in canonical order, with its hash.
 
-    Raises InvalidTreeError for what no tree may hold (a socket, a link that leads out), OSError for what cannot be
-    read.
+    Raises InvalidTreeError for invalid entries (a socket, a link that leads out), OSError for unreadable entries.
     """
     root = os.fsencode(folder)
     entries = [_entry(root, path, found) for path, found in _walk(root, b"", exclude)]
@@ -65,12 +64,12 @@ def list_tree(folder: str, exclude: Sequence[str] = ()) -> list[Entry]:
 
 
 def canonical(entries: Sequence[Entry]) -> bytes:
-    """The listing as bytes: kind, digest, path of each, NUL-separated, which no path can hold."""
+    """Return the listing as bytes: kind, digest, path of each, separated by NUL, which is not valid in a path."""
     return b"".join(b"%s\0%s\0%s\0\n" % (entry.kind.encode("ascii"), entry.digest, entry.path) for entry in entries)
 
 
 def hash_listing(entries: Sequence[Entry]) -> str:
-    """The tree's name: 64 hex digits."""
+    """Return the tree's name: 64 hex digits."""
     return hashlib.sha256(canonical(entries)).hexdigest()
 
 
@@ -79,7 +78,7 @@ def tree_hash(folder: str, exclude: Sequence[str] = ()) -> str:
 
 
 def parse_canonical(data: bytes) -> list[Entry]:
-    """The inverse of `canonical` (sizes are 0). Raises InvalidTreeError."""
+    """Return the entries of `canonical` bytes (sizes are 0). Raises InvalidTreeError."""
     parts = data.split(b"\0")
     if len(parts) % 3 != 1:
         raise InvalidTreeError("listing-damaged")
@@ -90,7 +89,7 @@ def parse_canonical(data: bytes) -> list[Entry]:
 
 
 def write_tar(folder: str, entries: Sequence[Entry], out: IO[bytes]) -> None:
-    """The listed entries as an uncompressed tar. Raises InvalidTreeError when a file changed since it was listed."""
+    """Write the listed entries as an uncompressed tar. Raises InvalidTreeError when a file changed since."""
     import tarfile
 
     root = os.fsencode(folder)
@@ -117,7 +116,7 @@ def write_tar(folder: str, entries: Sequence[Entry], out: IO[bytes]) -> None:
 
 
 def first_difference(wanted: Sequence[Entry], found: Sequence[Entry]) -> Message | None:
-    """A message about the first entry that differs; None: they are the same. Python's own caches do not count."""
+    """Return a message about the first entry that differs; None: equal. Python's own caches do not count."""
     mine = {entry.path: entry for entry in wanted}
     theirs = {entry.path: entry for entry in found}
     for path in sorted(set(mine) | set(theirs)):
@@ -133,7 +132,7 @@ def first_difference(wanted: Sequence[Entry], found: Sequence[Entry]) -> Message
 
 
 def is_python_cache(path: bytes) -> bool:
-    """Root may write into read-only directories, and Python does: __pycache__ next to the code it imports."""
+    """Return whether it is a Python cache: as root, Python writes __pycache__ even into read-only directories."""
     return b"__pycache__" in path.split(b"/")
 
 
@@ -145,7 +144,7 @@ def show(path: bytes) -> str:
 
 
 def check_entries(entries: Sequence[Entry]) -> None:
-    """Raises InvalidTreeError unless every path, link and number is one that a tree may have."""
+    """Raise InvalidTreeError unless every path, link and number is valid in a tree."""
     if len(entries) > MAX_ENTRIES:
         raise InvalidTreeError("too-many-entries", entries=len(entries), limit=MAX_ENTRIES)
     total = sum(entry.size for entry in entries)
@@ -160,7 +159,7 @@ def check_entries(entries: Sequence[Entry]) -> None:
 
 
 def check_path(path: bytes) -> None:
-    """Raises InvalidTreeError for a path that could lead elsewhere or does not fit a file system."""
+    """Raise InvalidTreeError for a path that could lead elsewhere or exceeds file system limits."""
     parts = path.split(b"/")
     if not path or b"\0" in path or any(part in (b"", b".", b"..") for part in parts):
         raise InvalidTreeError("path-outside", path=show(path))
@@ -169,7 +168,7 @@ def check_path(path: bytes) -> None:
 
 
 def check_folders(path: bytes, links: Mapping[bytes, bytes]) -> None:
-    """Raises InvalidTreeError for what would be below a link: it would be made where the link leads."""
+    """Raise InvalidTreeError for an entry below a link: it would be created at the link's target."""
     end = path.find(b"/")
     while links and end >= 0:
         if path[:end] in links:
@@ -178,7 +177,7 @@ def check_folders(path: bytes, links: Mapping[bytes, bytes]) -> None:
 
 
 def check_link(path: bytes, links: Mapping[bytes, bytes]) -> None:
-    """Raises InvalidTreeError unless the link, followed through all other links of the tree, stays inside."""
+    """Raise InvalidTreeError unless the link, followed through all other links of the tree, stays inside."""
     check_folders(path, links)
     todo = path.split(b"/")
     here: list[bytes] = []
@@ -206,7 +205,7 @@ def check_link(path: bytes, links: Mapping[bytes, bytes]) -> None:
 
 
 def is_excluded(path: bytes, patterns: Sequence[str], *, is_dir: bool) -> bool:
-    """Whether one of the patterns leaves this entry out (what is below an excluded folder is never asked)."""
+    """Return whether one of the patterns omits this entry (entries below an excluded directory are not tested)."""
     text = path.decode("utf-8", "surrogateescape")
     name = text.rsplit("/", 1)[-1]
     for pattern in patterns:
@@ -225,7 +224,7 @@ def is_excluded(path: bytes, patterns: Sequence[str], *, is_dir: bool) -> bool:
 
 
 def hash_file(path: bytes, dir_fd: int | None = None) -> tuple[bytes, int]:
-    """(SHA-256 in hex, size)."""
+    """Return (SHA-256 in hex, size)."""
     digest = hashlib.sha256()
     size = 0
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)

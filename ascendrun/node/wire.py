@@ -2,9 +2,9 @@
 
 A frame is `!II` (header length, body length), the header as UTF-8 JSON (an object), the body. Three kinds:
 
-    request   {"id": 7, "op": "ping", ...}            head to agent, answered once
+    request   {"id": 7, "op": "ping", ...}            head to agent, one reply
     reply     {"re": 7, "ok": true, ...}              or {"re": 7, "ok": false, "error": {"code", "message", "hint"}}
-    event     {"event": "beat", ...}                  agent to head, unasked
+    event     {"event": "beat", ...}                  agent to head, no request
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     Bytes = Union[bytes, bytearray, memoryview]
 
 PROTOCOL = 2
-"""Of the requests, replies and events between head and agent; the agent's first event (`hello`) has it."""
+"""Version of the requests, replies and events between head and agent, sent in the agent's first event (`hello`)."""
 MAGIC = b"\nASCENDRUN-AGENT 1\n"
-"""Printed once by the agent before its first frame: whatever precedes it is output of a login shell."""
+"""Printed once by the agent before its first frame: anything before it is output of a login shell."""
 
 HEADER_LIMIT = 16 << 20
 BODY_LIMIT = 4 << 20
 BEAT_S = 2.0
 """The agent sends `beat` at least this often while it follows an attempt and has nothing else to send."""
 RESTING_BEAT_S = 5.0
-"""The same while it follows none: each beat costs the head a packet, and hundreds of nodes may rest."""
+"""The same without an attempt: each beat costs the head a packet, and hundreds of nodes may be idle."""
 
 _LENGTHS = struct.Struct("!II")
 
 
 class FrameError(ValueError):
-    """The other end does not speak this protocol: a length over the limit, or a header that is no JSON object."""
+    """The peer does not use this protocol: a length over the limit, or a header that is not a JSON object."""
 
 
 def pack(header: dict[str, Any], body: Bytes = b"") -> bytes:
-    """One frame as bytes. Raises FrameError when header or body is over its limit: split the body."""
+    """Return one frame as bytes. Raises FrameError when header or body is over its limit: split the body."""
     head = json.dumps(header, separators=(",", ":")).encode("utf-8")
     if len(head) > HEADER_LIMIT or len(body) > BODY_LIMIT:
         raise FrameError("frame too large: header %d, body %d bytes" % (len(head), len(body)))
@@ -46,9 +46,9 @@ def pack(header: dict[str, Any], body: Bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Turns a byte stream, in whatever pieces it comes, into (header, body) pairs.
+    """Converts a byte stream, in chunks of any size, into (header, body) pairs.
 
-    With `expect_magic`, everything before MAGIC is kept in `noise` (its first 64 KiB) and skipped.
+    With `expect_magic`, everything before MAGIC is skipped and its first 64 KiB kept in `noise`.
     """
 
     def __init__(self, expect_magic: bool = False) -> None:
@@ -57,7 +57,7 @@ class FrameReader:
         self.noise = b""
 
     def feed(self, data: Bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """The frames completed by `data`, as a list of (dict, bytes). Raises FrameError on nonsense."""
+        """Return the frames completed by `data`, as a list of (dict, bytes). Raises FrameError on invalid data."""
         self._buffer += data
         if self._waiting_for_magic and not self._skip_noise():
             return []

@@ -53,7 +53,7 @@ def apply_overrides(
 
 
 def job_data(root: MappingNode, source: Source) -> dict[str, Any]:
-    """Return the input of the model. A null means "not given"; values of `env` and `command` are the text of the file."""
+    """Return the input of the model. A null means "not given"; values of `env` and `command` are the file's text."""
     data: dict[str, Any] = {}
     for key, node in root.entries.items():
         if key == "env" and isinstance(node, MappingNode):

@@ -1,1 +1,1 @@
-"""The agent: serves one connection from the head and ends with it."""
+"""The agent: serves one connection from the head node and ends with it."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def hello(root: str, agent_path: str) -> dict[str, Any]:
-    """The agent's first event."""
+    """Return the agent's first event."""
     with open(agent_path, "rb") as file:
         digest = sha256(file.read()).hexdigest()
     return {
@@ -45,7 +45,7 @@ def hello(root: str, agent_path: str) -> dict[str, Any]:
 
 
 def user_name() -> str:
-    """The account's name; its number where it has none (containers)."""
+    """Return the account's name, or its number where it has no name (containers)."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""Which files, which parts of them and which lines are worth gathering; knows no attempt and sends nothing."""
+"""Selection of files, parts of files and lines to collect; knows no attempt and sends nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from typing import Iterator, Mapping
 
 HEAD_BYTES = 256 << 10
-"""Of a file that is too long so much of its beginning is kept: settings are there; the rest is its end."""
+"""Bytes kept from the start of a file over the limit: settings are there; the rest is its end."""
 MOST_LOOKED_AT = 20000
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 _KERNEL_STAMP = re.compile(rb"^(?:<\d+>)?\[\s*(\d+\.\d+)\]")
 
 
 def expand_first(bases: list[str], environ: Mapping[str, str]) -> str | None:
-    """The first base whose variables are all set and not empty, absolute; None: there is none."""
+    """Return the first base whose variables are all set and not empty, absolute; None: not found."""
     for base in bases:
         names = [name.strip("{}") for name in _VARIABLE.findall(base)] + (["HOME"] if base.startswith("~") else [])
         if not all(environ.get(name) for name in names):
@@ -34,8 +34,8 @@ def expand_first(bases: list[str], environ: Mapping[str, str]) -> str | None:
 
 
 def walk(base: str, patterns: list[str], deadline: float) -> Iterator[tuple[str, os.stat_result]]:
-    """Regular files that match one of `patterns` ("debug/plog/plog-*.log") and are below `base` themselves: a link
-    below it is not followed, `base` itself may be one."""
+    """Yield regular files that match one of `patterns` ("debug/plog/plog-*.log") and are below `base`: links below it
+    are not followed, `base` itself may be a link."""
     looked_at = 0
     seen: set[str] = set()
     for pattern in patterns:
@@ -73,9 +73,9 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def choose_parts(size: int, room: int) -> tuple[list[tuple[int, int]], int]:
-    """Which (start, count) of a file are sent when there is room for so much, and how many bytes are left out.
+    """Return the (start, count) of the parts of a file to send within `room` bytes, and the number of omitted bytes.
 
-    All of it; else its beginning and, most of all, its end.
+    The complete file if it fits, else its start and, mostly, its end.
     """
     if size <= room:
         return [(0, size)], 0
@@ -84,7 +84,7 @@ def choose_parts(size: int, room: int) -> tuple[list[tuple[int, int]], int]:
 
 
 def excerpt(text: bytes, patterns: list[str], *, around: int) -> bytes:
-    """The lines in which one of the patterns is found, and so many about each; `...` where lines were left out."""
+    """Return the lines that match one of the patterns, with `around` lines about each; `...` for omitted lines."""
     search = re.compile("|".join(f"(?:{pattern})" for pattern in patterns).encode("utf-8"), re.IGNORECASE).search
     lines = text.split(b"\n")
     if lines and not lines[-1]:
@@ -106,7 +106,7 @@ def excerpt(text: bytes, patterns: list[str], *, around: int) -> bytes:
 
 
 def since_kernel_time(text: bytes, since_s: float) -> bytes:
-    """Without lines from before `since_s`, by the clock of the kernel; one without a stamp goes with its neighbour."""
+    """Remove lines from before `since_s`, by the kernel's clock; a line without a stamp is treated as its neighbour."""
     kept = []
     passes = False
     for line in text.split(b"\n"):

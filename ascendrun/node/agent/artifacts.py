@@ -1,19 +1,19 @@
-"""Collects what may explain an attempt's end: files that tools left, and what tools print now. Bounded.
+"""Collection of artifacts that may explain an attempt's end: files and output of tools. Bounded.
 
-A request is {tag, items, timeout_s, max_bytes}. Every item has a `name` (a folder at the head) and a `kind`:
+A request is {tag, items, timeout_s, max_bytes}. Every item has a `name` (a directory at the head) and a `kind`:
 
     glob  {bases, patterns, max_bytes, max_files, since_start, pid_regex}
           Files below the first of `bases` whose variables are all set ("$ASCEND_PROCESS_LOG_PATH", "~/ascend/log") in
-          a rank's environment. `since_start`: only those changed since the attempt began; `pid_regex`: its group is
-          the pid in a file's name, those of our ranks come first.
+          a rank's environment. `since_start`: only those changed since the attempt started; `pid_regex`: its group is
+          the pid in a file's name, those of the attempt's ranks come first.
     list  the same, but sizes and times instead of contents, as one text `file`
     argv  {file, commands, max_bytes, keep, around, kernel_time}
-          What the first of `commands` that works prints, as `file`. `keep`: only lines in which one of these is found,
-          with `around` lines about each. `kernel_time`: lines begin with [seconds since boot]; older ones are left out.
+          Output of the first of `commands` that works, as `file`. `keep`: only lines in which one of these is found,
+          with `around` lines about each. `kernel_time`: lines start with [seconds since boot]; older lines are omitted.
 
-What is found goes out as events {"event": "gathered", tag, name, file, offset} with bytes; the reply ends it:
+Found files are sent as events {"event": "gathered", tag, name, file, offset} with bytes; the reply ends it:
 {"files": [{name, file, source, bytes, of_bytes, cut_at, mtime_ns, is_ours}], "problems": [{name, text}],
-"start_ns", "boot_ns", "at_ns"}. `boot_ns`: the wall clock at which the kernel's own clock began.
+"start_ns", "boot_ns", "at_ns"}. `boot_ns`: the wall clock at which the kernel's own clock started.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ ITEM_FILES = 64
 CHUNK_BYTES = 1 << 16
 SLACK_NS = 5 * 10**9
 OURS_SLACK_NS = 300 * 10**9
-"""A home may be on a server whose clock differs; a file with a rank's pid in its name is very likely its own."""
+"""A home may be on a server whose clock differs; a file with a rank's pid in its name is very likely the rank's."""
 MARGIN_S = 0.5
 
 
 class AttemptFacts:
-    """What is known here of the attempt: when it began, its ranks' pids, and the environments that they were given."""
+    """Facts of the attempt on this node: start time, pids of its ranks, and their environments."""
 
     def __init__(self, folder: str, login: Mapping[bytes, bytes]) -> None:
         events = read_events(folder)
@@ -77,7 +77,7 @@ class AttemptFacts:
 
 
 class ArtifactCollection:
-    """One answer. Its threads send what they find; after the end nothing more is sent, whatever still hangs."""
+    """One reply. Its threads send what they find; after the end nothing more is sent, even if a thread still hangs."""
 
     def __init__(
         self, root: str, request: dict[str, Any], *, login: Mapping[bytes, bytes], commands: Commands, send: Send
@@ -124,7 +124,7 @@ class ArtifactCollection:
             deadline = min(self._end, time.monotonic() + float(item.get("timeout_s") or ITEM_S))
             try:
                 {"glob": self._glob, "list": self._list, "argv": self._argv}[item["kind"]](item, deadline)
-            except Exception as error:  # what cannot be had must not cost the others; the head keeps the words
+            except Exception as error:  # an unavailable item must not affect the others; the head keeps the error
                 if isinstance(error, OperationError):
                     self._note(item, error.message)
                 else:
@@ -167,7 +167,7 @@ class ArtifactCollection:
             )
 
     def _find(self, item: Item, deadline: float) -> list[Found]:
-        """What matches and is really below its base: the ranks' first, then the newest."""
+        """Return the matches that are really below their base: the ranks' first, then the newest."""
         start_ns = self._facts.start_ns if item.get("since_start") else 0
         found: dict[str, Found] = {}
         bases = sorted({base for base in (expand_first(item["bases"], env) for env in self._facts.environs) if base})
@@ -181,12 +181,12 @@ class ArtifactCollection:
         return sorted(found.values(), key=lambda one: (one.is_ours is not True, -one.mtime_ns, one.path))
 
     def _is_ours(self, item: Item, path: str) -> bool | None:
-        """Whether the pid in the file's name is a rank's; None: no pid is to be seen in it."""
+        """Return whether the pid in the file's name is a rank's; None: no pid in the name."""
         match = re.search(item["pid_regex"], os.path.basename(path)) if item.get("pid_regex") else None
         return int(match.group(1)) in self._facts.pids if match else None
 
     def _send_file(self, item: Item, one: Found, room: int) -> int:
-        """How many bytes were sent. Raises OSError."""
+        """Send a file and return the number of bytes sent. Raises OSError."""
         fd = os.open(one.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             facts = os.fstat(fd)
@@ -218,7 +218,7 @@ class ArtifactCollection:
         while done < count:
             chunk = os.pread(fd, min(CHUNK_BYTES, count - done), start + done)
             if not chunk:
-                break  # it was cut meanwhile
+                break  # truncated meanwhile
             self._send(item, one.name, offset + done, chunk)
             done += len(chunk)
         return done
@@ -260,7 +260,7 @@ class ArtifactCollection:
             text = excerpt(text, item["keep"], around=int(item.get("around") or 0))
         return text
 
-    # --- out ---
+    # --- output ---
 
     def _send_text(self, item: Item, text: bytes, *, source: str, is_cut: bool = False) -> None:
         text = text[: max(0, min(len(text), self._room))]
@@ -292,7 +292,7 @@ class ArtifactCollection:
 
 
 class Found:
-    """One file that was found. `name`: its path below the base, as the head shall call it."""
+    """A file that was found. `name`: its path below the base, as at the head."""
 
     def __init__(self, path: str, name: str, facts: os.stat_result, is_ours: bool | None) -> None:
         self.path = path
@@ -303,7 +303,7 @@ class Found:
 
 
 def boot_ns() -> int:
-    """The wall clock at which the kernel's own clock stood at 0."""
+    """Return the wall clock time of 0 on the kernel's own clock."""
     return time.time_ns() - int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e9)
 
 

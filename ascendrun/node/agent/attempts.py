@@ -1,7 +1,7 @@
-"""The attempts of this node: prepare, start exactly once, stop, and the state of each.
+"""Attempts of this node: prepare, start exactly once, stop, and the state of each.
 
-The files of an attempt's folder are the truth; every step is one file that appears complete or not at all:
-prepared.json, supervisor.json (claimed once: by the supervisor, or by a stop that came first), stop.json, ended.json.
+The files of an attempt's directory are authoritative; every step is one file that appears complete or not at all:
+prepared.json, supervisor.json (claimed once: by the supervisor, or by an earlier stop), stop.json, ended.json.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 START_S = 20.0
-"""How long a supervisor may take to report its start."""
+"""Seconds that a supervisor may take to report its start."""
 NOTICE_S = 5.0
-"""How long a supervisor may take to go after it has written the end."""
+"""Seconds that a supervisor may take to exit after it has written the end."""
 OBEY_S = 5.0
-"""How long it may take to read an order to stop immediately, before it is killed and its work taken over."""
+"""Seconds that it may take to read a request to stop immediately, before the agent kills it and takes over its work."""
 
 PREPARED_KEYS = (
     "tag",
@@ -56,8 +56,8 @@ PREPARED_KEYS = (
 
 
 class Attempts:
-    """All operations on attempts. `verify_tree(sha256)` raises OperationError; `agent` is the command that starts
-    ourselves.
+    """All operations on attempts. `verify_tree(sha256)` raises OperationError; `agent` is the command that starts this
+    agent.
 
     `login`: the environment of the login, `umask`: the user's own. Safe to use from several threads and agents.
     """
@@ -76,7 +76,7 @@ class Attempts:
     # --- prepare, abort ---
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Checks and reserves everything, starts nothing. Repeatable until the GO."""
+        """Check and reserve everything without starting anything. Repeatable until GO."""
         tag = str(request["tag"])
         run, _ = layout.split_tag(tag)
         folder = layout.attempt_dir(self._root, tag)
@@ -106,7 +106,7 @@ class Attempts:
                 raise OperationError("attempt-running", "older-attempt-running", attempt=other)
 
     def _check(self, request: dict[str, Any], run: str) -> list[str]:
-        """The names in the working folder that the user's own files keep from the tree."""
+        """Check the request; return names of the user's own files in the working directory that replace the tree's."""
         kept: list[str] = []
         home, _ = layout.split_tag(layout.make_tag(str(request.get("home") or run), 1))
         work, checkpoints = layout.work_dir(self._root, home), layout.checkpoints_dir(self._root, run)
@@ -152,7 +152,7 @@ class Attempts:
             reserved.release()
 
     def abort(self, tag: str) -> dict[str, Any]:
-        """Forgets an attempt that got no GO. Raises OperationError("attempt-running") when it did get one."""
+        """Remove an attempt without GO. Raises OperationError("attempt-running") if it got GO."""
         folder = layout.attempt_dir(self._root, tag)
         self._release(tag)
         if not os.path.isdir(folder):
@@ -167,7 +167,7 @@ class Attempts:
     # --- go ---
 
     def go(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Starts the supervisor, or finds the one that was started: repeatable, from several agents too."""
+        """Start the supervisor, or find the started supervisor: repeatable, from several agents too."""
         tag = str(request["tag"])
         folder = layout.attempt_dir(self._root, tag)
         identity = read_json(os.path.join(folder, IDENTITY))
@@ -195,7 +195,7 @@ class Attempts:
         return {"supervisor_pid": identity["pid"]}
 
     def _spawn(self, folder: str, spec: dict[str, Any]) -> dict[str, Any]:
-        """The supervisor's own first word. Secrets go through the pipe: never argv, environment or disk."""
+        """Start the supervisor; return its first message. Secrets use the pipe: never argv, environment or disk."""
         env = {name: value for name, value in self._login.items() if name != layout.TAG_VARIABLE.encode()}
         with open(os.path.join(folder, "supervisor.log"), "ab") as log:
             child = subprocess.Popen(
@@ -221,8 +221,8 @@ class Attempts:
     # --- stop ---
 
     def stop(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Asks for the end; the proof is the event `ended`. Also for attempts that are unknown here: they can
-        never start after this."""
+        """Request the end; the event `ended` confirms it. Also for attempts that are unknown here: they can never start
+        after this."""
         tag = str(request["tag"])
         folder = layout.attempt_dir(self._root, tag)
         order = {
@@ -258,8 +258,7 @@ class Attempts:
             claim_json(os.path.join(folder, IDENTITY), {"stopped": True})
 
     def _is_obeyed(self, tag: str, folder: str) -> bool:
-        """Whether the supervisor took the order within OBEY_S; one that hangs (a dead disk, a debugger) or dies does
-        not."""
+        """Return whether the supervisor took the request within OBEY_S; it may hang (dead disk, debugger) or die."""
         deadline = time.monotonic() + OBEY_S
         while os.path.exists(os.path.join(folder, STOP)) and self.phase(tag) == "running":
             if time.monotonic() > deadline:
@@ -273,7 +272,7 @@ class Attempts:
             time.sleep(0.01)
 
     def _end_without_supervisor(self, tag: str, folder: str, identity: dict[str, Any]) -> None:
-        """Without a supervisor: kill what the attempt left and write its end."""
+        """Kill the remaining processes of an attempt without a supervisor and write its end."""
         if "pid" in identity:
             self.note_lost(tag)
         leaders = (
@@ -298,10 +297,10 @@ class Attempts:
             finally:
                 records.close()
 
-    # --- the truth ---
+    # --- state ---
 
     def phase(self, tag: str) -> str | None:
-        """prepared, running, ended or lost; None: no such attempt here."""
+        """Return prepared, running, ended or lost; None: no such attempt here."""
         folder = layout.attempt_dir(self._root, tag)
         identity = read_json(os.path.join(folder, IDENTITY))
         if self._has_ended(folder):
@@ -332,7 +331,7 @@ class Attempts:
         return {"attempts": found}
 
     def note_lost(self, tag: str) -> bool:
-        """Writes `supervisor_lost`, once, when the supervisor is gone and the attempt has not ended."""
+        """Write `supervisor_lost`, once, when the supervisor is gone and the attempt has not ended."""
         folder = layout.attempt_dir(self._root, tag)
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
         if "pid" not in identity or self.phase(tag) != "lost":
@@ -346,7 +345,7 @@ class Attempts:
         return True
 
     def processes(self, tag: str) -> dict[str, Any]:
-        """Everything alive of the attempt but the supervisor itself and its sampler."""
+        """Return all living processes of the attempt except the supervisor and its sampler."""
         folder = layout.attempt_dir(self._root, tag)
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
         supervisor = identity["pid"] if "pid" in identity and procs.is_alive(identity) else 0
@@ -360,7 +359,7 @@ class Attempts:
         return {"pids": [pid for pid, _ in found]}
 
     def forget(self, tag: str) -> dict[str, Any]:
-        """Removes the attempt's folder; its fence stays."""
+        """Remove the attempt's directory; its fence stays."""
         folder = layout.attempt_dir(self._root, tag)
         self._release(tag)
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
@@ -388,7 +387,7 @@ class Attempts:
 
 
 def end_everything(find: Callable[[], list[Any]]) -> list[int]:
-    """KILL until two checks find none; the pids that survive even that (blocked in the kernel)."""
+    """Send KILL until two checks find nothing; return the pids that survive it (blocked in the kernel)."""
     deadline = time.monotonic() + UNKILLABLE_S
     clean = 0
     found = find()
@@ -402,7 +401,7 @@ def end_everything(find: Callable[[], list[Any]]) -> list[int]:
 
 
 def exit_codes(folder: str) -> dict[str, int | None]:
-    """The exit codes of the ranks by the events; None: started, end unknown."""
+    """Return the exit codes of the ranks by the events; None: started, end unknown."""
     codes: dict[str, int | None] = {}
     for event in read_events(folder):
         if event.get("event") == "rank_started":

@@ -1,4 +1,4 @@
-"""What a running agent leaves next to its archive, so that the next start is quick.
+"""Files that a running agent stores next to its archive to speed up the next start.
 
 agent-<hash>.<interpreter>.zip: compiled modules, made once per interpreter; Python compiles what it imports from an
 archive again at every start (60 ms). agent-<hash>.python: the path of the interpreter, for the login line of
@@ -19,13 +19,13 @@ PREFIX = "ascendrun/"
 
 
 def sibling(agent_path: str) -> str | None:
-    """Where this interpreter's compiled modules belong; None for an interpreter that keeps none."""
+    """Return the path of this interpreter's compiled modules; None: the interpreter stores none."""
     tag = sys.implementation.cache_tag
     return "{}.{}-{:x}.zip".format(agent_path[: -len(".pyz")], tag, sys.hexversion) if tag else None
 
 
 def keep_compiled(agent_path: str) -> None:
-    """Makes the sibling unless it exists. Never raises: a start without it is only slower."""
+    """Make the sibling unless it exists. Never raises: without it a start is only slower."""
     try:
         path = sibling(agent_path)
         if path is None or not agent_path.endswith(".pyz") or os.path.exists(path):
@@ -38,7 +38,7 @@ def keep_compiled(agent_path: str) -> None:
 
 
 def keep_interpreter(agent_path: str) -> None:
-    """Records who runs this agent. Never raises: without it the next login searches for a Python again."""
+    """Record the interpreter of this agent. Never raises: without it the next login searches for a Python again."""
     path = agent_path[: -len(".pyz")] + ".python"
     temp = "%s.tmp-%d" % (path, os.getpid())
     try:

@@ -1,4 +1,4 @@
-"""What a node must offer before it is ready: writable directories, space, a command that can run."""
+"""Requirements of a node that is ready: writable directories, space, a command that can run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from typing import Any, Mapping
 
 ROOM_BYTES = 32 << 20
-"""Less than this free, and the records of a run are not safe."""
+"""Minimum free space for the records of a run."""
 
 
 def check_command(argv0: str, *, cwd: str, environ: Mapping[str, str]) -> None:
-    """Raises OperationError("python-missing") when the rank's command cannot be run, naming where it was looked for."""
+    """Raise OperationError("python-missing") with the search path when the rank's command cannot be run."""
     if "/" in argv0:
         path = os.path.join(cwd, argv0)
         if not os.path.exists(to_bytes(path)):
@@ -31,7 +31,7 @@ def check_command(argv0: str, *, cwd: str, environ: Mapping[str, str]) -> None:
 
 
 def find_command(name: str, search: str) -> str | None:
-    """The executable file that this PATH leads to; None: it leads to none."""
+    """Return the executable file for this PATH; None: not found."""
     for folder in search.split(os.pathsep):
         path = os.path.join(folder, name)
         if os.access(to_bytes(path), os.X_OK) and not os.path.isdir(to_bytes(path)):
@@ -40,7 +40,7 @@ def find_command(name: str, search: str) -> str | None:
 
 
 def check_directory(path: str, *, make: bool) -> None:
-    """Raises OperationError("bad-directory" or "disk-full") unless a file can be made, renamed and removed there."""
+    """Raise OperationError("bad-directory" or "disk-full") unless a file can be made, renamed and removed there."""
     name = to_bytes(path)
     try:
         if make:
@@ -59,7 +59,7 @@ def check_directory(path: str, *, make: bool) -> None:
 
 
 def check_room(path: str) -> None:
-    """Raises OperationError("disk-full") when the file system of `path` is nearly full."""
+    """Raise OperationError("disk-full") when the file system of `path` is nearly full."""
     free = free_bytes(path)
     found = os.statvfs(path)
     if free < ROOM_BYTES:
@@ -69,7 +69,7 @@ def check_room(path: str) -> None:
 
 
 def check_cwd(path: str) -> None:
-    """Raises OperationError("bad-directory") unless the ranks can be started there."""
+    """Raise OperationError("bad-directory") unless the ranks can be started there."""
     if not os.path.isdir(to_bytes(path)):
         raise OperationError("bad-directory", "workdir-missing", path=path)
     if not os.access(to_bytes(path), os.X_OK):
@@ -77,7 +77,7 @@ def check_cwd(path: str) -> None:
 
 
 def checkpoint_directories(ranks: Any) -> dict[str, None]:
-    """The folders that the ranks will save to, each once, in order."""
+    """Return the checkpoint directories of the ranks, each once, in order."""
     return {
         rank["env"]["ASCENDRUN_CHECKPOINT_DIR"]: None for rank in ranks if rank["env"].get("ASCENDRUN_CHECKPOINT_DIR")
     }

@@ -1,10 +1,10 @@
-"""Shows whether nodes reach each other on a port: one side listens and sends its name, the others connect and read it.
+"""Test of connections between nodes on a port: one side listens and sends its name, the others connect and read it.
 
     listen  {ports, as, nonce, expect: [names]}            -> {ports: {port: {heard: [names]} | {error}}}
     tcp     {targets: [{peer, address, port}], as, nonce}   -> {tests: [{peer, address, port, wall_s} | {..., error}]}
 
-Both ends of a round share the nonce, so that a stranger on the port is not taken for the peer. The listener goes
-when everybody expected has come, or at its deadline; who comes too early is refused and tries again.
+Both ends of a round share the nonce, so that another program on the port is not taken for the peer. The listener
+ends when all expected peers have connected, or at its deadline. A peer that is too early is rejected and retries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AT_ONCE = 32
 
 
 def listen(item: Item, deadline: float) -> Raw:
-    """Accepts on every port of the item until each received all expected names, or the deadline."""
+    """Accept on every port of the item until each received all expected names, or the deadline."""
     answers: dict[str, Raw] = {}
     open_ports: dict[Any, Raw] = {}
     expected = set(item["expect"])
@@ -54,7 +54,7 @@ def listen(item: Item, deadline: float) -> Raw:
 
 
 def _listener(number: int) -> socket.socket:
-    """On every address, IPv6 and IPv4 alike where the kernel has both."""
+    """Listen on every address, IPv6 and IPv4 where the kernel has both."""
     try:
         made = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
         made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -75,7 +75,7 @@ def _listener(number: int) -> socket.socket:
 def _send_greeting(listener: socket.socket, item: Item, answer: Raw, deadline: float) -> None:
     peer, _ = listener.accept()
     with peer:
-        # No TIME-WAIT may stay on this side: the port is wanted for the job a moment later.
+        # No TIME-WAIT may stay on this side: the job uses the port a moment later.
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.settimeout(max(0.01, min(1.0, deadline - time.monotonic())))
         try:
@@ -89,7 +89,7 @@ def _send_greeting(listener: socket.socket, item: Item, answer: Raw, deadline: f
 
 
 def connect_all(item: Item, deadline: float) -> Raw:
-    """Goes to every target, side by side."""
+    """Connect to all targets in parallel."""
     todo = list(item["targets"])
     tested: list[Raw] = []
     lock = threading.Lock()
@@ -114,7 +114,7 @@ def connect_all(item: Item, deadline: float) -> Raw:
 
 
 def _connect(target: Item, item: Item, deadline: float) -> Raw:
-    """{wall_s} of the connection that worked, or {error}: the last reason why none did."""
+    """Return {wall_s} of the connection that worked, or {error} with the last reason of failure."""
     code, error = "failed", message("no-time-for-test")
     while time.monotonic() < deadline:
         started = time.monotonic()

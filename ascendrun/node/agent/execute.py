@@ -1,4 +1,4 @@
-"""Runs one command to its end or its deadline: no shell, own session, bounded output, nothing left at a timeout."""
+"""One command until its end or deadline: no shell, own session, bounded output, no process left after a timeout."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ else:
 MARK = "ASCENDRUN_EXEC"
 MAX_BYTES = 3 << 20
 UNKILLABLE_S = 2.0
-"""How long a killed command may take to be gone; one that hangs in a driver never is."""
+"""Seconds until a killed command must be gone; a command that hangs in a driver never is."""
 DRAIN_S = 0.2
-"""A background child may hold the pipes open; what comes this long after the command's own end still counts."""
+"""A background child may hold the pipes open; output within this time after the command's own end still counts."""
 
 
 class Commands:
-    """The commands that run now, so that all can be ended with the agent."""
+    """The running commands, so that all can be ended with the agent."""
 
     def __init__(self, login: dict[bytes, bytes], umask: int) -> None:
         self._login = login
@@ -49,7 +49,7 @@ class Commands:
         self._lock = threading.Lock()
 
     def run(self, request: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], bytes]:
-        """The reply's fields and its body (standard output, then standard error). Raises
+        """Return the reply's fields and its body (standard output, then standard error). Raises
         OperationError("cannot-start")."""
         argv = [to_bytes(part) for part in request["argv"]]
         limit = max(0, min(int(request.get("max_bytes") or MAX_BYTES), MAX_BYTES))
@@ -76,7 +76,7 @@ class Commands:
         cwd: str | None = None,
         keep: Sequence[int] = (),
     ) -> Done:
-        """Runs one command to its end or its deadline; `keep`: descriptors that it inherits.
+        """Run one command to its end or its deadline; `keep`: descriptors that it inherits.
 
         Raises OperationError("cannot-start"), whose cause is the error of the system.
         """
@@ -88,7 +88,7 @@ class Commands:
         with self._lock:
             self._running.add(mark)
             is_closed = self._is_closed
-        if is_closed:  # it was started while the others were ended
+        if is_closed:  # started while the others were ended
             end_marked(mark)
         try:
             output = _collect_output(child, stdin, deadline=started + timeout_s, limit=limit)
@@ -116,7 +116,7 @@ class Commands:
             end_marked(mark)
 
     def _umask_option(self) -> dict[str, Any]:
-        # Code of ours between fork and exec is risky in a process with threads; before 3.9 there is no other way.
+        # Python code between fork and exec is risky in a process with threads; before 3.9 there is no other way.
         if sys.hexversion >= 0x03090000:
             return {"umask": self._umask}
         return {"preexec_fn": lambda: os.umask(self._umask)}
@@ -130,7 +130,7 @@ def _status_of(child: subprocess.Popen[bytes], *, is_killed: bool) -> int | None
 
 
 def end_marked(mark: str) -> None:
-    """KILL to the command and everything it started, until none is left or 2 s have passed."""
+    """Send KILL to the command and everything it started, until no process is left or 2 s have passed."""
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline:
         found = reap.find_marked({MARK: mark})
@@ -155,7 +155,7 @@ class _Output:
 
 
 def _collect_output(child: subprocess.Popen[bytes], stdin: bytes, *, deadline: float, limit: int) -> _Output:
-    """Feeds and reads until the command has ended and its pipes are silent, or the deadline."""
+    """Write and read until the command has ended and its pipes have no data, or the deadline."""
     result = _Output()
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None
     sinks = {child.stdout.fileno(): result.out, child.stderr.fileno(): result.err}

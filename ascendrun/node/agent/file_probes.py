@@ -1,4 +1,4 @@
-"""Examines files, directories, limits, ports and open devices of this node; the plain kinds of a survey."""
+"""Probes of files, directories, limits, ports and open devices of this node; the basic kinds of a survey."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISREG, "file"), (stat.S_ISCHR, "devi
 
 
 def probe(item: Item, deadline: float) -> Raw:
-    """The raw answer of one item. Raises OSError, ValueError or KeyError when it cannot be answered as a whole."""
+    """Return the raw result of one item. Raises OSError, ValueError or KeyError when the entire item fails."""
     kinds: dict[str, Callable[[Item, float], Raw]] = {
         "file": _file,
         "files": _files,
@@ -62,7 +62,7 @@ def _file(item: Item, deadline: float) -> Raw:
 
 
 def _files(item: Item, deadline: float) -> Raw:
-    """Those that can be read; for patterns, those that match."""
+    """Return the readable files; for patterns, those that match."""
     texts = {}
     limit = int(item.get("max_bytes") or FILE_BYTES)
     for pattern in item["paths"]:
@@ -153,7 +153,7 @@ def _measure(path: str, limit: int, deadline: float) -> Raw:
 
 
 def _standing(path: str) -> str:
-    """The path itself, or the nearest folder above it that exists."""
+    """Return the path itself, or the nearest existing directory above it."""
     path = os.path.abspath(path)
     while not os.path.exists(to_bytes(path)) and path != "/":
         path = os.path.dirname(path)
@@ -176,7 +176,7 @@ def _disk(item: Item, deadline: float) -> Raw:
 
 
 def _write_probe(item: Item, deadline: float) -> Raw:
-    """A folder that is not there yet is not made: the nearest one above it must take it."""
+    """Test writing. A missing directory is not made: the nearest directory above it is tested."""
 
     def one(path: str) -> Raw:
         at = _standing(path)
@@ -230,7 +230,7 @@ def _bind(item: Item, deadline: float) -> Raw:
 
 
 def _owners(wanted: list[int]) -> dict[int, Raw]:
-    """Who holds each port, as far as this user may see: the owner's number for all, the process for its own."""
+    """Return the owner of each port, as far as visible to this user: the uid for all, the process for its own."""
     inodes: dict[str, int] = {}
     found: dict[int, Raw] = {}
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -250,7 +250,7 @@ def _owners(wanted: list[int]) -> dict[int, Raw]:
 
 
 def parse_socket_line(line: str) -> tuple[int, int, str]:
-    """(local port, owner's uid, inode) of one line of /proc/net/tcp; (0, 0, "") of what is none."""
+    """Return (local port, owner's uid, inode) of a line of /proc/net/tcp; (0, 0, "") if invalid."""
     fields = line.split()
     try:
         return int(fields[1].rpartition(":")[2], 16), int(fields[7]), fields[9]
@@ -259,7 +259,7 @@ def parse_socket_line(line: str) -> tuple[int, int, str]:
 
 
 def _open_files() -> Any:
-    """(pid, descriptor, target) of every open file that this user may see."""
+    """Yield (pid, descriptor, target) of every open file that this user may see."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -276,7 +276,7 @@ def _open_files() -> Any:
 
 
 def _openers(item: Item, deadline: float) -> Raw:
-    """Processes that hold files of the patterns open. `hidden`: how many processes this user may not look into."""
+    """Return processes with open files of the patterns. `hidden`: number of processes that this user may not read."""
     wanted = {path for pattern in item["patterns"] for path in glob.glob(pattern)}
     found = {(pid, target) for pid, _, target in _open_files() if target in wanted}
     hidden = sum(1 for name in os.listdir("/proc") if name.isdigit() and not os.access(f"/proc/{name}/fd", os.R_OK))
@@ -292,7 +292,7 @@ def _describe(pid: int, path: str) -> Raw:
 
 
 def _tag(pid: int) -> str | None:
-    """The attempt that the process belongs to; None: to none of ascendrun's, or not to be seen."""
+    """Return the attempt of the process; None: not of ascendrun, or not visible."""
     mark = to_bytes(layout.TAG_VARIABLE) + b"="
     tags = [one[len(mark) :] for one in procs.read_environ(pid).split(b"\0") if one.startswith(mark)]
     return tags[0].decode("utf-8", "replace") if tags else None

@@ -1,4 +1,4 @@
-"""Sends what grows in the attempts' files: every byte once, from the head's offset, joined into few packets."""
+"""Transfer of growing files of the attempts: every byte once, from the head's offset, joined into few packets."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 16
 ROUND_CHUNKS = 4
-"""What one file may send before the others have their turn."""
+"""Chunks that one file may send before the others have their turn."""
 AHEAD_BYTES = 1 << 20
 """With more than this waiting, events overtake logs."""
 EVENTS = ("events", 0)
 BATCH_S = 0.1
 POLL_S = 0.04
-"""Also the most by which hosts differ in sending a line that their ranks print at the same time."""
+"""Seconds; also the most by which hosts differ in sending a line that their ranks print at the same time."""
 LOST_CHECK_S = 1.0
 
 
 def file_sizes(root: str, tag: str) -> dict[str, dict[str, int]]:
-    """{file: {generation: bytes}} of every pulled file of the attempt; empty when there is no such attempt."""
+    """Return {file: {generation: bytes}} of every pulled file of the attempt; empty when there is no such attempt."""
     sizes: dict[str, dict[str, int]] = {}
     try:
         with os.scandir(layout.attempt_dir(root, tag)) as entries:
@@ -44,7 +44,7 @@ def file_sizes(root: str, tag: str) -> dict[str, dict[str, int]]:
 
 
 class Follow:
-    """One attempt that is followed. Has no thread: `poll` does one round."""
+    """One followed attempt. Has no thread: `poll` does one round."""
 
     def __init__(
         self, root: str, tag: str, offsets: dict[str, dict[str, int]], send: Callable[[dict[str, Any], bytes], None]
@@ -63,11 +63,11 @@ class Follow:
         self._last_batch_s = 0.0
 
     def poll(self, now_s: float) -> bool:
-        """Sends what is due; True when there is more to send at once.
+        """Send due data; True when there is more to send now.
 
-        What a rank wrote before an event is sent before that event, unless so much waits that news would be late.
+        Output of a rank before an event is sent before that event, unless so much waits that the event would be late.
         """
-        news = self._news()  # looked at first: what was logged before it is on disk when the others are looked at
+        news = self._news()  # read first: anything logged before it is on disk when the other files are read
         found = self._grown()
         waiting_bytes = sum(size - self._sent.get(key, 0) for key, size in found)
         has_logs = bool(found)
@@ -82,16 +82,16 @@ class Follow:
         unfinished: set[str] = set()
         for key, size in found:
             if key[0] in unfinished:
-                continue  # a generation is sent whole before the next one begins: readers go on with the next for good
+                continue  # a generation is sent completely before the next: readers do not return to it
             if self._send_file(key, size):
                 unfinished.add(key[0])
                 more = more or key not in self._unreadable
-        if has_logs:  # news do not count: what a rank says first comes right after the news of its start
+        if has_logs:  # events do not count: a rank's first output follows directly after its start event
             self._last_batch_s = now_s
         return more
 
     def _news(self) -> list[tuple[tuple[str, int], int]]:
-        """The events file, when it has grown."""
+        """Return the events file, when it has grown."""
         try:
             size = os.lstat(os.path.join(self._folder, "%s.%d" % EVENTS)).st_size
         except FileNotFoundError:
@@ -99,7 +99,7 @@ class Follow:
         return [(EVENTS, size)] if size > self._sent.get(EVENTS, 0) else []
 
     def _grown(self) -> list[tuple[tuple[str, int], int]]:
-        """The other files that have something new, by name and generation."""
+        """Return the other files that have new data, by name and generation."""
         found = []
         try:
             with os.scandir(self._folder) as entries:
@@ -118,7 +118,7 @@ class Follow:
         return sorted(found)
 
     def _report_truncated(self, key: tuple[str, int], size: int) -> None:
-        """The file was truncated: what was sent is no longer there; continue from its new end."""
+        """Report a truncated file: sent bytes are no longer there; continue from its new end."""
         self._send(
             {
                 "event": "truncated",
@@ -133,7 +133,7 @@ class Follow:
         self._sent[key] = size
 
     def _send_file(self, key: tuple[str, int], size: int) -> bool:
-        """True when there is more of it to send."""
+        """Send a part of the file; True when there is more of it to send."""
         path = os.path.join(self._folder, "%s.%d" % key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -159,7 +159,7 @@ class Follow:
         return self._sent[key] < size
 
     def _report_unreadable(self, key: tuple[str, int], error: OSError) -> None:
-        """It cannot be opened now: its bytes, and those behind them, come when it can. Reported once."""
+        """Report, once, a file that cannot be opened now: its bytes, and those behind them, are sent when it can."""
         if key not in self._unreadable:
             self._unreadable.add(key)
             self._send(
@@ -169,7 +169,7 @@ class Follow:
 
 
 class Follower:
-    """The thread that polls all followed attempts. `note_lost(tag)` is called once a second per attempt."""
+    """Thread that polls all followed attempts. `note_lost(tag)` is called once a second per attempt."""
 
     def __init__(
         self, root: str, *, send: Callable[[dict[str, Any], bytes], None], note_lost: Callable[[str], Any]
@@ -184,7 +184,7 @@ class Follower:
         self._thread: list[threading.Thread] = []
 
     def follow(self, tag: str, offsets: dict[str, dict[str, int]]) -> None:
-        """Replaces an earlier follow of the tag. Raises ValueError on a tag that is none."""
+        """Follow an attempt, replacing an earlier follow of the tag. Raises ValueError on an invalid tag."""
         entry = Follow(self._root, tag, offsets, self._send)
         with self._lock:
             self._follows[tag] = entry
@@ -222,11 +222,11 @@ class Follower:
         try:
             if now - self._lost_check_s.get(tag, now) >= LOST_CHECK_S:
                 self._lost_check_s[tag] = now
-                with contextlib.suppress(OSError):  # a full disk: said when there is room for it
+                with contextlib.suppress(OSError):  # a full disk: recorded when there is space
                     self._note_lost(tag)
             return follow.poll(now)
         except OSError as error:
-            # One attempt's files may be unreadable (a dead disk); the others are followed on, and the head is told.
+            # One attempt's files may be unreadable (a dead disk); the others continue, and the head gets a report.
             self._send({"event": "follow_failed", "tag": tag, "error": str(error)}, b"")
             self.unfollow(tag)
             return False

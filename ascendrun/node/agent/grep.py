@@ -1,4 +1,4 @@
-"""Searches a rank's output on the node and sends only the lines that were requested.
+"""Search of a rank's output on the node; only the requested lines are sent.
 
 It runs as a separate process: a pattern that never ends is killed with it, and the agent does not notice.
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 20
 SHOWN_BYTES = 64 << 10
-"""Of a longer line only the beginning is looked at, and sent: as the head shows it."""
+"""Of a longer line only the start is searched and sent: as the head shows it."""
 GREP_S = 20.0
 MAX_HITS = 20000
 MAX_BYTES = 2 << 20
@@ -38,7 +38,7 @@ FILE = re.compile(r"^rank-\d+\.(?:out|err)$")
 def grep(
     root: str, request: dict[str, Any], *, agent: list[str], commands: Commands, login: Mapping[bytes, bytes]
 ) -> tuple[dict[str, Any], bytes]:
-    """The agent's side: starts the process, returns its output. {"complete": false}: it was cut or killed."""
+    """Start the process and return its output (agent's side). {"complete": false}: truncated or killed."""
     try:
         for pattern in request["patterns"]:
             re.compile(pattern)
@@ -62,7 +62,7 @@ def grep(
 
 
 def main() -> int:
-    """`grep`: the process itself."""
+    """Run the process of `grep`."""
     with os.fdopen(0, "rb", closefd=False) as stdin:
         request = json.loads(stdin.read().decode("utf-8"))
     passes = make_test(
@@ -92,13 +92,13 @@ def main() -> int:
 
 
 def make_test(patterns: list[str], *, ignore_case: bool, invert: bool) -> Callable[[str], bool]:
-    """Whether a line is wanted: one of the patterns is found in it, or, inverted, none."""
+    """Return a test whether a line is selected: one of the patterns is found in it, or, inverted, none."""
     searches = [re.compile(pattern, re.IGNORECASE if ignore_case else 0).search for pattern in patterns]
     return lambda text: any(search(text) is not None for search in searches) is not invert
 
 
 class Line:
-    """One line as a person would see it. `at_ns`: its arrival, None: not known."""
+    """One line as displayed. `at_ns`: its arrival, None: not known."""
 
     __slots__ = ("at_ns", "generation", "offset", "text")
 
@@ -109,14 +109,14 @@ class Line:
         self.at_ns = at_ns
 
     def is_within(self, since_ns: int | None, until_ns: int | None) -> bool:
-        """A line whose time is not known is within."""
+        """Return whether the line is within the times. A line whose time is unknown is within."""
         return self.at_ns is None or (
             (since_ns is None or self.at_ns >= since_ns) and (until_ns is None or self.at_ns <= until_ns)
         )
 
 
 def read_lines(folder: str, name: str, generation: int, offset: int) -> Iterator[Line]:
-    """The lines of a stream from there to its end now; a line may continue in the next generation."""
+    """Yield the lines of a stream from `offset` to its end now; a line may continue in the next generation."""
     start, kept = (generation, offset), b""
     while True:
         try:
@@ -150,7 +150,7 @@ def read_lines(folder: str, name: str, generation: int, offset: int) -> Iterator
 
 
 def read_times(path: str, offset: int) -> Iterator[tuple[int, int | None]]:
-    """(end offset, arrival) of each record that ends behind `offset`, as they are needed."""
+    """Yield (end offset, arrival) of each record that ends behind `offset`, as required."""
     try:
         with open(path, "rb") as file:
             while True:
@@ -165,7 +165,7 @@ def read_times(path: str, offset: int) -> Iterator[tuple[int, int | None]]:
 
 
 def show(raw: bytes) -> str:
-    """What a terminal would be left with: of a progress bar its last state. As core/logs/log_lines.py shows it."""
+    """Return the final terminal text: of a progress bar its last state. As core/logs/log_lines.py shows it."""
     raw = raw[:SHOWN_BYTES].rstrip(b"\r")
     raw = raw[raw.rfind(b"\r") + 1 :]
     try:

@@ -1,4 +1,4 @@
-"""Frees disk on the node: closed generations of logs that the head holds whole, when there is too much of them."""
+"""Deletion of closed log generations that the head has completely, when their total size is over the limit."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ _LOG = re.compile(r"^(rank-\d+\.(?:out|err))(\.times)?\.(\d+)$")
 def release(root: str, request: dict[str, Any]) -> dict[str, Any]:
     """{tag, have: {"rank-3.out": {"0": bytes}, "rank-3.out.times": {...}}, keep_bytes} -> {freed_bytes, kept_bytes}.
 
-    `have`: what the head holds. Generations of which it holds every byte, and every arrival time, may go, the oldest
-    first, until the attempt's logs take no more than `keep_bytes`. The newest generation of a file stays, whatever is
-    asked.
+    `have`: bytes at the head. Generations of which it has every byte, and every arrival time, are deleted, the oldest
+    first, until the attempt's logs use no more than `keep_bytes`. The newest generation of a file always stays.
     """
     folder = layout.attempt_dir(root, str(request["tag"]))
     have = request["have"]

@@ -1,4 +1,4 @@
-"""The agent's output: one writer for all frames, a bound on what waits, and a heartbeat when there is nothing else."""
+"""Single writer for the agent's outgoing frames: bounded queue, heartbeat when idle."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 LIMIT_BYTES = 4 << 20
 JOIN_BYTES = 1 << 18
-"""Waiting frames are joined into writes of about this size: the head pays per packet, not per byte."""
+"""Bytes: waiting frames are joined into writes of about this size: the head's cost is per packet, not per byte."""
 
 
 class Outbox:
-    """`on_broken` is called once, in the writer's thread, when the reader is gone; `beat_s` returns how long the
-    next pause may last."""
+    """`on_broken` is called once, in the writer's thread, when the reader is gone; `beat_s` returns the maximum length
+    of the next pause."""
 
     def __init__(self, fd: int, on_broken: Callable[[], None], beat_s: Callable[[], float]) -> None:
         self._fd = fd
@@ -35,7 +35,7 @@ class Outbox:
         threading.Thread(target=self._run, daemon=True, name="writer").start()
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
-        """Waits while the reader is slow. Frames for a reader who is gone are dropped."""
+        """Queue a frame; wait while the reader is slow. Without a reader frames are dropped."""
         frame = wire.pack(header, body)
         with self._changed:
             self._changed.wait_for(lambda: self._waiting_bytes < LIMIT_BYTES or self._broken)
@@ -45,7 +45,7 @@ class Outbox:
                 self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Until all is written; False at the timeout."""
+        """Wait until all is written; False at the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._broken or not (self._frames or self._busy), timeout_s)
 
@@ -79,7 +79,7 @@ class Outbox:
 
 
 def private_copy(fd: int, replacement: int) -> int:
-    """Our own copy of a standard stream; `replacement` takes its place, so no stray print or child touches it."""
+    """Return a private copy of a standard stream; `replacement` replaces it, so no stray print or child uses it."""
     mine = os.dup(fd)
     os.set_inheritable(mine, False)
     os.dup2(replacement, fd)

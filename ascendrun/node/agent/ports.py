@@ -1,4 +1,4 @@
-"""Finds a free port and keeps others from it until the ranks start."""
+"""Search for a free port, and its reservation until the ranks start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class ReservedPort:
-    """A port bound on every address and not listened on: no other process can have it until `release`."""
+    """A port bound on every address and not listened on: no other process can bind it until `release`."""
 
     def __init__(self, number: int, sockets: list[socket.socket]) -> None:
         self.number = number
@@ -23,10 +23,10 @@ class ReservedPort:
 
 
 def hold_port(number: int, *, after_others: bool = False) -> ReservedPort | None:
-    """None when it is in use, on any address of IPv4 or IPv6, or when this user may not have it.
+    """Reserve the port. None: in use, on any address of IPv4 or IPv6, or not permitted for this user.
 
-    `after_others`: connections that have ended, and that the kernel remembers for a minute, are no hindrance, as they
-    are none to a server that sets SO_REUSEADDR.
+    `after_others`: ignore ended connections that the kernel remembers for a minute, as a server that sets SO_REUSEADDR
+    does.
     """
     sockets: list[socket.socket] = []
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
@@ -50,7 +50,7 @@ def hold_port(number: int, *, after_others: bool = False) -> ReservedPort | None
 
 
 def reserve_first(numbers: Iterable[int]) -> ReservedPort | None:
-    """The first free one of `numbers`, in their order; None: all are taken."""
+    """Reserve the first free port of `numbers`, in their order; None: all are in use."""
     for number in numbers:
         reserved = hold_port(number)
         if reserved is not None:

@@ -1,4 +1,4 @@
-"""Which interface and which own address lead to each peer: read from the kernel, nothing is sent to the peers."""
+"""Interface and own address towards each peer: read from the kernel, nothing is sent to the peers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, Sequence
 
 RESOLVE_S = 8.0
-"""All peers are resolved in parallel; a peer without a result by then is unknown."""
+"""Seconds. All peers are resolved in parallel; a peer without a result by then is unknown."""
 PARALLEL = 32
 _RTM_GETROUTE, _NLM_F_REQUEST, _NLMSG_ERROR = 26, 1, 2
 _RTA_DST, _RTA_OIF, _RTA_PREFSRC = 1, 4, 7
@@ -24,14 +24,14 @@ _ATTRIBUTE = struct.Struct("=HH")
 
 
 def pack_question(family: int, address: bytes) -> bytes:
-    """The netlink request for the route to one address."""
+    """Return the netlink request for the route to one address."""
     attribute = _ATTRIBUTE.pack(4 + len(address), _RTA_DST) + address
     body = _ROUTE.pack(family, len(address) * 8, 0, 0, 0, 0, 0, 0, 0) + attribute
     return _HEADER.pack(_HEADER.size + len(body), _RTM_GETROUTE, _NLM_F_REQUEST, 1, 0) + body
 
 
 def parse_answer(data: bytes) -> tuple[int | None, bytes | None]:
-    """(interface index, own address) from the kernel's reply; None where it names none (no route)."""
+    """Return (interface index, own address) from the kernel's reply; None where missing (no route)."""
     length, kind = _HEADER.unpack_from(data)[:2]
     if kind == _NLMSG_ERROR:
         return None, None
@@ -49,7 +49,7 @@ def parse_answer(data: bytes) -> tuple[int | None, bytes | None]:
 
 
 def route_to(address: str) -> tuple[str | None, str | None]:
-    """(interface, own address) for a numeric address; (None, None): there is no route. Raises OSError."""
+    """Return (interface, own address) for a numeric address; (None, None): no route. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     packed = socket.inet_pton(family, address.split("%")[0])
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as kernel:
@@ -61,14 +61,14 @@ def route_to(address: str) -> tuple[str | None, str | None]:
 
 
 def resolve(name: str) -> list[str]:
-    """Numeric addresses of a name, IPv4 first, each once. Raises OSError; may wait long for a silent DNS server."""
+    """Return numeric addresses of a name, IPv4 first, each once. Raises OSError; waits long if DNS does not reply."""
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     found.sort(key=lambda answer: answer[0] != socket.AF_INET)
     return list(dict.fromkeys(str(answer[4][0]) for answer in found))
 
 
 def find_route(names: Sequence[str]) -> dict[str, str | None]:
-    """{interface, source} by the first of `names` that resolves and has a route; None: none has."""
+    """Return {interface, source} by the first of `names` that resolves and has a route; None: none has."""
     for name in names:
         try:
             addresses = resolve(name)
@@ -85,7 +85,7 @@ def find_route(names: Sequence[str]) -> dict[str, str | None]:
 
 
 def probe(root: str, peers: dict[str, list[str]]) -> dict[str, Any]:
-    """{at_ns, free_bytes, routes}: each peer's route is {interface, source}, None: unknown."""
+    """Return {at_ns, free_bytes, routes}: each peer's route is {interface, source}, None: unknown."""
     late = {"interface": None, "source": None}
     found: dict[str, Any] = {}
     names = list(peers)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ascendrun.node.agent.trees import Trees
 
     class Operation(NamedTuple):
-        """`run(request, body)` gives (fields, body). `queue`: "" runs in the loop itself, at once; "tag" and "sha256"
-        keep order per attempt or tree; "own" runs in parallel to everything. `deadline_s`: when the head gets a reply
-        whether the work is done or not; None: the request's own time-out decides."""
+        """`run(request, body)` returns (fields, body). `queue`: "" runs in the loop itself, immediately; "tag" and
+        "sha256" keep order per attempt or tree; "own" runs in parallel to everything. `deadline_s`: when the head gets
+        a reply even if the work is not done; None: the request's own time-out decides."""
 
         run: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
         queue: str
@@ -37,21 +37,21 @@ else:
 
 READ_BYTES = 1 << 18
 LAST_WORK_S = 5.0
-"""How long accepted requests may run after the input ended."""
+"""Seconds that accepted requests may run after the input ended."""
 
 
 MAX_QUEUES = 64
 
 
 class WorkQueues:
-    """A queue's thread lives as long as the queue has jobs."""
+    """Queues of jobs, each with a thread that exists while the queue has jobs."""
 
     def __init__(self) -> None:
         self._queues: dict[str, collections.deque[Callable[[], None]]] = {}
         self._idle = threading.Condition()
 
     def add(self, queue: str, job: Callable[[], None]) -> bool:
-        """False when too many queues are busy: the job was not accepted."""
+        """Add a job. False: too many queues are busy and the job was not accepted."""
         with self._idle:
             waiting = self._queues.get(queue)
             if waiting is not None:
@@ -64,7 +64,7 @@ class WorkQueues:
         return True
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Until every job is done; False at the timeout."""
+        """Wait until every job is done; False at the timeout."""
         with self._idle:
             return self._idle.wait_for(lambda: not self._queues, timeout_s)
 
@@ -81,7 +81,7 @@ class WorkQueues:
 
 
 class Pending:
-    """One request that is being worked on: answered exactly once, by the work or by its deadline."""
+    """A request in progress: gets exactly one reply, by the work or by its deadline."""
 
     def __init__(self, number: Any, op: str, deadline: float | None) -> None:
         self.number = number
@@ -91,7 +91,7 @@ class Pending:
         self._lock = threading.Lock()
 
     def take(self) -> bool:
-        """True for the first caller only: the one who answers."""
+        """Return True for the first caller only, which sends the reply."""
         with self._lock:
             first, self._answered = not self._answered, True
             return first
@@ -102,7 +102,7 @@ class Pending:
 
 
 class Agent:
-    """The loop. Fast operations run in it, the others in threads, so that a heartbeat is never late."""
+    """The main loop. Fast operations run in it, the others in threads, so that a heartbeat is never late."""
 
     def __init__(self, root: str, *, agent: list[str], umask: int, in_fd: int, out_fd: int) -> None:
         login = dict(os.environb)
@@ -127,7 +127,7 @@ class Agent:
         self._own_queues = 0
         self._operations = self._make_operations()
 
-    # What only some orders need is imported with the first of them: hundreds of agents that rest start faster.
+    # Imports of rare operations are deferred to their first use: hundreds of idle agents start faster.
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
         with self._making:
@@ -237,7 +237,7 @@ class Agent:
         )
 
     def run(self) -> int:
-        """Until the input ends, `bye`, or nonsense arrives."""
+        """Run until the input ends, `bye`, or an invalid frame."""
         from ascendrun.node.agent.agent_info import hello
 
         self.outbox.send(hello(self._root, self._agent[-1]))
@@ -264,11 +264,11 @@ class Agent:
                     return 0
 
     def _get_ready(self) -> None:
-        """The first command need not wait for an import."""
+        """Import modules in advance for the first command."""
         self._commands()
 
     def close(self, status: int) -> None:
-        """Ends commands, lets orders that were taken finish, and goes, whatever still hangs."""
+        """End commands, let accepted requests finish, and exit even if threads still hang."""
         with self._making:
             commands: Commands | None = self._made.get("commands")
         if commands is not None:
@@ -301,12 +301,12 @@ class Agent:
             self._refuse(pending.number, OperationError("busy", "busy"))
 
     def queue_of(self, op: str, header: Mapping[str, Any]) -> str:
-        """Requests of one queue wait for each other."""
+        """Return the queue of a request. Requests of one queue run one after the other."""
         kind = self._operations[op].queue
         if kind == "own":
             self._own_queues += 1
             return "own-%d" % self._own_queues
-        if kind == "release":  # a slow disk must not hold up the stop of the same attempt
+        if kind == "release":  # a slow disk must not delay the stop of the same attempt
             return "release-{}".format(header.get("tag"))
         return f"{kind}-{header.get(kind)}"
 
@@ -314,7 +314,7 @@ class Agent:
         try:
             fields, reply_body = operation.run(header, body)
             failure = None
-        except Exception as error:  # the agent serves other orders too: what goes wrong in one is told, and printed
+        except Exception as error:  # the agent serves other requests too: an error of one is reported and printed
             failure = explain(error, pending.op)
         if not pending.take():
             return
@@ -340,7 +340,7 @@ class Agent:
 
 
 def explain(error: Exception, op: str) -> OperationError:
-    """What an operation raised, as a refusal."""
+    """Return the exception of an operation as an OperationError."""
     if isinstance(error, OperationError):
         return error
     if isinstance(error, (KeyError, TypeError, ValueError, AttributeError)):
@@ -352,13 +352,13 @@ def explain(error: Exception, op: str) -> OperationError:
 
 
 def agent_command() -> list[str]:
-    """How to start this very agent again with another role."""
+    """Return the command that starts this agent in another role."""
     executable = sys.executable or os.readlink("/proc/self/exe")
     return [executable, "-I", "-S", os.path.abspath(sys.argv[0])]
 
 
 def main() -> int:
-    """`serve`: the command that the loader starts."""
+    """Run `serve`, the command that the loader starts."""
     umask = os.umask(0o077)
     root = layout.node_root(os.environ)
     try:

@@ -1,13 +1,13 @@
-"""Answers a survey: many small questions about this node, side by side, each with its own deadline.
+"""Survey of this node: many small queries in parallel, each with its own deadline.
 
-A request's `items` name what to look at; nothing here knows what the answers mean. Each item is {name, kind, ...} and
+A request's `items` are the queries; this module does not interpret the results. Each item is {name, kind, ...} and
 may have its own `timeout_s`. The result of one that failed is {"error": message, "late": bool}.
 
     argv        {argv, max_bytes}     -> {code, signal, timed_out, truncated, wall_s, out, err}
     shell_argv  the same, in the job's own set-up and environment (`shell`), exactly as a rank is started;
                 adds {setup: "fine" | "failed" | "no-command" | null (no set-up)}
     file        {path, max_bytes}     -> {text}
-    files       {paths, max_bytes}    -> {texts: {path: text}}; paths may be patterns; what cannot be read is left out
+    files       {paths, max_bytes}    -> {texts: {path: text}}; paths may be patterns; unreadable files are omitted
     listdir     {path}                -> {names}
     glob        {patterns}            -> {paths}
     stat        {paths, below}        -> {stats: {path: {kind, bytes, mode, uid, gid, mtime_s} | {missing} | {error}}};
@@ -16,7 +16,7 @@ may have its own `timeout_s`. The result of one that failed is {"error": message
     disk        {paths}               -> {disks: {path: {at, free_bytes, total_bytes, free_inodes, total_inodes}}}
     write_probe {paths}               -> {folders: {path: {at, wall_s, free_bytes, uid} | {at, error, code}}}
     limits      {}                    -> {limits: {name: [soft, hard]}}; None: unlimited
-    bind        {ports}               -> {taken: {port: {uid, pid, command}}}; None: not to be seen by this user
+    bind        {ports}               -> {taken: {port: {uid, pid, command}}}; None: not visible to this user
     openers     {patterns}            -> {openers: [{path, pid, uid, user, command, tag}], hidden}
     listen, tcp                       see node/connection_test.py
 """
@@ -46,11 +46,11 @@ ITEM_S = 8.0
 SURVEY_S = 30.0
 OUT_BYTES = 1 << 16
 MARGIN_S = 0.5
-"""The threads' own deadlines come first; what has not even noticed its deadline by then hangs in the kernel."""
+"""Seconds after the threads' own deadlines; a call that has not noticed its deadline by then hangs in the kernel."""
 
 
 class Surveys:
-    """Answers surveys with the login's environment, and with the job's where an item asks for it."""
+    """Surveys in the login's environment, and in the job's where an item requests it."""
 
     def __init__(self, root: str, *, login: Mapping[bytes, bytes], commands: Commands) -> None:
         self._root = root
@@ -58,7 +58,7 @@ class Surveys:
         self._commands = commands
 
     def run(self, request: dict[str, Any]) -> Raw:
-        """{"results": {item's name: raw answer}}: every item has one, also when this node hangs in places."""
+        """Return {"results": {item's name: raw result}}: every item has one, even if this node partly hangs."""
         shell = request.get("shell")
         items = list(request["items"])
         end = time.monotonic() + float(request.get("timeout_s") or SURVEY_S)
@@ -78,7 +78,7 @@ class Surveys:
                     results.setdefault(item["name"], raw)
                 done.release()
 
-        # What waits for others to come and go needs no share of the crew: it must not keep them from working.
+        # Items that wait for peers get their own threads, so that they do not block the others.
         waiting = sum(1 for item in items if item["kind"] in ("listen", "tcp"))
         for _ in range(min(AT_ONCE, len(items)) + waiting):
             threading.Thread(target=work, daemon=True, name="survey").start()
@@ -105,7 +105,7 @@ class Surveys:
             if item["kind"] in kinds:
                 return kinds[item["kind"]]()
             return _with_deadline(lambda: file_probes.probe(item, deadline), deadline)
-        except Exception as error:  # one question that goes wrong must not cost the others' answers; the head shows it
+        except Exception as error:  # one failing query must not affect the other results; the head shows it
             return {"error": f"{type(error).__name__}: {error}", "late": False}
 
     def _run(self, item: Item, shell: dict[str, Any] | None, deadline: float) -> Raw:
@@ -178,17 +178,17 @@ class Surveys:
         }
 
     def _scratch(self) -> str:
-        """The working directory while the run has none yet: an empty one, so that nothing there is imported."""
+        """Return the working directory while the run has none: it is empty, so that nothing is imported from it."""
         path = os.path.join(self._root, "empty")
         try:
             make_private_dir(path)
         except (OSError, OperationError):
-            return "/"  # a full disk, say: that has a finding of its own
+            return "/"  # for example a full disk, which has a finding of its own
         return path
 
 
 def _setup_result(status_fd: int) -> str:
-    """What node/ranks.SETUP_SCRIPT reported; nothing: the setup ended the shell, or never ended."""
+    """Return the report of node/ranks.SETUP_SCRIPT; none: the setup ended the shell, or never ended."""
     try:
         result = os.read(status_fd, 1)
     except BlockingIOError:
@@ -197,19 +197,19 @@ def _setup_result(status_fd: int) -> str:
 
 
 def _text(data: bytes) -> str:
-    """What is not UTF-8 shows as \\xNN."""
+    """Decode UTF-8; other bytes become \\xNN."""
     return data.decode("utf-8", "backslashreplace")
 
 
 def _with_deadline(call: Callable[[], Raw], deadline: float) -> Raw:
-    """The call's result, or "late": a call into a dead network file system may hang indefinitely."""
+    """Return the call's result, or "late": a call into a dead network file system may hang indefinitely."""
     box: list[Raw] = []
     failed: list[Exception] = []
 
     def work() -> None:
         try:
             box.append(call())
-        except Exception as error:  # told to whoever waits, below
+        except Exception as error:  # reported to the waiting thread, below
             failed.append(error)
 
     thread = threading.Thread(target=work, daemon=True, name="survey-look")

@@ -1,4 +1,4 @@
-"""Staged trees on this node: taken in as a tar, checked, made read-only, checked before each use, linked."""
+"""Staged trees on this node: received as a tar, checked, made read-only, checked before each use, linked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TEMP = re.compile(r"^\.tmp-(\d+)-(\d+)-")
 
 
 class Trees:
-    """The trees folder. Several agents may put the same tree at once: the first to finish wins, all are right."""
+    """The trees directory. Several agents may store the same tree in parallel: the first to finish wins."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -46,14 +46,13 @@ class Trees:
         self._lock = threading.Lock()
 
     def have(self, sha256: str) -> bool:
-        """Whether the tree is there; its content is checked by `verify`, before every start."""
+        """Return whether the tree exists; `verify` checks its content before every start."""
         return os.path.isdir(layout.tree_dir(self._root, sha256)) and os.path.isfile(self._listing_path(sha256))
 
     def put(self, sha256: str, offset: int, total: int, chunk: bytes) -> dict[str, Any]:
-        """Takes the next chunk of the tar; with the last one the tree appears. {received} or {have: true}.
+        """Store the next chunk of the tar; the last chunk completes the tree. Return {received} or {have: true}.
 
-        Raises OperationError: tree-differs (the content has another hash), bad-offset, disk-full,
-        bad-directory.
+        Raises OperationError: tree-differs (the content has another hash), bad-offset, disk-full, bad-directory.
         """
         layout.tree_dir(self._root, sha256)
         try:
@@ -67,8 +66,7 @@ class Trees:
         return {"received": received, "have": True}
 
     def verify(self, sha256: str) -> None:
-        """Reads every byte again. Raises OperationError: tree-missing, or tree-differs naming the first file that
-        does."""
+        """Read every byte again. Raises OperationError: tree-missing, or tree-differs with the file."""
         if not self.have(sha256):
             raise OperationError("tree-missing", "tree-missing", tree=sha256[:12])
         try:
@@ -85,7 +83,7 @@ class Trees:
             path = layout.tree_dir(self._root, sha256)
             raise OperationError("tree-differs", "tree-changed", path=path, difference=difference)
 
-    # --- taking in ---
+    # --- receiving ---
 
     def _take(self, sha256: str, offset: int, total: int, chunk: bytes) -> int:
         if not 0 <= offset <= total <= MAX_BYTES * 2 or offset + len(chunk) > total:
@@ -182,7 +180,7 @@ class Trees:
         )
 
     def _sweep_temps(self) -> None:
-        """Removes what agents that are gone left half done."""
+        """Remove incomplete files of agents that are gone."""
         for name in os.listdir(self._folder):
             match = _TEMP.match(name)
             if not match:
@@ -193,7 +191,7 @@ class Trees:
 
 
 def unpack_tar(archive: IO[bytes], folder: str) -> None:
-    """Unpacks into the empty `folder`. Never follows a link, never replaces anything, keeps to treehash's rules.
+    """Unpack into the empty `folder`. Never follows a link, never replaces anything, keeps to tree_hash's rules.
 
     Raises InvalidTreeError naming the member, OSError.
     """
@@ -240,8 +238,7 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> 
 
 
 def _enter(root: int, parts: list[bytes]) -> int:
-    """A descriptor of the folder, one real folder after the other. Raises InvalidTreeError when one is missing or
-    a link."""
+    """Open the directory, one real directory after the other. Raises InvalidTreeError when one is missing or a link."""
     here = os.dup(root)
     for part in parts:
         try:
@@ -273,7 +270,7 @@ def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, name: bytes, par
 
 
 def make_read_only(folder: str) -> None:
-    """Files 0444 or 0555, directories 0555: against changes by mistake."""
+    """Set files to 0444 or 0555, directories to 0555: against accidental changes."""
     for base, _, files in os.walk(os.fsencode(folder), topdown=False):
         for name in files:
             path = os.path.join(base, name)
@@ -282,15 +279,15 @@ def make_read_only(folder: str) -> None:
                 os.chmod(path, 0o555 if mode & 0o100 else 0o444)
         if base != os.fsencode(folder):
             os.chmod(base, 0o555)
-    # The top stays ours to rename until it stands in its place: renaming a folder needs write permission on it.
+    # The top stays writable until it is renamed to its final path: renaming a directory needs write permission on it.
     os.chmod(folder, 0o755)
 
 
 def link_tree(tree: str, work: str, *, trees: str) -> list[str]:
-    """Makes the tree's top-level entries visible in the working folder; returns the names that stay the user's own.
+    """Link the tree's top-level entries into the working directory; return the names that stay the user's own.
 
-    Own links into another tree are replaced or removed; those that are right are left alone, since another stage
-    of a pipeline may be running in this folder. Nothing else is touched.
+    Own links into another tree are replaced or removed; correct links are left alone, since another stage of a pipeline
+    may be running in this directory. Nothing else is changed.
     """
     prefix = os.fsencode(trees) + b"/"
     base = os.fsencode(work)

@@ -1,4 +1,4 @@
-"""How busy this host is, from /proc. Rates are over the time since the previous sample; None: not known."""
+"""Load of this host, from /proc. Rates are over the time since the previous sample; None: not known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECTOR_BYTES = 512
 DISK_EVERY_S = 30.0
 DISK_STALE_S = 120.0
 _NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")
-"""Not disks, or disks that others make up: their bytes count there."""
+"""Not disks, or virtual disks on top of others: their bytes count there."""
 
 
 class HostFigures:
@@ -27,7 +27,7 @@ class HostFigures:
         self._at_s: float | None = None
 
     def take(self, now_s: float) -> dict[str, Any]:
-        """`now_s`: monotonic. The first look has no rates."""
+        """Take a sample. `now_s`: monotonic. The first sample has no rates."""
         passed_s = None if self._at_s is None or now_s <= self._at_s else now_s - self._at_s
         self._at_s = now_s
         memory = parse_memory(read("/proc/meminfo"))
@@ -54,7 +54,7 @@ class HostFigures:
 
 
 class _Space:
-    """Free bytes, read in a separate thread: a dead network file system must not make the rest wait."""
+    """Free bytes, read in a separate thread: a dead network file system must not block the rest."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -80,7 +80,7 @@ class _Space:
 
 
 def parse_cpu(text: str) -> tuple[int, int] | None:
-    """(busy, all) ticks of all CPUs since boot, from /proc/stat."""
+    """Return (busy, all) ticks of all CPUs since boot, from /proc/stat."""
     words = text.split("\n", 1)[0].split()
     if len(words) < 6 or words[0] != "cpu":
         return None
@@ -94,7 +94,7 @@ def parse_load(text: str) -> float | None:
 
 
 def parse_memory(text: str) -> tuple[int | None, int | None]:
-    """(used, total) bytes; what can be had without swapping is not used."""
+    """Return (used, total) bytes; memory available without swapping is not used."""
     found = {}
     for line in text.split("\n"):
         name, _, value = line.partition(":")
@@ -105,7 +105,7 @@ def parse_memory(text: str) -> tuple[int | None, int | None]:
 
 
 def parse_disks(text: str, disks: frozenset[str] | None) -> tuple[int, ...]:
-    """(read, written) bytes of these disks since boot; -1 where it is not known which are disks."""
+    """Return (read, written) bytes of these disks since boot; -1 where the disks are not known."""
     if disks is None:
         return (-1, -1)
     sectors = [0, 0]
@@ -118,7 +118,7 @@ def parse_disks(text: str, disks: frozenset[str] | None) -> tuple[int, ...]:
 
 
 def parse_net(text: str) -> tuple[int, ...]:
-    """(received, sent) bytes of the interfaces that are hardware, or, where none is (a container), of all but lo."""
+    """Return (received, sent) bytes of hardware interfaces or, without any (a container), of all but lo."""
     counted: dict[str, tuple[int, int]] = {}
     for line in text.split("\n")[2:]:
         name, separator, rest = line.partition(":")
@@ -138,14 +138,14 @@ def _real_disks() -> frozenset[str] | None:
 
 
 def _rate(before: tuple[int, ...] | None, now: tuple[int, ...], place: int, passed_s: float | None) -> float | None:
-    """A second; None at the first look, where nothing is counted, and where a counter went back."""
+    """Return the rate per second; None at the first sample, without a counter, and where a counter decreased."""
     if before is None or passed_s is None or now[place] < 0 or now[place] < before[place]:
         return None
     return round((now[place] - before[place]) / passed_s, 1)
 
 
 def read(path: str, limit: int = 1 << 20) -> str:
-    """A kernel's text; "" when there is none."""
+    """Return a kernel file's text; "" if missing."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,7 @@
-"""What each rank of an attempt takes of its host, with all its children.
+"""Resources that each rank of an attempt uses on its host, with all its children.
 
-Which processes belong to a rank is found by descent, in the attempt's control group where there is one, else among all
-processes; the more that look costs, the rarer it is made. In between only the processes that are known are read.
+The processes of a rank are found by descent, in the attempt's control group if it has one, else among all processes;
+the more this search costs, the rarer it is. In between only the known processes are read.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ else:
     Process = namedtuple("Process", "pid state ppid cpu_ticks threads start")
 
 SCAN_SHARE = 200.0
-"""Scanning all processes may cost one part in so many of a core."""
+"""Scanning all processes may cost one part in this many of a core."""
 SETTLED_S = 10.0
-"""A process that is older has the environment that it will have: a fork has had its exec."""
+"""Seconds; an older process has its final environment: a fork has had its exec."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -57,11 +57,11 @@ class RankFigures:
         self._next_scan_s = 0.0
         self._members: dict[int, tuple[int, int, int | None]] = {}  # pid: (start, rank, local rank)
         self._roots: dict[int, int] = {}  # rank: pid
-        self._reported: dict[int, tuple[int | None, int | None]] = {}  # pid: what its environment says
+        self._reported: dict[int, tuple[int | None, int | None]] = {}  # pid: (rank, local rank) in its environment
         self._before: dict[int, _Totals] = {}
 
     def take(self, now_s: float) -> list[dict[str, Any]]:
-        """`now_s`: monotonic. One answer a rank that lives, in order of rank."""
+        """Take a sample. `now_s`: monotonic. One item per living rank, in order of rank."""
         if now_s >= self._next_scan_s:
             self._scan()
             took_s = time.monotonic() - now_s
@@ -104,13 +104,13 @@ class RankFigures:
             "cpu": rates[0],
             "read_bytes_s": rates[1],
             "write_bytes_s": rates[2],
-            # Pages that a family shares count once: loaders that were forked show their parent's as their own.
+            # Shared pages of a family count once: forked loaders show their parent's pages as their own.
             "rss_bytes": sum(one[0] - one[1] for one in known) + max(one[1] for one in known) if known else None,
             "threads": sum(process.threads for process, _ in members),
             "state": root.state,
         }
 
-    # Who belongs to whom
+    # Assignment of processes to ranks
 
     def _scan(self) -> None:
         table = self._table()
@@ -147,7 +147,7 @@ class RankFigures:
             todo.extend((child, rank, local_rank) for child in children.get(process.pid, ()))
 
     def _environment(self, process: Process) -> tuple[int | None, int | None]:
-        """What a launcher set for its child: (rank, local rank)."""
+        """Return the variables that a launcher set for its child: (rank, local rank)."""
         if process.pid in self._reported:
             return self._reported[process.pid]
         variables = dict(pair.partition(b"=")[::2] for pair in procs.read_environ(process.pid).split(b"\0"))
@@ -159,7 +159,7 @@ class RankFigures:
 
 
 class _Totals:
-    """What a rank's processes have used up so far, all together, with the children that they have outlived."""
+    """Total use of a rank's processes so far, including their ended children."""
 
     def __init__(self, at_s: float, boot_ticks: float) -> None:
         self.at_s = at_s
@@ -172,7 +172,7 @@ class _Totals:
         self.starts[process.pid] = process.start
 
     def since(self, before: _Totals | None) -> tuple[float | None, float | None, float | None]:
-        """(percent of a core, bytes read a second, bytes written a second); None at the first look."""
+        """Return (percent of a core, bytes read per second, bytes written per second); None at the first sample."""
         if before is None or self.at_s <= before.at_s:
             return None, None, None
         passed_s = self.at_s - before.at_s
@@ -182,7 +182,7 @@ class _Totals:
         return cpu, read_s, write_s
 
     def _grown(self, before: _Totals, place: int) -> int | None:
-        """What an old process that was found only now has used does not count; None: no value can be read."""
+        """Return the increase without earlier use of newly found old processes; None: no value can be read."""
         now = {pid: values[place] for pid, values in self.by_pid.items()}
         if all(value is None for value in now.values()):
             return None
@@ -196,7 +196,7 @@ class _Totals:
 
 
 def parse_process(text: bytes) -> Process:
-    """A line of /proc/PID/stat; the name in it may hold anything."""
+    """Parse a line of /proc/PID/stat; the name in it may contain any characters."""
     fields = text[text.rindex(b")") + 2 :].split()
     return Process(
         int(text[: text.index(b" ")]),
@@ -217,7 +217,7 @@ def read_process(pid: int) -> Process | None:
 
 
 def read_io(pid: int) -> tuple[int, int] | None:
-    """(read, written) bytes of real input and output, not of the cache; None: not ours to know."""
+    """Return (read, written) bytes of real input and output, not of the cache; None: not readable."""
     found = {}
     for line in read("/proc/%d/io" % pid, 4096).split("\n"):
         name, _, value = line.partition(":")
@@ -227,7 +227,7 @@ def read_io(pid: int) -> tuple[int, int] | None:
 
 
 def read_memory(pid: int) -> tuple[int, int] | None:
-    """(resident, of that shared) bytes."""
+    """Return (resident, of that shared) bytes."""
     words = read("/proc/%d/statm" % pid, 4096).split()
     return (int(words[1]) * PAGE_BYTES, int(words[2]) * PAGE_BYTES) if len(words) > 2 else None
 

@@ -1,12 +1,12 @@
 """The sampler: a child of a supervisor that records the state of host, ranks and devices, and ends with it.
 
-`prepare` has what it runs (`sampling`: {every_s, items: [{name, argv, every_s, timeout_s}], devices}) and
+`prepare` has its configuration (`sampling`: {every_s, items: [{name, argv, every_s, timeout_s}], devices}) and
 does not interpret the output. JSON lines, each complete in itself, in `samples.<generation>`:
 
     {at_ns, host: {...}, ranks: [{rank, pid, device, ...}]}     see host_metrics.py, rank_metrics.py
     {at_ns, tool, code, wall_s, timed_out?, truncated?, text | z}   z: the text, zlib, base64
 
-A full disk costs samples, never space that the attempt's records need. Old generations go when there are too many.
+On a full disk samples are lost, never the space of the attempt's records. Excess old generations are deleted.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ FILE = "samples"
 ROTATE_BYTES = 4 << 20
 GENERATIONS = 16
 SPARE_BYTES = 32 << 20
-"""With less space than this on the disk nothing is written: logs and records come first."""
+"""Bytes; with less free space nothing is written: logs and records have priority."""
 SPACE_CHECK_S = 10.0
 PACKED_FROM = 300
-"""A shorter text is not worth packing."""
+"""Bytes; a shorter text is not compressed."""
 FIRST_RATE_S = 0.5
 
 
@@ -54,7 +54,7 @@ class SampleFile:
         self._has_room = True
 
     def write(self, line: dict[str, Any], now_s: float) -> None:
-        """Whole or not at all; never raises for a disk that is full or broken."""
+        """Write the complete line or nothing; never raises for a disk that is full or broken."""
         if now_s - self._looked_s >= SPACE_CHECK_S:
             self._looked_s = now_s
             self._has_room = self._check_space()
@@ -118,7 +118,7 @@ class Sampler:
         self._due_s = time.monotonic()
 
     def run(self) -> None:
-        """Until the supervisor is gone."""
+        """Run until the supervisor is gone."""
         try:
             while True:
                 now_s = time.monotonic()
@@ -154,14 +154,14 @@ def pack_text(text: bytes) -> dict[str, str]:
 
 
 def _known(figures: dict[str, Any]) -> dict[str, Any]:
-    """What is not known is not written: it reads as not known."""
+    """Remove unknown values: a missing value means unknown."""
     return {name: value for name, value in figures.items() if value is not None}
 
 
 def sample_once(
     root: str, items: Sequence[dict[str, Any]], survey: Callable[[list[dict[str, Any]]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """How this host is now, without a job: {lines: as above, at_ns}. `survey` asks the tools, each with a deadline."""
+    """Return this host's current state, without a job: {lines: as above, at_ns}. `survey` runs tools with deadlines."""
     figures = HostFigures(root)
     started_s = time.monotonic()
     figures.take(started_s)
@@ -186,7 +186,7 @@ def sample_once(
 
 
 def leaders_of(folder: str, prepared: dict[str, Any]) -> list[Leader]:
-    """The processes that were started according to the attempt's events."""
+    """Return the processes that were started according to the attempt's events."""
     environments = {int(rank["rank"]): rank["env"] for rank in prepared["ranks"]}
     found = []
     for event in read_events(folder):
@@ -205,7 +205,7 @@ def leaders_of(folder: str, prepared: dict[str, Any]) -> list[Leader]:
 
 
 def main(folder: str) -> int:
-    """`sample FOLDER`: standard input is a pipe that the supervisor holds open for as long as it lives."""
+    """Run `sample FOLDER`: standard input is a pipe that the supervisor keeps open while it lives."""
     os.umask(0o077)
     _die_first()
     prepared = read_json(os.path.join(folder, layout.PREPARED)) or {}
@@ -226,7 +226,7 @@ def main(folder: str) -> int:
 
 
 def _die_first() -> None:
-    """When memory runs out the kernel shall take us before a rank."""
+    """Make the kernel kill this process before a rank when memory runs out."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("500")

@@ -1,7 +1,7 @@
-"""Runs the tools that a sampler was given, each at its own pace, and waits for none of them.
+"""Tools of a sampler, each run at its own interval, without waiting for any of them.
 
-A tool that does not end in time is killed; one that not even that ends (it hangs in a driver) is not started again
-until it has gone. Who has failed is asked ever more rarely.
+A tool that exceeds its time limit is killed; if it survives that (it hangs in a driver), it is not started again until
+it has ended. A failing tool is run at increasing intervals.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 RAREST_S = 300.0
 ENDING_S = 0.2
-"""A child of a tool may hold its pipe open; so long after the tool's end no more is read."""
+"""Seconds. A child of a tool may hold its pipe open; this long after the tool's end reading stops."""
 ALONE_S = 3.0
-"""So long a tool runs alone, since whether they may run side by side is documented nowhere; then the others start."""
+"""Seconds that a tool runs alone, since no document permits running tools in parallel; then the others start."""
 
 
 class Tool:
@@ -44,7 +44,7 @@ class Tool:
 
     @property
     def runs(self) -> bool:
-        """It was started and its answer is still awaited."""
+        """Whether it was started and its result is pending."""
         return self.child is not None and not self.is_killed
 
 
@@ -64,7 +64,7 @@ class Tools:
         self._said = said
 
     def fds(self) -> list[int]:
-        """What to wait for."""
+        """Return the descriptors to wait for."""
         return [
             tool.child.stdout.fileno()
             for tool in self._tools
@@ -72,7 +72,7 @@ class Tools:
         ]
 
     def wait_s(self, now_s: float) -> float:
-        """When `turn` has something to do at the latest."""
+        """Return the seconds until `turn` has work at the latest."""
         until = now_s + 1.0
         for tool in self._tools:
             if tool.child is None:
@@ -85,29 +85,29 @@ class Tools:
         return max(0.0, until - now_s)
 
     def turn(self, now_s: float) -> None:
-        """Reads output, ends what has ended or is late, starts what is due."""
+        """Read output, handle ended and late tools, start due tools."""
         for tool in self._tools:
             if tool.child is not None:
                 self._poll(tool, tool.child, now_s)
-        for tool in sorted(self._tools, key=lambda tool: tool.every_s):  # who is wanted often waits for nobody's many
+        for tool in sorted(self._tools, key=lambda tool: tool.every_s):  # frequent tools first
             if tool.child is None and tool.due_s <= now_s and self._free_s() <= now_s:
                 self._start(tool, now_s)
 
     def end(self) -> None:
-        """Kills what runs."""
+        """Kill all running tools."""
         for tool in self._tools:
             if tool.child is not None:
                 _kill(tool.child)
 
     def _free_s(self) -> float:
-        """From when on the next tool may be started."""
+        """Return the time from which the next tool may be started."""
         return max([0.0] + [tool.started_s + ALONE_S for tool in self._tools if tool.runs])
 
     def _start(self, tool: Tool, now_s: float) -> None:
         tool.due_s = max(tool.due_s + tool.every_s, now_s)
         tool.out, tool.is_cut, tool.is_killed, tool.ended_s = bytearray(), False, False, None
         tool.started_s, tool.started_ns = now_s, time.time_ns()
-        # Through a shell of the system's: should the tool's own file hang, it hangs there and not in us.
+        # Through a system shell: if the tool's own file hangs, the shell hangs and not this process.
         argv = tool.argv if tool.argv[0] == "sh" else ["sh", "-c", 'exec "$@"', "sh"] + tool.argv
         try:
             tool.child = subprocess.Popen(
@@ -163,12 +163,12 @@ class Tools:
             tool.out += chunk[:room]
             tool.is_cut = tool.is_cut or len(chunk) > room
             if tool.is_cut:
-                return  # who talks without end is ended
+                return  # unlimited output: the tool is ended
 
     def _report(
         self, tool: Tool, now_s: float, *, code: int | None, text: bytes = b"", timed_out: bool = False
     ) -> None:
-        tool.due_s = max(tool.due_s, now_s + min(tool.every_s, now_s - tool.started_s))  # it rests as long as it took
+        tool.due_s = max(tool.due_s, now_s + min(tool.every_s, now_s - tool.started_s))  # pause for its run time
         tool.failures = 0 if code == 0 else tool.failures + 1
         if tool.failures:
             pause_s = min(tool.every_s * 2 ** min(tool.failures - 1, 10), max(RAREST_S, tool.every_s))
@@ -182,7 +182,7 @@ class Tools:
 
 
 def wait(fds: Sequence[int], timeout_s: float) -> list[int]:
-    """Those with something to read."""
+    """Return the descriptors with data."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)

@@ -1,6 +1,6 @@
-"""Notices a rank that has finished its work and does not exit (gloo's threads can wait for each other at the end).
+"""Detection of a rank that has finished its work and does not exit (gloo's threads can deadlock at the end).
 
-Pure: from observations of the rank to what is to be done.
+Pure: from observations of the rank to the action.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     pass
 
 EXIT_S = 10.0
-"""How long a rank may live after it wrote that it is done."""
+"""Seconds that a rank may live after it wrote that it is done."""
 LINGER_S = 60.0
-"""How long after another rank's end a rank that does nothing is worth a word."""
+"""Seconds after another rank's end until an inactive rank is reported."""
 IDLE_CPU_S = 0.1
 
 FINISHED = "finished"
-"""It wrote "done": true into its metrics and lives on: it is killed, and its exit counts as 0."""
+"""It wrote "done": true into its metrics and still runs: it is killed, and its exit counts as 0."""
 IDLE = "idle"
-"""Another rank exited 0 and this one does nothing since: reported, not killed."""
+"""Another rank exited 0 and this rank has been inactive since: reported, not killed."""
 
 
 def is_done_line(line: bytes) -> bool:
@@ -35,7 +35,7 @@ def is_done_line(line: bytes) -> bool:
 
 
 class ExitWatch:
-    """One rank's signs. `exit_s`, `linger_s`: the waits, in seconds."""
+    """Exit state of one rank. `exit_s`, `linger_s`: the limits, in seconds."""
 
     def __init__(self, *, exit_s: float = EXIT_S, linger_s: float = LINGER_S) -> None:
         self._exit_s = exit_s
@@ -51,7 +51,7 @@ class ExitWatch:
             self._done_s = now_s
 
     def look(self, now_s: float, *, cpu_s: float, written_bytes: int, other_exited_s: float | None) -> str | None:
-        """FINISHED or IDLE, each once; None: nothing to report. `other_exited_s`: when another rank first exited 0."""
+        """Return FINISHED or IDLE, each once; None: nothing to report. `other_exited_s`: first exit 0 of another."""
         if self._done_s is not None and now_s - self._done_s >= self._exit_s:
             return self._report(FINISHED)
         if other_exited_s is None:

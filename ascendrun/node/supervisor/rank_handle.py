@@ -1,4 +1,4 @@
-"""What the supervisor keeps of each rank: its process, its two streams, its metrics, its end."""
+"""Data of each rank in the supervisor: its process, its two streams, its metrics, its end."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 18
 DRAIN_BYTES = 8 << 20
-"""What is read of a dead rank's pipe before its end is recorded; a grandchild may keep writing."""
+"""Bytes read from a dead rank's pipe before its end is recorded; a grandchild may keep writing."""
 DROP_NOTE_S = 10.0
 METRICS_STEP_BYTES = 1 << 20
 
 
 class MetricsTail:
-    """Reads on in a rank's metrics file and remembers whether it reported its end."""
+    """Reads new lines of a rank's metrics file and records whether the rank reported its end."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -31,7 +31,7 @@ class MetricsTail:
         self._rest = b""
 
     def found_done(self) -> bool:
-        """True when a line read by this call reports it. A half line is kept for the next call."""
+        """Return whether a line read by this call reports it. An incomplete line is kept for the next call."""
         try:
             if os.stat(self._path).st_size <= self._offset:
                 return False
@@ -75,7 +75,7 @@ class Rank:
 
     @property
     def result(self) -> int | None:
-        """The exit code, a signal as a negative number, or None: never started or never seen to end."""
+        """The exit code, a signal as a negative number, or None: never started or end not seen."""
         return self.code if self.signal is None else -self.signal
 
     @property
@@ -88,11 +88,11 @@ class Rank:
         return stat.cpu_ticks / procs.TICKS_PER_S if stat else 0.0
 
     def setup_failed(self) -> bool:
-        """Whether the setup (or the search for the command after it) ended the rank, not the command itself."""
+        """Return whether the setup (or the search for the command after it) ended the rank, not the command itself."""
         return self.started is not None and self.started.status_fd is not None and self.setup_result != b"o"
 
     def end(self, status: int) -> None:
-        """Takes the wait status. A rank killed since it had finished counts as one that exited 0."""
+        """Record the wait status. A rank killed since it had finished counts as exited with 0."""
         assert self.started is not None
         self.has_ended = True
         if os.WIFSIGNALED(status):
@@ -104,12 +104,12 @@ class Rank:
             self.code, self.signal = 0, None
 
     def send(self, signum: int) -> None:
-        """To the rank's own process only."""
+        """Send a signal to the rank's own process only."""
         if self.runs and self.started is not None:
             procs.send_signal(self.started.pid, self.start_ticks, signum)
 
     def newly_dropped(self, now_s: float, *, last: bool) -> dict[str, int]:
-        """Log bytes lost to a full disk since the last note, by stream; one note in 10 s, and one at the end."""
+        """Return log bytes lost to a full disk since the last note, by stream; one note in 10 s, and one at the end."""
         lost = {
             stream: spool.dropped_bytes - self._reported_dropped[stream]
             for stream, spool in self.spools.items()
@@ -124,7 +124,7 @@ class Rank:
 
 
 def read_some(fd: int, limit: int = READ_BYTES) -> bytes | None:
-    """What is there: b"" at the end of the stream, None: nothing now."""
+    """Return available bytes: b"" at the end of the stream, None: no data now."""
     try:
         return os.read(fd, limit)
     except BlockingIOError:
@@ -134,7 +134,7 @@ def read_some(fd: int, limit: int = READ_BYTES) -> bytes | None:
 
 
 def drain(fd: int, spool: Spool) -> bool:
-    """Moves what is in the pipe to the spool; True when the stream has ended."""
+    """Move available bytes of the pipe to the spool; True when the stream has ended."""
     moved = 0
     while moved < DRAIN_BYTES:
         chunk = read_some(fd)

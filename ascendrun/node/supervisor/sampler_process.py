@@ -1,7 +1,7 @@
-"""The sampler as its supervisor keeps it: started after the ranks, gone before the attempt has ended.
+"""The sampler process of a supervisor: started after the ranks, gone before the attempt has ended.
 
-It bears the attempt's tag, so that it is found after a supervisor was killed, and a mark of its
-own, so that it never counts as something a rank has left behind.
+It has the attempt's tag, so that it is found after a supervisor was killed, and a separate mark, so that it never
+counts as a remaining process of a rank.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 PRIORITY = 10
-"""nice: the ranks come first."""
+"""nice value: the ranks have priority."""
 GONE_S = 1.0
-"""How long the end of an attempt waits for it; a tool that hangs in a driver outlives that."""
+"""Seconds that the end of an attempt waits for it; a tool that hangs in a driver outlives that."""
 
 
 class SamplerProcess:
-    """Nothing that goes wrong here harms the attempt."""
+    """The sampler process. Its errors never affect the attempt."""
 
     def __init__(self, tag: str, folder: str) -> None:
         self._tag = tag
@@ -37,7 +37,7 @@ class SamplerProcess:
         return self._child is not None
 
     def start(self, prepared: dict[str, Any]) -> None:
-        """Does nothing for an attempt that is not to be sampled."""
+        """Start it, unless sampling is off for the attempt."""
         if not prepared.get("sampling"):
             return
         env = dict(os.environb)
@@ -57,7 +57,7 @@ class SamplerProcess:
             self._folder,
         ]
         try:
-            # Low from its first instruction: an interpreter that comes up must not slow down the ranks that do.
+            # Low priority from the first instruction: a starting interpreter must not slow down the starting ranks.
             self._child = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
@@ -71,7 +71,7 @@ class SamplerProcess:
             sys.stderr.write(f"no samples of {self._tag}: {error}\n")
 
     def end(self) -> None:
-        """Kills it and its tools; there is nothing to save, each of its lines is whole."""
+        """Kill it and its tools; nothing needs saving, each of its lines is complete."""
         if self._child is None:
             return
         deadline = time.monotonic() + GONE_S

@@ -1,9 +1,9 @@
-"""One stream of one rank on disk: its bytes as they came, and in a second file when they came.
+"""One stream of one rank on disk: its bytes unchanged, and their arrival times in a second file.
 
-`NAME.<generation>` holds the bytes, `NAME.times.<generation>` 16 bytes a chunk: end offset, arrival (ns UTC).
-A generation that has reached the limit is closed after a whole line, where one ends within the slack; all are kept
-(what the head has whole may go later: agent/log_prune.py). When the file is truncated or removed meanwhile, the stream
-continues in the next generation, and the supervisor records it: nothing that comes after is lost.
+`NAME.<generation>` holds the bytes, `NAME.times.<generation>` 16 bytes a chunk: end offset, arrival (ns UTC). A
+generation at the limit is closed after a complete line, if one ends within the slack; all are kept (later
+agent/log_prune.py may delete what the head has). If the file is truncated or removed meanwhile, the stream continues in
+the next generation, and the supervisor records it: nothing that follows is lost.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 ROTATE_BYTES = 256 << 20
 SLACK_BYTES = 1 << 20
-"""How far a generation may outgrow the limit while it waits for the end of a line."""
+"""Bytes that a generation may exceed the limit by while it waits for the end of a line."""
 
 TIMES = struct.Struct("!QQ")
 _OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def split_at_limit(chunk: bytes, size: int, *, limit: int, slack: int) -> tuple[bytes, bytes]:
-    """What still belongs to a generation of `size` bytes, and what to the next one.
+    """Split a chunk into bytes for a generation of `size` bytes and bytes for the next.
 
-    The last line end before the limit is best, then the first one after it, then, beyond the slack, any place.
+    Preferred: at the last line end before the limit, then the first after it, then, beyond the slack, anywhere.
     """
     room = limit - size
     if len(chunk) <= room:
@@ -45,9 +45,9 @@ def split_at_limit(chunk: bytes, size: int, *, limit: int, slack: int) -> tuple[
 
 
 class Spool:
-    """The writer. Files appear with the first byte. A full disk costs log bytes, counted in `dropped_bytes`.
+    """The writer. Files appear with the first byte. On a full disk log bytes are lost, counted in `dropped_bytes`.
 
-    `cuts`: (generation, bytes that it had) of files that were cut or removed under us; the caller empties it.
+    `cuts`: (generation, previous bytes) of files that others truncated or removed; the caller empties it.
     """
 
     def __init__(self, folder: str, name: str, *, limit: int = ROTATE_BYTES) -> None:
@@ -64,7 +64,7 @@ class Spool:
         self.cuts: list[tuple[int, int]] = []
 
     def write(self, chunk: bytes, at_ns: int) -> None:
-        """Takes the bytes over; never raises for a disk that is full or broken."""
+        """Write the bytes; never raises for a disk that is full or broken."""
         self.total_bytes += len(chunk)
         self.check_truncated()
         while chunk:
@@ -75,19 +75,19 @@ class Spool:
                 self._next_generation()
 
     def check_truncated(self) -> None:
-        """The user may truncate or remove the file: what follows must not be written to a file that is not read."""
+        """Check for truncation or removal by the user: new bytes must not go to a file that is not read."""
         if not self._files or not self._size:
             return
         try:
             facts = os.fstat(self._files[0])
-        except OSError:  # a server of files that is gone: what it does not take is counted as dropped
+        except OSError:  # an unreachable file server: rejected bytes count as dropped
             return
         if facts.st_size < self._size or facts.st_nlink == 0:
             self.cuts.append((self.generation, self._size))
             self._next_generation()
 
     def tail(self, count: int) -> bytes:
-        """The last bytes of the newest generation."""
+        """Return the last bytes of the newest generation."""
         try:
             with open(self._path(self._name), "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - count))
@@ -98,7 +98,7 @@ class Spool:
     def close(self) -> None:
         files, self._files = self._files, []
         for fd in files:
-            with contextlib.suppress(OSError):  # it is closed all the same
+            with contextlib.suppress(OSError):  # closed in any case
                 os.close(fd)
 
     def _append(self, chunk: bytes, at_ns: int) -> None:
@@ -126,7 +126,7 @@ class Spool:
             size = os.fstat(self._files[0]).st_size
         except OSError:
             size = self._size + written
-        if size < self._size + written:  # it was cut since we looked
+        if size < self._size + written:  # truncated since the check
             self.cuts.append((self.generation, self._size + written))
             self._next_generation()
             return
@@ -137,8 +137,8 @@ class Spool:
             self._repair_times()
 
     def _repair_times(self) -> None:
-        """Half a record would shift all later ones."""
-        with contextlib.suppress(OSError):  # nothing of it was written, then
+        """Remove an incomplete record, which would shift all later records."""
+        with contextlib.suppress(OSError):  # none of it was written
             size = os.fstat(self._files[1]).st_size
             os.ftruncate(self._files[1], size - size % TIMES.size)
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def main(folder: str) -> int:
-    """`supervise FOLDER`: reads {master_port, secret_env, umask} from stdin, prints one JSON line on stdout:
-    {"pid": ...}, {"already": true} when another supervisor owns the attempt, or {"error": {...}}."""
+    """Run `supervise FOLDER`: read {master_port, secret_env, umask} from stdin, print one JSON line on stdout: {"pid":
+    ...}, {"already": true} when another supervisor owns the attempt, or {"error": {...}}."""
     os.umask(0o077)
     with os.fdopen(0, "rb", closefd=False) as stdin:
         spec = json.loads(stdin.read().decode("utf-8"))
@@ -48,7 +48,7 @@ def main(folder: str) -> int:
 
 
 def _take_over(folder: str, spec: dict[str, Any]) -> Supervisor | None:
-    """Claims the attempt; None when it was claimed before. Raises OSError; then nothing is claimed."""
+    """Claim the attempt; None when it was claimed before. Raises OSError; then nothing is claimed."""
     prepared = read_json(os.path.join(folder, PREPARED))
     if prepared is None:
         raise FileNotFoundError(2, "there is no prepared attempt", folder)
@@ -71,7 +71,7 @@ def _take_over(folder: str, spec: dict[str, Any]) -> Supervisor | None:
 
 
 def _report(answer: dict[str, Any]) -> None:
-    """The serving agent may be gone: the attempt runs without it."""
+    """Print the reply. The serving agent may be gone: the attempt runs without it."""
     try:
         os.write(1, json.dumps(answer).encode("ascii") + b"\n")
     except OSError:

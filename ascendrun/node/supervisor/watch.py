@@ -1,4 +1,4 @@
-"""One attempt's ranks on this node, from the first process to the last: the supervisor's loop."""
+"""Main loop of the supervisor: one attempt's ranks on this node, from the first process to the last."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ TICK_S = 1.0
 SWEEP_S = 0.02
 PATIENT_SWEEP_S = 0.2
 BATCH_S = 0.005
-"""Pause after small reads: a chatty rank wakes us 200 times a second, not once a line."""
+"""Seconds of pause after small reads: frequent output causes 200 wake-ups a second, not one per line."""
 SMALL_BYTES = 1 << 16
 CLEAN_CHECKS = 2
 
 
 class Supervisor:
-    """The loop. Every decision is made in one place a turn: after all that happened has been read."""
+    """The main loop. Decisions are made once per iteration: after all events have been read."""
 
     def __init__(
         self, folder: str, prepared: dict[str, Any], spec: dict[str, Any], records: Records, group: str | None
@@ -150,7 +150,7 @@ class Supervisor:
         self.streams[fd] = (rank, stream)
         self.poll.register(fd, select.POLLIN)
 
-    # --- one turn ---
+    # --- one iteration ---
 
     def _turn(self) -> None:
         ready = self.poll.poll(self._wait_ms())
@@ -221,7 +221,7 @@ class Supervisor:
     # --- ends ---
 
     def _reap(self) -> None:
-        """Records every end first, then decides: of two that ended together the first one counts as the cause."""
+        """Record every end first, then decide: of two that ended together the first counts as the cause."""
         bad = None
         while True:
             try:
@@ -241,7 +241,7 @@ class Supervisor:
                 self.first_good_exit_s = time.monotonic()
             if rank.result != 0 and bad is None:
                 bad = rank
-        # While a stop is under way a rank that dies of the signal must not cut short another one's saving.
+        # While a stop is in progress, a rank that dies of the signal must not shorten the time of another to save.
         if bad is not None and self.stopping_by is None and any(rank.runs for rank in self.ranks):
             key = "rank-exited" if bad.signal is None else "rank-killed"
             self._stop("failure", message(key, rank=bad.number, code=bad.code, signal=bad.signal))
@@ -280,7 +280,7 @@ class Supervisor:
         said = rank.spools["err"].tail(2000).decode("utf-8", "replace").strip()
         return message("setup-failed", status=rank.result, output=said or None)
 
-    # --- lingering ---
+    # --- hung at exit ---
 
     def _check_hung_ranks(self, rank: Rank, now: float) -> None:
         if rank.metrics.found_done():
@@ -300,7 +300,7 @@ class Supervisor:
     # --- stopping ---
 
     def _check_stop_file(self) -> bool:
-        """True when a stop was asked for, now or before."""
+        """Return True when a stop was requested, now or before."""
         order = read_json(os.path.join(self.folder, STOP))
         if order is None:
             return self.stop_seen is not None
@@ -311,12 +311,12 @@ class Supervisor:
         return True
 
     def _acknowledge_stop(self) -> None:
-        """An order whose file is gone was taken: so a supervisor that hangs is recognised."""
+        """Rename the request's file: a supervisor that leaves it is recognised as hung."""
         with contextlib.suppress(OSError):
             os.replace(os.path.join(self.folder, STOP), os.path.join(self.folder, STOP_TAKEN))
 
     def _stop(self, by: str, reason: Message, *, now: bool = False, grace_s: float | None = None) -> None:
-        """Sets the way to the end; a slower one than that already taken changes nothing."""
+        """Set the steps to the end; steps slower than the current ones change nothing."""
         plan = self.prepared["stop"]
         at = time.monotonic()
         grace_s = 0.0 if now else float(plan["grace_s"] if grace_s is None else grace_s)
@@ -356,7 +356,7 @@ class Supervisor:
         )
 
     def _sweep(self, now: float) -> None:
-        """After the ranks' end, and after KILL, none may be left. Two checks: a process may fork during one."""
+        """Check, twice, that no process is left after the ranks' end and KILL: a process may fork during a check."""
         found = self._find()
         if not found and not any(rank.runs for rank in self.ranks):
             self.clean_checks += 1
