@@ -1,4 +1,4 @@
-"""Command line: parse the arguments, call cluster.py, print. Every error becomes a message and an exit code here."""
+"""Command line: parse the arguments, call cluster.py, print. Every error becomes a message and an exit code."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None, *, make_cluster: Callable[[Settings]
 
         print(Text("cli.interrupted", "interrupted"), file=sys.stderr)
         return INTERRUPTED
-    except Exception as error:  # the message goes to the terminal, the traceback to a file
+    except Exception as error:  # the message is for the terminal, the traceback for a file
         from ascendrun.cli.errors import print_error
 
         try:

@@ -1,4 +1,4 @@
-"""The commands by name. A module is imported when its command runs, so that help stays fast."""
+"""Commands by name. A module is imported when its command runs, so that help stays fast."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LazyGroup(CliCommand, click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """`help COMMAND` is `COMMAND --help`."""
+        """Parse `help COMMAND` as `COMMAND --help`."""
         return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
 
     def resolve_command(
@@ -115,7 +115,7 @@ class LazyGroup(CliCommand, click.Group):
 
 
 def summary_of(entry: CommandEntry) -> str:
-    """One line about a command, in the language of the process."""
+    """Return one line about a command, in the language of the process."""
     return translated_help(f"help.{entry.name}.summary", entry.summary)
 
 

@@ -1,8 +1,8 @@
-"""A command as ours are: help in two languages with examples at its end, `--lang` everywhere, old flags answered.
+"""Base class of commands: help in two languages with examples at its end, `--lang` everywhere, renamed flags.
 
-English help is next to the code: the docstring, `help=` of each option, `examples=`. Chinese is looked up when help
-is rendered, under derived keys: `help.COMMAND`, `help.COMMAND.--option`, `help.COMMAND.examples`; what several commands
-share under `help.--option`.
+English help is next to the code: the docstring, `help=` of each option, `examples=`. Chinese is read when help is
+rendered, under derived keys: `help.COMMAND`, `help.COMMAND.--option`, `help.COMMAND.examples`; help of shared options
+under `help.--option`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ RENAMED_FLAGS: Mapping[str, str] = {
 }
 """Old flag, or command and old flag -> new flag. An old flag counts only where the command has the new one."""
 RENAMED_COMMANDS: Mapping[str, str] = {"history": "ps -a", "list": "ps", "log": "logs", "check": "doctor"}
-"""What people type for a command that has another name."""
+"""Usual names of other tools for a command."""
 LANG_HELP = "Language of everything printed.  [default: that of the locale]"
 HELP_WIDTH = 110
 
 
 class UsageError(click.UsageError):
-    """A wrong command line: exit code 2. `hint`: None: how to see the command's help."""
+    """An invalid command line: exit code 2. `hint`: None: the command that prints the help."""
 
     def __init__(self, message: Text, *, hint: Text | str | None = None, ctx: click.Context | None = None) -> None:
         super().__init__(str(message), ctx)
@@ -49,12 +49,12 @@ class UsageError(click.UsageError):
 
 
 def exclusive(one: str, other: str) -> Text:
-    """That two flags exclude each other."""
+    """Return the message that two flags exclude each other."""
     return Text("cli.exclusive", "{one} cannot be combined with {other}", one=one, other=other)
 
 
 class HelpFormatter(click.HelpFormatter):
-    """Headings end with the colon of the language."""
+    """Help formatter; headings end with the colon of the language."""
 
     def write_heading(self, heading: str) -> None:
         colon = "：" if text.language() == "zh" else ":"
@@ -68,7 +68,7 @@ class HelpContext(click.Context):
 
 
 class CliCommand(click.Command):
-    """`examples`: the lines at the end of its help."""
+    """A command. `examples`: the lines at the end of its help."""
 
     context_class = HelpContext
     examples = ""
@@ -85,7 +85,7 @@ class CliCommand(click.Command):
             formatter.write_text(translated_help(f"help.{self.name}", inspect.cleandoc(self.help or "")))
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
-        """A new one each time: click keeps the one whose text is in the language of the first call."""
+        """Return a new option each time: click keeps an option whose text is in the language of the first call."""
         self._help_option = None
         return super().get_help_option(ctx)
 
@@ -110,12 +110,12 @@ class CliCommand(click.Command):
 
 
 def translated_help(key: str, english: str) -> str:
-    """A text of help in the language of the process."""
+    """Return a help text in the language of the process."""
     return text.template_of(key, english, text.language())
 
 
 def option_help(command: str, option: click.Option) -> str | None:
-    """The help of one option in the language of the process; its own key, or the one that commands share."""
+    """Return the help of one option in the language of the process; by its own key, or the shared key."""
     if option.help is None:
         return None
     flag = max(option.opts, key=len)
@@ -126,7 +126,7 @@ def option_help(command: str, option: click.Option) -> str | None:
 def cli_command(
     name: str, *, examples: str, takes_command: bool = False
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """A click command with examples, one a line. `takes_command`: options end at the first argument."""
+    """Make a click command with examples, one per line. `takes_command`: options end at the first argument."""
 
     def make(function: Callable[..., Any]) -> click.Command:
         params: list[click.Parameter] = getattr(function, "__click_params__", [])
@@ -143,7 +143,7 @@ def cli_command(
             },
         )(function)
         if not has_lang:
-            made.params.append(made.params.pop(0))  # what all commands have comes last in their help
+            made.params.append(made.params.pop(0))  # shared options are last in the help
         made.examples = inspect.cleandoc(examples)
         return made
 
@@ -151,12 +151,12 @@ def cli_command(
 
 
 def lang_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--lang`, which was read before anything else: here it is only accepted and checked."""
+    """Add `--lang`, which was read before all other options: here it is only accepted and checked."""
     return click.option("--lang", type=click.Choice(text.LANGUAGES), expose_value=False, help=LANG_HELP)(function)
 
 
 def renamed_option(command: click.Command, ctx: click.Context, flag: str) -> UsageError | None:
-    """The answer to a flag that has another name today, None: there is none."""
+    """Return the error for a renamed flag; None: not renamed."""
     new = RENAMED_FLAGS.get(f"{command.name} {flag}") or RENAMED_FLAGS.get(flag)
     if new is None or not any(new in param.opts for param in command.get_params(ctx)):
         return None

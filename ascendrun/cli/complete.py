@@ -1,4 +1,4 @@
-"""What a shell completes next to commands and options: jobs, hosts, templates. Quick; an error completes nothing."""
+"""Shell completion beyond commands and options: jobs, hosts, templates. Fast; an error gives no completions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def add_completers(command: click.Command) -> None:
         if completer is None and command.name == "init" and param.name == "name":
             completer = _quiet(_templates)
         if completer is not None:
-            param._custom_shell_complete = completer  # what click's own `shell_complete=` sets
+            param._custom_shell_complete = completer  # set by click's own `shell_complete=`
 
 
 def _quiet(values: Callable[[click.Context], Iterable[str]]) -> Completer:
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         try:
             return [value for value in values(ctx) if value.startswith(incomplete)]
-        except Exception:  # a shell that waits for a completion has no place for an error
+        except Exception:  # a shell that waits for a completion cannot show an error
             return []
 
     return complete

@@ -1,4 +1,4 @@
-"""What every command gets: the settings, the cluster, and where to print."""
+"""Context of every command: the settings, the cluster, and the output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CliContext:
-    """Made once per command line; settings and cluster are made when a command first needs them."""
+    """Made once per command line; settings and cluster are made when first used."""
 
     def __init__(
         self, *, environ: Mapping[str, str], make_cluster: Callable[[Settings], Cluster] | None = None
@@ -27,7 +27,7 @@ class CliContext:
 
     @property
     def settings(self) -> Settings:
-        """Raises InvalidInputError with every wrong setting."""
+        """The settings. Raises InvalidInputError with every invalid setting."""
         if self._settings is None:
             from ascendrun.core.settings import load_settings
 
@@ -54,13 +54,13 @@ class CliContext:
         return Screen(sys.stdout, sys.stderr, color=self.has_color(sys.stdout), is_live=is_live)
 
     def echo(self, text: Text | str) -> None:
-        """Print to stderr, made harmless."""
+        """Print sanitised text to stderr."""
         from ascendrun.cli.sanitise import sanitise
 
         print(sanitise(str(text)), file=sys.stderr)
 
     def error(self, message: Text | str, hint: Text | str | None = None) -> None:
-        """Print an error that does not end the command, and how to fix it."""
+        """Print an error that does not end the command, and its hint."""
         from ascendrun.cli.errors import error_lines, hint_lines
 
         print("\n".join([*error_lines(message), *hint_lines(hint)]), file=sys.stderr)
@@ -77,7 +77,7 @@ class CliContext:
 
 
 def use_color(mode: str, environ: Mapping[str, str], *, is_tty: bool) -> bool:
-    """The flag or setting decides; with `auto`, NO_COLOR, then FORCE_COLOR, then whether it is a terminal."""
+    """Return whether to use color: by flag or setting; with `auto`, NO_COLOR, then FORCE_COLOR, then `is_tty`."""
     if mode != "auto":
         return mode == "always"
     if environ.get("NO_COLOR"):

@@ -1,4 +1,4 @@
-"""The report of doctor on a terminal: what most nodes have, which differ, the findings with their hints."""
+"""Report of doctor on a terminal: common values, nodes that differ, findings with their hints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LABELS: Mapping[str, Text] = {
     "in pairs": Text("doctor.row-in-pairs", "in pairs"),
     "latency": Text("doctor.row-latency", "latency"),
 }
-"""By name of a row; the others are names of software and hardware."""
+"""Labels by row name; other rows are names of software and hardware."""
 COLORS = {"FAIL": "\x1b[31m", "WARN": "\x1b[33m", "NOTE": "\x1b[36m"}
 MOST_EVIDENCE = 3
 NAMES_WIDTH = 32
@@ -56,7 +56,7 @@ def _print(line: str) -> None:
 
 
 def _table(rows: Sequence[FactRow], count: int) -> list[str]:
-    """One line a fact; the nodes that differ follow the value of most."""
+    """Return one line per fact; the nodes that differ follow the most common value."""
     from ascendrun.text.format import fold_hosts
 
     lines = []
@@ -103,7 +103,7 @@ def _finding(view: FindingView, *, wide: bool) -> list[str]:
 
 
 def _without_host(view: FindingView) -> str:
-    """The message; the host in front of a nested error is not repeated."""
+    """Return the message; the host in front of a nested error is not repeated."""
     message = str(view.message)
     for colon in (": ", "：") if len(view.hosts) == 1 else ():
         message = message.replace(f"{colon}{view.hosts[0]}{colon}", colon, 1)
@@ -119,7 +119,7 @@ def _forecast(report: DoctorReport) -> list[str]:
 
 
 def _summary(report: DoctorReport) -> str:
-    """The last line: hosts, findings by severity, checks and time."""
+    """Return the last line: hosts, findings by severity, checks and time."""
     counts = {name: sum(1 for view in report.findings if view.severity.value == name) for name in COLORS}
     found = tuple(f"{count} {name}" for name, count in counts.items() if count)
     checked = Text(
@@ -137,7 +137,7 @@ def _summary(report: DoctorReport) -> str:
 
 
 def print_script(report: DoctorReport, hostfile: str | Path | None) -> None:
-    """All fixes as a shell script to read and select from: commands where there are some, otherwise comments."""
+    """Print all fixes as a shell script to read and select from: commands if available, otherwise comments."""
     import shlex
 
     from ascendrun.text.format import fold_hosts

@@ -1,4 +1,4 @@
-"""How an error is printed, and the exit code that goes with it."""
+"""Output and exit codes of errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOURCE_LIMIT_BYTES = 4 * 1024 * 1024
 
 
 def print_error(error: Exception, state_dir: Callable[[], Path]) -> int:
-    """Print the error to stderr and return its exit code. `state_dir`: where the traceback of a crash goes; it may
+    """Print the error to stderr and return its exit code. `state_dir`: directory for the traceback of a crash; it may
     raise InvalidInputError."""
     import click
 
@@ -41,7 +41,7 @@ def print_error(error: Exception, state_dir: Callable[[], Path]) -> int:
 
 
 def describe_error(error: AscendrunError) -> list[str]:
-    """`error: LOCATION: WHAT`, then `hint: …`; of an invalid input every problem with its line of the source."""
+    """Return `error: LOCATION: WHAT`, then `hint: …`; of an invalid input all problems with their source lines."""
     from ascendrun.core.errors import InvalidInputError
 
     is_list = isinstance(error, InvalidInputError) and error.problems
@@ -61,7 +61,7 @@ def warning_lines(message: Text | str) -> list[str]:
 
 
 def hint_lines(hint: Text | str | None) -> list[str]:
-    """A hint that is a command stays on one line, so that it can be copied."""
+    """Return a hint; a command stays on one line, so that it can be copied."""
     if not hint:
         return []
     shown = Text("cli.hint", "hint: {hint}", hint=sanitise(str(hint)))
@@ -69,7 +69,7 @@ def hint_lines(hint: Text | str | None) -> list[str]:
 
 
 def wrapped(text: Text | str) -> list[str]:
-    """Lines for stderr: as wide as the terminal, the later ones indented; where stderr is no terminal not wrapped."""
+    """Return lines for stderr: as wide as the terminal, later lines indented; without a terminal not wrapped."""
     lines = str(text).split("\n")
     if not sys.stderr.isatty():
         return lines
@@ -82,7 +82,7 @@ def wrapped(text: Text | str) -> list[str]:
 
 
 def describe_problems(problems: Sequence[Problem]) -> list[str]:
-    """One problem a line, under it its line of the source; a hint that several in a row share is printed once."""
+    """Return one problem per line, then its source line; consecutive problems with one hint print it once."""
     lines = []
     sources: dict[str, list[str]] = {}
     for number, problem in enumerate(problems):
@@ -98,7 +98,7 @@ def describe_problems(problems: Sequence[Problem]) -> list[str]:
 
 
 def excerpt(problem: Problem, source: list[str]) -> list[str]:
-    """The line of the source and a caret under the place; [] when the source has no such line."""
+    """Return the source line and a caret under the place; [] when the source has no such line."""
     assert problem.line is not None
     if not 1 <= problem.line <= len(source):
         return []
@@ -117,7 +117,7 @@ def excerpt(problem: Problem, source: list[str]) -> list[str]:
 
 
 def _read_source(name: str) -> list[str]:
-    """The lines of the file; [] when the name is not a readable file (a flag, for example)."""
+    """Return the lines of the file; [] when the name is not a readable file (a flag, for example)."""
     try:
         if not os.path.isfile(name):
             return []
@@ -129,7 +129,7 @@ def _read_source(name: str) -> list[str]:
 
 
 def _describe_usage(error: click.ClickException) -> list[str]:
-    """click's errors in our form: what is wrong, and how to see the command's help."""
+    """Return click's errors in ascendrun's form: the problem, and the command that prints the help."""
     import click
 
     from ascendrun.cli.command import UsageError
@@ -156,7 +156,7 @@ def _describe_usage(error: click.ClickException) -> list[str]:
 
 
 def _name_of(error: click.BadParameter) -> str | None:
-    """The flag (its longest name) or argument that is wrong."""
+    """Return the invalid flag (its longest name) or argument."""
     given = error.param_hint
     if given is not None:
         return given if isinstance(given, str) else " / ".join(given)
@@ -167,7 +167,7 @@ def _name_of(error: click.BadParameter) -> str | None:
 
 
 def _plain(message: object) -> Text | str:
-    """A sentence of click as a message of ours: lower case, without its final period."""
+    """Return a message of click in ascendrun's form: lower case, without its final period."""
     if isinstance(message, Text):
         return message
     short = str(message).removesuffix(".").replace("', '", "'、'" if language() == "zh" else "', '")
@@ -186,7 +186,7 @@ def _describe_crash(error: Exception, state_dir: Callable[[], Path]) -> list[str
 
 
 def _write_crash(error: Exception, state_dir: Callable[[], Path]) -> Path | None:
-    """The traceback in a file that only the user can read; None when no directory is writable."""
+    """Write the traceback to a private file; None when no directory is writable."""
     import traceback
 
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -1,4 +1,4 @@
-"""A diagnosis on one screen: the cause and the confidence, when, the evidence, what followed, the hint."""
+"""A diagnosis on one screen: cause, confidence, time, evidence, later events, hint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES_CELLS = 30
 EVIDENCE_CELLS = 200
 SPOOLED = re.compile(r"/rank-(\d+)\.")
 CLEAR_ERROR_S = 0.05
-"""A smaller error of a time is not shown."""
+"""Seconds: a smaller error of a time is not shown."""
 LABELS = {
     "when": Text("explain.when", "when"),
     "cause": Text("explain.cause", "cause"),
@@ -46,7 +46,7 @@ LABELS = {
 
 
 def print_explanation(explanation: Explanation, *, color: bool, everything: bool) -> None:
-    """Print it in the language of the process. Text is wrapped; only lines of logs are cut, unless `everything`."""
+    """Print it in the language of the process. Text is wrapped; only log lines are truncated, unless `everything`."""
     found = explanation.diagnosis
     width = terminal_width(None)
     cells = None if everything or width is None else width
@@ -122,7 +122,7 @@ def _when(found: Diagnosis) -> str:
 
 
 def _clock(at_s: float | None) -> str:
-    """To the millisecond: what fails together fails within one second."""
+    """Return the time to the millisecond: related failures occur within one second."""
     return describe_time(at_s) if at_s is None else f"{describe_time(at_s)}.{int(at_s % 1 * 1000):03d}"
 
 
@@ -169,7 +169,7 @@ def _wrapped(text: str, cells: int | None, *, indent: int) -> list[str]:
 
 
 def _indented(texts: Sequence[str | Text], cells: int | None) -> list[str]:
-    """Texts of a section, each one item, over several lines where needed."""
+    """Return the texts of a section, one per item, over several lines if necessary."""
     return ["\n  ".join(_wrapped(str(text), None if cells is None else cells - 2, indent=2)) for text in texts]
 
 
@@ -195,8 +195,8 @@ def _section(name: str, rows: Sequence[str], everything: bool, most: int) -> lis
 
 
 def _with_job(hint: str, explanation: Explanation) -> str:
-    """The hint with the job and its rank in the commands that it names. Under another launcher a rank's lines
-    are in the file of its node's process."""
+    """Return the hint with the job and its rank in its commands. Under another launcher a rank's lines are in the file
+    of its node's process."""
     files = (SPOOLED.search(proof.file or "") for proof in explanation.diagnosis.evidence[:1])
     ranks = tuple(int(match.group(1)) for match in files if match is not None) or explanation.diagnosis.ranks
     text = hint.replace("JOB.yaml", "\0").replace("JOB", explanation.id).replace("\0", "JOB.yaml")

@@ -1,4 +1,4 @@
-"""Follow a job: print its lines as they come, its changes of state and its attempts, until it has ended."""
+"""Following of a job: print its lines as they arrive, its state changes and its attempts, until it has ended."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ascendrun.cluster import Cluster, JobDetail, JobView, LogView
 
 STAGING_REPORT_S = 5.0
-"""How often staging is reported where there is no line at the bottom of a terminal."""
+"""Seconds between reports of staging without a progress line at the bottom of a terminal."""
 
 
 def follow_job(cluster: Cluster, job_id: str, *, screen: Screen, view: LogView, shows_lines: bool = True) -> JobDetail:
-    """Returns the job once it has ended and every line is shown. KeyboardInterrupt passes through."""
+    """Return the job after it has ended and every line is shown. KeyboardInterrupt passes through."""
     states = _States(screen)
     try:
         for update in cluster.follow(job_id, view, with_lines=shows_lines):
@@ -40,7 +40,7 @@ def follow_job(cluster: Cluster, job_id: str, *, screen: Screen, view: LogView, 
 
 
 class _States:
-    """Prints what is new about the job itself. `detail`: its newest state."""
+    """Prints changes of the job itself. `detail`: its newest state."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -67,7 +67,7 @@ class _States:
 
 
 def describe_state(job: JobView) -> Text | str:
-    """RUNNING on npu[01-02], 16 ranks."""
+    """Return text such as: RUNNING on npu[01-02], 16 ranks."""
     if job.state == "RUNNING" and not job.unreachable_hosts:
         return Text(
             "follow.running",
@@ -80,7 +80,7 @@ def describe_state(job: JobView) -> Text | str:
 
 
 def describe_bottom(job: JobView, now_s: float) -> str:
-    """The line at the bottom of the terminal: job, state, duration, progress, and what is not as it should be."""
+    """Return the line at the bottom of the terminal: job, state, duration, progress, and problems."""
     since_s = job.started_at_s if job.started_at_s is not None else job.created_at_s
     reason = str(job.reason) if job.state != "RUNNING" or job.unreachable_hosts else ""
     parts = [f"{job.id} {job.state}", describe_seconds(now_s - since_s), reason, describe_progress(job.progress)]

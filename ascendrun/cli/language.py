@@ -1,4 +1,4 @@
-"""The language of the process, chosen before anything is printed, and click's own messages in it."""
+"""Language of the process, chosen before any output, and click's own messages in it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ CLICK_MESSAGES: Mapping[str, tuple[str, str]] = {
     "Got unexpected extra argument ({args})": ("click.extra-argument", "unexpected argument: {args}"),
     "Got unexpected extra arguments ({args})": ("click.extra-arguments", "unexpected arguments: {args}"),
 }
-"""What click prints -> our key and English. A message that is not listed appears as click has it."""
+"""Message of click -> key and English text. A message that is not listed is unchanged."""
 
 
 def lang_flag(arguments: Sequence[str]) -> str | None:
-    """The last valid `--lang` before `--`; read before anything else, so that every error is in that language."""
+    """Return the last valid `--lang` before `--`; read first, so that every error is in that language."""
     found = None
     for index, argument in enumerate(arguments):
         if argument == "--":
@@ -57,9 +57,9 @@ def lang_flag(arguments: Sequence[str]) -> str | None:
 
 
 def choose_language(environ: Mapping[str, str]) -> str:
-    """$ASCENDRUN_LANG > `lang:` in the settings file > $LC_ALL, $LC_MESSAGES, $LANG; else English.
+    """Return $ASCENDRUN_LANG > `lang:` in the settings file > $LC_ALL, $LC_MESSAGES, $LANG; else English.
 
-    A quick search of the settings file is enough here: `load_settings` reports a wrong value.
+    A quick search of the settings file is enough here: `load_settings` reports an invalid value.
     """
     chosen = environ.get("ASCENDRUN_LANG") or _setting(environ)
     return text.language_of({**environ, "ASCENDRUN_LANG": chosen})
@@ -84,7 +84,7 @@ def settings_files(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def translate_click() -> None:
-    """Makes click print its own messages in our form and in the language of the process."""
+    """Make click print its own messages in ascendrun's form and in the language of the process."""
     import importlib
 
     for name in CLICK_MODULES:

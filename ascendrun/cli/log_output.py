@@ -1,4 +1,4 @@
-"""How lines of logs, gaps in them and lists of log files are printed."""
+"""Output of log lines, gaps in them and lists of log files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def format_line(view: LogView, line: FoldedLine, screen: Screen) -> str:
-    """`[0-3] text`, made harmless, with its time when the view has times."""
+    """Return `[0-3] text`, sanitised, with its time when the view has times."""
     text = sanitise(line.text)
     if view.has_prefix:
         text = f"{screen.paint_rank(f'[{fold_numbers(line.ranks)}]', line.ranks[0])} {text}"
@@ -30,14 +30,14 @@ def format_line(view: LogView, line: FoldedLine, screen: Screen) -> str:
 
 
 def format_time(at_s: float | None) -> str:
-    """Local time to the millisecond, with its offset from UTC; dots when it is not known."""
+    """Return local time to the millisecond, with its offset from UTC; dots when it is not known."""
     if at_s is None:
         return "..." + " " * 26
     return datetime.fromtimestamp(at_s).astimezone().isoformat(timespec="milliseconds")
 
 
 def print_gaps(ctx: CliContext, gaps: Iterable[LogGap]) -> None:
-    """One warning for each gap."""
+    """Print one warning for each gap."""
     for gap in gaps:
         ctx.warn(
             Text(
@@ -62,7 +62,7 @@ class _HcclRow:
 
 
 def print_files(ctx: CliContext, found: AttemptFiles, output: str | None) -> None:
-    """The files of an attempt, what HCCL logged as its settings, and whose files are still collected."""
+    """Print the files of an attempt, its HCCL settings from the logs, and the hosts of pending files."""
     from ascendrun.cli.output import PEOPLE, Column, format_table, print_rows
     from ascendrun.cluster import LogFile
     from ascendrun.text.format import fold_hosts, format_bytes

@@ -38,7 +38,7 @@ def hostfile_option(command: Command) -> Command:
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer click only
-    """10m, 90s, 2h, 1.5d or plain seconds, as seconds."""
+    """A duration: 10m, 90s, 2h, 1.5d or plain seconds, as seconds."""
 
     name = "duration"
 
@@ -55,15 +55,15 @@ class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gen
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds, or None when the text is no duration."""
+    """Return seconds, or None when the text is not a duration."""
     match = DURATION.match(text.strip())
     return float(match.group(1)) * SECONDS[match.group(2)] if match else None
 
 
 def parse_since(text: str, *, now_s: float) -> float:
-    """UTC seconds of "10m" (ago) or of a time: 2026-11-20T10:00, 10:00 (today), with Z or an offset or local.
+    """Return UTC seconds of "10m" (ago) or of a time: 2026-11-20T10:00, 10:00 (today), with Z or an offset or local.
 
-    Raises ValueError with a sentence.
+    Raises ValueError with a message.
     """
     from datetime import datetime
 
@@ -83,7 +83,7 @@ def parse_since(text: str, *, now_s: float) -> float:
 
 
 def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None) -> tuple[Host, ...]:
-    """The hosts of the hostfile, or of the setting `hostfile`; with `names` those of them, `npu[01-04]` or `@group`.
+    """Return the hosts of `hostfile`, or of that setting; with `names` only those, `npu[01-04]` or `@group`.
 
     With names but no file anywhere, the names themselves are the hosts. Raises InvalidInputError, NotFoundError,
     UsageError.
@@ -99,7 +99,7 @@ def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None)
 
 
 def parse_host_names(arguments: list[str]) -> tuple[Host, ...]:
-    """Hosts named on the command line: `npu[01-04],gw user@10.0.0.3`. Raises InvalidInputError naming the argument."""
+    """Return the hosts of arguments: `npu[01-04],gw user@10.0.0.3`. Raises InvalidInputError with the argument."""
     from ascendrun.core.hosts import parse_hostfile
     from ascendrun.core.names import split_list
 
@@ -113,7 +113,7 @@ def parse_host_names(arguments: list[str]) -> tuple[Host, ...]:
 
 @dataclass(frozen=True)
 class Target:
-    """What `doctor` and `env` are about: the hosts of a job, or others that are named."""
+    """Target of `doctor` and `env`: the hosts of a job, or other named hosts."""
 
     file: Path | None
     hostfile: str | None
@@ -121,14 +121,14 @@ class Target:
     overrides: tuple[str, ...]
 
     def hosts(self, ctx: CliContext) -> tuple[Host, ...]:
-        """The hosts of the job, unless others are named."""
+        """Return the hosts of the job, unless others are named."""
         if self.file is None or self.hostfile is not None or self.names is not None:
             return hosts_of(ctx, hostfile=self.hostfile, names=self.names)
         return ctx.cluster.job_hosts(self.file, overrides=self.overrides)
 
 
 def target_options(command: Command) -> Command:
-    """FILE, --hostfile, --hosts and --set; the command gets them as `target`."""
+    """Add FILE, --hostfile, --hosts and --set; the command gets them as `target`."""
 
     @wraps(command)
     def with_target(

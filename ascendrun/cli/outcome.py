@@ -1,4 +1,4 @@
-"""How a job ended, as text and as an exit code."""
+"""Outcome of a job, as text and as an exit code."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FAILED_TAIL_LINES = 20
 
 
 def exit_code_of(job: JobView) -> int:
-    """0 for SUCCEEDED, 1 for every other end."""
+    """Return 0 for SUCCEEDED, 1 for every other end."""
     return 0 if job.state == "SUCCEEDED" else 1
 
 
 def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int:
-    """Print on stderr how the job ended and what to do next; return the exit code."""
+    """Print the outcome of the job and the next step on stderr; return the exit code."""
     job = detail.job
     has_failed = job.state == "FAILED"
     if has_failed:
@@ -49,7 +49,7 @@ def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int
 
 
 def print_unconfirmed(screen: Screen | CliContext, detail: JobDetail) -> None:
-    """Which nodes could not confirm that all processes are gone."""
+    """Print the nodes that could not confirm that all processes are gone."""
     warning = Text(
         "outcome.unconfirmed",
         "cannot confirm that all processes exited on {hosts:hosts}",
@@ -82,6 +82,6 @@ def _print_failure(cluster: Cluster, detail: JobDetail, screen: Screen) -> None:
 
 
 def first_failing_rank(detail: JobDetail) -> RankView | None:
-    """The rank that failed first, stopped ones excluded. None: none is known."""
+    """Return the rank that failed first, stopped ranks excluded. None: not known."""
     failed = [rank for rank in detail.ranks if not rank.stopped and (rank.signal is not None or rank.exit_code)]
     return min(failed, key=lambda rank: (rank.exited_at_s or float("inf"), rank.rank), default=None)

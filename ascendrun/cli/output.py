@@ -28,7 +28,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 class Column:
     """One column of a table: its title, and the text of its cell for one row.
 
-    `dropped`: 0 never; a table that is wider than the terminal loses the columns with the highest number first.
+    `dropped`: 0 never; a table that is wider than the terminal omits the columns with the highest number first.
     """
 
     title: str
@@ -41,7 +41,7 @@ class Column:
 
 
 def print_record(value: Any, output: str | None) -> bool:
-    """Print a dataclass as json, jsonl, yaml or csv; False, and nothing, when `output` is for people."""
+    """Print a dataclass as json, jsonl, yaml or csv; False, without output, when `output` is for people."""
     if output is None or output in PEOPLE:
         return False
     sys.stdout.write(format_record(as_record(value), output))
@@ -49,7 +49,7 @@ def print_record(value: Any, output: str | None) -> bool:
 
 
 def format_record(values: Mapping[str, Any], output: str) -> str:
-    """One record (as_record) as json, jsonl, yaml or csv, with a newline at its end."""
+    """Return one record (as_record) as json, jsonl, yaml or csv, with a newline at its end."""
     record = {"schema_version": SCHEMA_VERSION, **values}
     if output == "json":
         return _to_json(record, indent=2) + "\n"
@@ -61,13 +61,13 @@ def format_record(values: Mapping[str, Any], output: str) -> str:
 
 
 def format_many(rows: Sequence[Any], output: str, *, name: str, kind: type) -> str:
-    """Dataclasses as json or yaml under `name`; as jsonl or csv one a line. `kind`: the class, where there is none."""
+    """Return dataclasses as json or yaml under `name`; as jsonl or csv one per line. `kind`: the class if empty."""
     names = [re.sub(r"(^|_)at_s$", r"\1at", field.name) for field in dataclasses.fields(kind)]
     return format_records([as_record(row) for row in rows], output, name=name, names=names)
 
 
 def format_records(records: Sequence[Mapping[str, Any]], output: str, *, name: str, names: Sequence[str]) -> str:
-    """Records (as_record) as json or yaml under `name`; as jsonl or csv one a line. `names`: the columns of csv."""
+    """Return records (as_record) as json or yaml under `name`; as jsonl or csv one per line. `names`: csv columns."""
     if output == "json":
         return _to_json({"schema_version": SCHEMA_VERSION, name: records}, indent=2) + "\n"
     if output == "jsonl":
@@ -85,7 +85,7 @@ def _to_yaml(value: Any) -> str:
     import yaml
 
     text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
-    if escape_json(text) != text:  # something there would steer a terminal
+    if escape_json(text) != text:  # it contains terminal control characters
         text = yaml.safe_dump(value, sort_keys=False, allow_unicode=False, width=120)
     return str(text)
 
@@ -118,7 +118,7 @@ def _csv_cell(value: Any) -> str:
 def format_table(
     rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False, width: int | None = None
 ) -> str:
-    """Aligned columns under their titles. `width`: cut lines to so many cells of a terminal, None: never."""
+    """Return aligned columns under their titles. `width`: truncate lines to these terminal cells, None: never."""
     shown = [column for column in columns if wide or not column.is_wide]
     table = [[title_of(column) for column in shown]]
     table.extend([sanitise_line(column.cell(row)) or "-" for column in shown] for row in rows)
@@ -139,27 +139,27 @@ def format_table(
 
 
 def title_of(column: Column) -> str:
-    """The title of a column in the language of the process: the key of SET BY is `column.set-by`."""
+    """Return the title of a column in the language of the process: the key of SET BY is `column.set-by`."""
     return template_of(f"column.{column.title.lower().replace(' ', '-')}", column.title, language())
 
 
 def named(id: str, name: str) -> str:
-    """j-0001 (train), with the brackets of the language."""
+    """Return j-0001 (train), with the brackets of the language."""
     return str(Text("cli.named", "{id} ({name})", id=id, name=name))
 
 
 def labelled(label: object, message: object) -> str:
-    """`RUNNING: 4 ranks running`, with the colon of the language; the label alone without a message."""
+    """Return `RUNNING: 4 ranks running`, with the language's colon; without a message only the label."""
     return str(Text("cli.at", "{place}: {message}", place=label, message=message)) if message else str(label)
 
 
 def _least_width(widths: Sequence[int]) -> int:
-    """How wide a table must be: the last column may be cut, but not to less than LAST_COLUMN_CELLS."""
+    """Return a table's minimum width: the last column may shrink to LAST_COLUMN_CELLS."""
     return sum(widths[:-1]) + 2 * (len(widths) - 1) + min(widths[-1], LAST_COLUMN_CELLS)
 
 
 def format_pairs(pairs: Sequence[tuple[str, str]]) -> str:
-    """Names and values, one pair a line, the values aligned."""
+    """Return names and values, one pair per line, the values aligned."""
     widest = max((width_of(name) for name, _ in pairs), default=0)
     return "".join(f"{name}{' ' * (widest - width_of(name))}  {sanitise_line(value)}\n" for name, value in pairs)
 
@@ -167,7 +167,7 @@ def format_pairs(pairs: Sequence[tuple[str, str]]) -> str:
 def print_rows(
     rows: Sequence[Any], columns: Sequence[Column], output: str | None, *, name: str, kind: type, is_cut: bool = True
 ) -> None:
-    """To stdout in this format; None: a table, cut to the width of the terminal unless `is_cut` is false."""
+    """Print to stdout in this format; None: a table, truncated to the terminal width unless `is_cut` is false."""
     if output is None or output in PEOPLE:
         width = terminal_width(output) if is_cut else None
         sys.stdout.write(format_table(rows, columns, wide=output == "wide", width=width))
@@ -176,7 +176,7 @@ def print_rows(
 
 
 def terminal_width(output: str | None) -> int | None:
-    """Cells of the terminal, or None where nothing may be cut: in a pipe, or with -o wide."""
+    """Return the cells of the terminal; None where nothing may be truncated: in a pipe, or with -o wide."""
     if output == "wide" or not sys.stdout.isatty():
         return None
     import shutil
@@ -185,7 +185,7 @@ def terminal_width(output: str | None) -> int | None:
 
 
 def width_of(text: str) -> int:
-    """How many cells of a terminal the text takes."""
+    """Return the number of terminal cells of the text."""
     if text.isascii():
         return len(text)
     return sum(_character_width(character) for character in text)
@@ -198,7 +198,7 @@ def _character_width(character: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """The text in at most `width` cells, with an ellipsis where it was cut."""
+    """Truncate the text to at most `width` cells, with an ellipsis for the omitted part."""
     if width_of(text) <= width:
         return text
     used = 0
@@ -212,9 +212,9 @@ def cut(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int, *, indent: int = 2) -> list[str]:
-    """The text in lines of at most `width` cells, broken at spaces and between Chinese characters; nothing is cut.
+    """Return lines of at most `width` cells, broken at spaces and between Chinese characters; nothing is truncated.
 
-    Later lines are indented. A word that is wider than a line, such as a path, stays whole.
+    Later lines are indented. A token that is wider than a line, such as a path, is not broken.
     """
     lines, line, used = [], "", 0
     for piece in re.findall(r"[ \t]+|[^\s\u2e80-\u9fff\uff00-\uffef]+[，。：；）、]?|.", text):
@@ -227,7 +227,7 @@ def wrap(text: str, width: int, *, indent: int = 2) -> list[str]:
 
 
 def describe_seconds(seconds: float | None) -> str:
-    """4s, 3m12s, 2h05m, 3d04h; "-" for None."""
+    """Return 4s, 3m12s, 2h05m, 3d04h; "-" for None."""
     if seconds is None:
         return "-"
     whole = max(0, int(seconds))
@@ -241,7 +241,7 @@ def describe_seconds(seconds: float | None) -> str:
 
 
 def describe_memory(count: int | None) -> str:
-    """Powers of 1024, as memory is sold; "-" for None."""
+    """Format in powers of 1024, as memory is sold; "-" for None."""
     if count is None:
         return "-"
     size = float(count)
@@ -253,12 +253,12 @@ def describe_memory(count: int | None) -> str:
 
 
 def describe_time(at_s: float | None) -> str:
-    """Local time to the second; "-" for None."""
+    """Return local time to the second; "-" for None."""
     return "-" if at_s is None else datetime.fromtimestamp(at_s).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def describe_progress(progress: Mapping[str, Any] | None) -> str:
-    """step 120 · loss 2.31 · 15.3k tokens/s; "" when a program reports none of these."""
+    """Return step 120 · loss 2.31 · 15.3k tokens/s; "" when a program reports none of these."""
     if not progress:
         return ""
     parts = []

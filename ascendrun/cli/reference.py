@@ -26,7 +26,7 @@ codes](exit-codes.md) are the same for all commands.
 
 
 def make_page() -> str:
-    """docs/cli.md."""
+    """Return docs/cli.md."""
     parts = [HEAD, "## ascendrun\n", _block(_usage(cli, "ascendrun")), _options_table(cli)]
     for command in visible_commands():
         parts += _section(command)
@@ -42,7 +42,7 @@ def visible_commands() -> tuple[CliCommand, ...]:
 
 
 def make_manuals() -> Mapping[str, str]:
-    """Man pages in troff, by file name."""
+    """Return man pages in troff, by file name."""
     pages = {"ascendrun.1": _manual(cli, "ascendrun")}
     for command in visible_commands():
         pages[f"ascendrun-{command.name}.1"] = _manual(command, f"ascendrun {command.name}")
@@ -78,7 +78,7 @@ def _options(command: click.Command) -> Iterator[tuple[str, str]]:
 
 
 def metavar_of(param: click.Parameter, command: click.Command) -> str:
-    """The placeholder of an option's value; click before 8.2 accepts no context."""
+    """Return the placeholder of an option's value; click before 8.2 accepts no context."""
     try:
         return param.make_metavar(_context(command))
     except TypeError:
@@ -124,12 +124,12 @@ def _items(items: Iterable[tuple[str, str]]) -> str:
 
 
 def _listed() -> Iterator[CommandEntry]:
-    """Every command that --help lists."""
+    """Yield every command that --help lists."""
     return (entry for entry in COMMANDS if not entry.hidden)
 
 
 def _troff(text: str) -> str:
-    """Text in which troff sees neither a request nor an escape."""
+    """Escape text, so that troff finds neither a request nor an escape."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     return "\n".join(f"\\&{line}" if line.startswith((".", "'")) else line for line in escaped.splitlines())
 

@@ -1,4 +1,4 @@
-"""Remote text made harmless: output of a rank, a node or a file must not control the terminal that shows it."""
+"""Sanitising of remote text: output of a rank, a node or a file must not control the terminal that shows it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ ESCAPE_SEQUENCE = re.compile(
 HOSTILE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline; DEL; C1
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional controls
-    "\u2028\u2029\ud800-\udfff]"  # line ends that are none; halves of characters
+    "\u2028\u2029\ud800-\udfff]"  # invalid line ends; surrogates
 )
 
 
 def sanitise(text: str) -> str:
-    """Complete escape sequences are dropped; every other control is shown as an escape such as \\x07 or \\u202e.
+    """Remove complete escape sequences and show every other control as an escape such as \\x07 or \\u202e.
 
     Tab and newline stay.
     """
@@ -27,18 +27,18 @@ def sanitise(text: str) -> str:
 
 
 def sanitise_line(text: str) -> str:
-    """For a table's cell: one line, no tab."""
+    """Sanitise for a table's cell: one line, no tab."""
     return sanitise(text).replace("\n", "\\n").replace("\t", " ")
 
 
 def headline(text: str) -> str:
-    """As `sanitise_line`, of a text of several lines only the first, and a mark that there is more."""
+    """Return only the first line, as `sanitise_line`, and a mark if there are more."""
     first, _, rest = text.strip().partition("\n")
     return sanitise_line(first) + (" …" if rest else "")
 
 
 def escape_json(text: str) -> str:
-    """JSON text whose strings hold controls of any kind only as \\u escapes."""
+    """Escape JSON text: strings contain control characters only as \\u escapes."""
     return HOSTILE.sub(_json_escape, text)
 
 

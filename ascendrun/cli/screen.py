@@ -1,4 +1,4 @@
-"""Lines on stdout, messages on stderr, and at the bottom of a terminal one line that is redrawn."""
+"""Lines on stdout, messages on stderr, and one redrawn line at the bottom of a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAIN = "\x1b[0m"
 
 
 class Screen:
-    """`is_live`: a person's terminal, so the bottom line may be drawn; else `progress` does nothing."""
+    """Terminal output. `is_live`: a user's terminal with a bottom line; else `progress` does nothing."""
 
     def __init__(self, out: TextIO, err: TextIO, *, color: bool, is_live: bool) -> None:
         self._out = out
@@ -25,7 +25,7 @@ class Screen:
         self._bottom = ""
 
     def lines(self, texts: Iterable[str]) -> None:
-        """Data, made harmless already by whoever coloured it."""
+        """Print data, already sanitised by the caller."""
         block = "".join(f"{text}\n" for text in texts)
         if not block:
             return
@@ -35,20 +35,20 @@ class Screen:
         self._draw(bottom)
 
     def echo(self, text: Text | str) -> None:
-        """Print to stderr, above the bottom line; made harmless here."""
+        """Print to stderr, above the bottom line; sanitised here."""
         bottom = self._erase()
         self._err.write(sanitise(str(text)) + "\n")
         self._err.flush()
         self._draw(bottom)
 
     def progress(self, text: str) -> None:
-        """The new bottom line; "" for none."""
+        """Set the bottom line; "" for none."""
         if self.is_live and text != self._bottom:
             self._erase()
             self._draw(text)
 
     def close(self) -> None:
-        """Takes the bottom line away; repeatable."""
+        """Remove the bottom line; repeatable."""
         self._erase()
 
     def paint(self, text: str, style: str) -> str:
@@ -58,7 +58,7 @@ class Screen:
         return f"{RANK_STYLES[rank % len(RANK_STYLES)]}{text}{PLAIN}" if self.color else text
 
     def _erase(self) -> str:
-        """Takes the bottom line off the terminal and returns its text."""
+        """Remove the bottom line from the terminal and return its text."""
         bottom = self._bottom
         if bottom:
             self._err.write(ERASE_LINE)
@@ -74,7 +74,7 @@ class Screen:
 
 
 def cut_to_terminal(text: str, columns: int | None = None) -> str:
-    """One cell less than the terminal is wide: a full line would wrap, and could not be erased."""
+    """Truncate to one cell less than the terminal: a full line would wrap, and could not be erased."""
     import shutil
 
     from ascendrun.cli.output import cut

@@ -21,7 +21,7 @@ LISTED_LEFT_OUT = 30
 
 
 class Size(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer click only
-    """100M, 2G, 500K or plain bytes, as bytes."""
+    """A size: 100M, 2G, 500K or plain bytes, as bytes."""
 
     name = "size"
 

@@ -37,7 +37,7 @@ def _run(ctx: CliContext) -> int:
 
 
 def _status(ctx: CliContext) -> int:
-    """0 when a controller runs, 4 when none does."""
+    """Return 0 when a controller runs, else 4."""
     status = ctx.cluster.controller_status()
     if status is None:
         print(Text("controller.not-running", "not running"))

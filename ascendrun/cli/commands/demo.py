@@ -74,7 +74,7 @@ def command(ctx: CliContext, no_pause: bool, keep: bool) -> int:
 
 
 def check_machine() -> None:
-    """Raises PreflightError where there is no /proc, in which the demo finds its processes."""
+    """Raise PreflightError without /proc, in which the demo finds its processes."""
     from ascendrun.core.errors import PreflightError
 
     if not sys.platform.startswith("linux"):
@@ -129,7 +129,7 @@ def cluster_of(directory: Path) -> Cluster:
 
 
 class Demo:
-    """Prints a sentence, shows a command, runs it. Every command is a real one."""
+    """Prints a sentence, shows a command, runs it. All commands are real."""
 
     def __init__(self, directory: Path, actor: Actor, *, pauses: bool, color: bool) -> None:
         self._directory, self._actor = directory, actor
@@ -137,7 +137,7 @@ class Demo:
         self._is_first = True
 
     def run(self) -> None:
-        """Raises DemoInterruptedError, PreflightError (this machine has a fault), AscendrunError (a step failed)."""
+        """Run the demo. Raises DemoInterruptedError, PreflightError, AscendrunError (a step failed)."""
         self._set_up()
         self._doctor()
         self._train_until_killed()

@@ -1,4 +1,4 @@
-"""events: what happened to one job or to all, in the order of time."""
+"""events: the events of one job or of all jobs, in the order of time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.25
 WATCH_S = 5.0
-"""How often a follower makes sure that live jobs have their controller."""
+"""Seconds between checks of a follower that live jobs have their controller."""
 DAY_S = 86400.0
 STYLES = {"FAILED": "bad", "SUCCEEDED": "good"}
 
@@ -96,7 +96,7 @@ def _parse_kinds(ctx: CliContext, texts: Sequence[str]) -> frozenset[str] | None
 
 
 class _Stream:
-    """What was shown so far, and what is new."""
+    """Events already shown, and new events."""
 
     def __init__(
         self, ctx: CliContext, ref: str | None, since_s: float | None, kinds: Collection[str] | None, output: str | None
@@ -127,7 +127,7 @@ class _Stream:
                 self._ctx.hint(Text("events.earlier", "earlier events: --since 30d"))
 
     def follow(self) -> int:
-        """Until the job has ended; without a job until ^C."""
+        """Follow until the job has ended; without a job until ^C."""
         while True:
             ended = self._ended_code()
             self.show()
@@ -136,7 +136,7 @@ class _Stream:
             time.sleep(POLL_S)
 
     def _ended_code(self) -> int | None:
-        """The exit code of the followed job, None: it runs. Starts a missing controller again."""
+        """Return the exit code of the followed job; None: it runs. Restart a missing controller."""
         from ascendrun.cli.outcome import exit_code_of
         from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RULE = "-" * 15
 PROGRESS_S = 0.1
-"""Between two updates of the progress line: folding the names for each of hundreds of results is slow."""
+"""Seconds between updates of the progress line: folding the names for each of hundreds of results is slow."""
 
 
 @cli_command(
@@ -62,7 +62,7 @@ def command(
 
 
 def _collect(ctx: CliContext, replies: Iterable[ExecResult], names: Sequence[str]) -> list[ExecResult]:
-    """Every result in the order of the hosts; the missing hosts are shown at the bottom of the terminal."""
+    """Return every result in the order of the hosts; missing hosts are shown at the bottom of the terminal."""
     screen = ctx.screen()
     shown_s = 0.0
     found: dict[str, ExecResult] = {}
@@ -87,7 +87,7 @@ def _collect(ctx: CliContext, replies: Iterable[ExecResult], names: Sequence[str
 
 
 def _print_folded(results: Sequence[ExecResult]) -> None:
-    """Standard output to stdout, standard error to stderr, each under the names that share it."""
+    """Print standard output to stdout, standard error to stderr, each under the names of its hosts."""
     from ascendrun.cli.sanitise import sanitise
     from ascendrun.text.format import fold_hosts
 
@@ -104,7 +104,7 @@ def _print_folded(results: Sequence[ExecResult]) -> None:
 
 
 def group_by_text(outputs: Sequence[tuple[bytes, str]]) -> list[tuple[bytes, list[str]]]:
-    """Hosts with identical output together, the largest group first; hosts without output are skipped."""
+    """Group hosts with identical output, the largest group first; hosts without output are skipped."""
     groups: dict[bytes, list[str]] = {}
     for text, host in outputs:
         if text:

@@ -1,4 +1,4 @@
-"""Job files: validate them, print their schema, write one from a template."""
+"""Job files: validate them, print their schema, create a job file from a template."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def validate(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...
 
 
 def _describe_valid(ctx: CliContext, file: Path, overrides: tuple[str, ...]) -> Text:
-    """What the file is. Raises InvalidInputError."""
+    """Return a summary of a valid file. Raises InvalidInputError."""
     if file.suffix == ".hosts":
         hosts = len(ctx.cluster.hosts(hostfile=file))
         return Text("validate.hostfile", "valid: {hosts:plural host hosts}", hosts=hosts)

@@ -1,4 +1,4 @@
-"""logs: what the ranks of a job wrote, merged, folded, filtered; or followed."""
+"""logs: output of the ranks of a job, merged, folded, filtered; or followed."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ def command(
 
 
 def _follow(ctx: CliContext, ref: str, detail: JobDetail, view: LogView) -> int:
-    """Follow a live pipeline stage after stage; of an ended one, print its representative stage."""
+    """Follow a live pipeline stage after stage; if it has ended, print its representative stage."""
     from ascendrun.cli.commands.submit import follow_stages, follow_to_the_end
 
-    ctx.cluster.logs(detail, view)  # raises for hosts and ranks that the job does not have
+    ctx.cluster.logs(detail, view)  # raises for hosts and ranks that are not in the job
     job = detail.job
     whole = ctx.cluster.whole_pipeline(ref, job)
     if (whole or job).ended_at_s is not None:
@@ -153,7 +153,7 @@ def _make_view(
     timestamps: bool,
     no_prefix: bool,
 ) -> LogView:
-    """Raises BadParameter naming the option whose text is wrong."""
+    """Return the view. Raises BadParameter with the invalid option."""
     from ascendrun.core.logs.log_lines import parse_ranks
     from ascendrun.core.logs.log_view import LogView
     from ascendrun.core.names import expand_names, split_list
@@ -193,7 +193,7 @@ def _make_view(
 
 
 def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int | None, view: LogView) -> bool:
-    """False when there is no output that could be searched; that is reported."""
+    """Print the lines. False: no output to search, which is reported."""
     from ascendrun.cli.log_output import format_line
 
     screen, is_empty = ctx.screen(), True

@@ -79,7 +79,7 @@ def command(
 
 
 def parse_listen(address: str) -> tuple[str, int]:
-    """127.0.0.1:9478, [::1]:9478, :9478 (this machine only) or 9478. Raises UsageError."""
+    """Parse 127.0.0.1:9478, [::1]:9478, :9478 (this machine only) or 9478. Raises UsageError."""
     host, colon, port = address.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65535 or (host and not colon):
         message = Text("metrics.invalid-address", "--listen: expected HOST:PORT, got {address:quote}", address=address)
@@ -137,7 +137,7 @@ def is_loopback(address: str) -> bool:
 def write_file(
     registry: CollectorRegistry, path: Path, *, interval_s: float | None, wait: Callable[[float], object] | None = None
 ) -> int:
-    """Replace the file as a whole at each interval, None: once. Raises InvalidInputError."""
+    """Replace the complete file at each interval; None: a single time. Raises InvalidInputError."""
     from prometheus_client import generate_latest
 
     from ascendrun.core.errors import InvalidInputError, Problem

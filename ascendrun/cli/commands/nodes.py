@@ -57,7 +57,7 @@ def command(ctx: CliContext, hostfile: str | None, names: str | None, timeout: f
 
 
 def _print_unreached(ctx: CliContext, rows: Sequence[HostStatus]) -> int:
-    """Print each hint once, for all hosts that share it."""
+    """Print each hint a single time, for all its hosts."""
     from ascendrun.cli.output import labelled
     from ascendrun.text.format import fold_hosts
 

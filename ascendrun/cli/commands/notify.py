@@ -59,7 +59,7 @@ def command(ctx: CliContext, test: str | None, output: str | None) -> int:
 
 
 def _test(ctx: CliContext, name: str, output: str | None) -> int:
-    """Exits 0 when every target accepted the notification, 6 when some did not."""
+    """Return 0 when every target accepted the notification, 6 when some did not."""
     from ascendrun.cli.output import Column, print_rows
     from ascendrun.cluster import NoticeTestResult
 

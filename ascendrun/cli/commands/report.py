@@ -1,4 +1,4 @@
-"""report: what a job did, where its time went, what it cost: a page, a picture, data, a few lines."""
+"""report: timeline, time use and cost of a job: a page, a picture, data, a few lines."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def write_file(ctx: CliContext, path: Path, content: bytes) -> None:
 
 
 def describe_report(report: Report) -> str:
-    """The summary for a terminal: main values, diagnosis, time use, notes."""
+    """Return the summary for a terminal: main values, diagnosis, time use, notes."""
     from ascendrun.cli.output import Column, cut, format_pairs, format_table, named
     from ascendrun.cli.report import page
 

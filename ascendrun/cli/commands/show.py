@@ -43,7 +43,7 @@ def command(ctx: CliContext, job: str, output: str | None) -> int:
 
 
 def describe_stages(whole: JobView) -> str:
-    """The pipeline of a stage, printed before the job itself."""
+    """Return the pipeline of a stage as text, printed before the job itself."""
     from ascendrun.cli.output import Column, format_pairs, format_table, named
 
     table = format_table(
@@ -62,14 +62,14 @@ def describe_stages(whole: JobView) -> str:
 
 
 def _why(ctx: CliContext, detail: JobDetail) -> str | None:
-    """The diagnosis of a failed job, in one line."""
+    """Return the diagnosis of a failed job, in one line."""
     return ctx.cluster.diagnosis(detail.job.id) if detail.job.state == "FAILED" else None
 
 
 def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None = None) -> str:
-    """The job as text. Ranks that run or exited with 0 share a line; with `wide` every rank has its own.
+    """Return the job as text. Ranks that run or exited with 0 share a line; with `wide` every rank has its own.
 
-    `why`: the diagnosis, None: there is none.
+    `why`: the diagnosis, None: not available.
     """
     from ascendrun.cli.output import Column, describe_time, format_pairs, format_table
     from ascendrun.text.format import fold_numbers
@@ -108,7 +108,7 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
 
 
 def _directories(by_host: Mapping[str, str]) -> str:
-    """Each directory once, after the hosts that have it: as scp takes it."""
+    """Return each directory once, after its hosts, in the form of scp arguments."""
     from ascendrun.text.format import fold_hosts
 
     hosts: dict[str, list[str]] = {}
@@ -183,7 +183,7 @@ def _is_noteworthy(rank: RankView) -> bool:
 
 
 def describe_rank(rank: RankView) -> str:
-    """running; exit code 3; killed by SIGKILL, after the stop …"""
+    """Return text such as: running; exit code 3; killed by SIGKILL, after the stop …"""
     if rank.signal is not None:
         try:
             name = signal.Signals(rank.signal).name

@@ -90,7 +90,7 @@ def command(
 
 
 def choose_target(python: str | None, program: str) -> Target:
-    """Return the environment with torch_npu: as given, else that of the command, else .venv-npu next to our own.
+    """Return the environment with torch_npu: as given, else of the command, else .venv-npu next to ascendrun's own.
 
     Raises PreflightError with the reason.
     """
@@ -113,7 +113,7 @@ def command_of(argv: Sequence[str], python: str) -> list[str]:
     belong to another environment, whose ranks would have no torch_npu."""
     if argv[0] not in LAUNCHERS:
         return list(argv)
-    # torch_npu has imported torchrun's module by then, about which runpy would warn.
+    # By then torch_npu has imported torchrun's module, and runpy would warn.
     return [python, "-W", "ignore::RuntimeWarning:runpy", "-m", LAUNCHERS[argv[0]], *argv[1:]]
 
 

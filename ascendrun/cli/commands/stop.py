@@ -52,7 +52,7 @@ def command(ctx: CliContext, jobs: tuple[str, ...], now: bool, no_wait: bool) ->
 
 
 def _request_all(ctx: CliContext, refs: tuple[str, ...], requested: list[str], *, now: bool) -> int:
-    """Request every stop, also when one job is unknown; `requested` gets the ids. The first error's exit code, or 0."""
+    """Request every stop, also when one job is unknown; add ids to `requested`. Return the first exit code, or 0."""
     import sys
 
     from ascendrun.cli.errors import describe_error
@@ -72,7 +72,7 @@ def _request_all(ctx: CliContext, refs: tuple[str, ...], requested: list[str], *
 
 
 def describe(job: JobView) -> str:
-    """j-0001 STOPPING: stopped on user request"""
+    """Return text such as: j-0001 STOPPING: stopped on user request"""
     from ascendrun.cli.output import labelled
 
     return labelled(f"{job.id} {job.state}", job.reason)
@@ -95,7 +95,7 @@ def _wait_until_ended(ctx: CliContext, job_id: str, screen: Screen) -> JobDetail
 
 
 def _print_end(ctx: CliContext, detail: JobDetail) -> int:
-    """0, or 6 when a node could not confirm that everything is gone."""
+    """Return 0, or 6 when a node could not confirm that all processes are gone."""
     from ascendrun.cli.outcome import print_unconfirmed
 
     ctx.echo(describe(detail.job))

@@ -113,7 +113,7 @@ def _print_plan(
 
 
 def title_of(stage: ValidStage, job: str) -> Text:
-    """The title of a stage's memory estimate."""
+    """Return the title of a stage's memory estimate."""
     if stage.stage is None:
         return Text("estimate.job", "{job}:", job=job)
     if stage.needs:
@@ -139,9 +139,9 @@ def follow_stages(
     output: str | None = None,
     view: LogView | None = None,
 ) -> int:
-    """Follows one stage after the other until all have ended or one has not succeeded; the exit code of the last.
+    """Follow the stages until all have ended or one has not succeeded; return the exit code of the last.
 
-    `view`: its `tail` is of the first one alone, the others are shown from their beginning.
+    `view`: its `tail` applies to the first stage only, the others are shown from their start.
     """
     from ascendrun.cli.output import describe_seconds, print_record
 
@@ -187,7 +187,7 @@ def follow_stages(
 def follow_to_the_end(
     ctx: CliContext, job_id: str, *, shows_lines: bool = True, output: str | None = None, view: LogView | None = None
 ) -> int:
-    """Follows until the job has ended and returns its exit code; ^C detaches and returns 130."""
+    """Follow until the job has ended and return its exit code; ^C detaches and returns 130."""
     screen = ctx.screen()
     try:
         from ascendrun.cli.follow import follow_job

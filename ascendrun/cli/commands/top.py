@@ -72,7 +72,7 @@ def command(
 
 
 def _job_of(ctx: CliContext, ref: str) -> str:
-    """The id of the job, with a message if it has ended. Raises NotFoundError."""
+    """Return the id of the job, with a message if it has ended. Raises NotFoundError."""
     job = ctx.cluster.job(ref).job
     if job.ended_at_s is not None:
         ended = Text("top.job-ended", "{job} has ended ({state})", job=job.id, state=job.state)
@@ -83,7 +83,7 @@ def _job_of(ctx: CliContext, ref: str) -> str:
 def choose_hosts(
     ctx: CliContext, hostfile: str | None, names: tuple[str, ...]
 ) -> tuple[tuple[Host, ...], tuple[str, ...]]:
-    """The hosts to query, and the names or globs of those to show (none: all)."""
+    """Return the hosts to query, and the names or globs of the hosts to show (none: all)."""
     from ascendrun.cli.options import hosts_of, parse_host_names
 
     globs = tuple(name for name in names if "*" in name or "?" in name)
@@ -126,7 +126,7 @@ def print_once(ctx: CliContext, source: TopSource, choice: Choice, order: Order,
 
 
 def _write_records(view: TopView, output: str) -> None:
-    """json and yaml: everything; jsonl and csv: one device or rank per line."""
+    """Write json and yaml: everything; jsonl and csv: one device or rank per line."""
     from ascendrun.cli.output import format_record, format_records
     from ascendrun.cli.top.records import ROW_NAMES, row_record, view_record
 
@@ -138,7 +138,7 @@ def _write_records(view: TopView, output: str) -> None:
 
 
 def run_live(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, interval_s: float) -> int:
-    """The interactive view where textual is installed, else a plain view that is redrawn."""
+    """Run the interactive view if textual is installed, else a plain view that is redrawn."""
     try:
         from ascendrun.cli.top.app import run_app
     except ImportError:

@@ -1,4 +1,4 @@
-"""trust: show the SSH host keys of hosts, and record them once a person has agreed."""
+"""trust: show the SSH host keys of hosts, and record them after confirmation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _choose(ctx: CliContext, names: tuple[str, ...], hostfile: str | None) -> tu
 
 
 def _scan(ctx: CliContext, hosts: Sequence[Host]) -> list[HostKeyScan]:
-    """One scan for each host, in their order."""
+    """Return one scan for each host, in their order."""
     screen = ctx.screen()
     scans: dict[str, HostKeyScan] = {}
     try:
@@ -108,7 +108,7 @@ def _record(ctx: CliContext, scans: Sequence[HostKeyScan], *, yes: bool, replace
 
 
 def _print_unreached(ctx: CliContext, scans: Sequence[HostKeyScan], *, replaces: bool) -> int:
-    """0; 5 when no host was reached or a key has changed; 6 when some hosts were not reached."""
+    """Return 0; 5 when no host was reached or a key has changed; 6 when some hosts were not reached."""
     missed = [scan for scan in scans if scan.error is not None]
     for scan in missed:
         assert scan.error is not None

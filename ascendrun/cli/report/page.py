@@ -140,7 +140,7 @@ CAVEATS: Mapping[str, str] = {
 
 
 def make_page(report: Report) -> str:
-    """The whole page, in the language of the process. Times are in the time zone of this machine."""
+    """Return the complete page, in the language of the process. Times: time zone of this machine."""
     from markupsafe import Markup
 
     style = read_asset("vendor/uplot/uPlot.min.css") + "\n" + read_asset("report.css")
@@ -186,7 +186,7 @@ def make_page(report: Report) -> str:
 
 @cache
 def _template() -> Template:
-    """Strings are sanitised and escaped, so that no name of a job, host or program becomes markup."""
+    """Return the template. Strings are sanitised and escaped: names of jobs, hosts or programs never become markup."""
     from jinja2 import Environment
     from markupsafe import Markup
 
@@ -202,7 +202,7 @@ def _template() -> Template:
 
 
 def read_asset(name: str) -> str:
-    """A file of ascendrun/web."""
+    """Return a file of ascendrun/web."""
     found = resources.files("ascendrun.web")
     for part in name.split("/"):
         found = found.joinpath(part)
@@ -221,7 +221,7 @@ def when(at_s: float | None) -> str:
 
 
 def number(value: float | None, *, digits: int = 4) -> str:
-    """Four digits, thousands with commas; – for None."""
+    """Return four digits, thousands with commas; – for None."""
     if value is None or not math.isfinite(value):
         return "–" if value is None else str(value)
     if abs(value) >= 1000:
@@ -254,7 +254,7 @@ def _steps(first: int | None, last: int | None) -> str:
 
 
 def _reason(reason: str | Text, job: str) -> str:
-    """The first line, and where the others are."""
+    """Return the first line, and the command for the others."""
     lines = str(reason).strip()
     if "\n" not in lines:
         return lines
@@ -278,13 +278,13 @@ def _header(report: Report) -> Iterator[str]:
 
 
 def describe_place(report: Report) -> str:
-    """on npu[01-04], 32 ranks"""
+    """Return text such as: on npu[01-04], 32 ranks"""
     values = {"hosts": report.hosts, "ranks": report.world_size}
     return str(Text("report.hosts-and-ranks", "on {hosts:hosts}, {ranks:plural rank ranks}", **values))
 
 
 def list_tiles(report: Report) -> list[tuple[str, str]]:
-    """The main values with their names; only those that are known, but the cost always."""
+    """Return the main values with their names; only known values, but the cost always."""
     metrics, cost = report.metrics, report.cost
     unknown = str(Text("report.unknown", "unknown"))
     steps = number(metrics.steps)
@@ -323,7 +323,7 @@ def describe_caveat(caveat: Caveat) -> str:
 
 
 def list_diagnosis(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """(name, value) of the diagnosis below its first sentence."""
+    """Return (name, value) of the diagnosis below its first sentence."""
     from ascendrun.cli.explain_view import LABELS
     from ascendrun.health.diagnosis.render import who
 
@@ -357,7 +357,7 @@ def _rect(x: float, width: float, use: str, title: str) -> Mapping[str, str]:
 
 
 def _bar(report: Report) -> Iterator[Mapping[str, str]]:
-    """All of the time, sorted by use."""
+    """Yield the total time, sorted by use."""
     x = 0.0
     for it in report.time:
         yield _rect(x, it.ratio * UNITS, it.use, f"{USE_NAMES[it.use]}: {duration(it.seconds)}")
@@ -365,7 +365,7 @@ def _bar(report: Report) -> Iterator[Mapping[str, str]]:
 
 
 def _strip(report: Report) -> Iterator[Mapping[str, str]]:
-    """The same in the order of time."""
+    """Yield the time in chronological order."""
     scale = UNITS / report.wall_s if report.wall_s else 0.0
     for span in report.timeline if scale else ():
         title = Text("report.attempt-span", "{use}, attempt {attempt}", use=USE_NAMES[span.use], attempt=span.attempt)
@@ -378,7 +378,7 @@ def chart_title(chart: Chart) -> str:
 
 
 def _chart_data(report: Report) -> str:
-    """JSON that cannot end its script element."""
+    """Return JSON that cannot end its script element."""
     charts = [
         {
             **{name: getattr(chart, name) for name in ("x", "is_band", "is_load", "xs")},

@@ -28,7 +28,7 @@ CHINESE_FONTS = (
 
 
 def make_picture(report: Report) -> bytes:
-    """The picture; in English where no installed font has Chinese. Raises InvalidInputError without matplotlib."""
+    """Return the picture; in English if no installed font has Chinese. Raises InvalidInputError without matplotlib."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -72,7 +72,7 @@ def _has_font(name: str) -> bool:
 
 
 def _plain(value: str, width: int) -> str:
-    """In at most `width` cells, with escaped dollars, which matplotlib reads as mathematics."""
+    """Truncate to `width` cells and escape dollars, which matplotlib reads as mathematics."""
     from ascendrun.cli.output import cut
     from ascendrun.cli.sanitise import sanitise_line
 

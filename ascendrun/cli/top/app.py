@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MOST_JOBS = 5
 MOST_WITHOUT_DATA = 3
 LATE_S = 5.0
-"""A refresh that takes longer is shown."""
+"""Seconds: a refresh that takes longer is shown."""
 
 
 def run_app(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, interval_s: float) -> int:
@@ -136,7 +136,7 @@ class TopApp(App[None]):
         self.set_interval(1.0, self.show_state)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys of the table are off while a page is open, which has its own."""
+        """Disable the keys of the table while a page with its own keys is open."""
         return len(self.screen_stack) < 2 or action not in {name for _, name, *_ in KEYS}
 
     # Refreshing
@@ -205,7 +205,7 @@ class TopApp(App[None]):
         self.query_one(RowsTable).show(laid, lines, styles, empty=str(NO_ROWS))
 
     def show_state(self) -> None:
-        """Sort order, filters, and whether the last refresh failed or is late."""
+        """Show the sort order, filters, and whether the last refresh failed or is late."""
         if self.view is None or not self.query("#state"):
             return
         parts = [f"{KEY_SORT}: {self.order.by}{' ↑' if self.order.is_reversed else ''}"]
@@ -331,7 +331,7 @@ class TopApp(App[None]):
             self.run_command(text)
 
     def run_command(self, text: str) -> None:
-        """q · sort NAME · job JOB · host GLOB · all."""
+        """Run a command: q · sort NAME · job JOB · host GLOB · all."""
         name, _, value = text.partition(" ")
         value = value.strip()
         jobs = {name for row in (self.view.jobs if self.view else ()) for name in (row.job.id, row.job.name)}

@@ -23,7 +23,7 @@ def gib(used: float | None, total: float | None) -> str:
 
 
 def short(value: float | None) -> str:
-    """2.314, 15.3k, 1.2M; nan as reported."""
+    """Return 2.314, 15.3k, 1.2M; nan as reported."""
     if value is None:
         return "-"
     if abs(value) >= 10_000:
@@ -32,19 +32,19 @@ def short(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Step time with two or three significant digits."""
+    """Return a step time with two or three significant digits."""
     if value is None:
         return "-"
     return f"{value:.3f}" if value < 0.9995 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
 def relative(ratio: float | None) -> str:
-    """1.18 as +18%."""
+    """Return 1.18 as +18%."""
     return "-" if ratio is None else f"{(ratio - 1) * 100:+.0f}%"
 
 
 def memory(value: float | None) -> str:
-    """Memory of a process: 9.1G, 812M."""
+    """Return the memory of a process: 9.1G, 812M."""
     if value is None:
         return "-"
     return f"{value / GIB:.1f}G" if value >= GIB else f"{value / 1024**2:.0f}M"
@@ -55,7 +55,7 @@ def megabytes(value: float | None) -> str:
 
 
 def sparkline(values: Sequence[float | None], *, low: float | None = None, high: float | None = None) -> str:
-    """One bar per value, a gap for None. The scale is from `low` to `high`, None: of the values themselves."""
+    """Return one bar per value, a gap for None. The scale is `low` to `high`, None: of the values themselves."""
     known = [value for value in values if value is not None]
     if not known:
         return " " * len(values)
@@ -72,7 +72,7 @@ def sparkline(values: Sequence[float | None], *, low: float | None = None, high:
 def in_buckets(
     points: Sequence[tuple[float, float | None]], *, since_s: float, until_s: float, count: int
 ) -> list[float | None]:
-    """The mean of the points (at_s, value) in each of `count` equal time spans; None where there are none."""
+    """Return the mean of the points (at_s, value) in each of `count` equal time spans; None for an empty span."""
     sums, counts = [0.0] * count, [0] * count
     width = (until_s - since_s) / count
     for at_s, value in points:

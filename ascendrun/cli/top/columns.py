@@ -1,4 +1,4 @@
-"""The columns of `top`: their cells, their layout, and which are dropped first in a narrow terminal."""
+"""Columns of `top`: their cells, their layout, and the order of omission in a narrow terminal."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ascendrun.text import Text
 
 GAP = 2
 NARROW, NOTE_WIDTH, NOTE_WIDTH_NARROW = 100, 24, 8
-"""Least width of the note, which is the last column that is cut; less where there are few columns."""
+"""Minimum width of the note, the last truncated column; less if there are few columns."""
 USUAL_WEIGHT = 25
-"""In a pipe, where there is no width, columns of less weight are shown only with -o wide."""
+"""In a pipe, without a known width, columns of less weight are shown only with -o wide."""
 Line = Union[TopRow, IdleHosts]
 LINK_UP, LINK_DOWN = Text("top.link-up", "up"), Text("top.link-down", "DOWN")
 CAUSES: Mapping[str, Text] = {
@@ -34,9 +34,9 @@ CAUSES: Mapping[str, Text] = {
 
 @dataclass(frozen=True)
 class TopColumn:
-    """`cell`: the text for one row, "-" for unknown. `weight`: in a narrow terminal the lowest are dropped first.
+    """`cell`: the text for one row, "-" for unknown. `weight`: a narrow terminal omits the lowest first.
 
-    A weight of 0 is for -o wide only. `of_device`: empty where there are no devices.
+    A weight of 0 is for -o wide only. `of_device`: empty without devices.
     """
 
     key: str
@@ -104,7 +104,7 @@ def _link(line: Line) -> str:
 
 
 def _of_row(show: Callable[[TopRow], str]) -> Callable[[Line], str]:
-    """A cell that is empty for folded idle hosts."""
+    """Return a cell that is empty for folded idle hosts."""
     return lambda line: "" if isinstance(line, IdleHosts) else show(line)
 
 
@@ -113,7 +113,7 @@ _frequency = _of_row(lambda row: number(row.metrics.frequency_mhz))
 
 
 def note(line: Line) -> str:
-    """The problems of a row that have no column of their own."""
+    """Return the problems of a row that have no column of their own."""
     is_bare = isinstance(line, TopRow) and line.device is None and line.rank is None
     found = [Text("top.idle", "idle")] if isinstance(line, IdleHosts) or is_bare else []
     for problem in line.problems:
@@ -133,7 +133,7 @@ def note(line: Line) -> str:
 
 
 def external(row: TopRow, *, most: int | None = None) -> Text:
-    """The processes on the device that belong to no rank; `most`: so many of them."""
+    """Return the processes on the device that belong to no rank; `most`: maximum number."""
     pids = row.external_pids or ()
     shown = ",".join(map(str, pids[:most])) + ("…" if most is not None and pids[most:] else "")
     return Text("top.problem-external", "external process {pids}", pids=shown)
@@ -183,11 +183,11 @@ ROW_COLUMNS: tuple[TopColumn, ...] = (
 )
 
 
-# ---------------------------------------------------------------- one line a host
+# ---------------------------------------------------------------- one line per host
 
 
 def _each(line: HostLine, show: Callable[[DeviceSample], float | None]) -> list[float]:
-    """The known values, one per device, however many ranks share it."""
+    """Return the known values, one per device, however many ranks share it."""
     return [value for value in _each_or_none(line, show) if value is not None]
 
 
@@ -275,7 +275,7 @@ HOST_COLUMNS: tuple[TopColumn, ...] = (
 )
 
 
-# ---------------------------------------------------------------- one line a job
+# ---------------------------------------------------------------- one line per job
 
 
 def _step_of(row: JobRow) -> str:
@@ -345,7 +345,7 @@ def lay_out(
 ) -> TableLayout:
     """Lay out the columns that fit into `width`, None: those of at least USUAL_WEIGHT.
 
-    Columns without a value in any row are dropped first; columns of devices where there are none.
+    Columns without a value in any row are omitted first, and device columns without devices.
     """
     cells = {column.key: [clean(column.cell(line)) for line in lines] for column in columns}
     has_devices = any(_has_device(line) for line in lines)
@@ -396,6 +396,6 @@ def clean(text: str) -> str:
 
 
 def lay(text: str, width: int, *, is_right: bool) -> str:
-    """The text padded to `width` terminal cells; Chinese characters take two."""
+    """Pad the text to `width` terminal cells; Chinese characters use two."""
     space = " " * (width - width_of(text))
     return space + text if is_right else text + space

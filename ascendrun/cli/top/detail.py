@@ -72,7 +72,7 @@ class DetailScreen(LiveScreen):
         return page.lines(*series)
 
     def _now(self) -> tuple[TopRow, HostRow | None]:
-        """The current row, the last one if it is gone."""
+        """Return the current row, the last one if it is gone."""
         view = self._view()
         if view is None:
             return self._row, None
@@ -177,7 +177,7 @@ class DetailPage:
         return f"{lay(str(METRICS[name]), NAME_WIDTH, is_right=False)}{lay(value, VALUE_WIDTH, is_right=True)}"
 
     def _line(self, name: str, value: str, series: tuple[Any, ...], metric: str, *limits: float | None) -> str:
-        """`limits`: the lowest and the highest value of the scale; missing or None: of the values themselves."""
+        """Return a line. `limits`: lowest and highest value of the scale; missing or None: of the values themselves."""
         points = [(sample.at_s, getattr(sample, metric)) for sample in series]
         buckets = in_buckets(points, since_s=self._since_s, until_s=self._until_s, count=self._bars)
         return f"{self._plain(name, value)}  {sparkline(buckets, **dict(zip(('low', 'high'), limits)))}".rstrip()

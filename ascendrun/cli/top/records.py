@@ -1,4 +1,4 @@
-"""What `top` shows as flat records for programs."""
+"""Flat records of `top` for programs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _NOT_OF_HOST = ("at", "host", "disk_read_bytes_s", "disk_write_bytes_s")
 _NOT_OF_RANK = ("at", "total_steps", "epoch", "own_s")
 _NOT_OF_JOB = ("at", "own_s")
 _MANY: Mapping[str, Any] = {"places": (), "progress": {}, "slow": {}, "liveness": {}, "ended_at_s": None}
-"""Fields of a job that the rows of its ranks and hosts have."""
+"""Fields of a job that are in the rows of its ranks and hosts."""
 
 
 def row_record(row: TopRow) -> dict[str, Any]:
-    """One device or rank."""
+    """Return one device or rank."""
     measured = {
         "device_type": row.device_type,
         "chip": row.metrics.name,
@@ -47,7 +47,7 @@ def view_record(view: TopView) -> dict[str, Any]:
 
 
 def _flat(row: Any, **parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the row, with each of `parts` replaced by its own fields."""
+    """Return the fields of the row, with each of `parts` replaced by its own fields."""
     record: dict[str, Any] = {}
     for field in dataclasses.fields(row):
         record.update(parts[field.name] if field.name in parts else {field.name: as_record(getattr(row, field.name))})

@@ -22,12 +22,12 @@ CURSOR = Style(reverse=True)
 
 
 def plain(text: str) -> Text:
-    """Text without markup and links."""
+    """Return text without markup and links."""
     return Text(text, no_wrap=True)
 
 
 def hidden_keys(actions: Mapping[str, str]) -> list[BindingType]:
-    """Bindings that the footer does not show, by key."""
+    """Return bindings that the footer does not show, by key."""
     return [Binding(key, action, show=False) for key, action in actions.items()]
 
 
@@ -61,7 +61,7 @@ class RowsTable(ScrollView, can_focus=True):
 
     @property
     def selected(self) -> Any:
-        """The line under the cursor, None: there are no lines."""
+        """The line under the cursor; None: the table is empty."""
         return self.lines[self.cursor] if self.cursor < len(self.lines) else None
 
     def show(self, laid: TableLayout, lines: Sequence[Any], styles: Sequence[str | None], *, empty: str) -> None:

@@ -43,7 +43,7 @@ def top_lines(
     most_rows: int | None = None,
     by_host: bool = False,
 ) -> list[str]:
-    """The whole view. `width`: of the terminal, None: nothing is cut. `most_rows`: so many rows, None: all."""
+    """Return the view. `width`: of the terminal, None: nothing is truncated. `most_rows`: maximum rows, None: all."""
     lines = [f"{clock(view.at_s)}  {totals_line(view.totals)}"]
     if view.jobs:
         lines += ["", *_table(view.jobs, JOB_COLUMNS, width, color=color, is_wide=is_wide)]
@@ -85,7 +85,7 @@ def run_plain(ctx: CliContext, source: TopSource, choice: Choice, order: Order, 
 
 
 def totals_line(totals: Totals) -> str:
-    """12 hosts · 96 devices: 80 busy, 16 idle · 1 unhealthy · 4.1/6.0 TiB · 28.4 kW."""
+    """Return 12 hosts · 96 devices: 80 busy, 16 idle · 1 unhealthy · 4.1/6.0 TiB · 28.4 kW."""
     parts: list[Text | str] = [Text("top.total-hosts", "{n:plural host hosts}", n=totals.hosts)]
     if totals.hosts_without_data:
         parts.append(Text("top.total-no-data", "{n} without data", n=totals.hosts_without_data))
@@ -111,7 +111,7 @@ def totals_line(totals: Totals) -> str:
 
 
 def failure_of(error: Exception) -> str:
-    """The message of an error in one line, with its class unless it is an AscendrunError."""
+    """Return the message of an error in one line, with its class unless it is an AscendrunError."""
     return clean(str(error) if isinstance(error, AscendrunError) else f"{type(error).__name__}: {error}")
 
 
@@ -120,7 +120,7 @@ def clock(at_s: float) -> str:
 
 
 def row_style(line: Line) -> str | None:
-    """red: unhealthy; yellow: slow or with an external process; dim: idle or stale."""
+    """Return red: unhealthy; yellow: slow or with an external process; dim: idle or stale."""
     if isinstance(line, IdleHosts):
         return "dim"
     if {"health", "link", "unreachable"} & set(line.problems):
@@ -131,7 +131,7 @@ def row_style(line: Line) -> str | None:
 
 
 def host_style(line: HostLine) -> str | None:
-    """The style of its worst row."""
+    """Return the style of its worst row."""
     styles = {row_style(row) for row in line.rows}
     return next((style for style in ("red", "yellow", None, "dim") if style in styles), None)
 
@@ -158,7 +158,7 @@ def _table(
 
 
 def _without_data(hosts: Sequence[HostRow]) -> list[str]:
-    """Hosts without data, those with the same reason in one line."""
+    """Return hosts without data; hosts with the same reason share a line."""
     from ascendrun.text.format import fold_hosts
 
     reasons: dict[str, list[str]] = {}
@@ -172,7 +172,7 @@ def _without_data(hosts: Sequence[HostRow]) -> list[str]:
 
 
 def why_no_data(host: HostRow) -> str:
-    """Why there is no data of a host, with what was observed."""
+    """Return why a host has no data, with the observed error."""
     why = WHY[host.why or "no-samples"]
     if not host.detail:
         return str(why)
