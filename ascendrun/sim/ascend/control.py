@@ -58,7 +58,7 @@ def read_node(root: Path) -> model.Node:
 
 
 def _change(root: Path, change: Callable[[list[Fault]], list[Fault]]) -> None:
-    """Under a lock, so that two changes at once are both kept; a reader sees the old or the new file."""
+    """Change the faults under a lock, so that parallel changes are both kept; a reader gets the old or new file."""
     home = root / model.HOME
     with open(home / "lock", "a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -132,7 +132,7 @@ def _usual_layout(scenario: Scenario) -> str:
 
 
 def _chip(scenario: Scenario, npu_id: int, chip_id: int, device: int) -> Chip:
-    """The chips differ a little in what they draw, hold and feel, as real ones do."""
+    """Return a chip. Power, memory and temperature differ a little by chip, as on real hardware."""
     family = scenario.family
     turn = device % 8
     ddr_mb = (13553, 15567, 15567, 15567)[turn % 4] if family.name == "910A" else family.ddr_mb
@@ -228,7 +228,7 @@ def load_scenario(path: Path) -> Scenario:
 
 
 def read_scenario(text: str | bytes, file: str) -> Scenario:
-    """Raises InvalidInputError with every problem that can be told at once."""
+    """Return the scenario. Raises InvalidInputError with every problem found."""
     source = read_yaml(text, file)
     if source.problems:
         raise InvalidInputError(source.problems)

@@ -143,7 +143,7 @@ def settings_of(home: Path) -> dict[str, str]:
 
 
 def shell_lines(home: Path) -> str:
-    """What set_env.sh holds."""
+    """Return the content of set_env.sh."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in settings_of(home).items()]
     libraries = f"export LD_LIBRARY_PATH={shlex.quote(f'{home}/lib64')}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
     head = "# The simulated CANN: source it as the real one's. Control flow and API only, never speed."
@@ -195,6 +195,6 @@ def wanted_names(torch_npu: Path) -> set[str]:
 
 
 def table_of(names: set[str]) -> str:
-    """C source in which each answers 0; weak, so that a function with a meaning takes its place."""
+    """Return C source in which each function returns 0; weak, so that an implemented function overrides it."""
     head = "// Generated from the installed torch_npu: functions that need no behaviour in the simulator.\n"
     return head + "".join(f"__attribute__((weak)) long {name}(void) {{ return 0; }}\n" for name in sorted(names))

@@ -40,7 +40,7 @@ class Target:
 
 
 def find_target(python: str) -> Target:
-    """Raises PreflightError saying why this Python cannot run torch_npu."""
+    """Return the environment. Raises PreflightError with the reason why this Python cannot run torch_npu."""
     if platform.machine() != "x86_64":
         raise PreflightError(
             Text("sim.machine", "the simulated CANN requires x86_64, got {machine}", machine=platform.machine())

@@ -1,4 +1,4 @@
-"""What can go wrong on a cluster, on demand: every fault is repeatable, and `clean` undoes it."""
+"""Faults of a cluster, on demand: every fault is repeatable, and `clean` undoes it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Faults(Machines):
     # -- power
 
     def kill(self, name: str) -> None:
-        """All its processes die at once; peers see their connections closed."""
+        """Kill all its processes; peers see their connections closed."""
         self._note(name, "off")
         self._hold_disk(name)
         self._power_off((name,))
@@ -101,7 +101,7 @@ class Faults(Machines):
         self._set_quality(name, {**self._quality(name), "rate": kbit * 125})
 
     def isolate(self, one: str, other: str) -> None:
-        """The two hosts do not reach each other; everybody else sees both."""
+        """Block traffic between the two hosts; all other hosts reach both."""
         self.block(one, other)
         self.block(other, one)
 
@@ -130,7 +130,7 @@ class Faults(Machines):
         self._forget(name, "frozen")
 
     def fill(self, name: str) -> None:
-        """Not a byte is left on its disk."""
+        """Fill its disk completely."""
         self._note(name, "full")
         with open(self.path(name, FILL_PATH), "ab", buffering=0) as file:
             for size in (1 << 20, 4096, 1):

@@ -1,4 +1,4 @@
-"""The machines of a running cluster: boot them, run commands on them, look at them from outside."""
+"""Machines of a running cluster: boot them, run commands on them, inspect them from outside."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Machines:
         return seconds
 
     def host_environ(self) -> Mapping[str, str]:
-        """What a login on a host finds in its environment."""
+        """Return the environment of a login on a host."""
         return {"PATH": _HOST_PATH, "HOME": root_home(), "USER": "root", "LOGNAME": "root", "LANG": "C.UTF-8"}
 
     # -- power

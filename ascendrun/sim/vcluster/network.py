@@ -13,7 +13,7 @@ from pathlib import Path
 HEAD_ADDRESS = "10.77.0.1"
 BRIDGE = "vcbr"
 NOWHERE = "02:77:de:ad:00:00"
-"""A hardware address that no process has: frames to it vanish in silence, as behind a firewall that drops."""
+"""A hardware address that no process has: frames to it are dropped without a reply, as by a firewall."""
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8913, 0x8914, 0x8916, 0x891C
 _IFF_UP_RUNNING = 0x41

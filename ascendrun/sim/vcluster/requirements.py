@@ -1,4 +1,4 @@
-"""What a machine must offer before it can carry a virtual cluster."""
+"""Requirements of a machine for a virtual cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NotSupportedError(AscendrunError):
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something that is missing, and what mends it."""
+    """A missing requirement, and its fix."""
 
     missing: str
     fix: str

@@ -1,4 +1,4 @@
-"""What is remembered of a running cluster, in its own directory: who is init of what, and which faults are set."""
+"""Stored state of a running cluster, in its own directory: init processes and active faults."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def load(folder: Path) -> State:
 
 
 def folders(base: Path) -> list[Path]:
-    """Folders of all clusters, the newest last."""
+    """Return the directories of all clusters, the newest last."""
     if not base.is_dir():
         return []
     return sorted((path for path in base.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)

@@ -1,4 +1,4 @@
-"""What npu-smi prints of the whole node: -l, -m, -t topo, watch, -v and the help."""
+"""Output of npu-smi about the entire node: -l, -m, -t topo, watch, -v and the help."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _FLAGS = ("-i", "-c", "-p", "-t", "-d", "-s")
 
 
 class Reply(NamedTuple):
-    """What the tool prints, and its exit code."""
+    """Output and exit code of the tool."""
 
     text: str
     code: int = 0
