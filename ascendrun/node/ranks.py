@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Mapping
 
 PORT_TOKEN = "\0MASTER_PORT\0"
-"""Equal to core/plan.PORT_TOKEN; a test compares them."""
+"""Equal to core/jobs/plan.PORT_TOKEN; a test compares them."""
 
 PIPE_BYTES = 1 << 20
 

@@ -127,7 +127,9 @@ def test_the_installed_command_has_the_checkouts_templates(
     assert ask(installed, environ, code) == f"{[(each.name, sorted(each.files)) for each in list_templates()]}\n"
     made = run([installed / "bin" / "ascendrun", "init", "script", tmp_path / "mine"], environ, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
-    assert (tmp_path / "mine" / "job.yaml").read_bytes() == (CHECKOUT / "templates/script/job.yaml").read_bytes()
+    first, _, rest = (tmp_path / "mine" / "job.yaml").read_text().partition("\n")
+    assert first.endswith("$schema=job.schema.json") and (tmp_path / "mine" / "job.schema.json").is_file()
+    assert rest == (CHECKOUT / "templates/script/job.yaml").read_text().partition("\n")[2]
 
 
 def test_the_wheel_has_the_licence(wheel: Path) -> None:

@@ -18,7 +18,7 @@ may have its own `timeout_s`. The result of one that failed is {"error": message
     limits      {}                    -> {limits: {name: [soft, hard]}}; None: unlimited
     bind        {ports}               -> {taken: {port: {uid, pid, command}}}; None: not visible to this user
     openers     {patterns}            -> {openers: [{path, pid, uid, user, command, tag}], hidden}
-    listen, tcp                       see node/connection_test.py
+    listen, tcp                       see node/agent/connection_test.py
 """
 
 from __future__ import annotations
