@@ -170,7 +170,7 @@ def minority(values: dict[int, str]) -> tuple[int, ...]:
     if len(counts) != 2:
         return ()
     (_common, many), (rare, few) = counts.most_common(2)
-    return tuple(rank for rank, value in values.items() if value == rare) if 2 * few <= many or few < many else ()
+    return tuple(rank for rank, value in values.items() if value == rare) if few < many else ()
 
 
 def has_finished(rank: RankEvidence) -> bool:
