@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Callable, ClassVar, TypeVar, Union
 
@@ -20,7 +21,7 @@ class Database:
     """Base of the SQLite files. Open for writing in the controller only. `OTHERWISE`: the other fix for a newer file.
 
     `SYNCHRONOUS`: FULL keeps each transaction through a power failure. `is_copy`: in memory, since there is no file
-    yet, or no controller of this release has migrated it.
+    yet, or no controller of this release has migrated it. `HAS_BACKUP`: the file is copied before it is migrated.
     """
 
     FILE_NAME: ClassVar[str]
@@ -29,6 +30,7 @@ class Database:
     SYNCHRONOUS: ClassVar[str]
     OTHERWISE: ClassVar[Text]
     UNUSABLE: ClassVar[Text]
+    HAS_BACKUP: ClassVar[bool] = False
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._db = connection
@@ -129,19 +131,31 @@ class Database:
             )
 
     def _migrate(self) -> None:
-        """Execute the migrations that the file lacks, each in one transaction."""
+        """Execute the migrations that the file lacks in one transaction: no reader ever sees a version in between."""
         self._refuse_newer()
-        for version in range(version_of(self._db), len(self.MIGRATIONS)):
-            with immediate(self._db):
-                if version_of(self._db) > version:
-                    continue
-                step = self.MIGRATIONS[version]
+        known, found = len(self.MIGRATIONS), version_of(self._db)
+        if found == known:
+            return
+        if found and self.HAS_BACKUP and not self.is_copy:
+            self._back_up(found)
+        with immediate(self._db):
+            for step in self.MIGRATIONS[version_of(self._db) :]:
                 if callable(step):
                     step(self._db)
                 else:
                     for statement in step.split(";"):
                         self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version = {version + 1}")
+            self._db.execute(f"PRAGMA user_version = {known}")
+
+    def _back_up(self, version: int) -> None:
+        """Copy the file to NAME.vVERSION, complete or not at all. Raises OSError and sqlite3.Error."""
+        target = self.path.with_name(f"{self.path.name}.v{version}")
+        unfinished = target.with_name(f"{target.name}.tmp")
+        unfinished.unlink(missing_ok=True)
+        make_private_file(unfinished)
+        with closing(sqlite3.connect(unfinished)) as copy:
+            self._db.backup(copy)
+        os.replace(unfinished, target)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 
 from ascendrun.core.sample_rollup import IDENTITY, mean_of, metrics_of, peak_of
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample, RawText, Sample
-from ascendrun.head.state.database import Database, immediate, version_of
+from ascendrun.head.state.database import Database, immediate
 from ascendrun.node.sampler.sample import GENERATIONS
 from ascendrun.text import Text
 
@@ -59,6 +59,7 @@ _HOST = """cpu, load1, memory_used_bytes, memory_total_bytes, disk_free_bytes, d
 _RANK = "pid, device, cpu, rss_bytes, read_bytes_s, write_bytes_s, threads, state"
 
 
+_DETAILS = "details (thing INTEGER PRIMARY KEY, at_s REAL NOT NULL, text TEXT NOT NULL)"
 MIGRATIONS: tuple[str, ...] = (
     "".join(
         f"CREATE TABLE {kind}_{level} (thing INTEGER NOT NULL, at_s REAL NOT NULL, {columns},"
@@ -81,15 +82,11 @@ MIGRATIONS: tuple[str, ...] = (
         why TEXT NOT NULL);
     CREATE INDEX raw_texts_by_tool ON raw_texts (host, tool)
     """,
-    "CREATE TABLE details (thing INTEGER PRIMARY KEY, at_s REAL NOT NULL, text TEXT NOT NULL)",
-    "ALTER TABLE things RENAME COLUMN family TO device_type",
+    f"CREATE TABLE {_DETAILS}",
 )
 """`things`: the series, one for each device, host and rank. Every kind has the same tables at every level."""
-OLDER_VIEWS: tuple[tuple[int, str], ...] = (
-    (2, "CREATE TEMP TABLE details (thing INTEGER PRIMARY KEY, at_s REAL NOT NULL, text TEXT NOT NULL)"),
-    (3, "CREATE TEMP VIEW things AS SELECT *, family AS device_type FROM main.things"),
-)
-"""Additions of a reader to a file below that version, which may be large and is only migrated by a controller."""
+_COLUMNS = {"device_type": "family"}
+"""Columns with another name than their field. A renamed column would break readers that are open at that moment."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +115,8 @@ class SampleStore(Database):
         self._swept = 0
 
     def _read_older(self) -> None:
-        for version, statement in OLDER_VIEWS:
-            if version_of(self._db) < version:
-                self._db.execute(statement)
+        """Read the file as it is: it may be large. The first version had no details."""
+        self._db.execute(f"CREATE TEMP TABLE {_DETAILS}")
 
     # Writing
 
@@ -190,8 +186,9 @@ class SampleStore(Database):
             return self._sum_up(db, now_s) or self._sweep(db, now_s)
 
     def _id_of(self, kind: str, sample: Sample | DeviceDetail) -> int:
-        names = IDENTITY[_KINDS[kind]]
-        key = (kind, *(getattr(sample, name) for name in names))
+        fields = IDENTITY[_KINDS[kind]]
+        names = [_COLUMNS.get(name, name) for name in fields]
+        key = (kind, *(getattr(sample, name) for name in fields))
         known = self._ids.get(key)
         if known is not None:
             return known
@@ -321,7 +318,7 @@ class SampleStore(Database):
         """Return the newest detail of every device since then, if there is any. Raises StoreUnusableError."""
         with self.raising_unusable(self.path):
             rows = self._db.execute(
-                "SELECT details.at_s, host, device, device_type, text FROM details JOIN things ON things.id = thing"
+                "SELECT details.at_s, host, device, family, text FROM details JOIN things ON things.id = thing"
                 " WHERE details.at_s >= ? ORDER BY host, device",
                 (since_s,),
             ).fetchall()
@@ -351,9 +348,9 @@ class SampleStore(Database):
             spans = self._spans(since_s, until_s, every_s)
             for series in self._series_of(since_s=since_s):
                 if series.kind == kind and key.items() <= series.key.items():
-                    for level, begin_s, end_s in spans:
+                    for level, start_s, end_s in spans:
                         table = f"{level.name}_peak" if peaks and level is not RAW else level.name
-                        found.extend(self._rows(series, table, begin_s, end_s))
+                        found.extend(self._rows(series, table, start_s, end_s))
         found.sort(key=lambda sample: sample.at_s)
         return tuple(found)
 
@@ -362,12 +359,12 @@ class SampleStore(Database):
         floors, end_s = self._floors(), until_s
         spans: list[tuple[Level, float, float]] = []
         for level, coarser in zip(LEVELS, (*LEVELS[1:], None)):
-            begin_s = max(since_s, floors[level.name])
+            start_s = max(since_s, floors[level.name])
             if coarser is not None and coarser.step_s <= every_s:  # then only data that is not summed up yet
-                begin_s = max(begin_s, self._summed_up_to(coarser))
-            if begin_s < end_s:
-                spans.append((level, begin_s, end_s))
-                end_s = begin_s
+                start_s = max(start_s, self._summed_up_to(coarser))
+            if start_s < end_s:
+                spans.append((level, start_s, end_s))
+                end_s = start_s
         return spans
 
     def _summed_up_to(self, level: Level) -> float:
@@ -383,7 +380,8 @@ class SampleStore(Database):
         self, *, ids: Collection[int] | None = None, since_s: float = 0.0, hosts: Collection[str] | None = None
     ) -> list[_Series]:
         names = ("host", "device_type", "device", "job", "attempt", "rank")
-        rows = self._db.execute(f"SELECT id, kind, {', '.join(names)} FROM things WHERE newest_s >= ?", (since_s,))
+        columns = ", ".join(_COLUMNS.get(name, name) for name in names)
+        rows = self._db.execute(f"SELECT id, kind, {columns} FROM things WHERE newest_s >= ?", (since_s,))
         return [
             _Series(number, kind, {name: key[names.index(name)] for name in IDENTITY[_KINDS[kind]]})
             for number, kind, *key in rows.fetchall()
@@ -391,15 +389,15 @@ class SampleStore(Database):
         ]
 
     def _rows(
-        self, series: _Series, table: str, begin_s: float, end_s: float, *, newest_only: bool = False
+        self, series: _Series, table: str, start_s: float, end_s: float, *, newest_only: bool = False
     ) -> list[Any]:
-        """Return samples with begin_s <= at_s < end_s, in order."""
+        """Return samples with start_s <= at_s < end_s, in order."""
         kind = _KINDS[series.kind]
         names = ("at_s", *metrics_of(kind))
         rows = self._db.execute(
             f"SELECT {', '.join(names)} FROM {series.kind}_{table} WHERE thing = ? AND at_s >= ? AND at_s < ?"
             f" ORDER BY at_s {'DESC LIMIT 1' if newest_only else 'ASC'}",
-            (series.id, begin_s, end_s),
+            (series.id, start_s, end_s),
         )
         return [kind(**series.key, **_figures_from(names, row)) for row in rows]
 

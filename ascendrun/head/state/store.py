@@ -115,6 +115,7 @@ class Store(Database):
     MIGRATIONS = _MIGRATIONS
     BUSY_S = 10.0
     SYNCHRONOUS = "FULL"
+    HAS_BACKUP = True
     OTHERWISE = Text("store.other-directory", "set another ASCENDRUN_STATE_DIR")
     UNUSABLE = Text("store.move-aside", "move the file aside to start with an empty store (jobs keep running)")
 

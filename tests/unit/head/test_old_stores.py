@@ -13,6 +13,7 @@ from ascendrun.core.reachability import unreachable_hosts
 from ascendrun.head.loop.stragglers import known_from_events
 from ascendrun.head.state.notice_queue import NoticeQueue
 from ascendrun.head.state.old_stores import rename_keys
+from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, claims_of
 from ascendrun.query.evidence import read_evidence
@@ -144,6 +145,36 @@ def test_a_reader_sees_the_same_and_leaves_the_file_as_it_is(state_dir: Path) ->
     store = open_store(state_dir)
     assert store.stream() == before
     store.close()
+
+
+def test_the_file_is_copied_before_it_is_migrated_and_only_then(state_dir: Path) -> None:
+    Store.open_for_reading(state_dir).close()
+    backup = state_dir / "state.db.v2"
+    assert not backup.exists(), "a reader migrates nothing"
+    with sqlite3.connect(state_dir / "state.db") as db:
+        rows = db.execute("SELECT * FROM jobs").fetchall()
+    open_store(state_dir).close()
+    with sqlite3.connect(backup) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert db.execute("SELECT * FROM jobs").fetchall() == rows
+    assert backup.stat().st_mode & 0o777 == 0o600
+    backup.unlink()
+    open_store(state_dir).close()
+    assert not backup.exists(), "there was nothing to migrate"
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(state_dir: Path) -> None:
+    def fail(db: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    class Broken(Store):
+        MIGRATIONS = (*Store.MIGRATIONS, "CREATE TABLE of_the_next_release (x)", fail)
+
+    with pytest.raises(StoreUnusableError, match="disk I/O error"):
+        Broken.open(state_dir)
+    with sqlite3.connect(state_dir / "state.db") as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (2,), "no step of it happened"
+    open_store(state_dir).close()
 
 
 def test_a_notice_that_waits_is_still_delivered(state_dir: Path) -> None:

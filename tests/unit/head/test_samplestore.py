@@ -277,7 +277,7 @@ def test_a_file_of_a_newer_version_is_left_alone(store: SampleStore, tmp_path: P
             open_it(tmp_path)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", range(1, len(SampleStore.MIGRATIONS) + 1))
 def test_a_file_of_an_earlier_release_is_read_as_it_is_and_migrated_by_the_controller(
     tmp_path: Path, version: int
 ) -> None:
