@@ -154,13 +154,16 @@ def parse_components(text: str) -> Components:
 
 def driver_takes_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> bool | None:
     """Return False if one is outside the other's intervals, None if neither file has comparable intervals."""
-    ways = (_lies_in(firmware.version, driver.firmware_intervals), _lies_in(driver.version, firmware.driver_intervals))
+    ways = (
+        _is_within(firmware.version, driver.firmware_intervals),
+        _is_within(driver.version, firmware.driver_intervals),
+    )
     if False in ways:
         return False
     return True if True in ways else None
 
 
-def _lies_in(version: str | None, intervals: tuple[Interval, ...]) -> bool | None:
+def _is_within(version: str | None, intervals: tuple[Interval, ...]) -> bool | None:
     if version is None or not intervals:
         return None
     results = [is_within(version, one.low, one.high) for one in intervals]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Backends:
     """Implementation of `transport.Backend` for any host: "addr=local" runs here, other hosts are reached by SSH.
 
-    `ask`: prompts for a key's passphrase, None: no prompt is possible. `transport`: "auto", "paramiko" or "openssh".
+    `prompt`: prompts for a key's passphrase, None: no prompt is possible. `transport`: "auto", "paramiko" or "openssh".
     `ssh_config`: an ssh config file that replaces the user's and the system's. Thread-safe.
     """
 
@@ -25,12 +25,12 @@ class Backends:
         self,
         settings: Settings,
         *,
-        ask: Callable[[str], str | None] | None = None,
+        prompt: Callable[[str], str | None] | None = None,
         transport: str = "auto",
         ssh_config: Path | None = None,
     ) -> None:
         self._settings = settings
-        self._ask = ask
+        self._prompt = prompt
         self._transport = transport
         self._ssh_config = ssh_config
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class Backends:
                 from ascendrun.backends.ssh import SshBackend
 
                 self._ssh = SshBackend(
-                    self._settings, ask=self._ask, transport=self._transport, ssh_config=self._ssh_config
+                    self._settings, prompt=self._prompt, transport=self._transport, ssh_config=self._ssh_config
                 )
             return self._ssh
 

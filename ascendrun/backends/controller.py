@@ -21,7 +21,7 @@ ASK_S = 60.0
 
 def run_controller(settings: Settings) -> bool:
     """Run the controller until it ends. Return False immediately if another process already is the controller."""
-    backends = Backends(settings, ask=find_askpass(os.environ), transport=settings.transport)
+    backends = Backends(settings, prompt=find_askpass(os.environ), transport=settings.transport)
     return daemon.run_controller(settings.state_dir, backends, notifier=make_notifier)
 
 

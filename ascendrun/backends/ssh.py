@@ -43,13 +43,13 @@ class SshBackend:
         self,
         settings: Settings,
         *,
-        ask: Callable[[str], str | None] | None = None,
+        prompt: Callable[[str], str | None] | None = None,
         transport: str = "auto",
         ssh_config: Path | None = None,
     ) -> None:
         assert transport in ("auto", "paramiko", "openssh")
         self._settings = settings
-        self._ask = ask
+        self._prompt = prompt
         self._transport = transport
         self._config_path = ssh_config
         self._config = SshConfig(ssh_config)
@@ -238,7 +238,7 @@ class SshBackend:
             if self._keys is None:
                 from ascendrun.head.ssh.keys import KeyRing
 
-                self._keys = KeyRing(self._ask)
+                self._keys = KeyRing(self._prompt)
             return self._keys
 
     def _forget_config(self, host: Host) -> None:

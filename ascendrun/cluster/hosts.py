@@ -118,7 +118,7 @@ class HostCalls(JobCalls):
         )
         with self._client() as client:
             replies = [reply for reply, _ in client.stream(request, timeout_s=SURVEY_S)]
-        return read_world(replies, submission, family=device_type, now_s=time.time())
+        return read_world(replies, submission, device_type=device_type, now_s=time.time())
 
     def doctor(
         self,
@@ -201,7 +201,7 @@ class HostCalls(JobCalls):
             state_dir=self.settings.state_dir,
             busy=self._holders(),
             unfit=not_ready,
-            say=progress,
+            log=progress,
         )
         return evaluate_and_save(report, self.settings.state_dir)
 

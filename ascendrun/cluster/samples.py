@@ -55,7 +55,7 @@ class SampleCalls(LogCalls):
         from ascendrun.head.protocol.control_messages import Sample
 
         with self._client() as client:
-            client.post(Sample(tuple(hosts), timeout_s, unless_asked=True))
+            client.post(Sample(tuple(hosts), timeout_s, unless_pending=True))
 
     def series(
         self,

@@ -252,8 +252,8 @@ LIMITS: Mapping[str, tuple[Limit, ...]] = {
 """Limits of the services for one robot; sources: core/notice_formats.py."""
 
 
-def retry_after_s(tries: int, *, notice_id: str, asked_s: float | None = None) -> float:
-    """Return the seconds before the next try, after `tries` tries. `asked_s`: the pause that the service requires.
+def retry_after_s(tries: int, *, notice_id: str, requested_s: float | None = None) -> float:
+    """Return the seconds before the next try, after `tries` tries. `requested_s`: the pause that the service requires.
 
     Doubles from 2 s to 10 minutes; each notice adds up to a fifth, by its id, so that notices that failed together are
     not retried together.
@@ -261,7 +261,7 @@ def retry_after_s(tries: int, *, notice_id: str, asked_s: float | None = None) -
     wait_s: float = min(FIRST_RETRY_S * 2.0 ** min(max(0, tries - 1), 20), LAST_RETRY_S)
     share = int(hashlib.sha256(notice_id.encode()).hexdigest()[:4], 16) / 0xFFFF
     wait_s *= 1 + share / 5
-    return wait_s if asked_s is None else min(max(asked_s, wait_s), LONGEST_WAIT_S)
+    return wait_s if requested_s is None else min(max(requested_s, wait_s), LONGEST_WAIT_S)
 
 
 def free_at_s(sent_s: Sequence[float], limits: Sequence[Limit], *, now_s: float) -> float:

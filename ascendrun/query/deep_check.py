@@ -153,14 +153,14 @@ def run_deep_check(
     state_dir: Path,
     busy: Mapping[str, str],
     unfit: Sequence[str] = (),
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> DeepReport:
     """Measure every host that is neither in `busy` (by the job that it runs) nor `unfit`, alone and then in pairs.
 
     `base` gives python, setup, environment and devices (see `make_base`). Raises children of AscendrunError only if
     nothing can be measured at all; failures of hosts are in the report.
     """
-    bench = _Bench(jobs, base, {host.name: host for host in hosts}, options, state_dir, say)
+    bench = _Bench(jobs, base, {host.name: host for host in hosts}, options, state_dir, log)
     report = DeepReport(
         at_s=time.time(),
         device_type=base.devices.type,
@@ -171,11 +171,11 @@ def run_deep_check(
     names = [host.name for host in hosts if host.name not in busy and host.name not in unfit]
     if not names:
         return report
-    say(str(Text("deep.progress-hosts", "measuring {count:plural host hosts} separately", count=len(names))))
+    log(str(Text("deep.progress-hosts", "measuring {count:plural host hosts} separately", count=len(names))))
     report = replace(report, hosts=bench.measure_hosts(names))
     doubtful = sorted({host for finding in slow_alone(report) for host in finding.hosts})
     if doubtful:
-        say(str(Text("deep.progress-again", "measuring {count:plural host hosts} again", count=len(doubtful))))
+        log(str(Text("deep.progress-again", "measuring {count:plural host hosts} again", count=len(doubtful))))
         again = bench.measure_hosts(doubtful)
         merged = {host: better_of(report.hosts[host], result) for host, result in again.items()}
         report = replace(report, hosts={**report.hosts, **merged})
@@ -185,7 +185,7 @@ def run_deep_check(
         if not pairs:
             return report
         number = len(report.rounds) + 1
-        say(
+        log(
             str(
                 Text(
                     "deep.progress-pairs",
@@ -223,9 +223,9 @@ class _Bench:
         hosts: Mapping[str, Host],
         options: DeepOptions,
         state_dir: Path,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
-        self._jobs, self._hosts, self._options, self._state_dir, self._say = jobs, hosts, options, state_dir, say
+        self._jobs, self._hosts, self._options, self._state_dir, self._log = jobs, hosts, options, state_dir, log
         self._key = secrets.token_hex(8)
         self._count = 0
         limits = Timeouts(start_s=options.start_s, run_s=options.job_s + options.burn_s)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs import job as w
-from ascendrun.core.jobs.job import Cause, Exit, JobInput, Phase, State
+from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs.inputs import JobInput
+from ascendrun.core.jobs.job import Cause, Exit, Phase, State
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.spool.artifact_store import CollectedArtifacts, read_artifacts
 from ascendrun.head.spool.clocks import read_clocks
@@ -74,10 +75,10 @@ def read_evidence(
     job = stored.job
     number = attempt or job.attempt
     folder = spool_dir(state_dir, job.id, number)
-    story = events_of_attempt(events, number)
+    attempt_events = events_of_attempt(events, number)
     is_newest = number == job.attempt
     reading = _Reading(stored, folder, number, is_newest=is_newest, liveness=liveness or {})
-    hosts = {host: reading.host(host, story) for host in job.hosts}
+    hosts = {host: reading.host(host, attempt_events) for host in job.hosts}
     ranks = tuple(rank for host in job.hosts for rank in reading.ranks(host, hosts[host]))
     has_failed = any(rank.has_failed for rank in ranks)
     left = read_headroom(state_dir, job.hosts, end_s=_end_of(job, ranks, now_s)) if has_failed else {}
@@ -87,8 +88,8 @@ def read_evidence(
         name=job.name,
         state=job.state.value if is_newest else State.FAILED.value,
         attempt=number,
-        reason=job.reason if is_newest else _reason(story),
-        cause=_cause(job, story, is_newest=is_newest),
+        reason=job.reason if is_newest else _reason(attempt_events),
+        cause=_cause(job, attempt_events, is_newest=is_newest),
         device_type=str((stored.spec.get("devices") or {}).get("type") or "cpu"),
         launcher=str(stored.spec.get("launcher") or "spawn"),
         world_size=job.world_size if is_newest and job.world_size else len(ranks),
@@ -99,7 +100,7 @@ def read_evidence(
         ended_at_s=job.ended_at_s if is_newest else None,
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
         hosts=tuple(_with_headroom(host, left.get(name)) for name, host in hosts.items()),
-        events=story,
+        events=attempt_events,
         slow=tuple(slow),
         missing=reading.missing(folder),
     )
@@ -160,19 +161,19 @@ def read_records(path: Path, host: str) -> HostRecords:
 
 
 def _add(found: HostRecords, event: JobInput) -> None:
-    if isinstance(event, w.RankStarted):
+    if isinstance(event, inputs.RankStarted):
         found.pids[event.rank], found.local[event.rank] = event.pid, event.local_rank
-    elif isinstance(event, w.RankExited):
+    elif isinstance(event, inputs.RankExited):
         found.exits.setdefault(event.rank, event.exit)
-    elif isinstance(event, w.RankHungAtExit):
+    elif isinstance(event, inputs.RankHungAtExit):
         found.hung_at_exit[event.rank] = event.cause
-    elif isinstance(event, w.StartFailed) and event.rank is not None:
+    elif isinstance(event, inputs.StartFailed) and event.rank is not None:
         found.failed[event.rank] = str(event.why)
-    elif isinstance(event, w.StopStarted) and found.stopped_at_s is None:
+    elif isinstance(event, inputs.StopStarted) and found.stopped_at_s is None:
         found.stopped_at_s, found.stopped_by = event.at_s, event.by
-    elif isinstance(event, w.NodeEnded):
+    elif isinstance(event, inputs.NodeEnded):
         found.has_ended = True
-    elif isinstance(event, w.SupervisorLost):
+    elif isinstance(event, inputs.SupervisorLost):
         found.lost = True
 
 
@@ -226,7 +227,7 @@ class _Reading:
 
     # --- hosts
 
-    def host(self, host: str, story: Sequence[Event]) -> HostEvidence:
+    def host(self, host: str, attempt_events: Sequence[Event]) -> HostEvidence:
         records, gathered = self.records(host), self.gathered(host)
         node = self._nodes.get(host)
         unconfirmed = host in self._stored.job.unconfirmed
@@ -239,7 +240,7 @@ class _Reading:
             else None
         )
         rebooted = (node is not None and node.phase is Phase.LOST) or any(
-            host in event.hosts and _reason_key(event) == "reason.node-rebooted" for event in story
+            host in event.hosts and _reason_key(event) == "reason.node-rebooted" for event in attempt_events
         )
         plog_texts = [line.text for lines in self.plogs(host).values() for line in lines]
         return HostEvidence(
@@ -430,21 +431,23 @@ def _seconds(value: Any, default_s: float) -> float:
     return seconds if seconds > 0 else float("inf")  # 0: HCCL waits indefinitely
 
 
-def _cause(job: Job, story: Sequence[Event], *, is_newest: bool) -> str | None:
+def _cause(job: Job, attempt_events: Sequence[Event], *, is_newest: bool) -> str | None:
     if is_newest:
         return None if job.cause is None else job.cause.value
-    stop = _stop_of(story)
+    stop = _stop_of(attempt_events)
     return Cause.FAILURE.value if stop is None else str(stop.values.get("cause") or Cause.FAILURE.value)
 
 
-def _reason(story: Sequence[Event]) -> Text | None:
+def _reason(attempt_events: Sequence[Event]) -> Text | None:
     """Return why an earlier attempt was stopped."""
-    stop = _stop_of(story)
+    stop = _stop_of(attempt_events)
     return None if stop is None else stop.values.get("reason")
 
 
-def _stop_of(story: Sequence[Event]) -> Event | None:
-    stops = [event for event in story if event.code == "state-changed" and event.values.get("state") == "STOPPING"]
+def _stop_of(attempt_events: Sequence[Event]) -> Event | None:
+    stops = [
+        event for event in attempt_events if event.code == "state-changed" and event.values.get("state") == "STOPPING"
+    ]
     return stops[-1] if stops else None
 
 

@@ -203,7 +203,7 @@ class AttemptLogs:
         now_s = time.monotonic()
         if not final and now_s < self._search_due_s:
             return
-        began_cpu_s = time.process_time()
+        search_started_cpu_s = time.process_time()
         view = self._view
         tail = None if view.filters_lines or not self._is_first else self._tail
         clocks = self._read_clocks()
@@ -213,7 +213,7 @@ class AttemptLogs:
             if key not in self._readers:
                 self._readers[key] = StreamReader(files, tail=tail, batch_lines=batch_lines_for(len(found)))
             self._readers[key].clock = clocks.get(files.host)
-        self._search_due_s = now_s + pause_after(time.process_time() - began_cpu_s, NEW_STREAMS_POLL_S)
+        self._search_due_s = now_s + pause_after(time.process_time() - search_started_cpu_s, NEW_STREAMS_POLL_S)
 
     def _read_clocks(self) -> Mapping[str, HostClock]:
         """Read the clocks again periodically: they are measured while the attempt runs."""

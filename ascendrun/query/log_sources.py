@@ -10,7 +10,7 @@ from ascendrun.core.errors import NotFoundError
 from ascendrun.core.logs.log_lines import LogLine
 from ascendrun.core.logs.log_view import LineTest, LogView
 from ascendrun.head.spool.clocks import HostClock, read_clocks
-from ascendrun.head.spool.grep import HostHits, Position, Wanted, ask_hosts, make_request, starts_of
+from ascendrun.head.spool.grep import HostHits, Position, Wanted, make_request, query_hosts, starts_of
 from ascendrun.head.spool.spool_files import StreamFiles, find_streams, is_complete
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.query.log_reader import read_batches
@@ -93,7 +93,7 @@ def _grep(
         for host, of_host in starts.items()
         if of_host
     }
-    return ask_hosts(state_dir, job_id, attempt, requests, clocks) if requests else []
+    return query_hosts(state_dir, job_id, attempt, requests, clocks) if requests else []
 
 
 def _ranks_of(detail: JobDetail, view: LogView) -> dict[str, Collection[int]]:

@@ -16,7 +16,7 @@ from ascendrun.health.survey.probes import read_facts
 
 
 def read_world(
-    answers: Sequence[SurveyReply], submission: Submission | None, *, family: str | None, now_s: float
+    answers: Sequence[SurveyReply], submission: Submission | None, *, device_type: str | None, now_s: float
 ) -> CheckContext:
     """Make the context from one reply for each host. The plan is rebuilt from the same reports, as for a start."""
     facts: dict[str, NodeFacts] = {}
@@ -38,7 +38,7 @@ def read_world(
         job=spec,
         plan=_plan(submission, reports, now_s),
         now_s=now_s,
-        device_type=spec.devices.type if spec is not None else family,
+        device_type=spec.devices.type if spec is not None else device_type,
     )
 
 

@@ -140,16 +140,16 @@ class TopReader:
         return found
 
     def _slow(self, job: Job, now_s: float) -> Mapping[int, Slow]:
-        told = {rank: Slow() for rank in _told_slow(self._state_dir, job)}
+        reported = {rank: Slow() for rank in _reported_stragglers(self._state_dir, job)}
         if job.state is not State.RUNNING or not (self._is_patient or job.world_size <= FEW_RANKS):
-            return told
+            return reported
         known = self._slow_of.get(job.run_id)
         if known is None or now_s - known[0] > STRAGGLERS_EVERY_S:
             known = self._slow_of[job.run_id] = now_s, _find_slow(self._state_dir, job, now_s)
-        return {**told, **known[1]}
+        return {**reported, **known[1]}
 
 
-def _told_slow(state_dir: Path, job: Job) -> list[int]:
+def _reported_stragglers(state_dir: Path, job: Job) -> list[int]:
     """Return the ranks that are stragglers according to the events of the job."""
     from ascendrun.head.loop.stragglers import known_from_events
     from ascendrun.head.state.store import Store

@@ -94,7 +94,7 @@ def test_in_a_batch_each_answer_stands_at_the_row_and_place_that_is_asked(object
     }
     here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
     task = Pretraining(options, samples, here, None, None)
-    tensors = task.batch([task.asked(sample, (i,), is_training=True) for i, sample in enumerate(encoded)]).tensors
+    tensors = task.batch([task.masked(sample, (i,), is_training=True) for i, sample in enumerate(encoded)]).tensors
     originals, shift = [sample.ids() for sample in encoded], int(objective == "clm")
     triples = list(zip(tensors["rows"].tolist(), tensors["places"].tolist(), tensors["words"].tolist()))
     assert len(triples) > 100 and len({len(row) for row in originals}) > 3

@@ -111,7 +111,9 @@ def test_only_the_assistants_words_and_their_end_are_learned(tokenizer):
     sample = chat_template.encode(tokenizer, Conversation(turns), 0, cutoff=999)
     learned = tokenizer.decode([label for label in sample.labels if label != IGNORED])
     assert learned == "B.<|im_end|>D.<|im_end|>"
-    whole = chat_template.render(tokenizer, [{"role": role, "content": text} for role, text in turns], asks=False)
+    whole = chat_template.render(
+        tokenizer, [{"role": role, "content": text} for role, text in turns], add_generation_prompt=False
+    )
     assert tokenizer.decode(sample.ids) == whole.rstrip("\n")
     assert len(chat_template.encode(tokenizer, Conversation(turns), 0, cutoff=10).ids) == 10
 

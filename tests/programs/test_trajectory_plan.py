@@ -74,7 +74,7 @@ def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
 
     plans = []
     measured = peak_of(lambda: plans.append(train()), here)
-    largest = sizing.largest_pass(plans[0], options, family="cpu", world_size=1, asked_fraction=share)
+    largest = sizing.largest_pass(plans[0], options, family="cpu", world_size=1, requested_fraction=share)
     target = memory.target_of(here.accelerator, "float32", 1)
     need = sizing.estimate(sizes, largest, target, checkpointed=options["gradient_checkpointing"])
     assert need.allocated("cpu") == pytest.approx(measured, rel=WITHIN), (largest, need)

@@ -142,7 +142,7 @@ def test_pretraining_crops_what_it_trains_on_and_never_what_it_is_judged_by(samp
     task = Pretraining(options_of("--random_crop_prob=1", "--min_segment_size=5"), samples, here, None, None)
     for is_training in (True, False):
         seen = [
-            len(task.asked(sample, (i,), is_training=is_training)[0])
+            len(task.masked(sample, (i,), is_training=is_training)[0])
             for i, sample in enumerate(samples.encoded["train"])
         ]
         assert (sum(seen) < 0.9 * sum(map(len, samples.encoded["train"]))) == is_training

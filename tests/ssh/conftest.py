@@ -64,7 +64,7 @@ class Lab:
         return server
 
     def backends(self, transport: str = "auto", *, ask: Callable[[str], str | None] | None = None) -> Backends:
-        made = Backends(self.settings, ask=ask, transport=transport, ssh_config=self.config)
+        made = Backends(self.settings, prompt=ask, transport=transport, ssh_config=self.config)
         self._made.append(made)
         return made
 

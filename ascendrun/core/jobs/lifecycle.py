@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, get_args
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs import job as w
-from ascendrun.core.jobs import reasons
-from ascendrun.core.jobs.job import Action, Cause, Job, JobInput, NodeProgress, Phase, State
+from ascendrun.core.jobs import inputs, reasons
+from ascendrun.core.jobs.inputs import Action, JobInput
+from ascendrun.core.jobs.job import Cause, Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import FirstFailure
 from ascendrun.text import Text
 
@@ -79,10 +79,10 @@ def resume(job: Job, *, now_s: float) -> Step:
     old controller. After GO every action is repeatable and is sent again.
     """
     if job.state in (State.CHECKING, State.STAGING, State.STARTING) and job.go_sent_at_s is None:
-        return advance(job, w.HeadRestarted(), now_s=now_s)
+        return advance(job, inputs.HeadRestarted(), now_s=now_s)
     job = restart_timers(job, now_s=now_s)
     if job.state is State.STARTING:
-        return Step(job, actions=(w.StartNodes(),))
+        return Step(job, actions=(inputs.StartNodes(),))
     if job.state is State.STOPPING or job.unconfirmed:
         return Step(job, actions=_stop_actions(job))
     return Step(job)
@@ -151,10 +151,10 @@ class _Draft:
         job = self.job
         if job.state is State.CHECKING and job.world_size and _all_at_least(job, Phase.REPORTED):
             self.transition(State.STAGING, reasons.checked(len(job.nodes), self.now_s - job.since_s))
-            self.actions.append(w.StageNodes())
+            self.actions.append(inputs.StageNodes())
         if self.job.state is State.STAGING and _all_at_least(self.job, Phase.STAGED):
             self.transition(State.STARTING, reasons.staged(len(job.nodes), self.now_s - self.job.since_s))
-            self.actions.append(w.PrepareNodes())
+            self.actions.append(inputs.PrepareNodes())
         if self.job.state is State.STARTING:
             self._settle_start()
         if self.job.state is State.RUNNING and all(n.phase is Phase.ENDED for n in self.job.nodes):
@@ -166,7 +166,7 @@ class _Draft:
         if self.job.go_sent_at_s is None and _all_at_least(self.job, Phase.READY):
             nodes = tuple(replace(n, phase=Phase.GO_SENT) for n in self.job.nodes)
             self.job = replace(self.job, nodes=nodes, go_sent_at_s=self.now_s)
-            self.actions.append(w.StartNodes())
+            self.actions.append(inputs.StartNodes())
         if all(n.phase in (Phase.STARTED, Phase.ENDED) for n in self.job.nodes):
             self.job = replace(self.job, started_at_s=self.now_s)
             self.transition(State.RUNNING, reasons.running(self.job.world_size))
@@ -208,10 +208,10 @@ def _all_at_least(job: Job, phase: Phase) -> bool:
 def _stop_actions(job: Job) -> tuple[Action, ...]:
     actions: list[Action] = []
     if job.go_sent_at_s is None and job.nodes:
-        actions.append(w.AbortNodes(job.run_id))
+        actions.append(inputs.AbortNodes(job.run_id))
     hosts = tuple(node.host for node in job.nodes if node.may_run_processes)
     if hosts:
-        actions.append(w.StopNodes(hosts, now=job.stop_now, grace_s=stop_grace_s(job)))
+        actions.append(inputs.StopNodes(hosts, now=job.stop_now, grace_s=stop_grace_s(job)))
     return tuple(actions)
 
 
@@ -225,53 +225,53 @@ def stop_grace_s(job: Job) -> float:
 # One function for each input.
 
 
-def _nodes_available(draft: _Draft, event: w.NodesAvailable) -> None:
+def _nodes_available(draft: _Draft, event: inputs.NodesAvailable) -> None:
     if draft.job.state is not State.QUEUED:
         return
     nodes = tuple(NodeProgress(host=host, node_rank=k) for k, host in enumerate(draft.job.hosts))
     draft.job = replace(draft.job, nodes=nodes, world_size=0, master_port=None, go_sent_at_s=None)
     draft.transition(State.CHECKING, reasons.nodes_available(len(nodes)))
-    draft.actions.append(w.QueryNodes())
+    draft.actions.append(inputs.QueryNodes())
 
 
-def _waiting_for_nodes(draft: _Draft, event: w.WaitingForNodes) -> None:
+def _waiting_for_nodes(draft: _Draft, event: inputs.WaitingForNodes) -> None:
     if draft.job.state is State.QUEUED and draft.job.reason != event.reason:
         draft.job = replace(draft.job, reason=event.reason)
         draft.record("waiting", values={"reason": event.reason})
 
 
-def _dependency_failed(draft: _Draft, event: w.DependencyFailed) -> None:
+def _dependency_failed(draft: _Draft, event: inputs.DependencyFailed) -> None:
     if draft.job.state is State.QUEUED:
         draft.stop(Cause.NEED, event.reason)
 
 
-def _node_reported(draft: _Draft, event: w.NodeReported) -> None:
+def _node_reported(draft: _Draft, event: inputs.NodeReported) -> None:
     node = draft.job.node(event.host)
     draft.set_node(event.host, clock_offset_s=event.clock_offset_s, boot_id=event.boot_id)
     if node.phase is Phase.PENDING:
         draft.set_node(event.host, phase=Phase.REPORTED)
 
 
-def _checked(draft: _Draft, event: w.Checked) -> None:
+def _checked(draft: _Draft, event: inputs.Checked) -> None:
     for finding, line in event.warnings:
         values = {"finding": finding.code, "values": finding.values, "warning": line}
         draft.record("preflight-warning", finding.hosts, values=values)
 
 
-def _planned(draft: _Draft, event: w.Planned) -> None:
+def _planned(draft: _Draft, event: inputs.Planned) -> None:
     for host, ranks in event.ranks.items():
         draft.set_node(host, ranks=ranks)
     draft.job = replace(draft.job, world_size=event.world_size)
 
 
-def _node_staged(draft: _Draft, event: w.NodeStaged) -> None:
+def _node_staged(draft: _Draft, event: inputs.NodeStaged) -> None:
     if draft.job.node(event.host).phase is Phase.REPORTED:
         draft.set_node(event.host, phase=Phase.STAGED)
 
 
-def _node_ready(draft: _Draft, event: w.NodeReady) -> None:
+def _node_ready(draft: _Draft, event: inputs.NodeReady) -> None:
     if draft.job.go_sent_at_s is None and draft.job.state is not State.STARTING:
-        draft.actions.append(w.AbortNodes(draft.job.run_id))  # stopped while this node was still preparing
+        draft.actions.append(inputs.AbortNodes(draft.job.run_id))  # stopped while this node was still preparing
         return
     if draft.job.state is not State.STARTING or draft.job.node(event.host).phase is not Phase.STAGED:
         return
@@ -280,7 +280,7 @@ def _node_ready(draft: _Draft, event: w.NodeReady) -> None:
         draft.job = replace(draft.job, master_port=event.master_port)
 
 
-def _refused(draft: _Draft, event: w.Refused) -> None:
+def _refused(draft: _Draft, event: inputs.Refused) -> None:
     why = event.why if event.host is None else reasons.on_host(event.host, event.why)
     hosts = event.hosts or _hosts_named(why, draft.job.hosts)
     if draft.job.go_sent_at_s is None:
@@ -301,7 +301,7 @@ def _hosts_named(why: object, hosts: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _rank_started(draft: _Draft, event: w.RankStarted) -> None:
+def _rank_started(draft: _Draft, event: inputs.RankStarted) -> None:
     node = draft.job.node(event.host)
     if event.rank in node.pids:
         return
@@ -310,7 +310,7 @@ def _rank_started(draft: _Draft, event: w.RankStarted) -> None:
         draft.set_node(event.host, phase=Phase.STARTED)
 
 
-def _rank_exited(draft: _Draft, event: w.RankExited) -> None:
+def _rank_exited(draft: _Draft, event: inputs.RankExited) -> None:
     node = draft.job.node(event.host)
     if event.rank in node.exits:
         return
@@ -324,7 +324,7 @@ def _rank_exited(draft: _Draft, event: w.RankExited) -> None:
         draft.stop(Cause.FAILURE, failure.reason())
 
 
-def _rank_hung_at_exit(draft: _Draft, event: w.RankHungAtExit) -> None:
+def _rank_hung_at_exit(draft: _Draft, event: inputs.RankHungAtExit) -> None:
     node = draft.job.node(event.host)
     if event.rank not in node.lingering:
         draft.set_node(event.host, lingering=(*node.lingering, event.rank))
@@ -332,14 +332,14 @@ def _rank_hung_at_exit(draft: _Draft, event: w.RankHungAtExit) -> None:
         draft.record("rank-hung-at-exit", [event.host], [event.rank], values)
 
 
-def _start_failed(draft: _Draft, event: w.StartFailed) -> None:
+def _start_failed(draft: _Draft, event: inputs.StartFailed) -> None:
     failure = FirstFailure("start-failed", event.host, event.rank, detail=event.why)
     if draft.job.first_failure is None:
         draft.job = replace(draft.job, first_failure=failure)
     draft.stop(Cause.FAILURE, failure.reason())
 
 
-def _node_ended(draft: _Draft, event: w.NodeEnded) -> None:
+def _node_ended(draft: _Draft, event: inputs.NodeEnded) -> None:
     if event.leftovers:
         draft.record(
             "processes-remain", [event.host], (), {"pids": list(event.leftovers), "count": len(event.leftovers)}
@@ -356,7 +356,7 @@ def _node_ended(draft: _Draft, event: w.NodeEnded) -> None:
         draft.stop(Cause.FAILURE, failure.reason() if failure else reasons.ranks_ended_early(event.host))
 
 
-def _node_rebooted(draft: _Draft, event: w.NodeRebooted) -> None:
+def _node_rebooted(draft: _Draft, event: inputs.NodeRebooted) -> None:
     if not draft.job.node(event.host).may_run_processes:
         return
     draft.set_node(event.host, phase=Phase.LOST)
@@ -368,17 +368,17 @@ def _node_rebooted(draft: _Draft, event: w.NodeRebooted) -> None:
     draft.stop(Cause.NODE_LOST, failure.reason())
 
 
-def _supervisor_lost(draft: _Draft, event: w.SupervisorLost) -> None:
+def _supervisor_lost(draft: _Draft, event: inputs.SupervisorLost) -> None:
     if draft.job.node(event.host).may_run_processes:
         draft.stop(Cause.NODE_LOST, reasons.supervisor_lost(event.host))
 
 
-def _stop_started(draft: _Draft, event: w.StopStarted) -> None:
+def _stop_started(draft: _Draft, event: inputs.StopStarted) -> None:
     if event.by == "limit":
         draft.stop(Cause.LIMIT, reasons.time_limit(event.host, event.why))
 
 
-def _tick(draft: _Draft, event: w.Tick) -> None:
+def _tick(draft: _Draft, event: inputs.Tick) -> None:
     job = draft.job
     if job.state is State.STARTING and job.go_sent_at_s is not None and draft.now_s - job.go_sent_at_s > job.start_s:
         late = [n for n in job.nodes if n.phase is Phase.GO_SENT]
@@ -421,26 +421,26 @@ def find_first_failure(job: Job) -> FirstFailure | None:
 
 
 _HANDLERS: Mapping[type[object], Callable[..., None]] = {
-    w.NodesAvailable: _nodes_available,
-    w.WaitingForNodes: _waiting_for_nodes,
-    w.DependencyFailed: _dependency_failed,
-    w.NodeReported: _node_reported,
-    w.Checked: _checked,
-    w.Planned: _planned,
-    w.NodeStaged: _node_staged,
-    w.NodeReady: _node_ready,
-    w.Refused: _refused,
-    w.RankStarted: _rank_started,
-    w.RankExited: _rank_exited,
-    w.RankHungAtExit: _rank_hung_at_exit,
-    w.StartFailed: _start_failed,
-    w.NodeEnded: _node_ended,
-    w.NodeRebooted: _node_rebooted,
-    w.SupervisorLost: _supervisor_lost,
-    w.StopStarted: _stop_started,
-    w.StopRequested: lambda draft, event: draft.stop(Cause.USER, reasons.stopped_by_user(), now=event.now),
-    w.HeadRestarted: lambda draft, _: draft.stop(Cause.HEAD_RESTARTED, reasons.controller_restarted()),
-    w.Tick: _tick,
+    inputs.NodesAvailable: _nodes_available,
+    inputs.WaitingForNodes: _waiting_for_nodes,
+    inputs.DependencyFailed: _dependency_failed,
+    inputs.NodeReported: _node_reported,
+    inputs.Checked: _checked,
+    inputs.Planned: _planned,
+    inputs.NodeStaged: _node_staged,
+    inputs.NodeReady: _node_ready,
+    inputs.Refused: _refused,
+    inputs.RankStarted: _rank_started,
+    inputs.RankExited: _rank_exited,
+    inputs.RankHungAtExit: _rank_hung_at_exit,
+    inputs.StartFailed: _start_failed,
+    inputs.NodeEnded: _node_ended,
+    inputs.NodeRebooted: _node_rebooted,
+    inputs.SupervisorLost: _supervisor_lost,
+    inputs.StopStarted: _stop_started,
+    inputs.StopRequested: lambda draft, event: draft.stop(Cause.USER, reasons.stopped_by_user(), now=event.now),
+    inputs.HeadRestarted: lambda draft, _: draft.stop(Cause.HEAD_RESTARTED, reasons.controller_restarted()),
+    inputs.Tick: _tick,
 }
 
-assert set(_HANDLERS) == set(get_args(w.JobInput)), "an input without a handler"
+assert set(_HANDLERS) == set(get_args(inputs.JobInput)), "an input without a handler"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Callable, Union
 
 from ascendrun.core.jobs import reasons
-from ascendrun.core.jobs.job import ACTIVE_STATES, Cause, DependencyFailed, Job, NodesAvailable, State, WaitingForNodes
+from ascendrun.core.jobs.inputs import DependencyFailed, NodesAvailable, WaitingForNodes
+from ascendrun.core.jobs.job import ACTIVE_STATES, Cause, Job, State
 from ascendrun.text import Text
 
 

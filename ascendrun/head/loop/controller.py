@@ -34,7 +34,7 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from ascendrun.head.loop.stragglers import StragglerMonitor
     from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
-    from ascendrun.head.spool.sample_ingest import SampleKeeper
+    from ascendrun.head.spool.sample_ingest import SampleIngest
 
 # Modules for jobs are imported with the first job: a controller started for `exec` replies 0.1 s earlier.
 
@@ -76,7 +76,7 @@ class Controller:
         self._operations = Operations(self._links, self.post)
         self._fetcher: ArtifactFetcher | None = None
         self._stragglers: StragglerMonitor | None = None
-        self._samples: SampleKeeper | None = None
+        self._samples: SampleIngest | None = None
         self._jobs = LiveJobs(
             state_dir,
             self._store,
@@ -193,11 +193,11 @@ class Controller:
             )
         return self._fetcher
 
-    def _keep_samples(self) -> SampleKeeper:
-        from ascendrun.head.spool.sample_ingest import SampleKeeper
+    def _keep_samples(self) -> SampleIngest:
+        from ascendrun.head.spool.sample_ingest import SampleIngest
 
         if self._samples is None:
-            self._samples = SampleKeeper(self._state_dir)
+            self._samples = SampleIngest(self._state_dir)
             self._samples.start()
         return self._samples
 
@@ -243,7 +243,7 @@ class Controller:
         answer(messages.Submitted(added[0][0].pipeline or added[0][0].id), b"", True)
 
     def _stop(self, request: messages.Stop, answer: Answer) -> None:
-        from ascendrun.core.jobs.job import StopRequested
+        from ascendrun.core.jobs.inputs import StopRequested
 
         stored = self._store.find(request.job)
         if stored.job.is_terminal:

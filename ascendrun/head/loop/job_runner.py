@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobs import job as w
-from ascendrun.core.jobs.job import Action, Job, JobInput, Phase, State
+from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs.inputs import Action, JobInput
+from ascendrun.core.jobs.job import Job, Phase, State
 from ascendrun.core.jobs.lifecycle import stop_grace_s
 from ascendrun.core.jobs.plan import LaunchPlan, Tree
 from ascendrun.core.jobs.reasons import internal_error
@@ -24,9 +25,9 @@ from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.protocol.messages import Done, R, Request
 from ascendrun.head.protocol.remote import AgentConnection, Reply
-from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockKeeper, Reading
+from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockTracker, Reading
 from ascendrun.head.spool.collector import KEEP_BYTES, LogPruner, NodeSpool, SpoolGapError
-from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
+from ascendrun.head.spool.sample_ingest import SampleIngest, Source
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE, make_spool_dir, spool_dir
 from ascendrun.head.survey.doctor import Examination, SurveyResults
 from ascendrun.head.survey.preflight import evaluate_preflight, preflight_question
@@ -55,7 +56,7 @@ class RunnerContext:
     post: Callable[[Callable[[], None]], None]
     feed: Callable[[str, JobInput], None]
     drained: Callable[[str], None]
-    samples: SampleKeeper
+    samples: SampleIngest
 
 
 class JobRunner:
@@ -78,7 +79,7 @@ class JobRunner:
         self._pushes: dict[str, TreePush] = {}
         self._follow_due: dict[str, float] = {}
         self._stop_due: dict[str, float] = {}
-        self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
+        self._clocks, self._clock_files = ClockTracker(self._ping, self._keep_clock), ClockFiles()
         self._pruner = LogPruner(partial(self._release, self.job.run_id))
         self._ahead_s: dict[str, float] = {}
 
@@ -93,17 +94,17 @@ class JobRunner:
         self._do(partial(self._perform, action))
 
     def _perform(self, action: Action) -> None:
-        if isinstance(action, w.QueryNodes):
+        if isinstance(action, inputs.QueryNodes):
             self._query()
-        elif isinstance(action, (w.StageNodes, w.PrepareNodes, w.StartNodes)):
-            steps = {w.StageNodes: self._stage, w.PrepareNodes: self._prepare, w.StartNodes: self._go}
+        elif isinstance(action, (inputs.StageNodes, inputs.PrepareNodes, inputs.StartNodes)):
+            steps = {inputs.StageNodes: self._stage, inputs.PrepareNodes: self._prepare, inputs.StartNodes: self._go}
             for host in self.job.hosts:
                 steps[type(action)](host)
-        elif isinstance(action, w.AbortNodes):
+        elif isinstance(action, inputs.AbortNodes):
             for host in self.job.hosts:
                 if self.link(host).is_up:
                     self.link(host).call(agent.Abort(action.run_id), deadline_s=GO_S, done=lambda reply: None)
-        elif isinstance(action, w.StopNodes):
+        elif isinstance(action, inputs.StopNodes):
             for host in action.hosts:
                 self._stop(host, now=action.now, grace_s=action.grace_s)
 
@@ -120,7 +121,7 @@ class JobRunner:
         if self.job.state is not State.CHECKING:
             return
         self._reports[report.host] = report
-        self._feed(w.NodeReported(report.host, report.boot_id, report.clock_offset_s))
+        self._feed(inputs.NodeReported(report.host, report.boot_id, report.clock_offset_s))
         if len(self._reports) == len(self.hosts):
             self._make_plan()
 
@@ -145,13 +146,13 @@ class JobRunner:
         if self.job.state is not State.CHECKING or plan.run_id != self.job.run_id:
             return
         result = evaluate_preflight(answers, self._reports, spec=self.spec, plan=plan, now_s=time.time())
-        self._feed(w.Checked(result.warnings))
+        self._feed(inputs.Checked(result.warnings))
         if result.refusal is not None:
-            self._feed(w.Refused(None, result.refusal, result.hosts))
+            self._feed(inputs.Refused(None, result.refusal, result.hosts))
             return
         self._plan = plan
         ranks = {node.host: tuple(rank.rank for rank in node.ranks) for node in plan.nodes}
-        self._feed(w.Planned(ranks, plan.world_size))
+        self._feed(inputs.Planned(ranks, plan.world_size))
 
     # Staging, readiness, GO
 
@@ -159,9 +160,9 @@ class JobRunner:
         push = self._pushes[host] = TreePush(
             self._context.state_dir,
             self.trees,
-            ask=lambda request, body, then: self._call(host, request, body, deadline_s=STAGE_S, then=then),
+            query=lambda request, body, then: self._call(host, request, body, deadline_s=STAGE_S, then=then),
             refused=lambda failure: self._refuse(host, failure),
-            finished=lambda: self._feed(w.NodeStaged(host)),
+            finished=lambda: self._feed(inputs.NodeStaged(host)),
         )
         push.send_next()
 
@@ -177,7 +178,7 @@ class JobRunner:
 
         def prepared(reply: Reply[agent.PrepareReply]) -> None:
             if reply.error is None:
-                self._feed(w.NodeReady(host, reply.message.master_port))
+                self._feed(inputs.NodeReady(host, reply.message.master_port))
             else:
                 self._refuse(host, reply.error)
 
@@ -203,7 +204,7 @@ class JobRunner:
         self._call(host, agent.Go(self.job.run_id, self.job.master_port, secret_env), then=started)
 
     def _refuse(self, host: str | None, failure: Failure) -> None:
-        self._feed(w.Refused(host, failure.line()))
+        self._feed(inputs.Refused(host, failure.line()))
 
     # Stopping
 
@@ -250,7 +251,7 @@ class JobRunner:
             return
         boot_id = self.link(host).info.boot_id
         if node.may_run_processes and node.boot_id and boot_id != node.boot_id:
-            self._feed(w.NodeRebooted(host))
+            self._feed(inputs.NodeRebooted(host))
             self._follow(host)  # its disk may have survived, with the last lines of the logs
             return
         if self.job.state is State.STARTING and node.phase is Phase.GO_SENT:
@@ -314,11 +315,11 @@ class JobRunner:
             if event is not None:
                 self._feed(event)
 
-    def _ping(self, host: str, heard: Callable[[int | None], None]) -> None:
+    def _ping(self, host: str, on_reply: Callable[[int | None], None]) -> None:
         self.link(host).call(
             agent.Ping(),
             deadline_s=PING_DEADLINE_S,
-            done=lambda reply: heard(reply.message.at_ns if reply.error is None else None),
+            done=lambda reply: on_reply(reply.message.at_ns if reply.error is None else None),
         )
 
     def _release(self, tag: str, host: str, have: Mapping[str, Mapping[str, int]]) -> None:
@@ -375,7 +376,7 @@ class JobRunner:
         except Exception as error:  # the reason of the job; raised again for the log
             if self.job.go_sent_at_s is None and not self.job.is_terminal:
                 log = str(self._context.state_dir / "controller.log")
-                self._feed(w.Refused(None, internal_error(f"{type(error).__name__}: {error}", log)))
+                self._feed(inputs.Refused(None, internal_error(f"{type(error).__name__}: {error}", log)))
             raise
 
     def _feed(self, event: JobInput) -> None:
@@ -409,5 +410,5 @@ class JobRunner:
         """Forget the data of the old attempt after the record has moved to a new attempt."""
         self._spools, self._drained, self._sizes_requested = {}, set(), set()
         self._follow_due, self._stop_due = {}, {}
-        self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
+        self._clocks, self._clock_files = ClockTracker(self._ping, self._keep_clock), ClockFiles()
         self._pruner = LogPruner(partial(self._release, self.job.run_id))

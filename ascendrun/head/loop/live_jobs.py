@@ -23,12 +23,13 @@ from ascendrun.head.state.store import LostLeaseError, Store, StoredJob
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
-    from ascendrun.core.jobs.job import Job, JobInput
+    from ascendrun.core.jobs.inputs import JobInput
+    from ascendrun.core.jobs.job import Job
     from ascendrun.core.jobs.lifecycle import Step
     from ascendrun.core.jobs.schedule import Claim
     from ascendrun.head.loop.job_runner import JobRunner
     from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
-    from ascendrun.head.spool.sample_ingest import SampleKeeper
+    from ascendrun.head.spool.sample_ingest import SampleIngest
     from ascendrun.head.survey.submission import Submission
 
 # Modules for jobs are imported with the first job: a controller started for `exec` replies 0.1 s earlier.
@@ -79,7 +80,7 @@ class LiveJobs:
         post: Callable[[Callable[[], None]], None],
         guard: Guard,
         artifacts: Callable[[], ArtifactFetcher],
-        samples: Callable[[], SampleKeeper],
+        samples: Callable[[], SampleIngest],
     ) -> None:
         self._state_dir, self._store, self._links = state_dir, store, links
         self._post, self._guard, self._artifacts, self._samples = post, guard, artifacts, samples
@@ -174,7 +175,7 @@ class LiveJobs:
 
     def tick(self, *, was_away: bool) -> None:
         """Handle time. `was_away`: this process was suspended, so missing messages mean nothing about the nodes."""
-        from ascendrun.core.jobs.job import Tick
+        from ascendrun.core.jobs.inputs import Tick
         from ascendrun.core.jobs.lifecycle import Step, restart_timers
 
         reachable = frozenset(link.host.name for link in self._links if link.is_up)

@@ -20,7 +20,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.reports import NodeReport
-    from ascendrun.head.spool.sample_ingest import SampleKeeper
+    from ascendrun.head.spool.sample_ingest import SampleIngest
 
 EXEC_BYTES = 1 << 20
 """Output bytes of one host that are kept; the rest is dropped and reported as dropped."""
@@ -104,15 +104,15 @@ class Operations:
 
         self._start(SurveyOperation(request, self._links, self._post, answer, ended=self._sweep_later))
 
-    def sample(self, request: messages.Sample, answer: Answer, keeper: SampleKeeper) -> None:
+    def sample(self, request: messages.Sample, answer: Answer, ingest: SampleIngest) -> None:
         """Send a new sample of every host; one reply for each, in order of arrival."""
-        if request.unless_asked:
+        if request.unless_pending:
             awaited = {name for running in self._running if isinstance(running, _Sampling) for name in running.waiting}
             request = replace(request, hosts=tuple(host for host in request.hosts if host.name not in awaited))
             if not request.hosts:
                 answer(None, b"", True)
                 return
-        self._start(_Sampling(request, self._links, self._post, answer, self._sweep_later, keeper))
+        self._start(_Sampling(request, self._links, self._post, answer, self._sweep_later, ingest))
 
     def plan(self, request: messages.Plan, answer: Answer) -> None:
         """Send the plan that a submission would get, as `render_plan` shows it."""
@@ -241,10 +241,10 @@ class _Sampling(_HostOperation):
         post: Callable[[Callable[[], None]], None],
         answer: Answer,
         ended: Callable[[], None],
-        keeper: SampleKeeper,
+        ingest: SampleIngest,
     ) -> None:
         super().__init__(request.hosts, links, post, answer, ended)
-        self._request, self._keeper = request, keeper
+        self._request, self._ingest = request, ingest
 
     def start(self) -> None:
         from ascendrun.health.samples.device_samples import sampling_items
@@ -267,7 +267,7 @@ class _Sampling(_HostOperation):
         if reply.error is not None:
             self._reply(messages.SampleReply(host, refused=reply.error))
         elif host in self.waiting:
-            self._keeper.take_lines(
+            self._ingest.take_lines(
                 host,
                 reply.message.lines,
                 ahead_s=reply.message.at_ns / 1e9 - received_s,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ascendrun.head.notify.http_client import Cancellation
     from ascendrun.head.state.notice_queue import NoticeQueue, Waiting
 
-ASK_S = 10.0
+TIMEOUT_S = 10.0
 """Seconds that one service has for its complete response."""
 CLOSE_S = 3.0
 """Seconds that the controller's end waits for due notifications; the next controller sends the rest."""
@@ -63,9 +63,9 @@ class Notifier:
         read_settings: ReadSettings = lambda: None,
         *,
         files: Sequence[Path] = (),
-        ask_s: float = ASK_S,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._store, self._ask_s = store, ask_s
+        self._store, self._timeout_s = store, timeout_s
         self._watch = SettingsWatch(read_settings, files, log=_log)
         self._head, self._head_id = socket.gethostname(), store.head_id
         self._lock = threading.Lock()
@@ -264,7 +264,7 @@ class Notifier:
             state = "delivered" if result.outcome == "delivered" else "refused"
             queue.finish(waiting, target.name, state=state, reply=result.reply, now_s=now_s)
             return 0.0
-        wait_s = retry_after_s(waiting.tries + 1, notice_id=waiting.id, asked_s=result.wait_s)
+        wait_s = retry_after_s(waiting.tries + 1, notice_id=waiting.id, requested_s=result.wait_s)
         queue.again(waiting, due_at_s=now_s + wait_s, reply=result.reply)
         return wait_s if result.wait_s is not None else min(wait_s, BLOCK_S)
 
@@ -273,7 +273,7 @@ class Notifier:
 
         cancellation = self._new_cancellation()
         try:
-            return deliver(notice, target, timeout_s=self._ask_s, cancellation=cancellation, stop=self._stop)
+            return deliver(notice, target, timeout_s=self._timeout_s, cancellation=cancellation, stop=self._stop)
         finally:
             self._cancellations.discard(cancellation)
 
@@ -300,7 +300,7 @@ class Notifier:
             due_mono = now_mono + target.interval_s
             cancellation = self._new_cancellation()
             try:
-                problem = ping(target, timeout_s=min(self._ask_s, target.interval_s), cancellation=cancellation)
+                problem = ping(target, timeout_s=min(self._timeout_s, target.interval_s), cancellation=cancellation)
                 if problem:
                     self._log_once(f"notices: cannot request the URL of the dead man's switch: {problem}")
             except Exception:  # a bug must not look like a dead controller; the log has it, credentials masked
@@ -337,12 +337,12 @@ class SettingsWatch:
             self._is_looking = self._is_looking or is_due
         if is_due:
             done = threading.Event()
-            threading.Thread(target=self._look, args=(done,), name="notice-settings", daemon=True).start()
+            threading.Thread(target=self._refresh_settings, args=(done,), name="notice-settings", daemon=True).start()
             done.wait(PATIENCE_S if self._has_looked else FIRST_PATIENCE_S)
             self._has_looked = True
         return self._settings
 
-    def _look(self, done: threading.Event) -> None:
+    def _refresh_settings(self, done: threading.Event) -> None:
         try:
             seen = tuple(_stamp(file) for file in self._files) or (object(),)
             if seen != self._seen:

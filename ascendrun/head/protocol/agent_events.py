@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobs import job as w
+from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs.job import Exit
 from ascendrun.core.node_messages import Failure, node_text
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.head.protocol.agent_bootstrap import Login
 from ascendrun.head.protocol.agent_messages import AgentInfo, ProbeReply
 
 
-def make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
+def make_event(host: str, line: Mapping[str, Any]) -> inputs.JobInput | None:
     """Return the lifecycle input of a line of a node's `events` file; None: there is none.
 
     An incomplete line is not from the supervisor: the job can write to the file.
@@ -24,15 +25,15 @@ def make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
         return None
 
 
-def _make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
+def _make_event(host: str, line: Mapping[str, Any]) -> inputs.JobInput | None:
     kind = line.get("event")
     if kind == "rank_started":
-        return w.RankStarted(host, int(line["rank"]), int(line["pid"]), int(line.get("local_rank", 0)))
+        return inputs.RankStarted(host, int(line["rank"]), int(line["pid"]), int(line.get("local_rank", 0)))
     if kind == "rank_exited":
-        return w.RankExited(
+        return inputs.RankExited(
             host,
             int(line["rank"]),
-            w.Exit(
+            Exit(
                 code=line.get("code"),
                 signal=line.get("signal"),
                 at_ns=int(line["at_ns"]),
@@ -44,17 +45,17 @@ def _make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
         )
     if kind == "rank_lingers":
         after_s = line.get("after_s")
-        return w.RankHungAtExit(
+        return inputs.RankHungAtExit(
             host, int(line["rank"]), str(line.get("why", "")), None if after_s is None else float(after_s)
         )
     if kind == "start_failed":
-        return w.StartFailed(host, line.get("rank"), start_failure(line).line())
+        return inputs.StartFailed(host, line.get("rank"), start_failure(line).line())
     if kind == "ended":
-        return w.NodeEnded(host, tuple(int(pid) for pid in line.get("leftovers", ())))
+        return inputs.NodeEnded(host, tuple(int(pid) for pid in line.get("leftovers", ())))
     if kind == "supervisor_lost":
-        return w.SupervisorLost(host)
+        return inputs.SupervisorLost(host)
     if kind == "stopping":
-        return w.StopStarted(host, str(line.get("by")), node_text(line.get("reason")), int(line["at_ns"]) / 1e9)
+        return inputs.StopStarted(host, str(line.get("by")), node_text(line.get("reason")), int(line["at_ns"]) / 1e9)
     return None
 
 

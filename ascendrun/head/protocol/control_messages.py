@@ -170,14 +170,14 @@ class SampleReply(Message):
 class Sample(Request[SampleReply]):
     """Take a sample on every host; one reply from each within `timeout_s`.
 
-    `device_type` None: any type that the host has. `unless_asked`: not on hosts with another pending request.
+    `device_type` None: any type that the host has. `unless_pending`: not on hosts with another pending request.
     """
 
     OP, REPLY = "sample", SampleReply
     hosts: tuple[Host, ...] = converted(load_hosts)
     timeout_s: float = converted(float)
     device_type: str | None = None
-    unless_asked: bool = False
+    unless_pending: bool = False
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,9 @@ class _Span:
         if right == 0 or right == len(nodes):
             offset_s = offsets[max(0, right - 1)]
             return [node_s - offset_s for node_s in nodes_s]
-        begin_s, offset_s = nodes[right - 1], offsets[right - 1]
-        length_s, rise_s = nodes[right] - begin_s, offsets[right] - offset_s
-        return [node_s - (offset_s + (node_s - begin_s) / length_s * rise_s) for node_s in nodes_s]
+        start_s, offset_s = nodes[right - 1], offsets[right - 1]
+        length_s, rise_s = nodes[right] - start_s, offsets[right] - offset_s
+        return [node_s - (offset_s + (node_s - start_s) / length_s * rise_s) for node_s in nodes_s]
 
 
 class HostClock:
@@ -195,7 +195,7 @@ MOVED_S = 0.002
 REPEAT_S = 3600.0
 
 
-def says_more(reading: Reading, kept: Reading) -> bool:
+def is_informative(reading: Reading, kept: Reading) -> bool:
     """Return whether to store a reading after the last stored one: the clock has moved, is known much better now, or an
     hour has passed. A line every minute for a month would cost readers of a thousand hosts minutes."""
     return (
@@ -216,7 +216,7 @@ class ClockFiles:
     def keep(self, folder: Path, reading: Reading) -> None:
         """Store a reading. `folder`: the host's in the spool. Raises OSError; then the next reading is stored."""
         kept = self._kept.get(folder)
-        if kept is not None and not says_more(reading, kept):
+        if kept is not None and not is_informative(reading, kept):
             self._passed_over[folder] = reading
             return
         self._kept.pop(folder, None)
@@ -233,7 +233,7 @@ Ping = Callable[[str, Callable[[Optional[int]], None]], None]
 """ping(host, heard): requests the host's time; `heard(at_ns)` runs immediately on its reply, None: no reply."""
 
 
-class ClockKeeper:
+class ClockTracker:
     """Measures the hosts of one attempt, in the controller's thread; `keep(host, reading)` gets each result.
 
     `heard` of a ping runs in any thread: it only stores the time there; the next `tick` continues.

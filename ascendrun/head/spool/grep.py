@@ -106,24 +106,24 @@ def relay(
     tag = layout.make_tag(subject.run, request.attempt)
     waiting = set(request.hosts)
 
-    def say(host: str, reply: Reply[agent.GrepReply]) -> None:
+    def deliver(host: str, reply: Reply[agent.GrepReply]) -> None:
         waiting.discard(host)
         is_complete = reply.error is None and reply.message.complete
         problem = None if reply.error is None else reply.error.message
         answer(GrepReply(host, problem, is_complete), reply.body, not waiting)
 
-    def say_later(host: str) -> Callable[[Reply[agent.GrepReply]], None]:
-        return lambda reply: post(partial(say, host, reply))
+    def deliver_later(host: str) -> Callable[[Reply[agent.GrepReply]], None]:
+        return lambda reply: post(partial(deliver, host, reply))
 
     away = Failure("unreachable", Text("agent.not-connected", "not reachable now"))
     by_name = {host.name: host for host in subject.hosts}
     for name, wanted in request.hosts.items():
         link = links.get(by_name[name]) if name in by_name else None
         if link is None or not link.is_up:
-            say(name, Reply(None, error=away))
+            deliver(name, Reply(None, error=away))
             continue
         request_ = agent.Grep.from_header({**wanted, "tag": tag})
-        link.call(request_, deadline_s=ANSWER_S, done=say_later(name))
+        link.call(request_, deadline_s=ANSWER_S, done=deliver_later(name))
 
 
 def starts_of(
@@ -137,7 +137,7 @@ def starts_of(
     }
 
 
-def ask_hosts(
+def query_hosts(
     state_dir: Path,
     job_id: str,
     attempt: int,

@@ -79,14 +79,14 @@ class _Lines:
     done: Callable[[Newest], None]
 
 
-class SampleKeeper:
+class SampleIngest:
     """One for each controller; `start` before use, `close` at the end."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._changed = threading.Condition()
         self._waiting: list[_Piece] = []
-        self._asked: list[_Lines] = []
+        self._requested: list[_Lines] = []
         self._finished: list[str] = []
         self._waiting_bytes = 0
         self._received: dict[str, dict[int, int]] = {}
@@ -108,7 +108,7 @@ class SampleKeeper:
             with SampleStore.open_for_reading(self._state_dir, busy_s=START_BUSY_S) as store:
                 self._known = store.all_progress()
         except AscendrunError as error:
-            self._say(error)
+            self._log_error(error)
         self._thread.start()
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class SampleKeeper:
     def take_lines(self, host: str, lines: Sequence[Any], *, ahead_s: float, done: Callable[[Newest], None]) -> None:
         """Take the reply of a host without a job; `done` gets its samples, in this class's thread."""
         with self._changed:
-            self._asked.append(_Lines(host, lines, ahead_s, done))
+            self._requested.append(_Lines(host, lines, ahead_s, done))
             self._changed.notify()
 
     def _places(self, name: str) -> dict[int, int]:
@@ -173,10 +173,10 @@ class SampleKeeper:
                 if time.monotonic() >= next_tend_mono:
                     next_tend_mono = time.monotonic() + (STEP_PAUSE_S if self._tend() else TEND_S)
             except Exception as error:  # costs samples, never the thread: each request must get a reply; the log has it
-                self._say(error)
+                self._log_error(error)
                 next_tend_mono = time.monotonic() + TEND_S
             with self._changed:
-                if self._is_over and not (self._waiting or self._asked):
+                if self._is_over and not (self._waiting or self._requested):
                     break
         if self._store is not None:
             self._store.close()
@@ -184,13 +184,13 @@ class SampleKeeper:
     def _next(self, until_mono: float) -> tuple[list[_Piece], list[_Lines], list[str]]:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_over or self._waiting or self._asked or self._finished,
+                lambda: self._is_over or self._waiting or self._requested or self._finished,
                 max(0.0, until_mono - time.monotonic()),
             )
-            if not (self._is_over or self._asked):
-                self._changed.wait_for(lambda: self._is_over or self._asked, GATHER_S if self._waiting else 0.0)
-            taken = self._waiting, self._asked, self._finished
-            self._waiting, self._asked, self._finished, self._waiting_bytes = [], [], [], 0
+            if not (self._is_over or self._requested):
+                self._changed.wait_for(lambda: self._is_over or self._requested, GATHER_S if self._waiting else 0.0)
+            taken = self._waiting, self._requested, self._finished
+            self._waiting, self._requested, self._finished, self._waiting_bytes = [], [], [], 0
             return taken
 
     def _work(self, pieces: Sequence[_Piece], asked: Sequence[_Lines], finished: Sequence[str]) -> None:
@@ -234,7 +234,7 @@ class SampleKeeper:
         except Exception as error:  # an internal error: the lines around it are not affected
             why = f"reading it failed: {type(error).__name__}: {error}"
             raw.append(RawText(time.time(), reader.host, UNREAD, json.dumps(line), why[:WHY_CHARS]))
-            self._say_unread(reader.host, why)
+            self._log_unread(reader.host, why)
             return ()
         raw += read.raw
         self._details += read.details
@@ -321,7 +321,7 @@ class SampleKeeper:
         return self._store
 
     def _give_up(self, error: AscendrunError) -> None:
-        self._say(error)
+        self._log_error(error)
         self._retry_mono = time.monotonic() + RETRY_S
         if self._store is not None:
             self._store.close()
@@ -337,13 +337,13 @@ class SampleKeeper:
         self._last_fault = ""
         _print("samples are kept again")
 
-    def _say_unread(self, host: str, why: str) -> None:
+    def _log_unread(self, host: str, why: str) -> None:
         """Log once for each host and fault: a line arrives every few seconds."""
         if (host, why) not in self._unread and len(self._unread) < MOST_UNREAD:
             self._unread.add((host, why))
             _print(f"a line of the samples of {host} could not be read and is kept as it came: {why[:WHY_CHARS]}")
 
-    def _say(self, error: Exception) -> None:
+    def _log_error(self, error: Exception) -> None:
         """Log a repeated error once; the log's own disk may be full."""
         hint = getattr(error, "hint", None)
         text = f"no samples are kept for now: {error}" + (f" ({hint})" if hint else "")

@@ -134,12 +134,12 @@ class ChildStream:
             self._closing.set()
             raise
         finally:
-            was_asked = self._closing.is_set()
+            is_closed_here = self._closing.is_set()
             self._closing.set()
             self._close_pipes()
             self._make_end()
             reason, status = self._describe_end(self._process.wait())
-            receiver.on_closed(CLOSED_HERE if was_asked else reason, status)
+            receiver.on_closed(CLOSED_HERE if is_closed_here else reason, status)
 
     def _pump(self, receiver: Receiver) -> None:
         assert self._process.stdout and self._process.stderr and self._wakes

@@ -280,13 +280,13 @@ def _without(text: str, names: Iterable[str]) -> str:
 def _rewrite(file: Path, text: str, lines: Sequence[str]) -> None:
     if text and not text.endswith("\n"):
         text += "\n"
-    beside = file.with_name(file.name + ".new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary = file.with_name(file.name + ".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as out:
         out.write(text + "".join(line + "\n" for line in lines))
         out.flush()
         os.fsync(out.fileno())
-    os.replace(beside, file)
+    os.replace(temporary, file)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from ascendrun.head.ssh.config import SshTarget
 from ascendrun.head.ssh.paramiko_import import paramiko
 from ascendrun.text import Text
 
-Ask = Callable[[str], Optional[str]]
+PassphrasePrompt = Callable[[str], Optional[str]]
 """Prompts for a passphrase; returns None if there is none. Must not block if no prompt is possible."""
 
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -60,8 +60,8 @@ class _LockedAgent(paramiko.Agent):
 class KeyRing:
     """All keys of one head node. Thread-safe; a file is read once, a passphrase is requested once."""
 
-    def __init__(self, ask: Ask | None = None) -> None:
-        self._ask = ask
+    def __init__(self, prompt: PassphrasePrompt | None = None) -> None:
+        self._prompt = prompt
         self._lock = threading.Lock()
         self._files: dict[str, Identity | Unusable] = {}
         self._agents: dict[str | None, tuple[_LockedAgent | None, tuple[Identity, ...]]] = {}
@@ -123,7 +123,7 @@ class KeyRing:
 
     def _load(self, path: str, *, is_expected: bool) -> Identity | Unusable | None:
         if path not in self._files:
-            self._files[path] = load_key(path, self._ask)
+            self._files[path] = load_key(path, self._prompt)
         found = self._files[path]
         is_missing = isinstance(found, Unusable) and not os.path.exists(path)
         return None if is_missing and not is_expected else found
@@ -134,8 +134,8 @@ def default_key_files() -> tuple[str, ...]:
     return tuple(os.path.join(os.path.expanduser("~"), ".ssh", name) for name in DEFAULT_KEYS)
 
 
-def load_key(path: str, ask: Ask | None) -> Identity | Unusable:
-    """Return an Identity, or an Unusable with the reason. Prompts for a passphrase once, never without `ask`."""
+def load_key(path: str, prompt: PassphrasePrompt | None) -> Identity | Unusable:
+    """Return an Identity, or an Unusable with the reason. Prompts for a passphrase once, never without `prompt`."""
     try:
         status = os.stat(path)
         if status.st_uid == os.getuid() and status.st_mode & 0o077:
@@ -145,10 +145,10 @@ def load_key(path: str, ask: Ask | None) -> Identity | Unusable:
             )
         try:
             return _identity(path, None)
-        except _wants_passphrase() as error:
+        except _passphrase_errors() as error:
             if not _is_encrypted(path):
                 return Unusable(_invalid(path, error), f"ssh-keygen -yf {path}")
-        phrase = ask(f"Passphrase for {path}: ") if ask else None
+        phrase = prompt(f"Passphrase for {path}: ") if prompt else None
         if not phrase:
             return Unusable(
                 Text("ssh.key-encrypted", "{path}: encrypted, passphrase unknown", path=str(path)), f"ssh-add {path}"
@@ -172,7 +172,7 @@ def _identity(path: str, phrase: str | None) -> Identity:
     return Identity(paramiko.PKey.from_path(path, password), path)
 
 
-def _wants_passphrase() -> tuple[Any, ...]:
+def _passphrase_errors() -> tuple[Any, ...]:
     # cryptography raises TypeError, and ValueError for some formats; paramiko has its own exception
     return (paramiko.PasswordRequiredException, TypeError, ValueError)
 

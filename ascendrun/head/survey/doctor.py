@@ -90,7 +90,7 @@ class Examination:
         for host in self._hosts:
             request = make_survey_request(host, self._reports[host.name], self._question, self._plan)
             shell = {**make_shell(host.name, self._question.spec, self._plan), "secret_env": self._secrets}
-            self._ask(host, Survey(survey_items(request), timeout_s, shell), self._take_survey)
+            self._query(host, Survey(survey_items(request), timeout_s, shell), self._take_survey)
         if not self._hosts:
             self._finish()
 
@@ -117,7 +117,7 @@ class Examination:
             items = connection_test_items(host.name, plan, nonce, connect_s) if plan is not None else []
             items += [pings[host.name]] if host.name in pings else []
             timeout_s = max([connect_s, *(float(item["timeout_s"]) for item in items)])
-            self._ask(host, Survey(items, timeout_s), self._take_tests)
+            self._query(host, Survey(items, timeout_s), self._take_tests)
 
     def _connection_test_plan(self) -> ConnectionTestPlan | None:
         from ascendrun.health.survey.connection_test_plan import choose_ports, plan_connection_tests
@@ -155,7 +155,7 @@ class Examination:
         answers.update({host: {"refused": error} for host, error in self._refused.items()})
         self._done(answers)
 
-    def _ask(self, host: Host, request: Survey, then: Callable[[str, Reply[SurveyReply]], None]) -> None:
+    def _query(self, host: Host, request: Survey, then: Callable[[str, Reply[SurveyReply]], None]) -> None:
         def on_reply(reply: Reply[SurveyReply]) -> None:
             if host.name in self._waiting:
                 self._waiting.discard(host.name)

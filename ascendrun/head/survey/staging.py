@@ -29,7 +29,7 @@ def tree_file(state_dir: Path, sha256: str) -> Path:
 class TreePush:
     """Sends a job's trees to one node, one request at a time: whether it is there, then its chunks.
 
-    `ask(request, body, then)` calls the agent; exactly one of `refused` and `finished` is called, once.
+    `query(request, body, then)` calls the agent; exactly one of `refused` and `finished` is called, once.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class TreePush:
         state_dir: Path,
         trees: Sequence[Tree],
         *,
-        ask: Callable[[Request[Any], bytes, Callable[[Reply[Any]], None]], None],
+        query: Callable[[Request[Any], bytes, Callable[[Reply[Any]], None]], None],
         refused: Callable[[Failure], None],
         finished: Callable[[], None],
     ) -> None:
         self._state_dir, self._rest = state_dir, list(trees)
-        self._ask, self._refused, self._finished = ask, refused, finished
+        self._query, self._refused, self._finished = query, refused, finished
         self.total_bytes = sum(tree.size_bytes for tree in trees)
         self.done_bytes = 0
         """Bytes on the node, sent now or already there."""
@@ -51,7 +51,7 @@ class TreePush:
         if not self._rest:
             self._finished()
             return
-        self._ask(HasTree(self._rest[0].sha256), b"", self._found)
+        self._query(HasTree(self._rest[0].sha256), b"", self._found)
 
     def _found(self, reply: Reply[HasTreeReply]) -> None:
         if reply.error is not None:
@@ -86,7 +86,7 @@ class TreePush:
             )
             return
         request = PutTree(tree.sha256, offset, total)
-        self._ask(request, chunk, lambda reply: self._sent(reply, offset, offset + len(chunk), total))
+        self._query(request, chunk, lambda reply: self._sent(reply, offset, offset + len(chunk), total))
 
     def _sent(self, reply: Reply[PutTreeReply], offset: int, end: int, total: int) -> None:
         if reply.error is not None:

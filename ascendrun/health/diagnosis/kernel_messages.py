@@ -98,14 +98,14 @@ def _hits(evidence: Evidence, host: HostEvidence) -> list[Hit]:
     lines = host.dmesg or ()
     here = evidence.ranks_of(host.host)
     end_s = max((rank.exited_at_s for rank in here if rank.exited_at_s is not None), default=None)
-    silent_s = [rank.last_output_s for rank in here if rank.last_output_s is not None and not rank.has_failed]
+    outputs_s = [rank.last_output_s for rank in here if rank.last_output_s is not None and not rank.has_failed]
     timely = {
         index
         for index, line in enumerate(lines)
         if line.at_s is None
         or end_s is None
         or -BEFORE_S < line.at_s - end_s < AFTER_S
-        or any(-AFTER_S < line.at_s - last_s < NEAR_S for last_s in silent_s)
+        or any(-AFTER_S < line.at_s - last_s < NEAR_S for last_s in outputs_s)
     }
     return [
         hit

@@ -203,7 +203,7 @@ def _unseen(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimel
     }
     expected = set(range(evidence.world_size)) if not any(timeline.rank.inner for timeline in timelines) else set()
     hosts = {host.host for host in evidence.hosts if host.reachable is False and not host.has_ended}
-    silent = {
+    no_output = {
         timeline.rank.rank for timeline in timelines if timeline.rank.host in hosts and not timeline.rank.has_ended
     }
     over = {host.host for host in evidence.hosts if host.has_ended}
@@ -212,7 +212,7 @@ def _unseen(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimel
         for timeline in timelines
         if timeline.rank.lines and not timeline.rank.has_ended and timeline.rank.host not in {*hosts, *over}
     }
-    return bool((expected | silent) - known - alive_anyway - set(winner.ranks))
+    return bool((expected | no_output) - known - alive_anyway - set(winner.ranks))
 
 
 def _unexplained(winner: Candidate, timelines: Sequence[RankTimeline]) -> bool:

@@ -50,8 +50,8 @@ def thin(points: Sequence[Point], *, most: int = POINTS) -> list[Point]:
         return list(points)
     size = -(-len(points) * 3 // most)
     kept: list[Point] = []
-    for begin in range(0, len(points), size):
-        stretch = points[begin : begin + size]
+    for start in range(0, len(points), size):
+        stretch = points[start : start + size]
         numbers = [index for index, (_, y) in enumerate(stretch) if y is not None]
         gaps = [index for index, (_, y) in enumerate(stretch) if y is None][:1]
         chosen = {0, *gaps}

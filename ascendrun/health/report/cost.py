@@ -38,11 +38,11 @@ def held_spans(stays: Sequence[Stay]) -> list[tuple[float, float]]:
     spans: list[tuple[float, float]] = []
     for stay in stays:
         if stay.state in ACTIVE_STATES:
-            begin_s, end_s = stay.begin_ms / 1000, stay.end_ms / 1000
-            if spans and spans[-1][1] == begin_s:
+            start_s, end_s = stay.start_ms / 1000, stay.end_ms / 1000
+            if spans and spans[-1][1] == start_s:
                 spans[-1] = (spans[-1][0], end_s)
             else:
-                spans.append((begin_s, end_s))
+                spans.append((start_s, end_s))
     return spans
 
 
@@ -51,7 +51,7 @@ def count_cost(
 ) -> Cost:
     """Compute the cost. `samples`: of the job's devices only, in order of time."""
     spans = held_spans(stays)
-    held_s = sum(end - begin for begin, end in spans)
+    held_s = sum(end - start for start, end in spans)
     by_device: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for one in samples:
         if one.power_w is not None:
@@ -81,8 +81,8 @@ def integrate(points: Sequence[tuple[float, float]], spans: Sequence[tuple[float
         end, next_value = points[index + 1] if index < len(gaps) else (at + usual_s, value)
         if end - at > max(BRIDGED_S, BRIDGED * usual_s):
             end, next_value = at + usual_s, value
-        for begin, stop in spans:
-            low, high = max(begin, at), min(stop, end)
+        for start, stop in spans:
+            low, high = max(start, at), min(stop, end)
             if low < high:
                 slope = (next_value - value) / (end - at)
                 total += (value + slope * ((low + high) / 2 - at)) * (high - low)

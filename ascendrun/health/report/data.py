@@ -227,7 +227,7 @@ def _attempt_rows(
     kept: dict[int, int] = {}
     for piece in time.pieces:
         if piece.use == "training":
-            kept[piece.attempt] = kept.get(piece.attempt, 0) + piece.end_ms - piece.begin_ms
+            kept[piece.attempt] = kept.get(piece.attempt, 0) + piece.end_ms - piece.start_ms
     rows = []
     for number in sorted({stay.attempt for stay in stays}):
         mine = [stay for stay in stays if stay.attempt == number and stay.state is not State.BACKOFF]
@@ -239,7 +239,7 @@ def _attempt_rows(
         rows.append(
             AttemptRow(
                 number,
-                mine[0].begin_ms / 1000,
+                mine[0].start_ms / 1000,
                 None if is_open else mine[-1].end_ms / 1000,
                 first,
                 last,
@@ -253,12 +253,12 @@ def _attempt_rows(
 
 def _reason(mine: Sequence[Stay], events: Sequence[Event]) -> Text | str:
     """Return why it ended: the reason of its last state transition."""
-    begin_s, end_s = mine[0].begin_ms / 1000 - 0.001, mine[-1].end_ms / 1000 + 0.001
+    start_s, end_s = mine[0].start_ms / 1000 - 0.001, mine[-1].end_ms / 1000 + 0.001
     found = [
         event.values.get("reason")
         for event in events
         if event.code == "state-changed"
-        and begin_s <= event.at_s <= end_s
+        and start_s <= event.at_s <= end_s
         and event.values.get("state") in ("STOPPING", "SUCCEEDED", "FAILED", "STOPPED")
     ]
     return (found[-1] or "") if found else ""
@@ -325,10 +325,10 @@ def _device_rows(samples: Sequence[DeviceSample]) -> tuple[DeviceRow, ...]:
 def _timeline(time: Accounting) -> tuple[UseSpan, ...]:
     pieces = list(time.pieces)
     if len(pieces) > MOST_SPANS:
-        least = sorted(piece.end_ms - piece.begin_ms for piece in pieces)[-MOST_SPANS // 2]
-        kept = [piece for piece in pieces if piece.end_ms - piece.begin_ms > least or piece.use == "lost"]
+        least = sorted(piece.end_ms - piece.start_ms for piece in pieces)[-MOST_SPANS // 2]
+        kept = [piece for piece in pieces if piece.end_ms - piece.start_ms > least or piece.use == "lost"]
         pieces = kept[-MOST_SPANS:] if len(kept) > MOST_SPANS else kept
-    return tuple(UseSpan(piece.begin_ms / 1000, piece.end_ms / 1000, piece.use, piece.attempt) for piece in pieces)
+    return tuple(UseSpan(piece.start_ms / 1000, piece.end_ms / 1000, piece.use, piece.attempt) for piece in pieces)
 
 
 _BY_TIME = (("step_s", "s"), ("tokens_per_s", "1/s"), ("samples_per_s", "1/s"), ("mfu", "%"))
@@ -351,7 +351,7 @@ def _charts(material: Material, lines: Mapping[int, Sequence[MetricsLine]], stay
         points = _over_time(lines, name) if has_times else _over_steps(lines, name)
         found.append(make_chart(name, "time" if has_times else "step", unit, points))
     if stays:
-        since_s, until_s = stays[0].begin_ms / 1000, max(stay.end_ms for stay in stays) / 1000
+        since_s, until_s = stays[0].start_ms / 1000, max(stay.end_ms for stay in stays) / 1000
         for name, unit in (("utilisation", "%"), ("power_w", "W"), ("temperature_c", "°C"), ("frequency_mhz", "MHz")):
             found.append(make_band(name, unit, _by_source(material.devices, name), since_s=since_s, until_s=until_s))
         for name, unit in (("cpu", "%"),):

@@ -54,7 +54,7 @@ class AttemptSteps:
 class Piece:
     """One span of time with one use; times are UTC milliseconds."""
 
-    begin_ms: int
+    start_ms: int
     end_ms: int
     use: str
     attempt: int
@@ -79,7 +79,7 @@ class Accounting:
 class Stay:
     """The time of an attempt in one state. `after`: the next state, None: it still is in this state."""
 
-    begin_ms: int
+    start_ms: int
     end_ms: int
     state: State
     attempt: int
@@ -95,16 +95,16 @@ def account(stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps]) -> Acco
         if stay.state is State.RUNNING:
             pieces += _running(stay, attempts, failed, caveats)
         else:
-            pieces.append(Piece(stay.begin_ms, stay.end_ms, _use_of(stay, failed), stay.attempt))
+            pieces.append(Piece(stay.start_ms, stay.end_ms, _use_of(stay, failed), stay.attempt))
     saves = {
-        number: _merged((_ms(begin_s), _ms(end_s)) for begin_s, end_s, _ in steps.saves)
+        number: _merged((_ms(start_s), _ms(end_s)) for start_s, end_s, _ in steps.saves)
         for number, steps in attempts.items()
     }
     pieces = _joined(part for piece in pieces for part in _with_saves(piece, saves.get(piece.attempt, ())))
     spent = dict.fromkeys(USES, 0)
     for piece in pieces:
-        spent[piece.use] += piece.end_ms - piece.begin_ms
-    wall_ms = stays[-1].end_ms - stays[0].begin_ms if stays else 0
+        spent[piece.use] += piece.end_ms - piece.start_ms
+    wall_ms = stays[-1].end_ms - stays[0].start_ms if stays else 0
     return Accounting(tuple(pieces), spent, wall_ms, tuple(dict.fromkeys(caveats)))
 
 
@@ -126,7 +126,7 @@ def find_stays(moves: Sequence[tuple[float, State]], *, created_s: float, until_
     if state not in TERMINAL:
         stays.append(Stay(now_ms, last_ms, state, attempt, None))
     elif now_ms < last_ms and stays:
-        stays[-1] = Stay(stays[-1].begin_ms, last_ms, stays[-1].state, stays[-1].attempt, stays[-1].after)
+        stays[-1] = Stay(stays[-1].start_ms, last_ms, stays[-1].state, stays[-1].attempt, stays[-1].after)
     return tuple(stays)
 
 
@@ -145,7 +145,7 @@ def _running(stay: Stay, attempts: Mapping[int, AttemptSteps], failed: set[int],
     before = "start-up" if stay.attempt == 1 else "lost"
     if reported is None or not reported.steps or reported.steps[-1][0] is None:
         caveats.append("no-steps" if reported is None or not reported.steps else "no-times")
-        return [Piece(stay.begin_ms, stay.end_ms, "lost" if has_failed else "training", stay.attempt)]
+        return [Piece(stay.start_ms, stay.end_ms, "lost" if has_failed else "training", stay.attempt)]
     first_s = next(at_s for at_s, _ in reported.steps if at_s is not None)
     started_ms = _within(stay, reported.started_s if reported.started_s is not None else first_s)
     last_ms = max(started_ms, _within(stay, reported.steps[-1][0]))
@@ -154,8 +154,8 @@ def _running(stay: Stay, attempts: Mapping[int, AttemptSteps], failed: set[int],
     kept_ms, after = last_ms, "ending"
     if has_failed:
         kept_ms, after = min(last_ms, max(started_ms, _kept_ms(stay, attempts, caveats))), "lost"
-    bounds = ((stay.begin_ms, started_ms, before), (started_ms, kept_ms, "training"), (kept_ms, stay.end_ms, after))
-    return [Piece(begin, end, use, stay.attempt) for begin, end, use in bounds]
+    bounds = ((stay.start_ms, started_ms, before), (started_ms, kept_ms, "training"), (kept_ms, stay.end_ms, after))
+    return [Piece(start, end, use, stay.attempt) for start, end, use in bounds]
 
 
 def _kept_ms(stay: Stay, attempts: Mapping[int, AttemptSteps], caveats: list[str]) -> int:
@@ -171,49 +171,49 @@ def _kept_ms(stay: Stay, attempts: Mapping[int, AttemptSteps], caveats: list[str
         times = [end_s for _, end_s, _ in reported.saves]
         if not times:
             caveats.append("no-checkpoint")
-    return _within(stay, max(times)) if times else stay.begin_ms
+    return _within(stay, max(times)) if times else stay.start_ms
 
 
 def _within(stay: Stay, at_s: float | None) -> int:
     assert at_s is not None
-    return min(stay.end_ms, max(stay.begin_ms, _ms(at_s)))
+    return min(stay.end_ms, max(stay.start_ms, _ms(at_s)))
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Merge overlapping spans: saves may overlap when a program writes in the background."""
     merged: list[tuple[int, int]] = []
-    for begin, end in sorted(spans):
-        if merged and begin <= merged[-1][1]:
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
-            merged.append((begin, end))
+            merged.append((start, end))
     return merged
 
 
 def _with_saves(piece: Piece, saves: Sequence[tuple[int, int]]) -> Iterator[Piece]:
     """Split the saves off a piece of training or ending."""
-    begin_ms = piece.begin_ms
+    start_ms = piece.start_ms
     if piece.use in ("training", "ending"):
-        first = max(0, bisect_left(saves, (begin_ms, 0)) - 1)
-        for begin, end in saves[first:]:
-            if begin >= piece.end_ms:
+        first = max(0, bisect_left(saves, (start_ms, 0)) - 1)
+        for start, end in saves[first:]:
+            if start >= piece.end_ms:
                 break
-            begin, end = max(begin, begin_ms), min(end, piece.end_ms)
-            if begin < end:
-                yield Piece(begin_ms, begin, piece.use, piece.attempt)
-                yield Piece(begin, end, "checkpoint", piece.attempt)
-                begin_ms = end
-    yield Piece(begin_ms, piece.end_ms, piece.use, piece.attempt)
+            start, end = max(start, start_ms), min(end, piece.end_ms)
+            if start < end:
+                yield Piece(start_ms, start, piece.use, piece.attempt)
+                yield Piece(start, end, "checkpoint", piece.attempt)
+                start_ms = end
+    yield Piece(start_ms, piece.end_ms, piece.use, piece.attempt)
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     joined: list[Piece] = []
     for piece in pieces:
-        if piece.begin_ms == piece.end_ms:
+        if piece.start_ms == piece.end_ms:
             continue
         last = joined[-1] if joined else None
         if last is not None and (last.use, last.attempt) == (piece.use, piece.attempt):
-            joined[-1] = Piece(last.begin_ms, piece.end_ms, piece.use, piece.attempt)
+            joined[-1] = Piece(last.start_ms, piece.end_ms, piece.use, piece.attempt)
         else:
             joined.append(piece)
     return joined

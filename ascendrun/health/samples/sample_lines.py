@@ -40,7 +40,7 @@ class LineReader:
             return Read()
         at_s = round(at_ns / 1e9 - ahead_s, 3)
         if isinstance(line.get("tool"), str):
-            devices, raw = self._devices.take(_said(line, at_s))
+            devices, raw = self._devices.take(_tool_output(line, at_s))
             for device in devices:
                 _check(device)
             return Read(devices, raw, self._devices.new_details())
@@ -69,7 +69,7 @@ def _check(device: DeviceSample) -> None:
             raise ValueError(f"device {device.device}: {name} has {len(str(value))} digits")
 
 
-def _said(line: Mapping[str, Any], at_s: float) -> ToolOutput:
+def _tool_output(line: Mapping[str, Any], at_s: float) -> ToolOutput:
     code = line.get("code")
     return ToolOutput(
         _sane(line["tool"])[:40],

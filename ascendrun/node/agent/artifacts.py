@@ -243,8 +243,8 @@ class ArtifactCollection:
             if done.timed_out:
                 problems.append(message("command-timed-out", command=argv[0]))
             elif done.code != 0:
-                said = done.err.decode("utf-8", "replace").strip().split("\n")[-1]
-                problems.append(message("command-failed", command=argv[0], status=done.code, output=said or None))
+                output = done.err.decode("utf-8", "replace").strip().split("\n")[-1]
+                problems.append(message("command-failed", command=argv[0], status=done.code, output=output or None))
             if done.code == 0 or (done.out and argv is item["commands"][-1]):
                 self._send_text(
                     item, self._pick(item, done.out), source=" ".join(map(str, argv[:2])), is_cut=done.truncated

@@ -58,7 +58,7 @@ class Follow:
             for file, generations in offsets.items()
             for generation, offset in generations.items()
         }
-        self._told_truncated: set[tuple[str, int, int]] = set()
+        self._reported_truncated: set[tuple[str, int, int]] = set()
         self._unreadable: set[tuple[str, int]] = set()
         self._last_batch_s = 0.0
 

@@ -58,20 +58,20 @@ class _Space:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._asked_s = -DISK_EVERY_S
+        self._queried_s = -DISK_EVERY_S
         self._probe_result: tuple[float, int] | None = None
         self._thread: threading.Thread | None = None
 
     def probe(self, now_s: float) -> int | None:
-        if now_s - self._asked_s >= DISK_EVERY_S and (self._thread is None or not self._thread.is_alive()):
-            self._asked_s = now_s
-            self._thread = threading.Thread(target=self._ask, args=(now_s,), daemon=True)
+        if now_s - self._queried_s >= DISK_EVERY_S and (self._thread is None or not self._thread.is_alive()):
+            self._queried_s = now_s
+            self._thread = threading.Thread(target=self._query, args=(now_s,), daemon=True)
             self._thread.start()
             self._thread.join(0.05)
         answer = self._probe_result
         return answer[1] if answer is not None and now_s - answer[0] < DISK_STALE_S else None
 
-    def _ask(self, now_s: float) -> None:
+    def _query(self, now_s: float) -> None:
         try:
             found = os.statvfs(self._path)
         except OSError:

@@ -114,7 +114,7 @@ class Sampler:
         self._until_fd = until_fd
         self._host = HostFigures(root)
         self._ranks = RankFigures(leaders, group=group, devices=sampling.get("devices"))
-        self._tools = sample_tools.Tools(sampling.get("items") or [], env=os.environb, said=self._said)
+        self._tools = sample_tools.Tools(sampling.get("items") or [], env=os.environb, emit=self._emit)
         self._due_s = time.monotonic()
 
     def run(self) -> None:
@@ -143,7 +143,7 @@ class Sampler:
             now_s,
         )
 
-    def _said(self, line: dict[str, Any], text: bytes) -> None:
+    def _emit(self, line: dict[str, Any], text: bytes) -> None:
         self._out(dict(line, **pack_text(text)), time.monotonic())
 
 

@@ -49,19 +49,19 @@ class Tool:
 
 
 class Tools:
-    """Use from one thread. `said(line)` gets the result of a tool, as the line to be written."""
+    """Use from one thread. `emit(line)` gets the result of a tool, as the line to be written."""
 
     def __init__(
         self,
         items: Sequence[dict[str, Any]],
         *,
         env: Mapping[bytes, bytes],
-        said: Callable[[dict[str, Any], bytes], None],
+        emit: Callable[[dict[str, Any], bytes], None],
     ) -> None:
         now_s = time.monotonic()
         self._tools = [Tool(item, now_s) for item in items]
         self._env = dict(env)
-        self._said = said
+        self._emit = emit
 
     def fds(self) -> list[int]:
         """Return the descriptors to wait for."""
@@ -178,7 +178,7 @@ class Tools:
             line["timed_out"] = True
         if tool.is_cut:
             line["truncated"] = True
-        self._said(line, text or bytes(tool.out))
+        self._emit(line, text or bytes(tool.out))
 
 
 def wait(fds: Sequence[int], timeout_s: float) -> list[int]:

@@ -50,7 +50,7 @@ class ExitWatch:
         if self._done_s is None:
             self._done_s = now_s
 
-    def look(self, now_s: float, *, cpu_s: float, written_bytes: int, other_exited_s: float | None) -> str | None:
+    def check(self, now_s: float, *, cpu_s: float, written_bytes: int, other_exited_s: float | None) -> str | None:
         """Return FINISHED or IDLE, each once; None: nothing to report. `other_exited_s`: first exit 0 of another."""
         if self._done_s is not None and now_s - self._done_s >= self._exit_s:
             return self._report(FINISHED)
@@ -64,7 +64,7 @@ class ExitWatch:
         return None
 
     def limit_s(self, why: str) -> float:
-        """The seconds after which `look` returns `why`."""
+        """The seconds after which `check` returns `why`."""
         return self._exit_s if why == FINISHED else self._linger_s
 
     def _report(self, why: str) -> str | None:

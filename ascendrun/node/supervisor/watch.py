@@ -53,7 +53,7 @@ class Supervisor:
         self.streams: dict[int, tuple[Rank, str]] = {}
         self.poll = select.poll()
         self.ladder = stopping.Ladder()
-        self.beside = SamplerProcess(self.tag, folder)
+        self.sampler = SamplerProcess(self.tag, folder)
         self.stopping_by: str | None = None
         self.stop_seen: Any = None
         self.killed_s: float | None = None
@@ -70,7 +70,7 @@ class Supervisor:
     def run(self) -> None:
         if not self._check_stop_file():
             self._start_ranks()
-            self.beside.start(self.prepared)
+            self.sampler.start(self.prepared)
         while not self.is_over:
             self._turn()
         self._finish()
@@ -277,8 +277,8 @@ class Supervisor:
     def _explain_setup(self, rank: Rank) -> dict[str, Any]:
         if rank.setup_result == b"m":
             return message("no-command-after-setup", path=rank.plan["argv"][0])
-        said = rank.spools["err"].tail(2000).decode("utf-8", "replace").strip()
-        return message("setup-failed", status=rank.result, output=said or None)
+        output = rank.spools["err"].tail(2000).decode("utf-8", "replace").strip()
+        return message("setup-failed", status=rank.result, output=output or None)
 
     # --- hung at exit ---
 
@@ -287,7 +287,7 @@ class Supervisor:
             rank.watch.see_done(now)
         if self.stopping_by is not None:
             return
-        why = rank.watch.look(
+        why = rank.watch.check(
             now, cpu_s=rank.cpu_s(), written_bytes=rank.written_bytes, other_exited_s=self.first_good_exit_s
         )
         if why is None:
@@ -352,7 +352,7 @@ class Supervisor:
             supervisor=os.getpid(),
             ranks=leaders,
             extra=cgroup.group_pids(self.group),
-            has_sampler=self.beside.is_on,
+            has_sampler=self.sampler.is_on,
         )
 
     def _sweep(self, now: float) -> None:
@@ -411,7 +411,7 @@ class Supervisor:
             self._record_dropped(rank, time.monotonic(), last=True)
             for spool in rank.spools.values():
                 spool.close()
-        self.beside.end()
+        self.sampler.end()
         failpoint("finish.before_terminal")
         free_reserve(self.folder)
         write_end(

@@ -49,8 +49,8 @@ def encode(tokenizer: Any, conversation: Conversation, level: int, *, cutoff: in
     for turn, (role, _) in enumerate(conversation.turns):
         if role != "assistant":
             continue
-        before = render(tokenizer, messages[:turn], asks=True)
-        after = render(tokenizer, messages[: turn + 1], asks=False)
+        before = render(tokenizer, messages[:turn], add_generation_prompt=True)
+        after = render(tokenizer, messages[: turn + 1], add_generation_prompt=False)
         if not before.startswith(done) or not after.startswith(before):
             raise InvalidDataError(
                 "program.template-rewrites",
@@ -66,11 +66,13 @@ def encode(tokenizer: Any, conversation: Conversation, level: int, *, cutoff: in
     return Encoded(tuple(ids[:cutoff]), tuple(labels[:cutoff]), level)
 
 
-def render(tokenizer: Any, messages: Sequence[Any], *, asks: bool) -> str:
-    """Apply the template. `asks`: add the start of the assistant's reply."""
-    if not messages and not asks:
+def render(tokenizer: Any, messages: Sequence[Any], *, add_generation_prompt: bool) -> str:
+    """Apply the template. `add_generation_prompt`: add the start of the assistant's reply."""
+    if not messages and not add_generation_prompt:
         return ""
-    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=asks))
+    return str(
+        tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+    )
 
 
 def encode_all(

@@ -179,7 +179,7 @@ class Course:
         """Return the number of samples of each level in the steps before this step."""
         return dict(zip(self.table.levels, self.given[step].tolist()))
 
-    def story(self) -> list[Text]:
+    def describe(self) -> list[Text]:
         """Describe the schedule: the fractions of every stage, the number of uses of every level's samples."""
         if not self.table.is_curriculum:
             return [

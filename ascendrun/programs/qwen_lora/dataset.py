@@ -163,7 +163,7 @@ def introduce(lessons: Lessons, course: Course, options: Options) -> list[Text]:
                 cutoff=options["cutoff_len"],
             )
         )
-    return lines + course.story()
+    return lines + course.describe()
 
 
 def texts_to_answer(lessons: Lessons, count: int) -> Sequence[tuple[int, Conversation]]:

@@ -160,7 +160,9 @@ def answer(engine: Engine, tokenizer: Any, conversation: Conversation, here: Run
     because a sharded model requires them all."""
     first = next(i for i, (role, _) in enumerate(conversation.turns) if role == "assistant")
     messages = [{"role": role, "content": text} for role, text in conversation.turns[:first]]
-    ids = list(tokenizer(render(tokenizer, messages, asks=True), add_special_tokens=False)["input_ids"])
+    ids = list(
+        tokenizer(render(tokenizer, messages, add_generation_prompt=True), add_special_tokens=False)["input_ids"]
+    )
     begin, last = len(ids), torch.tensor([0])
     ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")}
     engine.module.eval()

@@ -114,8 +114,10 @@ def estimate(
     everything: bool = False,
 ) -> MemoryEstimate:
     """Estimate. `piece`: see sft_task.largest_micro_batch. `everything`: include layouts slower than the chosen one."""
-    asked = options["strategy"]
-    strategies = strategies_for(target.precision, target.world_size, has_deepspeed) if asked == "auto" else (asked,)
+    requested = options["strategy"]
+    strategies = (
+        strategies_for(target.precision, target.world_size, has_deepspeed) if requested == "auto" else (requested,)
+    )
     seen: dict[tuple[bool, bool], Simulated] = {}
     lines: list[Text] = []
     found: list[tuple[memory.Need, Layout]] = []
@@ -161,8 +163,8 @@ def estimate(
 def layouts(options: Mapping[str, Any], strategies: Sequence[str]) -> list[Layout]:
     """Return the layouts from fast to slow. Recomputing activations costs a third more arithmetic, less than gathering
     the weights; host memory is slower than both."""
-    asked = options["gradient_checkpointing"]
-    recompute = (False, True) if asked is None else (asked,)
+    requested = options["gradient_checkpointing"]
+    recompute = (False, True) if requested is None else (requested,)
     if options["cpu_offload"]:
         return [Layout(strategy, True, each) for strategy in strategies if strategy != "ddp" for each in recompute]
     found = [Layout(strategy, False, each) for strategy in strategies for each in recompute]
@@ -259,9 +261,9 @@ def choose(
 
     Raises ModelTooLargeError. A requested strategy is used even if it does not fit: an estimate may be wrong.
     """
-    asked, recompute = options["strategy"], options["gradient_checkpointing"]
-    if asked != "auto" and recompute is not None:
-        chosen = Layout(asked, options["cpu_offload"], recompute)
+    requested, recompute = options["strategy"], options["gradient_checkpointing"]
+    if requested != "auto" and recompute is not None:
+        chosen = Layout(requested, options["cpu_offload"], recompute)
         return chosen, [Text("program.chosen-requested", "{chosen}, as requested", chosen=chosen.text())]
     found: Any = None
     if here.is_first:
@@ -270,10 +272,10 @@ def choose(
     found = here.share(found)
     if found.chosen is not None:
         return found.chosen, list(found.lines)
-    if asked == "auto":
+    if requested == "auto":
         problems = [*found.lines, *found.problems]
         raise ModelTooLargeError.of(problems, most=len(problems))
-    chosen = Layout(asked, options["cpu_offload"], True)
+    chosen = Layout(requested, options["cpu_offload"], True)
     return chosen, [
         *found.lines,
         *(Text("program.note", "note: {text}", text=problem) for problem in found.problems),
@@ -281,7 +283,7 @@ def choose(
             "program.chosen-strategy-requested",
             "{chosen}: strategy={strategy} as requested",
             chosen=chosen.text(),
-            strategy=asked,
+            strategy=requested,
         ),
     ]
 

@@ -170,7 +170,7 @@ class Loop:
         is_bad = not math.isfinite(loss)
         sums = self.here.sum(
             [
-                float(self.here.stop_asked),
+                float(self.here.stop_requested),
                 float(is_late),
                 float(is_bad),
                 float(self.save_problem is not None),

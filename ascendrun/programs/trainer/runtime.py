@@ -32,7 +32,7 @@ class Runtime(Ranks):
 
     accelerator: Accelerator
     metrics: TextIO | None = None
-    stop_asked: bool = False
+    stop_requested: bool = False
     at_end: list[Callable[[], None]] = field(default_factory=list)
     """Called by `leave` before the groups are destroyed: writers that must be joined."""
     last_words: dict[str, Any] | None = None
@@ -83,7 +83,7 @@ def listen_for_stop(runtime: Runtime) -> None:
     """Handle stop signals: stop after the current step; a second ^C ends the process immediately."""
 
     def note(number: int, frame: object) -> None:
-        runtime.stop_asked = True
+        runtime.stop_requested = True
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 

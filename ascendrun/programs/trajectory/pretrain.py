@@ -20,7 +20,7 @@ from ascendrun.programs.trajectory.model import WordGuesser, pad
 from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
 from ascendrun.programs.trajectory.train import identity_of, make_engine, make_settings, plan_of
 
-Asked = tuple[Ids, Ids, Ids]
+Masked = tuple[Ids, Ids, Ids]
 """One sample: the model's input, the positions to predict, and the correct tokens there."""
 
 
@@ -42,13 +42,13 @@ class Pretraining(Task):
         epoch = step // self.plan.steps_per_epoch
         return self.batch(
             [
-                self.asked(self.train_set[number], (self.options["seed"], epoch, number), is_training=True)
+                self.masked(self.train_set[number], (self.options["seed"], epoch, number), is_training=True)
                 for unit in units
                 for number in unit
             ]
         )
 
-    def asked(self, sample: Encoded, key: Sequence[int], *, is_training: bool) -> Asked:
+    def masked(self, sample: Encoded, key: Sequence[int], *, is_training: bool) -> Masked:
         ids = augment(
             sample,
             min_points=self.options["min_segment_size"],
@@ -63,7 +63,7 @@ class Pretraining(Task):
         hidden, places = hide_words(ids, self.may, self.vocabulary, rate=self.options["mlm_probability"], key=key)
         return hidden, places, ids[places]
 
-    def batch(self, rows: Sequence[Asked]) -> Batch:
+    def batch(self, rows: Sequence[Masked]) -> Batch:
         ids, lengths = pad([seen for seen, _, _ in rows], multiple=multiple_of(self.options, self.here.family))
         tensors = {
             "ids": ids,
@@ -85,18 +85,18 @@ class Pretraining(Task):
         size, sums = self.options["global_batch_size"], [0.0, 0.0, 0.0, 0.0]
         for start in range(0, len(mine), size):
             batch = self.batch(
-                [self.asked(self.val_set[i], (i,), is_training=False) for i in mine[start : start + size]]
+                [self.masked(self.val_set[i], (i,), is_training=False) for i in mine[start : start + size]]
             )
             tensors = {name: tensor.to(self.here.device) for name, tensor in batch.tensors.items()}
             logits = self.model(tensors["ids"], tensors["lengths"], tensors["rows"], tensors["places"]).float()
             right = float((logits.argmax(-1) == tensors["words"]).sum())
             nats = float(functional.cross_entropy(logits, tensors["words"], reduction="sum"))
             sums = [old + new for old, new in zip(sums, (nats, right, batch.weight, float(batch.tokens)))]
-        nats, right, asked, tokens = self.here.sum(sums)
+        nats, right, masked, tokens = self.here.sum(sums)
         return {
-            "loss": nats / max(1.0, asked),
-            "masked_accuracy": right / max(1.0, asked),
-            "mask_ratio": asked / tokens,
+            "loss": nats / max(1.0, masked),
+            "masked_accuracy": right / max(1.0, masked),
+            "mask_ratio": masked / tokens,
         }
 
 

@@ -32,17 +32,17 @@ LOOKED_AT = 200
 
 @dataclass(frozen=True)
 class Pass:
-    """The largest forward and backward pass of one rank. `asked`: tokens to predict, 0: the class is predicted.
+    """The largest forward and backward pass of one rank. `requested`: tokens to predict, 0: the class is predicted.
     `of_step`: number of passes of that step."""
 
     rows: int
     length: int
-    asked: int
+    requested: int
     of_step: int
 
 
-def largest_pass(plan: Buckets, options: Options, *, family: str, world_size: int, asked_fraction: float) -> Pass:
-    """Return the largest pass; cropping makes tracks shorter. `asked_fraction`: fraction of the tokens to predict."""
+def largest_pass(plan: Buckets, options: Options, *, family: str, world_size: int, requested_fraction: float) -> Pass:
+    """Return the largest pass; cropping makes tracks shorter. `requested_fraction`: share of the tokens to predict."""
     limits = {"micro_batch": options["micro_batch_size"], "micro_tokens": micro_tokens_of(options, family)}
     multiple, found = multiple_of(options, family), Pass(0, 0, 0, 0)
     for step in sorted({int(each) for each in np.linspace(0, plan.steps_per_epoch - 1, LOOKED_AT)}):
@@ -50,8 +50,8 @@ def largest_pass(plan: Buckets, options: Options, *, family: str, world_size: in
         for piece in filter(None, pieces):
             lengths = [plan.length_of(unit) for unit in piece]
             width = -(-max(lengths) // multiple) * multiple
-            asked = int(asked_fraction * sum(lengths)) + len(piece) if asked_fraction else 0
-            seen = Pass(len(piece), width, asked, len(pieces))
+            requested = int(requested_fraction * sum(lengths)) + len(piece) if requested_fraction else 0
+            seen = Pass(len(piece), width, requested, len(pieces))
             found = max(found, seen, key=lambda each: (each.rows * each.length, each.of_step))
     return found
 
@@ -64,7 +64,7 @@ def estimate(sizes: Sizes, largest: Pass, target: memory.Target, *, checkpointed
 
 
 def simulated(sizes: Sizes, largest: Pass, target: memory.Target, *, checkpointed: bool) -> Simulated:
-    kind: Callable[[Sizes], Reader] = WordGuesser if largest.asked else TrackClassifier
+    kind: Callable[[Sizes], Reader] = WordGuesser if largest.requested else TrackClassifier
 
     def build(layers: int) -> nn.Module:
         model = kind(replace(sizes, config=with_layers(sizes.config, layers)))
@@ -77,7 +77,7 @@ def simulated(sizes: Sizes, largest: Pass, target: memory.Target, *, checkpointe
     return simulate_deep(
         build,
         int(sizes.config["num_hidden_layers"]),
-        guess if largest.asked else classify,
+        guess if largest.requested else classify,
         shapes_of(largest),
         precision=target.precision,
     )
@@ -85,8 +85,8 @@ def simulated(sizes: Sizes, largest: Pass, target: memory.Target, *, checkpointe
 
 def shapes_of(largest: Pass) -> Shapes:
     shapes = {"ids": ((largest.rows, largest.length), torch.int64), "lengths": ((largest.rows,), torch.int64)}
-    if largest.asked:
-        return {**shapes, **dict.fromkeys(("rows", "places", "words"), ((largest.asked,), torch.int64))}
+    if largest.requested:
+        return {**shapes, **dict.fromkeys(("rows", "places", "words"), ((largest.requested,), torch.int64))}
     return {**shapes, "labels": ((largest.rows,), torch.int64)}
 
 
@@ -111,7 +111,7 @@ def fixes(sizes: Sizes, largest: Pass, target: memory.Target, *, checkpointed: b
     """Return changes estimated to fit: fewer tracks per pass; activation checkpointing, with fewer tracks if needed."""
 
     def fits(rows: int, recompute: bool) -> bool:
-        smaller = replace(largest, rows=rows, asked=-(-largest.asked * rows // largest.rows), of_step=2)
+        smaller = replace(largest, rows=rows, requested=-(-largest.requested * rows // largest.rows), of_step=2)
         return estimate(sizes, smaller, target, checkpointed=recompute).fits(target)
 
     found: list[Text | str] = []
@@ -121,9 +121,9 @@ def fixes(sizes: Sizes, largest: Pass, target: memory.Target, *, checkpointed: b
         rows = largest.rows
         while not fits(rows, recompute):
             rows //= 2
-        asked = [] if recompute == checkpointed else ["--gradient_checkpointing=true"]
-        asked += [] if rows == largest.rows else [f"--micro_batch_size={rows}"]
-        found.append(" with ".join(asked))
+        requested = [] if recompute == checkpointed else ["--gradient_checkpointing=true"]
+        requested += [] if rows == largest.rows else [f"--micro_batch_size={rows}"]
+        found.append(" with ".join(requested))
     return found or [
         Text(
             "program.smaller-model",

@@ -167,7 +167,7 @@ def test_retries_wait_longer_and_longer_up_to_a_bound(tries: int, name: str) -> 
 
 @given(st.integers(1, 50), st.floats(0, 1e9))
 def test_a_service_that_says_how_long_is_heard_within_reason(tries: int, asked_s: float) -> None:
-    wait_s = retry_after_s(tries, notice_id="x", asked_s=asked_s)
+    wait_s = retry_after_s(tries, notice_id="x", requested_s=asked_s)
     assert min(asked_s, LONGEST_WAIT_S) <= wait_s <= LONGEST_WAIT_S
 
 

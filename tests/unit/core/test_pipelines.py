@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ascendrun.core.jobs.job import Cause, DependencyFailed, Job, State, WaitingForNodes
+from ascendrun.core.jobs.inputs import DependencyFailed, WaitingForNodes
+from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.lifecycle import advance
 from ascendrun.core.jobs.pipelines import pipeline_status
 from ascendrun.core.jobs.reasons import dependency_failed, dependency_unknown, legacy, stage_progress, waiting_for_job

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from ascendrun.core.jobs import reasons
-from ascendrun.core.jobs.job import DependencyFailed, Job, NodesAvailable, State, WaitingForNodes
+from ascendrun.core.jobs.inputs import DependencyFailed, NodesAvailable, WaitingForNodes
+from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.schedule import Claim, schedule_all, schedule_queue
 
 

@@ -29,7 +29,7 @@ class Head:
         self.folder = folder
         self.file = folder / "config.yaml"
         self.store = Store.open(folder / "state")
-        self.notifier = Notifier(self.store, self.read, files=[self.file], ask_s=ask_s)
+        self.notifier = Notifier(self.store, self.read, files=[self.file], timeout_s=ask_s)
         self.store.outbox = self.notifier.outbox
         self.jobs: list[Job] = []
 

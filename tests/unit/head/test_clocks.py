@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ascendrun.head.spool.clocks import (
     CLOCK_FILE,
     ClockFiles,
-    ClockKeeper,
+    ClockTracker,
     HostClock,
     Reading,
     keep_reading,
@@ -149,7 +149,7 @@ class FakeHosts:
 
 def test_a_host_is_measured_by_some_round_trips_and_one_result_is_kept() -> None:
     hosts, kept = FakeHosts(), []
-    keeper = ClockKeeper(hosts.ping, lambda host, reading: kept.append((host, reading)))
+    keeper = ClockTracker(hosts.ping, lambda host, reading: kept.append((host, reading)))
     keeper.measure("n1")
     keeper.measure("n1")  # is under way
     for _ in range(3):
@@ -164,7 +164,7 @@ def test_a_host_is_measured_by_some_round_trips_and_one_result_is_kept() -> None
 
 def test_a_host_that_does_not_answer_leaves_no_reading_and_may_be_asked_again() -> None:
     hosts, kept = FakeHosts(), []
-    keeper = ClockKeeper(hosts.ping, lambda host, reading: kept.append(host))
+    keeper = ClockTracker(hosts.ping, lambda host, reading: kept.append(host))
     keeper.measure("n1")
     hosts.answer(None)
     keeper.tick(["n1"])

@@ -35,7 +35,7 @@ MESSAGES: list[Message] = [
     messages.Survey(HOSTS, {"key": "k"}, "npu", ("/data",), ("ports",), is_full=False, every_pair=True),
     messages.Survey(HOSTS),
     messages.SurveyReply("n1", report={"host": "n1"}, results={"ports": {}}),
-    messages.Sample(HOSTS, 5.0, "npu", unless_asked=True),
+    messages.Sample(HOSTS, 5.0, "npu", unless_pending=True),
     messages.SampleReply("n1", (DeviceSample(1.0, "n1", 0, "npu", pids=(1, 2)),), (HostSample(1.0, "n1", 5.0),)),
     messages.Grep("j-0001", 2, {"n1": {"patterns": ["a"]}}),
     messages.GrepReply("n1", Text("t.c", "late"), complete=False),

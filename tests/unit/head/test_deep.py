@@ -128,7 +128,7 @@ def look(
         state_dir=world.state_dir,
         busy=busy or {},
         unfit=unfit,
-        say=said.append,
+        log=said.append,
     )
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs import reasons
-from ascendrun.core.jobs.job import Cause, DependencyFailed, Job, State
+from ascendrun.core.jobs.inputs import DependencyFailed
+from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.lifecycle import advance
 from ascendrun.core.jobs.reasons import FirstFailure
 from ascendrun.core.jobs.schedule import check_dependency

@@ -12,7 +12,8 @@ import pytest
 
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.spec import JobSpec
-from ascendrun.core.jobs.job import NodeProgress, NodeStaged, Phase, RankStarted, State, Tick
+from ascendrun.core.jobs.inputs import NodeStaged, RankStarted, Tick
+from ascendrun.core.jobs.job import NodeProgress, Phase, State
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.live_jobs import Guard, LiveJobs
 from ascendrun.head.protocol.agent_bootstrap import AgentImage

@@ -15,9 +15,9 @@ import ascendrun.text as text_module
 from ascendrun.cli.outcome import exit_code_of
 from ascendrun.core.events import Event
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.core.jobs import job as w
-from ascendrun.core.jobs import reasons
-from ascendrun.core.jobs.job import Exit, Job, JobInput
+from ascendrun.core.jobs import inputs, reasons
+from ascendrun.core.jobs.inputs import JobInput
+from ascendrun.core.jobs.job import Exit, Job
 from ascendrun.core.jobs.lifecycle import Step, advance, resume
 from ascendrun.core.jobs.schedule import check_dependency
 from ascendrun.core.notices import notice_of
@@ -55,8 +55,8 @@ class Life:
         self.store.save(step.job, step.events, now_s=self.now_s)
         self.job = step.job
 
-    def feed(self, *inputs: JobInput) -> None:
-        for given in inputs:
+    def feed(self, *fed: JobInput) -> None:
+        for given in fed:
             self.now_s += 1.0
             self.take(advance(self.job, given, now_s=self.now_s))
 
@@ -65,26 +65,31 @@ class Life:
 
     def check(self) -> None:
         self.feed(
-            w.WaitingForNodes(reasons.nodes_in_use("j-0099", "other", ["npu01"])),
-            w.NodesAvailable(),
-            w.NodeReported("npu01", "boot1", 0.0),
-            w.NodeReported("npu02", "boot2", 0.01),
-            w.Checked(((Finding("disk-low", Severity.WARN, ("npu01",)), "disk is 93% full"),)),
-            w.Planned({"npu01": (0, 1), "npu02": (2, 3)}, 4),
+            inputs.WaitingForNodes(reasons.nodes_in_use("j-0099", "other", ["npu01"])),
+            inputs.NodesAvailable(),
+            inputs.NodeReported("npu01", "boot1", 0.0),
+            inputs.NodeReported("npu02", "boot2", 0.01),
+            inputs.Checked(((Finding("disk-low", Severity.WARN, ("npu01",)), "disk is 93% full"),)),
+            inputs.Planned({"npu01": (0, 1), "npu02": (2, 3)}, 4),
         )
 
     def start(self) -> None:
         self.check()
-        self.feed(w.NodeStaged("npu01"), w.NodeStaged("npu02"), w.NodeReady("npu01", 29500), w.NodeReady("npu02", None))
+        self.feed(
+            inputs.NodeStaged("npu01"),
+            inputs.NodeStaged("npu02"),
+            inputs.NodeReady("npu01", 29500),
+            inputs.NodeReady("npu02", None),
+        )
 
     def run(self) -> None:
         self.start()
-        self.feed(*(w.RankStarted(HOSTS[rank // 2], rank, 100 + rank) for rank in range(4)))
+        self.feed(*(inputs.RankStarted(HOSTS[rank // 2], rank, 100 + rank) for rank in range(4)))
 
     def end(self, code: int) -> None:
         exit = Exit(code, None, int(self.now_s * 1e9), code != 0)
-        self.feed(*(w.RankExited(HOSTS[rank // 2], rank, exit) for rank in range(4)))
-        self.feed(w.NodeEnded("npu01"), w.NodeEnded("npu02"))
+        self.feed(*(inputs.RankExited(HOSTS[rank // 2], rank, exit) for rank in range(4)))
+        self.feed(inputs.NodeEnded("npu01"), inputs.NodeEnded("npu02"))
 
 
 def success(store: Store) -> None:
@@ -97,36 +102,38 @@ def user_stop(store: Store) -> None:
     life = Life(store, "user-stop")
     life.run()
     life.record("stop-requested", grace_s=30.0)
-    life.feed(w.StopRequested(False))
+    life.feed(inputs.StopRequested(False))
     life.end(-15)
 
 
 def rank_failure(store: Store) -> None:
     life = Life(store, "rank-failure")
     life.run()
-    life.feed(w.RankHungAtExit("npu01", 0, "idle", 60.0), w.RankExited("npu02", 3, Exit(7, None, 10**12, False)))
-    life.feed(w.NodeEnded("npu01", (4711,)), w.NodeEnded("npu02"))
+    life.feed(
+        inputs.RankHungAtExit("npu01", 0, "idle", 60.0), inputs.RankExited("npu02", 3, Exit(7, None, 10**12, False))
+    )
+    life.feed(inputs.NodeEnded("npu01", (4711,)), inputs.NodeEnded("npu02"))
 
 
 def refused(store: Store) -> None:
     life = Life(store, "refused")
     life.check()
-    life.feed(w.Refused("npu02", "port 29500 is in use"))
+    life.feed(inputs.Refused("npu02", "port 29500 is in use"))
 
 
 def rebooted(store: Store) -> None:
     life = Life(store, "rebooted")
     life.run()
     life.record("unreachable", "npu02")
-    life.feed(w.NodeRebooted("npu02"), w.NodeEnded("npu01"))
+    life.feed(inputs.NodeRebooted("npu02"), inputs.NodeEnded("npu01"))
 
 
 def start_timeout(store: Store) -> None:
     life = Life(store, "start-timeout")
     life.start()
     life.now_s += 700.0
-    life.feed(w.RankStarted("npu01", 0, 1), w.RankStarted("npu01", 1, 2), w.Tick(frozenset(HOSTS)))
-    life.feed(w.NodeEnded("npu01"), w.NodeEnded("npu02"))
+    life.feed(inputs.RankStarted("npu01", 0, 1), inputs.RankStarted("npu01", 1, 2), inputs.Tick(frozenset(HOSTS)))
+    life.feed(inputs.NodeEnded("npu01"), inputs.NodeEnded("npu02"))
 
 
 def head_restarted(store: Store) -> None:
@@ -134,23 +141,23 @@ def head_restarted(store: Store) -> None:
     life.check()
     life.take(resume(life.job, now_s=life.now_s))
     life.run()
-    life.feed(w.SupervisorLost("npu01"), w.NodeEnded("npu01"), w.NodeEnded("npu02"))
+    life.feed(inputs.SupervisorLost("npu01"), inputs.NodeEnded("npu01"), inputs.NodeEnded("npu02"))
 
 
 def need_failed(store: Store) -> None:
     first = Life(store, "p.one", stage="one", pipeline="j-0009")
     first.check()
-    first.feed(w.Refused(None, reasons.on_host("npu01", "no space")))
+    first.feed(inputs.Refused(None, reasons.on_host("npu01", "no space")))
     second = Life(store, "p.two", stage="two", pipeline="j-0009", needs=first.job.id)
     decision = check_dependency(second.job, first.job)
-    assert isinstance(decision, w.DependencyFailed)
+    assert isinstance(decision, inputs.DependencyFailed)
     second.feed(decision)
 
 
 def time_limit(store: Store) -> None:
     life = Life(store, "time-limit")
     life.run()
-    life.feed(w.StopStarted("npu01", "limit", "60 s", 1.0))
+    life.feed(inputs.StopStarted("npu01", "limit", "60 s", 1.0))
     life.end(-15)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from ascendrun.core.samples import DeviceDetail, Newest
 from ascendrun.head.spool import sample_ingest
-from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
+from ascendrun.head.spool.sample_ingest import SampleIngest, Source
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.node.sampler.sample import GENERATIONS
 
@@ -58,11 +58,11 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture
-def keepers(tmp_path: Path) -> Iterator[Callable[[], SampleKeeper]]:
-    made: list[SampleKeeper] = []
+def keepers(tmp_path: Path) -> Iterator[Callable[[], SampleIngest]]:
+    made: list[SampleIngest] = []
 
-    def make() -> SampleKeeper:
-        made.append(SampleKeeper(tmp_path))
+    def make() -> SampleIngest:
+        made.append(SampleIngest(tmp_path))
         made[-1].start()
         return made[-1]
 
@@ -189,9 +189,9 @@ def test_a_host_without_a_job_is_answered_and_kept(keepers: Any, tmp_path: Path)
 FEED = """
 import sys, pathlib, time
 from ascendrun.head.spool import sample_ingest
-from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
+from ascendrun.head.spool.sample_ingest import SampleIngest, Source
 sample_ingest.GATHER_S = 0.002
-keeper = SampleKeeper(pathlib.Path(sys.argv[1]))
+keeper = SampleIngest(pathlib.Path(sys.argv[1]))
 keeper.start()
 source = Source("head-job.1", "a1", "j-0001", 1, 5.0)
 data = sys.stdin.buffer.read()
@@ -223,7 +223,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_ingest, "RETRY_S", 0.05)
 
 
-def feed(keeper: SampleKeeper, data: bytes) -> bool:
+def feed(keeper: SampleIngest, data: bytes) -> bool:
     """As a follow does: from where the keeper stands, to the end."""
     place = keeper.offsets(SOURCE).get("0", 0)
     return keeper.take(SOURCE, 0, place, data[place:], ahead_s=0.0)

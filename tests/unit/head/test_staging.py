@@ -31,7 +31,7 @@ def test_bytes_are_counted_as_they_arrive_and_when_they_are_there(tmp_path: Path
         then(Reply(HasTreeReply(request.sha256 == trees[1].sha256)))
 
     push = staging.TreePush(
-        tmp_path, trees, ask=ask, refused=lambda failure: pytest.fail(str(failure)), finished=lambda: None
+        tmp_path, trees, query=ask, refused=lambda failure: pytest.fail(str(failure)), finished=lambda: None
     )
     push.send_next()
     assert seen == [0, 0, 4, 8, 10] and (push.done_bytes, push.total_bytes) == (17, 17)

@@ -198,7 +198,7 @@ def cluster(scenarios, changes=None):
         for place, value in (changes or {}).get(name, {}).items():
             put(answer, place, value)
         answers.append(answer)
-    return read_world([SurveyReply.from_header(one) for one in answers], None, family="npu", now_s=0.0)
+    return read_world([SurveyReply.from_header(one) for one in answers], None, device_type="npu", now_s=0.0)
 
 
 def put(answer, place, value):

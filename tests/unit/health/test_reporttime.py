@@ -31,7 +31,7 @@ def check(found: Accounting, wall_s: float) -> None:
     assert sum(found.spent_ms.values()) == found.wall_ms == round(wall_s * 1000)
     assert all(ms >= 0 for ms in found.spent_ms.values())
     for one, next_one in zip(found.pieces, found.pieces[1:]):
-        assert one.begin_ms < one.end_ms == next_one.begin_ms
+        assert one.start_ms < one.end_ms == next_one.start_ms
 
 
 def test_a_run_that_went_well() -> None:

@@ -40,7 +40,7 @@ def answers():
 
 def aggregate(answers):
     """All that stands between the controller's last answer and the screen, as the light look does it."""
-    world = read_world([SurveyReply.from_header(one) for one in answers], None, family="npu", now_s=0.0)
+    world = read_world([SurveyReply.from_header(one) for one in answers], None, device_type="npu", now_s=0.0)
     findings = run_checks(world, is_full=False)
     report = make_report(world, findings, checks=len(choose_checks(is_full=False)), wall_s=1.0)
     print_report(report, color=False, wide=False)

@@ -76,7 +76,7 @@ def test_a_finished_rank_gets_its_time_to_exit_and_is_told_once():
     watch.see_done(105.0)
 
     def look(now_s):
-        return watch.look(now_s, cpu_s=0.0, written_bytes=0, other_exited_s=None)
+        return watch.check(now_s, cpu_s=0.0, written_bytes=0, other_exited_s=None)
 
     assert [look(109.9), look(110.0), look(111.0)] == [None, exit_watch.FINISHED, None]
 
@@ -84,15 +84,15 @@ def test_a_finished_rank_gets_its_time_to_exit_and_is_told_once():
 def test_a_rank_that_computes_or_writes_is_not_idle_however_long_the_others_are_gone():
     watch = exit_watch.ExitWatch(exit_s=10.0, linger_s=60.0)
     for n in range(20):
-        assert watch.look(100.0 + 50 * n, cpu_s=0.2 * n, written_bytes=0, other_exited_s=100.0) is None
+        assert watch.check(100.0 + 50 * n, cpu_s=0.2 * n, written_bytes=0, other_exited_s=100.0) is None
     for n in range(20):
-        assert watch.look(1100.0 + 50 * n, cpu_s=3.8, written_bytes=n + 1, other_exited_s=100.0) is None
-    assert watch.look(2110.0, cpu_s=3.8, written_bytes=20, other_exited_s=100.0) == exit_watch.IDLE
+        assert watch.check(1100.0 + 50 * n, cpu_s=3.8, written_bytes=n + 1, other_exited_s=100.0) is None
+    assert watch.check(2110.0, cpu_s=3.8, written_bytes=20, other_exited_s=100.0) == exit_watch.IDLE
 
 
 def test_nobody_is_idle_while_no_other_rank_has_ended():
     watch = exit_watch.ExitWatch(exit_s=10.0, linger_s=60.0)
-    assert all(watch.look(at, cpu_s=0.0, written_bytes=0, other_exited_s=None) is None for at in (0.0, 1e6))
+    assert all(watch.check(at, cpu_s=0.0, written_bytes=0, other_exited_s=None) is None for at in (0.0, 1e6))
 
 
 @given(st.lists(st.binary(max_size=60), max_size=30), st.integers(1, 50), st.integers(0, 20))

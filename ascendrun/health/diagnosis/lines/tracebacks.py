@@ -163,7 +163,7 @@ class _Parser:
             found = _TRACEBACK.match(text) if TRACEBACK_HEAD in text else None
             if found is None:
                 if not self._take_torn(at):
-                    self._hear(text)
+                    self._receive(text)
                 at += 1
                 continue
             nested = "Original" in found.group("before") or found.group("before").rstrip().endswith(("'''", '"""'))
@@ -199,7 +199,7 @@ class _Parser:
         known = (*self._open, *(one for chain in self._chains for one in chain.raised))
         return any(self._group[at][0] - one.last <= TORN_LINES for one in known)
 
-    def _hear(self, text: str) -> None:
+    def _receive(self, text: str) -> None:
         """Handle a line between tracebacks, which may link them."""
         if _DURING in text or _DIRECT in text:
             self._linked, self._during = True, _DURING in text

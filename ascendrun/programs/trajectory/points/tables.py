@@ -55,7 +55,7 @@ def read_parquet(file: Path) -> dict[str, Sequence[Any]]:
 def read_csv(file: Path) -> Table:
     """Read a CSV file. A ship name in another encoding does not make its positions invalid; empty lines are skipped."""
     body: list[list[str]] = []
-    torn, first_torn, began = 0, None, 1
+    torn, first_torn, first_line = 0, None, 1
     with open_text(file) as lines:
         first = lines.readline()
         if any(mark in first for mark in NO_TEXT):
@@ -73,20 +73,20 @@ def read_csv(file: Path) -> Table:
                 raise InvalidDataError(
                     "program.table-empty", "{file}: empty; the first line must name the columns", file=file
                 )
-            began = rows.line_num + 1
+            first_line = rows.line_num + 1
             for row in rows:
                 if len(row) == len(header):
                     body.append(row)
                 elif row:
-                    torn += rows.line_num + 1 - began
-                    first_torn = first_torn or began
-                began = rows.line_num + 1
+                    torn += rows.line_num + 1 - first_line
+                    first_torn = first_torn or first_line
+                first_line = rows.line_num + 1
         except csv.Error as error:
             raise InvalidDataError(
                 "program.bad-csv",
                 "{file}: line {line}: {error} (possibly an unclosed quote)",
                 file=file,
-                line=began,
+                line=first_line,
                 error=error,
             ) from error
     between = next((mark for mark in SEPARATORS if len(header) == 1 and mark in header[0]), None)

@@ -81,7 +81,7 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
         here.log("program.ranks", "{count:plural rank ranks} on {family}", count=here.world_size, family=here.family)
 
 
-def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes, Any]:
+def start_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes, Any]:
     """Return the sizes of the model, and a function that fills a new reader, the same on all ranks."""
     base = Path(options["base_model"]) if options["base_model"] else None
     if base is None:

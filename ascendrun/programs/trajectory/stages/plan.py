@@ -12,7 +12,7 @@ from ascendrun.programs.trajectory import sizing
 from ascendrun.programs.trajectory.data import Options, Samples, make_samples
 from ascendrun.programs.trajectory.model import Sizes
 from ascendrun.programs.trajectory.pretrain import unlabelled
-from ascendrun.programs.trajectory.stages.common import begin_with, introduce, refuse
+from ascendrun.programs.trajectory.stages.common import introduce, refuse, start_with
 from ascendrun.programs.trajectory.tokens import Encoded
 from ascendrun.programs.trajectory.train import plan_of, steps_of
 from ascendrun.text import Text
@@ -28,7 +28,7 @@ def plan_stage(options: Options, here: Runtime) -> None:
     refuse(options)
     samples = make_samples(options)
     introduce(options, samples, here)
-    sizes, _ = begin_with(options, samples, here)
+    sizes, _ = start_with(options, samples, here)
     problems: list[Text] = []
     for name, rows, fraction in trainings(options, samples):
         lines, wrong = account(name, rows, fraction, sizes, options, target)
@@ -50,7 +50,7 @@ def account(
 ) -> tuple[list[Text], list[Text]]:
     """Return (lines about steps, passes and memory, reasons why it does not fit)."""
     plan, ranks = plan_of(rows, options), target.world_size
-    largest = sizing.largest_pass(plan, options, family=target.family, world_size=ranks, asked_fraction=fraction)
+    largest = sizing.largest_pass(plan, options, family=target.family, world_size=ranks, requested_fraction=fraction)
     checkpointed = options["gradient_checkpointing"]
     need = sizing.estimate(sizes, largest, target, checkpointed=checkpointed)
     amounts = memory.amounts(need, target)

@@ -208,7 +208,7 @@ def serve_stage(options: Options, here: Runtime) -> None:
         flush=True,
     )
     here.record(event="serving", host=address[0], port=address[1])
-    has_answered = serve_until(server, lambda: here.stop_asked)
+    has_answered = serve_until(server, lambda: here.stop_requested)
     here.record(done=True)
     here.log(
         Text("program.served", "stop requested; no request is left")

@@ -23,7 +23,7 @@ def classify_stream(vote: Vote, options: Options, here: Runtime) -> None:
             "program.stdin-ranks",
             "--data_path=- reads standard input and requires one rank\nhint: use a file for several devices",
         )
-    lines = lines_until(lambda: here.stop_asked, sys.stdin.fileno())
+    lines = lines_until(lambda: here.stop_requested, sys.stdin.fileno())
     answer_lines(Classifier.of(vote, here.device), lines, sys.stdout, with_all=options["save_probabilities"])
     here.record(done=True)
 

@@ -24,7 +24,7 @@ from ascendrun.programs.trajectory.model import Reader, Sizes, make_guesser, mak
 from ascendrun.programs.trajectory.pretrain import make_pretraining, unlabelled
 from ascendrun.programs.trajectory.records import save_prepared
 from ascendrun.programs.trajectory.stages import plan
-from ascendrun.programs.trajectory.stages.common import begin_with, introduce, refuse
+from ascendrun.programs.trajectory.stages.common import introduce, refuse, start_with
 from ascendrun.programs.trajectory.stages.predict import write_predictions
 from ascendrun.programs.trajectory.store import Trained, save_pretrained, save_trained
 from ascendrun.programs.trajectory.train import class_weights, make_loop, train_head
@@ -71,7 +71,7 @@ def log_estimate(name: str, samples: Samples, model: Reader, sizes: Sizes, optio
 
 def pretrain_stage(options: Options, here: Runtime) -> None:
     samples = open_samples(options, here)
-    sizes, fill = begin_with(options, samples, here)
+    sizes, fill = start_with(options, samples, here)
     model = make_guesser(sizes, seed=options["seed"])
     fill(model)
     log_estimate("pretrain", samples, model, sizes, options, here)
@@ -126,7 +126,7 @@ def train(options: Options, here: Runtime) -> None:
     and return early."""
     started_s = time.monotonic()
     samples = open_samples(options, here)
-    sizes, fill = begin_with(options, samples, here)
+    sizes, fill = start_with(options, samples, here)
     model: Any = make_model(sizes, seed=options["seed"])
     fill(model)
     log_estimate("finetune", samples, model, sizes, options, here)
