@@ -1,0 +1,1 @@
+"""Codon optimisation: a BigBird that predicts the codons of a protein, by organism."""

@@ -1,0 +1,496 @@
+"""Genes to train on: tables, FASTA files or the lines of the guide, checked and encoded; or generated ones."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from ascendrun.options import GENERATED
+from ascendrun.programs.codon import vocabulary as v
+from ascendrun.programs.codon.vocabulary import Organisms
+from ascendrun.programs.trainer import errors
+from ascendrun.programs.trainer.checkpoint import replace_text, replacing
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.text import Text
+
+Array = Any
+TABLES, FASTA, LINES = (".csv",), (".fasta", ".fa", ".fna", ".ffn"), (".jsonl", ".json")
+FORMS = (*TABLES, *FASTA, *LINES)
+COLUMNS = {"dna": ("dna", "predicted_dna"), "protein": ("protein", "protein_sequence"), "organism": ("organism",)}
+"""Columns of a table by meaning, with the names of CodonTransformer's predictions."""
+PREPARED = "prepared.json"
+ARRAYS = ("tokens", "starts", "organisms", "is_val")
+NAMED_ORGANISM = re.compile(r"\[organism=([^\]]*)\]")
+SHOWN_ROWS = 5
+REASONS: Mapping[str, Text] = {
+    "empty": Text("codon.empty", "no sequence"),
+    "letters": Text("codon.letters", "letters other than A, C, G and T"),
+    "length": Text("codon.length", "length not a multiple of three"),
+    "start": Text("codon.start", "no start codon"),
+    "stop": Text("codon.stop", "no stop codon at the end"),
+    "inner-stop": Text("codon.inner-stop", "a stop codon inside"),
+    "nucleotides": Text("codon.nucleotides", "fewer than four different nucleotides"),
+    "mismatch": Text("codon.mismatch", "the protein is not the translation of the DNA"),
+    "code": Text("codon.code", "codons that its genetic code reads differently"),
+    "words": Text("codon.words", "tokens that are not AMINOACID_CODON of the standard code"),
+    "long": Text("codon.long", "more than {most} codons", most=v.MAX_RESIDUES),
+}
+"""Why a sequence is skipped."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sequence as read. `place`: its line or record. `protein` None: not given. `words`: of the guide's lines, which
+    have neither `dna` nor `protein`."""
+
+    place: int
+    organism: str
+    dna: str = ""
+    protein: str | None = None
+    words: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Genes:
+    """Encoded genes. `tokens`: of all genes, without [CLS] and [SEP]; `starts`: of each, and the last end.
+
+    `organisms`: the number of each gene's organism among `names`. `is_val`: the gene is for validation, as all with the
+    same protein. `skipped`: by reason, the number of sequences that are not used.
+    """
+
+    tokens: Array
+    starts: Array
+    organisms: Array
+    is_val: Array
+    names: Organisms
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.organisms)
+
+    def __getitem__(self, number: int) -> Array:
+        """Return the tokens of a gene, with [CLS] and [SEP]."""
+        own = self.tokens[self.starts[number] : self.starts[number + 1]]
+        return np.concatenate([[v.CLS], own, [v.SEP]]).astype(np.int64)
+
+    @property
+    def lengths(self) -> Array:
+        """With [CLS] and [SEP]."""
+        return np.diff(self.starts) + 2
+
+    @property
+    def digest(self) -> str:
+        found = hashlib.sha256(json.dumps(self.names.names).encode())
+        for name in ARRAYS:
+            found.update(np.ascontiguousarray(getattr(self, name)).tobytes())
+        return found.hexdigest()
+
+    def known_to(self, names: Organisms) -> Genes:
+        """Return these genes with the organisms' numbers of a model; those that it does not have are added to it."""
+        used = [self.names.names[number] for number in np.unique(self.organisms)]
+        names = names.with_new(used)
+        numbers = np.array([names.number_of(each) if each in used else 0 for each in self.names.names], np.int32)
+        return replace(self, organisms=numbers[np.asarray(self.organisms)], names=names)
+
+    def numbers(self, *, val: bool) -> Array:
+        return np.flatnonzero(np.asarray(self.is_val) == val)
+
+
+def read_genes(options: Mapping[str, Any], organisms: Organisms) -> Genes:
+    """Return the genes of `prepared_dir` or `data_path`. Raises InvalidDataError with all problems of all files."""
+    if options["prepared_dir"]:
+        return load(Path(options["prepared_dir"]))
+    errors.check_given(options["data_path"], Text("program.codon-form", "CSV, FASTA or JSON lines"))
+    organisms = organisms.with_new(options["new_organisms"])
+    if options["data_path"] == GENERATED:
+        count, seed = options["synthetic_sequences"], options["seed"]
+        return generated(count, seed=seed, names=organisms, val_size=options["val_size"])
+    reading = Reading(organisms, options)
+    for path in files_of(Path(options["data_path"])):
+        reading.read(path)
+    return reading.finish(val_size=options["val_size"])
+
+
+class Reading:
+    """The sequences of all files so far, and all problems with them."""
+
+    def __init__(self, organisms: Organisms, options: Mapping[str, Any]) -> None:
+        self.organisms, self.options = organisms, options
+        self.genes: list[Array] = []
+        self.numbers: list[int] = []
+        self.problems: list[Text] = []
+        self.unknown: dict[str, tuple[Path, int, int]] = {}
+        self.skipped: dict[str, list[str]] = {}
+        self.strange = strange_codons(options["codon_table"])
+
+    def read(self, path: Path) -> None:
+        count = 0
+        try:
+            for row in rows_of(path, str(self.options["organism"])):
+                count += 1
+                if isinstance(row, Text):
+                    self.problems.append(row)
+                else:
+                    self.take(path, row)
+        except (OSError, UnicodeDecodeError, EOFError, csv.Error) as error:
+            self.problems.append(
+                Text("program.codon-unreadable", "{path}: cannot be read: {reason}", path=path, reason=str(error))
+            )
+            return
+        if not count:
+            self.problems.append(Text("program.codon-empty", "{path}: no sequences found", path=path))
+
+    def take(self, path: Path, row: Row) -> None:
+        number = self.organisms.find(row.organism)
+        if number is None:
+            first, place, count = self.unknown.get(row.organism, (path, row.place, 0))
+            self.unknown[row.organism] = first, place, count + 1
+            return
+        found = encode(row, self.strange)
+        if isinstance(found, str):
+            self.skipped.setdefault(found, []).append(f"{path}:{row.place}")
+        else:
+            self.genes.append(found)
+            self.numbers.append(number)
+
+    def finish(self, *, val_size: float) -> Genes:
+        for organism, (path, place, count) in self.unknown.items():
+            self.problems.append(
+                Text(
+                    "program.codon-unknown",
+                    "{path}:{place}: unknown organism {organism:quote} ({count:plural row rows})\n"
+                    "hint: use a name of the table of organisms, or set --new_organisms={organism:quote} to add it",
+                    path=path,
+                    place=place,
+                    organism=organism,
+                    count=count,
+                )
+            )
+        if self.skipped and (self.options["invalid_rows"] == "refuse" or not (self.genes or self.problems)):
+            self.problems += [
+                Text("program.codon-row", "{place}: {reason}", place=place, reason=REASONS[reason])
+                for reason, places in self.skipped.items()
+                for place in places
+            ]
+        if self.problems:
+            raise InvalidDataError.of(self.problems)
+        counts = {reason: len(places) for reason, places in sorted(self.skipped.items())}
+        return assemble(self.genes, self.numbers, self.organisms, val_size=val_size, skipped=counts)
+
+
+def assemble(
+    genes: Sequence[Array],
+    numbers: Sequence[int],
+    names: Organisms,
+    *,
+    val_size: float,
+    skipped: Mapping[str, int] | None = None,
+) -> Genes:
+    """Return genes with their split. Raises InvalidDataError if one of the two parts has none."""
+    shares = [share_of(gene) for gene in genes]
+    limit = max(val_size, min(shares, default=0.0))
+    is_val = np.array([share <= limit for share in shares], dtype=bool)
+    if is_val.all():
+        raise InvalidDataError(
+            "program.codon-few",
+            "{count:plural sequence sequences} of {proteins:plural protein proteins}; expected some to train on and "
+            "some of other proteins to validate with",
+            count=len(genes),
+            proteins=len(set(shares)),
+        )
+    starts = np.cumsum([0, *map(len, genes)], dtype=np.int64)
+    return Genes(np.concatenate(genes), starts, np.array(numbers, np.int32), is_val, names, skipped or {})
+
+
+MASKS = np.array(v.MASK_OF, dtype=np.uint8)
+
+
+def share_of(gene: Array) -> float:
+    """Return a number from 0 to 1 that is equal for genes of the same protein, and for no others."""
+    return int.from_bytes(hashlib.sha256(MASKS[gene].tobytes()).digest()[:8], "big") / 2**64
+
+
+# --- one sequence ---
+
+
+def encode(row: Row, strange: frozenset[str] = frozenset()) -> Array | str:
+    """Return the tokens of a sequence, or the reason why it is skipped. `strange`: codons of another genetic code."""
+    words = row.words
+    if words is None:
+        found = merged(row.dna, row.protein, strange)
+        if isinstance(found, str):
+            return found
+        words = found
+    ids = [v.IDS.get(word.lower(), v.UNK) for word in words]
+    if not ids:
+        return "empty"
+    if min(ids) < v.FIRST_RESIDUE:
+        return "words"
+    stops = [place for place, word in enumerate(words) if word[0] == v.STOP]
+    if not stops or stops[-1] != len(ids) - 1:
+        return "stop"
+    if len(stops) > 1:
+        return "inner-stop"
+    return "long" if len(ids) > v.MAX_RESIDUES else np.array(ids, dtype=np.uint8)
+
+
+def merged(dna: str, protein: str | None, strange: frozenset[str] = frozenset()) -> list[str] | str:
+    """Return the words of a coding sequence, or the reason why it is none.
+
+    A start codon is read as itself, also where the protein has its M. Without a stop in both, `__UNK` is added.
+    """
+    dna = "".join(dna.split()).upper().replace("U", "T")
+    if not dna:
+        return "empty"
+    if set(dna) - set("ACGT"):
+        return "letters"
+    if len(dna) % 3:
+        return "length"
+    own = v.translate(dna)
+    wanted = own if protein is None else "".join(protein.split()).upper().replace("*", v.STOP)
+    codons = [dna[place : place + 3] for place in range(0, len(dna), 3)]
+    if protein is not None:
+        wanted = wanted if wanted.endswith(v.STOP) else wanted + v.STOP
+        if not own.endswith(v.STOP):
+            own, codons = own + v.STOP, [*codons, "UNK"]
+    if dna[:3] not in v.START_CODONS:
+        return "start"
+    if not own.endswith(v.STOP):
+        return "stop"
+    if v.STOP in own[:-1]:
+        return "inner-stop"
+    if len(set(dna)) < 4:
+        return "nucleotides"
+    if wanted != own and wanted != "M" + own[1:]:
+        return "mismatch"
+    if strange and not strange.isdisjoint(codons):
+        return "code"
+    return [f"{residue}_{codon}" for residue, codon in zip(own, codons)]
+
+
+def strange_codons(table: int) -> frozenset[str]:
+    """Return the codons that NCBI's table reads differently from the tokens; 0, 1 and 11: none."""
+    if table in (0, 1, 11):
+        return frozenset()
+    biopython("--codon_table")
+    from Bio.Data import CodonTable
+
+    if table not in CodonTable.unambiguous_dna_by_id:
+        known = sorted(CodonTable.unambiguous_dna_by_id)
+        raise InvalidDataError(
+            "program.codon-table", "--codon_table={table}: expected one of {known}", table=table, known=known
+        )
+    code = CodonTable.unambiguous_dna_by_id[table]
+    reads = {**code.forward_table, **dict.fromkeys(code.stop_codons, v.STOP)}
+    return frozenset(codon for codon in v.CODONS if reads.get(codon) != v.STANDARD[codon])
+
+
+def biopython(use: str) -> None:
+    """Raise InvalidDataError where Biopython is missing."""
+    try:
+        import Bio  # noqa: F401
+    except ImportError as error:
+        raise InvalidDataError(
+            "program.codon-biopython", "{use} requires Biopython\nhint: pip install 'ascendrun[codon]'", use=use
+        ) from error
+
+
+# --- files ---
+
+
+def form_of(path: Path) -> str:
+    name = path.name[:-3] if path.name.endswith(".gz") else path.name
+    return Path(name).suffix.lower()
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a path in the order of their names. Raises InvalidDataError."""
+    inside = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    found = [each for each in inside if form_of(each) in FORMS and not each.name.startswith(".")]
+    if not found:
+        raise InvalidDataError(
+            "program.no-text-files", "{path}: no file found that ends in {forms}", path=path, forms=list(FORMS)
+        )
+    return found
+
+
+def open_text(path: Path) -> TextIO:
+    if path.name.endswith(".gz"):
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return open(path, encoding="utf-8-sig", newline="")
+
+
+def rows_of(path: Path, organism: str) -> Iterator[Row | Text]:
+    """Yield the sequences of a file, and a Text for each problem. `organism`: of sequences that name none."""
+    form = form_of(path)
+    with open_text(path) as file:
+        yield from (
+            rows_of_table(path, file, organism)
+            if form in TABLES
+            else rows_of_fasta(path, file, organism)
+            if form in FASTA
+            else rows_of_lines(path, file)
+        )
+
+
+def rows_of_table(path: Path, file: TextIO, organism: str) -> Iterator[Row | Text]:
+    reader = csv.reader(file)
+    header = [name.strip().lower() for name in next(reader, [])]
+    places = {
+        kind: next((header.index(name) for name in names if name in header), None) for kind, names in COLUMNS.items()
+    }
+    required = ["dna"] if organism else ["dna", "organism"]
+    missing = [kind for kind in required if places[kind] is None]
+    if header and missing:
+        yield Text(
+            "program.codon-columns",
+            "{path}:1: no column {missing} among {columns}; expected dna, protein and organism",
+            path=path,
+            missing=missing,
+            columns=header,
+        )
+        return
+    for cells in reader:
+        if not cells:
+            continue
+        if len(cells) != len(header):
+            yield Text(
+                "program.codon-cells",
+                "{path}:{place}: {count} cells, the header has {expected}",
+                path=path,
+                place=reader.line_num,
+                count=len(cells),
+                expected=len(header),
+            )
+            continue
+        values = {kind: None if place is None else cells[place] for kind, place in places.items()}
+        yield Row(reader.line_num, values["organism"] or organism, values["dna"] or "", values["protein"] or None)
+
+
+def rows_of_fasta(path: Path, file: TextIO, organism: str) -> Iterator[Row | Text]:
+    biopython(str(path))
+    from Bio.SeqIO import FastaIO
+
+    parse: Any = FastaIO.SimpleFastaParser
+
+    for number, (title, dna) in enumerate(parse(file), start=1):
+        named = NAMED_ORGANISM.search(title)
+        if organism or named:
+            yield Row(number, organism or named[1], dna)  # type: ignore[index]
+        else:
+            yield Text(
+                "program.codon-no-organism",
+                "{path}: record {place} names no organism\n"
+                "hint: set --organism, or write [organism=NAME] into the headers",
+                path=path,
+                place=number,
+            )
+
+
+def rows_of_lines(path: Path, file: TextIO) -> Iterator[Row | Text]:
+    for place, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+            words, organism = found["codons"].split(), found["organism"]
+            if isinstance(organism, bool) or not isinstance(organism, (int, str)):
+                raise TypeError
+            yield Row(place, str(organism), words=words)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            yield Text(
+                "program.codon-line",
+                "{path}:{place}: expected {form}",
+                path=path,
+                place=place,
+                form='{"codons": "M_ATG … __TAA", "organism": 51}',
+            )
+
+
+# --- prepared ---
+
+
+def save(genes: Genes, folder: Path) -> None:
+    """Write the genes; the description last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ARRAYS:
+        with replacing(folder / f"{name}.npy") as fresh, open(fresh, "wb") as file:
+            np.save(file, getattr(genes, name))
+    replace_text(folder / PREPARED, json.dumps(facts_of(genes), indent=1) + "\n")
+
+
+def facts_of(genes: Genes) -> dict[str, Any]:
+    used, counts = np.unique(genes.organisms, return_counts=True)
+    return {
+        "program": "codon",
+        "sequences": {"train": len(genes.numbers(val=False)), "val": len(genes.numbers(val=True))},
+        "mean_tokens": float(genes.lengths.mean()),
+        "longest": int(genes.lengths.max()),
+        "skipped": dict(genes.skipped),
+        "by_organism": {genes.names.names[int(each)]: int(count) for each, count in zip(used, counts)},
+        "organisms": list(genes.names.names),
+        "digest": genes.digest,
+    }
+
+
+def load(folder: Path) -> Genes:
+    """Open what `save` wrote. Raises InvalidDataError if it is missing or damaged."""
+    try:
+        facts = json.loads((folder / PREPARED).read_text(encoding="utf-8"))
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+        genes = Genes(**arrays, names=Organisms(tuple(facts["organisms"])), skipped=facts["skipped"])
+        if facts["digest"] != genes.digest:
+            raise ValueError("digest")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidDataError(
+            "program.codon-not-prepared",
+            "{directory}: no complete output of --mode=prepare\nhint: run that stage again",
+            directory=folder,
+        ) from error
+    return genes
+
+
+# --- generated ---
+
+GENERATED_ORGANISMS = (51, 59, 120)
+"""Numbers of the organisms of generated genes."""
+STYLES = 2
+
+
+def frequencies(organism: int) -> Array:
+    """Return the frequencies of codons of generated genes: STYLES x RESIDUES x 64, those of a residue add up to 1.
+
+    A gene has one style throughout, each as likely, so the codons of a gene tell of its other codons.
+    """
+    rng = np.random.default_rng([11, organism])
+    found = np.zeros((STYLES, len(v.RESIDUES), len(v.CODONS)))
+    for place, residue in enumerate(v.RESIDUES):
+        codons = [token - v.FIRST_CODON for token in v.codons_of(residue)]
+        for style in range(STYLES):
+            found[style, place, codons] = rng.dirichlet(np.full(len(codons), 0.6))
+    return found
+
+
+def generated(count: int, *, seed: int, val_size: float, names: Organisms = v.ORGANISMS) -> Genes:
+    """Return genes of random proteins of 20 to 120 residues, whose codons have the `frequencies` of their organism."""
+    sums = {organism: frequencies(organism).cumsum(-1) for organism in GENERATED_ORGANISMS}
+    genes, numbers = [], []
+    for number in range(count):
+        rng = np.random.default_rng([12, seed, number])
+        organism = GENERATED_ORGANISMS[number % len(GENERATED_ORGANISMS)]
+        inner = rng.integers(0, len(v.RESIDUES) - 1, size=int(rng.integers(18, 119)))
+        protein = np.concatenate([[v.RESIDUES.index("M")], inner, [len(v.RESIDUES) - 1]])
+        own = sums[organism][int(rng.integers(STYLES))][protein]
+        draws = rng.uniform(size=(len(protein), 1)) * own[:, -1:]
+        genes.append((v.FIRST_CODON + (own <= draws).sum(-1)).astype(np.uint8))
+        numbers.append(organism)
+    return assemble(genes, numbers, names, val_size=val_size)

@@ -1,0 +1,213 @@
+"""The model: a BigBird that predicts masked codons, with attention to the whole sequence.
+
+Names of weights and results are those of transformers' BigBirdForMaskedLM with `attention_type: original_full`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from ascendrun.programs.codon import vocabulary as v
+from ascendrun.programs.trainer.attention import Segments, attention
+from ascendrun.programs.trainer.data import seed_of
+from ascendrun.programs.trainer.errors import InvalidDataError
+
+ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
+"""How each approximates GELU."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of a model, named and with the defaults as in its config.json. `type_vocab_size`: organisms."""
+
+    vocab_size: int = len(v.TOKENS)
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu_new"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 4096
+    type_vocab_size: int = len(v.ORGANISMS)
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int = 0
+    use_bias: bool = True
+    rescale_embeddings: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Config:
+        """Take the sizes from a config.json or from options. Raises InvalidDataError for sizes that do not fit."""
+        known = {each.name: given[each.name] for each in fields(cls) if given.get(each.name) is not None}
+        config = cls(**known)
+        problems = {
+            "hidden_act": config.hidden_act not in ACTIVATIONS and list(ACTIVATIONS),
+            "vocab_size": config.vocab_size != len(v.TOKENS) and len(v.TOKENS),
+            "hidden_size": config.hidden_size % config.num_attention_heads
+            and (f"{-(-config.hidden_size // config.num_attention_heads) * config.num_attention_heads}"),
+        }
+        for name, expected in problems.items():
+            if expected:
+                raise InvalidDataError(
+                    "program.codon-config",
+                    "{name} {value} does not fit this program; expected {expected}",
+                    name=name,
+                    value=getattr(config, name),
+                    expected=expected,
+                )
+        return config
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of config.json for transformers."""
+        kinds = {"model_type": "big_bird", "architectures": ["BigBirdForMaskedLM"], "attention_type": "original_full"}
+        return {**kinds, **asdict(self), "sep_token_id": v.SEP, "bos_token_id": v.CLS, "eos_token_id": v.SEP}
+
+
+class Embeddings(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, hidden, padding_idx=config.pad_token_id)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, hidden)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, hidden)
+        self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.scale = math.sqrt(hidden) if config.rescale_embeddings else 1.0
+
+    def forward(self, ids: torch.Tensor, organisms: torch.Tensor) -> torch.Tensor:
+        words = self.word_embeddings(ids)
+        words = words * self.scale if self.scale != 1.0 else words
+        summed = (
+            words + self.token_type_embeddings(organisms)[:, None] + self.position_embeddings.weight[: ids.shape[1]]
+        )
+        return self.LayerNorm(self.dropout(summed))  # type: ignore[no-any-return]
+
+
+class Output(nn.Module):
+    """A projection back to the sum of a layer, and its norm."""
+
+    def __init__(self, inputs: int, config: Config) -> None:
+        super().__init__()
+        self.dense = nn.Linear(inputs, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        return self.LayerNorm(self.dropout(self.dense(x)) + before)  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        names = ("query", "key", "value")
+        inside = nn.ModuleDict({name: nn.Linear(hidden, hidden, bias=config.use_bias) for name in names})
+        self.attention = nn.ModuleDict({"self": inside, "output": Output(hidden, config)})
+        self.intermediate = nn.ModuleDict({"dense": nn.Linear(hidden, inner)})
+        self.output = Output(inner, config)
+        self.heads, self.dropout = config.num_attention_heads, config.attention_probs_dropout_prob
+        self.activation = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, x: torch.Tensor, segments: Segments | None) -> torch.Tensor:
+        rows, length, hidden = x.shape
+        inside: Any = self.attention["self"]
+        q, k, values = (
+            inside[name](x).view(rows, length, self.heads, hidden // self.heads) for name in ("query", "key", "value")
+        )
+        dropout = self.dropout if self.training else 0.0
+        seen = attention(q, k, values, causal=False, segments=segments, dropout=dropout).reshape(rows, length, hidden)
+        x = self.attention["output"](seen, x)
+        inner = functional.gelu(self.intermediate["dense"](x), approximate=self.activation)
+        return self.output(inner, x)  # type: ignore[no-any-return]
+
+
+class Predictions(nn.Module):
+    """The last layers: from a position to the tokens, by the embeddings of the tokens."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
+        self.transform = nn.ModuleDict({"dense": nn.Linear(hidden, hidden), "LayerNorm": norm})
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.activation = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        x = functional.gelu(self.transform["dense"](x), approximate=self.activation)
+        return functional.linear(self.transform["LayerNorm"](x), words, self.bias)
+
+
+class CodonModel(nn.Module):
+    def __init__(self, config: Config, *, recomputes: bool = False) -> None:
+        super().__init__()
+        self.config, self.recomputes = config, recomputes
+        layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        pooler = nn.Linear(config.hidden_size, config.hidden_size).requires_grad_(False)  # unused: kept for others
+        self.bert = nn.ModuleDict(
+            {"embeddings": Embeddings(config), "encoder": nn.ModuleDict({"layer": layers}), "pooler": pooler}
+        )
+        self.cls = nn.ModuleDict({"predictions": Predictions(config)})
+
+    @property
+    def words(self) -> nn.Embedding:
+        embeddings: Any = self.bert["embeddings"]
+        return embeddings.word_embeddings  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        organisms: torch.Tensor,
+        segments: Segments | None = None,
+        places: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return logits of rows x length x tokens. `organisms`: of each row. `segments`: None without padding.
+
+        `places`: of the flattened rows x length, the only ones that are computed; the result is places x tokens.
+        """
+        x = self.bert["embeddings"](ids, organisms)
+        encoder: Any = self.bert["encoder"]
+        for layer in encoder["layer"]:
+            if self.recomputes and self.training:
+                x = checkpoint(layer, x, segments, use_reentrant=False)
+            else:
+                x = layer(x, segments)
+        if places is not None:
+            x = x.flatten(0, 1)[places]
+        words = self.words.weight
+        return self.cls["predictions"](x, words)  # type: ignore[no-any-return]
+
+
+def make_model(config: Config, *, seed: int, recomputes: bool = False) -> CodonModel:
+    """Return a model with new weights, the same on all ranks: normal matrices, norms of 1, biases of 0."""
+    with torch.device("meta"):
+        model = CodonModel(config, recomputes=recomputes)
+    model = model.to_empty(device="cpu")
+    chance = torch.Generator().manual_seed(seed_of(seed, 21))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1:
+                weight.normal_(0.0, config.initializer_range, generator=chance)
+            else:
+                weight.fill_(1.0 if name.endswith("LayerNorm.weight") else 0.0)
+        model.words.weight[config.pad_token_id] = 0.0
+    return model
+
+
+def with_organisms(
+    weights: Mapping[str, torch.Tensor], config: Config, count: int
+) -> tuple[dict[str, torch.Tensor], Config]:
+    """Return weights and sizes for more organisms: a new one starts from the mean of the others."""
+    name = "bert.embeddings.token_type_embeddings.weight"
+    known = weights[name]
+    new = known.mean(0, keepdim=True).expand(max(0, count - len(known)), -1)
+    grown = torch.cat([known, new])
+    return {**weights, name: grown}, replace(config, type_vocab_size=len(grown))

@@ -1,0 +1,139 @@
+"""The model against transformers' BigBird, its files, and files of others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ascendrun.planner import codon as plan
+from ascendrun.programs.codon import files
+from ascendrun.programs.codon import vocabulary as v
+from ascendrun.programs.codon.model import CodonModel, Config, make_model
+from ascendrun.programs.trainer import schedule
+from ascendrun.programs.trainer.attention import Segments
+from ascendrun.programs.trainer.errors import InvalidDataError
+
+SMALL = Config(
+    hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=96, max_position_embeddings=48
+)
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    from transformers import BigBirdConfig, BigBirdForMaskedLM
+
+    torch.manual_seed(1)
+    return BigBirdForMaskedLM(BigBirdConfig(**SMALL.as_json())).eval()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    files.save_model(make_model(SMALL, seed=1), v.ORGANISMS, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_default_model_has_the_guides_weights():
+    """S4-28: 89.6 M weights, 358.318 MB; the plan has the same number without building it."""
+    with torch.device("meta"):
+        model = CodonModel(Config())
+    count = sum(weight.numel() for weight in model.parameters())
+    assert count == 89_579_610 and round(4 * count / 1e6, 3) == 358.318
+    shape = plan.CodonShape(
+        hidden=768, inner=3072, layers=12, heads=12, kv_heads=12, head=64, vocabulary=90, is_tied=True,
+        has_bias=True, positions=4096, organisms=164,
+    )  # fmt: skip
+    assert shape.weights == count
+
+
+def test_logits_equal_those_of_transformers_with_padding(theirs):
+    model = CodonModel(SMALL).eval()
+    model.load_state_dict(files.clean(theirs.state_dict()))
+    lengths, width = [20, 11, 7], 20
+    chance = torch.Generator().manual_seed(3)
+    ids = torch.randint(5, 90, (3, width), generator=chance)
+    organisms, mask = torch.tensor([3, 51, 163]), torch.zeros(3, width, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, length:], mask[row, :length] = v.PAD, 1
+    types = organisms[:, None].expand(-1, width)
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, attention_mask=mask, token_type_ids=types).logits
+        segments = Segments.of_rows([[length] for length in lengths], width)
+        found = model(ids, organisms, segments)
+        places = torch.tensor([0, 25, 41])
+        some = model(ids, organisms, segments, places)
+    assert (found - expected)[mask.bool()].abs().max() <= 1e-5
+    assert torch.allclose(some, found.flatten(0, 1)[places], atol=1e-6)
+
+
+def test_a_saved_model_is_read_by_transformers_and_back_to_the_bit(folder, tmp_path):
+    from transformers import AutoTokenizer, BigBirdForMaskedLM
+
+    model, info = BigBirdForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    model.save_pretrained(tmp_path / "theirs")
+    again = files.load_stored(tmp_path / "theirs")
+    own = files.load_stored(folder)
+    assert again.config == own.config == SMALL and own.organisms == v.ORGANISMS
+    assert again.weights.keys() == own.weights.keys()
+    assert all(torch.equal(again.weights[name], own.weights[name]) for name in own.weights)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    words = v.merge("MAV_", "ATGGCTGTGTAA")
+    assert tokenizer(" ".join([*words, "X_UNK"]))["input_ids"] == v.ids_of([*words, "X_UNK"])
+    assert tokenizer.model_max_length == 2048 and tokenizer.pad_token_id == v.PAD
+
+
+def test_single_files_of_others_are_read(theirs, tmp_path):
+    state = theirs.state_dict()
+    torch.save({**state, "self.config": theirs.config}, tmp_path / "model.pt")
+    prefixed = {f"model.{name}": weight for name, weight in state.items()}
+    torch.save({"state_dict": prefixed, "epoch": 3, "loops": {}}, tmp_path / "last.ckpt")
+    torch.save({f"module.{name}": weight for name, weight in state.items()}, tmp_path / "finetune.ckpt")
+    for name in ("model.pt", "last.ckpt", "finetune.ckpt"):
+        stored = files.load_stored(tmp_path / name)
+        assert stored.config == SMALL
+        assert torch.equal(stored.weights[files.WORDS], state[files.WORDS])
+
+
+def test_more_organisms_start_from_the_mean_and_others_stay(folder):
+    stored = files.load_stored(folder)
+    model = stored.make(organisms=v.ORGANISMS.with_new(["Yarrowia lipolytica"]))
+    grown, known = model.bert["embeddings"].token_type_embeddings.weight, stored.weights[files.TYPES]
+    assert torch.equal(grown[:164], known) and torch.allclose(grown[164], known.mean(0))
+    assert model.config.type_vocab_size == 165
+
+
+def test_files_that_do_not_fit_are_refused(folder, tmp_path, theirs):
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "other.pt")
+    (tmp_path / "text.ckpt").write_text("no weights")
+    short = {name: weight for name, weight in theirs.state_dict().items() if "layer.1.output" not in name}
+    torch.save(short, tmp_path / "short.ckpt")
+    wide = {**theirs.state_dict(), files.WORDS: torch.zeros(50, 64)}
+    torch.save(wide, tmp_path / "wide.ckpt")
+    for path in (tmp_path / "missing", tmp_path, *tmp_path.glob("*.pt"), *tmp_path.glob("*.ckpt")):
+        with pytest.raises(InvalidDataError):
+            files.load_stored(path)
+    (folder / files.WEIGHTS).write_bytes(b"cut")
+    with pytest.raises(InvalidDataError):
+        files.load_stored(folder)
+
+
+@pytest.mark.parametrize("sizes", [{"hidden_size": 10}, {"vocab_size": 50}, {"hidden_act": "relu"}])
+def test_sizes_that_do_not_fit_are_refused(sizes):
+    with pytest.raises(InvalidDataError):
+        Config.of(sizes)
+
+
+@pytest.mark.parametrize("steps, rise", [(7, 0.3), (10, 0.1), (17 * 15, 0.1), (40, 1.0)])
+def test_the_rate_is_that_of_onecycle_at_every_step(steps, rise):
+    """S4-31: with the guide's values the first rate is 2e-6. torch fails where the rise has one step only."""
+    found = schedule.scaled(5e-5, schedule.onecycle(steps, rise=rise))
+    if rise * steps - 1 > 0:
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=5e-5)
+        torchs = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=5e-5, total_steps=steps, pct_start=rise)
+        for step in range(steps):
+            assert abs(found(step) - torchs.get_last_lr()[0]) <= 1e-12
+            optimizer.step()
+            if step + 1 < steps:
+                torchs.step()
+        assert found(0) == pytest.approx(2e-6)
+    assert found(steps - 1) <= 5e-5 and found(steps + 5) <= 5e-5

@@ -1,0 +1,102 @@
+"""The stages as ranks run them: prepared, trained, resumed to the bit, the same on one rank and two, evaluated."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from ascendrun.programs.codon import genes
+
+SMALL = (
+    "--mode=pretrain",
+    "--hidden_size=16",
+    "--num_hidden_layers=1",
+    "--num_attention_heads=2",
+    "--max_position_embeddings=128",
+    "--learning_rate=0.01",
+    "--global_batch_size=8",
+    "--micro_batch_size=2",
+    "--num_train_epochs=2",
+    "--eval_steps=6",
+    "--save_steps=4",
+    "--logging_steps=1",
+    "--val_size=0.2",
+    "--dtype=float32",
+    "--output_dir=out",
+)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Prepared genes: about 48 to train on, in 6 steps an epoch."""
+    genes.save(genes.generated(60, seed=5, val_size=0.2), tmp_path / "data")
+    return f"--prepared_dir={tmp_path / 'data'}"
+
+
+def weights(run, name):
+    found = load_file(run.folder / "out" / name / "model.safetensors")
+    return {key: tensor.tolist() for key, tensor in found.items()}
+
+
+def test_a_killed_training_ends_with_the_same_bits_and_two_ranks_are_near_one(launch, data):
+    """S4-B3, S4-B5, S4-B7: ranks share the rows of a step, a training resumes, and it is validated by organism."""
+    straight = launch("codon", [*SMALL, data], name="straight").succeed()
+    broken = launch("codon", [*SMALL, data], name="broken")
+    broken.until_step(5)
+    broken.signal(0, 9)
+    broken.wait()
+    again = launch("codon", [*SMALL, data], name="broken").succeed()
+    for name in ("best", "final"):
+        assert weights(again, name) == weights(straight, name)
+    assert again.report()["evaluations"] == straight.report()["evaluations"]
+    losses = straight.losses()
+    assert {step: losses[step] for step in again.losses()} == again.losses()
+
+    single = launch("codon", [*SMALL, "--dropout=0", data], name="single").succeed()
+    double = launch("codon", [*SMALL, "--dropout=0", data], name="double", ranks=2).succeed()
+    assert list(double.losses().values()) == pytest.approx(list(single.losses().values()), abs=1e-4)
+
+    report = straight.report()
+    assert set(report["scores"]) == {"all", "Escherichia coli general", "Homo sapiens", "Saccharomyces cerevisiae"}
+    every = report["scores"]["all"]
+    assert every["uniform_loss"] > every["background_loss"] and every["codons"] > 100
+    assert report["training"]["steps"] == max(losses) and losses[max(losses)] < losses[1]
+
+    model = straight.folder / "out" / "best"
+    scored = launch(
+        "codon", ["--mode=evaluate", f"--model_path={model}", data, "--output_dir=out"], name="scored", ranks=2
+    )
+    for organism, scores in scored.succeed().report()["scores"].items():
+        for name in ("loss", "masked_loss", "background_loss", "codons"):
+            assert scores[name] == pytest.approx(report["scores"][organism][name], rel=1e-4)
+
+    tuned = launch(
+        "codon", [*SMALL, "--mode=finetune", f"--base_model={model}", "--learning_rate=0", data], name="tuned"
+    ).succeed()
+    assert weights(tuned, "best") == weights(straight, "best")
+
+
+def test_a_table_is_prepared_and_bad_starts_are_one_error(launch, tmp_path):
+    (tmp_path / "a.csv").write_text("dna,protein\nATG,M\n")
+    (tmp_path / "empty").mkdir()
+    starts = {
+        "columns": ["--mode=prepare", f"--data_path={tmp_path / 'a.csv'}"],
+        "none": ["--mode=prepare"],
+        "base": ["--mode=finetune", "--data_path=generated"],
+        "sparse": ["--mode=pretrain", "--data_path=generated", "--attention=block_sparse"],
+        "heads": [*SMALL, "--data_path=generated", "--num_attention_heads=3"],
+        "short": [*SMALL, "--data_path=generated", "--max_position_embeddings=16"],
+        "model": ["--mode=evaluate", "--data_path=generated", f"--model_path={tmp_path / 'empty'}"],
+    }
+    runs = {name: launch("codon", options, name=name) for name, options in starts.items()}
+    for name, run in runs.items():
+        assert run.wait() == [1], run.text()
+        assert "Traceback" not in run.text(), name
+    assert "a.csv:1" in runs["columns"].text()
+    assert "16" in runs["short"].text() and "--mode=pretrain" in runs["base"].text()
+
+    run = launch("codon", ["--mode=prepare", "--data_path=generated", "--output_dir=out"], name="prepare").succeed()
+    facts = json.loads((run.folder / "out" / "prepared.json").read_text())
+    assert facts["sequences"]["train"] + facts["sequences"]["val"] == 600 and facts["longest"] <= 122

@@ -1,0 +1,63 @@
+"""The tokens and organisms of codon, compared with Biopython's genetic codes and with what the format says."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from ascendrun.programs.codon import vocabulary as v
+from ascendrun.programs.trainer.errors import InvalidDataError
+
+
+def test_there_are_90_tokens_in_the_order_of_the_published_model():
+    assert len(v.TOKENS) == len(set(v.TOKENS)) == 90
+    assert v.TOKENS[:6] == ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "a_unk") and v.TOKENS[25] == "__unk"
+    assert v.TOKENS[26:30] == ("k_aaa", "n_aac", "k_aag", "n_aat") and v.TOKENS[-1] == "f_ttt"
+    assert [v.TOKENS.index(word) for word in ("__taa", "__tag", "__tga", "m_atg", "w_tgg")] == [74, 76, 82, 40, 84]
+    digest = hashlib.sha256("\n".join(v.TOKENS).encode()).hexdigest()
+    assert digest[:16] == "5198ab98f40a8c3d"  # of the vocabulary of the published tokenizer
+
+
+@pytest.mark.parametrize("table", [1, 11])
+def test_codons_translate_as_in_the_tables_of_ncbi(table):
+    code = pytest.importorskip("Bio.Data.CodonTable").unambiguous_dna_by_id[table]
+    assert {codon: v.STANDARD[codon] for codon in v.CODONS} == {
+        **code.forward_table, **dict.fromkeys(code.stop_codons, v.STOP),
+    }  # fmt: skip
+
+
+def test_each_codon_belongs_to_one_residue_and_its_mask_token():
+    found = [token for residue in v.RESIDUES for token in v.codons_of(residue)]
+    assert sorted(found) == list(range(26, 90))
+    assert all(v.TOKENS[v.MASK_OF[token]] == v.TOKENS[token][0] + "_unk" for token in range(5, 90))
+    assert v.MASK_OF[:26] == tuple(range(26))
+    assert [v.CODONS[token - v.FIRST_CODON] for token in v.codons_of("_")] == ["TAA", "TAG", "TGA"]
+
+
+def test_a_merged_sequence_and_its_dna():
+    assert v.merge("MAV_", "ATGGCTGTGTAA") == ["M_ATG", "A_GCT", "V_GTG", "__TAA"]
+    assert v.merge("QHH_") == ["Q_UNK", "H_UNK", "H_UNK", "__UNK"]
+    ids = v.ids_of(v.merge("MAV_", "ATGGCTGTGTAA"))
+    assert ids == [1, 40, 65, 72, 74, 2] and v.dna_of(ids) == "ATGGCTGTGTAA"
+    assert v.ids_of(["X_UNK", "W_TGA"]) == [1, 0, 0, 2]
+    assert v.translate("ATGGCTGTGTAA") == "MAV_" and v.translate("ATGNNN") == "MX"
+    with pytest.raises(ValueError):
+        v.merge("MA_", "ATGTAA")
+
+
+def test_organisms_are_found_by_name_and_by_number():
+    organisms = v.ORGANISMS
+    assert len(organisms) == 164
+    assert [organisms.number_of(each) for each in ("Escherichia coli general", "52", 59)] == [51, 52, 59]
+    assert organisms.names[120] == "Saccharomyces cerevisiae" and v.table_of("Saccharomyces cerevisiae") == 1
+    assert v.table_of("Escherichia coli general") == 11
+    more = organisms.with_new(["Yarrowia lipolytica", "Homo sapiens", "Yarrowia lipolytica"])
+    assert len(more) == 165 and more.number_of("Yarrowia lipolytica") == 164
+
+
+@pytest.mark.parametrize("organism", ["Escherichia", "164", -1, ""])
+def test_an_unknown_organism_is_refused_with_similar_names(organism):
+    with pytest.raises(InvalidDataError) as error:
+        v.ORGANISMS.number_of(organism)
+    assert organism != "Escherichia" or "Escherichia" in str(error.value)
