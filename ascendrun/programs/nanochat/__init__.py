@@ -1,0 +1,1 @@
+"""Program that trains a small chat model from text: tokenizer and base model."""

@@ -1,0 +1,33 @@
+"""`python -m ascendrun.programs.nanochat --mode=… --option=value …`: one rank of one stage."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ascendrun.programs.trainer.options import run_program
+
+OPTIONS = Path(__file__).with_name("options.json")
+STAGES = {
+    "tokenizer": ("tokenizer", "tokenizer_stage"),
+    "base": ("base", "base_stage"),
+    "mid": ("sft", "sft_stage"),
+    "sft": ("sft", "sft_stage"),
+    "evaluate": ("evaluation", "evaluate_stage"),
+    "chat": ("inference", "chat"),
+    "serve": ("inference", "serve"),
+}
+"""Module and function of (options, runtime) for each --mode."""
+SHORT = {"-p": "--prompt", "-t": "--temperature", "-k": "--top_k"}
+
+
+def main(argv: Sequence[str]) -> None:
+    argv = [SHORT.get(word, word) for word in argv]
+    run_program(
+        argv, OPTIONS, lambda values: STAGES[values["mode"]], on_cpu=lambda values: values["mode"] == "tokenizer"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,291 @@
+"""Base training: predict the next token of documents, from the shards of the tokens to a model in a directory.
+
+The stages on conversations (sft.py) have other rows and rates, and run the same training.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from torch.nn import functional
+
+from ascendrun.planner.nanochat_sizes import INHERITED, Horizon, Sizes, batch_problem, config_of, horizon_of, settled
+from ascendrun.programs.nanochat import tokenizer as words
+from ascendrun.programs.nanochat.model import NanoChat, make_model
+from ascendrun.programs.nanochat.recipe import optimizer_of
+from ascendrun.programs.nanochat.texts import Corpus, read_corpus
+from ascendrun.programs.trainer import attention, errors, runtime, shards
+from ascendrun.programs.trainer.checkpoint import replace_text, replacing
+from ascendrun.programs.trainer.data import Batch, Unit
+from ascendrun.programs.trainer.devices import accelerator
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trainer.loop import Loop
+from ascendrun.programs.trainer.packing import IGNORED
+from ascendrun.programs.trainer.rows import Rows
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies.engine import Engine
+from ascendrun.programs.trainer.strategies.parallel import wrap
+from ascendrun.programs.trainer.task import Settings, Task
+from ascendrun.text import Text
+
+Options = Mapping[str, Any]
+FREE_TO_CHANGE = (
+    "data_path", "tokenizer_dir", "output_dir", "data_cache_dir", "device", "resume_from_checkpoint",
+    "model_dir", "mixture", "target_examples_per_step",
+    "logging_steps", "eval_steps", "eval_tokens", "save_steps", "save_total_limit", "on_save_failure",
+    "micro_batch_size", "gradient_checkpointing", "shard_optimizer", "dataloader_num_workers", "dist_timeout_s",
+    "loss_scale", "max_time_s", "peak_tflops", "profile_dir", "chip", "tokenizer", "vocab_size", "max_chars", "doc_cap",
+)  # fmt: skip
+"""Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
+
+
+class NextToken(Task):
+    """Training task. `bytes_of`: bytes of each token, for bits per byte; 0: not counted."""
+
+    def __init__(self, train: Rows, val: Rows, engine: Engine, bytes_of: Sequence[int], options: Options) -> None:
+        self.train, self.val, self.engine, self.options = train, val, engine, options
+        self.bytes_of = torch.tensor(bytes_of, dtype=torch.float64, device="cpu")
+
+    def collate(self, units: Sequence[Unit], step: int) -> Batch:
+        return batch_of(self.train, units)
+
+    def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        return functional.cross_entropy(
+            model(tensors["ids"]).flatten(0, 1), tensors["targets"].flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+    def evaluate(self, name: str, step: int) -> dict[str, float]:
+        """Score the first `eval_tokens` validation tokens; the ranks share the sequences."""
+        here, size = self.engine.here, self.options["micro_batch_size"] or 16
+        count = max(1, min(self.val.count, self.options["eval_tokens"] // self.val.seq_len))
+        mine = range(here.rank, count, here.world_size)
+        sums = torch.zeros(4, dtype=torch.float64)
+        for start in range(0, len(mine), size):
+            batch = batch_of(self.val, [(row,) for row in mine[start : start + size]])
+            with self.engine.autocast():
+                logits = self.engine.module(batch.tensors["ids"].to(here.device))
+            targets = batch.tensors["targets"].flatten()
+            losses = functional.cross_entropy(
+                logits.flatten(0, 1).float(), targets.to(here.device), ignore_index=IGNORED, reduction="none"
+            )
+            sums += self.sums_of(losses.cpu().double(), targets)
+        loss, tokens, nats, size_bytes = here.sum(sums.tolist())
+        return {"loss": loss / tokens, "bits_per_byte": nats / math.log(2) / max(1.0, size_bytes)}
+
+    def sums_of(self, losses: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return (nats, tokens) of all targets, and (nats, bytes) of those that are text."""
+        seen = targets != IGNORED
+        sizes = torch.where(seen, self.bytes_of[targets.clamp_min(0)], 0.0)
+        return torch.stack([losses.sum(), seen.sum(), losses[sizes > 0].sum(), sizes.sum()])
+
+
+def batch_of(rows: Rows, units: Sequence[Unit]) -> Batch:
+    ids, labels = rows.read(units)
+    targets = labels[:, 1:].contiguous()
+    learned = int((targets != IGNORED).sum())
+    return Batch({"ids": ids[:, :-1], "targets": targets}, float(learned), tokens=learned, samples=len(units))
+
+
+def base_stage(options: Options, here: Runtime) -> None:
+    """Train, save the model with its tokenizer, report. After a stop signal, save a checkpoint and return early."""
+    options = settled(options)
+    tokenizer = open_tokenizer(options)
+    corpus = read_corpus(options)
+    here.check_same(shards.key_of(corpus.digest, words.mark_of(tokenizer)))
+    sizes = Sizes.of(options, tokenizer.get_vocab_size())
+    horizon = horizon_of(sizes, options)
+    refuse(options, horizon, here)
+    train, val = make_rows(corpus, tokenizer, horizon, options, here)
+    for line in introduce(sizes, horizon, train, val):
+        here.log(line)
+    model = make_model(sizes, seed=options["seed"], recomputes=options["gradient_checkpointing"])
+    facts = {"documents": len(corpus.documents), "first_val": corpus.first_val, "digest": corpus.digest}
+    train_model(Course(model, tokenizer, horizon, train, val, facts), options, here)
+
+
+@dataclass(frozen=True)
+class Course:
+    """A training. `data`: facts of its data, with its digest. `inherited`: where the optimizer's state comes from, a
+    directory of checkpoints, None: it is new. `marks`: more values that a resumed training must share."""
+
+    model: NanoChat
+    tokenizer: Tokenizer
+    horizon: Horizon
+    train: Rows
+    val: Rows
+    data: Mapping[str, Any]
+    inherited: Path | None = None
+    marks: Mapping[str, Any] = field(default_factory=dict)
+
+
+def train_model(course: Course, options: Options, here: Runtime) -> None:
+    """Train, save the model with its tokenizer, report. After a stop signal, save a checkpoint and return early."""
+    model, tokenizer, horizon = course.model, course.tokenizer, course.horizon
+    precision = accelerator.precision_of(options, here.accelerator)
+    here.log(precision.reason)
+    output = Path(options["output_dir"]).absolute()
+    errors.check_writable(output)
+    engine = wrap(
+        model,
+        here,
+        strategy="ddp",
+        make_optimizer=lambda placed: optimizer_of(model, options, horizon, shard=options["shard_optimizer"]),
+        precision=precision,
+    )
+    here.log("program.attention", "attention: {kernel}", kernel=attention.kernel_of(here.device.type).__name__)
+    task = NextToken(course.train, course.val, engine, words.token_bytes(tokenizer), options)
+    settings = Settings.of(options, steps=horizon.steps, flops_per_token=model.sizes.flops_per_token)
+    folder = runtime.checkpoint_folder(options["output_dir"])
+    loop = Loop(here, engine, course.train, task, settings, folder=folder, identity=identity_of(course, options))
+    if not loop.resume(options["resume_from_checkpoint"]) and course.inherited is not None:
+        inherit(loop, course.inherited, here)
+    if not loop.run().is_complete:
+        return
+    scores = {name: value for name, value in (loop.progress.history or [{}])[-1].items() if name != "step"}
+    if here.local_rank == 0:
+        kept = {name: options[name] for name in INHERITED} | {"total_batch_size": horizon.batch_tokens}
+        save_model(model, tokenizer, output, training={**kept, "checkpoints": str(loop.checkpoints.saver.parent)})
+        write_report(output, course, loop.progress.history)
+    here.log("program.base", "model, tokenizer and report: {directory}", directory=output)
+    here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})
+
+
+def inherit(loop: Loop, place: Path, here: Runtime) -> None:
+    if loop.checkpoints.inherit(place):
+        here.log("program.moments-inherited", "state of the optimizer: {directory}", directory=place)
+    else:
+        here.log(
+            "program.moments-new",
+            "warning: {directory}: no complete checkpoint; the optimizer starts without the state of its training",
+            directory=place,
+        )
+
+
+def open_tokenizer(options: Options) -> Tokenizer:
+    if not options["tokenizer_dir"]:
+        raise InvalidDataError(
+            "program.no-tokenizer-dir",
+            "--tokenizer_dir is required\nhint: set it to the output_dir of the stage with --mode=tokenizer",
+        )
+    return words.load(Path(options["tokenizer_dir"]))
+
+
+def refuse(options: Options, horizon: Horizon, here: Runtime) -> None:
+    """Raise InvalidDataError for a batch that the ranks cannot share in whole passes."""
+    problem = batch_problem(
+        horizon.batch_tokens, options["max_seq_len"], options["micro_batch_size"] or 1, here.world_size
+    )
+    if problem is not None:
+        raise InvalidDataError(
+            "program.batch-tokens",
+            "--total_batch_size={batch} is not a multiple of {unit}: {ranks:plural rank ranks} x {rows} sequences x "
+            "{length} tokens\nhint: set --total_batch_size to one of {near}",
+            batch=horizon.batch_tokens,
+            unit=problem[0],
+            ranks=here.world_size,
+            rows=options["micro_batch_size"] or 1,
+            length=options["max_seq_len"],
+            near=list(problem[1]),
+        )
+
+
+def make_rows(
+    corpus: Corpus, tokenizer: Tokenizer, horizon: Horizon, options: Options, here: Runtime
+) -> tuple[Rows, Rows]:
+    """Open the encoded documents, or encode them, and cut them into sequences. Raises InvalidDataError."""
+    cache = Path(options["data_cache_dir"] or shards.default_cache())
+    key = shards.key_of("documents", corpus.digest, words.mark_of(tokenizer))
+
+    def source() -> shards.Source:
+        count = len(corpus.documents)
+        return shards.Source(corpus.documents, [None] * count, words.TextEncoder(tokenizer), tokenizer.get_vocab_size())
+
+    every = shards.open_or_build(cache / key, source, context=accelerator.worker_context(here.family), log=here.log)
+    numbers = every.numbers
+    length, batch = options["max_seq_len"], horizon.batch_tokens // options["max_seq_len"]
+    train, val = every.select(numbers[: corpus.first_val]), every.select(numbers[corpus.first_val :])
+    return (
+        Rows(train, seq_len=length, batch_size=batch, seed=options["seed"]),
+        Rows(val, seq_len=length, batch_size=1, seed=options["seed"]),
+    )
+
+
+def introduce(sizes: Sizes, horizon: Horizon, train: Rows, val: Rows) -> list[Text]:
+    return [
+        Text(
+            "program.base-model",
+            "model {preset}: {layers} layers of {hidden}, {heads} heads, {vocabulary:,} tokens, {weights:,} weights",
+            preset=sizes.preset,
+            layers=sizes.layers,
+            hidden=sizes.hidden,
+            heads=sizes.heads,
+            vocabulary=sizes.vocabulary,
+            weights=sizes.weights,
+        ),
+        Text(
+            "program.base-data",
+            "{rows:,} sequences of {length} tokens, {val:,} for validation; {steps:,} steps of {batch:,} tokens are "
+            "{epochs:.2f} epochs",
+            rows=train.count,
+            length=train.seq_len,
+            val=val.count,
+            steps=horizon.steps,
+            batch=horizon.batch_tokens,
+            epochs=horizon.steps / train.steps_per_epoch,
+        ),
+    ]
+
+
+def identity_of(course: Course, options: Options) -> dict[str, Any]:
+    """Return the values that must be equal in a checkpoint and in the run that resumes from it."""
+    kept = {name: value for name, value in options.items() if name not in FREE_TO_CHANGE}
+    marks = {"data": course.data["digest"][:16], "tokens": words.mark_of(course.tokenizer)[:16], **course.marks}
+    return {**kept, **marks}
+
+
+# --- the result ---
+
+
+def save_model(model: NanoChat, tokenizer: Tokenizer, folder: Path, *, training: Mapping[str, Any]) -> None:
+    """Write weights, configuration and tokenizer; the configuration last. `training`: what a stage that starts from
+    this model inherits."""
+    from safetensors.torch import save_file
+
+    weights = {
+        name if name.startswith("lm_head") else f"model.{name}": tensor.detach().cpu().contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    with replacing(folder / "model.safetensors") as fresh:
+        save_file(weights, str(fresh), metadata={"format": "pt"})
+    words.save_files(folder, tokenizer.to_str())
+    pad = tokenizer.token_to_id(words.PAD)
+    config = {
+        **config_of(model.sizes),
+        "architectures": ["NanoChatForCausalLM"] if model.sizes.is_classic else ["NanoChat"],
+        "bos_token_id": tokenizer.token_to_id(words.BOS),
+        "eos_token_id": pad,
+        "pad_token_id": pad,
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+        "training": training,
+    }
+    replace_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
+
+
+def write_report(folder: Path, course: Course, history: Sequence[Mapping[str, Any]]) -> None:
+    sizes, horizon = course.model.sizes, course.horizon
+    report = {
+        "model": {**vars(sizes), "weights": sizes.weights, "flops_per_token": sizes.flops_per_token},
+        "training": {**vars(horizon), "tokens_seen": horizon.steps * horizon.batch_tokens},
+        "data": dict(course.data),
+        "evaluations": list(history),
+    }
+    replace_text(folder / "report.json", json.dumps(report, indent=1) + "\n")

@@ -1,0 +1,228 @@
+"""Quality of a model: bits per byte of documents, choices by letter, generated answers. All ranks share the work.
+
+Each task has a score from 0 to 1, and a centered one that is 0 for a model that guesses and 1 for one that is right.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ascendrun.planner.nanochat_sizes import Horizon
+from ascendrun.programs.generation.cache import of_model
+from ascendrun.programs.generation.engine import Completion, Generator, generate
+from ascendrun.programs.generation.sampling import Sampling
+from ascendrun.programs.nanochat import conversations, sandbox
+from ascendrun.programs.nanochat import tokenizer as words
+from ascendrun.programs.nanochat.base import NextToken, make_rows
+from ascendrun.programs.nanochat.calculator import Tools
+from ascendrun.programs.nanochat.inference import decoded, open_engine, open_model, stops_of
+from ascendrun.programs.nanochat.tasks import Example, read_task
+from ascendrun.programs.nanochat.texts import read_corpus
+from ascendrun.programs.trainer import errors
+from ascendrun.programs.trainer.checkpoint import replace_text
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies.engine import Engine
+
+Options = Mapping[str, Any]
+SHOWN_SAMPLES = 3
+LETTER_TOKENS = 4
+"""Tokens of a reply to a question with choices: a letter, and the end."""
+
+
+@dataclass(frozen=True)
+class Pupil:
+    """The model that is asked."""
+
+    engine: Engine
+    tokenizer: Any
+    context: int
+    here: Runtime
+
+
+def evaluate_stage(options: Options, here: Runtime) -> None:
+    """Score a model on the documents and tasks of the options, and write evaluation.json on rank 0's node."""
+    output = Path(options["output_dir"]).absolute()
+    errors.check_writable(output)
+    if not options["data_path"] and not options["mixture"]:
+        raise InvalidDataError(
+            "program.nothing-to-evaluate",
+            "--data_path or --mixture is required\n"
+            'hint: --mixture=\'[{{"kind": "sums"}}]\' has generated questions, which need no file',
+        )
+    tasks = open_tasks(options["mixture"], options["seed"])
+    model, tokenizer = open_model(options)
+    pupil = Pupil(open_engine(model, options, here), tokenizer, model.sizes.context, here)
+    report: dict[str, Any] = {"model": str(options["model_dir"]), "tasks": {}}
+    with here.phase("evaluate"):
+        if options["data_path"]:
+            report.update(bits_per_byte(pupil, options))
+        for name, examples in tasks.items():
+            report["tasks"][name] = scores = score(pupil, examples, options)
+            here.log(
+                "program.task-score",
+                "{name}: {count:,} questions, score {score:.4f}, centered {centered:.4f}",
+                name=name,
+                count=scores["questions"],
+                score=scores["score"],
+                centered=scores["centered"],
+            )
+    centered = [scores["centered"] for scores in report["tasks"].values()]
+    if centered:
+        report["mean_centered"] = sum(centered) / len(centered)
+    final = {name: report[name] for name in ("bits_per_byte", "mean_centered") if name in report}
+    if here.is_first:
+        replace_text(output / "evaluation.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    here.log(
+        "program.final", "final: {scores}", scores=" ".join(f"{name} {value:.4f}" for name, value in final.items())
+    )
+    here.record(done=True, **{f"final_{name}": value for name, value in final.items()})
+
+
+def open_tasks(specs: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Sequence[Example]]:
+    """Open tasks by name. Raises InvalidDataError, also for tasks that have no answers to compare with."""
+    found: dict[str, Sequence[Example]] = {}
+    if any(spec.get("kind") == "code" for spec in specs):
+        check_sandbox()
+    for spec in specs:
+        examples = read_task(spec, seed)
+        if examples[0].answer is None:
+            raise InvalidDataError(
+                "program.no-answers",
+                "--mixture: {file}: the kind {kind} has no answers to compare replies with",
+                file=spec.get("file") or "",
+                kind=str(spec.get("kind")),
+            )
+        stem = Path(str(spec.get("file") or spec["kind"])).stem
+        name = stem if stem not in found else f"{stem}-{len(found) + 1}"
+        found[name] = examples
+    return found
+
+
+def check_sandbox() -> None:
+    """Raise InvalidDataError where programs of the model cannot be isolated."""
+    try:
+        sandbox.run("")
+    except sandbox.NoSandboxError as error:
+        raise InvalidDataError(
+            "program.no-sandbox",
+            "--mixture: this machine ({machine}) cannot isolate the programs of a task of kind code\n"
+            "hint: remove such tasks; they require Linux with seccomp on x86_64 or aarch64",
+            machine=str(error),
+        ) from None
+
+
+def bits_per_byte(pupil: Pupil, options: Options) -> dict[str, float]:
+    """Score the validation documents of `data_path`."""
+    given = {**options, "max_seq_len": pupil.context}
+    horizon = Horizon(0, pupil.context, 1, 1.0, 0.0)  # rows of one sequence
+    corpus = read_corpus(given)
+    pupil.here.check_same(corpus.digest)
+    train, val = make_rows(corpus, pupil.tokenizer, horizon, given, pupil.here)
+    task = NextToken(train, val, pupil.engine, words.token_bytes(pupil.tokenizer), given)
+    with torch.no_grad():
+        return task.evaluate("val", 0)
+
+
+# --- tasks ---
+
+
+def score(pupil: Pupil, examples: Sequence[Example], options: Options) -> dict[str, Any]:
+    """Ask the questions of a task. Returns {questions, score, chance, centered, …} on every rank.
+
+    Choices have the score of their letters' probabilities, and `generated`, that of replies; others have `pass@k`.
+    """
+    here, count = pupil.here, len(examples)
+    mine = [(number, examples[number]) for number in range(here.rank, count, here.world_size)]
+    has_letters = examples[0].letters is not None
+    samples = 1 if has_letters else options["num_samples"]
+    rewards, texts = replies(pupil, mine, options, samples=samples, limit=LETTER_TOKENS if has_letters else None)
+    sums = {f"pass@{k}": sum(passed(samples, sum(each), k) for each in rewards) for k in range(1, samples + 1)}
+    if has_letters:
+        sums["letters"] = float(sum(likeliest(pupil, [example for _, example in mine], options)))
+        sums["chance"] = sum(1 / len(example.letters or ()) for _, example in mine)
+    names = list(sums)
+    means = {name: value / count for name, value in zip(names, here.sum([sums[name] for name in names]))}
+    shown = sorted(sample for part in here.gather(texts[:SHOWN_SAMPLES]) for sample in part)[:SHOWN_SAMPLES]
+    chance = means.pop("chance", 0.0)
+    found = means.pop("letters") if has_letters else means["pass@1"]
+    return {
+        "questions": count,
+        "score": found,
+        "chance": chance,
+        "centered": (found - chance) / (1 - chance),
+        **({"generated": means["pass@1"]} if has_letters else means),
+        "samples": [{"number": number, "reply": text, "answer": answer} for number, text, answer in shown],
+    }
+
+
+def passed(samples: int, right: int, k: int) -> float:
+    """Return the chance that at least one of `k` of the samples is right, drawn without order (arXiv 2107.03374)."""
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def replies(
+    pupil: Pupil, asked: Sequence[tuple[int, Example]], options: Options, *, samples: int, limit: int | None = None
+) -> tuple[list[list[int]], list[tuple[int, str, str]]]:
+    """Return (rewards of the samples of each question, the first replies as (number, text, answer)).
+
+    One sample is greedy; several are drawn, from seeds that follow from the question's number. A question that does
+    not fit into the context is wrong.
+    """
+    call, tokenizer = of_model(pupil.engine.module), pupil.tokenizer
+    generator = Generator.of(pupil.engine, call, context=pupil.context, rows=options["max_num_seqs"])
+    tools, stop = Tools(tokenizer), stops_of(tokenizer)
+    temperature = options["temperature"] if samples > 1 else 0.0
+    texts: dict[tuple[int, int], Completion] = {}
+    for number, example in asked:
+        prompt = conversations.prompt(tokenizer, example.messages)
+        for sample in range(samples if len(prompt) < pupil.context else 0):
+            sampling = Sampling(
+                temperature, options["top_k"], options["top_p"], seed_of(options["seed"], number, sample)
+            )
+            most = limit or options["max_new_tokens"] or pupil.context
+            texts[number, sample] = Completion(prompt, most, sampling, stop, tools)
+    generate(generator, list(texts.values()))
+    rewards, shown = [], []
+    for number, example in asked:
+        replied = [
+            decoded(tokenizer, texts[key].tokens) for key in ((number, s) for s in range(samples)) if key in texts
+        ]
+        rewards.append([int(example.reward(text) >= 1.0) for text in replied] or [0])
+        shown.append((number, replied[0] if replied else "", str(example.answer)))
+    return rewards, shown
+
+
+def seed_of(*parts: int) -> int:
+    return random.Random(" ".join(map(str, parts))).getrandbits(48)
+
+
+def likeliest(pupil: Pupil, asked: Sequence[Example], options: Options) -> list[bool]:
+    """Return for each question whether the letter of its answer is the most likely first token among its letters."""
+    here, tokenizer, size = pupil.here, pupil.tokenizer, options["max_num_seqs"]
+    prompts = [conversations.prompt(tokenizer, each.messages) for each in asked]
+    order = sorted((n for n in range(len(asked)) if len(prompts[n]) <= pupil.context), key=lambda n: len(prompts[n]))
+    right = [False] * len(asked)
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        lengths = [len(prompts[n]) for n in rows]
+        ids = torch.zeros(len(rows), max(lengths), dtype=torch.int64)
+        for row, n in enumerate(rows):
+            ids[row, : lengths[row]] = torch.tensor(prompts[n])
+        kept = sorted(set(lengths))
+        with torch.no_grad(), pupil.engine.autocast():
+            logits = pupil.engine.module(ids.to(here.device), keep=torch.tensor(kept).to(here.device) - 1).cpu()
+        for row, n in enumerate(rows):
+            letters = asked[n].letters or ()
+            numbers = [tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in letters]
+            best = int(logits[row, kept.index(lengths[row]), numbers].argmax())
+            right[n] = letters[best] == asked[n].answer
+    return right

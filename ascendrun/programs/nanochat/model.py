@@ -1,0 +1,222 @@
+"""The model: a decoder with rotary positions, norms without weights, ReLU squared and untied embeddings.
+
+Preset `classic` is the architecture that transformers knows as NanoChat; weights have its names. `current` adds
+
+    windows            layers attend to a quarter of the context, every fourth and the last one to all of it
+    value embeddings   every other layer adds a second embedding of the token to its values, by a gate
+    scales             of the residual stream and of the embedding, which each layer adds again
+    smear              a token's embedding gets part of that of the token before
+    backout            what the middle layer had is subtracted before the logits
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from ascendrun.planner.nanochat_sizes import SMEAR_CHANNELS, VALUE_GATE_CHANNELS, Sizes
+from ascendrun.programs.generation.cache import Attends, Prefill
+
+LOGIT_CAP = 15.0
+SHARPNESS = 1.2
+"""Factor of queries and keys after their norm, in `current`."""
+ROTARY_BASE = {"classic": 10_000.0, "current": 100_000.0}
+EPSILON = {"classic": 1e-6, "current": torch.finfo(torch.float32).eps}
+SMEARED = -1
+"""The cache's layer of embeddings before the smear."""
+
+
+def norm(x: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Divide by the root of the mean square."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)).to(x.dtype)
+
+
+def rotations(positions: torch.Tensor, width: int, base: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (cosines, sines) of rows x length x 1 x width / 2, in float32."""
+    channels = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device)
+    angles = positions[..., None].float() * (1.0 / base ** (channels / width))
+    return angles.cos()[:, :, None], angles.sin()[:, :, None]
+
+
+def rotate(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Turn each pair of channels, one of each half, by minus its angle."""
+    cos, sin = (each.to(x.dtype) for each in turn)
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos + second * sin, second * cos - first * sin), -1)
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+class Attention(nn.Module):
+    def __init__(self, sizes: Sizes, layer: int) -> None:
+        super().__init__()
+        self.sizes, self.layer, self.epsilon = sizes, layer, EPSILON[sizes.preset]
+        self.q_proj = linear(sizes.hidden, sizes.hidden)
+        self.k_proj = linear(sizes.hidden, sizes.kv_width)
+        self.v_proj = linear(sizes.hidden, sizes.kv_width)
+        self.o_proj = linear(sizes.hidden, sizes.hidden)
+        has_values = sizes.has_value_embedding(layer)
+        self.value_gate = linear(VALUE_GATE_CHANNELS, sizes.kv_heads) if has_values else None
+
+    def forward(self, x: torch.Tensor, added: torch.Tensor | None, turn: Any, cache: Attends) -> torch.Tensor:
+        """`added`: the value embeddings of these tokens."""
+        sizes, shape = self.sizes, (*x.shape[:2], -1, self.sizes.head)
+        q, k, v = (project(x).view(shape) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if self.value_gate is not None and added is not None:
+            gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))
+            v = v + (gate[..., None] * added.view(shape)).to(v.dtype)
+        sharpness = 1.0 if sizes.is_classic else SHARPNESS
+        q, k = (norm(rotate(each, turn), self.epsilon) * sharpness for each in (q, k))
+        window = None if sizes.is_classic else sizes.windows[self.layer] + 1  # the token itself too
+        return self.o_proj(cache.attend(self.layer, q, k, v, window=window).reshape(x.shape))  # type: ignore[no-any-return]
+
+
+class Feedforward(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.fc1 = linear(sizes.hidden, 4 * sizes.hidden)
+        self.fc2 = linear(4 * sizes.hidden, sizes.hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(functional.relu(self.fc1(x)).square())  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    def __init__(self, sizes: Sizes, layer: int) -> None:
+        super().__init__()
+        self.epsilon = EPSILON[sizes.preset]
+        self.self_attn, self.mlp = Attention(sizes, layer), Feedforward(sizes)
+
+    def forward(self, x: torch.Tensor, added: torch.Tensor | None, turn: Any, cache: Attends) -> torch.Tensor:
+        x = x + self.self_attn(norm(x, self.epsilon), added, turn, cache)
+        return x + self.mlp(norm(x, self.epsilon))  # type: ignore[no-any-return]
+
+
+class NanoChat(nn.Module):
+    """Build with `make_model`: the weights of a new module have no values yet.
+
+    `recomputes`: activations of the layers are computed again in the backward pass.
+    """
+
+    def __init__(self, sizes: Sizes, *, recomputes: bool = False) -> None:
+        super().__init__()
+        self.sizes, self.recomputes, self.epsilon = sizes, recomputes, EPSILON[sizes.preset]
+        self.embed_tokens = nn.Embedding(sizes.padded_vocabulary, sizes.hidden)
+        self.layers = nn.ModuleList([Layer(sizes, layer) for layer in range(sizes.layers)])
+        self.lm_head = linear(sizes.hidden, sizes.padded_vocabulary)
+        if sizes.is_classic:
+            return
+        self.value_embeds = nn.ModuleDict(
+            {
+                str(layer): nn.Embedding(sizes.padded_vocabulary, sizes.kv_width)
+                for layer in range(sizes.layers)
+                if sizes.has_value_embedding(layer)
+            }
+        )
+        self.residual_scales = nn.Parameter(torch.empty(sizes.layers))
+        self.embedding_scales = nn.Parameter(torch.empty(sizes.layers))
+        self.smear_gate = linear(SMEAR_CHANNELS, 1)
+        self.smear_scale = nn.Parameter(torch.empty(1))
+        self.backout_scale = nn.Parameter(torch.empty(1))
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        *,
+        positions: torch.Tensor | None = None,
+        cache: Attends | None = None,
+        keep: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return logits in float32, of all tokens or of the places `keep`. `cache`: of the tokens before these."""
+        sizes, cache = self.sizes, cache or Prefill(None)
+        if positions is None:
+            positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        turn = rotations(positions, sizes.head, ROTARY_BASE[sizes.preset])
+        x = norm(self.embed_tokens(ids), self.epsilon)
+        x = self.classic(x, turn, cache) if sizes.is_classic else self.current(ids, x, turn, cache)
+        x = norm(x if keep is None else x[:, keep], self.epsilon)
+        logits = self.lm_head(x)[..., : sizes.vocabulary].float()
+        return LOGIT_CAP * torch.tanh(logits / LOGIT_CAP)
+
+    def classic(self, x: torch.Tensor, turn: Any, cache: Attends) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.run(layer, x, None, turn, cache)
+        return x
+
+    def current(self, ids: torch.Tensor, x: torch.Tensor, turn: Any, cache: Attends) -> torch.Tensor:
+        gate = self.smear_scale * torch.sigmoid(self.smear_gate(x[..., :SMEAR_CHANNELS]))
+        x = first = x + (gate * cache.before(SMEARED, x)).to(x.dtype)
+        middle = x
+        for number, layer in enumerate(self.layers):
+            x = self.residual_scales[number] * x + self.embedding_scales[number] * first
+            added = self.value_embeds[str(number)](ids) if str(number) in self.value_embeds else None
+            x = self.run(layer, x, added, turn, cache)
+            middle = x if number == self.sizes.layers // 2 else middle
+        return x - self.backout_scale * middle
+
+    def run(self, layer: nn.Module, *given: Any) -> torch.Tensor:
+        if self.recomputes and self.training and torch.is_grad_enabled():
+            return checkpoint(layer, *given, use_reentrant=False)  # type: ignore[no-any-return]
+        return layer(*given)  # type: ignore[no-any-return]
+
+    # --- what it says of itself ---
+
+    def flops_per_token(self) -> float:
+        return self.sizes.flops_per_token
+
+    def cache_bytes(self, rows: int, length: int, *, element_bytes: int = 2) -> int:
+        return self.sizes.cache_bytes(rows, length, element_bytes=element_bytes)
+
+
+def make_model(sizes: Sizes, *, seed: int, recomputes: bool = False) -> NanoChat:
+    """Return a new model on the CPU; its weights follow from the seed."""
+    model = empty_model(sizes, recomputes=recomputes).to_empty(device="cpu")
+    initialize(model, torch.Generator().manual_seed(seed))
+    return model
+
+
+def empty_model(sizes: Sizes, *, recomputes: bool = False) -> NanoChat:
+    """Return a model without memory for its weights."""
+    with torch.device("meta"):
+        return NanoChat(sizes, recomputes=recomputes)
+
+
+@torch.no_grad()
+def initialize(model: NanoChat, chance: torch.Generator) -> None:
+    """Set all weights. Matrices are uniform with the standard deviation 1 / sqrt(hidden); those that write to the
+    residual stream are zero, so that a new model computes the logits of its embedding."""
+    sizes = model.sizes
+    bound = math.sqrt(3 / sizes.hidden)
+
+    def uniform(weight: torch.Tensor, low: float, high: float) -> None:
+        weight.uniform_(low, high, generator=chance)
+
+    model.embed_tokens.weight.normal_(0.0, 0.8, generator=chance)
+    model.lm_head.weight.normal_(0.0, 0.001, generator=chance)
+    for layer in model.layers:
+        attention: Any = layer.self_attn
+        for each in (attention.q_proj, attention.k_proj, attention.v_proj):
+            uniform(each.weight, -bound, bound)
+        uniform(layer.mlp.fc1.weight, -0.4 * bound, 0.4 * bound)  # type: ignore[union-attr,arg-type]
+        attention.o_proj.weight.zero_()
+        layer.mlp.fc2.weight.zero_()  # type: ignore[union-attr,operator]
+        if attention.value_gate is not None:
+            uniform(attention.value_gate.weight, 0.0, 0.02)
+    if sizes.is_classic:
+        return
+    for table in model.value_embeds.values():
+        uniform(table.weight, -bound, bound)  # type: ignore[arg-type]
+    way = torch.arange(sizes.layers) / max(1, sizes.layers - 1)
+    model.residual_scales.copy_(1.15 - 0.10 * way)
+    model.embedding_scales.copy_(0.20 - 0.15 * way)
+    uniform(model.smear_gate.weight, 0.0, 0.02)
+    model.smear_scale.zero_()
+    model.backout_scale.fill_(0.2)

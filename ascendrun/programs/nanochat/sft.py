@@ -1,0 +1,167 @@
+"""The stages mid and sft: a trained model learns what the assistant writes in conversations of several tasks.
+
+Rows have whole conversations, the largest that fits next, and padding; a conversation longer than a row is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from ascendrun.planner.nanochat_sizes import Sizes, chat_horizon, settled
+from ascendrun.programs.nanochat import tokenizer as words
+from ascendrun.programs.nanochat.base import Course, Options, refuse, train_model
+from ascendrun.programs.nanochat.conversations import ConversationEncoder
+from ascendrun.programs.nanochat.model import NanoChat, empty_model
+from ascendrun.programs.nanochat.tasks import Example, Joined, read_task
+from ascendrun.programs.nanochat.texts import first_val_of, mark_of
+from ascendrun.programs.trainer import shards
+from ascendrun.programs.trainer.devices import accelerator
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trainer.rows import Rows
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.text import Text
+
+
+def sft_stage(options: Options, here: Runtime) -> None:
+    """Train a model on conversations, from that of `model_dir`."""
+    folder = Path(options["model_dir"])
+    config, model = open_model(options["model_dir"], recomputes=options["gradient_checkpointing"])
+    options, tokenizer, before = settled(options, config), words.load(folder), config.get("training") or {}
+    if options["max_seq_len"] > model.sizes.context:
+        raise InvalidDataError(
+            "program.long-context",
+            "--max_seq_len={length}: the model was trained with sequences of {context} tokens\n"
+            "hint: set --max_seq_len to {context} or less",
+            length=options["max_seq_len"],
+            context=model.sizes.context,
+        )
+    refuse(options, chat_horizon(model.sizes, options, 1), here)
+    mixture = read_mixture(options)
+    weights = here.share(shards.hash_of_file(folder / "model.safetensors") if here.is_first else "")
+    known = {**before, "checkpoints": ""}  # each node may have them elsewhere
+    here.check_same(shards.key_of(mixture.digest, words.mark_of(tokenizer), vars(model.sizes), known))
+    train, val, facts = make_rows(mixture, words.mark_of(tokenizer), tokenizer, options, here)
+    horizon = chat_horizon(model.sizes, options, options["max_steps"] or train.steps_per_epoch)
+    here.log(introduce(facts, train, val, horizon.steps))
+    inherited = Path(before["checkpoints"]) if options["load_optimizer"] and before.get("checkpoints") else None
+    parts = [[given["kind"], given.get("rows") or 0, given.get("epochs") or 1] for given in options["mixture"]]
+    marks = {"model": weights[:16], "mixture": parts}
+    train_model(Course(model, tokenizer, horizon, train, val, facts, inherited, marks), options, here)
+
+
+def open_model(path: str, *, recomputes: bool) -> tuple[dict[str, Any], NanoChat]:
+    """Return the configuration and the model of a directory. Raises InvalidDataError."""
+    if not path:
+        raise InvalidDataError(
+            "program.no-model-dir",
+            "--model_dir is required\nhint: set it to the output_dir of the stage before, such as --mode=base",
+        )
+    try:
+        config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
+        model = empty_model(Sizes.of_config(config), recomputes=recomputes)
+        weights = load_file(str(Path(path, "model.safetensors")))
+        model.load_state_dict({name.removeprefix("model."): each for name, each in weights.items()}, assign=True)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise InvalidDataError(
+            "program.no-model",
+            "{path}: no model of nanochat: {reason}\nhint: run the stage with --mode=base first",
+            path=path,
+            reason=repr(error),
+        ) from error
+    return config, model.requires_grad_()
+
+
+# --- data ---
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Examples of all tasks. `train`: of each task the numbers of its training examples, and its epochs."""
+
+    examples: Sequence[Example]
+    train: Sequence[tuple[range, int]]
+    val: Sequence[range]
+    digest: str
+
+
+def read_mixture(options: Options) -> Mixture:
+    """Open the tasks; of each the last part is for validation. Raises InvalidDataError."""
+    if not options["mixture"]:
+        raise InvalidDataError(
+            "program.no-mixture",
+            '--mixture is required: a list of tasks\nhint: --mixture=\'[{{"kind": "sums"}}]\' has generated ones',
+        )
+    tasks, train, val, marks, start = [], [], [], [], 0
+    for given in options["mixture"]:
+        task = read_task({**given, "epochs": 1}, options["seed"])
+        first_val = first_val_of(len(task), options)
+        if first_val < 1:
+            raise InvalidDataError(
+                "program.few-examples",
+                "task {name}: expected at least two examples, some to train on and some to validate with",
+                name=given.get("file") or given["kind"],
+            )
+        tasks.append(task)
+        train.append((range(start, start + first_val), int(given.get("epochs") or 1)))
+        val.append(range(start + first_val, start + len(task)))
+        start += len(task)
+        content = mark_of(Path(given["file"])) if given.get("file") else json.dumps([each.messages for each in task])
+        marks.append(f"{given['kind']} {len(task)} {content}")
+    return Mixture(Joined(tasks), train, val, hashlib.sha256("\0".join(marks).encode()).hexdigest())
+
+
+def make_rows(
+    mixture: Mixture, words_mark: str, tokenizer: Any, options: Options, here: Runtime
+) -> tuple[Rows, Rows, dict[str, Any]]:
+    """Encode the conversations, and pack them. Return (training, validation, facts). Raises InvalidDataError."""
+    cache = Path(options["data_cache_dir"] or shards.default_cache())
+    key = shards.key_of("conversations", mixture.digest, words_mark)
+
+    def source() -> shards.Source:
+        count, encoder = len(mixture.examples), ConversationEncoder(tokenizer)
+        return shards.Source(mixture.examples, [None] * count, encoder, tokenizer.get_vocab_size())
+
+    every = shards.open_or_build(cache / key, source, context=accelerator.worker_context(here.family), log=here.log)
+    length = options["max_seq_len"]
+    fits = every.lengths <= length + 1
+    # In another order than the tasks have, so that a row has conversations of several.
+    train = np.concatenate([np.tile(np.array(numbers), epochs) for numbers, epochs in mixture.train])
+    train = np.random.default_rng([options["seed"], 4]).permutation(train)
+    val = np.concatenate([np.array(numbers) for numbers in mixture.val])
+    facts = {
+        "conversations": int(fits[train].sum()),
+        "val": int(fits[val].sum()),
+        "too_long": int((~fits).sum()),
+        "digest": mixture.digest,
+    }
+    batch = options["total_batch_size"] // length
+
+    def rows(numbers: Any, size: int) -> Rows:
+        kept = every.select(numbers[fits[numbers]])
+        return Rows(kept, seq_len=length, batch_size=size, seed=options["seed"], crop=False)
+
+    return rows(train, batch), rows(val, 1), facts
+
+
+def introduce(facts: Mapping[str, Any], train: Rows, val: Rows, steps: int) -> Text:
+    return Text(
+        "program.chat-data",
+        "{conversations:,} conversations in {rows:,} sequences of {length} tokens, {val:,} for validation; {long:,} "
+        "longer ones are not used; {steps:,} steps are {epochs:.2f} epochs",
+        conversations=facts["conversations"],
+        rows=train.count,
+        length=train.seq_len,
+        val=val.count,
+        long=facts["too_long"],
+        steps=steps,
+        epochs=steps / train.steps_per_epoch,
+    )

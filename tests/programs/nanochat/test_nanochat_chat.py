@@ -1,0 +1,145 @@
+"""A saved model is read again, replies on the terminal and over HTTP, and uses the calculator there."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import pytest
+import torch
+
+from ascendrun.programs.generation.cache import of_model
+from ascendrun.programs.generation.chat import talk
+from ascendrun.programs.generation.engine import Completion
+from ascendrun.programs.generation.sampling import Sampling
+from ascendrun.programs.nanochat import conversations
+from ascendrun.programs.nanochat.base import save_model
+from ascendrun.programs.nanochat.calculator import TOOL, Tools
+from ascendrun.programs.nanochat.inference import decoded, open_model, open_talker, stops_of
+from ascendrun.programs.nanochat.model import make_model
+from ascendrun.programs.nanochat.tokenizer import of_characters
+from ascendrun.programs.trainer.devices.accelerator import open_accelerator
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trainer.runtime import Runtime
+from tests.programs.conftest import until
+from tests.programs.generating import naive
+from tests.programs.nanochat.test_nanochat_model import lively, sizes_of
+from tests.programs.test_chat import post, reply_of, said
+
+ALPHABET = "0123456789+-*/(). abcdefghijklmnopqrstuvwxyz\n"
+OPTIONS = {"dtype": "float32", "temperature": 0.0, "top_k": 0, "top_p": 1.0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("model"), "current")
+
+
+def save(folder, preset):
+    """Write a model that often calls the calculator."""
+    tokenizer = of_characters([ALPHABET])
+    sizes = sizes_of(vocabulary=tokenizer.get_vocab_size(), context=128, layers=2, preset=preset)
+    model = lively(make_model(sizes, seed=9))
+    with torch.no_grad():
+        for mark in TOOL[:2]:
+            model.lm_head.weight[tokenizer.token_to_id(mark)] *= 2
+    save_model(model, tokenizer, folder, training={})
+    return folder, model, tokenizer
+
+
+def here() -> Runtime:
+    return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+
+
+def reply(saved, messages, limit):
+    """Return the text that the model itself generates, without a cache."""
+    _, model, tokenizer = saved
+    ids = conversations.prompt(tokenizer, messages)
+    found = naive(of_model(model), Completion(ids, limit, Sampling(0.0), stops_of(tokenizer), Tools(tokenizer)))
+    return decoded(tokenizer, found)
+
+
+@pytest.mark.parametrize("preset", ["current", "classic"])
+def test_a_saved_model_is_read_as_it_was(preset, tmp_path):
+    folder, model, tokenizer = save(tmp_path, preset)
+    again, words = load_model(folder)
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        assert again.sizes == model.sizes and torch.equal(again(ids), model(ids))
+    assert words.to_str() == tokenizer.to_str()
+
+
+def test_calls_are_shown_as_in_gsm8k(saved):
+    _, _, tokenizer = saved
+    start, end, output, ended = (tokenizer.token_to_id(mark) for mark in TOOL)
+    ids = [*tokenizer.encode("is ").ids, start, *tokenizer.encode("2+3").ids, end, output, *tokenizer.encode("5").ids]
+    assert decoded(tokenizer, [*ids, ended, *tokenizer.encode("5.").ids]) == "is <<2+3=5>>5."
+
+
+def test_the_terminal_keeps_the_chat_until_it_is_cleared(saved, monkeypatch, capsys):
+    talker = open_talker({**OPTIONS, "model_dir": str(saved[0])}, here(), rows=1)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\nand\n\nclear\nhi\nquit\nnever\n"))
+    capsys.readouterr()
+    talk(talker, here(), limit=9)
+    first = reply(saved, said("hi"), 9)
+    history = [*said("hi"), {"role": "assistant", "content": first}, *said("and")]
+    shown = capsys.readouterr().out.split("> ")
+    assert shown == ["", f"{first}\n", f"{reply(saved, history, 9)}\n", "", "", f"{first}\n", ""]
+
+
+def test_one_prompt_gets_one_reply(saved, launch):
+    run = launch("nanochat", ["--mode=chat", f"--model={saved[0]}", "-p", "2 and 3", "-t", "0", "--max_new_tokens=12"])
+    assert reply(saved, said("2 and 3"), 12) in run.succeed().text()
+
+
+def test_ranks_serve_the_model(saved, launch):
+    """Each with the whole model; the calculator is used over HTTP too."""
+    ranks = 2
+    run = launch("nanochat", ["--mode=serve", f"--model_dir={saved[0]}", "--port=0", "--max_num_seqs=2"], ranks=ranks)
+    until(lambda: any(line.get("event") == "serving" for line in run.metrics()), run.text)
+    line = next(line for line in run.metrics() if line.get("event") == "serving")
+    texts = [f"what is {number}" for number in range(5)]
+    clients = [post((line["host"], line["port"]), messages=said(text), max_tokens=30, temperature=0) for text in texts]
+    found = [reply_of(client)[1]["choices"][0]["message"]["content"] for client in clients]
+    assert found == [reply(saved, said(text), 30) for text in texts]
+    assert reply_of(post((line["host"], line["port"]), messages=[{"role": "assistant", "content": "x"}]))[0] == 400
+    for rank in range(ranks):
+        run.signal(rank)
+    run.succeed()
+
+
+def test_what_is_not_a_model_is_one_error(saved, tmp_path):
+    folder = saved[0]
+    assert "program.no-model" in key_of(lambda: load_model(tmp_path / "missing"))
+    with_problem = shutil.copytree(folder, tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    for problem in ({"model_type": "qwen2"}, {"hidden_size": 96}, {"num_hidden_layers": 3}):
+        (with_problem / "config.json").write_text(json.dumps({**config, **problem}))
+        assert key_of(lambda: load_model(with_problem)) == "program.no-model"
+    (with_problem / "config.json").write_text("{")
+    assert key_of(lambda: load_model(with_problem)) == "program.no-model"
+    shutil.copytree(folder, with_problem, dirs_exist_ok=True)
+    of_characters(["abc"]).save(str(with_problem / "tokenizer.json"))
+    assert key_of(lambda: load_model(with_problem)) == "program.foreign-tokenizer"
+    (with_problem / "model.safetensors").write_bytes(b"damaged")
+    assert key_of(lambda: load_model(with_problem)) == "program.no-model"
+    assert key_of(lambda: open_model({"model_dir": ""})) == "program.no-model-dir"
+
+
+def load_model(folder):
+    return open_model({"model_dir": str(folder)})
+
+
+def key_of(action) -> str:
+    with pytest.raises(InvalidDataError) as refused:
+        action()
+    return refused.value.args[0].key

@@ -1,0 +1,220 @@
+"""The model beside transformers' NanoChat and beside upstream's training, its own sizes, and cached generation."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from ascendrun.planner.nanochat_sizes import Horizon, Sizes
+from ascendrun.programs.generation.cache import of_model
+from ascendrun.programs.generation.engine import Generator, generate
+from ascendrun.programs.nanochat.model import NanoChat, empty_model, make_model
+from ascendrun.programs.nanochat.recipe import optimizer_of
+from ascendrun.programs.trainer import optim
+from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies.parallel import wrap
+from tests.programs.generating import naive, texts_of
+from tests.programs.nanochat.golden.start import MOMENTA, first_weight, tokens
+
+GOLDEN = Path(__file__).with_name("golden")
+FLOAT = Precision(torch.float32, torch.float32, False, "float32")
+NAMES = (
+    (r"^transformer\.wte\.", "embed_tokens."),
+    (r"^transformer\.h\.", "layers."),
+    (r"\.attn\.c_(.)\.", r".self_attn.\1_proj."),
+    (r"\.attn\.c_proj\.", ".self_attn.o_proj."),
+    (r"\.attn\.ve_gate\.", ".self_attn.value_gate."),
+    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
+    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
+    (r"^resid_lambdas$", "residual_scales"),
+    (r"^x0_lambdas$", "embedding_scales"),
+    (r"^smear_lambda$", "smear_scale"),
+    (r"^backout_lambda$", "backout_scale"),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def our_name(name: str) -> str:
+    for theirs, ours in NAMES:
+        name = re.sub(theirs, ours, name)
+    return name
+
+
+def sizes_of(**given) -> Sizes:
+    usual = {"layers": 3, "hidden": 48, "heads": 4, "kv_heads": 2, "vocabulary": 100, "context": 96}
+    return Sizes(**{**usual, **given})
+
+
+def lively(model: NanoChat) -> NanoChat:
+    """Give the weights that start as zeros, and hide what is behind them, other values."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if not weight.any():
+                weight.normal_(0, 0.1)
+        model.lm_head.weight.mul_(200)
+    return model.eval()
+
+
+def classic_of(model: NanoChat):
+    """Return transformers' model with the same weights."""
+    from transformers import NanoChatConfig, NanoChatForCausalLM
+
+    sizes = model.sizes
+    config = NanoChatConfig(
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.hidden,
+        intermediate_size=4 * sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        max_position_embeddings=sizes.context,
+    )
+    theirs = NanoChatForCausalLM(config)
+    named = {name if name.startswith("lm_head") else f"model.{name}": each for name, each in model.state_dict().items()}
+    theirs.load_state_dict(named)
+    return theirs.eval()
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_the_classic_model_is_that_of_transformers(kv_heads):
+    pytest.importorskip("transformers.models.nanochat")
+    ours = lively(make_model(sizes_of(preset="classic", kv_heads=kv_heads), seed=3))
+    ids = torch.randint(0, 100, (2, 90), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted, found = classic_of(ours)(input_ids=ids).logits, ours(ids)
+    assert wanted.std() > 0.1
+    assert (found - wanted).abs().max() <= 1e-5
+
+
+def test_three_steps_are_those_of_upstream():
+    """Losses of each micro-batch and all weights after three steps; every layer kind, window, gate and group."""
+    golden = json.loads((GOLDEN / "training.json").read_text())["three_steps"]
+    wanted = {our_name(name): each for name, each in load_file(GOLDEN / "training.safetensors").items()}
+    theirs = golden["sizes"]
+    sizes = Sizes(
+        theirs["n_layer"],
+        theirs["n_embd"],
+        theirs["n_head"],
+        theirs["n_kv_head"],
+        theirs["vocab_size"],
+        theirs["sequence_len"],
+    )
+    model = make_model(sizes, seed=0)
+    weights = dict(model.named_parameters())
+    assert {our_name(name) for name in golden["weights"]} == set(weights) == set(wanted)
+    with torch.no_grad():
+        for number, name in enumerate(golden["weights"]):
+            weight = weights[our_name(name)]
+            weight.copy_(first_weight(number, weight.shape))
+    engine = wrap(model, single(), strategy="none", make_optimizer=three_step_plan, precision=FLOAT)
+    losses = []
+    for step, batch in enumerate(tokens()):
+        engine.begin(step)
+        for micro in batch:
+            loss = functional.cross_entropy(engine.model(micro[:, :-1]).flatten(0, 1), micro[:, 1:].flatten())
+            engine.backward(loss / len(batch))
+            losses.append(loss.item())
+        engine.finish(0.0)
+    assert losses == pytest.approx(golden["losses"], rel=1e-5)
+    for name, weight in weights.items():
+        assert (weight - wanted[name]).norm() <= 1e-5 * wanted[name].norm(), name
+
+
+def three_step_plan(model: NanoChat) -> optim.OptimizerPlan:
+    """The options of upstream's setup_optimizer itself, without a schedule but for the momentum."""
+    options = {
+        "embedding_lr": 0.2, "unembedding_lr": 0.004, "matrix_lr": 0.02, "scalar_lr": 0.5,
+        "warmup_steps": 0, "warmdown_ratio": 0.0, "final_lr_frac": 1.0,
+    }  # fmt: skip
+    plan = optimizer_of(model, options, Horizon(0, 0, 10**9, 1.0, 0.2), shard=False)
+    muon, *others = plan.groups
+    changed = optim.Group(muon.params, "muon", muon.lr, 0.2, momentum=lambda step: MOMENTA[step])
+    return optim.OptimizerPlan([changed, *others])
+
+
+def single() -> Runtime:
+    return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+
+
+@pytest.mark.parametrize("preset", ["current", "classic"])
+def test_cached_texts_are_the_naive_ones(preset):
+    """Windows, value embeddings and the smear see the same tokens, whatever the rows beside."""
+    sizes = sizes_of(preset=preset, context=600, layers=5)
+    call = of_model(lively(make_model(sizes, seed=5)))
+    texts = texts_of(sizes.vocabulary, (3, 1, 170, 40))
+    wanted = [naive(call, each) for each in texts]
+    assert generate(Generator(call, torch.device("cpu"), context=600, rows=3), texts) == wanted
+
+
+def test_a_window_ends_where_upstream_ends_it():
+    """A quarter of the context, rounded up to 128, and the token itself."""
+    model = lively(make_model(sizes_of(context=512, layers=2, window_pattern="S"), seed=2))
+    assert model.sizes.windows == (128, 512)
+    ids = torch.randint(0, 100, (1, 200), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        shown = []
+        model.layers[0].register_forward_hook(lambda *given: shown.append(given[2][0, -1].clone()))
+        for place in (199, 199 - 128, 198 - 128 - 1):
+            other = ids.clone()
+            other[0, place] = (other[0, place] + 1) % 100
+            model(ids), model(other)
+    changes = [bool((shown[i] != shown[i + 1]).any()) for i in range(0, 6, 2)]
+    assert changes == [True, True, False], "the smear shows one more token, at the start of the window"
+
+
+@pytest.mark.parametrize("preset", ["current", "classic"])
+def test_sizes_are_those_of_the_module(preset):
+    sizes = sizes_of(preset=preset)
+    model = empty_model(sizes)
+    assert all(weight.is_meta for weight in model.parameters())
+    assert sum(weight.numel() for weight in model.parameters()) == sizes.weights
+    tables = sum(each.weight.numel() for each in model.modules() if isinstance(each, torch.nn.Embedding))
+    assert tables == sizes.looked_up
+    assert model.cache_bytes(3, 10, element_bytes=4) == 3 * 10 * 4 * (
+        2 * 3 * 24 + (0 if sizes.is_classic else 2 * sizes.hidden)
+    )
+
+
+@torch.no_grad()
+def test_a_new_model_has_the_weights_that_upstream_starts_with():
+    model = make_model(sizes_of(hidden=256, heads=4, kv_heads=4, vocabulary=2000, layers=4), seed=1)
+    bound = (3 / 256) ** 0.5
+    first = model.layers[0]
+    assert first.self_attn.q_proj.weight.abs().max() <= bound
+    assert first.self_attn.q_proj.weight.std() == pytest.approx(256**-0.5, rel=0.02)
+    assert first.mlp.fc1.weight.std() == pytest.approx(0.4 * 256**-0.5, rel=0.02)
+    assert not first.self_attn.o_proj.weight.any() and not first.mlp.fc2.weight.any()
+    assert model.embed_tokens.weight.std() == pytest.approx(0.8, rel=0.02)
+    assert model.lm_head.weight.std() == pytest.approx(0.001, rel=0.02)
+    assert model.value_embeds["3"].weight.std() == pytest.approx(256**-0.5, rel=0.02)
+    assert 0 <= model.smear_gate.weight.min() and model.smear_gate.weight.max() <= 0.02
+    assert model.residual_scales.tolist() == pytest.approx([1.15, 1.15 - 0.1 / 3, 1.15 - 0.2 / 3, 1.05])
+    assert model.embedding_scales.tolist() == pytest.approx([0.2, 0.15, 0.1, 0.05])
+    assert (model.smear_scale.item(), model.backout_scale.item()) == (0.0, pytest.approx(0.2))
+    again = make_model(model.sizes, seed=1)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters()))
+
+
+def test_recomputed_activations_change_no_gradient():
+    ids = torch.randint(0, 100, (2, 20), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for recomputes in (False, True):
+        model = lively(make_model(sizes_of(), seed=3, recomputes=recomputes)).train()
+        model(ids).square().sum().backward()
+        gradients.append([weight.grad for weight in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients))

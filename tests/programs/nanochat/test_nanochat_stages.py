@@ -1,0 +1,100 @@
+"""The stages as ranks run them: from documents to a model, resumed to the bit, the same on one rank and two."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+TOKENIZER = ("--mode=tokenizer", "--data_path=generated", "--synthetic_documents=120", "--vocab_size=300")
+BASE = (
+    "--mode=base",
+    "--data_path=generated",
+    "--synthetic_documents=120",
+    "--depth=2",
+    "--aspect_ratio=16",
+    "--head_dim=16",
+    "--max_seq_len=32",
+    "--micro_batch_size=2",
+    "--total_batch_size=256",
+    "--max_steps=12",
+    "--warmup_steps=2",
+    "--matrix_lr=0.5",
+    "--embedding_lr=6",
+    "--unembedding_lr=0.3",
+    "--logging_steps=1",
+    "--eval_steps=6",
+    "--eval_tokens=320",
+    "--save_steps=4",
+    "--dtype=float32",
+)
+
+
+@pytest.fixture
+def tokens(launch):
+    """The directory of a tokenizer."""
+    return launch("nanochat", [*TOKENIZER, "--output_dir=tok"], name="tok").succeed().folder / "tok"
+
+
+@pytest.fixture
+def base(launch, tokens, tmp_path):
+    """base(*options, name=…, ranks=1): a training of the base model."""
+    own = (f"--tokenizer_dir={tokens}", f"--data_cache_dir={tmp_path / 'cache'}", "--output_dir=out")
+    return lambda *options, **how: launch("nanochat", [*BASE, *own, *options], **how)
+
+
+def weights(run):
+    return load_file(run.folder / "out" / "model.safetensors")
+
+
+def report(run):
+    return json.loads((run.folder / "out" / "report.json").read_text())
+
+
+def test_a_training_killed_on_two_ranks_ends_with_the_same_bits_and_one_rank_is_near(base, tokens):
+    """States of the optimizer are shared among the ranks; the second life continues from a checkpoint."""
+    straight = base(ranks=2, name="straight").succeed()
+    broken = base(ranks=2, name="broken")
+    broken.until_step(6)
+    broken.signal(1, 9)
+    broken.signal(0, 9)
+    broken.wait()
+    again = base(ranks=2, name="broken").succeed()
+    assert again.losses() == straight.losses()
+    assert {name: tensor.tolist() for name, tensor in weights(again).items()} == {
+        name: tensor.tolist() for name, tensor in weights(straight).items()
+    }
+    single = base(ranks=1, name="single").succeed()
+    assert list(single.losses().values()) == pytest.approx(list(straight.losses().values()), rel=1e-3)
+
+    scores = report(straight)["evaluations"]
+    assert [each["step"] for each in scores] == [6, 12]
+    assert scores[1]["bits_per_byte"] < scores[0]["bits_per_byte"]
+    assert straight.losses()[12] < straight.losses()[1] - 1
+    model = report(straight)["model"]
+    assert sum(tensor.numel() for tensor in weights(straight).values()) == model["weights"]
+    assert (straight.folder / "out" / "tokenizer.json").read_text() == (tokens / "tokenizer.json").read_text()
+
+
+def test_a_classic_model_is_read_by_transformers(base):
+    pytest.importorskip("transformers.models.nanochat")
+    from transformers import AutoModelForCausalLM
+
+    run = base("--model_preset=classic", "--max_steps=2", "--eval_steps=2").succeed()
+    model = AutoModelForCausalLM.from_pretrained(str(run.folder / "out"))
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits
+    assert logits.shape == (1, 3, report(run)["model"]["vocabulary"])
+    assert report(run)["evaluations"][-1]["bits_per_byte"] > 0
+
+
+def test_stages_out_of_order_and_batches_that_ranks_cannot_share_are_one_error(base, launch):
+    wrong = launch("nanochat", [*BASE, "--tokenizer_dir=missing"], name="early")
+    uneven = base("--total_batch_size=200", name="uneven")
+    for run in (wrong, uneven):
+        assert run.wait() == [1]
+        assert "Traceback" not in run.text()
+    assert "192" in uneven.text() and "256" in uneven.text()
