@@ -21,6 +21,7 @@ from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 PARITY = {
+    "data_path": "generated",
     "synthetic_tracks": 120,
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -33,6 +34,7 @@ PARITY = {
 }
 QUICKSTART = {"tracks": 2000, "epochs": 5, "log_every": 20, "dtype": "auto", "grammar": "motion"}
 LARGE = {
+    "data_path": "generated",
     "synthetic_tracks": 1500,
     "hidden_size": 896,
     "num_hidden_layers": 24,
@@ -57,6 +59,7 @@ QUICK_LARGE = {
     "global_batch_size": 16,
     "max_steps": 6,
     "logging_steps": 2,
+    "data_path": "generated",
     "synthetic_tracks": 200,
 }
 

@@ -24,10 +24,24 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable
 
 REPO = Path(__file__).resolve().parents[2]
 WINDOW, WORDS, CLASSES, BATCH = 512, 1000, 7, 32
+OPTIONS = {
+    "num_train_epochs": 1,
+    "random_crop_prob": 0.0,
+    "token_mask_prob": 0.0,
+    "dropout": 0.0,
+    "load_best_model_at_end": False,
+    "eval_steps": 10**6,
+    "save_steps": 0,
+    "logging_steps": 10**6,
+    "learning_rate": 1e-4,
+    "label_smoothing_factor": 0.0,
+}
+"""Of the program, where they are not its defaults: nothing random, evaluated or saved."""
 ARMS = ("padded-to-512", "hf-trainer-grouped", "ours", "ours-two-ranks", "ours-two-runs")
 
 
@@ -51,8 +65,9 @@ def make_samples(count: int) -> Any:
         for length in make_lengths(count)
     ]
     vocabulary = {word: i for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(WORDS - len(SPECIAL)))])}
+    records: Any = [SimpleNamespace(ship=str(number)) for number in range(len(rows))]
     return Samples(
-        {},
+        {"train": records},
         {"train": rows, "val": rows[:1], "test": rows[:1]},
         vocabulary,
         [f"class{i}" for i in range(CLASSES)],
@@ -65,9 +80,7 @@ def make_samples(count: int) -> Any:
 def make_sizes(arguments: argparse.Namespace) -> Any:
     from ascendrun.programs.trajectory.model import Sizes, config_of_sizes
 
-    config = config_of_sizes(
-        words=WORDS, hidden=arguments.hidden, layers=arguments.layers, heads=4, max_length=WINDOW, dropout=0.0
-    )
+    config = config_of_sizes(words=WORDS, hidden=arguments.hidden, layers=arguments.layers, heads=4, max_length=WINDOW)
     return Sizes(config, CLASSES, 0.0, "mean", "causal")
 
 
@@ -90,6 +103,7 @@ def padded(arguments: argparse.Namespace) -> dict[str, float]:
     from ascendrun.programs.trajectory.model import make_model, pad
 
     samples, model = make_samples(arguments.samples), make_model(make_sizes(arguments), seed=0)
+    model.backbone.config._attn_implementation = "sdpa"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     rows = samples.encoded["train"]
 
@@ -120,6 +134,7 @@ def hf_trainer(arguments: argparse.Namespace) -> dict[str, float]:
 
     samples = make_samples(arguments.samples)
     reader = make_model(make_sizes(arguments), seed=0)
+    reader.backbone.config._attn_implementation = "sdpa"
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -164,25 +179,12 @@ def ours(arguments: argparse.Namespace) -> dict[str, float]:
     """The program's own training loop, as it is started; the rank's tokens and CPU seconds are summed over ranks."""
     from ascendrun.programs.trainer import options as option_table
     from ascendrun.programs.trainer import runtime
-    from ascendrun.programs.trajectory.__main__ import OPTIONS
+    from ascendrun.programs.trajectory.__main__ import OPTIONS as TABLE
     from ascendrun.programs.trajectory.model import make_model
     from ascendrun.programs.trajectory.train import make_loop
 
     samples, answer = make_samples(arguments.samples), {}
-    options = {
-        **option_table.parse([], option_table.read_table(OPTIONS)),
-        "num_train_epochs": 1,
-        "global_batch_size": BATCH,
-        "random_crop_prob": 0.0,
-        "token_mask_prob": 0.0,
-        "dropout": 0.0,
-        "load_best_model_at_end": False,
-        "eval_steps": 10**6,
-        "save_steps": 0,
-        "logging_steps": 10**6,
-        "learning_rate": 1e-4,
-        "label_smoothing_factor": 0.0,
-    }
+    options = {**option_table.parse([], option_table.read_table(TABLE)), **OPTIONS, "global_batch_size": BATCH}
     here = runtime.start(family="cpu")
     with tempfile.TemporaryDirectory() as folder:
         make_loop(

@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.options import GENERATED
+from ascendrun.planner.columns import ALIASES
+from ascendrun.programs.trainer.errors import InvalidDataError, check_given
+from ascendrun.programs.trajectory.grammars import TEXTS, fit_text
 from ascendrun.programs.trajectory.leakage import check_leak, check_same_segments
 from ascendrun.programs.trajectory.points.generate import generate
-from ascendrun.programs.trajectory.points.read_ais import ALIASES, read_tracks
-from ascendrun.programs.trajectory.points.tracks import Limits
+from ascendrun.programs.trajectory.points.read_ais import Reading, read_tracks
+from ascendrun.programs.trajectory.points.tracks import SPLITS, Limits, Track
 from ascendrun.programs.trajectory.records import (
     Prepared,
     Record,
@@ -24,6 +27,7 @@ from ascendrun.programs.trajectory.records import (
     read_texts,
 )
 from ascendrun.programs.trajectory.split import split_records
+from ascendrun.programs.trajectory.store import load_pretrained, pretrained_folder
 from ascendrun.programs.trajectory.tokens import Encoded, encode, label_ids, make_vocabulary
 from ascendrun.text import Text, to_json
 
@@ -42,6 +46,11 @@ class Samples:
     facts: dict[str, Any]
     digest: str
 
+    @property
+    def is_leaky(self) -> bool:
+        """Whether pieces of one ship may be in several splits."""
+        return bool(self.facts.get("split") == "segment")
+
     def labels(self, split: str) -> list[int]:
         return [sample.label for sample in self.encoded[split]]
 
@@ -49,11 +58,15 @@ class Samples:
         return max(len(sample) for part in self.encoded.values() for sample in part)
 
 
-def load_records(options: Options, *, grammar: str, resolution: int) -> tuple[list[Record], dict[str, Any]]:
-    """Return every segment of --data_path (or generated segments), and the counts of the import."""
-    if not options["data_path"]:
+def load_data(options: Options) -> tuple[Sequence[Track | Record], dict[str, Any]]:
+    """Return every piece of --data_path (or generated tracks), or its texts, and the counts of the import.
+
+    Raises InvalidDataError.
+    """
+    check_given(options["data_path"], Text("program.tracks-form", "a file or directory of AIS points, or .jsonl texts"))
+    if options["data_path"] == GENERATED:
         tracks = generate(options["synthetic_tracks"], seed=options["seed"])
-        return from_tracks(tracks, grammar=grammar, resolution=resolution), {"generated": len(tracks)}
+        return tracks, {"generated": len(tracks)}
     path = Path(options["data_path"])
     if is_texts(path):
         records, removed = read_texts(path)
@@ -61,8 +74,15 @@ def load_records(options: Options, *, grammar: str, resolution: int) -> tuple[li
     limits = Limits(
         options["max_gap_s"], options["segment_size"], options["min_segment_size"], options["max_speed_knots"]
     )
-    found, cleaning = read_tracks(path, columns=column_map(options["column_map"]), limits=limits)
-    return from_tracks(found, grammar=grammar, resolution=resolution), to_json(asdict(cleaning))
+    reading = Reading(column_map(options["column_map"]), options["units"], options["time_format"])
+    found, cleaning = read_tracks(path, reading, limits=limits)
+    return found, to_json(asdict(cleaning))
+
+
+def as_records(pieces: Sequence[Track | Record], text: Mapping[str, Any]) -> list[Record]:
+    """Return the pieces with their tokens, made as `text` (of `fit_text`) says. Texts stay as they are."""
+    records = [each for each in pieces if isinstance(each, Record)]
+    return records or from_tracks([each for each in pieces if isinstance(each, Track)], **text)
 
 
 def multiple_of(options: Options, family: str) -> int:
@@ -83,14 +103,14 @@ def column_map(pairs: Sequence[str]) -> dict[str, str]:
     return {ours.strip(): yours.strip() for ours, yours in (pair.split("=", 1) for pair in pairs)}
 
 
-def prepare(options: Options) -> Prepared:
+def prepare(options: Options, text: Mapping[str, Any] | None = None) -> Prepared:
     """Read or generate tracks, split them by ship, check for label leaks, and make the vocabulary of the training
-    ships. Tracks of unknown class are added to training without a label, for pretraining.
+    ships. Tracks of unknown class are added to training without a label, for pretraining. `text`: how tokens are made,
+    of a trained model; None: with the bins of the training ships.
 
     Raises InvalidDataError, including its subclass LabelLeakError.
     """
-    text = {"grammar": options["grammar"], "resolution": options["h3_resolution"]}
-    records, counts = load_records(options, **text)
+    records, counts = load_data(options)
     known = [record for record in records if record.label is not None]
     names = list(label_ids([str(record.label) for record in known]))
     if len(names) < 2:
@@ -107,32 +127,63 @@ def prepare(options: Options) -> Prepared:
         test=options["test_size"],
         seed=options["seed"],
         use_column=options["use_split_column"],
+        folds=options["folds"],
+        fold=max(0, options["fold"]),
+        by_ship=options["split"] == "ship",
     )
-    parts = {name: sorted(part, key=lambda record: record.id) for name, part in parts.items()}
-    check_leak([record.words for record in known], [str(record.label) for record in known])
-    check_same_segments({name: [(record.id, record.mark) for record in part] for name, part in parts.items()})
     elsewhere = {record.ship for name in ("val", "test") for record in parts[name]}
-    parts["unlabelled"] = sorted(
-        (record for record in records if record.label is None and record.ship not in elsewhere),
-        key=lambda record: record.id,
+    parts["unlabelled"] = [each for each in records if each.label is None and each.ship not in elsewhere]
+    text = dict(text or text_of(options, parts["train"]))
+    made = {name: sorted(as_records(part, text), key=lambda record: record.id) for name, part in parts.items()}
+    labelled = [record for name in SPLITS for record in made[name]]
+    check_leak([record.words for record in labelled], [str(record.label) for record in labelled])
+    check_same_segments({name: [(record.id, record.mark) for record in made[name]] for name in SPLITS})
+    vocabulary = make_vocabulary(
+        ((record.ship, record.words) for record in made["train"]), min_count=options["min_frequency"]
     )
-    vocabulary = make_vocabulary((record.words for record in parts["train"]), min_count=options["min_frequency"])
     return Prepared(
-        parts,
+        made,
         vocabulary,
         {
             "names": names,
             "text": text,
+            "split": options["split"],
             "cleaning": counts,
-            "segments": {name: len(part) for name, part in parts.items()},
-            "classes": {name: count_classes(part) for name, part in parts.items()},
+            "segments": {name: len(part) for name, part in made.items()},
+            "classes": {name: count_classes(part) for name, part in made.items()},
         },
     )
 
 
-def make_samples(options: Options) -> Samples:
+def text_of(options: Options, train: Sequence[Track | Record]) -> dict[str, Any]:
+    """Return how tokens are made: as the pretrained --base_model has it, else with the bins of the training ships.
+    Texts have their tokens.
+
+    Raises InvalidDataError if it was pretrained with another grammar.
+    """
+    tracks = [each for each in train if isinstance(each, Track)]
+    folder = pretrained_folder(Path(options["base_model"])) if options["base_model"] else None
+    if folder is not None:
+        text = dict(load_pretrained(folder)["text"])
+        if tracks and text["grammar"] != options["grammar"]:
+            raise InvalidDataError(
+                "program.base-grammar",
+                "--grammar={grammar}: {directory} was pretrained with {pretrained}\n"
+                "hint: use the same grammar for both",
+                grammar=options["grammar"],
+                directory=folder,
+                pretrained=text["grammar"],
+            )
+        return text
+    if not tracks:
+        return {"grammar": TEXTS, "resolution": 0, "inputs": [], "edges": {}}
+    names = {"grammar": options["grammar"], "resolution": options["h3_resolution"]}
+    return fit_text(tracks, **names, inputs=options["inputs"])
+
+
+def make_samples(options: Options, text: Mapping[str, Any] | None = None) -> Samples:
     """Return samples of the prepared directory --prepared_dir, or of --data_path. Raises InvalidDataError."""
-    prepared = load_prepared(Path(options["prepared_dir"])) if options["prepared_dir"] else prepare(options)
+    prepared = load_prepared(Path(options["prepared_dir"])) if options["prepared_dir"] else prepare(options, text)
     return encode_prepared(prepared)
 
 
@@ -159,4 +210,5 @@ def digest_of(encoded: Mapping[str, Sequence[Encoded]], vocabulary: Mapping[str,
     for name in sorted(encoded):
         for sample in encoded[name]:
             digest.update(sample.ids().tobytes() + sample.label.to_bytes(2, "big", signed=True))
+            digest.update(sample.values.tobytes())
     return digest.hexdigest()

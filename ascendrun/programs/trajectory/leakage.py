@@ -24,7 +24,8 @@ def check_leak(texts: Sequence[Words], labels: Sequence[str]) -> None:
     classes = sorted(set(labels))
     vocabulary = {word for words in texts for word in words.all()}
     class_words = [plain(name) for name in classes if len(plain(name)) > 2]
-    named = sorted(word for word in vocabulary if any(name in plain(word) for name in class_words))
+    in_plain = {word: plain(word) for word in vocabulary}
+    named = sorted(word for word, letters in in_plain.items() if any(name in letters for name in class_words))
     if named:
         raise LabelLeakError(
             "program.leak-named",

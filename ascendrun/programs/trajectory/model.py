@@ -13,11 +13,13 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from ascendrun.programs.trainer import errors
+from ascendrun.programs.trainer import attention, errors
+from ascendrun.programs.trainer.attention import Segments
 from ascendrun.programs.trainer.devices import cpu_kernels, fused_ops, kernels
 from ascendrun.programs.trainer.devices.accelerator import Accelerator
 from ascendrun.programs.trainer.errors import InvalidDataError
-from ascendrun.programs.trajectory.tokens import Ids
+from ascendrun.programs.trajectory.tokens import Encoded, Ids
+from ascendrun.programs.trajectory.trees import Trees
 from ascendrun.text import Text
 
 POOLINGS = ("mean", "last")
@@ -36,14 +38,24 @@ class Sizes:
     dropout: float
     pooling: str
     attention: str
+    knots: Sequence[Sequence[float]] = ()
+    """Quantiles of each number of a track's summary; empty: the classifier does not use the summary."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def numbers(self) -> int:
+        """Number of values of a summary that the classifier expects."""
+        return len(self.knots)
 
-def config_of_sizes(
-    *, words: int, hidden: int, layers: int, heads: int, max_length: int, dropout: float
-) -> dict[str, Any]:
+    @property
+    def is_transformers(self) -> bool:
+        """Whether transformers' AutoModelForSequenceClassification computes the same: it uses the last token."""
+        return self.pooling == "last" and self.attention == "causal" and not self.knots
+
+
+def config_of_sizes(*, words: int, hidden: int, layers: int, heads: int, max_length: int) -> dict[str, Any]:
     return {
         "model_type": "qwen2",
         "vocab_size": words,
@@ -53,7 +65,7 @@ def config_of_sizes(
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "max_position_embeddings": max_length,
-        "attention_dropout": dropout,
+        "attention_dropout": 0.0,  # on a CPU, attention with dropout takes three times as long, and scores the same
         "pad_token_id": 0,
         "bos_token_id": None,
         "eos_token_id": None,
@@ -62,7 +74,7 @@ def config_of_sizes(
     }
 
 
-def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, Any]:
+def config_of_folder(folder: Path, *, words: int) -> dict[str, Any]:
     """Read a Qwen2, Qwen2.5 or Qwen3 configuration. `words`: the new vocabulary size. Raises InvalidDataError."""
     file = folder / "config.json"
     if not file.is_file():
@@ -94,12 +106,7 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, A
     if not config.get("use_sliding_window"):
         config["sliding_window"] = None  # transformers 4 warns on every rank about an unused window
     config.update(
-        vocab_size=words,
-        attention_dropout=dropout,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
-        use_cache=False,
+        vocab_size=words, attention_dropout=0.0, pad_token_id=0, bos_token_id=None, eos_token_id=None, use_cache=False
     )
     try:
         made_of(config)
@@ -120,7 +127,7 @@ def made_of(config: Mapping[str, Any]) -> Any:
 
 def build(config: Any) -> nn.Module:
     make: Any = AutoModel.from_config
-    model: nn.Module = make(config)
+    model: nn.Module = attention.mask_free(make(config, attn_implementation=attention.register()))
     return model
 
 
@@ -130,7 +137,7 @@ class Reader(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         assert sizes.attention in ATTENTIONS
-        self.attention = sizes.attention
+        self.sizes, self.attention = sizes, sizes.attention
         self.backbone: Any = build(made_of(sizes.config))
         self.dropout = nn.Dropout(sizes.dropout)
 
@@ -138,11 +145,13 @@ class Reader(nn.Module):
     def hidden(self) -> int:
         return int(self.backbone.config.hidden_size)
 
-    def states(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        embedded = self.dropout(self.backbone.embed_tokens(ids))
-        # No mask for a causal model: it never attends to the padding on its right, and the fast kernel needs none.
-        mask = None if self.attention == "causal" else open_mask(ids, lengths, embedded.dtype)
-        states: torch.Tensor = self.backbone(inputs_embeds=embedded, attention_mask=mask).last_hidden_state
+    def states(self, ids: torch.Tensor, lengths: torch.Tensor, segments: Segments | None = None) -> torch.Tensor:
+        """`segments`: the tracks and their padding, which a causal model never attends to; None: from `lengths`, for
+        which the host waits for the device."""
+        embedded, more = self.dropout(self.backbone.embed_tokens(ids)), {}
+        if self.attention != "causal":
+            more = {"is_causal": False, "segments": segments or segments_of(lengths, ids.shape[1]).to(ids.device)}
+        states: torch.Tensor = self.backbone(inputs_embeds=embedded, **more).last_hidden_state
         return states
 
 
@@ -152,7 +161,6 @@ def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[Te
         fused_ops.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
         return []
     sound, reasons = kernels.sound_kernels(accelerator, dtype)
-    model.backbone.config._attn_implementation = kernels.attention_implementation(sound)
     replaced = fused_ops.fuse(model.backbone, kernels.operators_of(sound), device=accelerator.device.type)
     return [
         *(Text("program.not-fused", "not fused: {reason}", reason=reason) for reason in reasons),
@@ -160,15 +168,44 @@ def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[Te
     ]
 
 
-def open_mask(ids: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return rows x 1 x length x length, added to the scores: a token attends to its row's tokens, not to padding."""
-    inside = torch.arange(ids.shape[1], device=ids.device)[None, :] < lengths[:, None]
-    mask = torch.zeros(inside.shape, dtype=dtype, device=ids.device).masked_fill_(~inside, torch.finfo(dtype).min)
-    return mask[:, None, None, :].expand(-1, 1, ids.shape[1], -1)
+def segments_of(lengths: torch.Tensor, width: int) -> Segments:
+    """Return the tracks of a batch, one a row, and the padding of each up to `width`."""
+    return Segments.of_rows([[length] for length in lengths.tolist()], width)
+
+
+class Summary(nn.Module):
+    """The state of a track's summary: how far each number reaches into each bin between its quantiles, then two layers.
+    An unknown number reaches into none, and is marked."""
+
+    low: torch.Tensor
+    wide: torch.Tensor
+
+    def __init__(self, knots: Sequence[Sequence[float]], hidden: int, dropout: float) -> None:
+        super().__init__()
+        bins = max(len(each) for each in knots) - 1
+        low, wide = torch.zeros(len(knots), bins), torch.full((len(knots), bins), torch.inf)
+        for i, each in enumerate(knots):
+            edges = torch.tensor(each, dtype=torch.float64)
+            low[i, : max(0, len(each) - 1)], wide[i, : max(0, len(each) - 1)] = edges[:-1], edges.diff()
+        self.register_buffer("low", low)
+        self.register_buffer("wide", wide)
+        self.layers = nn.Sequential(
+            nn.Linear(len(knots) * (bins + 1), hidden),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        unknown = values.isnan().unsqueeze(-1)
+        reach = ((values.nan_to_num().unsqueeze(-1) - self.low) / self.wide).clamp(0, 1).masked_fill(unknown, 0.0)
+        return self.layers(torch.cat([reach, unknown.to(reach.dtype)], -1).flatten(1))  # type: ignore[no-any-return]
 
 
 class TrackClassifier(Reader):
-    """Logits of each class for a batch of tracks.
+    """Logits of each class for a batch of tracks, from their tokens and their summary. `trees`: vote with it.
 
     A causal model at position i depends only on tokens up to i, so the classifier uses the last token
     of the track or the mean over all of them, never position 0.
@@ -178,16 +215,32 @@ class TrackClassifier(Reader):
         super().__init__(sizes)
         assert sizes.pooling in POOLINGS
         self.pooling = sizes.pooling
-        self.head = nn.Linear(self.hidden, sizes.classes)
+        self.trees: Trees | None = None
+        self.summary = Summary(sizes.knots, 2 * self.hidden, sizes.dropout) if sizes.knots else None
+        # transformers' sequence classifiers, for which such a model is exported, have no bias.
+        width = self.hidden * (3 if sizes.knots else 1)
+        self.head = nn.Linear(width, sizes.classes, bias=not sizes.is_transformers)
 
-    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        states = self.states(ids, lengths)
+    def forward(
+        self,
+        ids: torch.Tensor,
+        lengths: torch.Tensor,
+        segments: Segments | None = None,
+        values: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`values`: the summary of each track, NaN: unknown; None: all are unknown."""
+        states = self.states(ids, lengths, segments)
         if self.pooling == "last":
             pooled = states[torch.arange(len(ids), device=ids.device), lengths - 1]
         else:
             inside = (torch.arange(ids.shape[1], device=ids.device)[None, :] < lengths[:, None]).unsqueeze(-1)
             pooled = (states * inside).sum(1) / lengths[:, None]
-        return self.head(self.dropout(pooled))  # type: ignore[no-any-return]
+        pooled = self.dropout(pooled)
+        if self.summary is not None:
+            if values is None:
+                values = torch.full((len(ids), self.sizes.numbers), torch.nan, device=ids.device)
+            pooled = torch.cat([pooled, self.summary(values).to(pooled.dtype)], -1)
+        return self.head(pooled)  # type: ignore[no-any-return]
 
 
 class WordGuesser(Reader):
@@ -205,9 +258,14 @@ class WordGuesser(Reader):
         )
 
     def forward(
-        self, ids: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, places: torch.Tensor
+        self,
+        ids: torch.Tensor,
+        lengths: torch.Tensor,
+        rows: torch.Tensor,
+        places: torch.Tensor,
+        segments: Segments | None = None,
     ) -> torch.Tensor:
-        return self.words(self.states(ids, lengths)[rows, places])  # type: ignore[no-any-return]
+        return self.words(self.states(ids, lengths, segments)[rows, places])  # type: ignore[no-any-return]
 
 
 def make_model(sizes: Sizes, *, seed: int) -> TrackClassifier:
@@ -219,6 +277,14 @@ def make_model(sizes: Sizes, *, seed: int) -> TrackClassifier:
 def make_guesser(sizes: Sizes, *, seed: int) -> WordGuesser:
     torch.manual_seed(seed)
     return WordGuesser(sizes)
+
+
+def stack_values(samples: Sequence[Encoded], knots: int) -> torch.Tensor | None:
+    """Return the summaries of a batch for a classifier of so many numbers; None: it has none. A text without a summary
+    has unknown numbers."""
+    unknown = np.full(knots, np.nan, dtype=np.float32)
+    rows = [sample.values if len(sample.values) == knots else unknown for sample in samples]
+    return torch.from_numpy(np.stack(rows)) if knots else None
 
 
 def pad(rows: Sequence[Ids], *, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:

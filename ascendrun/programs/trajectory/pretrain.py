@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +16,11 @@ from ascendrun.programs.trainer.data import Batch, Buckets, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.task import Task
-from ascendrun.programs.trajectory.batches import augment, guessable, hide_words
+from ascendrun.programs.trajectory.batches import Groups, Hiding, augment, guessable, hide_words
 from ascendrun.programs.trajectory.data import Options, Samples, multiple_of
-from ascendrun.programs.trajectory.model import WordGuesser, pad
+from ascendrun.programs.trajectory.model import WordGuesser, pad, segments_of
 from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
-from ascendrun.programs.trajectory.train import identity_of, make_engine, make_settings, plan_of
+from ascendrun.programs.trajectory.train import hiding_of, identity_of, make_engine, make_settings, plan_of
 
 Masked = tuple[Ids, Ids, Ids]
 """One sample: the model's input, the positions to predict, and the correct tokens there."""
@@ -36,7 +38,7 @@ class Pretraining(Task):
             plan,
         )
         self.train_set, self.val_set = unlabelled(samples), samples.encoded["val"]
-        self.may = guessable(samples.vocabulary)
+        self.may, self.groups = guessable(samples.vocabulary), Groups.make(samples.vocabulary)
 
     def collate(self, units: Sequence[Unit], step: int) -> Batch:
         epoch = step // self.plan.steps_per_epoch
@@ -49,14 +51,8 @@ class Pretraining(Task):
         )
 
     def masked(self, sample: Encoded, key: Sequence[int], *, is_training: bool) -> Masked:
-        ids = augment(
-            sample,
-            min_points=self.options["min_segment_size"],
-            crop=self.options["random_crop_prob"] if is_training else 0.0,
-            hide=0.0,
-            unknown=self.vocabulary[UNKNOWN],
-            key=key,
-        )
+        hiding = replace(hiding_of(self.options), token=0.0) if is_training else Hiding()
+        ids = augment(sample, hiding, self.groups, unknown=self.vocabulary[UNKNOWN], key=key).ids()
         if self.options["objective"] == "clm":
             places = np.flatnonzero(ids[1:] != self.vocabulary[UNKNOWN])
             return ids, places, ids[places + 1]
@@ -65,9 +61,10 @@ class Pretraining(Task):
 
     def batch(self, rows: Sequence[Masked]) -> Batch:
         ids, lengths = pad([seen for seen, _, _ in rows], multiple=multiple_of(self.options, self.here.family))
-        tensors = {
+        tensors: dict[str, Any] = {
             "ids": ids,
             "lengths": lengths,
+            "segments": segments_of(lengths, ids.shape[1]),
             "rows": torch.from_numpy(np.repeat(np.arange(len(rows)), [len(places) for _, places, _ in rows])),
             "places": torch.from_numpy(np.concatenate([places for _, places, _ in rows])),
             "words": torch.from_numpy(np.concatenate([words for _, _, words in rows])),
@@ -76,10 +73,10 @@ class Pretraining(Task):
         return Batch(tensors, weight=float(len(tensors["words"])), tokens=tokens, samples=len(rows))
 
     def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        logits = model(tensors["ids"], tensors["lengths"], tensors["rows"], tensors["places"])
+        logits = model(tensors["ids"], tensors["lengths"], tensors["rows"], tensors["places"], tensors["segments"])
         return functional.cross_entropy(logits.float(), tensors["words"], reduction="sum")
 
-    def evaluate(self, step: int) -> dict[str, float]:
+    def evaluate(self, name: str, step: int) -> dict[str, float]:
         """Score the validation ships, with the same masked tokens at every evaluation and the training vocabulary."""
         mine = list(range(self.here.rank, len(self.val_set), self.here.world_size))
         size, sums = self.options["global_batch_size"], [0.0, 0.0, 0.0, 0.0]
@@ -88,7 +85,9 @@ class Pretraining(Task):
                 [self.masked(self.val_set[i], (i,), is_training=False) for i in mine[start : start + size]]
             )
             tensors = {name: tensor.to(self.here.device) for name, tensor in batch.tensors.items()}
-            logits = self.model(tensors["ids"], tensors["lengths"], tensors["rows"], tensors["places"]).float()
+            logits = self.model(
+                tensors["ids"], tensors["lengths"], tensors["rows"], tensors["places"], tensors["segments"]
+            ).float()
             right = float((logits.argmax(-1) == tensors["words"]).sum())
             nats = float(functional.cross_entropy(logits, tensors["words"], reduction="sum"))
             sums = [old + new for old, new in zip(sums, (nats, right, batch.weight, float(batch.tokens)))]
@@ -108,7 +107,7 @@ def unlabelled(samples: Samples) -> list[Encoded]:
 def make_pretraining(options: Options, samples: Samples, model: WordGuesser, here: Runtime, folder: Path) -> Loop:
     plan = plan_of(unlabelled(samples), options)
     settings = make_settings(options, plan, model, here, best="loss", best_is_low=True)
-    engine = make_engine(options, model, here)
+    engine = make_engine(options, model, here, settings.steps)
     return Loop(
         here,
         engine,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,9 +18,11 @@ from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.grammars.guide import END
 from ascendrun.programs.trajectory.leakage import fingerprint
 from ascendrun.programs.trajectory.points.read_ais import NUMBERED_CLASSES, class_name, split_name
+from ascendrun.programs.trajectory.points.summary import FEATURES
 from ascendrun.programs.trajectory.points.tracks import Track
 from ascendrun.programs.trajectory.tokens import Words
 
+NUMBER = re.compile(f"({'|'.join(FEATURES)})=(-?[0-9.]+(?:e[-+]?[0-9]+)?)")
 SAMPLES, FACTS = "samples.jsonl.gz", "prepared.json"
 
 
@@ -36,8 +39,9 @@ class Record:
     mark: str
 
 
-def from_tracks(tracks: Sequence[Track], *, grammar: str, resolution: int) -> list[Record]:
-    texts = as_texts(tracks, grammar=grammar, resolution=resolution)
+def from_tracks(tracks: Sequence[Track], **text: Any) -> list[Record]:
+    """Return the record of each track. `text`: of `fit_text`."""
+    texts = as_texts(tracks, **text)
     return [
         Record(
             track.id,
@@ -118,7 +122,11 @@ def without_class(words: Sequence[str], name: str | None) -> tuple[list[str], in
 
 
 def in_points(words: Sequence[str]) -> Words:
-    """Split tokens into points, which end with POINT_END; a text without it is only a head."""
+    """Split tokens into points, which end with POINT_END; a text without it is only a head. Numbers of the summary, as
+    in speed_mean=4.5, are no tokens."""
+    numbers = {each[1]: each[2] for each in map(NUMBER.fullmatch, words) if each}
+    words = [word for word in words if not NUMBER.fullmatch(word)]
+    values = tuple(float(numbers[name]) if name in numbers else None for name in FEATURES) if numbers else ()
     points: list[tuple[str, ...]] = []
     start = 0
     for i, word in enumerate(words):
@@ -126,7 +134,7 @@ def in_points(words: Sequence[str]) -> Words:
             points.append(tuple(words[start : i + 1]))
             start = i + 1
     rest = tuple(words[start:])
-    return Words(rest if not points else (), tuple(points) if not (points and rest) else (*points, rest))
+    return Words(rest if not points else (), tuple(points) if not (points and rest) else (*points, rest), values)
 
 
 # --- the prepared directory ---
@@ -154,12 +162,15 @@ def save_prepared(prepared: Prepared, folder: Path) -> None:
                     file.write((json.dumps(as_line(replace(record, split=split)), ensure_ascii=False) + "\n").encode())
         digest = hashlib.sha256(fresh.read_bytes()).hexdigest()
     facts = {**prepared.facts, "samples_sha256": digest, "vocabulary": prepared.vocabulary}
-    replace_text(folder / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(facts, indent=1, ensure_ascii=False, default=str)  # notes have paths
+    replace_text(folder / FACTS, text + "\n")
 
 
 def as_line(record: Record) -> dict[str, Any]:
     line = asdict(record)
-    line["words"] = {"head": " ".join(record.words.head), "points": [" ".join(point) for point in record.words.points]}
+    words = record.words
+    line["words"] = {"head": " ".join(words.head), "points": [" ".join(point) for point in words.points]}
+    line["words"]["values"] = list(words.values)
     return line
 
 
@@ -196,12 +207,8 @@ def load_prepared(folder: Path) -> Prepared:
 
 def from_line(line: Mapping[str, Any]) -> Record:
     words = line["words"]
-    return Record(
-        **{
-            **line,
-            "words": Words(tuple(words["head"].split()), tuple(tuple(point.split()) for point in words["points"])),
-        }
-    )
+    points = tuple(tuple(point.split()) for point in words["points"])
+    return Record(**{**line, "words": Words(tuple(words["head"].split()), points, tuple(words["values"]))})
 
 
 def open_text(path: Path) -> TextIO:

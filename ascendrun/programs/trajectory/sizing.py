@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ascendrun.programs.trainer.attention import Segments
 from ascendrun.programs.trainer.data import Buckets, deal
 from ascendrun.programs.trainer.devices import cpu_kernels, fused_ops
 from ascendrun.programs.trainer.strategies import memory
@@ -78,25 +79,33 @@ def simulated(sizes: Sizes, largest: Pass, target: memory.Target, *, checkpointe
         build,
         int(sizes.config["num_hidden_layers"]),
         guess if largest.requested else classify,
-        shapes_of(largest),
+        shapes_of(largest, sizes.numbers),
         precision=target.precision,
+        family=target.family,
     )
 
 
-def shapes_of(largest: Pass) -> Shapes:
+def shapes_of(largest: Pass, numbers: int) -> Shapes:
     shapes = {"ids": ((largest.rows, largest.length), torch.int64), "lengths": ((largest.rows,), torch.int64)}
     if largest.requested:
         return {**shapes, **dict.fromkeys(("rows", "places", "words"), ((largest.requested,), torch.int64))}
-    return {**shapes, "labels": ((largest.rows,), torch.int64)}
+    values = {"values": ((largest.rows, numbers), torch.float32)} if numbers else {}
+    return {**shapes, **values, "labels": ((largest.rows,), torch.int64)}
+
+
+def whole_rows(ids: torch.Tensor) -> Segments:
+    return Segments.of([ids.shape[1]] * len(ids))
 
 
 def classify(model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    logits = model(tensors["ids"], tensors["lengths"])
+    segments, values = whole_rows(tensors["ids"]), tensors.get("values")
+    logits = model(tensors["ids"], tensors["lengths"], segments=segments, values=values)
     return functional.cross_entropy(logits.float(), tensors["labels"], reduction="sum")
 
 
 def guess(model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    logits = model(tensors["ids"], tensors["lengths"], tensors["rows"], tensors["places"])
+    segments = whole_rows(tensors["ids"])
+    logits = model(tensors["ids"], tensors["lengths"], tensors["rows"], tensors["places"], segments)
     return functional.cross_entropy(logits.float(), tensors["words"], reduction="sum")
 
 

@@ -13,11 +13,15 @@ from typing import Any
 import torch
 
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
-from ascendrun.programs.trainer.devices.accelerator import Accelerator
+from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision
 from ascendrun.programs.trainer.errors import InvalidDataError
-from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, fuse, make_model
+from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, fuse, made_of, make_model
+from ascendrun.programs.trajectory.tokens import MASK, PAD, UNKNOWN
+from ascendrun.programs.trajectory.trees import Trees
 
 MODEL_FILE, PRETRAINED_FILE, VOTE_FILE = "model.pt", "pretrained.pt", "classifier.json"
+SKIPPED_FILE = "skipped.json"
+"""In the output of a pretraining that had nothing to learn from."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,9 @@ class Vote:
 
 
 def save_trained(trained: Trained, folder: Path) -> Path:
+    """Write a classifier; next to it, in `transformers`, one for AutoModelForSequenceClassification if it can be."""
+    if trained.sizes.is_transformers:
+        save_for_transformers(trained, folder / "transformers")
     return write(
         folder / MODEL_FILE,
         {
@@ -56,8 +63,32 @@ def save_trained(trained: Trained, folder: Path) -> Path:
             "names": list(trained.names),
             "text": trained.text,
             "priors": list(trained.priors),
+            "trees": trained.model.trees.as_tensors() if trained.model.trees else None,
         },
     )
+
+
+def save_for_transformers(trained: Trained, folder: Path) -> None:
+    """Write config, weights and tokenizer for AutoModelForSequenceClassification and PreTrainedTokenizerFast."""
+    from safetensors.torch import save_file
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    labels = dict(enumerate(trained.names))
+    config = made_of({**trained.sizes.config, "id2label": labels, "label2id": {name: i for i, name in labels.items()}})
+    config.architectures = [f"{config.model_type.capitalize()}ForSequenceClassification"]
+    weights = {
+        name.replace("backbone.", "model.", 1).replace("head.", "score.", 1): tensor.contiguous()
+        for name, tensor in on_cpu(trained.model.state_dict()).items()
+    }
+    words = Tokenizer(models.WordLevel(trained.vocabulary, unk_token=UNKNOWN))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    make: Any = PreTrainedTokenizerFast
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "model.safetensors") as fresh:
+        save_file(weights, str(fresh), metadata={"format": "pt"})
+    make(tokenizer_object=words, pad_token=PAD, unk_token=UNKNOWN, mask_token=MASK).save_pretrained(str(folder))
+    replace_text(folder / "config.json", str(config.to_json_string()))
 
 
 def load_trained(path: Path) -> Trained:
@@ -81,6 +112,7 @@ def load_trained(path: Path) -> Trained:
     sizes = Sizes(**saved["sizes"])
     model = make_model(sizes, seed=0)
     model.load_state_dict(saved["weights"])
+    model.trees = Trees.from_tensors(saved["trees"]) if saved.get("trees") else None
     model.eval()
     return Trained(model, sizes, saved["vocabulary"], saved["names"], saved["text"], saved["priors"])
 
@@ -96,6 +128,11 @@ def save_pretrained(
         folder / PRETRAINED_FILE,
         {"weights": on_cpu(weights), "sizes": sizes.as_json(), "vocabulary": dict(vocabulary), "text": dict(text)},
     )
+
+
+def pretrained_folder(base: Path) -> Path | None:
+    """Return the directory in `base` with a pretrained model; None: not the output of a pretraining."""
+    return next((folder for folder in (base, base / "best") if (folder / PRETRAINED_FILE).is_file()), None)
 
 
 def load_pretrained(folder: Path) -> dict[str, Any]:
@@ -124,11 +161,11 @@ def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float
     return path
 
 
-def load_vote(paths: Sequence[Path], accelerator: Accelerator) -> Vote:
+def load_vote(paths: Sequence[Path], accelerator: Accelerator, precision: Precision) -> Vote:
     """Load the output of an evaluation, or one or more trained models, on a device. Raises InvalidDataError."""
     vote = read_vote(paths)
     for member in vote.members:
-        fuse(member.model, accelerator, torch.float32)
+        fuse(member.model, accelerator, precision.compute)
         member.model.to(accelerator.device).eval()
     return vote
 

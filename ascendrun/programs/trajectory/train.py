@@ -11,27 +11,37 @@ import numpy as np
 import torch
 from torch import nn
 
-from ascendrun.programs.trainer import metrics
+from ascendrun.planner.models import flops_per_token
+from ascendrun.programs.trainer import optim, schedule
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit
 from ascendrun.programs.trainer.devices import accelerator
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.engine import Adam, Engine
+from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import wrap
-from ascendrun.programs.trainer.task import Settings, Task, warmup_of
-from ascendrun.programs.trajectory.batches import augment
+from ascendrun.programs.trainer.task import Settings, Task
+from ascendrun.programs.trajectory.batches import Groups, Hiding, augment
 from ascendrun.programs.trajectory.data import Options, Samples, multiple_of
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.evaluation.scores import score
-from ascendrun.programs.trajectory.model import Reader, TrackClassifier, enable_gradient_checkpointing, fuse, pad
-from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
+from ascendrun.programs.trajectory.model import (
+    Reader,
+    TrackClassifier,
+    enable_gradient_checkpointing,
+    fuse,
+    pad,
+    segments_of,
+    stack_values,
+)
+from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded
 
 FREE_TO_CHANGE = (
     "mode", "model_path", "data_path", "prepared_dir", "output_dir", "device", "resume_from_checkpoint",
     "logging_steps", "save_steps", "save_total_limit", "dist_timeout_s", "micro_batch_size",
     "max_tokens_per_micro_batch", "auto_find_batch_size", "dataloader_num_workers", "max_time_s", "profile_dir",
     "peak_tflops", "host", "port", "inference_warmup_steps", "save_probabilities", "crops", "eval_split",
-    "macro_f1_weight", "calibration", "chip", "world_size",
+    "macro_f1_weight", "calibration", "chip", "world_size", "baselines", "compare_with",
+    "loss_scale",
 )  # fmt: skip
 """Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
 LR_FLOOR = 0.05
@@ -48,36 +58,58 @@ class Classification(Task):
     ) -> None:
         self.options, self.samples, self.model, self.here, self.plan = options, samples, model, here, plan
         self.train_set = samples.encoded["train"]
-        self.class_weights = class_weights(samples.labels("train"), len(samples.names), options["class_weights"])
+        by_class = class_weights(samples.labels("train"), len(samples.names), options["class_weights"])
+        by_piece = ship_weights([record.ship for record in samples.records["train"]], options["ship_weights"])
+        self.weights = [by_class[sample.label] * own for sample, own in zip(self.train_set, by_piece)]
+        self.groups = Groups.make(samples.vocabulary)
+        by_ship: dict[str, list[int]] = {}
+        for number, record in enumerate(samples.records["train"]):
+            by_ship.setdefault(record.ship, []).append(number)
+        self.pieces = list(by_ship.values())
         self.each_loss = nn.CrossEntropyLoss(reduction="none", label_smoothing=options["label_smoothing_factor"])
 
     def collate(self, units: Sequence[Unit], step: int) -> Batch:
         epoch = step // self.plan.steps_per_epoch
-        numbers = [number for unit in units for number in unit]
-        rows = [self.row(number, epoch) for number in numbers]
-        labels = [self.train_set[number].label for number in numbers]
-        weights = [self.class_weights[label] for label in labels]
+        numbers = [self.piece(number, epoch) for unit in units for number in unit]
+        samples = [self.sample(number, epoch) for number in numbers]
+        rows = [sample.ids() for sample in samples]
+        labels = [sample.label for sample in samples]
+        weights = [self.weights[number] for number in numbers]
         ids, lengths = pad(rows, multiple=multiple_of(self.options, self.here.family))
-        tensors = {"ids": ids, "lengths": lengths, "labels": torch.tensor(labels), "weights": torch.tensor(weights)}
+        values = stack_values(samples, self.model.sizes.numbers)
+        tensors = {
+            "ids": ids,
+            "lengths": lengths,
+            "segments": segments_of(lengths, ids.shape[1]),
+            "labels": torch.tensor(labels),
+            "weights": torch.tensor(weights),
+            **({} if values is None else {"values": values}),
+        }
         return Batch(tensors, weight=sum(weights), tokens=sum(map(len, rows)), samples=len(rows))
 
-    def row(self, number: int, epoch: int) -> Ids:
-        options = self.options
+    def piece(self, number: int, epoch: int) -> int:
+        """Return the piece of a draw: itself, or with --sample_by=ship one of the ship whose turn it is."""
+        if self.options["sample_by"] == "piece":
+            return number
+        draw = number + epoch * len(self.train_set)
+        turn, ship = divmod(draw, len(self.pieces))
+        return self.pieces[ship][turn % len(self.pieces[ship])]
+
+    def sample(self, number: int, epoch: int) -> Encoded:
         return augment(
             self.train_set[number],
-            min_points=options["min_segment_size"],
-            crop=options["random_crop_prob"],
-            hide=options["token_mask_prob"],
+            hiding_of(self.options),
+            self.groups,
             unknown=self.samples.vocabulary[UNKNOWN],
-            key=(options["seed"], epoch, number),
+            key=(self.options["seed"], epoch, number),
         )
 
     def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        logits = model(tensors["ids"], tensors["lengths"])
+        logits = model(tensors["ids"], tensors["lengths"], tensors["segments"], tensors.get("values"))
         losses: torch.Tensor = self.each_loss(logits.float(), tensors["labels"])
         return (losses * tensors["weights"]).sum()
 
-    def evaluate(self, step: int) -> dict[str, float]:
+    def evaluate(self, name: str, step: int) -> dict[str, float]:
         probabilities = predict(self.model, self.samples.encoded["val"], self.here, self.options)
         truth = self.samples.labels("val")
         scores = score(truth, probabilities.argmax(1).tolist(), self.samples.names)
@@ -105,7 +137,7 @@ def train_head(
     loop.resume(options["resume_from_checkpoint"])
     if not loop.run().is_complete:
         return None
-    fresh = copy.deepcopy(model)  # without the hooks that DDP left on the weights
+    fresh = copy.deepcopy(model)  # without the hooks that the engine left on the weights
     fresh.backbone.requires_grad_(True)
     return fresh
 
@@ -114,7 +146,7 @@ def make_loop(options: Options, samples: Samples, model: TrackClassifier, here: 
     plan = plan_of(samples.encoded["train"], options)
     best = options["metric_for_best_model"] if options["load_best_model_at_end"] else ""
     settings = make_settings(options, plan, model, here, best=best, best_is_low=best == "loss")
-    engine = make_engine(options, model, here)
+    engine = make_engine(options, model, here, settings.steps)
     return Loop(
         here,
         engine,
@@ -140,8 +172,6 @@ def make_settings(options: Options, plan: Buckets, model: Reader, here: Runtime,
     return Settings.of(
         options,
         steps=steps,
-        warmup_steps=max(1, warmup_of(options, steps)),
-        lr_floor=LR_FLOOR,
         max_tokens_per_micro_batch=micro_tokens_of(options, here.family),
         eval_steps=options["eval_steps"] or plan.steps_per_epoch,
         flops_per_token=flops_of(model, float(np.mean(plan.lengths))),
@@ -160,20 +190,26 @@ def micro_tokens_of(options: Options, family: str) -> int:
     return asked if asked >= 0 else CPU_MICRO_TOKENS if family == "cpu" else 0
 
 
-def make_engine(options: Options, model: Reader, here: Runtime) -> Engine:
-    adam = Adam(lr=options["learning_rate"], weight_decay=options["weight_decay"], betas=BETAS)
-    precision = accelerator.choose_precision(options["dtype"], here.accelerator)
+def make_engine(options: Options, model: Reader, here: Runtime, steps: int) -> Engine:
+    warmup = max(1, schedule.warmup_of(options, steps))
+    rate = schedule.of_options(options, steps, warmup=warmup, floor=LR_FLOOR)
+    precision = accelerator.precision_of(options, here.accelerator)
     if options["gradient_checkpointing"]:
         enable_gradient_checkpointing(model)
     for line in fuse(model, here.accelerator, precision.compute):
         here.log(line)
-    return wrap(model, here, strategy="ddp", adam=adam, precision=precision)
+    return wrap(
+        model,
+        here,
+        make_optimizer=lambda module: optim.adamw(module, rate, weight_decay=options["weight_decay"], betas=BETAS),
+        precision=precision,
+    )
 
 
 def flops_of(model: Reader, mean_length: float) -> float:
     config = model.backbone.config
     weights = list(model.parameters())
-    return metrics.flops_per_token(
+    return flops_per_token(
         parameters=sum(weight.numel() for weight in weights),
         layers=config.num_hidden_layers,
         trainable=sum(weight.numel() for weight in weights if weight.requires_grad),
@@ -183,12 +219,29 @@ def flops_of(model: Reader, mean_length: float) -> float:
     )
 
 
+def hiding_of(options: Options) -> Hiding:
+    return Hiding(
+        place=options["place_dropout_prob"],
+        size=options["size_dropout_prob"],
+        token=options["token_mask_prob"],
+        crop=options["random_crop_prob"],
+        min_points=options["min_segment_size"],
+    )
+
+
 def class_weights(labels: Sequence[int], classes: int, kind: str) -> list[float]:
     """Return the weight of each class, with mean 1 over the samples; a class without samples has weight 0."""
     counts = np.bincount(labels, minlength=classes).astype(np.float64)
     power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[kind]
     weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -power, 0.0)
     return [float(weight) for weight in weights * counts.sum() / (weights * counts).sum()]
+
+
+def ship_weights(ships: Sequence[str], kind: str) -> list[float]:
+    """Return the weight of each piece, with mean 1, by the number of pieces of its ship: `class_weights` by ship."""
+    names, numbers = np.unique(np.asarray(ships), return_inverse=True)
+    weights = class_weights(numbers.reshape(-1).tolist(), len(names), kind)
+    return [weights[number] for number in numbers.reshape(-1)]
 
 
 def identity_of(options: Mapping[str, Any], samples: Samples) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from ascendrun.programs.trajectory.evaluation.calibrate import Adjustment
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.store import Vote
-from ascendrun.programs.trajectory.tokens import Encoded
+from ascendrun.programs.trajectory.tokens import Encoded, check_known
+from ascendrun.text import Text
 
 
 def vote_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> Floats:
@@ -31,6 +32,14 @@ def each_member_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, option
 def put_together(vote: Vote, each: Sequence[Floats]) -> Floats:
     mean: Floats = np.mean(each, axis=0)
     return Adjustment(vote.temperature, vote.prior_shift).apply(mean, vote.members[0].priors)
+
+
+def check_vocabulary(vote: Vote, samples: Sequence[Encoded], here: Runtime) -> None:
+    """Warn if the models have not seen some of the tokens. Raises InvalidDataError if they have not seen most."""
+    vocabulary = vote.members[0].vocabulary
+    warning = check_known(samples, vocabulary, vocabulary, model=Text("program.the-model", "the model"))
+    if warning is not None:
+        here.log("program.warning", "warning: {text}", text=warning)
 
 
 def ids_of(vote: Vote) -> dict[str, int]:

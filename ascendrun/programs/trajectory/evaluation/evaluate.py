@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ascendrun.programs.trainer.devices.accelerator import choose_precision
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, multiple_of
-from ascendrun.programs.trajectory.model import TrackClassifier, pad
+from ascendrun.programs.trajectory.model import TrackClassifier, pad, stack_values
 from ascendrun.programs.trajectory.points.tracks import Floats
-from ascendrun.programs.trajectory.tokens import Encoded, Ids
+from ascendrun.programs.trajectory.tokens import Encoded
 
 
 def predict(model: TrackClassifier, samples: Sequence[Encoded], runtime: Runtime, options: Options) -> Floats:
@@ -26,9 +27,10 @@ def predict(model: TrackClassifier, samples: Sequence[Encoded], runtime: Runtime
     rows: list[Floats] = []
     was_training = model.training
     model.eval()
-    with torch.no_grad():
+    precision = choose_precision(options["dtype"], runtime.accelerator)
+    with torch.no_grad(), runtime.accelerator.autocast(precision.compute):
         for start in range(0, len(mine), batch_size):
-            batch = [samples[i].ids() for i in mine[start : start + batch_size]]
+            batch = [samples[i] for i in mine[start : start + batch_size]]
             rows += list(probabilities_of(model, batch, runtime.device, multiple=multiple))
     model.train(was_training)
     return merge(runtime.gather((mine, rows)), len(samples), model.head.out_features)
@@ -45,8 +47,12 @@ def merge(parts: Sequence[tuple[list[int], list[Floats]]], count: int, classes: 
     return whole
 
 
-def probabilities_of(model: TrackClassifier, rows: Sequence[Ids], device: torch.device, *, multiple: int) -> Floats:
+def probabilities_of(
+    model: TrackClassifier, batch: Sequence[Encoded], device: torch.device, *, multiple: int
+) -> Floats:
     """Return class probabilities of a batch, on this device. Requires a model in eval mode and disabled gradients."""
-    ids, lengths = pad(rows, multiple=multiple)
-    answer: Floats = torch.softmax(model(ids.to(device), lengths.to(device)).float(), -1).double().cpu().numpy()
-    return answer
+    ids, lengths = pad([sample.ids() for sample in batch], multiple=multiple)
+    values = stack_values(batch, model.sizes.numbers)
+    logits = model(ids.to(device), lengths.to(device), values=None if values is None else values.to(device))
+    answer: Floats = torch.softmax(logits.float(), -1).double().cpu().numpy()
+    return answer if model.trees is None else model.trees.vote(answer, batch)

@@ -1,4 +1,4 @@
-"""Scores of predictions, compared with always predicting the most common class; as numbers and as text."""
+"""Scores of predictions, as numbers and as text."""
 
 from __future__ import annotations
 
@@ -70,15 +70,9 @@ def score(truth: Sequence[int], called: Sequence[int], names: Sequence[str]) -> 
     )
 
 
-def majority(train: Sequence[int], truth: Sequence[int], names: Sequence[str]) -> Scores:
-    """Return the scores of always predicting the class that is most common in training."""
-    return score(truth, [int(np.bincount(train).argmax())] * len(truth), names)
-
-
-def as_table(model: Scores, baseline: Scores) -> str:
-    """Format the final report: each class, then accuracy and macro F1 next to the majority-class baseline."""
-    this, other = Text("program.this-model", "this model"), Text("program.majority-class", "majority class")
-    wide = max(display_width(this), display_width(other), *(display_width(row.name) for row in model.classes))
+def as_table(model: Scores) -> str:
+    """Format precision, recall, F1 and number of tracks of each class."""
+    wide = max(display_width(Text("program.class", "class")), *(display_width(row.name) for row in model.classes))
     heads = (
         (Text("program.precision", "precision"), 9),
         (Text("program.recall", "recall"), 6),
@@ -90,12 +84,6 @@ def as_table(model: Scores, baseline: Scores) -> str:
     lines += [
         f"{pad_right(row.name, wide)}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.support:6d}"
         for row in model.classes
-    ]
-    lines += [
-        "",
-        f"{'':<{wide}}  {pad_left(Text('program.macro-f1', 'macro F1'), 8)}  {pad_left(ACCURACY, 8)}",
-        f"{pad_right(this, wide)}  {model.macro_f1:8.3f}  {model.accuracy:8.3f}",
-        f"{pad_right(other, wide)}  {baseline.macro_f1:8.3f}  {baseline.accuracy:8.3f}",
     ]
     return "\n".join(lines)
 

@@ -1,38 +1,23 @@
-"""The grammars with H3 cells: compact, and the guide's, which describe every point without its class token.
+"""The guide's grammars with H3 cells: every point with its absolute time, its cell, coarse speed and course.
 
-`guide` writes the cell with all its digits. The other eight write the tokens of the published code, for texts made
-with it. This includes `cell_based`, whose digits are off by one, so that the seven children of a cell are equal.
+`guide` writes the cell with all its digits. `cell_based` writes the published form, whose digits are off by one, so
+that the seven children of a cell are equal.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from datetime import datetime, timezone
+from typing import Any, Callable
 
 import numpy as np
 
 from ascendrun.programs.trainer.errors import InvalidDataError
-from ascendrun.programs.trajectory.grammars.bins import (
-    SPEED_EDGES,
-    TURN_EDGES,
-    binned,
-    compass,
-    speed_word,
-    summary_words,
-    time_words,
-    turns,
-)
 from ascendrun.programs.trajectory.points.tracks import Track
 from ascendrun.programs.trajectory.tokens import Words
 
 END = "POINT_END"
-PREFIXES = (("L1", 3), ("L2", 5), ("L3", 7), ("L4", 9))
-"""Levels of the hierarchical grammars: their name and the number of letters of the cell in a token."""
-
-REGION_LEVELS = (1, 2, 3, 4, 5, 6, 7, 8)
-"""H3 resolutions in the tokens, from 600 km down to 500 m."""
-
-CellWords = Callable[[str, Optional[str]], tuple[str, ...]]
-"""Function from a cell and the cell of the previous point (None: first point) to the tokens of the cell."""
+COMPASS = ("N", "NE", "E", "SE", "S", "SW", "W", "NW")
+SPEED_WORDS = ((2.0, "STOP"), (5.0, "SLOW"), (10.0, "MID"), (15.0, "FAST"))
 
 
 def library() -> Any:
@@ -48,44 +33,44 @@ def library() -> Any:
     return h3
 
 
-def cell_at(lat: float, lon: float, resolution: int) -> str:
-    return str(library().latlng_to_cell(float(lat), float(lon), resolution))
-
-
-def compact_words(track: Track, *, resolution: int) -> Words:
-    """Return two tokens per point. With only a few thousand tracks, a short text reduces memorization."""
-    region = cell_at(np.median(track.lat), np.median(track.lon), resolution)
-    cells = tuple(
-        f"R{level}_{library().cell_to_parent(region, level)}" for level in REGION_LEVELS if level <= resolution
-    )
-    points = tuple(
-        (binned("S", speed, SPEED_EDGES), binned("T", degrees, TURN_EDGES))
-        for speed, degrees in zip(track.sog, turns(track))
-    )
-    return Words((*cells, *summary_words(track)), points)
-
-
-def make_words(track: Track, cell_words: CellWords, *, resolution: int) -> Words:
-    before: str | None = None
-    points = []
-    for i in range(len(track)):
-        cell = cell_at(track.lat[i], track.lon[i], resolution)
-        points.append(
-            (
-                *time_words(int(track.time[i])),
-                *cell_words(cell, before),
-                f"SPD_{speed_word(track.sog[i])}",
-                f"COG_{compass(track.cog[i])}",
-                END,
-            )
-        )
-        before = cell
-    return Words((), tuple(points))
-
-
-def guide_words(track: Track, *, resolution: int) -> Words:
+def make_words(track: Track, *, cell_words: Callable[[str], tuple[str, ...]], resolution: int) -> Words:
     """Return twenty-one tokens per point at resolution 10."""
-    return make_words(track, lambda cell, before: digits_of(cell), resolution=resolution)
+    cell_at = library().latlng_to_cell
+    points = tuple(
+        (
+            *time_words(int(track.time[i])),
+            *cell_words(str(cell_at(float(track.lat[i]), float(track.lon[i]), resolution))),
+            f"SPD_{speed_word(track.sog[i])}",
+            f"COG_{compass(track.cog[i])}",
+            END,
+        )
+        for i in range(len(track))
+    )
+    return Words((), points)
+
+
+def time_words(seconds: int) -> tuple[str, ...]:
+    at = datetime.fromtimestamp(seconds, timezone.utc)
+    return (
+        f"YEAR_{at.year}",
+        f"MONTH_{at.month}",
+        f"DAY_{at.day}",
+        f"HOUR_{at.hour}",
+        f"MINUTE_{at.minute}",
+        f"SECOND_{at.second}",
+    )
+
+
+def speed_word(knots: float) -> str:
+    if np.isnan(knots):
+        return "UNKNOWN"
+    return next((word for limit, word in SPEED_WORDS if knots < limit), "HIGH")
+
+
+def compass(degrees: float) -> str:
+    if np.isnan(degrees):
+        return "UNKNOWN"
+    return COMPASS[int(((degrees + 22.5) % 360) // 45)]
 
 
 def digits_of(cell: str) -> tuple[str, ...]:
@@ -97,7 +82,7 @@ def digits_of(cell: str) -> tuple[str, ...]:
     return written(cell, lowest_bit=lambda level: 3 * (15 - level))
 
 
-def cell_based(cell: str, before: str | None) -> tuple[str, ...]:
+def cell_based(cell: str) -> tuple[str, ...]:
     """Return the published form: each digit is that of the next coarser resolution, and the finest is lost."""
     return written(cell, lowest_bit=lambda level: 3 * (16 - level))
 
@@ -111,64 +96,3 @@ def written(cell: str, *, lowest_bit: Callable[[int], int]) -> tuple[str, ...]:
         f"H3_base_{h3.get_base_cell_number(cell)}",
         *(f"H3_cell_{level}_{digit}" for level, digit in enumerate(digits, start=1)),
     )
-
-
-def char_split(cell: str, before: str | None) -> tuple[str, ...]:
-    return tuple(f"H3_CHAR_{i}_{letter}" for i, letter in enumerate(cell))
-
-
-def hierarchical_optimized(cell: str, before: str | None) -> tuple[str, ...]:
-    return (f"H3_RES_{cell[1]}", *(f"H3_{level}_{cell[:end]}" for level, end in PREFIXES))
-
-
-def semantic(cell: str, before: str | None) -> tuple[str, ...]:
-    return (
-        f"H3_VER_{cell[0]}",
-        f"H3_RES_{cell[1]}",
-        f"H3_BASE_{cell[2:6]}",
-        f"H3_SUB_{cell[6:10]}",
-        f"H3_PRECISE_{cell[10:13]}",
-    )
-
-
-def grid_based(cell: str, before: str | None) -> tuple[str, ...]:
-    return (
-        f"GRID_RES_{cell[1]}",
-        f"GRID_MAJOR_{cell[2:4]}",
-        f"GRID_MID_{cell[4:7]}",
-        f"GRID_MINOR_{cell[7:10]}",
-        f"GRID_MICRO_{cell[10:13]}",
-    )
-
-
-def relative(cell: str, before: str | None) -> tuple[str, ...]:
-    """Return the changes since the previous point, level by level; all levels for the first point."""
-    if before is None:
-        return hierarchical_optimized(cell, None)
-    words = ["H3_RES_SAME" if cell[1] == before[1] else f"H3_RES_CHANGE_{cell[1]}"]
-    for level, end in PREFIXES:
-        if cell[:end] == before[:end]:
-            words.append(f"H3_{level}_SAME")
-        else:
-            words += [f"H3_{level}_CHANGE", f"H3_{level}_NEW_{cell[end - 2 : end]}"]
-    return tuple(words)
-
-
-def simple(cell: str, before: str | None) -> tuple[str, ...]:
-    return (f"H3_{cell}",)
-
-
-def grouped(cell: str, before: str | None) -> tuple[str, ...]:
-    return (f"H3_PREFIX_{cell[:5]}", f"H3_MID_{cell[5:10]}", f"H3_SUFFIX_{cell[10:]}")
-
-
-PUBLISHED: dict[str, CellWords] = {
-    "cell_based": cell_based,
-    "char_split": char_split,
-    "hierarchical_optimized": hierarchical_optimized,
-    "semantic": semantic,
-    "grid_based": grid_based,
-    "relative": relative,
-    "simple": simple,
-    "grouped": grouped,
-}

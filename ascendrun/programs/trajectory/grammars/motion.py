@@ -1,115 +1,110 @@
-"""The motion grammar: position in two nested grids, the total motion and heading as tokens, then each point relative to
-the previous point. It requires no library, and uses headings if the data has them."""
+"""The motion grammar: place, size and total motion as tokens, then the speed, turn, step and drift of each point.
+
+Bins are quantiles over the training ships, so that the same grammar fits other waters and other intervals.
+"""
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Iterator
-from datetime import datetime, timezone
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ascendrun.programs.trajectory.grammars.bins import (
-    MEAN_TURN_EDGES,
-    NET_EDGES,
-    SHARE_EDGES,
-    SPEED_EDGES,
-    TURN_EDGES,
-    between,
-    binned,
-    given,
-    summary_words,
-    turns,
-)
-from ascendrun.programs.trajectory.points.tracks import METRES_PER_DEGREE, Floats, Track
+from ascendrun.programs.trajectory.points.summary import FEATURES, PLACE, SIZE, between, steps_m, summary
+from ascendrun.programs.trajectory.points.tracks import Floats, Track
 from ascendrun.programs.trajectory.tokens import Words
 
-GRID_LEVELS = 7
-COARSEST_DEGREES = 8.0
-"""Cell size of level 0; each level's cells are a quarter as wide as the previous: 8 degrees, 2, … down to 220 m."""
-STILL_KNOTS = 0.5
-DRIFT_EDGES = (2.0, 5.0, 10.0, 20.0, 45.0, 90.0, 135.0)
-LENGTH_EDGES = (
-    10.0, 15.0, 20.0, 23.0, 26.0, 30.0, 35.0, 42.0, 50.0, 65.0, 80.0, 100.0, 130.0, 160.0, 180.0, 195.0,
-    210.0, 235.0, 260.0, 300.0,
+Edges = Mapping[str, Sequence[float]]
+"""By name of a quantity: increasing values, from the smallest to the largest of the training ships."""
+
+INPUTS = ("place", "size", "summary")
+"""Inputs beside the motion of each point: each may be left out."""
+PIECES_PER_SHIP = 4
+"""Number of pieces of a ship, evenly over its time, that shape the bins: ships count, not pieces."""
+POINT_BINS = {"S": 24, "T": 16, "I": 8, "M": 16, "D": 8}
+"""Number of bins of each token of a point: speed, turn a second, seconds and metres since the previous point, drift."""
+SUMMARY_BINS = 16
+SUMMARY_WORDS = (
+    "speed_mean", "speed_max", "speed_spread", "straightness", "spread_m", "interval_median", "interval_spread",
+    "turn_mean", "swing_mean", "drift_median",
 )  # fmt: skip
-WIDTH_EDGES = (4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 14.0, 16.0, 18.0, 20.0, 24.0, 28.0, 31.0, 33.0, 40.0)
-STAY_EDGES = (60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0, 14400.0)
-PLACE_EDGES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, *NET_EDGES[3:], 20_000.0)
-SLIM_EDGES = (1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0)
+"""Quantities of the complete track that are tokens too."""
+PLACE_DEGREES = tuple(8.0 / 4**level for level in range(7))
+"""Cell sizes from coarse to fine, down to 220 m. A cell without enough training ships is left out, so the next coarser
+one remains."""
 
 
-def motion_words(track: Track, *, resolution: int) -> Words:
-    """Return three tokens per point: speed, turn, and angle between heading and course. `resolution` is not
-    used."""
-    drift = np.abs(between(track.cog, track.heading))
-    points = tuple(
-        (binned("S", track.sog[i], SPEED_EDGES), binned("T", degrees, TURN_EDGES), binned("D", drift[i], DRIFT_EDGES))
-        for i, degrees in enumerate(turns(track))
-    )
-    head = (
-        *grid_words(float(np.median(track.lat)), float(np.median(track.lon))),
-        *summary_words(track),
-        *bow_words(track, drift),
-        *stay_words(track),
-    )
-    return Words(head, points)
+def fit_edges(tracks: Sequence[Track]) -> dict[str, list[float]]:
+    """Return the quantiles of each quantity; a ship with many pieces counts as one with PIECES_PER_SHIP.
+    No tracks: no quantiles."""
+    if not tracks:
+        return {}
+    by_ship: dict[str, list[Track]] = {}
+    for track in tracks:
+        by_ship.setdefault(track.ship, []).append(track)
+    chosen = [each for pieces in by_ship.values() for each in evenly(pieces)]
+    points = [quantities(track) for track in chosen]
+    totals = [summary(track) for track in chosen]
+    return {
+        **{name: quantiles(np.concatenate([each[name] for each in points]), n) for name, n in POINT_BINS.items()},
+        **{name: quantiles(np.array([each[name] for each in totals]), SUMMARY_BINS) for name in FEATURES},
+    }
 
 
-def sized_words(track: Track, *, resolution: int) -> Words:
-    """Return the motion grammar and the ship's size, from its static messages."""
-    words = motion_words(track, resolution=resolution)
-    slim = track.length / track.width if track.width else float("nan")
-    size = (
-        binned("LEN", track.length or float("nan"), LENGTH_EDGES),
-        binned("WID", track.width or float("nan"), WIDTH_EDGES),
-        binned("SLIM", slim, SLIM_EDGES),
-    )
-    return Words((*words.head, *size), words.points)
+def evenly(pieces: Sequence[Track]) -> list[Track]:
+    places = np.linspace(0, len(pieces) - 1, min(len(pieces), PIECES_PER_SHIP)).astype(int)
+    return [pieces[i] for i in places]
 
 
-def grid_words(lat: float, lon: float) -> Iterator[str]:
-    """Yield the cell of every level in each of two grids; the second is shifted by half a cell, so that no place is at
-    the border of both."""
-    for level in range(GRID_LEVELS):
-        degrees = COARSEST_DEGREES / 4**level
+def quantiles(values: Floats, bins: int) -> list[float]:
+    """Return at most bins + 1 increasing values; an empty list if no value is known."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return []
+    found = np.quantile(known, np.linspace(0, 1, bins + 1))
+    return sorted({float(f"{value:.6g}") for value in found})
+
+
+def quantities(track: Track) -> dict[str, Floats]:
+    """Return the numbers of each point; NaN: unknown, as the changes at the first point."""
+    seconds = np.concatenate([[np.nan], track.time[1:] - track.time[:-1]])
+    turn = np.concatenate([[np.nan], between(track.cog[:-1], track.cog[1:])])
+    return {
+        "S": track.sog,
+        "T": turn / seconds,
+        "I": seconds,
+        "M": np.concatenate([[np.nan], steps_m(track)]),
+        "D": np.abs(between(track.cog, track.heading)),
+    }
+
+
+def motion_words(track: Track, *, edges: Edges, inputs: Sequence[str] = INPUTS) -> Words:
+    """Return the tokens of a track, and its summary. A quantity that is not known has no token."""
+    totals = summary(track)
+    columns = [binned(name, values, edges[name]) for name, values in quantities(track).items()]
+    points = tuple(tuple(word for word in each if word) for each in zip(*columns))
+    named = (*(SIZE if "size" in inputs else ()), *SUMMARY_WORDS)
+    head = [
+        f"{name}_{bisect.bisect_right(edges[name][1:-1], totals[name])}"
+        for name in named
+        if not math.isnan(totals[name])
+    ]
+    place = cells(totals["lat"], totals["lon"]) if "place" in inputs else ()
+    hidden = {*(() if "size" in inputs else SIZE), *(() if "place" in inputs else PLACE)}
+    values = tuple(None if name in hidden or math.isnan(value) else value for name, value in totals.items())
+    return Words((*place, *head), points, values if "summary" in inputs else ())
+
+
+def binned(name: str, values: Floats, edges: Sequence[float]) -> list[str]:
+    """Return the token of each value: the index of its bin; "" if unknown."""
+    numbers = np.asarray(edges[1:-1]).searchsorted(values, side="right").tolist()
+    return ["" if math.isnan(value) else f"{name}_{number}" for value, number in zip(values.tolist(), numbers)]
+
+
+def cells(lat: float, lon: float) -> Iterator[str]:
+    """Yield the cell of every level in each of two grids, coarse to fine; the second is shifted by half a cell, so that
+    no place is at the border of both."""
+    for level, degrees in enumerate(PLACE_DEGREES):
         for name, moved in (("G", 0.0), ("F", 0.5)):
             yield f"{name}{level}_{math.floor(lat / degrees + moved)}_{math.floor(lon / degrees + moved)}"
-
-
-def bow_words(track: Track, drift: Floats) -> tuple[str, ...]:
-    """Return tokens of the headings: the fraction that is missing, mean turn, median drift from the course."""
-    swing = np.abs(given(np.diff(track.heading) if len(track) > 1 else track.heading * np.nan))
-    swing = np.minimum(swing, 360 - swing)
-    return (
-        binned("HU", float(np.isnan(track.heading).mean()), SHARE_EDGES),
-        binned("HK", float(swing.mean()), MEAN_TURN_EDGES),
-        binned("HD", float(np.median(given(drift))), DRIFT_EDGES),
-    )
-
-
-def stay_words(track: Track) -> tuple[str, ...]:
-    """Return fraction of points at rest, longest rest in seconds, spread of the position in metres, hour of the day."""
-    still = np.nan_to_num(track.sog, nan=0.0) < STILL_KNOTS
-    spread = math.hypot(
-        float(track.lat.std()) * METRES_PER_DEGREE,
-        float(track.lon.std()) * METRES_PER_DEGREE * math.cos(math.radians(float(track.lat[0]))),
-    )
-    hour = datetime.fromtimestamp(int(track.time[0]), timezone.utc).hour
-    return (
-        binned("Z", float(still.mean()), SHARE_EDGES),
-        binned("ZL", longest_stay_s(track, still), STAY_EDGES),
-        binned("P", spread, PLACE_EDGES),
-        f"HOUR_{hour}",
-        binned("MINS", float(given(track.sog).min()), SPEED_EDGES),
-    )
-
-
-def longest_stay_s(track: Track, still: NDArray[np.bool_]) -> float:
-    longest, since = 0, None
-    for i, is_still in enumerate(still):
-        since = (since if since is not None else int(track.time[i])) if is_still else None
-        if since is not None:
-            longest = max(longest, int(track.time[i]) - since)
-    return float(longest)

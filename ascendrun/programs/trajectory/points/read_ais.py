@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ascendrun.planner.columns import LATEST_S, Columns
 from ascendrun.programs.trainer.errors import InvalidDataError
-from ascendrun.programs.trajectory.points.tables import read_table
-from ascendrun.programs.trajectory.points.tracks import FASTEST_KNOTS, Cleaning, Floats, Limits, Track, cut_tracks
+from ascendrun.programs.trajectory.points import motion_check
+from ascendrun.programs.trajectory.points.columns import KNOTS, match_columns, numbers, one_number, only_value
+from ascendrun.programs.trajectory.points.tables import Table, read_table
+from ascendrun.programs.trajectory.points.times import NO_TIME, has_dates, order_of_dates, read_times
+from ascendrun.programs.trajectory.points.tracks import (
+    FASTEST_KNOTS,
+    Cleaning,
+    Floats,
+    Limits,
+    Track,
+    cut_tracks,
+    in_order,
+)
 from ascendrun.text import Text
 
-ALIASES = {
-    "ship": ("vessel_id", "ship", "mmsi"),
-    "track": ("track_id", "track"),
-    "time": ("time", "date", "timestamp", "# timestamp", "basedatetime", "base_date_time"),
-    "lat": ("lat", "latitude"),
-    "lon": ("lon", "longitude", "lng"),
-    "sog": ("sog", "speed"),
-    "cog": ("cog", "course"),
-    "heading": ("heading", "true_heading"),
-    "length": ("length",),
-    "width": ("width",),
-    "class": ("vessel_class", "class", "label", "ship type"),
-    "type_code": ("vesseltype", "vessel_type", "ais_type"),
-    "sender": ("type of mobile",),
-    "split": ("split",),
-}
-"""Column names by internal name, in lower case: those of MarineCadastre (US), of the Danish Maritime Authority, and
-common names."""
-NEEDED = ("time", "lat", "lon", "sog", "cog")
 NO_CLASS = ("", "nan", "none", "undefined", "unknown")
-DANISH_TIME = "%d/%m/%Y %H:%M:%S"
-LATEST_S = 7_258_118_400
-"""The year 2200. A later time is in milliseconds, or a mistake."""
-NO_TIME = Text(
-    "program.no-time", "have no valid time (ISO, seconds since 1970, or day/month/year hours:minutes:seconds)"
-)
+CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?")
 NO_PLACE = Text("program.no-place", "have no valid position")
+DIFFERENT_DEGREES = 60.0
+"""Median difference of course and path above which the column is no course."""
+STEADY = 1.0
+"""Interquartile range of the factor, in logarithms, up to which speeds differ from distances by a constant factor."""
+LEAST_SIZED = 5
+"""Number of ships of one length from which that length is a filler."""
+LEAST_NEGATIVE = 5
+"""Number of different negative courses from which they are those of -180 to 180 degrees."""
+LEAST_WEST = 10
+"""Number of longitudes above 181, with none below 0, from which they are those of 0 to 360 degrees."""
+LONGEST_SHIP_M = 500.0
+TWO_SHIPS = Text("program.two-ships", "jump between distant places: two ships under one name")
 
 NUMBERED_CLASSES = (
     "Bulk_Carrier", "Cargo_Ship", "Container_Ship", "Barge", "Fishing_Vessel", "Other", "Oil_Tanker",
@@ -63,46 +63,313 @@ CLASS_OF_CODE = {
 """Class by AIS ship type; 0 and missing are unknown, all others `Other`."""
 
 
-def read_tracks(path: Path, *, columns: Mapping[str, str], limits: Limits) -> tuple[list[Track], Cleaning]:
-    """Return all tracks of a file, or of all files of a directory. Raises InvalidDataError if no track is usable.
+@dataclass(frozen=True)
+class Reading:
+    """How files are read. `columns` maps internal names (the keys of ALIASES) to the file's; others are found by
+    ALIASES. `units`: of the speeds; auto: knots, checked by the distances. `time_format`: of strptime; "": times.py."""
 
-    `columns` maps internal names (the keys of ALIASES) to the file's; other names are found by ALIASES.
+    columns: Mapping[str, str] = field(default_factory=dict)
+    units: str = "auto"
+    time_format: str = ""
+
+
+@dataclass
+class Source:
+    """One file. `tracks`: by time, each time once. `derives_speed`, `derives_course`: the file has none of its own.
+    `names_ships`: it says of which ship a point is. `classes`: number of different classes in it."""
+
+    file: Path
+    columns: Columns
+    tracks: list[Track] = field(default_factory=list)
+    derives_speed: bool = False
+    derives_course: bool = False
+    names_ships: bool = True
+    classes: int = 0
+
+
+def read_tracks(path: Path, reading: Reading, *, limits: Limits) -> tuple[list[Track], Cleaning]:
+    """Return all tracks of a file, or of all files of a directory.
+
+    Raises InvalidDataError, with the problems of all files and the options that solve them, if no track is usable or a
+    column could be understood in two ways.
     """
-    files = data_files(path)
-    raw: list[Track] = []
-    points, left_out, problems = 0, LeftOut(), []
-    for file in files:
+    imported = Import(reading, limits)
+    for file in data_files(path):
+        imported.add(file)
+    return imported.finish(path)
+
+
+class Import:
+    """The reading of several files: problems and notes of all of them are collected."""
+
+    def __init__(self, reading: Reading, limits: Limits) -> None:
+        self._reading, self._limits = reading, limits
+        self._problems: list[Text | str] = []
+        self._notes: list[Text] = []
+        self._left_out = LeftOut()
+        self._points = self._repeated = 0
+        self._waiting: list[tuple[Source, Table]] = []  # the order of day and month is decided over all files
+        self._sources: list[Source] = []
+        self._unmatched: dict[tuple[str, ...], int] = {}
+
+    def add(self, file: Path) -> None:
         try:
-            table = read_table(file)
-            found = match_columns(list(table.columns), columns, file)
+            table = with_dates(read_table(file))
+            names = tuple(table.columns)
+            if names in self._unmatched:
+                self._unmatched[names] += 1
+                return
+            self._unmatched[names] = 0
+            source = Source(file, match_columns(table.columns, self._reading.columns, file))
+            del self._unmatched[names]
         except InvalidDataError as error:
-            problems.append(str(error))
-            continue
-        points += len(table.columns[found["time"]]) + table.torn
-        left_out.add(
+            self._problems.append(str(error))
+            return
+        self._points += len(table.columns[source.columns.of["time"]]) + table.torn
+        self._left_out.add(
             Text("program.torn-lines", "are incomplete lines"),
             table.torn,
             Text("program.line-of-file", "line {line} of {file}", line=table.first_torn, file=file),
         )
-        raw += clean_rows(table.columns, found, stem(file) if len(files) > 1 else "0", left_out)
-    if problems:
-        raise InvalidDataError.of(problems)
-    tracks, counts = cut_tracks(raw, limits)
-    if not tracks:
+        self._sources.append(source)
+        if not self._reading.time_format and has_dates(table.columns[source.columns.of["time"]]):
+            self._waiting.append((source, table))
+        else:
+            self._clean(source, table, None)
+
+    def finish(self, path: Path) -> tuple[list[Track], Cleaning]:
+        more = sum(self._unmatched.values())
+        if more:
+            self._problems.append(Text("program.files-alike", "{count} more with the same columns", count=more))
+        names = [source.columns.of["time"] for source, _ in self._waiting]
+        times = [(name, table.columns[name]) for name, (_, table) in zip(names, self._waiting)]
+        try:
+            order = order_of_dates(times)
+        except InvalidDataError as error:
+            raise InvalidDataError.of([*self._problems, str(error)]) from error
+        for source, table in self._waiting:
+            self._clean(source, table, order)
+        self._check_ships()
+        self._check_motion()
+        if self._problems:
+            raise InvalidDataError.of(self._problems)
+        spelled: dict[str, str] = {}
+        raw = [
+            motion_check.with_derived(
+                spelled_alike(track, spelled), speed=source.derives_speed, course=source.derives_course
+            )
+            for source in self._sources
+            for track in source.tracks
+        ]
+        tracks, counts = cut_tracks(raw, self._limits)
+        counts["repeated_points"] += self._repeated
+        if not tracks:
+            raise self._no_track(path, counts)
+        bad, why = self._left_out.count, tuple(self._left_out.reasons())
+        notes = tuple(self._notes)
+        return tracks, Cleaning(
+            points=self._points, bad_points=bad, tracks=len(tracks), **counts, why_bad=why, notes=notes
+        )
+
+    def _no_track(self, path: Path, counts: Mapping[str, int]) -> InvalidDataError:
         cut = {reason: count for name, reason in CUT_AWAY.items() if (count := counts[name])}
         reasons = [Text("program.cut", "{count} {reason}", count=cut[reason], reason=reason) for reason in cut]
-        raise InvalidDataError(
+        return InvalidDataError(
             "program.no-track",
             "{path}: no track of at least {least} points among {points}{why}\n"
             "hint: fix the data, lower --min_segment_size, or add data",
             path=path,
-            least=limits.min_points,
-            points=points,
-            why=because([*left_out.reasons(), *reasons]),
+            least=self._limits.min_points,
+            points=self._points,
+            why=because([*self._left_out.reasons(), *reasons]),
         )
-    return tracks, Cleaning(
-        points=points, bad_points=left_out.count, tracks=len(tracks), **counts, why_bad=tuple(left_out.reasons())
-    )
+
+    def _clean(self, source: Source, table: Table, order: str | None) -> None:
+        columns = source.columns
+        unit = columns.speed_unit or "knots" if self._reading.units == "auto" else self._reading.units
+        found = self._without_fillers(source, table)
+        raw = clean_rows(
+            table.columns,
+            found,
+            stem(source.file),
+            self._left_out,
+            times=read_times(table.columns[found["time"]], order=order, time_format=self._reading.time_format),
+            knots=KNOTS[unit],
+        )
+        ordered = [in_order(track) for track in raw]
+        self._repeated += sum(again for _, again in ordered)
+        source.tracks = [track for track, _ in ordered]
+        source.classes = len(set(class_texts(table.columns, found, len(table.columns[found["time"]]))) - {""})
+        source.derives_speed, source.derives_course = "sog" not in found, "cog" not in found
+        source.names_ships = bool({"ship", "track"} & set(found))
+        self._note_classes(source, table, found)
+        if source.derives_speed or source.derives_course:
+            what = [key for key in ("sog", "cog") if key not in found]
+            self._notes.append(
+                Text("program.derived", "{file}: {what} derived from the positions", file=source.file, what=what)
+            )
+
+    def _without_fillers(self, source: Source, table: Table) -> dict[str, str]:
+        """Return the file's columns without those that are empty or have one number for all ships; these are noted."""
+        found = dict(source.columns.of)
+        for key in ("sog", "cog", "heading", "length", "width"):
+            value = only_value(numbers(table.columns[found[key]])) if key in found else None
+            if value is None or not (np.isnan(value) or self._should_vary(key, table, found)):
+                continue
+            self._notes.append(
+                Text("program.column-empty", "{file}: {column} has no value", file=source.file, column=found[key])
+                if np.isnan(value)
+                else Text(
+                    "program.column-constant",
+                    "{file}: {column} is {value:g} in every row; it is not used",
+                    file=source.file,
+                    column=found[key],
+                    value=value,
+                )
+            )
+            del found[key]
+        if "ship" in found and not any(texts(table.columns, found, "ship", 0, "")):
+            self._notes.append(
+                Text(
+                    "program.column-empty", "{file}: {column} has no value", file=source.file, column=found.pop("ship")
+                )
+            )
+        return found
+
+    def _note_classes(self, source: Source, table: Table, found: Mapping[str, str]) -> None:
+        """Note ships with several classes, of which the first is used."""
+        count = len(table.columns[found["time"]])
+        of_ship: dict[str, set[str]] = {}
+        for ship, name in zip(texts(table.columns, found, "ship", count, ""), class_texts(table.columns, found, count)):
+            if ship and class_name(name):
+                of_ship.setdefault(ship, set()).add(name.casefold())
+        several = [ship for ship, names in of_ship.items() if len(names) > 1]
+        if several:
+            self._notes.append(
+                Text(
+                    "program.several-classes",
+                    "{file}: {count:plural ship ships} with several classes, such as {ship}; the first is used",
+                    file=source.file,
+                    count=len(several),
+                    ship=several[0],
+                )
+            )
+
+    def _should_vary(self, key: str, table: Table, found: Mapping[str, str]) -> bool:
+        """Return whether the same number in every row is a filler: for ships that move, or for several ships."""
+        if key in ("length", "width"):
+            sizes = numbers(table.columns[found[key]])
+            ships = texts(table.columns, found, "ship", len(sizes), "")
+            return len({ships[i] for i in np.flatnonzero(sizes > 0)}) >= LEAST_SIZED
+        lat, lon = (numbers(table.columns[found[name]]) for name in ("lat", "lon"))
+        return bool(np.nanmax(lat, initial=-90) - np.nanmin(lat, initial=90) > 0.01) or bool(
+            np.nanmax(lon, initial=-180) - np.nanmin(lon, initial=180) > 0.01
+        )
+
+    def _check_ships(self) -> None:
+        """Drop names that belong to several ships. Without a ship column each file is one ship."""
+        no_column = [source for source in self._sources if not source.names_ships]
+        for source in self._sources:
+            jumping = source.tracks if self._limits.max_knots else ()
+            shared = [track for track in jumping if motion_check.is_shared_name(track)]
+            if not source.names_ships and (shared or source.classes > 1):
+                self._problems.append(
+                    Text(
+                        "program.no-ship-column",
+                        "{file}: no column for ship, and its points are those of several ships\n"
+                        "hint: --column_map=ship=NAME, or one file for each ship",
+                        file=source.file,
+                    )
+                )
+            for track in shared:
+                self._left_out.add(TWO_SHIPS, len(track), Text("program.ship-of-file", "{ship}", ship=track.ship))
+            source.tracks = [track for track in source.tracks if track not in shared]
+        if no_column:
+            self._notes.append(
+                Text(
+                    "program.ship-per-file",
+                    "no column for ship; number of files taken as one ship each: {count}",
+                    count=len(no_column),
+                )
+            )
+
+    def _check_motion(self) -> None:
+        """Compare speeds and courses with the distances: of each file, or of all files too small for that together."""
+        small: list[Source] = []
+        for source in self._sources:
+            found = motion_check.agreement(source.tracks)
+            if found is None:
+                small.append(source)
+            else:
+                self._judge(source, found)
+        together = motion_check.agreement([track for source in small for track in source.tracks])
+        if together is not None:
+            self._judge(small[0], together)
+
+    def _judge(self, source: Source, found: motion_check.Agreement) -> None:
+        columns, file = source.columns.of, source.file
+        if found.is_exchanged:
+            self._problems.append(
+                Text(
+                    "program.coordinates-exchanged",
+                    "{file}: latitude and longitude look exchanged: the courses fit the path only the other way round\n"
+                    "hint: --column_map=lat={lon},lon={lat}",
+                    file=file,
+                    lat=columns["lat"],
+                    lon=columns["lon"],
+                )
+            )
+            return
+        if found.turned > DIFFERENT_DEGREES:
+            self._problems.append(
+                Text(
+                    "program.course-differs",
+                    "{file}: {column} is not a course in degrees: it differs from the path by {degrees:.0f} degrees "
+                    "(median)\n"
+                    "hint: --column_map=cog= derives it from the positions",
+                    file=file,
+                    column=columns.get("cog", "cog"),
+                    degrees=found.turned,
+                )
+            )
+        if self._reading.units != "auto" or found.unit() == "knots":
+            return
+        knots = KNOTS[source.columns.speed_unit or "knots"]
+        unit, factor = found.unit(knots), found.factor * knots
+        if unit is not None:
+            self._problems.append(
+                Text(
+                    "program.speed-unit",
+                    "{file}: {column} looks like {unit}: the ships travel {factor:.2f} knots for each unit of it\n"
+                    "hint: --units={unit}",
+                    file=file,
+                    column=columns.get("sog", "sog"),
+                    unit=unit,
+                    factor=factor,
+                )
+            )
+        elif found.spread < STEADY:
+            self._problems.append(
+                Text(
+                    "program.speed-differs",
+                    "{file}: {column} is not a speed in knots, m/s or km/h: the ships travel {factor:.3g} knots for "
+                    "each unit of it\n"
+                    "hint: --column_map=sog= derives it from the positions",
+                    file=file,
+                    column=columns.get("sog", "sog"),
+                    factor=factor,
+                )
+            )
+        else:
+            self._notes.append(
+                Text(
+                    "program.speed-unsteady",
+                    "{file}: {column} does not match the distances (factor {factor:.2g}, and it varies)",
+                    file=file,
+                    column=columns.get("sog", "sog"),
+                    factor=found.factor,
+                )
+            )
 
 
 CUT_AWAY = {
@@ -166,59 +433,50 @@ def data_files(path: Path) -> list[Path]:
     return [path]
 
 
+def with_dates(table: Table) -> Table:
+    """Return the table with the dates in its time column, where `date` and `time` are two columns."""
+    names = {name.strip().lower(): name for name in table.columns}
+    if not {"date", "time"} <= set(names):
+        return table
+    dates, clocks = (table.columns[names[key]] for key in ("date", "time"))
+    if not all(CLOCK.fullmatch(str(value).strip()) for value in clocks if value not in ("", None)):
+        return table
+    joined = [f"{str(date).strip()} {str(clock).strip()}" for date, clock in zip(dates, clocks)]
+    return replace(table, columns={**table.columns, names["time"]: joined})
+
+
+def spelled_alike(track: Track, spelled: dict[str, str]) -> Track:
+    """Return the track with its class as first spelled: Cargo and CARGO are one class."""
+    if track.label is None or spelled.setdefault(track.label.casefold(), track.label) == track.label:
+        return track
+    return replace(track, label=spelled[track.label.casefold()])
+
+
 def stem(file: Path) -> str:
     return file.name.split(".", 1)[0]
 
 
-def match_columns(names: Sequence[str], wanted: Mapping[str, str], file: Path) -> dict[str, str]:
-    """Return the file's column for each internal name. Raises InvalidDataError with all missing columns."""
-    unknown = [key for key in wanted if key not in ALIASES]
-    absent = [name for name in wanted.values() if name not in names]
-    if unknown or absent:
-        raise InvalidDataError(
-            "program.unknown-columns",
-            "--column_map: unknown names {unknown}; known names are {known}; {file} has the columns {columns}",
-            unknown=list(unknown + absent),
-            known=list(ALIASES),
-            file=file,
-            columns=list(names),
-        )
-    found = {**find_columns(names), **wanted}
-    missing = [key for key in NEEDED if key not in found]
-    if missing:
-        raise InvalidDataError(
-            "program.no-column",
-            "{file}: no column for {missing} among {columns}\nhint: name it with --column_map={first}=NAME",
-            file=file,
-            missing=list(missing),
-            columns=list(names),
-            first=missing[0],
-        )
-    return found
-
-
-def find_columns(names: Sequence[str]) -> dict[str, str]:
-    """Return the file's column for each internal name found by ALIASES."""
-    by_lower = {name.lower(): name for name in names}
-    found = {
-        key: next((by_lower[alias] for alias in aliases if alias in by_lower), None) for key, aliases in ALIASES.items()
-    }
-    return {key: name for key, name in found.items() if name is not None}
-
-
 def clean_rows(
-    table: Mapping[str, Sequence[Any]], found: Mapping[str, str], default_ship: str, left_out: LeftOut
+    table: Mapping[str, Sequence[Any]],
+    found: Mapping[str, str],
+    default_ship: str,
+    left_out: LeftOut,
+    *,
+    times: Floats,
+    knots: float = 1.0,
 ) -> list[Track]:
-    """Return one track per ship (and track id), of its usable points; the label is the first given. `left_out` counts
-    the other points."""
-    count = len(table[found["time"]])
+    """Return one track per ship (and track id), of its usable points; the label is the first given.
+
+    `left_out` counts the other points. `times`: UTC seconds, NaN: invalid. `knots`: in one unit of the speeds.
+    """
+    count = len(times)
     lat, lon = numbers(table[found["lat"]]), numbers(table[found["lon"]])
-    sog, cog = numbers(table[found["sog"]]), numbers(table[found["cog"]])
+    sog = optional_numbers(table, found, "sog", count) * knots
     sog = np.where((sog < 0) | (sog > FASTEST_KNOTS), np.nan, sog)
-    cog = np.where((cog < 0) | (cog >= 360), np.nan, cog)
-    heading = optional_numbers(table, found, "heading", count)
-    heading = np.where((heading < 0) | (heading >= 360), np.nan, heading)
-    time = np.array([read_time(text) for text in table[found["time"]]], dtype=np.float64)
+    cog, heading = (directions(optional_numbers(table, found, key, count)) for key in ("cog", "heading"))
+    is_west = (lon > 181) & (lon <= 360)
+    if not (lon < 0).any() and is_west.sum() >= LEAST_WEST:
+        lon = np.where(is_west, lon - 360, lon)
     usable = np.ones(count, dtype=bool)
 
     def leave_out(wrong: Any, key: str, reason: Text) -> None:
@@ -233,7 +491,7 @@ def clean_rows(
                 ),
             )
 
-    leave_out(~(np.abs(time) < LATEST_S), "time", NO_TIME)
+    leave_out(~(np.abs(times) < LATEST_S), "time", NO_TIME)
     leave_out(~(np.abs(lat) <= 90), "lat", NO_PLACE)
     leave_out(~(np.abs(lon) <= 180) | ((lat == 0) & (lon == 0)), "lon", NO_PLACE)
     leave_out(
@@ -241,7 +499,14 @@ def clean_rows(
         "sender",
         Text("program.not-a-ship", "are not from a ship"),
     )
-    ships, tracks = texts(table, found, "ship", count, default_ship), texts(table, found, "track", count, "")
+    ships = [without_fraction(text) for text in texts(table, found, "ship", count, default_ship)]
+    tracks = texts(table, found, "track", count, "")
+    if any(ships):
+        leave_out(
+            ~np.array([bool(ship or track) for ship, track in zip(ships, tracks)], dtype=bool),
+            "ship",
+            Text("program.no-ship", "have no ship"),
+        )
     groups: dict[tuple[str, str], list[int]] = {}
     for i in np.flatnonzero(usable):
         groups.setdefault((ships[i] or default_ship, tracks[i]), []).append(int(i))
@@ -251,7 +516,7 @@ def clean_rows(
         Track(
             track or ship,
             ship,
-            time[rows].astype(np.int64),
+            times[rows].astype(np.int64),
             lat[rows],
             lon[rows],
             sog[rows],
@@ -276,52 +541,31 @@ def class_texts(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], co
     if "class" in found or "type_code" not in found:
         return texts(table, found, "class", count, "")
     codes = numbers(table[found["type_code"]])
+    if np.isnan(codes).all():
+        return texts(table, found, "type_code", count, "")
     return ["" if not code > 0 else CLASS_OF_CODE.get(int(code), "Other") for code in codes]
 
 
+def directions(values: Floats) -> Floats:
+    """Return degrees from 0 to 360, NaN: unknown. Some files have -180 to 180; a single -1 is a filler."""
+    is_west = (values >= -180) & (values < 0)
+    if len(np.unique(values[is_west])) >= LEAST_NEGATIVE:
+        values = np.where(is_west, values + 360, values)
+    return np.where((values < 0) | (values >= 360), np.nan, values)
+
+
+def without_fraction(ship: str) -> str:
+    """Return 219000001 for 219000001.0: a column with gaps has its numbers as floats, another file of the ship not."""
+    return ship[:-2] if ship.endswith(".0") and ship[:-2].isdigit() else ship
+
+
 def first_size(values: Floats, rows: Sequence[int]) -> float:
-    """Return the first size in metres above 0; NaN if there is none."""
-    return next((float(values[i]) for i in rows if values[i] > 0), float("nan"))
+    """Return the first size in metres that a ship can have; NaN if there is none."""
+    return next((float(values[i]) for i in rows if 0 < values[i] < LONGEST_SHIP_M), float("nan"))
 
 
 def optional_numbers(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], key: str, count: int) -> Floats:
     return numbers(table[found[key]]) if key in found else np.full(count, np.nan)
-
-
-def numbers(values: Sequence[Any]) -> Floats:
-    """Convert to floats; a value that is not a number becomes NaN."""
-    try:
-        return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        return np.array([one_number(value) for value in values], dtype=np.float64)
-
-
-def one_number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return float("nan")
-
-
-def read_time(value: Any) -> float:
-    """Return UTC seconds of an ISO text, a datetime or a number of seconds; NaN for other values."""
-    if isinstance(value, datetime):
-        return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
-    if isinstance(value, (int, float)):
-        return one_number(value)
-    try:
-        moment = datetime.fromisoformat(str(value).strip().replace("Z", "+00:00"))
-    except ValueError:
-        return danish_time(str(value).strip())
-    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
-
-
-def danish_time(text: str) -> float:
-    """Parse "03/01/2022 00:00:07", the third of January; else a number of seconds, else NaN."""
-    try:
-        return datetime.strptime(text, DANISH_TIME).replace(tzinfo=timezone.utc).timestamp()
-    except ValueError:
-        return one_number(text)
 
 
 def texts(

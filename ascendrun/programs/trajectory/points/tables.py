@@ -13,7 +13,8 @@ from typing import Any, TextIO
 
 from ascendrun.programs.trainer.errors import InvalidDataError
 
-SEPARATORS = ";\t|"
+SEPARATORS = ",;\t|"
+"""Characters between columns; the one that the first line has most often."""
 NO_TEXT = "\0\N{REPLACEMENT CHARACTER}"
 
 
@@ -53,7 +54,10 @@ def read_parquet(file: Path) -> dict[str, Sequence[Any]]:
 
 
 def read_csv(file: Path) -> Table:
-    """Read a CSV file. A ship name in another encoding does not make its positions invalid; empty lines are skipped."""
+    """Read a CSV file; its first line shows the separator. Empty lines are skipped.
+
+    A ship name in another encoding does not make its positions invalid.
+    """
     body: list[list[str]] = []
     torn, first_torn, first_line = 0, None, 1
     with open_text(file) as lines:
@@ -66,7 +70,8 @@ def read_csv(file: Path) -> Table:
                 "or .parquet",
                 file=file,
             )
-        rows = csv.reader(line.replace("\0", "") for line in chain([first], lines))
+        separator = max(SEPARATORS, key=first.count)
+        rows = csv.reader((line.replace("\0", "") for line in chain([first], lines)), delimiter=separator)
         try:
             header = next(rows, None)
             if not header:
@@ -89,14 +94,6 @@ def read_csv(file: Path) -> Table:
                 line=first_line,
                 error=error,
             ) from error
-    between = next((mark for mark in SEPARATORS if len(header) == 1 and mark in header[0]), None)
-    if between is not None:
-        raise InvalidDataError(
-            "program.separator",
-            "{file}: columns are separated by {found:quote}; expected commas, and a decimal point in numbers",
-            file=file,
-            found=between,
-        )
     return Table({name.strip(): [row[i] for row in body] for i, name in enumerate(header)}, torn, first_torn)
 
 

@@ -74,7 +74,8 @@ class Limits:
 class Cleaning:
     """Counts of points read and removed: `bad_points` have no time or position, `repeated_points` repeat a time,
     `outliers` have an unreachable position between two normal points. `jumps`: cuts at an unreachable position
-    without a return. `why_bad`: the reasons for bad points, with an example of each."""
+    without a return. `why_bad`: the reasons for bad points, with an example of each. `notes`: columns that were derived
+    or not used."""
 
     points: int
     bad_points: int
@@ -84,6 +85,7 @@ class Cleaning:
     short_pieces: int
     tracks: int
     why_bad: tuple[Text, ...] = ()
+    notes: tuple[Text, ...] = ()
 
 
 def cut_tracks(raw: Sequence[Track], limits: Limits) -> tuple[list[Track], dict[str, int]]:

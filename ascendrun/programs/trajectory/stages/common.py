@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ascendrun.options import GENERATED
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, Samples
+from ascendrun.programs.trajectory.evaluation.baselines import METHODS
+from ascendrun.programs.trajectory.grammars import knots_of, summary_of_text
+from ascendrun.programs.trajectory.grammars.motion import INPUTS
 from ascendrun.programs.trajectory.model import (
     Reader,
     Sizes,
@@ -17,13 +21,15 @@ from ascendrun.programs.trajectory.model import (
     take_words,
 )
 from ascendrun.programs.trajectory.points.read_ais import because
-from ascendrun.programs.trajectory.store import PRETRAINED_FILE, load_pretrained
+from ascendrun.programs.trajectory.split import LEAKY, doubts
+from ascendrun.programs.trajectory.store import SKIPPED_FILE, load_pretrained, pretrained_folder
+from ascendrun.programs.trajectory.tokens import check_known
 from ascendrun.text import Text, from_json
 
 
 def refuse(options: Options) -> None:
     """Raise InvalidDataError for options that contradict each other."""
-    if not options["base_model"]:
+    if not options["base_model"] or (Path(options["base_model"]) / SKIPPED_FILE).is_file():
         if options["hidden_size"] % (2 * options["num_attention_heads"]):
             raise InvalidDataError(
                 "program.hidden-heads",
@@ -32,7 +38,32 @@ def refuse(options: Options) -> None:
                 heads=options["num_attention_heads"],
             )
     elif pretrained_folder(Path(options["base_model"])) is None:
-        config_of_folder(Path(options["base_model"]), words=1, dropout=0.0)
+        config_of_folder(Path(options["base_model"]), words=1)
+    strange = sorted({*options["inputs"]} - {*INPUTS}) + sorted({*options["baselines"]} - {*METHODS})
+    if strange:
+        raise InvalidDataError(
+            "program.unknown-choices",
+            "unknown {found}; expected --inputs of {inputs}, --baselines of {methods}",
+            found=strange,
+            inputs=list(INPUTS),
+            methods=list(METHODS),
+        )
+    folds, fold = options["folds"], options["fold"]
+    if folds and options["prepared_dir"]:
+        raise InvalidDataError(
+            "program.folds-prepared",
+            "--folds cannot be combined with --prepared_dir, whose split is fixed\nhint: set --data_path",
+        )
+    if folds and options["split"] != "ship":
+        raise InvalidDataError("program.folds-split", "--folds requires --split=ship")
+    is_known = folds >= 2 and fold < folds and (fold >= 0 or options["mode"] == "train")
+    if (folds or fold >= 0) and not is_known:
+        raise InvalidDataError(
+            "program.bad-folds",
+            "--folds={folds} --fold={fold}: expected two or more folds, and one of them by its number from 0",
+            folds=options["folds"],
+            fold=options["fold"],
+        )
     if options["mode"] == "pretrain" and (options["objective"], options["attention"]) == ("clm", "bidirectional"):
         raise InvalidDataError(
             "program.clm-bidirectional",
@@ -44,12 +75,16 @@ def refuse(options: Options) -> None:
 
 def introduce(options: Options, samples: Samples, here: Runtime) -> None:
     source = (
-        options["prepared_dir"]
-        or options["data_path"]
-        or Text("program.synthetic", "synthetic tracks, seed {seed}", seed=options["seed"])
+        Text("program.synthetic", "synthetic tracks, seed {seed}", seed=options["seed"])
+        if not options["prepared_dir"] and options["data_path"] == GENERATED
+        else options["prepared_dir"] or options["data_path"]
     )
     counts = " · ".join(f"{name} {len(part)}" for name, part in samples.records.items() if part)
-    here.log("program.tracks", "tracks: {counts} ({source}); no ship is in two splits", counts=counts, source=source)
+    here.log("program.tracks", "tracks: {counts} ({source})", counts=counts, source=source)
+    if samples.is_leaky:
+        here.log("program.warning", "warning: {text}", text=LEAKY)
+    else:
+        here.log("program.split-by-ship", "no ship is in two splits")
     cleaning = samples.facts["cleaning"]
     if "points" in cleaning:
         here.log(
@@ -64,6 +99,8 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
             jumps=cleaning["jumps"],
             short=cleaning["short_pieces"],
         )
+    for note in from_json(cleaning.get("notes", ())):
+        here.log("program.reading-note", "{note}", note=note)
     if cleaning.get("class_words_removed"):
         here.log(
             "program.class-tokens-removed",
@@ -77,6 +114,8 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
         tokens=len(samples.vocabulary),
         grammar=samples.text["grammar"],
     )
+    for doubt in doubts(samples.records):
+        here.log("program.warning", "warning: {text}", text=doubt)
     if options["mode"] != "plan":
         here.log("program.ranks", "{count:plural rank ranks} on {family}", count=here.world_size, family=here.family)
 
@@ -84,7 +123,7 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
 def start_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes, Any]:
     """Return the sizes of the model, and a function that fills a new reader, the same on all ranks."""
     base = Path(options["base_model"]) if options["base_model"] else None
-    if base is None:
+    if base is None or (base / SKIPPED_FILE).is_file():
         return own_sizes(options, samples), lambda reader: None
     folder = pretrained_folder(base)
     if folder is not None:
@@ -94,15 +133,14 @@ def start_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes
                 "program.other-grammar",
                 "{directory} was pretrained on {pretrained}, this data is {data}\nhint: use the same grammar for both",
                 directory=folder,
-                pretrained=saved["text"],
-                data=samples.text,
+                pretrained=summary_of_text(saved["text"]),
+                data=summary_of_text(samples.text),
             )
-        config = {
-            **saved["sizes"]["config"],
-            "vocab_size": len(samples.vocabulary),
-            "attention_dropout": options["dropout"],
-        }
-        sizes = Sizes(config, len(samples.names), options["dropout"], options["pooling"], saved["sizes"]["attention"])
+        warning = check_known(samples.encoded["train"], samples.vocabulary, saved["vocabulary"], model=folder)
+        if warning is not None:
+            here.log("program.warning", "warning: {text}", text=warning)
+        config = {**saved["sizes"]["config"], "vocab_size": len(samples.vocabulary), "attention_dropout": 0.0}
+        sizes = sizes_of(config, options, samples, attention=saved["sizes"]["attention"])
 
         def fill(reader: Reader) -> None:
             known = take_words(reader, saved["weights"], saved["vocabulary"], samples.vocabulary)
@@ -115,14 +153,9 @@ def start_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes
             )
 
         return sizes, fill
-    config = config_of_folder(base, words=len(samples.vocabulary), dropout=options["dropout"])
-    sizes = Sizes(config, len(samples.names), options["dropout"], options["pooling"], options["attention"])
+    config = config_of_folder(base, words=len(samples.vocabulary))
+    sizes = sizes_of(config, options, samples, attention=options["attention"])
     return sizes, lambda reader: here.log(read_checkpoint(reader, base, samples.vocabulary))
-
-
-def pretrained_folder(base: Path) -> Path | None:
-    """Return the directory in `base` with a pretrained model; None: not the output of a pretraining."""
-    return next((folder for folder in (base, base / "best") if (folder / PRETRAINED_FILE).is_file()), None)
 
 
 def own_sizes(options: Options, samples: Samples) -> Sizes:
@@ -132,7 +165,11 @@ def own_sizes(options: Options, samples: Samples) -> Sizes:
         hidden=options["hidden_size"],
         layers=options["num_hidden_layers"],
         heads=options["num_attention_heads"],
-        dropout=options["dropout"],
         max_length=-(-samples.longest() // multiple) * multiple,
     )
-    return Sizes(config, len(samples.names), options["dropout"], options["pooling"], options["attention"])
+    return sizes_of(config, options, samples, attention=options["attention"])
+
+
+def sizes_of(config: dict[str, Any], options: Options, samples: Samples, *, attention: str) -> Sizes:
+    knots = knots_of(samples.text)
+    return Sizes(config, len(samples.names), options["dropout"], options["pooling"], attention, knots)

@@ -12,76 +12,102 @@ from typing import Any
 import numpy as np
 
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
+from ascendrun.programs.trainer.devices.accelerator import choose_precision
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, Samples, encode_all, make_samples
 from ascendrun.programs.trajectory.evaluation.calibrate import Calibration, choose_adjustment, measure
-from ascendrun.programs.trajectory.evaluation.scores import ACCURACY, Scores, as_confusion, as_table, majority, score
+from ascendrun.programs.trajectory.evaluation.compare import MODEL
+from ascendrun.programs.trajectory.evaluation.judge import judge
+from ascendrun.programs.trajectory.evaluation.scores import ACCURACY, Scores, as_confusion, as_table, score
+from ascendrun.programs.trajectory.grammars import summary_of_text
 from ascendrun.programs.trajectory.points.tracks import Floats
-from ascendrun.programs.trajectory.stages.common import introduce
+from ascendrun.programs.trajectory.split import LEAKY
+from ascendrun.programs.trajectory.stages.common import introduce, refuse
 from ascendrun.programs.trajectory.stages.predict import write_predictions
-from ascendrun.programs.trajectory.store import Vote, load_vote, save_vote
-from ascendrun.programs.trajectory.vote import each_member_on, ids_of, put_together
+from ascendrun.programs.trajectory.store import Vote, agreeing, load_vote, save_vote
+from ascendrun.programs.trajectory.vote import check_vocabulary, each_member_on, ids_of, put_together, vote_on
 from ascendrun.text import Text
 from ascendrun.text.format import pad_left
+
+BASELINES_S = 120.0
+"""Seconds that each baseline may use."""
 
 
 def evaluate_stage(options: Options, here: Runtime) -> None:
     """Fit the calibration on the validation ships, report on --eval_split, save the classifier."""
+    refuse(options)
     paths = [Path(name) for name in options["model_path"]]
-    vote = load_vote(paths, here.accelerator)
-    samples = make_samples(options)
+    precision = choose_precision(options["dtype"], here.accelerator)
+    vote = load_vote(paths, here.accelerator, precision)
+    samples = make_samples(options, text=vote.members[0].text)
     here.check_same(samples.digest)
     introduce(options, samples, here)
+    here.log(precision.reason)
     if samples.text != vote.members[0].text:
         raise InvalidDataError(
             "program.model-grammar",
             "the model requires {model}, this data is {data}\nhint: use the same grammar for both",
-            model=vote.members[0].text,
-            data=samples.text,
+            model=summary_of_text(vote.members[0].text),
+            data=summary_of_text(samples.text),
         )
     vote, validation = adjusted(vote, options, samples, here)
     split = options["eval_split"]
-    records = samples.records[split]
-    encoded = encode_all(records, vote.members[0].vocabulary, ids_of(vote))
-    each = each_member_on(vote, encoded, here, options)
-    probabilities = put_together(vote, each)
-    truth = [sample.label for sample in encoded]
-    if min(truth) < 0:
+    records, vocabulary = samples.records[split], vote.members[0].vocabulary
+    train, encoded = (encode_all(samples.records[name], vocabulary, ids_of(vote)) for name in ("train", split))
+    check_vocabulary(vote, encoded, here)
+    if min(sample.label for sample in encoded) < 0:
         raise InvalidDataError(
             "program.unknown-classes",
             "split {split} has classes that the model was not trained on; it cannot be evaluated",
             split=split,
         )
+    judged = judge(
+        lambda rows: vote_on(vote, rows, here, options),
+        [sample for sample in train if sample.label >= 0],
+        encoded,
+        records,
+        here,
+        names=vote.names,
+        vocabulary=vocabulary,
+        options=options,
+        seconds=BASELINES_S,
+    )
+    if options["compare_with"]:
+        other = load_vote([Path(name) for name in options["compare_with"]], here.accelerator, precision)
+        agreeing(Vote((vote.members[0], other.members[0])))
+        theirs = encode_all(records, other.members[0].vocabulary, ids_of(other))
+        judged.methods["other"] = vote_on(other, theirs, here, options)
+    truth, probabilities = judged.truth, judged.methods[MODEL]
+    each = each_member_on(vote, encoded, here, options)
     scores = score(truth, probabilities.argmax(1).tolist(), vote.names)
-    baseline = majority(samples.labels("train"), truth, vote.names)
-    ships, by_ship, ship_truth = vote_by_ship([record.ship for record in records], probabilities, truth)
-    of_ships = score(ship_truth, by_ship.argmax(1).tolist(), vote.names) if len(ships) < len(records) else None
     calibration = measure(probabilities, truth)
     here.record(
         done=True,
         **{f"{split}_macro_f1": scores.macro_f1, f"{split}_accuracy": scores.accuracy, f"{split}_ece": calibration.ece},
     )
-    text = as_text(scores, baseline, of_ships, calibration)
     output = Path(options["output_dir"]).absolute()
     if here.local_rank == 0:
         save_vote(paths, temperature=vote.temperature, prior_shift=vote.prior_shift, folder=output)
-    if here.is_first:
-        report: dict[str, Any] = {
-            split: scores.as_json(),
-            "majority_baseline": baseline.as_json(),
-            "calibration": calibration.as_json(),
-            "by_ship": of_ships.as_json() if of_ships else None,
-            "validation": validation,
-            "members": {str(path): in_short(one, truth, vote.names) for path, one in zip(paths, each)},
-            "adjustment": {"temperature": vote.temperature, "prior_shift": vote.prior_shift, "chosen_on": "val"},
-            "data": {"digest": samples.digest, "segments": samples.facts["segments"]},
-            "options": dict(options),
-        }
-        replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
-        replace_text(output / "report.txt", text + "\n")
-        write_predictions(output / "predictions.jsonl", records, probabilities, vote.names)
-        here.log(draw(output, scores, calibration))
+    if not here.is_first:
+        return
+    comparison, lines = judged.report(options["seed"])
+    text = "\n".join([*([str(LEAKY), ""] if samples.is_leaky else []), as_text(scores, lines, calibration)])
+    report: dict[str, Any] = {
+        split: scores.as_json(),
+        "comparison": comparison,
+        "calibration": calibration.as_json(),
+        "members": {str(path): in_short(one, truth, vote.names) for path, one in zip(paths, each)},
+        "validation": validation,
+        "adjustment": {"temperature": vote.temperature, "prior_shift": vote.prior_shift, "chosen_on": "val"},
+        "data": {"digest": samples.digest, "is_leaky": samples.is_leaky, "segments": samples.facts["segments"]},
+        "options": dict(options),
+    }
+    replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
+    replace_text(output / "report.txt", text + "\n")
+    judged.save(output)
+    write_predictions(output / "predictions.jsonl", records, probabilities, vote.names)
+    here.log(draw(output, scores, calibration))
     here.log(
         "program.evaluated",
         "\n{split} split, {models:plural model models}, prior shift {shift}, temperature {temperature}:\n\n"
@@ -116,29 +142,12 @@ def in_short(probabilities: Floats, truth: Sequence[int], names: Sequence[str]) 
     return {"macro_f1": round(scores.macro_f1, 4), "accuracy": round(scores.accuracy, 4)}
 
 
-def vote_by_ship(
-    ships: Sequence[str], probabilities: Floats, truth: Sequence[int]
-) -> tuple[list[str], Floats, list[int]]:
-    """Return each ship once: the mean over its segments, and its class."""
-    rows: dict[str, list[int]] = {}
-    for i, ship in enumerate(ships):
-        rows.setdefault(ship, []).append(i)
-    means: Floats = np.stack([probabilities[each].mean(0) for each in rows.values()])
-    return list(rows), means, [truth[each[0]] for each in rows.values()]
-
-
-def as_text(scores: Scores, baseline: Scores, of_ships: Any, calibration: Calibration) -> str:
+def as_text(scores: Scores, comparison: Sequence[str], calibration: Calibration) -> str:
     heads = ((Text("program.confidence", "confidence"), 10), (ACCURACY, 8), (Text("program.track-count", "tracks"), 6))
-    lines: list[Text | str] = [as_table(scores, baseline)]
-    if of_ships is not None:
-        by_ship = Text(
-            "program.by-ship",
-            "by ship (mean of its segments): macro F1 {macro_f1:.3f}  accuracy {accuracy:.3f}",
-            macro_f1=of_ships.macro_f1,
-            accuracy=of_ships.accuracy,
-        )
-        lines.append(by_ship)
-    lines += [
+    lines: list[Text | str] = [
+        as_table(scores),
+        "",
+        *comparison,
         "",
         Text(
             "program.calibration",

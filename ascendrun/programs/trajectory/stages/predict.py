@@ -8,25 +8,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ascendrun.programs.trainer.checkpoint import replacing
+from ascendrun.programs.trainer.devices.accelerator import choose_precision
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trajectory.data import Options, encode_all, load_records
+from ascendrun.programs.trajectory.data import Options, as_records, encode_all, load_data
 from ascendrun.programs.trajectory.evaluation.scores import score
+from ascendrun.programs.trajectory.grammars import summary_of_text
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.records import Record, load_prepared
 from ascendrun.programs.trajectory.stages.stream import classify_stream
 from ascendrun.programs.trajectory.store import Vote, load_vote
-from ascendrun.programs.trajectory.vote import answer, ids_of, vote_on
+from ascendrun.programs.trajectory.vote import answer, check_vocabulary, ids_of, vote_on
 
 
 def classify(options: Options, here: Runtime) -> None:
     """Predict every track of --prepared_dir or --data_path (- : lines on standard input); score known classes."""
-    vote = load_vote([Path(name) for name in options["model_path"]], here.accelerator)
-    if Path(options["data_path"]).name == "-":
-        classify_stream(vote, options, here)
+    precision = choose_precision(options["dtype"], here.accelerator)
+    vote = load_vote([Path(name) for name in options["model_path"]], here.accelerator, precision)
+    if options["data_path"] == "-":
+        classify_stream(vote, precision, options, here)
         return
+    here.log(precision.reason)
     records = records_to_classify(options, vote)
     samples = encode_all(records, vote.members[0].vocabulary, ids_of(vote))
+    check_vocabulary(vote, samples, here)
     warm = samples[: min(len(samples), options["global_batch_size"] * here.world_size)]
     for _ in range(options["inference_warmup_steps"]):
         vote_on(vote, warm, here, options)
@@ -81,11 +86,11 @@ def records_to_classify(options: Options, vote: Vote) -> list[Record]:
                 "{directory} has {found}, the model requires {expected}\n"
                 "hint: prepare the data with the grammar of the model",
                 directory=options["prepared_dir"],
-                found=prepared.facts["text"],
-                expected=vote.members[0].text,
+                found=summary_of_text(prepared.facts["text"]),
+                expected=summary_of_text(vote.members[0].text),
             )
         return prepared.records[options["eval_split"]]
-    return load_records(options, **vote.members[0].text)[0]
+    return as_records(load_data(options)[0], vote.members[0].text)
 
 
 def write_predictions(

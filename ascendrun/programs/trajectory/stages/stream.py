@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable, TextIO
 
+from ascendrun.programs.trainer.devices.accelerator import Precision
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
@@ -17,14 +18,15 @@ from ascendrun.programs.trajectory.data import Options
 from ascendrun.programs.trajectory.store import Vote
 
 
-def classify_stream(vote: Vote, options: Options, here: Runtime) -> None:
+def classify_stream(vote: Vote, precision: Precision, options: Options, here: Runtime) -> None:
     if here.world_size > 1:
         raise InvalidDataError(
             "program.stdin-ranks",
             "--data_path=- reads standard input and requires one rank\nhint: use a file for several devices",
         )
     lines = lines_until(lambda: here.stop_requested, sys.stdin.fileno())
-    answer_lines(Classifier.of(vote, here.device), lines, sys.stdout, with_all=options["save_probabilities"])
+    classifier = Classifier.of(vote, here.accelerator, precision)
+    answer_lines(classifier, lines, sys.stdout, with_all=options["save_probabilities"])
     here.record(done=True)
 
 

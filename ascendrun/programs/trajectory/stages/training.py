@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,24 @@ from ascendrun.programs.trainer.data import Buckets
 from ascendrun.programs.trainer.devices.accelerator import choose_precision
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.source import Planned
 from ascendrun.programs.trainer.task import Progress
 from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, prepare
+from ascendrun.programs.trajectory.evaluation.baselines import missing
+from ascendrun.programs.trajectory.evaluation.compare import MODEL
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
-from ascendrun.programs.trajectory.evaluation.scores import as_confusion, as_table, majority, score
+from ascendrun.programs.trajectory.evaluation.judge import Judged, judge
+from ascendrun.programs.trajectory.evaluation.scores import as_confusion, as_table, score
 from ascendrun.programs.trajectory.model import Reader, Sizes, make_guesser, make_model
 from ascendrun.programs.trajectory.pretrain import make_pretraining, unlabelled
 from ascendrun.programs.trajectory.records import save_prepared
+from ascendrun.programs.trajectory.split import LEAKY
 from ascendrun.programs.trajectory.stages import plan
 from ascendrun.programs.trajectory.stages.common import introduce, refuse, start_with
 from ascendrun.programs.trajectory.stages.predict import write_predictions
-from ascendrun.programs.trajectory.store import Trained, save_pretrained, save_trained
-from ascendrun.programs.trajectory.train import class_weights, make_loop, train_head
+from ascendrun.programs.trajectory.store import SKIPPED_FILE, Trained, save_pretrained, save_trained
+from ascendrun.programs.trajectory.train import class_weights, identity_of, make_loop, train_head
+from ascendrun.programs.trajectory.trees import Trees, grow_trees
 from ascendrun.text import Text
 
 # --- prepare ---
@@ -35,12 +42,14 @@ from ascendrun.text import Text
 
 def prepare_stage(options: Options, here: Runtime) -> None:
     """Write tokens, splits and vocabulary to --output_dir on every node, by its first rank; all nodes must agree."""
+    refuse(options)
     folder = Path(options["output_dir"]).absolute()
-    prepared = prepare(options)
-    if here.local_rank == 0:
-        save_prepared(prepared, folder)
-    samples = encode_prepared(prepared)
-    here.check_same(samples.digest)
+    with here.phase("data"):
+        prepared = prepare(options)
+        if here.local_rank == 0:
+            save_prepared(prepared, folder)
+        samples = encode_prepared(prepared)
+        here.check_same(samples.digest)
     introduce(options, samples, here)
     here.record(done=True, **{f"segments_{name}": len(part) for name, part in samples.records.items()})
     here.log(
@@ -53,11 +62,13 @@ def prepare_stage(options: Options, here: Runtime) -> None:
 def open_samples(options: Options, here: Runtime) -> Samples:
     """Return the data of a training. Unusable options are rejected before it is read. Raises InvalidDataError."""
     refuse(options)
-    choose_precision(options["dtype"], here.accelerator)
+    precision = choose_precision(options["dtype"], here.accelerator)
     errors.check_writable(Path(options["output_dir"]).absolute())
-    samples = make_samples(options)
-    here.check_same(samples.digest)
+    with here.phase("data"):
+        samples = make_samples(options)
+        here.check_same(samples.digest)
     introduce(options, samples, here)
+    here.log(precision.reason)
     return samples
 
 
@@ -71,6 +82,18 @@ def log_estimate(name: str, samples: Samples, model: Reader, sizes: Sizes, optio
 
 def pretrain_stage(options: Options, here: Runtime) -> None:
     samples = open_samples(options, here)
+    extra, labelled = len(samples.encoded.get("unlabelled", ())), len(samples.encoded["train"])
+    if options["pretraining"] == "auto" and extra < labelled:
+        here.log(
+            "program.pretraining-skipped",
+            "no pretraining: {extra} tracks without a class, {labelled} with one; finetune starts from a new model",
+            extra=extra,
+            labelled=labelled,
+        )
+        if here.local_rank == 0:
+            replace_text(Path(options["output_dir"]).absolute() / SKIPPED_FILE, "{}\n")
+        here.record(done=True)
+        return
     sizes, fill = start_with(options, samples, here)
     model = make_guesser(sizes, seed=options["seed"])
     fill(model)
@@ -103,19 +126,10 @@ def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
     """Run the loop; false: stopped by a signal, or out of time, with a saved checkpoint."""
     loop.resume(options["resume_from_checkpoint"])
     if options["auto_find_batch_size"]:
-        assert isinstance(loop.plan, Buckets)
-        longest = [(int(number),) for number in np.argsort(-loop.plan.lengths)[:64]]
+        assert isinstance(loop.source, Planned) and isinstance(loop.source.plan, Buckets)
+        longest = [(int(number),) for number in np.argsort(-loop.source.plan.lengths)[:64]]
         loop.find_micro_batch(longest)
-    if loop.run().is_complete:
-        return True
-    here.log(
-        "program.training-stopped",
-        "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {directory}",
-        step=loop.progress.step,
-        steps=loop.settings.steps,
-        directory=loop.saver.parent,
-    )
-    return False
+    return loop.run().is_complete
 
 
 # --- train and finetune ---
@@ -123,37 +137,107 @@ def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
 
 def train(options: Options, here: Runtime) -> None:
     """Train, keep the best model, report on the test ships (mode finetune: validation ships). After a stop signal, save
-    and return early."""
+    and return early. With --folds, do so for each fold in a directory of its own, then report on all of them."""
+    if not options["folds"] or options["mode"] != "train":
+        train_one(options, here, runtime.checkpoint_folder(options["output_dir"]))
+        return
+    output = Path(options["output_dir"]).absolute()
+    checkpoints = runtime.checkpoint_folder(options["output_dir"])
+    names = [f"fold-{number}" for number in range(options["folds"])]
+    for number in range(options["folds"]) if options["fold"] < 0 else [options["fold"]]:
+        here.log("program.fold", "\nfold {number} of {folds}:", number=number, folds=options["folds"])
+        own = {**options, "fold": number, "output_dir": str(output / names[number])}
+        if not train_one(own, here, checkpoints / names[number]):
+            return
+    if here.is_first and all((output / name / "report.json").is_file() for name in names):
+        report_folds([output / name for name in names], options, here)
+    here.record(done=True)
+
+
+def report_folds(folders: Sequence[Path], options: Options, here: Runtime) -> None:
+    """Write the report of all folds together: each ship was a test ship once."""
+    judged = Judged.joined([Judged.load(folder) for folder in folders])
+    comparison, lines = judged.report(options["seed"])
+    scores = score(judged.truth, judged.methods[MODEL].argmax(1).tolist(), judged.names)
+    table = "\n".join([as_table(scores), "", *lines])
+    output = Path(options["output_dir"]).absolute()
+    here.record(test_macro_f1=scores.macro_f1, test_accuracy=scores.accuracy)
+    replace_text(output / "report.txt", f"{table}\n\n{as_confusion(scores)}\n")
+    content = {"test": scores.as_json(), "comparison": comparison, "options": dict(options)}
+    replace_text(output / "report.json", json.dumps(content, indent=1) + "\n")
+    here.log(
+        "program.folds-scores",
+        "\n{folds} folds, {ships} ships, each tested once:\n\n{table}\n\nreport: {output}",
+        folds=len(folders),
+        ships=len(set(judged.ships)),
+        table=table,
+        output=output,
+    )
+
+
+def train_one(options: Options, here: Runtime, folder: Path) -> bool:
+    """Train on one split. False: stopped by a signal, or out of time, with a saved checkpoint."""
     started_s = time.monotonic()
     samples = open_samples(options, here)
+    output = Path(options["output_dir"]).absolute()
+    identity = identity_of(options, samples)
+    if options["folds"] and here.share(identity_in(output / "report.json")) == json.loads(json.dumps(identity)):
+        here.log("program.fold-done", "this fold is complete: {output}", output=output)
+        here.record(done=True)
+        return True
     sizes, fill = start_with(options, samples, here)
     model: Any = make_model(sizes, seed=options["seed"])
     fill(model)
     log_estimate("finetune", samples, model, sizes, options, here)
-    folder = runtime.checkpoint_folder(options["output_dir"])
     if options["freeze_backbone_epochs"] and options["resume_from_checkpoint"] in ("auto", "never"):
         model = train_head(options, samples, model, here, folder)
         if model is None:
-            here.log(
-                "program.head-stopped", "stopped while the backbone was frozen; the same command resumes from there"
-            )
-            return
+            return False
     loop = make_loop(options, samples, model, here, folder)
     if not ran_to_its_end(loop, options, here):
-        return
-    output = Path(options["output_dir"]).absolute()
+        return False
     priors = [
         count / len(samples.encoded["train"])
         for count in np.bincount(samples.labels("train"), minlength=len(samples.names)).tolist()
     ]
     trained = Trained(model, sizes, samples.vocabulary, samples.names, samples.text, priors)
-    if here.local_rank == 0:
-        save_trained(trained, output / "final")
-    loop.load_best()
-    if here.local_rank == 0:
-        save_trained(trained, output / "best")
+    trees = share_trees(options, samples, sizes, here)
+    for name in ("final", "best"):
+        if name == "best":
+            loop.load_best()
+        model.trees = None
+        if trees is not None:
+            model.trees = trees.weighed(predict(model, samples.encoded["val"], here, options), samples.encoded["val"])
+        if here.local_rank == 0:
+            save_trained(trained, output / name)
     seconds = time.monotonic() - started_s
     report(options, samples, trained, loop.progress, here, seconds, "test" if options["mode"] == "train" else "val")
+    return True
+
+
+def share_trees(options: Options, samples: Samples, sizes: Sizes, here: Runtime) -> Trees | None:
+    """Return the trees that vote with the network, the same on all ranks; None: not asked for, or not possible."""
+    if not options["boosted_trees"] or not sizes.knots:
+        return None
+    grown: Trees | str | None = None
+    if here.is_first and missing() is None:
+        try:
+            grown = grow_trees(samples.encoded["train"], len(samples.names))
+        except Exception as error:  # of any kind, from another library: it must not cost the training its model
+            grown = errors.in_a_line(error)
+    grown = here.share(grown)
+    if isinstance(grown, str):
+        here.log("program.trees-failed", "warning: the model has no trees: {error}", error=grown)
+        return None
+    return grown
+
+
+def identity_in(file: Path) -> Any:
+    """Return what a finished training was made of; None: there is none."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))["identity"]
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def report(
@@ -161,10 +245,29 @@ def report(
 ) -> None:
     """Write the split's report and predictions to `output` on rank 0's node."""
     output = Path(options["output_dir"]).absolute()
-    probabilities = predict(trained.model, samples.encoded[split], here, options)
-    truth = samples.labels(split)
-    scores = score(truth, probabilities.argmax(1).tolist(), samples.names)
-    baseline = majority(samples.labels("train"), truth, samples.names)
+    trees, known = trained.model.trees, {}
+    if trees is not None:
+        known = {"boosting": trees.ask(samples.encoded[split])} if "boosting" in options["baselines"] else {}
+        trained.model.trees = None
+        known["network"] = predict(trained.model, samples.encoded[split], here, options)
+        trained.model.trees = trees
+        known[MODEL] = trees.vote(known["network"], samples.encoded[split])
+    judged = judge(
+        lambda rows: predict(trained.model, rows, here, options),
+        samples.encoded["train"],
+        samples.encoded[split],
+        samples.records[split],
+        here,
+        names=samples.names,
+        vocabulary=samples.vocabulary,
+        options=options,
+        seconds=seconds,
+        known=known,
+    )
+    probabilities = judged.methods[MODEL]
+    scores, baseline = (
+        score(judged.truth, judged.methods[name].argmax(1).tolist(), samples.names) for name in (MODEL, "majority")
+    )
     here.record(
         step=progress.step,
         baseline_macro_f1=baseline.macro_f1,
@@ -172,34 +275,40 @@ def report(
         **{f"{split}_macro_f1": scores.macro_f1, f"{split}_accuracy": scores.accuracy},
     )
     if here.is_first:
+        comparison, lines = judged.report(options["seed"])
+        table = "\n".join([*([str(LEAKY), ""] if samples.is_leaky else []), as_table(scores), "", *lines])
         write_predictions(output / "predictions.jsonl", samples.records[split], probabilities, samples.names)
+        judged.save(output)
         content = {
             split: scores.as_json(),
-            "majority_baseline": baseline.as_json(),
+            "comparison": comparison,
             "training": summary_of(progress, here, seconds),
+            "trees_weight": trees.weight if trees else None,
             "data": {
                 "tracks": {name: len(part) for name, part in samples.records.items()},
                 "digest": samples.digest,
+                "is_leaky": samples.is_leaky,
                 "cleaning": samples.facts["cleaning"],
             },
             "class_weights": class_weights(samples.labels("train"), len(samples.names), options["class_weights"]),
+            "identity": identity_of(options, samples),
             "options": dict(options),
         }
+        replace_text(output / "report.txt", f"{table}\n\n{as_confusion(scores)}\n")
         replace_text(output / "report.json", json.dumps(content, indent=1) + "\n")
-        replace_text(output / "report.txt", f"{as_table(scores, baseline)}\n\n{as_confusion(scores)}\n")
-    chosen = (
-        Text("program.best-model", "best model of step {step}", step=progress.best_step)
-        if progress.best_step is not None
-        else Text("program.last-model", "last model")
-    )
-    here.log(
-        "program.final-scores",
-        "\n{split} split, {model}:\n\n{table}\n\nreport, model and predictions: {output}",
-        split=split,
-        model=chosen,
-        table=as_table(scores, baseline),
-        output=output,
-    )
+        chosen = (
+            Text("program.best-model", "best model of step {step}", step=progress.best_step)
+            if progress.best_step is not None
+            else Text("program.last-model", "last model")
+        )
+        here.log(
+            "program.final-scores",
+            "\n{split} split, {model}:\n\n{table}\n\nreport, model and predictions: {output}",
+            split=split,
+            model=chosen,
+            table=table,
+            output=output,
+        )
     here.record(done=True)
 
 

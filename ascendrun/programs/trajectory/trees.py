@@ -1,0 +1,131 @@
+"""Gradient-boosted trees on the summary of a track, which vote with the network: grown by scikit-learn, kept as arrays.
+
+On a few thousand ships such trees find sizes and places that a network does not; together both are better than each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trajectory.points.tracks import Floats
+from ascendrun.programs.trajectory.tokens import Encoded
+
+ROUNDS, LEAVES = 60, 15
+RARELY = 0.05
+"""Fraction of the training tracks: where fewer lack a number, the trees have not learned what its absence means."""
+CHECKED = 200
+"""Tracks on which the trees that are kept must answer as scikit-learn does."""
+WEIGHTS = tuple(np.linspace(0.0, 1.0, 11).tolist())
+
+
+@dataclass(frozen=True)
+class Trees:
+    """`feature` to `value`: arrays (tree, node); the trees of a round are those of `labels` in turn, for two classes
+    that of the second. A leaf leads to itself. `expected`: whether (almost) all training tracks have the number.
+    `weight`: share of the trees in the vote."""
+
+    feature: Any
+    threshold: Any
+    unknown_left: Any
+    left: Any
+    right: Any
+    value: Any
+    start: Any
+    labels: Any
+    expected: Any
+    classes: int
+    depth: int
+    weight: float = 1.0
+
+    def as_tensors(self) -> dict[str, Any]:
+        each = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in each.items()}
+
+    @staticmethod
+    def from_tensors(saved: Mapping[str, Any]) -> Trees:
+        each: dict[str, Any] = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in saved.items()}
+        return Trees(**each)
+
+    def ask(self, samples: Sequence[Encoded]) -> Floats:
+        """Return the class probabilities of each track, from its summary alone."""
+        values = table(samples, len(self.expected))
+        tree, row = np.arange(len(self.feature))[:, None], np.arange(len(values))[None, :]
+        at = np.zeros((len(self.feature), len(values)), dtype=np.int64)
+        for _ in range(self.depth):
+            number = values[row, self.feature[tree, at]]
+            is_left = np.where(np.isnan(number), self.unknown_left[tree, at], number <= self.threshold[tree, at])
+            at = np.where(is_left, self.left[tree, at], self.right[tree, at])
+        raw = self.value[tree, at].reshape(-1, len(self.start), len(values)).sum(0) + self.start[:, None]
+        raw = raw if len(raw) > 1 else np.stack([np.zeros(len(values)), raw[0]])
+        odds = np.exp(raw - raw.max(0))
+        found = np.zeros((len(values), self.classes))
+        found[:, self.labels] = (odds / odds.sum(0)).T
+        return found
+
+    def vote(self, network: Floats, samples: Sequence[Encoded]) -> Floats:
+        """Return the weighted mean with the network's probabilities. A track that lacks an expected number is the
+        network's alone, which was trained without some of them."""
+        lacks = np.isnan(table(samples, len(self.expected))[:, self.expected]).any(1)
+        weight = np.where(lacks, 0.0, self.weight)[:, None]
+        mixed: Floats = (1 - weight) * network + weight * self.ask(samples)
+        return mixed
+
+    def weighed(self, network: Floats, samples: Sequence[Encoded]) -> Trees:
+        """Return the trees with the weight of the lowest loss in nats on these tracks, which none has seen."""
+        truth = [sample.label for sample in samples]
+
+        def loss(weight: float) -> float:
+            of_truth = replace(self, weight=weight).vote(network, samples)[np.arange(len(truth)), truth]
+            return float(-np.log(np.maximum(of_truth, 1e-12)).mean())
+
+        return replace(self, weight=min(WEIGHTS, key=loss))
+
+
+def table(samples: Sequence[Encoded], numbers: int) -> Floats:
+    """Return the summaries; those of a text without one are unknown."""
+    unknown = np.full(numbers, np.nan)
+    return np.stack([sample.values if len(sample.values) else unknown for sample in samples]).astype(np.float64)
+
+
+def grow_trees(train: Sequence[Encoded], classes: int, rounds: int = ROUNDS) -> Trees:
+    """Fit the trees. The same data gives the same trees: there is no time limit.
+
+    scikit-learn has no public access to them: they are read from its private arrays, and compared with its answers.
+    Raises InvalidDataError if these differ.
+    """
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    rows = table(train, len(train[0].values))
+    known = ~np.isnan(rows)
+    lowest, highest = rows.min(0, where=known, initial=np.inf), rows.max(0, where=known, initial=-np.inf)
+    columns = np.flatnonzero(highest > lowest)  # scikit-learn fails on a column without any number
+    model: Any = HistGradientBoostingClassifier(
+        max_iter=rounds, max_leaf_nodes=LEAVES, early_stopping=False, random_state=0
+    ).fit(rows[:, columns], [sample.label for sample in train])
+    nodes = [predictor.nodes for each in model._predictors for predictor in each]
+    shape = (len(nodes), max(map(len, nodes)))
+    feature, left, right = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+    threshold, value = np.full(shape, np.inf), np.zeros(shape)
+    unknown_left = np.zeros(shape, dtype=bool)
+    for i, each in enumerate(nodes):
+        own, size, is_leaf = np.arange(len(each)), len(each), each["is_leaf"].astype(bool)
+        feature[i, :size] = columns[np.where(is_leaf, 0, each["feature_idx"])]
+        threshold[i, :size] = each["num_threshold"]
+        unknown_left[i, :size] = each["missing_go_to_left"]
+        left[i, :size], right[i, :size] = (np.where(is_leaf, own, each[side]) for side in ("left", "right"))
+        value[i, :size] = np.where(is_leaf, each["value"], 0.0)
+    trees = Trees(
+        feature, threshold, unknown_left, left, right, value,
+        np.asarray(model._baseline_prediction, dtype=np.float64).reshape(-1), np.asarray(model.classes_),
+        known.mean(0) > 1 - RARELY, classes, max(int(each["depth"].max()) for each in nodes),
+    )  # fmt: skip
+    told = model.predict_proba(rows[:CHECKED, columns])
+    if not np.allclose(trees.ask(train[:CHECKED])[:, trees.labels], told, atol=1e-6):
+        raise InvalidDataError("program.trees-layout", "this version of scikit-learn keeps its trees in another form")
+    return trees
