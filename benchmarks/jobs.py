@@ -98,9 +98,8 @@ def cause(event: str, launcher: Launcher, trial: Trial, ours: Ours) -> float:
         return trial.interrupt(launcher.interrupts) if launcher.stop is None else trial.stop_by(launcher.stop)
     if launcher.stop is None:
         return trial.kill_launcher()
-    controller = ours.controller()
-    if controller is not None:
-        os.kill(controller.pid, signal.SIGKILL)
+    for process in ours.on_head():
+        os.kill(process.pid, signal.SIGKILL)
     trial.kill_launcher()
     return trial.stop_by(launcher.stop)
 

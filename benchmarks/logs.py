@@ -188,7 +188,8 @@ def measure_flood(sheet: Sheet, repeat: int, bed: Bed, ours: Ours, steps: int) -
     add(sheet, "flood", "ascendrun", repeat, "s", seconds, state)
     add(sheet, "flood", "ascendrun", repeat, "share of it in write", share, "")
     add(sheet, "flood", "ascendrun", repeat, "slowed by writing, x a plain file", (1 - plain_share) / (1 - share), "")
-    shutil.rmtree(bed.cluster.path(host, f"{root_home()}/.ascendrun/runs"))  # a host's disk is small
+    for runs in bed.cluster.path(host, f"{root_home()}/.ascendrun").glob("nodes/*/runs"):
+        shutil.rmtree(runs)  # a host's disk is small
     for name, peak in sorted(peaks.items()):
         add(sheet, "flood", name, repeat, "peak MB", peak / 1e6, "")
 

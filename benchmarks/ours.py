@@ -18,19 +18,21 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 class Ours:
-    """`state_dir` is the current one; `forget` begins a new one."""
+    """`state_dir` is the current one; `forget` begins a new one. `checkout`: whose code; `state`: its folder."""
 
-    def __init__(self, bed: Bed) -> None:
+    def __init__(self, bed: Bed, checkout: Path = CHECKOUT, *, state: str = "state") -> None:
         self._bed = bed
+        self._checkout = checkout
+        self._state = state
         self._number = 0
-        self.state_dir = bed.folder / "state-0"
+        self.state_dir = bed.folder / f"{state}-0"
 
     def argv(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "ascendrun", *arguments]
 
     def environ(self) -> dict[str, str]:
         return {
-            "PYTHONPATH": str(CHECKOUT),
+            "PYTHONPATH": str(self._checkout),
             STATE_VARIABLE: str(self.state_dir),
             ROOT_VARIABLE: str(self._bed.folder / "local-node"),
         }
@@ -51,16 +53,23 @@ class Ours:
         """As on the first day: no controller, a state folder never used, no agent on the hosts."""
         self.stop_controller()
         self._number += 1
-        self.state_dir = self._bed.folder / f"state-{self._number}"
+        self.state_dir = self._bed.folder / f"{self._state}-{self._number}"
         for host in hosts:
             shutil.rmtree(self._bed.cluster.path(host, f"{root_home()}/.ascendrun"), ignore_errors=True)
 
+    def on_head(self) -> list[Process]:
+        """The guard and the controller as the machine sees them, [] when there are none."""
+        return [
+            process
+            for process in self._bed.cluster.processes(HEAD)
+            if process.environ.get(STATE_VARIABLE) == str(self.state_dir) and "controller" in process.argv
+        ]
+
     def controller(self) -> Process | None:
-        """The running controller as the machine sees it, None when there is none."""
-        for process in self._bed.cluster.processes(HEAD):
-            if process.environ.get(STATE_VARIABLE) == str(self.state_dir) and "controller" in process.argv:
-                return process
-        return None
+        """The running controller, None when there is none."""
+        ours = self.on_head()
+        guards = {process.pid for process in ours}
+        return next((process for process in ours if process.ppid in guards), None)
 
     def controller_memory_bytes(self) -> int | None:
         """What the running controller alone holds in memory, its share of what others map too; None: none runs."""

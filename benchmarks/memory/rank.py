@@ -12,8 +12,8 @@ from typing import Any, Callable
 import torch
 
 from ascendrun.programs.trainer import distributed, runtime
+from ascendrun.programs.trainer.optim import adamw
 from ascendrun.programs.trainer.strategies import memory
-from ascendrun.programs.trainer.strategies.engine import Adam
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.strategies.simulate import simulate
 from benchmarks.memory.cases import CASES, SMALL, Case, builder, step
@@ -44,14 +44,21 @@ def measure(case: Case, here: runtime.Runtime, out: Path) -> None:
 
 def estimate(case: Case, world_size: int, family: str) -> memory.Need:
     is_cast = case.strategy in ("fsdp2", "zero3")
-    simulated = simulate(builder(case), step, case.shapes(), precision=case.precision(), is_cast=is_cast)
+    given: dict[str, Any] = {"precision": case.precision(), "family": family, "is_cast": is_cast}
+    simulated = simulate(builder(case), step, case.shapes(), **given)
     target = memory.Target(family, case.precision(), world_size)
     return memory.needs(simulated, target, strategy=case.strategy, pieces=case.pieces)
 
 
 def train(case: Case, here: runtime.Runtime) -> None:
     torch.manual_seed(1)
-    engine = wrap(builder(case)().train(), here, strategy=case.strategy, adam=Adam(), precision=case.precision())
+    engine = wrap(
+        builder(case)().train(),
+        here,
+        strategy=case.strategy,
+        make_optimizer=lambda module: adamw(module, 1e-3),
+        precision=case.precision(),
+    )
     for _ in range(STEPS):
         for piece in range(case.pieces):
             tensors = {

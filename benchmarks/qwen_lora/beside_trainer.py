@@ -3,12 +3,14 @@
 The same model from its configuration, the same LoRA, the same made-up rows of mixed lengths up to 2048 tokens, in
 bfloat16 on one card. Trainer runs twice: padded to the longest row of a batch, as most people do, and grouped by
 length. Prints JSON: real tokens (no padding) a second, MFU, peak memory; for ours the estimate beside it.
+`--losses 50`: instead the losses of so many steps on the same samples in the same order, and how far they are apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import io
 import json
 import math
 import os
@@ -24,18 +26,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import torch
 
+from ascendrun.planner.models import flops_per_token
 from ascendrun.programs.qwen_lora import base, lora, sizing
-from ascendrun.programs.qwen_lora.chat_template import Encoded
 from ascendrun.programs.qwen_lora.curriculum import Course, Table
 from ascendrun.programs.qwen_lora.quotas import parse_stages
 from ascendrun.programs.qwen_lora.sft_task import Instructions, Rows, largest_micro_batch
 from ascendrun.programs.trainer import metrics
+from ascendrun.programs.trainer.devices import kernels
 from ascendrun.programs.trainer.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.trainer.loop import Loop
+from ascendrun.programs.trainer.optim import adamw
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.shards import Encoded
 from ascendrun.programs.trainer.strategies import memory
-from ascendrun.programs.trainer.strategies.engine import Adam, cast
+from ascendrun.programs.trainer.strategies.engine import cast
 from ascendrun.programs.trainer.strategies.fsdp2 import materialise
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings
@@ -51,6 +56,8 @@ SETTINGS: dict[str, Any] = {
     "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     "gradient_checkpointing": False,
     "cpu_offload": False,
+    "shard_size": 0,
+    "global_batch_size": 96,
 }
 LR, SEED = 2e-4, 3
 
@@ -80,7 +87,8 @@ def wait() -> None:
 
 
 def make_samples(count: int, longest: int, words: int) -> list[Encoded]:
-    """Lengths lognormal with a mean near a fifth of the longest; the last 40 % of each sample is learned."""
+    """Lengths lognormal with a mean near a fifth of the longest; the last 40 % of each sample is learned. `words`: the
+    number of different tokens."""
     chance = np.random.default_rng(SEED)
     found = []
     for _ in range(count):
@@ -108,7 +116,10 @@ def peak_gb(family: str) -> float | None:
 
 def filled(config: Any, here: Runtime, precision: Any) -> Any:
     """peft's model with values of some kind, the base in the precision of the arithmetic, on the device."""
-    model = lora.add_lora(base.empty_model(config, attention="sdpa"), SETTINGS)
+    return filled_with(lora.add_lora(base.empty_model(config), SETTINGS), here, precision)
+
+
+def filled_with(model: Any, here: Runtime, precision: Any) -> Any:
     cast(model, precision)
     materialise(model, here.device)
     model.base_model.model.tie_weights()
@@ -121,44 +132,65 @@ def filled(config: Any, here: Runtime, precision: Any) -> Any:
     return model
 
 
-def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    here = alone(asked.family)
-    precision = choose_precision(asked.dtype, here.accelerator)
-    rows = Rows(samples, ("all",), 0, 64)
-    course = Course(
+def course_of(samples: Sequence[Encoded], batch_size: int, *, row_tokens: int, steps: int) -> Course:
+    """`row_tokens` 0: one sample a row."""
+    return Course(
         Table(("all",), tuple(parse_stages(["1=1"], 1))),
         [list(range(len(samples)))],
         [len(each.ids) for each in samples],
-        steps=asked.steps,
-        batch_size=asked.batch_size,
+        steps=steps,
+        batch_size=batch_size,
         seed=SEED,
-        row_tokens=asked.length,
+        row_tokens=row_tokens,
     )
-    piece = largest_micro_batch(rows, course.units, steps=course.steps, world_size=1, micro_batch=asked.rows)
+
+
+def make_loop(
+    model: Any, rows: Rows, course: Course, here: Runtime, precision: Any, folder: Path, **settings: Any
+) -> Loop:
+    engine = wrap(model, here, strategy="ddp", make_optimizer=optimizer, precision=precision)
+    task = Instructions(rows, evaluate=lambda name, step: {})
+    return Loop(here, engine, course, task, Settings(steps=course.steps, **settings), folder=folder)
+
+
+def optimizer(module: Any) -> Any:
+    return adamw(module, LR, weight_decay=0.0, betas=(0.9, 0.999))
+
+
+def measured(loop: Loop, timed: Timed) -> float:
+    """Train to the end; return tokens a second."""
+    original = loop.totals.add
+
+    def add(share: Any, *rest: Any) -> None:
+        original(share, *rest)
+        timed.step(share.tokens)
+
+    loop.totals.add = add  # type: ignore[method-assign,assignment]
+    loop.run()
+    return timed.per_second()
+
+
+def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    here = alone(asked.family)
+    precision = choose_precision(asked.dtype, here.accelerator)
+    kernels.sound_kernels(here.accelerator, precision.compute)
+    rows = Rows(samples, ("all",), 0, 64)
+    course = course_of(samples, asked.batch_size, row_tokens=asked.length, steps=asked.steps)
+    piece = largest_micro_batch(
+        rows, course.units, steps=course.steps, world_size=1, micro_batch=asked.rows, looked_at=course.steps
+    )
     report = sizing.estimate(config, SETTINGS, piece, memory.Target(asked.family, precision, world_size=1))
     reset(asked.family)
     model = filled(config, here, precision)
-    engine = wrap(model, here, strategy="ddp", adam=Adam(lr=LR), precision=precision)
-    timed = Timed(asked.warmup)
-    task = Instructions(rows, dtype=precision.compute, evaluate=lambda step: {})
-    settings = Settings(steps=asked.steps, learning_rate=LR, micro_batch_size=asked.rows, logging_steps=10**6)
-    loop = Loop(here, engine, course, task, settings, folder=folder / "ours")
-    original = loop._count
-
-    def count(sums: list[float], share: Any, norm: float) -> None:
-        original(sums, share, norm)
-        timed.step(share.tokens)
-
-    loop._count = count  # type: ignore[method-assign]
-    loop.run()
-    rate = timed.per_second()
+    loop = make_loop(model, rows, course, here, precision, folder, micro_batch_size=asked.rows, logging_steps=10**6)
+    rate = measured(loop, Timed(asked.warmup))
     flops = flops_of(model, config, samples)
     assert report.need is not None
     return {
         "tokens_per_s": round(rate),
         "peak_gb": peak_gb(asked.family),
         "piece": piece,
-        "estimated_gb": round(report.need.tensors / 2**30, 3),
+        "estimated_gb": round(report.need.allocated(asked.family) / 2**30, 3),
         **used(rate, flops, here),
     }
 
@@ -166,7 +198,7 @@ def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, fol
 def flops_of(model: Any, config: Any, samples: Sequence[Encoded]) -> float:
     every = list(model.parameters())
     trained = [each for each in every if each.requires_grad]
-    return metrics.flops_per_token(
+    return flops_per_token(
         parameters=sum(each.numel() for each in every),
         trainable=sum(each.numel() for each in trained),
         layers=config.num_hidden_layers,
@@ -180,6 +212,30 @@ def used(rate: float, flops: float, here: Runtime) -> dict[str, Any]:
     return {} if share is None else {"mfu": round(share, 4)}
 
 
+class Listed(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __init__(self, samples: Sequence[Encoded]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        sample = self.samples[number]
+        return {"input_ids": sample.ids, "labels": sample.labels, "length": len(sample.ids)}
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    width = -(-max(len(row["input_ids"]) for row in rows) // 8) * 8
+    ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    labels = torch.full_like(ids, IGNORED)
+    mask = torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        size = len(row["input_ids"])
+        ids[i, :size], labels[i, :size] = torch.tensor(row["input_ids"]), torch.tensor(row["labels"])
+        mask[i, :size] = 1
+    return {"input_ids": ids, "labels": labels, "attention_mask": mask}
+
+
 def theirs(
     config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, folder: Path, *, grouped: bool
 ) -> dict[str, Any]:
@@ -189,25 +245,8 @@ def theirs(
     precision = choose_precision(asked.dtype, here.accelerator)
     reset(asked.family)
     model = filled(config, here, precision)
+    model.config._attn_implementation = "sdpa"  # as with the Trainer's own model: padding is in a mask
     lengths = [len(each.ids) for each in samples]
-
-    class Listed(torch.utils.data.Dataset):  # type: ignore[type-arg]
-        def __len__(self) -> int:
-            return len(samples)
-
-        def __getitem__(self, number: int) -> dict[str, Any]:
-            return {"input_ids": samples[number].ids, "labels": samples[number].labels, "length": lengths[number]}
-
-    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        width = -(-max(len(row["input_ids"]) for row in rows) // 8) * 8
-        ids = torch.zeros(len(rows), width, dtype=torch.int64)
-        labels = torch.full_like(ids, IGNORED)
-        mask = torch.zeros_like(ids)
-        for i, row in enumerate(rows):
-            size = len(row["input_ids"])
-            ids[i, :size], labels[i, :size] = torch.tensor(row["input_ids"]), torch.tensor(row["labels"])
-            mask[i, :size] = 1
-        return {"input_ids": ids, "labels": labels, "attention_mask": mask}
 
     timed = Timed(asked.warmup)
     per_piece = max(1, asked.rows * asked.length // (4 * max(1, sum(lengths) // len(lengths))))
@@ -239,7 +278,9 @@ def theirs(
         length_column_name="length",
         **order,
     )
-    Trainer(model=model, args=arguments, train_dataset=Listed(), data_collator=collate, callbacks=[Clock()]).train()
+    Trainer(
+        model=model, args=arguments, train_dataset=Listed(samples), data_collator=collate, callbacks=[Clock()]
+    ).train()
     wait()
     rows = (asked.steps - asked.warmup) * per_piece * pieces  # of the mean length: more than all rows are seen
     rate = rows * sum(lengths) / len(lengths) / (time.perf_counter() - timed.began_s)
@@ -252,8 +293,81 @@ def theirs(
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def losses(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Train both on the same samples in the same order; return how far the losses of a step are apart."""
+    from transformers import Trainer, TrainingArguments
+
+    here = alone(asked.family)
+    here.metrics = io.StringIO()
+    precision = choose_precision(asked.dtype, here.accelerator)
+    kernels.sound_kernels(here.accelerator, precision.compute)
+    course = course_of(samples, asked.batch_size, row_tokens=asked.length, steps=asked.losses)
+    rows = Rows(samples, ("all",), 0, 64)
+    reset(asked.family)
+    loop = make_loop(
+        filled(config, here, precision),
+        rows,
+        course,
+        here,
+        precision,
+        folder,
+        micro_batch_size=asked.rows,
+        logging_steps=1,
+    )
+    loop.run()
+    lines = [json.loads(line) for line in here.metrics.getvalue().splitlines()]
+    mine = [line["loss"] for line in lines if "loss" in line]
+    order = [number for step in range(asked.losses) for unit in course.units(step) for number in unit]
+    assert len(order) == asked.losses * asked.batch_size
+    del loop
+    reset(asked.family)
+    model = filled(config, here, precision)
+    model.config._attn_implementation = "sdpa"
+    pieces = max(1, asked.batch_size // 12)
+
+    class InOrder(Trainer):  # type: ignore[misc]
+        def get_train_dataloader(self) -> Any:
+            size = self.args.per_device_train_batch_size
+            return torch.utils.data.DataLoader(self.train_dataset, batch_size=size, collate_fn=collate)
+
+    make: Any = TrainingArguments
+    arguments = make(
+        output_dir=str(folder / "losses"),
+        per_device_train_batch_size=asked.batch_size // pieces,
+        gradient_accumulation_steps=pieces,
+        max_steps=asked.losses,
+        learning_rate=LR,
+        lr_scheduler_type="constant",
+        bf16=precision.compute == torch.bfloat16,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        remove_unused_columns=False,
+        use_cpu=asked.family == "cpu",
+        optim="adamw_torch",
+        disable_tqdm=True,
+    )
+    trainer = InOrder(model=model, args=arguments, train_dataset=Listed([samples[number] for number in order]))
+    trainer.train()
+    other = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    apart = [abs(a / b - 1) for a, b in zip(mine, other)]
+    assert len(mine) == len(other) == asked.losses
+    return {
+        "steps": asked.losses,
+        "different_tokens": asked.different,
+        "first": [mine[0], other[0]],
+        "last": [mine[-1], other[-1]],
+        "largest_difference": max(apart),
+        "last_difference": apart[-1],
+        "ours": mine,
+        "trainer": other,
+    }
+
+
+def make_parser(about: str | None, *, steps: int, warmup: int) -> argparse.ArgumentParser:
+    """The options of what is trained; `about`: the script's docstring, `steps` and `warmup`: its defaults."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--dtype", default="bfloat16")
@@ -261,9 +375,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="packed rows at once")
     parser.add_argument("--batch_size", type=int, default=96, help="samples a step")
     parser.add_argument("--samples", type=int, default=1500)
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--warmup", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--warmup", type=int, default=warmup)
     parser.add_argument("--out", type=Path)
+    return parser
+
+
+def main() -> None:
+    parser = make_parser(__doc__, steps=24, warmup=6)
+    parser.add_argument("--losses", type=int, default=0, help="steps whose losses are compared")
+    parser.add_argument("--different", type=int, default=200, help="different tokens of the samples of --losses")
     asked = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     config = base.shape_config(asked.shape)
@@ -276,13 +397,17 @@ def main() -> None:
         "mean_length": round(sum(len(each.ids) for each in samples) / len(samples), 1),
     }
     with tempfile.TemporaryDirectory() as folder:
-        found["ours"] = ours(config, samples, asked, Path(folder))
-        found["trainer_grouped"] = attempt(lambda: theirs(config, samples, asked, Path(folder), grouped=True))
-        found["trainer"] = attempt(lambda: theirs(config, samples, asked, Path(folder), grouped=False))
+        if asked.losses:
+            few = make_samples(asked.samples, asked.length, asked.different)
+            found["losses"] = losses(config, few, asked, Path(folder))
+        else:
+            found["ours"] = ours(config, samples, asked, Path(folder))
+            found["trainer_grouped"] = attempt(lambda: theirs(config, samples, asked, Path(folder), grouped=True))
+            found["trainer"] = attempt(lambda: theirs(config, samples, asked, Path(folder), grouped=False))
     for name in ("trainer", "trainer_grouped"):
-        if "tokens_per_s" in found[name]:
+        if "tokens_per_s" in found.get(name, {}):
             found[f"ours_to_{name}"] = round(found["ours"]["tokens_per_s"] / found[name]["tokens_per_s"], 2)
-    if found["ours"]["peak_gb"]:
+    if "ours" in found and found["ours"]["peak_gb"]:
         found["estimate_off"] = round(found["ours"]["estimated_gb"] / found["ours"]["peak_gb"] - 1, 3)
     text = json.dumps(found, indent=1)
     print(text)

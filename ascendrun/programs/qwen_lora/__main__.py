@@ -1,4 +1,4 @@
-"""`python -m ascendrun.programs.qwen_lora --option=value …`: one rank of a training, or its estimate."""
+"""`python -m ascendrun.programs.qwen_lora --option=value …`: one rank of a training or a service, or an estimate."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from pathlib import Path
 
 from ascendrun.programs.trainer.options import run_program
 
+ON_DEVICES = {"train": "modes", "serve": "inference", "chat": "inference"}
+"""The module of each mode that uses devices."""
 OPTIONS = Path(__file__).with_name("options.json")
 
 
 def main(argv: Sequence[str]) -> None:
     run_program(
-        argv, OPTIONS, lambda values: ("modes", values["mode"]), on_cpu=lambda values: values["mode"] != "train"
+        argv,
+        OPTIONS,
+        lambda values: (ON_DEVICES.get(values["mode"], "modes"), values["mode"]),
+        on_cpu=lambda values: values["mode"] not in ON_DEVICES,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
-from ascendrun.programs.trainer import errors
+from ascendrun.programs.trainer import attention, errors
 from ascendrun.programs.trainer.devices.accelerator import Precision
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
@@ -45,8 +45,8 @@ def shape_config(name: str, **changes: Any) -> Any:
     )
 
 
-def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
-    """Read a configuration. `packed_tokens`: tokens of a packed row; 0: no packing. Raises InvalidDataError."""
+def folder_config(folder: Path) -> Any:
+    """Read a configuration. Raises InvalidDataError."""
     if not (folder / "config.json").is_file():
         raise InvalidDataError(
             "program.no-config",
@@ -69,17 +69,6 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
         ) from error
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", False) else None
     config.sliding_window = window  # transformers 4.51 warns on every rank about an unused window
-    if window and packed_tokens > window:
-        raise InvalidDataError(
-            "program.sliding-window",
-            "{directory}: tokens of this model attend to {window} tokens back; packed sequences of {packed} "
-            "tokens are not supported\n"
-            "hint: set --packing=false, or --cutoff_len={cutoff}",
-            directory=folder,
-            window=window,
-            packed=packed_tokens,
-            cutoff=window,
-        )
     return config
 
 
@@ -97,7 +86,7 @@ def write_base(folder: Path, config: Any, tokenizer: Any, *, seed: int, mark: in
     fresh = folder.with_name(f".{folder.name}-{mark}-{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     torch.manual_seed(seed)
-    write_model(fresh, build(config, attention="sdpa"))
+    write_model(fresh, build(config))
     tokenizer.save_pretrained(str(fresh))
     try:
         fresh.rename(folder)
@@ -120,19 +109,19 @@ def write_model(folder: Path, model: Any) -> None:
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-def build(config: Any, *, attention: str) -> Any:
+def build(config: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     make: Any = AutoModelForCausalLM.from_config
-    return make(config, attn_implementation=attention)
+    return attention.mask_free(make(config, attn_implementation=attention.register()))
 
 
-def empty_model(config: Any, *, attention: str) -> Any:
+def empty_model(config: Any) -> Any:
     """Return the model with its weights on the meta device, which uses no memory, and with real buffers."""
     from accelerate import init_empty_weights
 
     with init_empty_weights():
-        model = build(config, attention=attention)
+        model = build(config)
     model.tie_weights()
     model.config.use_cache = False
     return model

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ascendrun.programs.qwen_lora.conversations import Conversation
 from ascendrun.programs.trainer import errors
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.packing import IGNORED
+from ascendrun.programs.trainer.shards import Encoded, Rows
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -20,75 +23,99 @@ MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MADE_WORDS = 2000
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """One sample. `labels`: the token where it is trained on, else IGNORED. `level`: an index into Table.levels."""
-
-    ids: tuple[int, ...]
-    labels: tuple[int, ...]
-    level: int
-
-    @property
-    def learned(self) -> int:
-        return sum(label != IGNORED for label in self.labels[1:])
-
-
-def encode(tokenizer: Any, conversation: Conversation, level: int, *, cutoff: int) -> Encoded:
+def encode(tokenizer: Any, conversation: Conversation, *, cutoff: int) -> Encoded:
     """Encode a conversation, truncated at the end to `cutoff` tokens. Raises InvalidDataError if the template does not
     separate the turns."""
-    messages = [{"role": role, "content": text} for role, text in conversation.turns]
-    ids: list[int] = []
-    labels: list[int] = []
-    done = ""
+    ((ids, bits),) = encode_rows(tokenizer, [conversation], cutoff=cutoff)
+    return Encoded(ids, np.where(bits, ids, IGNORED), 0)
 
-    def add(text: str, *, is_learned: bool) -> None:
-        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
-        ids.extend(tokens)
-        labels.extend(tokens if is_learned else [IGNORED] * len(tokens))
 
-    for turn, (role, _) in enumerate(conversation.turns):
-        if role != "assistant":
-            continue
-        before = render(tokenizer, messages[:turn], add_generation_prompt=True)
-        after = render(tokenizer, messages[: turn + 1], add_generation_prompt=False)
-        if not before.startswith(done) or not after.startswith(before):
+@dataclass(frozen=True)
+class ChatEncoder:
+    """Encoder of shards. A sample whose reply is truncated away has no tokens."""
+
+    tokenizer: Any
+    cutoff: int
+
+    def __call__(self, rows: Sequence[Conversation]) -> Rows:
+        found = encode_rows(self.tokenizer, rows, cutoff=self.cutoff)
+        return [(ids, bits) if bits[1:].any() else ((), ()) for ids, bits in found]
+
+
+def encode_rows(tokenizer: Any, rows: Sequence[Conversation], *, cutoff: int) -> list[tuple[Any, Any]]:
+    """Encode many conversations: rendered together and split into tokens together, which is 2 to 3 times as fast."""
+    turns = [
+        (row, at) for row, each in enumerate(rows) for at, (role, _) in enumerate(each.turns) if role == "assistant"
+    ]
+    messages = [[{"role": role, "content": text} for role, text in each.turns] for each in rows]
+    starts = render_all(tokenizer, [messages[row][:at] for row, at in turns], add_generation_prompt=True)
+    ends = render_all(tokenizer, [messages[row][: at + 1] for row, at in turns], add_generation_prompt=False)
+    pieces: list[str] = []
+    done = [""] * len(rows)
+    for (row, _), before, after in zip(turns, starts, ends):
+        if not before.startswith(done[row]) or not after.startswith(before):
             raise InvalidDataError(
                 "program.template-rewrites",
                 "the chat template of the tokenizer rewrites earlier turns, so the replies of the assistant "
                 "cannot be located\n"
                 "hint: set --template=chatml",
             )
-        add(before[len(done) :], is_learned=False)
-        reply = after[len(before) :]
-        mark = reply.rstrip("\n")
-        add(mark, is_learned=True)
-        done = before + mark
-    return Encoded(tuple(ids[:cutoff]), tuple(labels[:cutoff]), level)
+        reply = after[len(before) :].rstrip("\n")
+        pieces += [before[len(done[row]) :], reply]
+        done[row] = before + reply
+    tokens = tokens_of(tokenizer, pieces)
+    ids: list[list[int]] = [[] for _ in rows]
+    counts: list[list[int]] = [[] for _ in rows]
+    for number, (row, _) in enumerate(turns):
+        for part in tokens[2 * number : 2 * number + 2]:
+            ids[row] += part
+            counts[row].append(len(part))
+    flags = [np.repeat(np.arange(len(parts)) % 2 == 1, parts) for parts in counts]  # prompt, reply, prompt, reply …
+    return [(np.array(one[:cutoff], dtype=np.int64), bits[:cutoff]) for one, bits in zip(ids, flags)]
+
+
+def tokens_of(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None or not hasattr(fast, "encode_batch_fast"):
+        return tokenizer(texts, add_special_tokens=False)["input_ids"]  # type: ignore[no-any-return]
+    fast.no_truncation()
+    fast.no_padding()
+    return [each.ids for each in fast.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def mark_of(tokenizer: Any) -> str:
+    """Return a text that is equal for tokenizers that give the same tokens and the same conversations."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None:
+        return f"{type(tokenizer).__name__}{sorted(tokenizer.get_vocab().items())}{tokenizer.chat_template}"
+    fast.no_truncation()
+    fast.no_padding()
+    return f"{fast.to_str()}{tokenizer.chat_template}"
 
 
 def render(tokenizer: Any, messages: Sequence[Any], *, add_generation_prompt: bool) -> str:
     """Apply the template. `add_generation_prompt`: add the start of the assistant's reply."""
-    if not messages and not add_generation_prompt:
-        return ""
-    return str(
-        tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
-    )
+    return render_all(tokenizer, [messages], add_generation_prompt=add_generation_prompt)[0]
 
 
-def encode_all(
-    tokenizer: Any, conversations: Sequence[Conversation], levels: Sequence[str], *, cutoff: int
-) -> tuple[list[Encoded], int]:
-    """Return (samples, number of samples without a label after truncation). With one level, all samples have it."""
-    number = {name: i for i, name in enumerate(levels)} if len(levels) > 1 else {}
-    every = [encode(tokenizer, each, number.get(str(each.level), 0), cutoff=cutoff) for each in conversations]
-    kept = [each for each in every if each.learned]
-    if not kept:
-        raise InvalidDataError(
-            "program.all-cut",
-            "--cutoff_len={cutoff} tokens: every sample is truncated before the reply of the assistant\nhint: raise it",
-            cutoff=cutoff,
-        )
-    return kept, len(every) - len(kept)
+def render_all(tokenizer: Any, every: Sequence[Sequence[Any]], *, add_generation_prompt: bool) -> list[str]:
+    if not every:
+        return []
+    rows = [list(messages) for messages in every]
+    return list(tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=add_generation_prompt))
+
+
+def prompt_of(tokenizer: Any, messages: Sequence[Any]) -> list[int]:
+    """Return the tokens of a conversation up to the start of the assistant's reply."""
+    text = render(tokenizer, messages, add_generation_prompt=True)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def ends_of(tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that end a reply."""
+    known = tokenizer.get_vocab()
+    marks = (tokenizer.eos_token_id, *(known.get(mark) for mark in (MARKS[0], MARKS[2])))
+    return frozenset(each for each in marks if each is not None)
 
 
 def make_tokenizer(conversations: Sequence[Conversation], *, words: int = MADE_WORDS) -> str:

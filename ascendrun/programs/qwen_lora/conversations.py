@@ -40,12 +40,7 @@ class Conversation:
 def read_conversations(path: Path, *, system: str) -> list[Conversation]:
     """Read conversations. `system`: system message of samples that lack it, "" for none. Raises InvalidDataError with
     the first problems."""
-    if not path.is_file():
-        raise InvalidDataError(
-            "program.file-not-found",
-            "{path}: file not found; the data must be at the same path on every node",
-            path=path,
-        )
+    check_file(path)
     found: list[Conversation] = []
     problems: list[Text] = []
     for place, row in read_rows(path):
@@ -58,6 +53,15 @@ def read_conversations(path: Path, *, system: str) -> list[Conversation]:
     if not found:
         raise InvalidDataError("program.no-samples", "{path}: no samples", path=path)
     return found
+
+
+def check_file(path: Path) -> None:
+    if not path.is_file():
+        raise InvalidDataError(
+            "program.file-not-found",
+            "{path}: file not found; the data must be at the same path on every node",
+            path=path,
+        )
 
 
 def read_rows(path: Path) -> Iterator[tuple[Text, Any]]:
@@ -176,13 +180,6 @@ def digest_of(conversations: Sequence[Conversation]) -> str:
     for each in conversations:
         mark.update(json.dumps([each.turns, each.level], ensure_ascii=False).encode())
     return mark.hexdigest()
-
-
-def rows_of_levels(conversations: Sequence[Conversation]) -> dict[str | None, int]:
-    counts: dict[str | None, int] = {}
-    for each in conversations:
-        counts[each.level] = counts.get(each.level, 0) + 1
-    return counts
 
 
 # --- synthetic data ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -131,8 +132,8 @@ class Course:
     def __init__(
         self,
         table: Table,
-        numbers: Sequence[Sequence[int]],
-        lengths: Sequence[int],
+        numbers: Sequence[Any],
+        lengths: Any,
         *,
         steps: int,
         batch_size: int,
@@ -140,12 +141,12 @@ class Course:
         row_tokens: int,
         spread: int = 1,
     ) -> None:
-        self.table, self.numbers, self.lengths = table, [list(each) for each in numbers], lengths
+        self.table, self.numbers, self.lengths = table, [np.asarray(each) for each in numbers], np.asarray(lengths)
         self.steps, self.batch_size, self.seed = steps, batch_size, seed
         self.row_tokens, self.spread = row_tokens, spread
         self.steps_per_epoch = max(1, -(-sum(map(len, self.numbers)) // batch_size))
         self.given = quotas(table.stages, steps=steps, batch_size=batch_size)
-        self.orders: dict[tuple[int, int], list[int]] = {}
+        self.orders: dict[tuple[int, int], Any] = {}
 
     def units(self, step: int) -> Sequence[Unit]:
         samples = self.samples(step)
@@ -167,10 +168,10 @@ class Course:
         rows = self.numbers[level]
         again, at = divmod(place, len(rows))
         if (level, again) not in self.orders:
-            order = np.random.default_rng([self.seed, 7, level, again]).permutation(len(rows)).tolist()
-            self.orders[level, again] = order
+            order = np.random.default_rng([self.seed, 7, level, again]).permutation(len(rows))
+            self.orders[level, again] = order.astype(np.int32)
             self.orders.pop((level, again - 2), None)
-        return rows[self.orders[level, again][at]]
+        return int(rows[self.orders[level, again][at]])
 
     def stage(self, step: int) -> int:
         return stage_of(min(step, self.steps - 1), self.steps, self.table.stages)
@@ -223,11 +224,12 @@ class Course:
         return lines
 
 
-def pack_evenly(samples: Sequence[int], lengths: Sequence[int], *, row_tokens: int, spread: int) -> list[Unit]:
+def pack_evenly(samples: Sequence[int], lengths: Any, *, row_tokens: int, spread: int) -> list[Unit]:
     """Pack all samples into the fewest rows, a multiple of `spread`, of similar length: longest first, each into the
     row with the most space. Fewer samples than `spread` make fewer rows."""
+    lengths = {number: int(lengths[number]) for number in samples}
     order = sorted(samples, key=lambda number: (-lengths[number], number))
-    total = sum(lengths[number] for number in order)
+    total = sum(lengths.values())
     rows = max(1, -(-total // row_tokens))
     while True:
         rows = min(-(-rows // spread) * spread, len(order))

@@ -3,114 +3,180 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ascendrun.options import GENERATED
 from ascendrun.programs.qwen_lora import chat_template
 from ascendrun.programs.qwen_lora.conversations import (
     Conversation,
+    check_file,
     digest_of,
     make_conversations,
     read_conversations,
-    rows_of_levels,
 )
 from ascendrun.programs.qwen_lora.curriculum import Course, Table, choose_table
 from ascendrun.programs.qwen_lora.sft_task import Rows
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trainer import shards
+from ascendrun.programs.trainer.errors import InvalidDataError, check_given
+from ascendrun.programs.trainer.shards import Array, Source, Tokens
 from ascendrun.text import Text
 
 Options = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
 class Texts:
-    """Conversations by split. Empty `val`: no validation."""
+    """Conversations of a file, or generated ones. Read when first needed: encoded data needs the digest only."""
 
-    train: list[Conversation]
-    val: list[Conversation]
-    digest: str
+    def __init__(self, path: str, options: Options) -> None:
+        self.path, self.options = None if path == GENERATED else Path(path), options
+
+    @cached_property
+    def conversations(self) -> list[Conversation]:
+        """Raises InvalidDataError."""
+        system = self.options["default_system"]
+        if self.path is not None:
+            return read_conversations(self.path, system=system)
+        return make_conversations(self.options["synthetic_samples"], seed=self.options["seed"], system=system)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the content. Raises InvalidDataError."""
+        if self.path is None:
+            return digest_of(self.conversations)
+        check_file(self.path)
+        return shards.hash_of_file(self.path)
+
+    def encoded(self, tokenizer: Any, *, context: BaseContext | None) -> Tokens:
+        """Return all samples in their order; one without a label after truncation has no tokens."""
+        system, cutoff = self.options["default_system"], self.options["cutoff_len"]
+        key = shards.key_of("chat", self.digest, system, cutoff, chat_template.mark_of(tokenizer))
+        cache = Path(self.options["data_cache_dir"] or shards.default_cache())
+
+        def source() -> Source:
+            rows = self.conversations
+            encoder = chat_template.ChatEncoder(tokenizer, cutoff)
+            return Source(rows, [each.level for each in rows], encoder, len(tokenizer))
+
+        return shards.open_or_build(cache / key, source, context=context)
+
+
+@dataclass(frozen=True)
+class Data:
+    """`val`: a file of its own, or None: a fraction of `train`, which may be 0."""
+
+    train: Texts
+    val: Texts | None
+
+    @property
+    def digest(self) -> str:
+        return shards.key_of(self.train.digest, self.val.digest if self.val else "")
 
 
 @dataclass(frozen=True)
 class Lessons:
-    """All training and validation data, as tokens. `cut`: number of samples without a label after truncation."""
+    """All training and validation data, as tokens. `cut`: number of samples without a label after truncation.
+    `val_texts`: the texts of the validation samples, with those that were cut, as numbers of a file."""
 
     table: Table
     train: Rows
     val: Rows
-    val_texts: list[Conversation]
+    val_texts: tuple[Texts, Sequence[int]]
     cut: int
     digest: str
     tokenizer: Any
 
     @property
-    def numbers(self) -> list[list[int]]:
+    def numbers(self) -> list[Any]:
         """The samples of each level."""
-        return [
-            [number for number, sample in enumerate(self.train.samples) if sample.level == level]
-            for level in range(len(self.table.levels))
-        ]
+        levels = shards.levels_of(self.train.samples)
+        return [np.flatnonzero(levels == level).astype(np.int32) for level in range(len(self.table.levels))]
 
 
-def read_texts(options: Options) -> Texts:
-    """Read the conversations. Raises InvalidDataError."""
-    system = options["default_system"]
-    if options["data_path"]:
-        train = read_conversations(Path(options["data_path"]), system=system)
-    else:
-        train = make_conversations(options["synthetic_samples"], seed=options["seed"], system=system)
-    val: list[Conversation] = []
-    if options["val_data_path"]:
-        val = read_conversations(Path(options["val_data_path"]), system=system)
-    elif options["val_size"]:
-        order = list(range(len(train)))
-        random.Random(options["seed"]).shuffle(order)
-        if len(train) < 2:
-            raise InvalidDataError(
-                "program.one-sample",
-                "{path}: {count} sample for training and validation\nhint: add samples, or set --val_size=0",
-                path=options["data_path"],
-                count=len(train),
-            )
-        count = max(1, round(len(train) * options["val_size"]))
-        val, train = [train[i] for i in sorted(order[:count])], [train[i] for i in sorted(order[count:])]
-    return Texts(train, val, digest_of(train + val))
+def read_texts(options: Options) -> Data:
+    check_given(options["data_path"], Text("program.chats-form", "a file of chats or instructions, JSON or JSON lines"))
+    val = Texts(options["val_data_path"], options) if options["val_data_path"] else None
+    return Data(Texts(options["data_path"], options), val)
 
 
-def make_lessons(texts: Texts, tokenizer: Any, options: Options) -> Lessons:
-    """Encode the conversations. Raises InvalidDataError."""
+def make_lessons(texts: Data, tokenizer: Any, options: Options, *, context: BaseContext | None = None) -> Lessons:
+    """Open the encoded conversations, or encode them. `context`: of worker processes. Raises InvalidDataError."""
+    every = texts.train.encoded(tokenizer, context=context)
+    other = texts.val.encoded(tokenizer, context=context) if texts.val else None
+    train_numbers, val_numbers = split(len(every), options) if other is None else (range(len(every)), range(len(other)))
+    val_source = every if other is None else other
     table = choose_table(
-        rows_of_levels(texts.train),
+        rows_of_levels(every, train_numbers),
         wanted=options["curriculum"],
         levels=options["difficulty_levels"],
         stages=options["curriculum_schedule"],
     )
-    pad_id, multiple = chat_template.pad_id_of(tokenizer), options["pad_to_multiple_of"]
-    train, cut = chat_template.encode_all(tokenizer, texts.train, table.levels, cutoff=options["cutoff_len"])
+    train = learned(every, train_numbers, table.levels)
+    if not len(train):
+        raise InvalidDataError(
+            "program.all-cut",
+            "--cutoff_len={cutoff} tokens: every sample is truncated before the reply of the assistant\nhint: raise it",
+            cutoff=options["cutoff_len"],
+        )
     # Without a curriculum the validation loss is still reported by difficulty, so that two runs can be compared.
-    named = {str(each.level) for each in texts.val if each.level is not None}
+    named = rows_of_levels(val_source, val_numbers)
     val_levels = tuple(level for level in options["difficulty_levels"] if level in named)
-    if len(val_levels) < 2 or any(str(each.level) not in val_levels for each in texts.val):
+    if len(val_levels) < 2 or any(level not in val_levels for level in named):
         val_levels = ("all",)
-    val = (
-        chat_template.encode_all(tokenizer, texts.val, val_levels, cutoff=options["cutoff_len"])[0] if texts.val else []
-    )
+    pad_id, multiple = chat_template.pad_id_of(tokenizer), options["pad_to_multiple_of"]
     return Lessons(
         table,
         Rows(train, table.levels, pad_id, multiple),
-        Rows(val, val_levels, pad_id, multiple),
-        texts.val,
-        cut,
+        Rows(learned(val_source, val_numbers, val_levels), val_levels, pad_id, multiple),
+        (texts.val or texts.train, val_numbers),
+        len(train_numbers) - len(train),
         texts.digest,
         tokenizer,
     )
 
 
+def split(count: int, options: Options) -> tuple[Array, Array]:
+    """Return the numbers of the samples to train on and to validate on, by the seed."""
+    if not options["val_size"]:
+        return range(count), ()
+    if count < 2:
+        raise InvalidDataError(
+            "program.one-sample",
+            "{path}: {count} sample for training and validation\nhint: add samples, or set --val_size=0",
+            path=options["data_path"],
+            count=count,
+        )
+    shuffled = array("i", range(count))  # a list takes ten times the memory, on every rank
+    random.Random(options["seed"]).shuffle(shuffled)
+    taken, order = max(1, round(count * options["val_size"])), np.frombuffer(shuffled, dtype=np.int32)
+    return np.sort(order[taken:]), np.sort(order[:taken])
+
+
+def rows_of_levels(every: Tokens, numbers: Sequence[int]) -> dict[str | None, int]:
+    """Return how many of these samples each difficulty has."""
+    counts = np.bincount(every.levels[np.asarray(numbers, dtype=np.int32)], minlength=len(every.names) + 1).tolist()
+    return {name: count for name, count in zip([None, *every.names], counts) if count}
+
+
+def learned(every: Tokens, numbers: Sequence[int], levels: Sequence[str]) -> Tokens:
+    """Return those of the samples that have something to train on, with indices of `levels`; one level has all."""
+    kept = np.asarray(numbers, dtype=np.int32)
+    kept = kept[every.lengths[kept] > 0]
+    of_name = {name: number for number, name in enumerate(levels)} if len(levels) > 1 else {}
+    of_group = np.array([0, *(of_name.get(name, 0) for name in every.names)], dtype=np.uint8)
+    return every.select(kept, of_group[every.levels[kept]])
+
+
 def make_course(lessons: Lessons, options: Options, *, world_size: int) -> Course:
     samples = lessons.train.samples
-    lengths = [len(sample.ids) for sample in samples]
+    lengths = shards.lengths_of(samples)
     steps = options["max_steps"] or options["num_train_epochs"] * -(-len(samples) // options["global_batch_size"])
     return Course(
         lessons.table,
@@ -126,9 +192,8 @@ def make_course(lessons: Lessons, options: Options, *, world_size: int) -> Cours
 
 def introduce(lessons: Lessons, course: Course, options: Options) -> list[Text]:
     """Describe the data and the schedule for the log."""
-    samples = lessons.train.samples
-    tokens, learned = sum(len(each.ids) for each in samples), sum(each.learned for each in samples)
-    longest = max(len(each.ids) for each in samples)
+    samples: Any = lessons.train.samples
+    lengths, whole = samples.lengths, samples.manifest
     lines = [
         *lessons.table.notes,
         Text(
@@ -136,10 +201,12 @@ def introduce(lessons: Lessons, course: Course, options: Options) -> list[Text]:
             "{count} samples from {source}: {mean:.0f} tokens on average, {longest} at most, "
             "{learned:percent} of them trained on; {val} validation samples",
             count=len(samples),
-            source=options["data_path"] or Text("program.synthetic-samples", "synthetic samples"),
-            mean=tokens / len(samples),
-            longest=longest,
-            learned=learned / tokens,
+            source=Text("program.synthetic-samples", "synthetic samples")
+            if options["data_path"] == GENERATED
+            else options["data_path"],
+            mean=lengths.mean(),
+            longest=int(lengths.max()),
+            learned=whole["learned"] / whole["tokens"],
             val=len(lessons.val.samples),
         ),
     ]
@@ -152,7 +219,7 @@ def introduce(lessons: Lessons, course: Course, options: Options) -> list[Text]:
                 cutoff=options["cutoff_len"],
             )
         )
-    at_cutoff = sum(len(each.ids) == options["cutoff_len"] for each in samples)
+    at_cutoff = int((lengths == options["cutoff_len"]).sum())
     if at_cutoff:
         lines.append(
             Text(
@@ -168,5 +235,8 @@ def introduce(lessons: Lessons, course: Course, options: Options) -> list[Text]:
 
 def texts_to_answer(lessons: Lessons, count: int) -> Sequence[tuple[int, Conversation]]:
     """Select conversations evenly over the validation samples."""
-    step = max(1, len(lessons.val_texts) // max(1, count))
-    return [(i, lessons.val_texts[i]) for i in range(0, len(lessons.val_texts), step)][:count]
+    texts, numbers = lessons.val_texts
+    if not count or not len(numbers):
+        return []
+    chosen = range(0, len(numbers), max(1, len(numbers) // count))
+    return [(i, texts.conversations[numbers[i]]) for i in chosen][:count]

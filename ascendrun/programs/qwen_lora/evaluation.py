@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from ascendrun.programs.qwen_lora.chat_template import Encoded, encode, render
+from ascendrun.programs.generation.cache import of_transformers
+from ascendrun.programs.generation.engine import Completion, Generator, generate
+from ascendrun.programs.qwen_lora.chat_template import encode, ends_of, prompt_of
 from ascendrun.programs.qwen_lora.conversations import Conversation
 from ascendrun.programs.qwen_lora.sft_task import Rows, forward
+from ascendrun.programs.trainer import shards
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.shards import Encoded
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.text import Text
 
@@ -36,7 +41,7 @@ def losses_of(engine: Engine, rows: Rows, here: Runtime) -> list[tuple[float, in
 
     Every rank runs the same number of passes: sharded models gather their weights in each.
     """
-    order = sorted(range(len(rows.samples)), key=lambda number: len(rows.samples[number].ids))
+    order = np.argsort(shards.lengths_of(rows.samples), kind="stable").tolist()
     chunks = [order[i : i + ROWS_AT_ONCE] for i in range(0, len(order), ROWS_AT_ONCE)]
     rounds = -(-len(chunks) // here.world_size)
     mine: dict[int, tuple[float, int]] = {}
@@ -51,7 +56,7 @@ def losses_of(engine: Engine, rows: Rows, here: Runtime) -> list[tuple[float, in
                 for name, tensor in rows.batch([(number,) for number in chunk]).tensors.items()
             }
             with engine.autocast():
-                losses = forward(engine.model, tensors, engine.precision.compute)
+                losses = forward(engine.model, tensors)
             counts = (tensors["targets"] != IGNORED).sum(1).tolist()
             if place < len(chunks):
                 mine.update(
@@ -67,7 +72,7 @@ def loss_by_level(engine: Engine, rows: Rows, here: Runtime) -> dict[str, float]
     each = losses_of(engine, rows, here)
     scores = {"loss": mean_of(each)}
     for i, level in enumerate(rows.levels if len(rows.levels) > 1 else ()):
-        part = [pair for pair, sample in zip(each, rows.samples) if sample.level == i]
+        part = [pair for pair, place in zip(each, shards.levels_of(rows.samples)) if place == i]
         if part:
             scores[f"loss_{level}"] = mean_of(part)
     return scores
@@ -148,34 +153,29 @@ def as_samples(tokenizer: Any, question: Question, *, system: str, cutoff: int) 
         encode(
             tokenizer,
             Conversation((*before, ("user", f"{question.text}\n{shown}"), ("assistant", choice))),
-            0,
             cutoff=cutoff,
         )
         for choice in question.choices
     ]
 
 
-def answer(engine: Engine, tokenizer: Any, conversation: Conversation, here: Runtime, *, most: int) -> str:
-    """Generate the model's first reply, with the most likely token at each position. All ranks run it together,
-    because a sharded model requires them all."""
-    first = next(i for i, (role, _) in enumerate(conversation.turns) if role == "assistant")
-    messages = [{"role": role, "content": text} for role, text in conversation.turns[:first]]
-    ids = list(
-        tokenizer(render(tokenizer, messages, add_generation_prompt=True), add_special_tokens=False)["input_ids"]
-    )
-    begin, last = len(ids), torch.tensor([0])
-    ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")}
+def answers(
+    engine: Engine, tokenizer: Any, conversations: Sequence[Conversation], here: Runtime, *, most: int
+) -> list[str]:
+    """Generate the model's first reply to each conversation, with the most likely token at each position. The ranks
+    divide them, and call it together: a sharded model requires them all."""
+    stop = ends_of(tokenizer)
+    prompts = []
+    for conversation in conversations[here.rank :: here.world_size]:
+        first = next(i for i, (role, _) in enumerate(conversation.turns) if role == "assistant")
+        prompts.append(
+            prompt_of(tokenizer, [{"role": role, "content": text} for role, text in conversation.turns[:first]])
+        )
+    context = max(map(len, prompts), default=1) + most
+    generator = Generator.of(engine, of_transformers(engine.model), context=context)
+    was_training = engine.module.training
     engine.module.eval()
-    with torch.no_grad(), engine.autocast():
-        while len(ids) - begin < most:
-            last[0] = len(ids) - 1
-            logits = engine.model(
-                input_ids=torch.tensor([ids]).to(here.device), logits_to_keep=last.to(here.device), use_cache=False
-            ).logits
-            # Rank 0's token is used: the ranks must continue with the same text.
-            word = int(here.share(int(logits[0, -1].argmax())))
-            if word in ends:
-                break
-            ids.append(word)
-    engine.module.train()
-    return str(tokenizer.decode(ids[begin:], skip_special_tokens=True))
+    mine = generate(generator, [Completion(prompt, most, stop=stop) for prompt in prompts])
+    engine.module.train(was_training)
+    each = here.gather([str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in mine])
+    return [each[number % here.world_size][number // here.world_size] for number in range(len(conversations))]

@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ascendrun.planner.chips import chip_of
+from ascendrun.planner.models import flops_per_token
 from ascendrun.programs.qwen_lora import base, chat_template, evaluation, lora, sizing
 from ascendrun.programs.qwen_lora.conversations import Conversation
 from ascendrun.programs.qwen_lora.curriculum import Course
 from ascendrun.programs.qwen_lora.dataset import (
     Lessons,
+    Texts,
     introduce,
     make_course,
     make_lessons,
@@ -24,28 +27,29 @@ from ascendrun.programs.qwen_lora.evaluation import Question
 from ascendrun.programs.qwen_lora.merge import merge
 from ascendrun.programs.qwen_lora.sft_task import Instructions, largest_micro_batch
 from ascendrun.programs.qwen_lora.sizing import Layout
-from ascendrun.programs.trainer import errors, metrics, runtime
+from ascendrun.programs.trainer import attention, errors, optim, runtime, schedule, shards
 from ascendrun.programs.trainer.checkpoint import replace_text
 from ascendrun.programs.trainer.devices import accelerator, fused_ops, kernels
 from ascendrun.programs.trainer.devices.accelerator import Precision
-from ascendrun.programs.trainer.devices.chips import chip_of
 from ascendrun.programs.trainer.errors import InvalidDataError, ModelTooLargeError, ProgramError
 from ascendrun.programs.trainer.loop import Loop
+from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory, zero3
-from ascendrun.programs.trainer.strategies.engine import Adam, Engine, size_of
+from ascendrun.programs.trainer.strategies.engine import Engine, size_of
 from ascendrun.programs.trainer.strategies.parallel import wrap
-from ascendrun.programs.trainer.task import Settings, warmup_of
+from ascendrun.programs.trainer.task import Settings
 from ascendrun.text import Text
 from ascendrun.text.format import pad_left
 
 Options = Mapping[str, Any]
 FREE_TO_CHANGE = (
     "mode", "data_path", "val_data_path", "base_model", "output_dir", "device", "resume_from_checkpoint",
-    "logging_steps", "save_steps", "strategy", "cpu_offload", "save_total_limit", "dist_timeout_s",
+    "logging_steps", "save_steps", "strategy", "shard_size", "cpu_offload", "save_total_limit", "dist_timeout_s",
     "micro_batch_size", "dataloader_num_workers", "num_sample_prompts", "max_new_tokens", "mc_eval_path",
     "mc_max_samples", "save_merged_model", "max_time_s", "peak_tflops", "profile_dir", "chip", "world_size",
-    "compare_dirs", "on_save_failure", "gradient_checkpointing", "quantization_bit",
+    "compare_dirs", "data_cache_dir", "on_save_failure", "gradient_checkpointing", "quantization_bit",
+    "adapter_path", "loss_scale", "host", "port", "max_num_seqs", "max_model_len", "temperature", "top_p", "top_k",
 )  # fmt: skip
 """Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
 
@@ -59,16 +63,17 @@ def train(options: Options, here: Runtime) -> None:
         if options["mc_eval_path"]
         else []
     )
-    precision = accelerator.choose_precision(options["dtype"], here.accelerator)
+    precision = accelerator.precision_of(options, here.accelerator)
     sizing.refuse(options, world_size=here.world_size, precision=precision, has_deepspeed=sizing.has_deepspeed())
     folder, output = runtime.checkpoint_folder(options["output_dir"]), Path(options["output_dir"]).absolute()
     errors.check_writable(output)
     home = Path(options["base_model"]) if options["base_model"] else output / "base"
-    texts = read_texts(options)
-    here.check_same(texts.digest)
-    config, tokenizer = open_base(options, home, texts.train, here)
-    lessons = make_lessons(texts, tokenizer, options)
-    course = make_course(lessons, options, world_size=here.world_size)
+    with here.phase("data"):
+        texts = read_texts(options)
+        here.check_same(texts.digest)
+        config, tokenizer = open_base(options, home, texts.train, here)
+        lessons = make_lessons(texts, tokenizer, options, context=accelerator.worker_context(here.family))
+        course = make_course(lessons, options, world_size=here.world_size)
     for line in [*introduce(lessons, course, options), precision.reason]:
         here.log(line)
     for problem in batch_problems(course, options, here.world_size):
@@ -83,17 +88,11 @@ def train(options: Options, here: Runtime) -> None:
     layout, lines = sizing.choose(config, options, piece, here)
     for line in lines:
         here.log(line)
-    model, engine, expected = make_engine(config, options, home, here, precision, layout)
+    make_optimizer = optimizer_of(options, course.steps)
+    model, engine, expected = make_engine(config, options, home, here, precision, layout, make_optimizer)
     loop = make_loop(options, lessons, course, engine, here, precision, folder, mean_length=mean_length(course))
     loop.resume(options["resume_from_checkpoint"])
     if not loop.run().is_complete:
-        here.log(
-            "program.stopped",
-            "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {directory}",
-            step=loop.progress.step,
-            steps=loop.settings.steps,
-            directory=loop.saver.parent,
-        )
         return
     if options["load_best_model_at_end"]:
         loop.load_best()
@@ -105,26 +104,25 @@ def train(options: Options, here: Runtime) -> None:
     here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})
 
 
-def open_base(options: Options, home: Path, conversations: list[Any], here: Runtime) -> tuple[Any, Any]:
+def open_base(options: Options, home: Path, texts: Texts, here: Runtime) -> tuple[Any, Any]:
     """Return the base's configuration and tokenizer. A synthetic base is created here; rank 0 trains its tokenizer on
     the data."""
-    packed = options["cutoff_len"] if options["packing"] else 0
     if options["base_model"]:
-        config = base.folder_config(home, packed_tokens=packed)
+        config = base.folder_config(home)
         return config, chat_template.load_tokenizer(home, template=options["template"])
-    text = here.share(make_text(home, conversations) if here.is_first else "")
+    text = here.share(make_text(home, texts) if here.is_first else "")
     tokenizer = chat_template.wrap_tokenizer(text)
     words = max(base.shape_config(options["model_preset"]).vocab_size, len(tokenizer))
     base.make_base(
         home, base.shape_config(options["model_preset"], vocab_size=words), tokenizer, seed=options["seed"], here=here
     )
-    return base.folder_config(home, packed_tokens=packed), tokenizer
+    return base.folder_config(home), tokenizer
 
 
-def make_text(home: Path, conversations: list[Any]) -> str:
+def make_text(home: Path, texts: Texts) -> str:
     """Return the tokenizer of an existing base, which belongs to the run that is resumed, or train a new tokenizer."""
     made = home / "tokenizer.json"
-    return made.read_text(encoding="utf-8") if made.is_file() else chat_template.make_tokenizer(conversations)
+    return made.read_text(encoding="utf-8") if made.is_file() else chat_template.make_tokenizer(texts.conversations)
 
 
 def batch_problems(course: Course, options: Options, world_size: int) -> list[Text]:
@@ -161,24 +159,24 @@ def batch_problems(course: Course, options: Options, world_size: int) -> list[Te
 
 def mean_length(course: Course) -> float:
     """Return the mean number of tokens that attend to each other: those of a sample, packed or not."""
-    return sum(course.lengths) / max(1, len(course.lengths))
+    return float(course.lengths.mean())
 
 
 def make_engine(
-    config: Any, options: Options, home: Path, here: Runtime, precision: Precision, layout: Layout
+    config: Any,
+    options: Options,
+    home: Path,
+    here: Runtime,
+    precision: Precision,
+    layout: Layout,
+    make_optimizer: MakeOptimizer,
 ) -> tuple[Any, Engine, dict[str, Any]]:
     """Return (peft's model, the engine, adapter names and shapes). The base's weights go to their final device."""
     sound, reasons = kernels.sound_kernels(here.accelerator, precision.compute)
     for reason in reasons:
         here.log("program.not-fused", "not fused: {reason}", reason=reason)
-    attention = kernels.attention_implementation(sound)
-    here.log(
-        "program.attention",
-        "attention: fused implementation of {owner} ({name})",
-        owner="torch_npu" if attention != "sdpa" else "torch",
-        name=attention,
-    )
-    model, strategy = base.empty_model(config, attention=attention), layout.strategy
+    here.log("program.attention", "attention: {kernel}", kernel=attention.kernel_of(here.device.type).__name__)
+    model, strategy = base.empty_model(config), layout.strategy
     if layout.gradient_checkpointing:
         base.checkpoint_activations(model, strategy=strategy)
     model = lora.add_lora(model, options)
@@ -190,18 +188,32 @@ def make_engine(
         values = lora.first_values(model, seed=options["seed"], read=read, here=here)
     lora.put_values(model, values)
     expected = lora.trained_shapes(model)
-    adam = Adam(lr=options["learning_rate"], weight_decay=options["weight_decay"], betas=(0.9, 0.999))
     if strategy == "ddp":
         base.load_whole(model, home, here, precision)
     elif strategy == "zero3":
         zero3.prepare(here)
         trained = sum(value.numel() for value in values.values())
-        ds_config = zero3.configuration(precision, trained=trained, offload=layout.cpu_offload)
+        ds_config = zero3.configuration(
+            precision, trained=trained, offload=layout.cpu_offload, shard_size=options["shard_size"]
+        )
         base.load_for_zero3(model, home, here, precision, ds_config)
-    engine = wrap(model, here, strategy=strategy, adam=adam, precision=precision, offload=layout.cpu_offload)
-    if strategy == "fsdp2":
+    engine = wrap(
+        model,
+        here,
+        strategy=strategy,
+        make_optimizer=make_optimizer,
+        precision=precision,
+        offload=layout.cpu_offload,
+        shard_size=options["shard_size"],
+    )
+    if strategy in ("fsdp2", "hsdp"):
         base.load_parts(engine.module, home)
     return model, engine, expected
+
+
+def optimizer_of(options: Options, steps: int) -> MakeOptimizer:
+    rate = schedule.of_options(options, steps, warmup=schedule.warmup_of(options, steps))
+    return lambda model: optim.adamw(model, rate, weight_decay=options["weight_decay"], betas=(0.9, 0.999))
 
 
 def make_loop(
@@ -215,15 +227,14 @@ def make_loop(
     *,
     mean_length: float,
 ) -> Loop:
-    def evaluate(step: int) -> dict[str, float]:
+    def evaluate(name: str, step: int) -> dict[str, float]:
         return evaluation.loss_by_level(engine, lessons.val, here) if lessons.val.samples else {}
 
-    instructions = Instructions(lessons.train, dtype=precision.compute, evaluate=evaluate)
+    instructions = Instructions(lessons.train, evaluate=evaluate)
     keeps_best = options["load_best_model_at_end"] and bool(lessons.val.samples)
     settings = Settings.of(
         options,
         steps=course.steps,
-        warmup_steps=warmup_of(options, course.steps),
         eval_steps=(options["eval_steps"] or course.steps_per_epoch) if lessons.val.samples else 0,
         best="loss" if keeps_best else "",
         best_is_low=True,
@@ -236,7 +247,7 @@ def flops_of(engine: Engine, mean_length: float) -> float:
     config: Any = engine.module.config
     sizes = [(name, size_of(weight), weight.requires_grad) for name, weight in engine.module.named_parameters()]
     words = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    return metrics.flops_per_token(
+    return flops_per_token(
         parameters=sum(size for _, size, _ in sizes),
         trainable=sum(size for _, size, trained in sizes if trained),
         layers=config.num_hidden_layers,
@@ -303,9 +314,11 @@ def final_scores(
     if questions:
         pad_id = lessons.train.pad_id
         scores.update(evaluation.accuracy(engine, lessons.tokenizer, questions, here, options, pad_id=pad_id))
+    asked = texts_to_answer(lessons, options["num_sample_prompts"])
+    conversations = [conversation for _, conversation in asked]
+    replies = evaluation.answers(engine, lessons.tokenizer, conversations, here, most=options["max_new_tokens"])
     answers = []
-    for number, conversation in texts_to_answer(lessons, options["num_sample_prompts"]):
-        reply = evaluation.answer(engine, lessons.tokenizer, conversation, here, most=options["max_new_tokens"])
+    for (number, conversation), reply in zip(asked, replies):
         question, expected = first_exchange(conversation)
         texts = {"question": question, "reply": reply, "expected": expected}
         answers.append({"sample": number, "level": conversation.level, **texts})
@@ -370,9 +383,8 @@ def steps_by_stage(course: Course) -> list[int]:
 def plan(options: Options, here: Runtime) -> None:
     """Estimate only, without a model or device. Raises ModelTooLargeError when the training cannot run."""
     ranks = options["world_size"] or here.world_size
-    packed = options["cutoff_len"] if options["packing"] else 0
     config = (
-        base.folder_config(Path(options["base_model"]), packed_tokens=packed)
+        base.folder_config(Path(options["base_model"]))
         if options["base_model"]
         else base.shape_config(options["model_preset"])
     )
@@ -385,7 +397,7 @@ def plan(options: Options, here: Runtime) -> None:
     tokenizer = (
         chat_template.load_tokenizer(Path(options["base_model"]), template=options["template"])
         if options["base_model"]
-        else chat_template.wrap_tokenizer(chat_template.make_tokenizer(texts.train))
+        else chat_template.wrap_tokenizer(chat_template.make_tokenizer(texts.train.conversations))
     )
     lessons = make_lessons(texts, tokenizer, options)
     course = make_course(lessons, options, world_size=ranks)
@@ -401,6 +413,31 @@ def plan(options: Options, here: Runtime) -> None:
         here.log(line)
     if report.problems:
         raise ModelTooLargeError.of(report.problems)
+
+
+def prepare(options: Options, here: Runtime) -> None:
+    """Encode the data, which needs no device, and list the cache."""
+    texts = read_texts(options)
+    here.check_same(texts.digest)
+    home = Path(options["base_model"]) if options["base_model"] else Path(options["output_dir"]).absolute() / "base"
+    tokenizer = (
+        chat_template.load_tokenizer(home, template=options["template"])
+        if options["base_model"]
+        else chat_template.wrap_tokenizer(here.share(make_text(home, texts.train) if here.is_first else ""))
+    )
+    make_lessons(texts, tokenizer, options)
+    cache = Path(options["data_cache_dir"] or shards.default_cache())
+    here.log("program.data-cache", "encoded data in {directory}:", directory=cache)
+    for held in shards.listed(cache, now_s=time.time()):
+        here.log(
+            "program.data-held",
+            "{key}  {rows:,} samples  {size:bytes}  {age:duration} old",
+            key=held.key,
+            rows=held.rows,
+            size=held.bytes,
+            age=held.age_s,
+        )
+    here.record(done=True)
 
 
 def compare(options: Options, here: Runtime) -> None:

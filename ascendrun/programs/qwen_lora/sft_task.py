@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.programs.qwen_lora.chat_template import Encoded
 from ascendrun.programs.trainer.data import Batch, Unit
-from ascendrun.programs.trainer.packing import IGNORED, attention_mask, pack_rows
+from ascendrun.programs.trainer.packing import IGNORED, pack_rows
+from ascendrun.programs.trainer.shards import Encoded
 from ascendrun.programs.trainer.task import Loss, Part, Task
 
 NO_LEVEL = -1
@@ -33,35 +33,37 @@ class Rows:
 
     def batch(self, units: Sequence[Unit]) -> Batch:
         numbers = [number for unit in units for number in unit]
-        ids = {number: self.samples[number].ids for number in numbers}
-        labels = {number: self.samples[number].labels for number in numbers}
+        samples = {number: self.samples[number] for number in numbers}
+        ids = {number: sample.ids for number, sample in samples.items()}
+        labels = {number: sample.labels for number, sample in samples.items()}
         packed = pack_rows(units, ids, labels, pad_id=self.pad_id, multiple=self.multiple)
         kept, targets = learned_places(packed["labels"], self.multiple)
         groups = {
-            level: float(sum(self.samples[number].level == i for number in numbers))
-            for i, level in enumerate(self.levels)
+            level: float(sum(samples[number].level == i for number in numbers)) for i, level in enumerate(self.levels)
         }
         tensors = {"ids": packed["ids"], "kept": kept, "targets": targets}
         if any(len(unit) > 1 for unit in units):
             tensors.update(positions=packed["positions"], segments=packed["segments"])
         if len(self.levels) > 1:
-            tensors["target_levels"] = self.levels_of(units, packed["segments"], kept, targets)
+            levels = [[samples[number].level for number in unit] for unit in units]
+            tensors["target_levels"] = levels_of(levels, packed["numbers"], kept, targets)
         return Batch(
             tensors,
             weight=float((targets != IGNORED).sum()),
             samples=len(numbers),
             groups=groups,
-            tokens=sum(len(self.samples[number].ids) for number in numbers),
+            tokens=sum(len(ids[number]) for number in numbers),
         )
 
-    def levels_of(
-        self, units: Sequence[Unit], segments: torch.Tensor, kept: torch.Tensor, targets: torch.Tensor
-    ) -> torch.Tensor:
-        found = torch.full_like(targets, NO_LEVEL)
-        for row, unit in enumerate(units):
-            of_segment = torch.tensor([NO_LEVEL, *(self.samples[number].level for number in unit)])
-            found[row] = of_segment[segments[row, kept]]
-        return torch.where(targets == IGNORED, torch.full_like(found, NO_LEVEL), found)
+
+def levels_of(
+    levels: Sequence[Sequence[int]], numbers: torch.Tensor, kept: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Return the level of each target. `levels`: of the samples of each row; `numbers`: of the sample of each token."""
+    found = torch.full_like(targets, NO_LEVEL)
+    for row, of_row in enumerate(levels):
+        found[row] = torch.tensor([NO_LEVEL, *of_row])[numbers[row, kept]]
+    return torch.where(targets == IGNORED, torch.full_like(found, NO_LEVEL), found)
 
 
 def learned_places(labels: torch.Tensor, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,11 +83,11 @@ def learned_places(labels: torch.Tensor, multiple: int) -> tuple[torch.Tensor, t
     return kept, targets
 
 
-def forward(model: nn.Module, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """Return the losses of all targets, rows x kept positions, in float32. `dtype`: compute precision."""
+def forward(model: nn.Module, tensors: Mapping[str, Any]) -> torch.Tensor:
+    """Return the losses of all targets, rows x kept positions, in float32."""
     given: dict[str, Any] = {"input_ids": tensors["ids"], "logits_to_keep": tensors["kept"], "use_cache": False}
-    if "segments" in tensors:
-        given.update(position_ids=tensors["positions"], attention_mask=attention_mask(tensors["segments"], dtype))
+    if "positions" in tensors:
+        given.update(position_ids=tensors["positions"], segments=tensors.get("segments"))
     logits = model(**given).logits.float()
     losses = functional.cross_entropy(
         logits.flatten(0, 1), tensors["targets"].flatten(), reduction="none", ignore_index=IGNORED
@@ -96,13 +98,13 @@ def forward(model: nn.Module, tensors: Mapping[str, torch.Tensor], dtype: torch.
 class Instructions(Task):
     """Training task: predict the assistant's replies."""
 
-    def __init__(self, rows: Rows, *, dtype: torch.dtype, evaluate: Callable[[int], dict[str, float]]) -> None:
-        self.rows, self.dtype, self.evaluate = rows, dtype, evaluate  # type: ignore[assignment,method-assign]
+    def __init__(self, rows: Rows, *, evaluate: Callable[[str, int], dict[str, float]]) -> None:
+        self.rows, self.evaluate = rows, evaluate  # type: ignore[assignment,method-assign]
         self.collate = rows.collate  # type: ignore[method-assign]  # of Rows, because a worker process gets a copy of it
         self.parts = tuple(rows.levels) if len(rows.levels) > 1 else ()
 
     def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> Loss:
-        losses = forward(model, tensors, self.dtype)
+        losses = forward(model, tensors)
         if not self.parts:
             return losses.sum()
         parts: dict[str, Part] = {}

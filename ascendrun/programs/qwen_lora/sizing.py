@@ -10,14 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from ascendrun.planner import cost
+from ascendrun.planner.chips import Chip
+from ascendrun.planner.models import flops_per_token, shape_of
+from ascendrun.planner.workload import Workload
 from ascendrun.programs.qwen_lora.base import build as build_model
 from ascendrun.programs.qwen_lora.base import checkpoint_activations
 from ascendrun.programs.qwen_lora.lora import add_lora
 from ascendrun.programs.qwen_lora.sft_task import forward
 from ascendrun.programs.trainer.devices.accelerator import Precision
-from ascendrun.programs.trainer.devices.chips import Chip
+from ascendrun.programs.trainer.distributed import ranks_of_host
 from ascendrun.programs.trainer.errors import InvalidDataError, ModelTooLargeError
-from ascendrun.programs.trainer.metrics import flops_per_token
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.simulate import Simulated, simulate_deep
@@ -60,15 +63,16 @@ def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision,
     """Raise InvalidDataError with all unusable options, before anything is read or written."""
     strategy, is_offloaded = options["strategy"], options["cpu_offload"]
     problems = []
-    if strategy == "fsdp2" and precision.scales:
+    if strategy in ("fsdp2", "hsdp") and precision.scales:
         problems.append(
             Text(
                 "program.fsdp2-no-scaling",
-                "strategy=fsdp2 has no loss scaling, and {reason}\nhint: set --strategy=ddp or --strategy=zero3",
+                "strategy={strategy} has no loss scaling, and {reason}\nhint: set --strategy=ddp or --strategy=zero3",
+                strategy=strategy,
                 reason=precision.reason,
             )
         )
-    if strategy in ("fsdp2", "zero3") and world_size == 1:
+    if strategy in ("fsdp2", "hsdp", "zero3") and world_size == 1:
         problems.append(
             Text(
                 "program.one-rank",
@@ -122,12 +126,19 @@ def estimate(
     lines: list[Text] = []
     found: list[tuple[memory.Need, Layout]] = []
     chosen: tuple[memory.Need, Layout] | None = None
-    for layout in layouts(options, strategies):
+    for layout in by_cost(layouts(options, strategies), config, options, piece, target):
         key = layout.strategy != "ddp", layout.gradient_checkpointing
         if key not in seen:
-            seen[key] = simulated_step(config, options, piece, target.precision, is_cast=key[0], recomputes=key[1])
+            seen[key] = simulated_step(config, options, piece, target, is_cast=key[0], recomputes=key[1])
         strategy = "none" if layout.strategy == "ddp" and target.world_size == 1 else layout.strategy
-        need = memory.needs(seen[key], target, strategy=strategy, pieces=piece["pieces"], offload=layout.cpu_offload)
+        need = memory.needs(
+            seen[key],
+            target,
+            strategy=strategy,
+            pieces=piece["pieces"],
+            offload=layout.cpu_offload,
+            shard_size=options["shard_size"] or ranks_of_host(target.world_size),
+        )
         found.append((need, layout))
         line = memory.as_sentence(need, target)
         if layout.gradient_checkpointing:
@@ -173,6 +184,42 @@ def layouts(options: Mapping[str, Any], strategies: Sequence[str]) -> list[Layou
     return found
 
 
+def by_cost(
+    found: Sequence[Layout], config: Any, options: Mapping[str, Any], piece: Mapping[str, int], target: memory.Target
+) -> list[Layout]:
+    """Return the layouts from fast to slow by the cost model of `ascendrun plan`; without a known peak as given."""
+    shape = shape_of(config.to_dict())
+    if shape is None or target.peak_flops is None:
+        return list(found)
+    sizes = [shape.linear[name] for name in options["target_modules"] if name in shape.linear]
+    work = Workload(
+        model=shape,
+        trained=options["lora_r"] * shape.layers * sum(map(sum, sizes)),
+        is_frozen=True,
+        steps=None,
+        samples_per_step=options["global_batch_size"],
+        tokens_per_step=float(target.world_size * piece["pieces"] * piece["rows"] * piece["length"]),
+        mean_length=float(piece["length"]),
+        micro_rows=piece["rows"],
+        micro_length=piece["length"],
+        micro_learned=piece["kept"],
+        micro_batches=piece["pieces"],
+        is_exact=True,
+        weight_bytes_saved=0,
+        has_dropout=bool(options["lora_dropout"]),
+    )
+    devices = cost.Devices(
+        target.family,
+        target.world_size,
+        ranks_of_host(target.world_size),
+        target.peak_flops,
+        compute_bytes=memory.width(target.precision.compute),
+    )
+    of_cost = {cost.Layout(each.strategy, each.gradient_checkpointing, each.cpu_offload): each for each in found}
+    choice = cost.compare(work, devices, list(of_cost), shard_size=options["shard_size"])
+    return [of_cost[option.layout] for option in choice.options]
+
+
 def why(layout: Layout, options: Mapping[str, Any], strategies: Sequence[str]) -> list[Text]:
     """Return the reasons for the chosen layout, and the options that requested it."""
     if len(strategies) > 1:
@@ -197,19 +244,19 @@ def simulated_step(
     config: Any,
     options: Mapping[str, Any],
     piece: Mapping[str, int],
-    precision: Precision,
+    target: memory.Target,
     *,
     is_cast: bool,
     recomputes: bool,
 ) -> Simulated:
     def build(layers: int) -> nn.Module:
-        model = build_model(with_layers(config, layers), attention="sdpa")
+        model = build_model(with_layers(config, layers))
         if recomputes:
             checkpoint_activations(model, strategy="ddp")
         return add_lora(model, options)  # type: ignore[no-any-return]
 
     def step(model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        return forward(model, tensors, precision.compute).sum()
+        return forward(model, tensors).sum()
 
     rows, length, kept = piece["rows"], piece["length"], piece["kept"]
     shapes = {
@@ -218,8 +265,9 @@ def simulated_step(
         "targets": ((rows, kept), torch.int64),
     }
     if options["packing"]:
-        shapes.update(positions=((rows, length), torch.int64), segments=((rows, length), torch.int64))
-    return simulate_deep(build, config.num_hidden_layers, step, shapes, precision=precision, is_cast=is_cast)
+        shapes["positions"] = (rows, length), torch.int64
+    given: dict[str, Any] = {"precision": target.precision, "family": target.family, "is_cast": is_cast}
+    return simulate_deep(build, config.num_hidden_layers, step, shapes, **given)
 
 
 def with_layers(config: Any, layers: int) -> Any:
@@ -289,10 +337,11 @@ def choose(
 
 
 def strategies_for(precision: Precision, world_size: int, has_deepspeed: bool = True) -> tuple[str, ...]:
-    """Return the usable strategies: sharding requires peers; fsdp2 has no loss scaling; zero3 requires deepspeed."""
+    """Return the usable strategies: sharding requires peers; fsdp2 and hsdp have no loss scaling; zero3 requires
+    deepspeed. hsdp is faster than fsdp2 over several hosts, and the same on one."""
     strategies = ["ddp"]
     if world_size > 1 and not precision.scales:
-        strategies.append("fsdp2")
+        strategies += ["hsdp", "fsdp2"] if 1 < ranks_of_host(world_size) < world_size else ["fsdp2"]
     if world_size > 1 and has_deepspeed:
         strategies.append("zero3")
     return tuple(strategies)

@@ -11,28 +11,52 @@ import shutil
 import sys
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
+from ascendrun.programs.trainer.epochs import Claim, is_on_line, starts, sync
 from ascendrun.text import Text
 
 MANIFEST = "manifest.json"
 COMMON = "common.pt"
-NAME = re.compile(r"^(?P<kind>step|best)-(?P<step>\d{8})$")
+NAME = re.compile(r"^(?P<kind>step|best)-(?P<step>\d{8})(?:-e(?P<epoch>\d{4,}))?$")
+UNFINISHED = re.compile(r"^\.(?P<name>(?:step|best)-[0-9e-]+)\.")
 CHUNK_BYTES = 1 << 20
 
 Fingerprint = dict[str, Any]
 """{bytes, sha256} of one part."""
 
 
-def folder_name(kind: str, step: int) -> str:
-    return f"{kind}-{step:08d}"
+@dataclass(frozen=True)
+class Piece:
+    """Contiguous elements of a named tensor: `data` in one dimension, from element `offset` of all of `shape`."""
+
+    data: torch.Tensor
+    offset: int
+    shape: tuple[int, ...]
 
 
-def own_part(rank: int) -> str:
-    return f"rank-{rank:05d}.pt"
+Pieces = dict[str, Piece]
+"""By key, which has the name of a weight and what it is of it: "model/…", "exp_avg/…", "momentum/…"."""
+Read = Callable[[str, int, int], "torch.Tensor | None"]
+"""read(key, offset, length): these elements of a saved tensor; None: the checkpoint does not have it."""
+
+
+def folder_name(kind: str, step: int, epoch: int = 0) -> str:
+    return f"{kind}-{step:08d}" + (f"-e{epoch:04d}" if epoch else "")
+
+
+def epoch_of(name: str) -> int:
+    """Return the epoch in the name of a checkpoint. Names of releases without epochs are those of epoch 0."""
+    match = NAME.match(name)
+    return int(match["epoch"] or 0) if match else 0
+
+
+def shard_part(number: int) -> str:
+    return f"shard-{number:05d}.pt"
 
 
 @contextlib.contextmanager
@@ -56,26 +80,63 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def save(
-    parent: Path, kind: str, step: int, state: Mapping[str, Any], *, facts: Mapping[str, Any] | None = None
+    parent: Path,
+    kind: str,
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    facts: Mapping[str, Any] | None = None,
+    claim: Claim | None = None,
 ) -> Path:
     """Write `state` as a checkpoint of one part and return its directory. On return it survives a power failure.
 
     A complete checkpoint of that name is replaced. Raises OSError (disk full, read-only) and leaves the
-    older checkpoints as they were. `facts`: small JSON values kept readable in the manifest.
+    older checkpoints as they were. `facts`: small JSON values kept readable in the manifest. `claim`: of the
+    writer, None: epoch 0, which is not checked; SupersededError: another one has the directory.
     """
-    fresh = open_fresh(parent, kind, step, str(os.getpid()))
+    fresh = open_fresh(parent, kind, step, str(os.getpid()), claim=claim)
     try:
-        return commit(fresh, kind, step, {COMMON: write_part(fresh, COMMON, state)}, facts=facts or {})
+        return commit(fresh, kind, step, {COMMON: write_part(fresh, COMMON, state)}, facts=facts or {}, claim=claim)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
 
 
-def open_fresh(parent: Path, kind: str, step: int, token: str) -> Path:
+def open_fresh(parent: Path, kind: str, step: int, token: str, *, claim: Claim | None = None) -> Path:
     """Create the hidden directory of an unfinished checkpoint. Every rank that writes to it passes the same token."""
-    fresh = parent / f".{folder_name(kind, step)}.{token}.tmp"
+    fresh = parent / f".{folder_name(kind, step, claim.number if claim else 0)}.{token}.tmp"
     fresh.mkdir(parents=True, exist_ok=True)
     return fresh
+
+
+def as_plain(pieces: Mapping[str, Piece]) -> dict[str, dict[str, Any]]:
+    """Return pieces of tensors in plain values, which torch.load reads without running code."""
+    return {
+        key: {"data": piece.data, "offset": piece.offset, "shape": list(piece.shape)} for key, piece in pieces.items()
+    }
+
+
+def reader(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> Read:
+    """Return what reads elements of tensors, wherever in these parts they are."""
+    places: dict[str, list[Mapping[str, Any]]] = {}
+    for part in parts:
+        for key, piece in part.items():
+            places.setdefault(key, []).append(piece)
+
+    def read(key: str, offset: int, length: int) -> torch.Tensor | None:
+        if key not in places:
+            return None
+        found: list[torch.Tensor] = []
+        at, end = offset, offset + length
+        for piece in sorted(places[key], key=lambda each: int(each["offset"])):
+            first = at - piece["offset"]
+            if at < end and 0 <= first < len(piece["data"]):
+                found.append(piece["data"][first : first + end - at])
+                at += len(found[-1])
+        assert at == end, f"{key}: elements {at} to {end} are in no part"
+        return found[0] if len(found) == 1 else torch.cat(found) if found else torch.empty(0)
+
+    return read
 
 
 def write_part(fresh: Path, name: str, state: Mapping[str, Any]) -> Fingerprint:
@@ -94,8 +155,10 @@ def commit(
     *,
     facts: Mapping[str, Any],
     here: Sequence[str] | None = None,
+    claim: Claim | None = None,
 ) -> Path:
-    """Turn the hidden directory into a checkpoint. `parts`: all of them; `here`: those in this directory, None: all."""
+    """Turn the hidden directory into a checkpoint. `parts`: all of them; `here`: those in this directory, None: all.
+    Raises SupersededError, without a new checkpoint, if another start has the directory."""
     manifest = {
         "step": step,
         "kind": kind,
@@ -107,23 +170,17 @@ def commit(
         json.dump({**manifest, "sha256": hash_of(manifest)}, text, indent=1)
         text.flush()
         os.fsync(text.fileno())
-    sync_folder(fresh)
-    final = fresh.parent / folder_name(kind, step)
+    sync(fresh)
+    final = fresh.parent / folder_name(kind, step, claim.number if claim else 0)
+    if claim is not None:
+        claim.check()
     old = fresh.with_name(fresh.name.replace(".tmp", ".old.tmp"))
     if final.exists():
         os.rename(final, old)
     os.rename(fresh, final)
     shutil.rmtree(old, ignore_errors=True)
-    sync_folder(fresh.parent)
+    sync(fresh.parent)
     return final
-
-
-def sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def fingerprint(path: Path) -> Fingerprint:
@@ -191,12 +248,26 @@ def part_fault(path: Path, wanted: Any, *, is_read: bool) -> Text | None:
 
 
 def listed(parent: Path, kind: str) -> list[tuple[int, Path]]:
-    """Return (step, directory) of this kind, newest first, complete or not."""
+    """Return (step, directory) of this kind, newest first, complete or not; of one step the latest epoch first."""
     if not parent.is_dir():
         return []
     matches = [(NAME.match(path.name), path) for path in parent.iterdir()]
     ours = [(int(match["step"]), path) for match, path in matches if match and match["kind"] == kind]
-    return sorted(ours, reverse=True)
+    return sorted(ours, key=lambda each: (each[0], epoch_of(each[1].name)), reverse=True)
+
+
+def newest_epoch(parent: Path) -> int:
+    """Return the highest epoch that is claimed here, or that a checkpoint carries; -1: there is neither."""
+    named = [epoch_of(path.name) for kind in ("step", "best") for _, path in listed(parent, kind)]
+    return max([*starts(parent), *named], default=-1)
+
+
+def best_folder(parent: Path, step: int) -> Path:
+    """Return the directory of the best model of a step: the one that led to later checkpoints, if there are several."""
+    line = starts(parent)
+    found = [(epoch_of(path.name), path) for number, path in listed(parent, "best") if number == step]
+    found.sort(key=lambda each: (is_on_line(each[0], step, line), each[0]))
+    return found[-1][1] if found else parent / folder_name("best", step)
 
 
 def log_skipped(folder: Path, problem: Text) -> None:
@@ -216,16 +287,23 @@ def facts_of(folder: Path) -> dict[str, Any]:
     return dict(read_manifest(folder)["facts"])
 
 
-def load(folder: Path, name: str = COMMON) -> dict[str, Any]:
-    """Return the state of one part, on the CPU. Only tensors and plain values are read, never code."""
-    return dict(torch.load(folder / name, map_location="cpu", weights_only=True))
+def load(folder: Path, name: str = COMMON, *, is_mapped: bool = False) -> dict[str, Any]:
+    """Return the state of one part, on the CPU. Only tensors and plain values are read, never code. `is_mapped`:
+    tensors are read from the file when they are used."""
+    return dict(torch.load(folder / name, map_location="cpu", weights_only=True, mmap=is_mapped))
 
 
-def prune(parent: Path, *, newest: int, keep: int, best_steps: Collection[int]) -> None:
+def prune(parent: Path, *, newest: int, keep: int, best_steps: Collection[int], epoch: int = 0) -> None:
     """Keep the last `keep` checkpoints up to step `newest`, which was just saved, and the best models that `best_steps`
-    or a kept checkpoint names. Later steps belong to an abandoned run: incomplete, or not on every node."""
-    steps = listed(parent, "step")
-    kept = [folder for step, folder in steps if step <= newest][:keep]
+    or a kept checkpoint names. Others belong to an abandoned run: incomplete, not on every node, or saved by an attempt
+    that had been replaced. What epochs later than `epoch` saved is left alone."""
+    line = starts(parent)
+
+    def is_kept(step: int, folder: Path) -> bool:
+        return step <= newest and is_on_line(epoch_of(folder.name), step, line)
+
+    steps = [(step, folder) for step, folder in listed(parent, "step") if epoch_of(folder.name) <= epoch]
+    kept = [folder for step, folder in steps if is_kept(step, folder)][:keep]
     for _, folder in steps:
         if folder not in kept:
             shutil.rmtree(folder, ignore_errors=True)
@@ -234,7 +312,8 @@ def prune(parent: Path, *, newest: int, keep: int, best_steps: Collection[int]) 
         if fault_free_facts(folder).get("best_step") is not None:
             wanted.add(int(fault_free_facts(folder)["best_step"]))
     for step, folder in listed(parent, "best"):
-        if step not in wanted:
+        is_wanted = step in wanted and folder == best_folder(parent, step)
+        if epoch_of(folder.name) <= epoch and not is_wanted:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -245,9 +324,13 @@ def fault_free_facts(folder: Path) -> dict[str, Any]:
         return {}  # an incomplete checkpoint has no best step; a resume reports the reason
 
 
-def clear_leftovers(parent: Path) -> None:
-    """Remove the incomplete files of a killed writer. Call it only from the one process that writes here."""
+def clear_leftovers(parent: Path, *, epoch: int = 0) -> None:
+    """Remove the incomplete files of a killed writer of this epoch or an earlier one. Call it only from the one process
+    that writes here."""
     for path in parent.glob(".*.tmp"):
+        match = UNFINISHED.match(path.name)
+        if match and epoch_of(match["name"]) > epoch:
+            continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
-from typing import Callable, Protocol
+from typing import Any, Callable, Protocol
 
 import numpy as np
 import torch
@@ -26,11 +26,11 @@ Unit = tuple[int, ...]
 
 @dataclass
 class Batch:
-    """The input of one forward pass, on the CPU. `weight`: divisor of the summed loss, summed over all pieces of all
-    ranks (labelled tokens, or samples by their class weight). `tokens`: without padding. `groups`: number of samples
-    of each named group, for metrics."""
+    """The input of one forward pass, on the CPU: tensors and `attention.Segments`. `weight`: divisor of the summed
+    loss, summed over all pieces of all ranks (labelled tokens, or samples by their class weight). `tokens`: without
+    padding. `groups`: number of samples of each named group, for metrics."""
 
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, Any]
     weight: float
     tokens: int
     samples: int
@@ -90,7 +90,7 @@ class Packed:
     def __init__(
         self, lengths: Sequence[int], *, row_tokens: int, batch_size: int, seed: int, window: int = 512
     ) -> None:
-        longest = max(lengths, default=0)
+        longest = int(max(lengths, default=0))
         if longest > row_tokens:
             raise InvalidDataError(
                 "program.sample-too-long",
@@ -98,7 +98,7 @@ class Packed:
                 longest=longest,
                 limit=row_tokens,
             )
-        self.lengths, self.row_tokens, self.batch_size = list(lengths), row_tokens, batch_size
+        self.lengths, self.row_tokens, self.batch_size = np.asarray(lengths), row_tokens, batch_size
         self.seed, self.window = seed, window
         self.steps_per_epoch = math.ceil(len(self.rows(0)) / batch_size)
         self._epoch = -1
@@ -119,7 +119,7 @@ class Packed:
         return [rows[i] for i in rng.permutation(len(rows))]
 
 
-def pack(numbers: Sequence[int], lengths: Sequence[int], row_tokens: int) -> list[Unit]:
+def pack(numbers: Sequence[int], lengths: Any, row_tokens: int) -> list[Unit]:
     """Pack samples first fit, longest first."""
     rows: list[list[int]] = []
     room: list[int] = []
@@ -184,6 +184,22 @@ class Share:
     samples: int
     groups: dict[str, float]
 
+    @classmethod
+    def of(cls, step: int, units: list[Unit], batches: list[Batch]) -> Share:
+        groups: dict[str, float] = {}
+        for batch in batches:
+            for name, count in batch.groups.items():
+                groups[name] = groups.get(name, 0.0) + count
+        return cls(
+            step,
+            units,
+            batches,
+            sum(batch.weight for batch in batches),
+            sum(batch.tokens for batch in batches),
+            sum(batch.samples for batch in batches),
+            groups,
+        )
+
 
 def make_share(collate: Collate, pieces: Sequence[Sequence[Unit]], stand_in: Unit, step: int) -> Share:
     """Make a batch of every piece. An empty piece becomes one row with weight 0: its rank must still take part."""
@@ -191,19 +207,7 @@ def make_share(collate: Collate, pieces: Sequence[Sequence[Unit]], stand_in: Uni
     for piece, batch in zip(pieces, batches):
         if not piece:
             batch.weight, batch.tokens, batch.samples, batch.groups = 0.0, 0, 0, {}
-    groups: dict[str, float] = {}
-    for batch in batches:
-        for name, count in batch.groups.items():
-            groups[name] = groups.get(name, 0.0) + count
-    return Share(
-        step,
-        [unit for piece in pieces for unit in piece],
-        batches,
-        sum(batch.weight for batch in batches),
-        sum(batch.tokens for batch in batches),
-        sum(batch.samples for batch in batches),
-        groups,
-    )
+    return Share.of(step, [unit for piece in pieces for unit in piece], batches)
 
 
 class Loader:

@@ -25,6 +25,19 @@ HCCL_MARGIN_S = 60
 """HCCL waits 20 s beyond the limit to spread the reason of a failure, and 30 s more to find the failing rank."""
 
 
+LATE_S = 10.0
+"""Seconds in which the values of all ranks are there, unless one is slow or stuck."""
+
+
+def has_ended(work: dist.Work, timeout_s: float) -> bool:
+    """Wait for an operation; return whether it has ended, also by an error, which its own `wait` raises."""
+    try:
+        work.wait(timedelta(seconds=timeout_s))
+    except RuntimeError:
+        return bool(work.is_completed())
+    return True
+
+
 @dataclass
 class Ranks:
     """This rank among its peers. `control`: a group for CPU tensors and Python objects, None: a single rank."""
@@ -48,12 +61,26 @@ class Ranks:
 
         An allreduce adds in an order that depends on a number's index among the others.
         """
+        return self.start_sum(values)()
+
+    def start_sum(
+        self, values: Sequence[float], *, late: Callable[[], None] | None = None
+    ) -> Callable[[], list[float]]:
+        """Start a sum over ranks, and return the function that waits for it. `late` is called once if that takes
+        LATE_S: a device that waits for the same rank has the better message."""
         if self.control is None:
-            return list(values)
+            return lambda: list(values)
         mine = torch.tensor(values, dtype=torch.float64)
         received = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(received, mine, group=self.control)
-        return [exact_sum(each) for each in zip(*(rank.tolist() for rank in received))]
+        work = dist.all_gather(received, mine, group=self.control, async_op=True)
+
+        def finish() -> list[float]:
+            if late is not None and not has_ended(work, LATE_S):
+                late()
+            work.wait()
+            return [exact_sum(each) for each in zip(*(rank.tolist() for rank in received))]
+
+        return finish
 
     def barrier(self) -> None:
         if self.control is not None:
@@ -118,6 +145,11 @@ def take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, list):
         return [take_tensors(item, tensors) for item in value]
     return value
+
+
+def ranks_of_host(world_size: int) -> int:
+    """Return the number of ranks on each host; all of them if the launcher does not tell."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
 
 
 def exact_sum(values: Sequence[float]) -> float:

@@ -74,6 +74,16 @@ def in_a_line(error: BaseException) -> str:
     return textwrap.shorten(str(error) or type(error).__name__, SHOWN_CHARACTERS, placeholder=" …")
 
 
+def check_given(data_path: str, form: Text) -> None:
+    """Raise InvalidDataError where no data is named: generated data must be asked for. `form`: what is expected."""
+    if not data_path:
+        raise InvalidDataError(
+            "program.no-data-path",
+            "--data_path is required: {form}\nhint: set --data_path=generated for generated data, to try the program",
+            form=form,
+        )
+
+
 def check_writable(folder: Path) -> None:
     """Raise OSError where a file cannot be created: before a training rather than after it."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Callable
 
+import torch
+
+from ascendrun.programs.trainer.data import Share
 from ascendrun.programs.trainer.devices.accelerator import Accelerator, Stamp
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.task import Part, Settings
 from ascendrun.text import Text
 
+SHOWN_SAMPLES = 8
 PHASES = ("data_s", "forward_s", "backward_s", "optimizer_s", "comm_s")
 
 
@@ -68,17 +77,199 @@ class Meter:
         return count / max(time.monotonic() - self.since_s, 1e-9)
 
 
-def flops_per_token(
-    *, parameters: int, trainable: int, layers: int, hidden: int, mean_length: float, embedding: int = 0
-) -> float:
-    """Return FLOPs of forward and backward, without recomputation: the work that counts for MFU.
+@dataclass(frozen=True)
+class Problem:
+    """A loss or a gradient norm of this rank that is no number."""
 
-    2 per weight forward, 2 for the gradient of the activations, 2 for that of the weight if it is trained;
-    attention adds 12 x layers x hidden x length, halved because causal attention covers half of it on average.
-    `embedding`: number of weights that are only indexed, so without arithmetic.
+    step: int
+    rank: int
+    is_of_loss: bool
+    value: float
+    samples: tuple[int, ...]
+
+    def text(self) -> Text:
+        what = (
+            Text("program.bad-loss", "the loss is {loss}", loss=self.value)
+            if self.is_of_loss
+            else Text("program.bad-norm", "the gradient norm is {norm}", norm=self.value)
+        )
+        shown: list[int | str] = list(self.samples[:SHOWN_SAMPLES])
+        return Text(
+            "program.bad-on-rank",
+            "{what} on rank {rank} (samples {samples})",
+            what=what,
+            rank=self.rank,
+            samples=shown + (["…"] if len(self.samples) > SHOWN_SAMPLES else []),
+        )
+
+
+class StepTotals:
+    """What the steps of this rank add up to. Numbers of the device are copied while it works, and read a step later.
+
+    `scales`: of float16, whose search for a scale meets norms that are no numbers.
     """
-    dense = parameters - embedding
-    return 4.0 * dense + 2.0 * max(0, trainable - embedding) + 6.0 * layers * hidden * mean_length
+
+    def __init__(self, here: Runtime, parts: Sequence[str], *, scales: bool) -> None:
+        self.here, self.names, self.scales = here, parts, scales
+        self.waiting: list[tuple[Share, float, list[list[float]], Callable[[], list[float]]]] = []
+        self.problem: Problem | None = None
+        """The first one."""
+        self.grad_norm: float | None = None
+        self.weight, self.steps = 0.0, 0
+        self.sums = [0.0] * (3 + 3 * len(parts))
+
+    @property
+    def has_steps(self) -> bool:
+        return bool(self.waiting or self.steps)
+
+    def add(
+        self, share: Share, passes: Sequence[tuple[torch.Tensor, Mapping[str, Part]]], norm: torch.Tensor, weight: float
+    ) -> None:
+        """Add a step. `weight`: of all ranks together."""
+        device = passes[0][0].device
+        numbers = [torch.stack([total for total, _ in passes]).sum().float(), norm.to(device).float()]
+        places: list[list[float]] = []
+        """Of every part: its samples and weight so far as the host knows them, then where numbers has the rest."""
+        for name in self.names:
+            mine = [parts[name] for _, parts in passes if name in parts]
+            known = sum(float(each) for _, each in mine if not isinstance(each, torch.Tensor))
+            losses = [part.float() for part, _ in mine]
+            weights = [each.float() for _, each in mine if isinstance(each, torch.Tensor)]
+            places.append([share.groups.get(name, 0.0), known, len(losses), len(weights)])
+            numbers += losses + weights
+        read = self.here.accelerator.start_copy(torch.stack(numbers).detach())
+        self.waiting.append((share, weight, places, read))
+
+    def read(self, *, everything: bool = False) -> None:
+        """Read the steps before the last one, or all of them, which waits for the device."""
+        while len(self.waiting) > (0 if everything else 1):
+            share, weight, places, finish = self.waiting.pop(0)
+            loss, norm, *rest = finish()
+            self._check(share, loss, norm)
+            self.steps, self.weight = self.steps + 1, self.weight + weight
+            self.grad_norm = norm if math.isfinite(norm) else None
+            found = [loss if math.isfinite(loss) else 0.0, float(share.tokens), float(share.samples)]
+            for samples, known, losses, weights in places:
+                part, more, rest = (
+                    rest[: int(losses)],
+                    rest[int(losses) :][: int(weights)],
+                    rest[int(losses + weights) :],
+                )
+                found += [sum(part), known + sum(more), samples]
+            self.sums = [old + new for old, new in zip(self.sums, found)]
+
+    def _check(self, share: Share, loss: float, norm: float) -> None:
+        if self.problem is not None:
+            return
+        is_of_loss = not math.isfinite(loss)
+        if is_of_loss or not (math.isfinite(norm) or self.scales):
+            samples = tuple(number for unit in share.units for number in unit)
+            self.problem = Problem(share.step, self.here.rank, is_of_loss, loss if is_of_loss else norm, samples)
+
+    def take(self) -> list[float]:
+        """Return the sums since the last call: loss, tokens, samples; loss, weight and samples of each part."""
+        sums, self.sums = self.sums, [0.0] * len(self.sums)
+        return sums
+
+    def take_steps(self) -> tuple[float, int]:
+        """Return the weight, which is that of all ranks, and the number of the steps since the last call."""
+        taken, self.weight, self.steps = (self.weight, self.steps), 0.0, 0
+        return taken
+
+
+class Reporter:
+    """The lines of a training: metrics files of all ranks, and a line on rank 0's output."""
+
+    def __init__(self, here: Runtime, settings: Settings, *, parts: Sequence[str], steps_per_epoch: int) -> None:
+        self.here, self.settings, self.parts, self.steps_per_epoch = here, settings, parts, steps_per_epoch
+        self.clock = StepClock(here.accelerator)
+        self.peak = peak_flops(here.accelerator, settings.peak_tflops)
+        self.meter = Meter()
+
+    def start(self, step: int, trained: int, tokens: float) -> None:
+        """Record the start. `tokens`: of the first step, used as typical number. `trained`: number of weights."""
+        self.here.record(
+            event="start",
+            step=step,
+            total_steps=self.settings.steps,
+            parameters=trained,
+            world_size=self.here.world_size,
+            tokens_per_step=tokens,
+            flops_per_step=tokens * self.settings.flops_per_token or None,
+            peak_flops=self.peak,
+            **self.here.announced,
+        )
+        self.meter = Meter()
+
+    def count(self, sums: Sequence[float], totals: StepTotals) -> None:
+        """Count the sums of all ranks, as StepTotals.take has those of one."""
+        meter = self.meter
+        weight, steps = totals.take_steps()
+        meter.weight, meter.steps, meter.grad_norm = meter.weight + weight, meter.steps + steps, totals.grad_norm
+        meter.loss, meter.tokens, meter.samples = meter.loss + sums[0], meter.tokens + sums[1], meter.samples + sums[2]
+        for i, name in enumerate(self.parts):
+            so_far = meter.parts.setdefault(name, [0.0, 0.0, 0.0])
+            meter.parts[name] = [old + new for old, new in zip(so_far, sums[3 + 3 * i : 6 + 3 * i])]
+
+    def report(self, step: int, rate: float) -> None:
+        """Write one metrics line on every rank, and print one line on rank 0."""
+        self.here.accelerator.synchronize()
+        meter, self.meter = self.meter, Meter()
+        times = self.clock.mean()
+        steps, epoch = self.settings.steps, step / self.steps_per_epoch
+        if not self.here.is_first:
+            self.here.record(step=step, **times, device_memory_bytes=self.here.accelerator.memory_bytes())
+            return
+        loss = meter.loss / meter.weight if meter.weight else None
+        tokens_per_s = meter.per_second(meter.tokens)
+        used = mfu(tokens_per_s, self.settings.flops_per_token, self.peak, self.here.world_size)
+        self.here.record(
+            step=step,
+            total_steps=steps,
+            epoch=round(epoch, 3),
+            loss=loss,
+            learning_rate=rate,
+            grad_norm=meter.grad_norm,
+            tokens_per_s=tokens_per_s,
+            samples_per_s=meter.per_second(meter.samples),
+            device_memory_bytes=self.here.accelerator.memory_bytes(),
+            **({} if used is None else {"mfu": used}),
+            **times,
+            **{f"loss_{name}": part[0] / part[1] for name, part in meter.parts.items() if part[1]},
+            **{f"samples_{name}": part[2] for name, part in meter.parts.items()},
+        )
+        shown = "-" if loss is None else f"{loss:.4f}"
+        print(
+            str(
+                Text(
+                    "program.progress",
+                    "step {step}/{steps} epoch {epoch:.1f} loss {loss} lr {rate:.2e} tokens/s {speed:,.0f}",
+                    step=step,
+                    steps=steps,
+                    epoch=epoch,
+                    loss=shown,
+                    rate=rate,
+                    speed=tokens_per_s,
+                )
+            )
+            + mfu_words(used),
+            flush=True,
+        )
+
+    def evaluation(self, step: int, scores: Mapping[str, float], seconds: float, *, is_best: bool) -> None:
+        """Record and print an evaluation, whose seconds do not count as training."""
+        self.here.record(
+            step=step, eval_duration_s=seconds, **{f"eval_{name}": value for name, value in scores.items()}
+        )
+        self.here.log(
+            "program.evaluation",
+            "step {step}/{steps} evaluation: {scores}{note}",
+            step=step,
+            steps=self.settings.steps,
+            scores=" ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items()),
+            note=Text("program.best-so-far", " (best so far)") if is_best else "",
+        )
+        self.meter.since_s += seconds
 
 
 def peak_flops(accelerator: Accelerator, override_tflops: float = 0.0) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,8 @@ def parse(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
     while words:
         word = words.pop(0)
         name, equals, text = word[2:].partition("=")
+        spelled = name.replace("-", "_")
+        name = spelled if table.find(spelled) else name
         if not word.startswith("--") or not name:
             problems.append(
                 OptionProblem(word, Text("options.stray", "unexpected argument {argument:quote}", argument=word))
@@ -56,6 +59,9 @@ def parse(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
     problems += more
     if problems:
         raise InvalidOptionsError(problems)
+    batch = options.batch_of_ranks(table, values, values.get("world_size") or int(os.environ.get("WORLD_SIZE", "1")))
+    if batch is not None:
+        values["global_batch_size"] = batch
     defaults = {name: _as_list(option.default) for name, option in table.options.items()}
     for option in table.options.values():
         for other in option.excludes:  # a given option disables the default of its counterpart
@@ -115,6 +121,24 @@ def run_program(
     body = getattr(importlib.import_module(f"ascendrun.programs.{options_file.parent.name}.{module}"), name)
     family = "cpu" if on_cpu(values) else values["device"]
     runtime.run(lambda here: body(values, here), family=family, timeout_s=values["dist_timeout_s"])
+
+
+def main(file: str, train: Callable[[Mapping[str, Any], Any], None], argv: Sequence[str] | None = None) -> NoReturn:
+    """Run one rank of a program of your own: `train(options, here)` with the options of FILE.json, which is next to its
+    `file` and has the form of the bundled programs' tables. Ends the process.
+
+    The options `device` and `dist_timeout_s` have their meaning here if the table has them.
+    """
+    path = Path(file).with_suffix(".json")
+    table = options.read_table(path.stem, path.read_text(encoding="utf-8"))
+    values = parse_or_exit(sys.argv[1:] if argv is None else argv, table)
+    from ascendrun.programs.trainer import runtime
+
+    runtime.run(
+        lambda here: train(values, here),
+        family=values.get("device", "auto"),
+        timeout_s=values.get("dist_timeout_s", 600.0),
+    )
 
 
 def _no_value(name: str) -> OptionProblem:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import json
 import os
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, NoReturn, TextIO
@@ -21,6 +24,8 @@ from ascendrun.programs.trainer.devices.accelerator import Accelerator, choose_f
 from ascendrun.programs.trainer.distributed import Ranks, join
 from ascendrun.text import Text
 
+STACK_SIGNAL = 40
+"""Equal to node/stacks.SIGNAL; a test compares them."""
 STOP_SIGNALS = ("TERM", "USR1", "INT")
 DRAIN_S = 0.05
 """Seconds that gloo's threads need after the last collective: without it 7 of 12 runs hung in their destructors."""
@@ -36,6 +41,8 @@ class Runtime(Ranks):
     at_end: list[Callable[[], None]] = field(default_factory=list)
     """Called by `leave` before the groups are destroyed: writers that must be joined."""
     last_words: dict[str, Any] | None = None
+    announced: dict[str, Any] = field(default_factory=dict)
+    """For the line of the start: how the launcher asks this process for its stacks."""
 
     @property
     def family(self) -> str:
@@ -56,6 +63,15 @@ class Runtime(Ranks):
             return
         self.write(values)
 
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Record that this rank does something that takes long without a step; else it may count as hung."""
+        self.record(event="phase", phase=name, state="begin")
+        try:
+            yield
+        finally:
+            self.record(event="phase", phase=name, state="end")
+
     def write(self, values: dict[str, Any]) -> None:
         """Write one line immediately."""
         if self.metrics is not None:
@@ -75,8 +91,20 @@ def start(*, family: str = "auto", timeout_s: float = 600.0) -> Runtime:
     path = environ.get("ASCENDRUN_METRICS_FILE")
     metrics = open(path, "a", encoding="utf-8") if path else None
     runtime = Runtime(rank, local_rank, world, control, accelerator, metrics)
+    if path:
+        print_stacks_on_signal(runtime, Path(path).with_name(f"rank-{rank}.stack.0"))
     listen_for_stop(runtime)
     return runtime
+
+
+def print_stacks_on_signal(runtime: Runtime, path: Path) -> None:
+    """Print the stacks of all threads to the file at signal STACK_SIGNAL, also while another thread has the
+    interpreter; the launcher sends it only to a process that announced it."""
+    try:
+        faulthandler.register(STACK_SIGNAL, open(path, "ab"))
+    except (OSError, RuntimeError, ValueError):  # without a file or such a signal: the launcher has other ways
+        return
+    runtime.announced = {"stack_signal": STACK_SIGNAL, "pid": os.getpid()}
 
 
 def listen_for_stop(runtime: Runtime) -> None:
@@ -99,7 +127,7 @@ def stop_signals() -> list[int]:
 
 
 def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: float = 600.0) -> NoReturn:
-    """Run `body` as this rank and end the process: code 0, or 1 with torch elastic's error file.
+    """Run `body` as this rank and end the process: code 0, or 1 (75: superseded) with torch elastic's error file.
 
     A ProgramError and errors of the machine are printed in one line, others with their traceback. The error file has
     the traceback of each.
@@ -115,7 +143,7 @@ def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: flo
             traceback.print_exc()
         else:
             print(Text("program.error", "error: {message}", message=message), file=sys.stderr)
-        end_process(1)
+        end_process(getattr(error, "exit_code", 1))
     end_process(0)
 
 

@@ -1,4 +1,16 @@
-"""Checkpoints during training: a copy in host memory, a thread that writes it, all ranks' parts or none."""
+"""Checkpoints during training: a copy in host memory, a thread that writes it, all parts or none.
+
+The state is a set of parts, and a part has the ranks that hold it: the common part all of them, a shard those with this
+shard. In each directory (one that all see, or one on the disk of each host) the lowest of the ranks that hold a part
+writes it. So a model sharded inside each host is whole on the disk of each host. A checkpoint can be resumed from
+when some directory has each of its parts; ranks that lack one receive it from a rank that has it.
+
+torch.distributed.checkpoint reads other layouts too, but has neither hashes nor a rule for directories that not all
+ranks see, and its files become complete one by one.
+
+Each start claims an epoch of the directories (epochs.py), so that an attempt that was replaced, but still runs on a
+host without a connection, cannot harm what its successor saves.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +28,22 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 
-from ascendrun.programs.trainer import checkpoint
+from ascendrun.programs.trainer import checkpoint, epochs
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.task import CannotResumeError
 from ascendrun.text import Text
 
 
 @dataclass(frozen=True)
 class Saved:
-    """One attempt to save. `problem` None: it is complete on every node."""
+    """One attempt to save. `problem` None: it is complete on every node. `is_superseded`: a later attempt of the
+    training has the directory."""
 
     step: int
     path: Path
     seconds: float
     bytes: int
     problem: str | None
+    is_superseded: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,28 +51,35 @@ class State:
     """The state of one rank to write, in host memory. `best`: (step, state) of the best model; None: do not write."""
 
     step: int
-    common: dict[str, Any]
-    own: dict[str, Any]
+    parts: dict[str, dict[str, Any]]
     facts: dict[str, Any]
     best: tuple[int, Mapping[str, Any]] | None
 
 
 @dataclass(frozen=True)
 class Found:
-    """The state to resume from. `common` is the same on every rank, `own` this rank's part."""
+    """The state to resume from. `common` is the same on every rank. `read` has the tensors of all parts that this rank
+    needs; `opaque` is of this rank's own part, empty if the checkpoint was written by another number of shards."""
 
     folder: Path
     facts: dict[str, Any]
     common: dict[str, Any]
-    own: dict[str, Any]
+    read: checkpoint.Read
+    opaque: dict[str, Any]
+
+
+Key = tuple[int, str]
+"""A step, and which save of it."""
+Failure = tuple[str, bool]
+"""Why a rank could not save, and whether a later attempt has the directory."""
 
 
 class Saver:
     """All ranks' checkpoints in one directory, or in directories of that name on nodes without a shared disk.
 
-    Rank 0 alone writes unsharded state. Of sharded state every rank writes its part; then the ranks notify each
-    other over the writers' own group, and the first rank that sees a directory turns it into a checkpoint.
-    `keep_last`: number of checkpoints to keep. `on_saved` is called in the training's thread, by `poll` and `wait`.
+    `shards`: (number of different shards of the state, this rank's). `keep_last`: number of checkpoints to keep.
+    `on_saved` is called in the training's thread, by `poll` and `wait`. Raises SupersededError if a later attempt of
+    this run has started.
     """
 
     def __init__(
@@ -67,27 +87,57 @@ class Saver:
         here: Runtime,
         parent: Path,
         *,
-        is_sharded: bool,
+        shards: tuple[int, int],
         keep_last: int = 2,
         in_background: bool = True,
         on_saved: Callable[[Saved], None] = lambda saved: None,
     ) -> None:
         self.here, self.parent, self.keep_last, self.on_saved = here, parent, keep_last, on_saved
-        self.is_sharded = is_sharded and here.control is not None
-        self.in_background = in_background
-        self.group = dist.new_group(backend="gloo") if self.is_sharded else None
+        self.shards, self.in_background = shards, in_background
         self.run_id = here.share(uuid.uuid4().hex[:8])
-        self.leader = find_leader(here, parent, self.run_id) if self.is_sharded else 0
+        holders = here.gather((find_leader(here, parent, self.run_id), shards[1]))
+        """Of every rank: the lowest rank that sees the same directory, and its shard."""
+        self.leader = holders[here.rank][0]
+        self.neighbours = [rank for rank, (leader, _) in enumerate(holders) if leader == self.leader]
+        first = {holder: rank for rank, holder in reversed(list(enumerate(holders)))}
+        self.parts = [checkpoint.COMMON] if here.rank == self.leader else []
+        if shards[0] > 1 and first[holders[here.rank]] == here.rank:
+            self.parts.append(self.own_part)
+        writers = sorted({*(leader for leader, _ in holders), *(first.values() if shards[0] > 1 else ())})
+        self.group = dist.new_group(writers, backend="gloo") if len(writers) > 1 else None
+        self.writers = len(writers)
+        self.claim = self._claim()
+        self.origin: Key = (0, "")
+        """The checkpoint of these directories that the training resumed from; step 0: none."""
+        self.has_begun = False
         self.count = 0
         self.thread: threading.Thread | None = None
         self.result: Saved | None = None
         if here.rank == self.leader:
-            checkpoint.clear_leftovers(parent)
+            checkpoint.clear_leftovers(parent, epoch=self.claim.number)
         here.at_end.append(self.wait)
 
+    def _claim(self) -> epochs.Claim:
+        """Claim the next epoch of all directories, the same number in each."""
+        number = 0
+        while True:
+            number = max(number, *self.here.gather(checkpoint.newest_epoch(self.parent) + 1))
+            claim = epochs.Claim(self.parent, number, self.run_id, os.environ.get("ASCENDRUN_RUN_ID", ""))
+            is_late, is_taken = claim.is_late(), False
+            if self.here.rank == self.leader and not is_late:
+                try:
+                    is_taken = not claim.take()
+                except OSError:
+                    pass  # find_leader reported it; the first save fails
+            answers = self.here.gather((is_late, is_taken))
+            if any(late for late, _ in answers):
+                raise epochs.SupersededError(self.parent)
+            if not any(taken for _, taken in answers):
+                return claim
+
     @property
-    def writes(self) -> bool:
-        return self.is_sharded or self.here.is_first
+    def own_part(self) -> str:
+        return checkpoint.shard_part(self.shards[1])
 
     def save(
         self,
@@ -105,10 +155,11 @@ class Saver:
         """
         self.wait()
         self.count += 1
-        if not self.writes:
+        if not self.parts:
             return
-        is_first = self.here.is_first
-        state = State(step, to_host(common) if is_first else {}, to_host(own), dict(facts), best if is_first else None)
+        content = {checkpoint.COMMON: common, self.own_part: own}
+        parts = {name: to_host(content[name]) for name in self.parts}
+        state = State(step, parts, dict(facts), best if self.here.is_first else None)
         if not self.in_background:
             self._write(state)
             self.poll()
@@ -136,94 +187,99 @@ class Saver:
 
     def _write(self, state: State) -> None:
         started_s = time.monotonic()
-        path, size, problem = self.parent / checkpoint.folder_name("step", state.step), 0, None
+        path = self.parent / checkpoint.folder_name("step", state.step, self.claim.number)
+        size, problem, is_superseded = 0, None, False
         try:
             size, problem = self._write_parts(state)
             if problem is None and self.here.rank == self.leader:
                 best = state.facts.get("best_step")
-                best_steps = () if best is None else (best,)
-                checkpoint.prune(self.parent, newest=state.step, keep=self.keep_last, best_steps=best_steps)
+                self.claim.check()
+                checkpoint.prune(
+                    self.parent,
+                    newest=state.step,
+                    keep=self.keep_last,
+                    best_steps=() if best is None else (best,),
+                    epoch=self.claim.number,
+                )
         except Exception as error:  # any error: the thread ends here, and the training must receive the reason
-            problem = f"{type(error).__name__}: {error}"
-        self.result = Saved(state.step, path, time.monotonic() - started_s, size, problem)
+            problem, is_superseded = f"{type(error).__name__}: {error}", isinstance(error, epochs.SupersededError)
+        self.result = Saved(state.step, path, time.monotonic() - started_s, size, problem, is_superseded)
 
     def _write_parts(self, state: State) -> tuple[int, str | None]:
-        """Return (bytes of all parts, why a rank failed or None). Sharded: no rank returns before all have
-        reported."""
+        """Return (bytes of all parts, why a rank failed or None). No rank that writes returns before all have
+        reported. Raises SupersededError on all of them."""
         facts, token = state.facts, f"{self.run_id}-{self.count}"
         parts: dict[str, checkpoint.Fingerprint] = {}
-        problem: str | None = None
+        failure: Failure | None = None
         fresh: Path | None = None
         try:
             if state.best is not None:
-                checkpoint.save(self.parent, "best", *state.best, facts=facts)
-            fresh = checkpoint.open_fresh(self.parent, "step", state.step, token)
-            if self.here.is_first:
-                parts[checkpoint.COMMON] = checkpoint.write_part(fresh, checkpoint.COMMON, state.common)
-            if self.is_sharded:
-                name = checkpoint.own_part(self.here.rank)
-                parts[name] = checkpoint.write_part(fresh, name, state.own)
+                checkpoint.save(self.parent, "best", *state.best, facts=facts, claim=self.claim)
+            fresh = checkpoint.open_fresh(self.parent, "step", state.step, token, claim=self.claim)
+            parts = {name: checkpoint.write_part(fresh, name, content) for name, content in state.parts.items()}
         except Exception as error:  # sent to all ranks below: no rank may wait for this rank's part
-            problem = f"rank {self.here.rank}: {describe(error)}"
-        reports = self._gather((self.leader, parts, problem))
-        problems = [each for _, _, each in reports if each is not None]
+            failure = self._failure(error)
+        reports = self._gather((self.leader, parts, failure))
+        failures = [each for _, _, each in reports if each is not None]
         every = {name: mark for _, theirs, _ in reports for name, mark in theirs.items()}
-        if fresh is not None and not problems and self.here.rank == self.leader:
-            mine = [name for leader, theirs, _ in reports if leader == self.leader for name in theirs]
+        if fresh is not None and not failures and self.here.rank == self.leader:
+            mine = {
+                name: mark for leader, theirs, _ in reports if leader == self.leader for name, mark in theirs.items()
+            }
             try:
-                checkpoint.commit(fresh, "step", state.step, every, here=mine, facts={**facts, "save": token})
+                if not self.has_begun:
+                    self.claim.check()
+                    self.claim.begin(*self.origin)
+                    self.has_begun = True
+                facts = {**facts, "save": token}
+                checkpoint.commit(
+                    fresh, "step", state.step, {**every, **mine}, here=list(mine), facts=facts, claim=self.claim
+                )
             except Exception as error:  # see above
-                problems = [f"rank {self.here.rank}: {describe(error)}"]
-        problems = [each for theirs in self._gather(problems) for each in theirs]
-        if fresh is not None and problems and self.here.rank == self.leader:
+                failures = [self._failure(error)]
+        failures = [each for theirs in self._gather(failures) for each in theirs]
+        if fresh is not None and failures and self.here.rank == self.leader:
             shutil.rmtree(fresh, ignore_errors=True)
-        return sum(mark["bytes"] for mark in every.values()), problems[0] if problems else None
+        if any(is_superseded for _, is_superseded in failures):
+            raise epochs.SupersededError(self.parent)
+        return sum(mark["bytes"] for mark in every.values()), failures[0][0] if failures else None
+
+    def _failure(self, error: Exception) -> Failure:
+        return f"rank {self.here.rank}: {describe(error)}", isinstance(error, epochs.SupersededError)
 
     def _gather(self, value: Any) -> list[Any]:
         if self.group is None:
             return [value]
-        values: list[Any] = [None] * self.here.world_size
+        values: list[Any] = [None] * self.writers
         dist.all_gather_object(values, value, group=self.group)
         return values
 
     # --- resume ---
 
     def find(self, place: Path | None = None) -> Found | None:
-        """Return the newest checkpoint that is complete on all required ranks, the same on every rank; None: not found.
+        """Return the newest checkpoint of which every part is somewhere, the same on every rank; None: not found.
 
-        `place`: a checkpoint, or a directory of them, to read instead of this run's. The first rank that has it reads
-        the common part and sends it to the others. Raises CannotResumeError when
-        the nodes have the parts of other ranks than theirs.
+        `place`: a checkpoint, or a directory of them, to read instead of this run's.
         """
-        tried: set[tuple[int, str]] = set()
+        mine = self._candidates(place or self.parent)
         while True:
-            mine = self._candidates(tried, place or self.parent)
-            offers = self.here.gather(list(mine))
-            common = [set(each) for each in offers]
-            shared = set.intersection(*common) if self.is_sharded else set.union(*common)
-            if not shared:
-                self._report_none(offers)
+            offers = self.here.gather({key: (names, parts) for key, (_, names, parts) in mine.items()})
+            usable = []
+            for key in {key for offer in offers for key in offer}:
+                there = [offer[key] for offer in offers if key in offer]
+                if set().union(*(names for names, _ in there)) >= there[0][1]:
+                    usable.append(key)
+            if not usable:
+                self._report_none([[step for step, _ in sorted(offer)] for offer in offers])
                 return None
-            choice = max(shared)
-            tried.add(choice)
-            source = next(rank for rank, each in enumerate(offers) if choice in each)
-            folder = mine.get(choice)
-            if any(self.here.gather(self._torn(folder, is_source=self.here.rank == source))):
-                continue
-            strangers = [rank for rank in self.here.gather(self._stranger(folder)) if rank is not None]
-            if strangers:
-                raise CannotResumeError(
-                    "program.nodes-reordered",
-                    "step {step} in {directory} is complete, but the part of rank {rank} is on another node\n"
-                    "hint: list the nodes in the order in which it was written, or set "
-                    "--resume_from_checkpoint=never",
-                    step=choice[0],
-                    directory=self.parent,
-                    rank=strangers[0],
-                )
-            return self._read(folder, source)
+            choice = max(usable)
+            torn = self.here.gather(choice in mine and self._torn(*mine[choice][:2]))
+            if not any(torn):
+                return self._read(choice, mine, [offer.get(choice, (set(), set()))[0] for offer in offers])
+            if any(torn[rank] for rank in self.neighbours):
+                mine.pop(choice, None)
 
-    def _report_none(self, offers: list[list[tuple[int, str]]]) -> None:
+    def _report_none(self, offers: list[list[int]]) -> None:
         """Report checkpoints that cannot be resumed from, before training restarts from step 0."""
         if any(offers):
             have = [
@@ -231,11 +287,11 @@ class Saver:
                     "program.rank-has",
                     "rank {rank} has {steps}",
                     rank=rank,
-                    steps=Text("program.rank-steps", "steps {steps}", steps=[step for step, _ in sorted(each)])
-                    if each
+                    steps=Text("program.rank-steps", "steps {steps}", steps=steps)
+                    if steps
                     else Text("program.rank-no-steps", "none"),
                 )
-                for rank, each in enumerate(offers)
+                for rank, steps in enumerate(offers)
             ]
             self.here.log(
                 "program.no-complete-checkpoint",
@@ -243,68 +299,78 @@ class Saver:
                 have=have,
             )
 
-    def _candidates(self, tried: set[tuple[int, str]], place: Path) -> dict[tuple[int, str], Path]:
-        """Return this rank's checkpoints with valid file sizes, by (step, which save of it)."""
-        found: dict[tuple[int, str], Path] = {}
+    def _candidates(self, place: Path) -> dict[Key, tuple[Path, set[str], set[str]]]:
+        """Return this rank's checkpoints with valid file sizes: directory, parts in it, all parts."""
+        found: dict[Key, tuple[Path, set[str], set[str]]] = {}
         is_one = (place / checkpoint.MANIFEST).is_file()
+        line = {} if is_one else epochs.starts(place)
+        skipped = set_aside() if place == self.parent else set()
         for step, folder in checkpoint.listed(place.parent if is_one else place, "step"):
             if is_one and folder.name != place.name:
                 continue
-            facts = checkpoint.fault_free_facts(folder)
-            key = (step, str(facts.get("save", "")))
-            if key in tried:
-                continue
-            problem = checkpoint.fault(folder, hashed=())
+            if step in skipped:
+                problem: Text | None = Text("program.set-aside", "ascendrun set it aside after repeated failures")
+            elif not epochs.is_on_line(checkpoint.epoch_of(folder.name), step, line):
+                problem = Text("program.replaced-attempt", "a replaced attempt saved it")
+            else:
+                problem = checkpoint.fault(folder, hashed=())
             if problem is not None:
-                if self.here.rank == self.leader and not tried:
+                if self.here.rank == self.leader:
                     checkpoint.log_skipped(folder, problem)
                 continue
-            found[key] = folder
+            manifest = checkpoint.read_manifest(folder)
+            key = (step, str(manifest["facts"].get("save", "")))
+            found[key] = folder, set(manifest["here"]), set(manifest["parts"])
         return found
 
-    def _torn(self, folder: Path | None, *, is_source: bool) -> bool:
-        """Check the parts that this rank requires, and return whether any is invalid. Print problems to stderr."""
-        if folder is None:
-            return self.is_sharded
-        names = {checkpoint.COMMON} if is_source else set()
-        if self.is_sharded and self._written_by(folder) == self.here.world_size:
-            names.add(checkpoint.own_part(self.here.rank))
-        problem = checkpoint.fault(folder, hashed=names)
+    def _torn(self, folder: Path, names: set[str]) -> bool:
+        """Check this rank's share of the parts in a directory; return whether any is invalid. Print problems."""
+        number = self.neighbours.index(self.here.rank)
+        problem = checkpoint.fault(folder, hashed=sorted(names)[number :: len(self.neighbours)])
         if problem is not None:
             checkpoint.log_skipped(folder, problem)
         return problem is not None
 
-    def _stranger(self, folder: Path | None) -> int | None:
-        """Return this rank if a checkpoint of as many ranks does not have its part here; else None."""
-        if not self.is_sharded or folder is None or self._written_by(folder) != self.here.world_size:
-            return None
-        is_here = checkpoint.own_part(self.here.rank) in checkpoint.read_manifest(folder)["here"]
-        return None if is_here else self.here.rank
-
-    @staticmethod
-    def _written_by(folder: Path) -> int:
-        return sum(name != checkpoint.COMMON for name in checkpoint.read_manifest(folder)["parts"])
-
-    def _read(self, folder: Path | None, source: int) -> Found:
-        is_source = self.here.rank == source
+    def _read(self, choice: Key, mine: dict[Key, tuple[Path, set[str], set[str]]], names: list[set[str]]) -> Found:
+        """Read a checkpoint. `names`: the parts that each rank has. A rank reads its own part; where the layout is
+        another, or some rank lacks its part, all parts, those that it lacks from a rank that has them."""
+        folder = mine[choice][0] if choice in mine else None
+        source = next(rank for rank, each in enumerate(names) if checkpoint.COMMON in each)
         content: Any = None
-        if is_source:
+        if self.here.rank == source:
             assert folder is not None
             content = [str(folder), checkpoint.facts_of(folder), checkpoint.load(folder)]
         path, facts, common = self.here.share(content, source=source)
-        own = {}
-        if self.is_sharded and folder is not None and (folder / checkpoint.own_part(self.here.rank)).exists():
-            own = checkpoint.load(folder, checkpoint.own_part(self.here.rank))
-        return Found(Path(path), facts, common, own)
+        every = sorted(set().union(*names) - {checkpoint.COMMON})
+        is_same = facts.get("shards", 1) == self.shards[0]
+        if is_same and all(self.here.gather(not every or self.own_part in names[self.here.rank])):
+            every = [self.own_part] if every else []
+        parts: dict[str, Any] = {}
+        for name in every:
+            is_everywhere = name == self.own_part and len(every) == 1 or all(name in each for each in names)
+            owner = next(rank for rank, each in enumerate(names) if name in each)
+            if is_everywhere or self.here.rank == owner:
+                assert folder is not None
+                parts[name] = checkpoint.load(folder, name, is_mapped=True)
+            if not is_everywhere:
+                parts[name] = self.here.share(parts.get(name), source=owner)
+        read = checkpoint.reader([common["pieces"], *(part["pieces"] for part in parts.values())])
+        own = parts.get(self.own_part, {}) if is_same else {}
+        return Found(Path(path), facts, common, read, own.get("opaque", {}))
 
     def read_best(self, step: int, parent: Path) -> dict[str, Any] | None:
         """Return the best model of that step on every rank, from the first rank with a complete copy; None: no copy."""
-        folder = parent / checkpoint.folder_name("best", step)
+        folder = checkpoint.best_folder(parent, step)
         has_it = self.here.gather(folder.exists() and checkpoint.fault(folder) is None)
         if True not in has_it:
             return None
         source = has_it.index(True)
         return self.here.share(checkpoint.load(folder) if self.here.rank == source else None, source=source)
+
+
+def set_aside() -> set[int]:
+    """Return the steps from which the launcher wants no resume: attempts that began there failed repeatedly."""
+    return {int(each) for each in os.environ.get("ASCENDRUN_RESUME_SKIP", "").split(",") if each.strip().isdigit()}
 
 
 def describe(error: Exception) -> str:

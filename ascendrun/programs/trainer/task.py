@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -25,7 +24,7 @@ class CannotResumeError(ProgramError):
 
 
 class NonFiniteError(ProgramError):
-    """The loss or the gradients are inf or NaN; the optimizer step was skipped."""
+    """The loss or the gradients are inf or NaN; no checkpoint has the state after that step."""
 
 
 class SaveError(ProgramError):
@@ -60,8 +59,12 @@ class Task:
         """
         raise NotImplementedError
 
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Return scores by name, the same on every rank; empty: no scores. All ranks call it together."""
+    evaluations: Mapping[str, int] = {}
+    """Steps between two evaluations, by name, 0: never; empty: one, named "", every `Settings.eval_steps`."""
+
+    def evaluate(self, name: str, step: int) -> dict[str, float]:
+        """Return the scores of this evaluation by name, the same on every rank; empty: no scores. All ranks call it
+        together."""
         return {}
 
 
@@ -75,10 +78,6 @@ class Settings:
     """
 
     steps: int
-    learning_rate: float
-    lr_scheduler_type: str = "cosine"
-    warmup_steps: int = 0
-    lr_floor: float = 0.0
     max_grad_norm: float = 1.0
     seed: int = 0
     micro_batch_size: int = 0
@@ -104,35 +103,6 @@ class Settings:
         """Make settings from a program's options of the same names; `given` takes precedence."""
         named = {each.name: options[each.name] for each in fields(cls) if each.name in options}
         return cls(**{**named, **given})
-
-    def rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
-        kind, warmup_steps = self.lr_scheduler_type, self.warmup_steps
-        fraction = fraction_of_peak(step, self.steps, shape=kind, warmup_steps=warmup_steps, floor=self.lr_floor)
-        return self.learning_rate * fraction
-
-
-def fraction_of_peak(
-    step: int, steps: int, *, shape: str = "cosine", warmup_steps: int = 0, floor: float = 0.0
-) -> float:
-    """Return the rate as a fraction of the peak: linear over `warmup_steps`, then down to `floor` at `steps`.
-
-    `step` counts from 0. `steps`: optimizer steps of the complete training, all epochs, with accumulation. A step
-    beyond them, of a training that was extended, stays at the floor.
-    """
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    if shape == "constant":
-        return 1.0
-    way = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
-    fall = 0.5 * (1 + math.cos(math.pi * way)) if shape == "cosine" else 1 - way
-    return floor + (1 - floor) * fall
-
-
-def warmup_of(options: Mapping[str, Any], steps: int) -> int:
-    """Return the warm-up steps of a training: `warmup_steps`, or the fraction `warmup_ratio` if that is None."""
-    given = options["warmup_steps"]
-    return min(steps, round(steps * options["warmup_ratio"]) if given is None else int(given))
 
 
 @dataclass

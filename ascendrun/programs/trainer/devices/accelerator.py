@@ -9,15 +9,15 @@ import resource
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import torch
 
-from ascendrun.programs.trainer.devices.chips import Chip, chip_of
+from ascendrun.planner.chips import Chip, chip_of
 from ascendrun.programs.trainer.errors import InvalidDataError, ProgramError
 from ascendrun.text import Text
 
@@ -118,6 +118,21 @@ class Accelerator:
         event.record()
         return Stamp(time.perf_counter(), event)
 
+    def start_copy(self, tensor: torch.Tensor) -> Callable[[], list[float]]:
+        """Start to copy a small tensor to host memory. Return the function that waits for it and returns its values."""
+        if self.module is None:
+            return tensor.tolist
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        event = self.module.Event()
+        event.record()
+
+        def read() -> list[float]:
+            event.synchronize()
+            return host.tolist()
+
+        return read
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether memory ran out: torch's OutOfMemoryError; in older torch_npu RuntimeError "out of memory"."""
         if isinstance(error, (MemoryError, getattr(torch, "OutOfMemoryError", MemoryError))):
@@ -146,12 +161,14 @@ class Precision:
     and frozen parameters, which gain nothing from more.
 
     `scales`: a GradScaler is required, because small gradients underflow in float16. `reason`: message for the log.
+    `loss_scale`: the scale that it starts with.
     """
 
     weights: torch.dtype
     compute: torch.dtype
     scales: bool
     reason: Text | str
+    loss_scale: float = 65536.0
 
 
 def choose_family(wanted: str, environ: Mapping[str, str], devices: Path = Path("/dev")) -> str:
@@ -205,6 +222,12 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
     return Accelerator(family, device, str(module.get_device_name(local_rank)), module)
 
 
+def precision_of(options: Mapping[str, Any], accelerator: Accelerator) -> Precision:
+    """Choose by the options dtype and loss_scale. Raises InvalidDataError."""
+    found = choose_precision(options["dtype"], accelerator)
+    return replace(found, loss_scale=options["loss_scale"]) if options["loss_scale"] else found
+
+
 def choose_precision(wanted: str, accelerator: Accelerator) -> Precision:
     """Choose auto, float32, bfloat16, float16, pure-bfloat16 (weights too: half memory). Raises InvalidDataError."""
     name = accelerator.name
@@ -256,13 +279,14 @@ def make_scaler(accelerator: Accelerator, precision: Precision) -> Any:
     On NPUs it must be torch_npu's own: a 910A saturates instead of returning inf, so only the chip's overflow
     flag, which that scaler reads, indicates it.
     """
+    how: dict[str, Any] = {"init_scale": precision.loss_scale, "enabled": precision.scales}
     if accelerator.family == "npu":
         import torch_npu
 
-        return torch_npu.npu.amp.GradScaler(enabled=precision.scales)
+        return torch_npu.npu.amp.GradScaler(**how)
     if hasattr(torch.amp, "GradScaler"):
-        return torch.amp.GradScaler(accelerator.family, enabled=precision.scales)
-    return torch.cuda.amp.GradScaler(enabled=precision.scales)  # torch before 2.3
+        return torch.amp.GradScaler(accelerator.family, **how)
+    return torch.cuda.amp.GradScaler(**how)  # torch before 2.3
 
 
 def make_adamw(
@@ -279,7 +303,10 @@ def make_adamw(
             fused: torch.optim.Optimizer = torch_npu.optim.NpuFusedAdamW(groups, lr=lr, betas=betas)
             return fused
         return torch.optim.AdamW(groups, lr=lr, betas=betas, foreach=True)
-    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=accelerator.family == "cuda")
+    try:
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
+    except RuntimeError:  # torch before 2.4 has no fused kernel for CPUs
+        return torch.optim.AdamW(groups, lr=lr, betas=betas)
 
 
 def worker_context(family: str) -> BaseContext | None:

@@ -3,69 +3,90 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ascendrun.programs.trainer.devices.accelerator import Precision, Stamp, make_adamw, make_scaler
+from ascendrun.programs.trainer.checkpoint import Piece, Pieces, Read
+from ascendrun.programs.trainer.devices.accelerator import Precision, Stamp, make_scaler
+from ascendrun.programs.trainer.optim import Local, MakeOptimizer, Optimizer
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.schedule import value_at
 from ascendrun.text import Text
 
-STRATEGIES = ("none", "ddp", "fsdp2", "zero3")
+STRATEGIES = ("none", "ddp", "fsdp2", "hsdp", "zero3")
+BUCKET_BYTES = 25 << 20
+"""Gradients that are summed over ranks in one exchange: large enough for the network, small enough to overlap."""
 
 
 @dataclass(frozen=True)
-class Adam:
-    """AdamW's settings. Weight decay applies to matrices, not to biases and norms."""
+class State:
+    """What a checkpoint keeps of an engine. `common`, `plain`: equal on all ranks; `own`: of this rank's shard.
 
-    lr: float = 1e-3
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.98)
+    `opaque`: of this rank, in a format that only the same strategy on as many ranks can read.
+    """
+
+    common: Pieces
+    own: Pieces
+    plain: dict[str, Any]
+    opaque: dict[str, Any] = field(default_factory=dict)
 
 
 class Engine:
-    """A model on one rank, or replicated on all (DDP). The sharded engines are subclasses.
+    """A model on one rank. The engines of several ranks are subclasses.
 
-    A step is: for each piece `with accumulate(last=…): loss = model(…); backward(loss)`, then `finish(clip)`.
-    Gradients of all ranks are averaged.
+    A step is: `begin(step)`; for each micro-batch `with accumulate(last=…): loss = model(…); backward(loss)`; then
+    `finish(clip)`. Gradients of all ranks are averaged.
     """
 
     strategy = "none"
-    is_sharded = False
-    """Sharded: each rank holds its own part of the state, and every rank must save it."""
 
-    def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision) -> None:
+    def __init__(
+        self, module: nn.Module, here: Runtime, *, make_optimizer: MakeOptimizer, precision: Precision
+    ) -> None:
         self.here, self.precision = here, precision
         self.module = self.place(module)
         self.model: nn.Module = self.module
         self.gradients_ready: Stamp | None = None
         """Time at which this rank's own gradients of the last pass were ready; None: unknown."""
         self.scaler = make_scaler(here.accelerator, precision)
-        self.optimizer = self.make_optimizer(adam)
+        self.plan = make_optimizer(self.module)
+        self.plan.check(self.module)
+        self.optimizer: Any = self.open_optimizer()
 
     def place(self, module: nn.Module) -> nn.Module:
         return cast(module, self.precision).to(device=self.here.device)
 
-    def make_optimizer(self, adam: Adam) -> torch.optim.Optimizer:
-        return make_adamw(
-            parameter_groups(self.module, adam),
-            self.here.accelerator,
-            lr=adam.lr,
-            betas=adam.betas,
-            is_sharded=self.is_sharded,
-        )
+    def open_optimizer(self) -> Any:
+        return Optimizer(self.plan, self.module, self.here, dtype=self.precision.compute, local=self.local)
+
+    local: Local | None = None
+    """The part of a weight that is on this rank; None: weights are whole."""
+
+    @property
+    def shards(self) -> tuple[int, int]:
+        """(the number of different shards of the state, this rank's); one shard: all ranks have all of it."""
+        is_sharded = self.plan.shard and self.here.world_size > 1
+        return (self.here.world_size, self.here.rank) if is_sharded else (1, 0)
 
     # --- a step ---
 
+    def begin(self, step: int) -> None:
+        """Set the rates, decays and momenta of a step."""
+        self.optimizer.begin(step)
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of the first group."""
+        return value_at(self.plan.groups[0].lr, step)
+
     def accumulate(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Return the context of one piece's forward and backward pass; `last`: its end sums gradients over ranks."""
+        """Return the context of one micro-batch's forward and backward pass; `last`: its end sums gradients over
+        ranks."""
         return contextlib.nullcontext()
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -75,21 +96,18 @@ class Engine:
         self.gradients_ready = None
         self.scaler.scale(loss).backward()
 
-    def set_lr(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-
-    def finish(self, clip: float) -> float:
+    def finish(self, clip: float) -> torch.Tensor:
         """Clip to the norm `clip` (0: no limit), run the optimizer step, drop the gradients. Return the original norm.
 
-        Not finite: the step was skipped. Under float16 that is the scaler's normal search for a scale.
+        The norm stays on the device. If it is not finite, fused kernels skip the step; under float16 that is the
+        scaler's normal search for a scale.
         """
         self.scaler.unscale_(self.optimizer)
-        norm = float(whole(self.clip(clip or float("inf"))))
-        finite = norm == norm and norm != float("inf")
-        if finite or self.precision.scales:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+        norm = whole(self.clip(clip or float("inf")))
+        if not self.precision.scales:
+            self.optimizer.skip_if(~torch.isfinite(norm))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.drop_gradients()
         return norm
 
@@ -102,27 +120,32 @@ class Engine:
 
     # --- state ---
 
-    def common_state(self) -> dict[str, Any]:
-        """Return the state that is equal on every rank, so that one rank saves it for all; tensors are not copied."""
-        return {
-            "model": self.trained_state(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-        }
+    def state(self) -> State:
+        """Return the state; tensors are not copied."""
+        model = {f"model/{name}": self.piece(tensor) for name, tensor in self.trained_state().items()}
+        plain = {"counts": self.optimizer.counts(), "scaler": self.scaler.state_dict()}
+        return State({**model, **self.optimizer.replicated()}, self.optimizer.own(), plain)
 
-    def own_state(self) -> dict[str, Any]:
-        """Return this rank's part of the state; empty if nothing is sharded."""
-        return {}
+    def piece(self, tensor: torch.Tensor) -> Piece:
+        return Piece(tensor.detach().reshape(-1), 0, tuple(tensor.shape))
 
-    def load_state(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        self.load_weights(common["model"])
-        self.optimizer.load_state_dict(common["optimizer"])
-        if common["scaler"]:
-            self.scaler.load_state_dict(common["scaler"])
+    def load_state(self, read: Read, plain: Mapping[str, Any], opaque: Mapping[str, Any]) -> None:
+        """Read weights and optimizer, of this layout or of another. Raises KeyError for a weight that is not there."""
+        with torch.no_grad():
+            for name, tensor in self.trained_state().items():
+                piece = self.piece(tensor)
+                found = read(f"model/{name}", piece.offset, piece.data.numel())
+                if found is None:
+                    raise KeyError(name)
+                piece.data.copy_(found)
+            self.optimizer.load(read, plain["counts"])
+        if plain["scaler"]:
+            self.scaler.load_state_dict(plain["scaler"])
 
     def trained_state(self) -> dict[str, torch.Tensor]:
         """Return weights that training changes, and buffers; a frozen base is not saved with every checkpoint."""
-        frozen = {name for name, weight in self.module.named_parameters() if not weight.requires_grad}
+        every = self.module.named_parameters(remove_duplicate=False)  # a tied weight has two names
+        frozen = {name for name, weight in every if not weight.requires_grad}
         return {name: tensor for name, tensor in self.module.state_dict().items() if name not in frozen}
 
     def full_weights(self) -> dict[str, torch.Tensor]:
@@ -147,33 +170,86 @@ class Engine:
 
 
 class Replicated(Engine):
-    """DDP: every rank holds everything, gradients are summed while the backward pass runs."""
+    """Every rank has all weights; gradients are averaged in buckets while the backward pass runs.
+
+    Unlike torch's DistributedDataParallel the buckets never change, so that a resumed run sums in the same order as an
+    uninterrupted one.
+    """
 
     strategy = "ddp"
 
-    def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision) -> None:
-        super().__init__(module, here, adam=adam, precision=precision)
-        ids = [here.device.index] if here.device.index is not None else None
-        # Buffers are constant tables (positions), so they are not sent in every pass. Gradients that
-        # are views of the buckets need no copy; the NPU's fused optimizer requires its own buffer.
-        known = inspect.signature(DistributedDataParallel).parameters
-        sending = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        details: dict[str, Any] = {sending: False, "gradient_as_bucket_view": here.family != "npu"}
-        self.ddp = DistributedDataParallel(self.module, device_ids=ids, **details)
-        # torch reads the annotations of a hook, and rejects annotations that are strings.
-        self.ddp.register_comm_hook(None, lambda state, bucket: self._sum_bucket(bucket))
-        self.model = self.ddp
+    def __init__(
+        self, module: nn.Module, here: Runtime, *, make_optimizer: MakeOptimizer, precision: Precision
+    ) -> None:
+        super().__init__(module, here, make_optimizer=make_optimizer, precision=precision)
+        for tensor in self.module.state_dict().values():
+            dist.broadcast(tensor, 0)
+        self.buckets = buckets_of([weight for weight in self.module.parameters() if weight.requires_grad])
+        self.is_last = False
+        self.sent: list[tuple[list[nn.Parameter], list[torch.Tensor], Any]] = []
+        """Buckets in transfer: their weights, the views of their sums, the work."""
+        for number, bucket in enumerate(self.buckets):
+            for weight in bucket:
+                weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _, number=number: self.arrived(number)
+                )
+        self.missing = [len(bucket) for bucket in self.buckets]
 
-    def accumulate(self, *, last: bool) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if last else self.ddp.no_sync()
+    @contextlib.contextmanager
+    def accumulate(self, *, last: bool) -> Any:
+        self.is_last = last
+        self.missing = [len(bucket) for bucket in self.buckets]
+        yield
 
-    def _sum_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Average a bucket as DDP does by default, and record when this rank's last gradients were ready."""
-        if bucket.is_last():
+    def arrived(self, number: int) -> None:
+        """Send all complete buckets, in the same order on every rank."""
+        if not self.is_last:
+            return
+        self.missing[number] -= 1
+        while len(self.sent) < len(self.buckets) and self.missing[len(self.sent)] <= 0:
+            self.send()
+
+    def send(self) -> None:
+        bucket = self.buckets[len(self.sent)]
+        if len(self.sent) + 1 == len(self.buckets):
             self.gradients_ready = self.here.accelerator.stamp()
-        tensor = bucket.buffer().div_(self.here.world_size)
-        work = dist.all_reduce(tensor, async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in bucket]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).div_(self.here.world_size)
+        sizes = [weight.numel() for weight in bucket]
+        views = [part.view_as(weight) for part, weight in zip(torch.split(flat, sizes), bucket)]
+        for weight, view in zip(bucket, views):
+            if self.here.family == "npu":  # its fused optimizer has gradients in a buffer of its own
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            else:
+                weight.grad = view
+        self.sent.append((bucket, views, dist.all_reduce(flat, async_op=True)))
+
+    def backward(self, loss: torch.Tensor) -> None:
+        super().backward(loss)
+        if not self.is_last:
+            return
+        while len(self.sent) < len(self.buckets):  # weights without a gradient in this step
+            self.send()
+        for bucket, views, work in self.sent:
+            work.wait()
+            for weight, view in zip(bucket, views):
+                if weight.grad is not view and weight.grad is not None:
+                    weight.grad.copy_(view)
+        self.sent = []
+
+
+def buckets_of(weights: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return the trained weights in buckets of one dtype, in reversed order, which is roughly that of the backward
+    pass."""
+    buckets: list[list[nn.Parameter]] = []
+    size = 0
+    for weight in reversed(weights):
+        if not buckets or size >= BUCKET_BYTES or buckets[-1][0].dtype != weight.dtype:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(weight)
+        size += weight.numel() * weight.element_size()
+    return buckets
 
 
 def cast(module: nn.Module, precision: Precision) -> nn.Module:
@@ -183,15 +259,6 @@ def cast(module: nn.Module, precision: Precision) -> nn.Module:
         if weight.is_floating_point():
             weight.data = weight.data.to(precision.weights if weight.requires_grad else precision.compute)
     return module
-
-
-def parameter_groups(module: nn.Module, adam: Adam) -> list[dict[str, Any]]:
-    """Return groups of trained weights only: matrices, which decay, then vectors."""
-    trained = [weight for weight in module.parameters() if weight.requires_grad]
-    matrices = [weight for weight in trained if weight.ndim >= 2]
-    vectors = [weight for weight in trained if weight.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": adam.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,8 @@
-"""A model with weights, gradients and optimizer in equal parts on all ranks: torch's fully_shard (FSDP2)."""
+"""A model with weights, gradients and optimizer in equal parts on all ranks: torch's fully_shard (FSDP2).
+
+HSDP shards over the ranks of a host, or `shard_size` of them, and replicates these shards on the others: weights are
+gathered inside a host, and only gradients cross the network.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ascendrun.programs.trainer.checkpoint import Piece
 from ascendrun.programs.trainer.devices.accelerator import Precision
 from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.engine import Adam, Engine, cast
+from ascendrun.programs.trainer.strategies.engine import Engine, State, cast
 from ascendrun.programs.trainer.strategies.engine import whole as whole_of
 from ascendrun.programs.trainer.strategies.simulate import repeated_layers
 
@@ -21,13 +27,20 @@ from ascendrun.programs.trainer.strategies.simulate import repeated_layers
 class FullySharded(Engine):
     """Model with weights gathered layer by layer on use. The weights of `module` may be on the meta device
     (accelerate's init_empty_weights, which keeps buffers real). Each rank then allocates only its part, and
-    `fill`, or `weights.read_into` from files, must set the values."""
+    `fill`, or `weights.read_into` from files, must set the values.
 
-    strategy = "fsdp2"
-    is_sharded = True
+    `shard_size`: ranks among which weights are divided; None: all of them.
+    """
 
     def __init__(
-        self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision, offload: bool = False
+        self,
+        module: nn.Module,
+        here: Runtime,
+        *,
+        make_optimizer: MakeOptimizer,
+        precision: Precision,
+        offload: bool = False,
+        shard_size: int | None = None,
     ) -> None:
         if precision.scales:
             raise InvalidDataError(
@@ -35,7 +48,9 @@ class FullySharded(Engine):
                 "fsdp2 has no loss scaling, and {reason}\nhint: use ddp or zero3, or another --dtype",
                 reason=precision.reason,
             )
-        shard(module, here, precision, offload=offload)
+        self.strategy = "fsdp2" if shard_size is None else "hsdp"
+        self.shard_size = shard_size or here.world_size
+        shard(module, here, precision, offload=offload, shard_size=shard_size)
         materialise(module, torch.device("cpu") if offload else here.device)
         if offload:  # buffers stay on the compute device
             for part in module.modules():
@@ -46,10 +61,23 @@ class FullySharded(Engine):
                     }
                 )
         self.offload = offload
-        super().__init__(module, here, adam=adam, precision=precision)
+        super().__init__(module, here, make_optimizer=make_optimizer, precision=precision)
+        if self.plan.has_muon:
+            raise InvalidDataError(
+                "program.muon-sharded",
+                "muon requires whole matrices, which {strategy} divides\nhint: set --strategy=ddp",
+                strategy=self.strategy,
+            )
 
     def place(self, module: nn.Module) -> nn.Module:
         return module
+
+    def local(self, weight: nn.Parameter) -> tuple[torch.Tensor, int]:
+        return local(weight), first_element(weight)
+
+    @property
+    def shards(self) -> tuple[int, int]:
+        return self.shard_size, self.here.rank % self.shard_size
 
     def autocast(self) -> AbstractContextManager[Any]:
         # fully_shard itself casts the gathered weights and the inputs.
@@ -66,34 +94,20 @@ class FullySharded(Engine):
             return super().clip(limit)
         # The gradients are in host memory, which the device's own backend cannot sum.
         mine = [local(weight.grad) for weight in self.module.parameters() if weight.grad is not None]
-        norm = math.sqrt(self.here.sum([sum(float(each.double().square().sum()) for each in mine)])[0])
+        total = self.here.sum([sum(float(each.double().square().sum()) for each in mine)])[0]
+        norm = math.sqrt(total * self.shard_size / self.here.world_size)
         for each in mine:
             each.mul_(min(1.0, limit / (norm + 1e-6)))
         return torch.tensor(norm)
 
-    def common_state(self) -> dict[str, Any]:
-        buffers = {name: tensor for name, tensor in self.trained_state().items() if not is_sharded(tensor)}
-        return {"model": buffers, "scaler": {}}
+    def piece(self, tensor: torch.Tensor) -> Piece:
+        return Piece(local(tensor).detach().reshape(-1), first_element(tensor), tuple(tensor.shape))
 
-    def own_state(self) -> dict[str, Any]:
-        weights = {name: tensor for name, tensor in self.trained_state().items() if is_sharded(tensor)}
-        kept = {
-            name: {key: local(value) for key, value in self.optimizer.state.get(weight, {}).items()}
-            for name, weight in self.module.named_parameters()
-            if weight.requires_grad
-        }
-        return {"model": {name: local(tensor) for name, tensor in weights.items()}, "optimizer": kept}
-
-    def load_state(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        targets = self.trained_state()
-        with torch.no_grad():
-            for name, tensor in {**common["model"], **own["model"]}.items():
-                local(targets[name]).copy_(tensor)
-        for name, weight in self.module.named_parameters():
-            if weight.requires_grad and own["optimizer"].get(name):
-                self.optimizer.state[weight] = {
-                    key: like(value, weight) for key, value in own["optimizer"][name].items()
-                }
+    def state(self) -> State:
+        found = super().state()
+        weights = {f"model/{name}" for name, tensor in self.trained_state().items() if is_sharded(tensor)}
+        buffers = {key: piece for key, piece in found.common.items() if key.startswith("model/") and key not in weights}
+        return State(buffers, {key: piece for key, piece in found.common.items() if key not in buffers}, found.plain)
 
     def full_weights(self) -> dict[str, torch.Tensor]:
         whole: dict[str, torch.Tensor] = {}
@@ -121,22 +135,6 @@ def local(value: Any) -> Any:
     return value.to_local() if is_sharded(value) else value
 
 
-def like(value: Any, weight: torch.Tensor) -> Any:
-    """Return a saved local part as a sharded tensor with the layout of `weight`; step counters stay plain."""
-    if not isinstance(value, torch.Tensor) or value.ndim == 0:
-        return value
-    from torch.distributed.tensor import DTensor
-
-    assert isinstance(weight, DTensor)
-    return DTensor.from_local(
-        value.to(weight.to_local().device),
-        weight.device_mesh,
-        weight.placements,
-        shape=weight.shape,
-        stride=weight.stride(),
-    )
-
-
 def fill(target: torch.Tensor, read: Any) -> None:
     """Copy a complete tensor's values to a target, sharded or not. `read(slice)` returns some of its rows, so that a
     rank reads only its own rows from a file."""
@@ -152,9 +150,13 @@ def fill(target: torch.Tensor, read: Any) -> None:
 
 def first_row(target: Any) -> int:
     """Return the index of this rank's first row: fully_shard divides dimension 0 as torch.chunk does."""
-    mesh = target.device_mesh
-    each = -(-target.shape[0] // mesh.size())
-    return min(int(each * mesh.get_local_rank()), int(target.shape[0]))
+    (dimension,) = [number for number, placement in enumerate(target.placements) if placement.is_shard()]
+    each = -(-target.shape[0] // target.device_mesh.size(dimension))
+    return min(int(each * target.device_mesh.get_local_rank(dimension)), int(target.shape[0]))
+
+
+def first_element(target: torch.Tensor) -> int:
+    return first_row(target) * math.prod(target.shape[1:]) if is_sharded(target) else 0
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:
@@ -167,12 +169,16 @@ def materialise(module: nn.Module, device: torch.device) -> None:
     )
 
 
-def shard(module: nn.Module, here: Runtime, precision: Precision, *, offload: bool) -> None:
+def shard(
+    module: nn.Module, here: Runtime, precision: Precision, *, offload: bool, shard_size: int | None = None
+) -> None:
     """Shard a model. Every repeated layer is gathered as a unit; the rest, embeddings and head, is another unit."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-    mesh = init_device_mesh(here.family, (here.world_size,))
+    shape = (here.world_size,) if shard_size is None else (here.world_size // shard_size, shard_size)
+    names = ("shard",) if shard_size is None else ("replicate", "shard")
+    mesh = init_device_mesh(here.family, shape, mesh_dim_names=names)
     cast(module, precision)
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32)
     if precision.compute == precision.weights:

@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
 
+from ascendrun.planner import cost
+from ascendrun.planner.chips import chip_of
+from ascendrun.planner.cost import GB, PARTS
 from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, choose_precision
-from ascendrun.programs.trainer.devices.chips import chip_of
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.strategies.engine import STRATEGIES
 from ascendrun.programs.trainer.strategies.simulate import Simulated
 from ascendrun.programs.trainer.strategies.zero3 import BUCKET_ELEMENTS
 from ascendrun.text import Text
 
-GB = 2**30
-FRAGMENTED = 0.06
-"""Fraction that the caching allocator holds beyond the memory of the tensors."""
-CONTEXT_BYTES: Mapping[str, int] = {"cpu": 0, "cuda": int(0.6 * GB), "npu": int(1.5 * GB)}
-"""Runtime and kernels, and the buffers of two communicators: HCCL allocates twice HCCL_BUFFSIZE, 200 MB, for each."""
-WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 0, "cuda": 64 * 2**20, "npu": 0}
-"""Memory that matrix products allocate: cuBLAS and cuBLASLt 32 MiB each, measured on an H200 with torch 2.11 as
-64 MiB for every model. NPU: never measured."""
-
-
 NPU_NAMES = ("310", "910", "950")
-PARTS = {
-    "weights": Text("program.part-weights", "weights"),
-    "gradients": Text("program.part-gradients", "gradients"),
-    "optimizer": Text("program.part-optimizer", "optimizer"),
-    "activations": Text("program.part-activations", "activations"),
-    "buffers": Text("program.part-buffers", "buffers"),
-}
 
 
 @dataclass(frozen=True)
 class Target:
-    """The devices of a training. `memory_bytes`: of one device, None: unknown."""
+    """The devices of a training. `memory_bytes`, `peak_flops`: of one device, None: unknown."""
 
     family: str
     precision: Precision
     world_size: int
     memory_bytes: int | None = None
+    peak_flops: float | None = None
 
 
 def target_of(here: Accelerator, dtype: str, world_size: int, *, chip: str = "") -> Target:
@@ -54,7 +39,8 @@ def target_of(here: Accelerator, dtype: str, world_size: int, *, chip: str = "")
         total = here.memory_total_bytes()
         if total is not None and here.family == "cpu":
             total //= max(1, int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
-        return Target(here.family, choose_precision(dtype, here), world_size, total)
+        peak = here.chip.peak_tflops if here.chip is not None else None
+        return Target(here.family, choose_precision(dtype, here), world_size, total, peak and peak * 1e12)
     model = chip_of(chip)
     if model is None:
         raise InvalidDataError(
@@ -63,7 +49,8 @@ def target_of(here: Accelerator, dtype: str, world_size: int, *, chip: str = "")
     family = "npu" if model.name.startswith(NPU_NAMES) else "cuda"
     module = SimpleNamespace(is_bf16_supported=lambda: model.has_bf16)
     precision = choose_precision(dtype, Accelerator(family, here.device, chip, module))
-    return Target(family, precision, world_size, None if model.memory_gb is None else int(model.memory_gb * GB))
+    memory_bytes = None if model.memory_gb is None else int(model.memory_gb * GB)
+    return Target(family, precision, world_size, memory_bytes, model.peak_tflops and model.peak_tflops * 1e12)
 
 
 @dataclass(frozen=True)
@@ -86,28 +73,33 @@ class Need:
 
     def allocated(self, family: str) -> int:
         """Return the peak that the allocator reports."""
-        return self.tensors + WORKSPACE_BYTES[family]
+        return self.tensors + cost.WORKSPACE[family]
 
     def on_device(self, family: str) -> int:
         """Return the bytes including the overhead of the allocator and the runtime."""
-        return int(self.allocated(family) * (1 + (FRAGMENTED if family != "cpu" else 0))) + CONTEXT_BYTES[family]
+        return self.tensors + cost.overhead_of(self.tensors, family)
 
     def fits(self, target: Target) -> bool:
         """Return whether it fits; true if the memory of the device is unknown."""
         return target.memory_bytes is None or self.on_device(target.family) <= target.memory_bytes
 
 
-def needs(simulated: Simulated, target: Target, *, strategy: str, pieces: int = 1, offload: bool = False) -> Need:
-    """Estimate the bytes of one rank. `simulated`: one piece; in compute precision for fsdp2 and zero3. `pieces`:
-    passes per step. `offload`: weights and optimizer to host memory."""
+def needs(
+    simulated: Simulated, target: Target, *, strategy: str, pieces: int = 1, offload: bool = False, shard_size: int = 0
+) -> Need:
+    """Estimate the bytes of one rank. `simulated`: one piece; in compute precision for sharded models. `pieces`:
+    passes per step. `offload`: weights and optimizer to host memory. `shard_size`, of hsdp: ranks that hold a model."""
     assert strategy in STRATEGIES, strategy
-    if strategy == "fsdp2":
-        return fully_sharded(simulated, target, pieces, offload=offload)
+    if strategy in ("fsdp2", "hsdp"):
+        shards = shard_size or target.world_size
+        need = fully_sharded(simulated, replace(target, world_size=shards), pieces, offload=offload)
+        return replace(need, strategy=strategy, world_size=target.world_size)
     if strategy == "zero3":
         return zero3(simulated, target, offload=offload)
     weights, trained = simulated.weights, simulated.trained_bytes
-    # Under DDP gradients are in the buckets, from the first step to the last.
-    gradients = non_activation_bytes(simulated) if strategy == "none" and pieces == 1 else trained
+    # Gradients are freed after each step, except for those in the flat buffer of the NPU's fused optimizer.
+    is_freed = pieces == 1 and target.family != "npu"
+    gradients = non_activation_bytes(simulated) if is_freed else trained
     return Need(strategy, target.world_size, weights, gradients, 2 * trained, simulated.activations, 0)
 
 
@@ -164,7 +156,8 @@ def as_sentence(need: Need, target: Target) -> Text:
 def amounts(need: Need, target: Target) -> Text:
     """Format: 71.0 GiB of 64.0 GiB per device (weights 60.9 GiB, …)."""
     limit, host = target.memory_bytes, need.host
-    sizes = {name: size for name in PARTS if (size := getattr(need, name))}
+    overhead = cost.overhead_of(need.tensors, target.family)
+    sizes = {name: size for name in PARTS if (size := getattr(need, name, overhead))}
     return Text(
         "program.memory",
         "{total:bytes}{limit} {place}{host} ({parts})",
@@ -194,4 +187,4 @@ def fixes(need: Need, *, micro_batch: int, has_checkpointing: bool) -> list[Text
         found.append(Text("program.shard", "--strategy=fsdp2 on more devices"))
     elif not need.host:
         found.append(Text("program.offload", "--cpu_offload=true (slow)"))
-    return [*found, Text("program.more-devices", "more devices, or LoRA instead of full training")]
+    return [*found, Text("program.more-devices", "more devices")]

@@ -5,23 +5,58 @@ from __future__ import annotations
 from torch import nn
 
 from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.trainer.distributed import ranks_of_host
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.engine import STRATEGIES, Adam, Engine, Replicated
+from ascendrun.programs.trainer.strategies.engine import STRATEGIES, Engine, Replicated
 
 
 def wrap(
-    module: nn.Module, here: Runtime, *, strategy: str = "ddp", adam: Adam, precision: Precision, offload: bool = False
+    module: nn.Module,
+    here: Runtime,
+    *,
+    strategy: str = "ddp",
+    make_optimizer: MakeOptimizer,
+    precision: Precision,
+    offload: bool = False,
+    shard_size: int = 0,
 ) -> Engine:
-    """Wrap a model for a strategy, one of STRATEGIES; on a single rank ddp has no effect. `offload`, for fsdp2 and
-    zero3: weights and optimizer to host memory."""
+    """Wrap a model for a strategy, one of STRATEGIES; on a single rank ddp has no effect. `make_optimizer` is called
+    with the model once it is cast, moved and sharded.
+
+    `offload`, for the sharded ones: weights and optimizer to host memory. `shard_size`, of hsdp and zero3: ranks that
+    hold a whole model together; 0: those of a host for hsdp, all for zero3. Raises InvalidDataError.
+    """
     assert strategy in STRATEGIES, strategy
-    if strategy == "fsdp2":
+    if strategy in ("fsdp2", "hsdp"):
         from ascendrun.programs.trainer.strategies.fsdp2 import FullySharded
 
-        return FullySharded(module, here, adam=adam, precision=precision, offload=offload)
+        size = None
+        if strategy == "hsdp":
+            size = check_shard_size(shard_size or ranks_of_host(here.world_size), here.world_size)
+        return FullySharded(
+            module, here, make_optimizer=make_optimizer, precision=precision, offload=offload, shard_size=size
+        )
     if strategy == "zero3":
         from ascendrun.programs.trainer.strategies.zero3 import ZeroEngine
 
-        return ZeroEngine(module, here, adam=adam, precision=precision, offload=offload)
+        if shard_size:
+            check_shard_size(shard_size, here.world_size)
+        return ZeroEngine(
+            module, here, make_optimizer=make_optimizer, precision=precision, offload=offload, shard_size=shard_size
+        )
     kind = Engine if strategy == "none" or here.control is None else Replicated
-    return kind(module, here, adam=adam, precision=precision)
+    return kind(module, here, make_optimizer=make_optimizer, precision=precision)
+
+
+def check_shard_size(shard_size: int, world_size: int) -> int:
+    if world_size % shard_size:
+        raise InvalidDataError(
+            "program.shard-size",
+            "{ranks:plural rank ranks} cannot be divided into groups of {size}\nhint: set --shard_size to a divisor of "
+            "{ranks}",
+            ranks=world_size,
+            size=shard_size,
+        )
+    return shard_size

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, Callable
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -92,17 +93,23 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def simulate(
-    build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, precision: Precision, is_cast: bool = False
+    build: Callable[[], nn.Module],
+    step: Step,
+    shapes: Shapes,
+    *,
+    precision: Precision,
+    family: str = "cpu",
+    is_cast: bool = False,
 ) -> Simulated:
-    """Simulate a step. `build` makes the model from its configuration; `is_cast`: weights are in the compute precision
-    while they are used, as in sharded models, instead of autocast."""
+    """Simulate a step on a device of this family. `build` makes the model from its configuration; `is_cast`: weights
+    are in the compute precision while they are used, as in sharded models, instead of autocast."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     held = Precision(precision.compute, precision.compute, False, "") if is_cast else precision
     compute = torch.float32 if is_cast else precision.compute
     with torch.device("meta"):
         module = cast(build(), held).train()
-    with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as bytes_of:
+    with FakeTensorMode(allow_non_fake_inputs=True), dropout_of(family), LiveBytes() as bytes_of:
         pretend(module)
         layers = repeated_layers(module)
         for layer in layers:
@@ -141,19 +148,35 @@ def simulate_deep(
     shapes: Shapes,
     *,
     precision: Precision,
+    family: str = "cpu",
     is_cast: bool = False,
 ) -> Simulated:
     """Simulate a model of `layers` equal layers by two shallow models: every layer adds the same amount.
 
     Simulating sixty-four layers takes minutes and gives the same result. `build(n)`: the model with n layers.
     """
+    given: dict[str, Any] = {"precision": precision, "family": family, "is_cast": is_cast}
     if layers <= SHALLOW[1]:
-        return simulate(lambda: build(layers), step, shapes, precision=precision, is_cast=is_cast)
-    one, two = (
-        asdict(simulate_deep(build, depth, step, shapes, precision=precision, is_cast=is_cast)) for depth in SHALLOW
-    )
+        return simulate(lambda: build(layers), step, shapes, **given)
+    one, two = (asdict(simulate_deep(build, depth, step, shapes, **given)) for depth in SHALLOW)
     more = layers - SHALLOW[1]
     return Simulated(**{name: two[name] + (two[name] - one[name]) * more // (SHALLOW[1] - SHALLOW[0]) for name in two})
+
+
+@contextlib.contextmanager
+def dropout_of(family: str) -> Iterator[None]:
+    """Use the dropout of a family: on NPU and CUDA it keeps a byte for each number, on a CPU its factor in float32."""
+    usual = functional.dropout
+
+    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        return torch.native_dropout(input, p, True)[0] if training and p else input
+
+    if family != "cpu":
+        functional.dropout = dropout
+    try:
+        yield
+    finally:
+        functional.dropout = usual
 
 
 def pretend(module: nn.Module) -> None:

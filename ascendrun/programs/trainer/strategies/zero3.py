@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -11,9 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ascendrun.programs.trainer.checkpoint import Read
 from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.engine import Adam, Engine, parameter_groups, size_of
+from ascendrun.programs.trainer.schedule import value_at
+from ascendrun.programs.trainer.strategies.engine import Engine, State, size_of
 
 BUCKET_ELEMENTS = 50_000_000
 PERSISTED_ELEMENTS = 100_000
@@ -38,9 +43,10 @@ def prepare(here: Runtime) -> Any:
     return deepspeed
 
 
-def configuration(precision: Precision, *, trained: int, offload: bool) -> dict[str, Any]:
+def configuration(precision: Precision, *, trained: int, offload: bool, shard_size: int = 0) -> dict[str, Any]:
     """Return DeepSpeed's configuration: micro-batches of 1 without accumulation, because the loop makes the batches.
-    `trained`: number of weights; a larger bucket wastes memory. `offload`: weights and optimizer to host memory."""
+    `trained`: number of weights; a larger bucket wastes memory. `offload`: weights and optimizer to host memory.
+    `shard_size`: ranks that hold a whole model together for the backward pass (hpZ); 0: all."""
     zero: dict[str, Any] = {
         "stage": 3,
         "overlap_comm": True,
@@ -51,6 +57,8 @@ def configuration(precision: Precision, *, trained: int, offload: bool) -> dict[
         "stage3_max_live_parameters": 10 * BUCKET_ELEMENTS,
         "stage3_max_reuse_distance": 10 * BUCKET_ELEMENTS,
     }
+    if shard_size:
+        zero["zero_hpz_partition_size"] = shard_size
     if offload:
         zero.update(offload_optimizer={"device": "cpu"}, offload_param={"device": "cpu"})
     return {
@@ -58,7 +66,7 @@ def configuration(precision: Precision, *, trained: int, offload: bool) -> dict[
         "gradient_accumulation_steps": 1,
         "zero_optimization": zero,
         "bf16": {"enabled": precision.compute == torch.bfloat16},
-        "fp16": {"enabled": precision.scales},
+        "fp16": {"enabled": precision.scales, "initial_scale_power": round(math.log2(precision.loss_scale))},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**31,
@@ -71,26 +79,47 @@ class ZeroEngine(Engine):
     compute precision; trained weights keep a float32 copy."""
 
     strategy = "zero3"
-    is_sharded = True
 
     def __init__(
-        self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision, offload: bool = False
+        self,
+        module: nn.Module,
+        here: Runtime,
+        *,
+        make_optimizer: MakeOptimizer,
+        precision: Precision,
+        offload: bool = False,
+        shard_size: int = 0,
     ) -> None:
         self.deepspeed = prepare(here)
         trained = sum(size_of(weight) for weight in module.parameters() if weight.requires_grad)
-        self.config = configuration(precision, trained=trained, offload=offload)
-        super().__init__(module, here, adam=adam, precision=precision)
+        self.config = configuration(precision, trained=trained, offload=offload, shard_size=shard_size)
+        super().__init__(module, here, make_optimizer=make_optimizer, precision=precision)
 
     def place(self, module: nn.Module) -> nn.Module:
         return module
 
-    def make_optimizer(self, adam: Adam) -> torch.optim.Optimizer:
-        own = torch.optim.AdamW(parameter_groups(self.module, adam), lr=adam.lr, betas=adam.betas)
+    def open_optimizer(self) -> Any:
+        if self.plan.has_muon:
+            raise InvalidDataError(
+                "program.muon-sharded",
+                "muon requires whole matrices, which {strategy} divides\nhint: set --strategy=ddp",
+                strategy=self.strategy,
+            )
+        groups = [{"params": list(group.params), "betas": group.betas, "eps": group.eps} for group in self.plan.groups]
+        own = torch.optim.AdamW(groups, lr=0.0)
         self.engine, _, _, _ = self.deepspeed.initialize(
             model=self.module, optimizer=own, config=self.config, dist_init_required=False
         )
         self.model = self.engine
-        return self.engine.optimizer  # type: ignore[no-any-return]
+        return self.engine.optimizer
+
+    def begin(self, step: int) -> None:
+        for group, told in zip(self.plan.groups, self.optimizer.param_groups):
+            told["lr"], told["weight_decay"] = value_at(group.lr, step), value_at(group.weight_decay, step)
+
+    @property
+    def shards(self) -> tuple[int, int]:
+        return self.here.world_size, self.here.rank
 
     def autocast(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -104,31 +133,28 @@ class ZeroEngine(Engine):
         self.gradients_ready = None
         self.engine.backward(loss)
 
-    def finish(self, clip: float) -> float:
-        self.optimizer.clip_grad = clip  # type: ignore[attr-defined]
+    def finish(self, clip: float) -> torch.Tensor:
+        self.optimizer.clip_grad = clip
         self.engine.step()
         norm = self.engine.get_global_grad_norm()
-        return float("nan") if norm is None else float(norm)
+        return torch.as_tensor(float("nan") if norm is None else norm, dtype=torch.float32)
 
     def drop_gradients(self) -> None:
         self.engine.zero_grad()
 
-    def common_state(self) -> dict[str, Any]:
-        return {"scaler": {}}
-
-    def own_state(self) -> dict[str, Any]:
+    def state(self) -> State:
         state = dict(self.optimizer.state_dict())
         scaler = state.pop("loss_scaler", None)
         plain = {name: value for name, value in vars(scaler).items() if isinstance(value, (int, float, bool))}
         state["zero_stage"] = int(state["zero_stage"])
-        return {"optimizer": state, "scaler": plain}
+        return State({}, {}, {}, {"optimizer": state, "scaler": plain})
 
-    def load_state(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        state, scaler = dict(own["optimizer"]), self.optimizer.loss_scaler  # type: ignore[attr-defined]
-        vars(scaler).update(own["scaler"])
+    def load_state(self, read: Read, plain: Mapping[str, Any], opaque: Mapping[str, Any]) -> None:
+        state, scaler = dict(opaque["optimizer"]), self.optimizer.loss_scaler
+        vars(scaler).update(opaque["scaler"])
         state["loss_scaler"] = scaler
         everyone: Any = [state] * self.here.world_size  # it uses only this rank's entry
-        self.optimizer.load_state_dict(everyone, load_optimizer_states=True)  # type: ignore[call-arg]
+        self.optimizer.load_state_dict(everyone, load_optimizer_states=True)
         kept = getattr(self.optimizer, "persistent_parameters", [])
         if kept:
             kept[0].all_gather(kept)

@@ -1,0 +1,262 @@
+"""Rules of the program codon, and the size of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ascendrun.options import GENERATED
+from ascendrun.planner import rules
+from ascendrun.planner.models import Shape, shape_of
+from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
+from ascendrun.planner.workload import Workload
+from ascendrun.text import Text
+
+TRAINS = ("pretrain", "finetune")
+TOKENS, ORGANISMS = 90, 164
+"""Of the vocabulary; another number of organisms changes little."""
+TABLES = (".csv", ".csv.gz")
+COLUMNS = {"dna": ("dna", "predicted_dna"), "organism": ("organism",)}
+MEAN_TOKENS, LONGEST = 350.0, 2048
+"""Of coding sequences that are not prepared yet: assumed."""
+GENERATED_TOKENS, GENERATED_LONGEST = 71.0, 122
+
+
+def inputs(training: Training) -> dict[str, str]:
+    """Return the paths that the stage reads, by option."""
+    if training.mode == "optimize":
+        given = str(training.options["input"])
+        found = {"model_path": str(training.options["model_path"]), "input": given if "." in given else ""}
+        return {name: path for name, path in found.items() if path}
+    names = ["prepared_dir", "data_path"]
+    names += ["base_model"] if training.mode in (*TRAINS, "prepare") else ["model_path"]
+    found = {name: str(training.options.get(name) or "") for name in names}
+    return {name: path for name, path in found.items() if path not in ("", GENERATED)}
+
+
+def check_inputs(training: Training) -> Iterator[PlanProblem]:
+    for option, path in inputs(training).items():
+        yield from rules.input_problems(training, option, path)
+    if training.mode == "optimize":
+        return
+    if not training.options["prepared_dir"]:
+        yield from rules.data_problems(training)
+    path = rules.data_file(training)
+    for host, raw in training.found(path).items() if path else ():
+        for file in raw.get("files", ()):
+            missing = missing_columns(file, has_organism=bool(training.options["organism"]))
+            if missing:
+                message = Text(
+                    "plan.codon-columns",
+                    "args.data_path: {path}: no column {missing} among {columns}",
+                    path=path,
+                    missing=missing,
+                    columns=list(file["columns"]),
+                )
+                yield PlanProblem("codon-columns", message, None, "data_path", (host,))
+
+
+def missing_columns(file: Raw, *, has_organism: bool) -> list[str]:
+    """Return the columns that a table lacks; []: none, or it is not a table."""
+    if not file["name"].endswith(TABLES) or not file.get("columns"):
+        return []
+    names = [str(name).strip().lower() for name in file["columns"]]
+    return [
+        column
+        for column, spellings in COLUMNS.items()
+        if not set(spellings) & set(names) and not (column == "organism" and has_organism)
+    ]
+
+
+def check_options(training: Training) -> Iterator[PlanProblem]:
+    options = training.options
+    if training.mode in TRAINS and options["attention"] != "full":
+        message = Text("plan.codon-block-sparse", "args.attention: block_sparse is not supported")
+        hint = Text("plan.codon-full", "set attention: full, which is exact up to 2048 tokens")
+        yield PlanProblem("codon-block-sparse", message, hint, "attention")
+    if training.mode == "finetune" and not options["base_model"]:
+        message = Text("plan.codon-base", "args.base_model is required with mode: finetune")
+        hint = Text("plan.codon-pretrain", "set it to a model, or mode: pretrain to train a new one")
+        yield PlanProblem("codon-base", message, hint, "base_model")
+    if training.mode in ("evaluate", "optimize") and not options["model_path"]:
+        message = Text("plan.model-required", "args.model_path is required with mode: {mode}", mode=training.mode)
+        hint = Text("plan.model-hint", "set it to the directory `best` of a training")
+        yield PlanProblem("model-required", message, hint, "model_path")
+    if training.mode == "optimize" and not options["input"]:
+        message = Text("plan.codon-input", "args.input is required with mode: optimize")
+        hint = Text("plan.codon-input-hint", "set it to a file of proteins, or to one protein in letters")
+        yield PlanProblem("codon-input", message, hint, "input")
+    if training.mode == "optimize" and options["deterministic"] and options["num_sequences"] > 1:
+        message = Text("plan.codon-several", "args.num_sequences above 1 requires deterministic: false")
+        yield PlanProblem("codon-several", message, None, "num_sequences")
+
+
+def check_sizes(training: Training) -> Iterator[PlanProblem]:
+    options = training.options
+    if training.mode not in TRAINS or options["base_model"]:
+        return
+    hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
+    if hidden % heads:
+        near = sorted({max(heads, hidden // heads * heads), (hidden // heads + 1) * heads})
+        message = Text(
+            "plan.codon-heads",
+            "args.hidden_size: {hidden} must be a multiple of num_attention_heads ({heads})",
+            hidden=hidden,
+            heads=heads,
+        )
+        hint = Text("plan.hidden-near", "set hidden_size to one of {near}", near=near)
+        yield PlanProblem("codon-heads", message, hint, "hidden_size")
+    longest, positions = lengths(training)[1], int(options["max_position_embeddings"])
+    if is_known(training) and longest > positions:
+        message = Text(
+            "plan.codon-positions",
+            "args.max_position_embeddings: a sequence has {longest} tokens, the model {positions} positions",
+            longest=longest,
+            positions=positions,
+        )
+        hint = Text("plan.codon-more-positions", "set max_position_embeddings: {longest} or more", longest=longest)
+        yield PlanProblem("codon-positions", message, hint, "max_position_embeddings")
+
+
+def facts(training: Training) -> Mapping[str, Any]:
+    """Return what the prepared data says of itself; {}: unknown."""
+    raw = training.first(str(training.options["prepared_dir"])) if training.options["prepared_dir"] else None
+    return (raw or {}).get("facts") or {}
+
+
+def is_known(training: Training) -> bool:
+    return bool(facts(training).get("longest"))
+
+
+def lengths(training: Training) -> tuple[float, int]:
+    """Return the mean and the largest number of tokens of a sequence: of prepared data, else usual ones."""
+    found = facts(training)
+    if found.get("mean_tokens") and found.get("longest"):
+        return float(found["mean_tokens"]), int(found["longest"])
+    is_generated = training.options["data_path"] == GENERATED
+    return (GENERATED_TOKENS, GENERATED_LONGEST) if is_generated else (MEAN_TOKENS, LONGEST)
+
+
+def sequences(training: Training) -> int | None:
+    """Return the number of training sequences; None: unknown.
+
+    Prepared data that is not there yet is that of data_path.
+    """
+    options, found = training.options, facts(training)
+    if found:
+        return (found.get("sequences") or {}).get("train") or None
+    share = 1 - float(options["val_size"])
+    if options["data_path"] == GENERATED:
+        return int(options["synthetic_sequences"] * share)
+    files = (training.first(str(options["data_path"])) or {}).get("files") or ()
+    if not files or any(not file.get("whole") or "rows" not in file for file in files):
+        return None
+    return int(sum(file["rows"] for file in files) * share) or None
+
+
+def steps(training: Training) -> int | None:
+    options, count = training.options, sequences(training)
+    if count is None:
+        return int(options["max_steps"]) or None
+    found = int(options["num_train_epochs"]) * -(-count // int(options["global_batch_size"]))
+    return min(found, int(options["max_steps"])) if options["max_steps"] else found
+
+
+def check_batch(training: Training) -> Iterator[PlanProblem]:
+    if training.mode in TRAINS:
+        yield from rules.batch_problems(training)
+
+
+# --- the size of a step ---
+
+
+def flops_per_token(hidden: int, inner: int, layers: int, mean_length: float, learned: float) -> float:
+    """Return FLOPs of forward and backward pass. `learned`: fraction of the tokens that the last layers see."""
+    matrices = layers * (4 * hidden * hidden + 2 * hidden * inner) + learned * hidden * (hidden + TOKENS)
+    return 6.0 * matrices + 12.0 * layers * hidden * mean_length
+
+
+@dataclass(frozen=True)
+class CodonShape(Shape):
+    """A BigBird: biases everywhere, two norms a layer, embeddings of positions and organisms, a layer of no use."""
+
+    organisms: int
+
+    @property
+    def layer_weights(self) -> int:
+        hidden, inner = self.hidden, self.inner
+        return 4 * hidden * (hidden + 1) + hidden * (inner + 1) + inner * (hidden + 1) + 4 * hidden
+
+    @property
+    def outside(self) -> int:
+        rows = self.vocabulary + (self.positions or 0) + self.organisms
+        return rows * self.hidden + 2 * self.hidden * (self.hidden + 1) + 4 * self.hidden + self.vocabulary
+
+
+@dataclass(frozen=True)
+class CodonWorkload(Workload):
+    @property
+    def flops_per_token(self) -> float:
+        model = self.model
+        share = self.micro_learned / max(1, self.micro_rows * self.micro_length)
+        return flops_per_token(model.hidden, model.inner, model.layers, self.mean_length, share)
+
+
+def shape(training: Training) -> CodonShape | None:
+    """Return the sizes of the model; None: those of its base are not known."""
+    options = training.options
+    config: Mapping[str, Any] = {
+        "hidden_size": options["hidden_size"],
+        "intermediate_size": options["intermediate_size"] or 4 * int(options["hidden_size"]),
+        "num_hidden_layers": options["num_hidden_layers"],
+        "num_attention_heads": options["num_attention_heads"],
+        "max_position_embeddings": options["max_position_embeddings"],
+    }
+    if options["base_model"]:
+        raw = training.first(str(options["base_model"])) or {}
+        if not isinstance(raw.get("config"), Mapping):
+            return None
+        config = raw["config"]
+    found = shape_of({**config, "vocab_size": TOKENS, "tie_word_embeddings": True})
+    organisms = int(config.get("type_vocab_size") or ORGANISMS)
+    return None if found is None else CodonShape(**vars(found), organisms=organisms)
+
+
+def workload(training: Training) -> Workload | None:
+    model = shape(training)
+    if model is None or training.mode not in TRAINS:
+        return None
+    options = training.options
+    mean, longest = lengths(training)
+    multiple = int(options["pad_to_multiple_of"]) or (1 if training.family == "cpu" else 16)
+    longest = -(-longest // multiple) * multiple
+    batch = int(options["global_batch_size"])
+    mine = -(-batch // training.ranks)
+    micro = min(mine, int(options["micro_batch_size"]) or mine)
+    unused = model.hidden * (model.hidden + 1)
+    return CodonWorkload(
+        model=model,
+        trained=model.weights - unused,
+        is_frozen=False,
+        steps=steps(training),
+        samples_per_step=batch,
+        tokens_per_step=batch * mean,
+        mean_length=mean,
+        micro_rows=micro,
+        micro_length=longest,
+        micro_learned=int(options["mlm_probability"] * micro * longest),
+        micro_batches=-(-mine // micro),
+        is_exact=is_known(training),
+        weight_bytes_saved=2 * 4 * model.weights,
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    check_inputs,
+    check_options,
+    check_sizes,
+    check_batch,
+    rules.device_problems,
+    rules.chip_problems,
+)

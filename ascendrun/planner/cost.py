@@ -1,0 +1,318 @@
+"""Memory and time of a step for each strategy, from sizes alone; and the cheapest strategy that fits.
+
+Times are ranges. Computing takes FLOPs / (peak x efficiency), exchanges bytes / bandwidth; a step takes at least the
+longer of both and at most their sum. An efficiency comes from earlier runs of the same program on the same device, else
+from ASSUMED. Bandwidths are those of LINKS unless measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ascendrun.planner.workload import Workload
+from ascendrun.text import Text
+
+GB = 2**30
+ASSUMED: Mapping[str, tuple[float, float]] = {"npu": (0.15, 0.5), "cuda": (0.2, 0.55)}
+"""Fraction of the peak that trainings reach, where no run of this program was recorded on the device."""
+LINKS: Mapping[str, tuple[float, float]] = {"npu": (28e9, 12e9), "cuda": (200e9, 12e9), "cpu": (4e9, 1e9)}
+"""Bytes a second that one rank exchanges inside a host and between hosts: assumed, and not verified by a document or a
+measurement. They stand for HCCS of an Atlas 800T A2, NVLink 4, memory; RoCE of 200 Gbit/s at half its rate, Ethernet of
+10 Gbit/s. The plan prints them as not verified."""
+LATENCY_S = 60e-6
+"""Seconds that each exchange takes beside its bytes: assumed. Sharded strategies have one for each layer and pass."""
+BUCKET_BYTES = 25 << 20
+CONTEXT: Mapping[str, int] = {"cpu": 0, "cuda": int(0.6 * GB), "npu": int(1.5 * GB)}
+"""Runtime and kernels, and the buffers of two communicators: HCCL allocates twice HCCL_BUFFSIZE, 200 MB, for each."""
+WORKSPACE: Mapping[str, int] = {"cpu": 0, "cuda": 64 * 2**20, "npu": 0}
+"""Memory that matrix products allocate: cuBLAS and cuBLASLt 32 MiB each, measured on an H200 with torch 2.11 as
+64 MiB for every model. NPU: never measured."""
+FRAGMENTED: Mapping[str, float] = {"cpu": 0.0, "cuda": 0.06, "npu": 0.06}
+"""Fraction that the caching allocator holds beyond the memory of the tensors."""
+RECOMPUTED = 4 / 3
+"""Arithmetic of a step with recomputed activations, compared with one without."""
+OFFLOADED = 2.5
+"""Time of a step whose weights and optimizer are in host memory, compared with one without."""
+DEEPSPEED = 1.15
+"""Time of a step of DeepSpeed's zero3 compared with that of fsdp2, which gathers the same weights."""
+FORMULA = 0.25
+"""Possible error of the memory by formula, as a fraction of the activations."""
+PARTS: Mapping[str, Text] = {
+    "weights": Text("program.part-weights", "weights"),
+    "gradients": Text("program.part-gradients", "gradients"),
+    "optimizer": Text("program.part-optimizer", "optimizer"),
+    "activations": Text("program.part-activations", "activations"),
+    "buffers": Text("program.part-buffers", "buffers"),
+    "overhead": Text("program.part-overhead", "allocator and runtime"),
+}
+"""What the memory of a device is used for."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number between `low` and `high`. `source`: measured, recorded, or assumed."""
+
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Range:
+        return Range(self.low * factor, self.high * factor)
+
+    def over(self, number: float) -> Range:
+        """Return `number` divided by this range."""
+        return Range(number / self.high, number / self.low)
+
+
+@dataclass(frozen=True)
+class Devices:
+    """`peak_flops` None: unknown. `recorded`: FLOPs per second and rank that runs of this program reached, None: no
+    run. `in_host`, `between`: bytes per second and rank; None: of LINKS."""
+
+    family: str
+    ranks: int
+    ranks_per_host: int
+    peak_flops: float | None = None
+    memory_bytes: int | None = None
+    compute_bytes: int = 2
+    recorded: Range | None = None
+    in_host: float | None = None
+    between: float | None = None
+
+    @property
+    def are_links_measured(self) -> bool:
+        return bool(self.in_host) and (bool(self.between) or self.ranks <= self.ranks_per_host)
+
+    @property
+    def links(self) -> tuple[float, float]:
+        in_host, between = LINKS[self.family]
+        return self.in_host or in_host, self.between or between
+
+    @property
+    def speed(self) -> Range | None:
+        """FLOPs per second of a rank."""
+        if self.recorded is not None:
+            return self.recorded
+        if self.peak_flops is None or self.family not in ASSUMED:
+            return None
+        low, high = ASSUMED[self.family]
+        return Range(self.peak_flops * low, self.peak_flops * high)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model is distributed."""
+
+    strategy: str
+    recomputes: bool = False
+    offloads: bool = False
+
+    def text(self) -> Text:
+        return Text(
+            "plan.layout",
+            "{strategy}{recompute}{offload}",
+            strategy=self.strategy,
+            recompute=Text("plan.recompute", ", activations recomputed") if self.recomputes else "",
+            offload=Text("plan.offloaded", ", offloaded to host memory") if self.offloads else "",
+        )
+
+
+def overhead_of(tensors: int, family: str) -> int:
+    """Return the bytes that the allocator and the runtime hold on a device beside this many of tensors."""
+    allocated = tensors + WORKSPACE[family]
+    return int(allocated * FRAGMENTED[family]) + WORKSPACE[family] + CONTEXT[family]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank. `parts`: all that is on the device, by name of PARTS; `host`: in the memory of its host."""
+
+    parts: Mapping[str, int]
+    host: int = 0
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, int], family: str, *, host: int = 0) -> Memory:
+        """Add what the allocator and the runtime take beside the tensors."""
+        return cls({**tensors, "overhead": overhead_of(sum(tensors.values()), family)}, host)
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def range(self) -> Range:
+        off = int(FORMULA * self.parts.get("activations", 0))
+        return Range(self.total - off, self.total + off)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One layout with its memory and the seconds of a step, None: unknown. `fits` None: unknown."""
+
+    layout: Layout
+    memory: Memory
+    step_s: Range | None
+    fits: bool | None
+    exchange_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`options`: all that were compared, fastest first; `chosen` None: none fits, or it is unknown."""
+
+    options: tuple[Option, ...]
+    chosen: Option | None
+    reason: Text | None = None
+
+
+def layouts(strategies: Sequence[str], *, recompute: bool | None, offload: bool) -> list[Layout]:
+    found = [
+        Layout(strategy, each, offload)
+        for strategy in strategies
+        for each in ((False, True) if recompute is None else (recompute,))
+        if not offload or strategy != "ddp"
+    ]
+    if len(strategies) > 1 and "zero3" in strategies and not offload:
+        found += [Layout("zero3", each, True) for each in ((True,) if recompute is None else (recompute,))]
+    return found
+
+
+def strategies_for(devices: Devices, *, scales: bool, has_deepspeed: bool = True) -> tuple[str, ...]:
+    """Return the strategies that these devices can run: sharding requires peers, fsdp2 has no loss scaling."""
+    found = ["ddp"]
+    if devices.ranks > 1 and not scales:
+        found += ["hsdp", "fsdp2"] if 1 < devices.ranks_per_host < devices.ranks else ["fsdp2"]
+    if devices.ranks > 1 and has_deepspeed:
+        found.append("zero3")
+    return tuple(found)
+
+
+def compare(work: Workload, devices: Devices, found: Sequence[Layout], *, shard_size: int = 0) -> Choice:
+    """Return all layouts with memory and time; the fastest that fits is chosen."""
+    options = []
+    for layout in found:
+        memory = memory_of(work, devices, layout, shard_size=shard_size)
+        limit = devices.memory_bytes
+        fits = None if limit is None else memory.range.low <= limit
+        exchange = exchange_of(work, devices, layout, shard_size=shard_size)
+        options.append(Option(layout, memory, step_time(work, devices, layout, exchange[1]), fits, exchange[0]))
+    return choose(options)
+
+
+def choose(options: Sequence[Option]) -> Choice:
+    """Choose the fastest option that fits; without times, the first in the given order."""
+    order = sorted(
+        range(len(options)),
+        key=lambda at: (options[at].step_s.high if (options[at].step_s) else 0.0, at),  # type: ignore[union-attr]
+    )
+    usable = [options[at] for at in order if options[at].fits is not False]
+    return Choice(tuple(options[at] for at in order), usable[0] if usable else None)
+
+
+def step_time(work: Workload, devices: Devices, layout: Layout, exchange_s: float) -> Range | None:
+    speed = devices.speed
+    if speed is None:
+        return None
+    flops = work.tokens_per_step / devices.ranks * work.flops_per_token * (RECOMPUTED if layout.recomputes else 1.0)
+    seconds = speed.over(flops)
+    if devices.recorded is not None and layout.strategy in ("ddp", "none"):
+        return seconds  # the exchange was part of the recorded time
+    factor = (DEEPSPEED if layout.strategy == "zero3" else 1.0) * (OFFLOADED if layout.offloads else 1.0)
+    return Range(max(seconds.low, exchange_s), seconds.high + exchange_s).times(factor)
+
+
+def exchange_of(work: Workload, devices: Devices, layout: Layout, *, shard_size: int = 0) -> tuple[float, float]:
+    """Return (bytes that a rank receives in a step, seconds that they take without overlap)."""
+    ranks, in_host, between = devices.ranks, *devices.links
+    if ranks == 1:
+        return 0.0, 0.0
+    spans = ranks > devices.ranks_per_host
+    slow = between if spans else in_host
+    trained = 4.0 * work.trained
+    if layout.strategy in ("ddp", "none"):
+        size = 2 * (ranks - 1) / ranks * trained
+        return size, size / slow + LATENCY_S * (1 + trained // BUCKET_BYTES)
+    weights = work.weights * devices.compute_bytes
+    gathers = work.micro_batches * 2
+    latency = LATENCY_S * (gathers + work.micro_batches) * (work.model.layers + 1)
+    group = shard_size or (devices.ranks_per_host if layout.strategy == "hsdp" else ranks)
+    if layout.strategy == "hsdp":
+        gathered = gathers * (group - 1) / group * weights
+        scattered = work.micro_batches * (group - 1) / group * trained
+        hosts = ranks // max(1, group)
+        reduced = 2 * (hosts - 1) / hosts * trained / group
+        within = in_host if group <= devices.ranks_per_host else slow
+        return gathered + scattered + reduced, (gathered + scattered) / within + reduced / slow + latency
+    share = (ranks - 1) / ranks
+    size = gathers * share * weights + work.micro_batches * share * trained
+    if layout.strategy == "zero3" and shard_size:
+        inside = work.micro_batches * (shard_size - 1) / shard_size * weights
+        rest = size - work.micro_batches * share * weights
+        return inside + rest, inside / in_host + rest / slow + latency
+    return size, size / slow + latency
+
+
+def memory_of(work: Workload, devices: Devices, layout: Layout, *, shard_size: int = 0) -> Memory:
+    """Return the bytes of one rank by formula."""
+    each, model = devices.compute_bytes, work.model
+    is_sharded = layout.strategy in ("fsdp2", "hsdp", "zero3")
+    group = devices.ranks
+    if layout.strategy == "hsdp":
+        group = shard_size or devices.ranks_per_host
+    frozen = (model.weights if work.is_frozen else 0) * each
+    trained = 4 * work.trained
+    activations = activation_bytes(work, devices, recomputes=layout.recomputes)
+    if not is_sharded:
+        # Gradients grow while activations shrink, unless an earlier pass or the NPU's fused optimizer keeps them.
+        is_kept = work.micro_batches > 1 or devices.family == "npu"
+        parts = {
+            "weights": frozen + trained,
+            "gradients": trained if is_kept else max(0, trained - activations),
+            "optimizer": 4 * work.moments(devices.ranks),
+            "activations": activations,
+        }
+        return Memory.of(parts, devices.family)
+    weights = -(-(frozen + trained) // group)
+    moments = -(-4 * work.moments() // group)
+    gradients = -(-trained // group)
+    layer, outside = model.layer_weights * each, model.outside * each
+    buffers = outside + 2 * layer + 2 * min(trained // 2, 10**9)
+    if layout.offloads:
+        parts = {"activations": activations, "buffers": buffers}
+        return Memory.of(parts, devices.family, host=weights + moments + gradients)
+    parts = {
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer": moments,
+        "activations": activations,
+        "buffers": buffers,
+    }
+    return Memory.of(parts, devices.family)
+
+
+def activation_bytes(work: Workload, devices: Devices, *, recomputes: bool) -> int:
+    """Return the bytes that the backward pass keeps of the largest forward pass, or needs where it begins.
+
+    A layer keeps, in float32, the inputs of its norms, and if they are trained what they normalise; queries, keys,
+    values and answers of the attention; gate, its activation, up and their product; and the inputs of its matrices.
+    Those with the same input share it in float32; autocast and the dropout of adapters make a copy for each. The loss
+    keeps probabilities and two gradients in float32. Autocast keeps a copy of the trained weights.
+    """
+    model, each = work.model, devices.compute_bytes
+    tokens = work.micro_rows * work.micro_length
+    query, key = model.heads * model.head, model.kv_heads * model.head
+    is_cast, is_dropped = each < 4, work.is_frozen and work.has_dropout
+    layer = (1 if work.is_frozen else 2) * 8 * model.hidden
+    layer += each * (2 * query + 2 * key + 4 * model.inner)
+    layer += each * (5 if is_cast or is_dropped else 2) * model.hidden
+    if work.is_frozen and (is_cast or is_dropped):
+        layer += each * query
+    if is_dropped:
+        layer += (4 if devices.family == "cpu" else 1) * (5 * model.hidden + query + model.inner)
+    learned = work.micro_rows * (work.micro_learned if work.is_frozen else 0) or work.micro_learned
+    logits = 12 * learned * model.vocabulary
+    copies = each * work.trained if is_cast else 0
+    if recomputes:
+        stream = each if work.is_frozen else 4
+        return tokens * model.layers * model.hidden * stream + max(tokens * layer, logits) + copies
+    return tokens * model.layers * layer + logits + copies

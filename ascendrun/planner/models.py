@@ -1,0 +1,100 @@
+"""Sizes and work of a transformer from its configuration: weights, arithmetic per token, linear layers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder of transformers. `heads`, `kv_heads`: attention heads; `head`: their width."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head: int
+    vocabulary: int
+    is_tied: bool
+    has_bias: bool
+    positions: int | None
+
+    @property
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of the linear layers of one layer, by name."""
+        query, key = self.heads * self.head, self.kv_heads * self.head
+        return {
+            "q_proj": (self.hidden, query),
+            "k_proj": (self.hidden, key),
+            "v_proj": (self.hidden, key),
+            "o_proj": (query, self.hidden),
+            "gate_proj": (self.hidden, self.inner),
+            "up_proj": (self.hidden, self.inner),
+            "down_proj": (self.inner, self.hidden),
+        }
+
+    @property
+    def layer_weights(self) -> int:
+        linear = self.linear
+        bias = sum(linear[name][1] for name in ("q_proj", "k_proj", "v_proj")) if self.has_bias else 0
+        return sum(inputs * outputs for inputs, outputs in linear.values()) + bias + 2 * self.hidden
+
+    @property
+    def embedding(self) -> int:
+        return self.vocabulary * self.hidden
+
+    @property
+    def outside(self) -> int:
+        """Weights outside the layers: embeddings, head, last norm."""
+        return self.embedding * (1 if self.is_tied else 2) + self.hidden
+
+    @property
+    def weights(self) -> int:
+        return self.layers * self.layer_weights + self.outside
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape | None:
+    """Return the shape that a config.json describes; None: it lacks a number, or is of an unknown form."""
+    try:
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        return Shape(
+            hidden=hidden,
+            inner=int(config["intermediate_size"]),
+            layers=int(config["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head=int(config.get("head_dim") or hidden // heads),
+            vocabulary=int(config["vocab_size"]),
+            is_tied=bool(config.get("tie_word_embeddings", False)),
+            has_bias=config.get("model_type", "qwen2") == "qwen2" or bool(config.get("attention_bias")),
+            positions=int(config["max_position_embeddings"]) if config.get("max_position_embeddings") else None,
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def preset_config(name: str) -> dict[str, Any] | None:
+    """Return the configuration of a preset of the program qwen_lora; None: unknown."""
+    text = resources.files("ascendrun").joinpath("programs/qwen_lora/shapes.json").read_text(encoding="utf-8")
+    found = json.loads(text).get(name)
+    return None if found is None else {"model_type": "qwen2", "max_position_embeddings": 32768, **found}
+
+
+def flops_per_token(
+    *, parameters: int, trainable: int, layers: int, hidden: int, mean_length: float, embedding: int = 0
+) -> float:
+    """Return FLOPs of forward and backward, without recomputation: the work that counts for MFU.
+
+    2 per weight forward, 2 for the gradient of the activations, 2 for that of the weight if it is trained;
+    attention adds 12 x layers x hidden x length, halved because causal attention covers half of it on average.
+    `embedding`: number of weights that are only indexed, so without arithmetic.
+    """
+    dense = parameters - embedding
+    return 4.0 * dense + 2.0 * max(0, trainable - embedding) + 6.0 * layers * hidden * mean_length

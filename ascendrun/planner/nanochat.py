@@ -1,0 +1,389 @@
+"""Rules of the program nanochat, and the size of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ascendrun.options import GENERATED
+from ascendrun.planner import rules
+from ascendrun.planner.models import Shape
+from ascendrun.planner.nanochat_sizes import (
+    INHERITED,
+    ON_CHATS,
+    SMEAR_CHANNELS,
+    Horizon,
+    Sizes,
+    batch_problem,
+    chat_horizon,
+    config_of,
+    horizon_of,
+    settled,
+)
+from ascendrun.planner.training import PlanProblem, Rule, Training
+from ascendrun.planner.workload import Workload
+from ascendrun.text import Text
+
+TRAINS = ("base", *ON_CHATS)
+WITH_MODEL = (*ON_CHATS, "evaluate", "chat", "serve")
+"""Modes that read a model of an earlier stage, and no documents but for evaluate, which may."""
+FILE_KINDS = ("messages", "choices", "gsm8k", "code")
+KINDS = (*FILE_KINDS, "spelling", "sums")
+CHARACTERS = 1024
+"""Assumed size of a vocabulary of characters that is not learned yet."""
+SPECIAL_TOKENS = 9
+
+
+def inputs(training: Training) -> dict[str, str]:
+    """Return the paths that the stage reads, by option."""
+    options = training.options
+    if training.mode in WITH_MODEL:
+        files = {f"mixture[{at}].file": task.get("file") for at, task in enumerate(options["mixture"])}
+        found = {"model_dir": options["model_dir"], **files}
+        if training.mode == "evaluate":
+            found["data_path"] = options["data_path"]
+    else:
+        names = ("data_path", "tokenizer_dir") if training.mode == "base" else ("data_path",)
+        found = {name: options[name] for name in names}
+    return {name: str(path) for name, path in found.items() if path and path != GENERATED}
+
+
+def check_inputs(training: Training) -> Iterator[PlanProblem]:
+    for option, path in inputs(training).items():
+        yield from rules.input_problems(training, option, path)
+    if training.mode in WITH_MODEL:
+        return
+    yield from rules.data_problems(training)
+    if training.mode == "base" and not training.options["tokenizer_dir"]:
+        message = Text("plan.no-tokenizer-dir", "args.tokenizer_dir is required with mode: base")
+        hint = Text("plan.tokenizer-first", "set it to the output_dir of a stage with mode: tokenizer")
+        yield PlanProblem("no-tokenizer-dir", message, hint, "tokenizer_dir")
+    path = rules.data_file(training)
+    for host, raw in training.found(path).items() if path else ():
+        for file in raw.get("files", ()):
+            if file["name"].endswith(".parquet") and "columns" in file and "text" not in file["columns"]:
+                message = Text(
+                    "plan.no-text-column",
+                    "args.data_path: {path}: no column text among {columns}",
+                    path=path,
+                    columns=list(file["columns"]),
+                )
+                yield PlanProblem("no-text-column", message, None, "data_path", (host,))
+
+
+def check_model(training: Training) -> Iterator[PlanProblem]:
+    """Refuse a stage without the model of an earlier one, and sequences longer than those it was trained with."""
+    if training.mode not in WITH_MODEL:
+        return
+    path = str(training.options["model_dir"] or "")
+    hint = Text("plan.base-first", "set it to the output_dir of a stage with mode: base or mid")
+    if not path:
+        message = Text("plan.no-model-dir", "args.model_dir is required with mode: {mode}", mode=training.mode)
+        yield PlanProblem("no-model-dir", message, hint, "model_dir")
+        return
+    stage, raw = training.stage_at(path), training.first(path)
+    model = model_at(training, path)
+    if model is None and (stage is not None or raw is not None):
+        message = Text("plan.no-chat-model", "args.model_dir: {path} has no model of nanochat", path=path)
+        yield PlanProblem("no-chat-model", message, hint, "model_dir")
+    if model is None or training.mode not in ON_CHATS:
+        return
+    length, context = int(settled(training.options, model)["max_seq_len"]), Sizes.of_config(model).context
+    if length > context:
+        message = Text(
+            "plan.long-context",
+            "args.max_seq_len: {length} tokens, but the model is trained with {context}",
+            length=length,
+            context=context,
+        )
+        shorter = Text("plan.shorter-context", "set max_seq_len to {context} or less", context=context)
+        yield PlanProblem("long-context", message, shorter, "max_seq_len")
+
+
+def check_tasks(training: Training) -> Iterator[PlanProblem]:
+    """Refuse tasks of unknown kinds, and files of other kinds."""
+    if training.mode not in (*ON_CHATS, "evaluate"):
+        return
+    tasks, is_scored = training.options["mixture"], training.mode == "evaluate"
+    if is_scored and not (tasks or training.options["data_path"]):
+        message = Text("plan.nothing-to-evaluate", "args.data_path or args.mixture is required with mode: evaluate")
+        yield PlanProblem("no-mixture", message, Text("plan.mixture-form", "write - {{kind: sums}}"), "mixture")
+    if not tasks and not is_scored:
+        message = Text("plan.no-mixture", "args.mixture is required with mode: {mode}", mode=training.mode)
+        yield PlanProblem("no-mixture", message, Text("plan.mixture-form", "write - {{kind: sums}}"), "mixture")
+    for at, task in enumerate(tasks):
+        kind, path, option = task.get("kind"), str(task.get("file") or ""), f"mixture[{at}]"
+        if kind not in KINDS:
+            message = Text(
+                "plan.task-kind",
+                "args.{option}: unknown kind {kind:quote}; expected one of {kinds}",
+                option=option,
+                kind=str(kind),
+                kinds=list(KINDS),
+            )
+            yield PlanProblem("task-kind", message, None, "mixture")
+        elif is_scored and kind == "messages":
+            message = Text(
+                "plan.no-answers", "args.{option}: {kind} has no answers to compare", option=option, kind=kind
+            )
+            yield PlanProblem("no-answers", message, None, "mixture")
+        elif bool(path) != (kind in FILE_KINDS):
+            at_task = {"option": option, "kind": kind}
+            message = Text("plan.task-file", "args.{option}: {kind} requires a file", **at_task)
+            if path:
+                message = Text("plan.task-generated", "args.{option}: {kind} is generated and has no file", **at_task)
+            yield PlanProblem("task-file", message, None, "mixture")
+        for key in ("epochs", "rows"):
+            if not isinstance(task.get(key, 1), int) or task.get(key, 1) < (key == "epochs"):
+                message = Text("plan.task-number", "args.{option}.{key}: expected a number", option=option, key=key)
+                yield PlanProblem("task-number", message, None, "mixture")
+        for host, raw in training.found(path).items() if path and kind in FILE_KINDS else ():
+            for file in raw.get("files", ()):
+                row = next((fault[0] for fault in file.get("faults", ()) if fault[1] in JSON_FAULTS), None)
+                row = file.get("tasks", {}).get(kind) if row is None else row
+                if row is not None or raw["kind"] != "data":
+                    message = Text(
+                        "plan.task-row",
+                        "args.{option}: {path}: row {row} is not of the kind {kind}",
+                        option=option,
+                        path=path,
+                        row=row,
+                        kind=kind,
+                    )
+                    fix = Text("plan.fix-rows", "fix or remove the sample")
+                    yield PlanProblem("task-row", message, fix, "mixture", (host,))
+
+
+JSON_FAULTS = ("not-json", "line-not-json", "not-a-list")
+
+# --- sizes ---
+
+
+def vocabulary_of(training: Training, options: dict[str, Any]) -> int:
+    """Return the tokens of a base model's tokenizer; before it is learned those that it is asked for."""
+    path = str(options["tokenizer_dir"] or "")
+    stage, raw = training.stage_at(path), training.first(path)
+    size = ((raw or {}).get("tokenizer") or {}).get("size")
+    if size:
+        return int(size) + SPECIAL_TOKENS
+    if stage is not None and stage["tokenizer"] == "chars":
+        return CHARACTERS
+    return int((options if stage is None else stage)["vocab_size"])
+
+
+def model_at(training: Training, path: str) -> dict[str, Any] | None:
+    """Return the configuration of the model in a directory, or that an earlier stage will write there; None: unknown,
+    or it is of another program."""
+    stage, raw = training.stage_at(path), training.first(path)
+    if stage is None:
+        config = (raw or {}).get("config")
+        try:
+            Sizes.of_config(config or {})
+        except (KeyError, TypeError, ValueError):
+            return None
+        return dict(config or {})
+    before = model_at(training, str(stage["model_dir"])) if stage["mode"] in ON_CHATS else None
+    if stage["mode"] not in TRAINS or stage["mode"] in ON_CHATS and before is None:
+        return None
+    options = settled(stage, before)
+    if before is None:
+        sizes = Sizes.of(options, vocabulary_of(training, options))
+        options["total_batch_size"] = horizon_of(sizes, options).batch_tokens
+        before = config_of(sizes)
+    return {**before, "training": {name: options[name] for name in INHERITED}}
+
+
+def planned(training: Training) -> tuple[dict[str, Any], Sizes | None]:
+    """Return the options with their defaults, and the sizes of the model; None: they are not known yet."""
+    if training.mode not in ON_CHATS:
+        options = settled(training.options)
+        return options, Sizes.of(options, vocabulary_of(training, options))
+    model = model_at(training, str(training.options["model_dir"] or ""))
+    return settled(training.options, model), None if model is None else Sizes.of_config(model)
+
+
+def length_of(training: Training, options: dict[str, Any], sizes: Sizes) -> Horizon:
+    if training.mode in ON_CHATS:
+        return chat_horizon(sizes, options, int(options["max_steps"]))
+    return horizon_of(sizes, options)
+
+
+def check_sizes(training: Training) -> Iterator[PlanProblem]:
+    if training.mode != "base":
+        return
+    options, sizes = planned(training)
+    assert sizes is not None
+    if sizes.head % 2:
+        message = Text("plan.head-dim", "args.head_dim: expected an even number, got {head}", head=sizes.head)
+        yield PlanProblem("head-dim", message, None, "head_dim")
+    if sizes.heads % sizes.kv_heads:
+        near = [each for each in range(1, sizes.heads + 1) if sizes.heads % each == 0]
+        message = Text(
+            "plan.kv-heads",
+            "args.kv_heads: {kv_heads} does not divide the {heads} attention heads",
+            kv_heads=sizes.kv_heads,
+            heads=sizes.heads,
+        )
+        yield PlanProblem(
+            "kv-heads", message, Text("plan.kv-heads-near", "set kv_heads to one of {near}", near=near), "kv_heads"
+        )
+    if not sizes.window_pattern or set(sizes.window_pattern) - set("SL"):
+        message = Text(
+            "plan.window-pattern",
+            "args.window_pattern: {pattern:quote}: expected the letters S and L",
+            pattern=str(options["window_pattern"]),
+        )
+        yield PlanProblem("window-pattern", message, None, "window_pattern")
+    if not sizes.is_classic and sizes.hidden < SMEAR_CHANNELS:
+        message = Text(
+            "plan.narrow-model",
+            "args.aspect_ratio: a hidden size of {hidden} is too small for model_preset: current; expected at least "
+            "{least}",
+            hidden=sizes.hidden,
+            least=SMEAR_CHANNELS,
+        )
+        yield PlanProblem("narrow-model", message, None, "aspect_ratio")
+
+
+def check_batch(training: Training) -> Iterator[PlanProblem]:
+    """Refuse a batch that the ranks cannot share in whole passes, with the nearest that they can."""
+    if training.mode not in TRAINS:
+        return
+    options, sizes = planned(training)
+    if sizes is None:
+        return
+    length, rows = int(options["max_seq_len"]), int(options["micro_batch_size"]) or 1
+    batch = length_of(training, options, sizes).batch_tokens
+    problem = batch_problem(batch, length, rows, training.ranks)
+    if problem is None:
+        return
+    if training.mode in ON_CHATS and options["target_examples_per_step"]:
+        near = [each // length for each in problem[1]]
+        yield examples_problem(int(options["target_examples_per_step"]), rows, training.ranks, near)
+        return
+    message = Text(
+        "plan.batch-tokens",
+        "args.total_batch_size: {batch} is not a multiple of {unit}: {ranks:plural rank ranks} x {rows} sequences "
+        "x {length} tokens",
+        batch=batch,
+        unit=problem[0],
+        ranks=training.ranks,
+        rows=rows,
+        length=length,
+    )
+    hint = Text("plan.batch-tokens-near", "set total_batch_size to one of {near}", near=list(problem[1]))
+    yield PlanProblem("batch-tokens", message, hint, "total_batch_size")
+
+
+def examples_problem(asked: int, rows: int, ranks: int, near: list[int]) -> PlanProblem:
+    message = Text(
+        "plan.batch-examples",
+        "args.target_examples_per_step: {asked} is not a multiple of {unit}: {ranks:plural rank ranks} x {rows} "
+        "sequences",
+        asked=asked,
+        unit=ranks * rows,
+        ranks=ranks,
+        rows=rows,
+    )
+    hint = Text("plan.batch-examples-near", "set target_examples_per_step to one of {near}", near=near)
+    if asked % ranks == 0:
+        fewer = max(each for each in range(1, rows + 1) if asked // ranks % each == 0)
+        hint = Text(
+            "plan.batch-examples-or",
+            "set target_examples_per_step to one of {near}, or micro_batch_size to {fewer}",
+            near=near,
+            fewer=fewer,
+        )
+    return PlanProblem("batch-examples", message, hint, "target_examples_per_step")
+
+
+def check_steps(training: Training) -> Iterator[PlanProblem]:
+    if training.mode in TRAINS:
+        options, sizes = planned(training)
+        steps = None if sizes is None else length_of(training, options, sizes).steps or None
+        yield from rules.steps_problems(replace(training, options=options), steps)
+
+
+@dataclass(frozen=True)
+class ChatShape(Shape):
+    """The decoder of this program: two matrices in the feed-forward part, value embeddings, no norms."""
+
+    sizes: Sizes
+
+    @property
+    def layer_weights(self) -> int:
+        return self.sizes.layer_matrices // self.sizes.layers
+
+    @property
+    def outside(self) -> int:
+        return self.sizes.weights - self.layers * self.layer_weights
+
+
+@dataclass(frozen=True)
+class ChatWorkload(Workload):
+    shares_state: bool = False
+
+    def moments(self, ranks: int = 1) -> int:
+        assert isinstance(self.model, ChatShape)
+        return self.model.sizes.state_values(ranks if self.shares_state else 1)
+
+    @property
+    def flops_per_token(self) -> float:
+        assert isinstance(self.model, ChatShape)
+        return self.model.sizes.flops_per_token
+
+
+def shape_of(sizes: Sizes) -> ChatShape:
+    return ChatShape(
+        hidden=sizes.hidden,
+        inner=4 * sizes.hidden,
+        layers=sizes.layers,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head=sizes.head,
+        vocabulary=sizes.padded_vocabulary,
+        is_tied=False,
+        has_bias=False,
+        positions=None,
+        sizes=sizes,
+    )
+
+
+def workload(training: Training) -> Workload | None:
+    if training.mode not in TRAINS:
+        return None
+    options, sizes = planned(training)
+    if sizes is None:
+        return None
+    horizon, length = length_of(training, options, sizes), int(options["max_seq_len"])
+    rows = max(1, horizon.batch_tokens // length)
+    mine = -(-rows // training.ranks)
+    micro = min(mine, int(options["micro_batch_size"]) or mine)
+    given: dict[str, Any] = {"mean_length": float(length), "micro_length": length, "micro_learned": micro * length}
+    return ChatWorkload(
+        model=shape_of(sizes),
+        trained=sizes.weights,
+        is_frozen=False,
+        steps=horizon.steps or None,
+        samples_per_step=rows,
+        tokens_per_step=float(horizon.batch_tokens),
+        micro_rows=micro,
+        micro_batches=-(-mine // micro),
+        is_exact=training.mode == "base",
+        shares_state=bool(options["shard_optimizer"]),
+        weight_bytes_saved=4 * sizes.weights,
+        **given,
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    check_inputs,
+    check_model,
+    check_tasks,
+    check_sizes,
+    check_batch,
+    check_steps,
+    rules.device_problems,
+    rules.chip_problems,
+)

@@ -1,0 +1,358 @@
+"""The plan of one training: problems, strategy, memory, time and disk; and its text, one for all commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ascendrun.planner import codon, cost, nanochat, qwen_lora, trajectory
+from ascendrun.planner.cost import PARTS, Choice, Devices, Option, Range
+from ascendrun.planner.training import PlanProblem, Training, judge
+from ascendrun.planner.workload import Workload
+from ascendrun.text import Text
+
+PROGRAMS: Mapping[str, Any] = {"codon": codon, "nanochat": nanochat, "qwen_lora": qwen_lora, "trajectory": trajectory}
+"""Programs with rules; their modules have RULES, TRAINS, inputs() and workload()."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Directory for checkpoints of a host. `free_bytes` None: unknown. `error`: why it cannot be written."""
+
+    path: str
+    free_bytes: int | None = None
+    error: Text | str | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of the whole training; None: unknown. `kept_bytes`: of the checkpoints that are kept at the same time."""
+
+    step_s: Range | None
+    tokens_per_s: Range | None
+    seconds: Range | None
+    device_hours: Range | None
+    checkpoints: int | None
+    checkpoint_bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """The plan of one stage. `work`, `choice`, `cost` None: no training, or unknown; `unknown` has the reasons.
+
+    `speed_source`, `memory_source`: codes of SOURCES.
+    """
+
+    stage: str | None
+    program: str | None
+    hosts: tuple[str, ...]
+    ranks: int
+    problems: tuple[PlanProblem, ...] = ()
+    unknown: tuple[Text, ...] = ()
+    work: Workload | None = None
+    choice: Choice | None = None
+    cost: Cost | None = None
+    speed_source: str = "unknown"
+    memory_source: str = "formula"
+    memory_bytes: int | None = None
+    links: tuple[float, float] | None = None
+    """Bytes per second and rank inside a host and between hosts, where they are assumed and are part of the times."""
+
+    @property
+    def fatal(self) -> tuple[PlanProblem, ...]:
+        return tuple(problem for problem in self.problems if problem.is_fatal)
+
+
+SOURCES = {
+    "recorded": Text("plan.source-recorded", "from recorded runs"),
+    "assumed": Text("plan.source-assumed", "assumed: no run of this program is recorded on this device"),
+    "unknown": Text("plan.source-unknown", "unknown"),
+    "formula": Text("plan.source-formula", "by formula"),
+}
+
+
+def make_plan(
+    training: Training,
+    devices: Devices,
+    *,
+    work: Workload | None,
+    stage: str | None = None,
+    disks: Mapping[str, Disk] = {},
+    unknown: Sequence[Text] = (),
+) -> TrainingPlan:
+    """Make the plan. `work`: of the program, None: unknown, or no training."""
+    program = PROGRAMS[training.program]
+    problems = judge(training, program.RULES)
+    plan = TrainingPlan(
+        stage,
+        training.program,
+        training.hosts,
+        training.ranks,
+        problems,
+        tuple(unknown),
+        memory_bytes=devices.memory_bytes,
+    )
+    if training.mode not in program.TRAINS:
+        return plan
+    if work is None:
+        reason = Text("plan.model-unknown", "memory and time: the sizes of the model are not known")
+        return replace(plan, unknown=(*plan.unknown, reason))
+    choice = make_choice(training, work, devices)
+    costs = make_cost(training, work, choice, devices)
+    more = (*_memory_problems(training, choice, devices), *_disk_problems(costs, disks))
+    unknowns = [*plan.unknown]
+    if devices.memory_bytes is None and training.family != "cpu":
+        unknowns.append(
+            Text(
+                "plan.memory-unknown", "whether it fits: the memory of the devices is not known (set args.chip: 910B3)"
+            )
+        )
+    if work.steps is None:
+        unknowns.append(Text("plan.steps-unknown", "the number of steps: the data is not known"))
+    if costs.step_s is None:
+        unknowns.append(
+            Text("plan.time-unknown", "time: no run of {program} is recorded on this device", program=training.program)
+        )
+    source = "recorded" if devices.recorded is not None else "unknown" if devices.speed is None else "assumed"
+    return replace(
+        plan,
+        problems=tuple(sorted((*problems, *more), key=lambda problem: not problem.is_fatal)),
+        unknown=tuple(unknowns),
+        work=work,
+        choice=choice,
+        cost=costs,
+        speed_source=source,
+        links=devices.links if costs.step_s is not None and _uses_assumed_links(choice, devices) else None,
+    )
+
+
+def _uses_assumed_links(choice: Choice, devices: Devices) -> bool:
+    """Return whether the times have the bandwidths of a table: recorded runs of the same strategy had the exchange."""
+    is_recorded = devices.recorded is not None and all(option.layout.strategy == "ddp" for option in choice.options)
+    return devices.ranks > 1 and not is_recorded and not devices.are_links_measured
+
+
+def make_choice(training: Training, work: Workload, devices: Devices) -> Choice:
+    options = training.options
+    requested = str(options.get("strategy", "ddp"))
+    strategies = cost.strategies_for(devices, scales=scales(training)) if requested == "auto" else (requested,)
+    found = cost.layouts(
+        strategies, recompute=options["gradient_checkpointing"], offload=bool(options.get("cpu_offload", False))
+    )
+    return cost.compare(work, devices, found, shard_size=int(options.get("shard_size") or 0))
+
+
+def scales(training: Training) -> bool:
+    """Return whether the training scales its loss: float16, by choice or as the chip has no bfloat16."""
+    dtype = training.options["dtype"]
+    return dtype == "float16" or (dtype == "auto" and training.chip is not None and not training.chip.has_bf16)
+
+
+def make_cost(training: Training, work: Workload, choice: Choice, devices: Devices) -> Cost:
+    options = training.options
+    option = choice.chosen or (choice.options[0] if choice.options else None)
+    step = option.step_s if option is not None else None
+    seconds = step.times(work.steps) if step is not None and work.steps is not None else None
+    every = int(options["save_steps"])
+    count = None if work.steps is None else 1 + ((work.steps - 1) // every if every else 0)
+    kept = int(options["save_total_limit"]) + 1
+    return Cost(
+        step,
+        None if step is None else step.over(work.tokens_per_step),
+        seconds,
+        None if seconds is None else seconds.times(devices.ranks / 3600),
+        count,
+        work.checkpoint_bytes,
+        (kept if count is None else min(kept, count)) * work.checkpoint_bytes + work.weight_bytes_saved,
+    )
+
+
+def _memory_problems(training: Training, choice: Choice, devices: Devices) -> Iterator[PlanProblem]:
+    limit = devices.memory_bytes
+    if limit is None or not choice.options or training.family == "cpu":
+        return
+    if choice.chosen is None:
+        least = min(choice.options, key=lambda option: option.memory.total)
+        message = Text(
+            "plan.does-not-fit",
+            "{layout} requires {need:bytes} on each device, which has {limit:bytes}",
+            layout=least.layout.text(),
+            need=least.memory.total,
+            limit=limit,
+        )
+        yield PlanProblem("does-not-fit", message, _smaller(training, least), "strategy")
+    elif choice.chosen.memory.range.high > limit:
+        message = Text(
+            "plan.may-not-fit",
+            "{layout} requires {low:bytes} to {high:bytes} on each device, which has {limit:bytes}",
+            layout=choice.chosen.layout.text(),
+            low=choice.chosen.memory.range.low,
+            high=choice.chosen.memory.range.high,
+            limit=limit,
+        )
+        yield PlanProblem("may-not-fit", message, _smaller(training, choice.chosen), "strategy", is_fatal=False)
+
+
+def _smaller(training: Training, option: Option) -> Text:
+    """Return changes that need less memory, none of which the training has already."""
+    options, found = training.options, []
+    if (options["micro_batch_size"] or 2) > 1 and option.memory.parts.get("activations", 0):
+        found.append(f"micro_batch_size: {max(1, int(options['micro_batch_size'] or 2) // 2)}")
+    if not option.layout.recomputes:
+        found.append("gradient_checkpointing: true")
+    if option.layout.strategy == "ddp" and "strategy" in options and training.ranks > 1:
+        found.append("strategy: fsdp2")
+    elif "cpu_offload" in options and not option.layout.offloads and training.ranks > 1:
+        found.append("cpu_offload: true")
+    if "cutoff_len" in options:
+        found.append(f"cutoff_len: {max(16, int(options['cutoff_len']) // 2)}")
+    return Text("plan.change-one", "change one of: {changes}; or use more devices", changes=found)
+
+
+def _disk_problems(costs: Cost, disks: Mapping[str, Disk]) -> Iterator[PlanProblem]:
+    for host, disk in disks.items():
+        if disk.error is not None:
+            message = Text(
+                "plan.not-writable", "checkpoint.dir: cannot write {path}: {reason}", path=disk.path, reason=disk.error
+            )
+            yield PlanProblem("not-writable", message, None, None, (host,))
+        elif disk.free_bytes is not None and disk.free_bytes < costs.kept_bytes:
+            message = Text(
+                "plan.disk-full",
+                "{path} has {free:bytes} free; checkpoints need {need:bytes}",
+                path=disk.path,
+                free=disk.free_bytes,
+                need=costs.kept_bytes,
+            )
+            hint = Text("plan.other-disk", "set checkpoint.dir to a larger disk, or lower save_total_limit")
+            is_fatal = disk.free_bytes < costs.checkpoint_bytes
+            yield PlanProblem("disk-full", message, hint, None, (host,), is_fatal=is_fatal)
+
+
+# --- text ---
+
+
+def render(plan: TrainingPlan) -> list[Text]:
+    """Return the lines of a plan: problems first, then the estimate, then what is not known."""
+    lines = [line for problem in plan.problems for line in render_problem(problem)]
+    if plan.work is not None and plan.choice is not None and plan.cost is not None:
+        lines += _render_estimate(plan, plan.work, plan.choice, plan.cost)
+    lines += [Text("plan.unknown", "unknown: {what}", what=what) for what in plan.unknown]
+    if not plan.problems and plan.program in PROGRAMS:
+        lines.insert(0, Text("plan.valid", "no problems found on {hosts:hosts}", hosts=plan.hosts))
+    if plan.program not in PROGRAMS:
+        lines.append(Text("plan.no-rules", "only trainings of bundled programs are estimated"))
+    return lines
+
+
+def render_problem(problem: PlanProblem) -> list[Text]:
+    """Return the message with its severity and hosts, and the hint."""
+    what = problem.message
+    if problem.hosts:
+        what = Text("plan.on-hosts", "{hosts:hosts}: {message}", hosts=problem.hosts, message=what)
+    line = (
+        Text("plan.error", "error: {message}", message=what)
+        if problem.is_fatal
+        else Text("plan.warning", "warning: {message}", message=what)
+    )
+    return [line, *([Text("plan.hint", "  hint: {hint}", hint=problem.hint)] if problem.hint else [])]
+
+
+def _render_estimate(plan: TrainingPlan, work: Workload, choice: Choice, costs: Cost) -> list[Text]:
+    lines = [
+        Text(
+            "plan.model",
+            "model: {weights:,.2f} M weights, {trained:,.2f} M trained",
+            weights=work.weights / 1e6,
+            trained=work.trained / 1e6,
+        ),
+        Text(
+            "plan.steps",
+            "steps: {steps} of {samples} samples, about {tokens:,.0f} tokens each",
+            steps=work.steps,
+            samples=work.samples_per_step,
+            tokens=work.tokens_per_step,
+        ),
+    ]
+    if choice.chosen is not None:
+        lines.append(
+            Text(
+                "plan.strategy",
+                "strategy: {layout}; {reason}",
+                layout=choice.chosen.layout.text(),
+                reason=_reason(choice),
+            )
+        )
+    limit = plan.memory_bytes
+    lines.append(Text("plan.memory", "memory of each rank, {source}:", source=SOURCES[plan.memory_source]))
+    for option in choice.options:
+        lines.append(
+            Text(
+                "plan.option",
+                "  {layout}: {total:bytes}{limit}{host} ({parts}){time}",
+                layout=option.layout.text(),
+                total=option.memory.total,
+                limit=Text("plan.of-limit", " of {limit:bytes}", limit=limit) if limit else "",
+                host=Text("program.memory-host", " and {host:bytes} of host memory per rank", host=option.memory.host)
+                if option.memory.host
+                else "",
+                parts=[
+                    Text("plan.part", "{part} {size:bytes}", part=PARTS[name], size=size)
+                    for name, size in option.memory.parts.items()
+                    if size
+                ],
+                time=Text("plan.option-time", ", {low:.3g} to {high:.3g} s per step", **vars(option.step_s))
+                if option.step_s
+                else "",
+            )
+        )
+    if costs.tokens_per_s is not None:
+        lines.append(
+            Text(
+                "plan.speed",
+                "speed: {low:,.0f} to {high:,.0f} tokens/s, {source}",
+                source=SOURCES[plan.speed_source],
+                **vars(costs.tokens_per_s),
+            )
+        )
+    if plan.links is not None:
+        lines.append(
+            Text(
+                "plan.links",
+                "links of a rank: {in_host:.3g} GB/s inside a host, {between:.3g} GB/s between hosts; "
+                "assumed, not verified",
+                in_host=plan.links[0] / 1e9,
+                between=plan.links[1] / 1e9,
+            )
+        )
+    if costs.seconds is not None and costs.device_hours is not None:
+        lines.append(
+            Text(
+                "plan.time",
+                "time: {low:duration} to {high:duration}, {low_hours:,.3g} to {high_hours:,.3g} device-hours",
+                low=costs.seconds.low,
+                high=costs.seconds.high,
+                low_hours=costs.device_hours.low,
+                high_hours=costs.device_hours.high,
+            )
+        )
+    lines.append(
+        Text(
+            "plan.disk",
+            "disk: {count} checkpoints of {each:bytes}, at most {kept:bytes} at the same time",
+            count=costs.checkpoints,
+            each=costs.checkpoint_bytes,
+            kept=costs.kept_bytes,
+        )
+    )
+    return lines
+
+
+def _reason(choice: Choice) -> Text:
+    if len({option.layout.strategy for option in choice.options}) == 1:
+        return Text("plan.only-one", "the only one that was requested or is possible")
+    if choice.chosen is not None and choice.chosen.step_s is None:
+        return Text("plan.first-fits", "the first that fits; times are not known")
+    return Text("plan.cheapest", "the fastest that fits")

@@ -1,0 +1,376 @@
+"""Rules of the program qwen_lora, and the size of its steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+from ascendrun.options import GENERATED
+from ascendrun.planner import rules
+from ascendrun.planner.models import LINEAR, Shape, preset_config, shape_of
+from ascendrun.planner.training import PlanProblem, Rule, Training
+from ascendrun.planner.workload import Workload
+from ascendrun.text import Text
+
+TRAINS = ("train",)
+PATHS = ("data_path", "val_data_path", "base_model", "mc_eval_path", "resume_from_checkpoint")
+CHARS_PER_TOKEN = 3.0
+"""Of English and code 3.5 to 4.5, of Chinese 1.5 to 2: used where no tokenizer ran, with a range of both sides."""
+SYNTHETIC_TOKENS = 60
+
+
+def inputs(training: Training) -> dict[str, str]:
+    """Return the paths that the training reads, by option."""
+    return {
+        name: str(value)
+        for name in PATHS
+        if (value := training.options.get(name))
+        and value != GENERATED
+        and (name != "resume_from_checkpoint" or value not in ("auto", "never"))
+    }
+
+
+def config_of(training: Training) -> Mapping[str, Any] | None:
+    """Return the configuration of the base model; None: unknown."""
+    if not training.options["base_model"]:
+        return preset_config(str(training.options["model_preset"]))
+    raw = training.first(str(training.options["base_model"]))
+    config = raw.get("config") if raw is not None else None
+    return config if isinstance(config, Mapping) else None
+
+
+def shape(training: Training) -> Shape | None:
+    config = config_of(training)
+    return None if config is None else shape_of(config)
+
+
+def linear_names(training: Training) -> list[str]:
+    """Return the linear layers that may have an adapter: by the weights where they are known."""
+    raw = training.first(str(training.options["base_model"])) if training.options["base_model"] else None
+    found = {
+        name.split(".")[-2]
+        for name, (_, sizes, _) in ((raw or {}).get("tensors") or {}).items()
+        if name.endswith(".weight") and len(sizes) == 2 and "embed" not in name and ".*." in name
+    }
+    return sorted(found | {"lm_head"}) if found else sorted((*LINEAR, "lm_head"))
+
+
+def data_facts(training: Training) -> Mapping[str, Any] | None:
+    path = rules.data_file(training)
+    raw = training.first(path) if path else None
+    files = (raw or {}).get("files") or ()
+    return files[0] if files and files[0].get("rows") and "chars" in files[0] else None
+
+
+def is_generated(training: Training) -> bool:
+    return bool(training.options["data_path"] == GENERATED)
+
+
+def train_rows(training: Training) -> int | None:
+    options = training.options
+    facts = data_facts(training)
+    count = (
+        int(facts["rows_estimate"]) if facts else int(options["synthetic_samples"]) if is_generated(training) else None
+    )
+    if count is None or options["val_data_path"] or not options["val_size"]:
+        return count
+    return count - int(max(1, round(count * options["val_size"])))
+
+
+def steps(training: Training) -> int | None:
+    """Return the number of steps; None: the data is unknown."""
+    options = training.options
+    if options["max_steps"]:
+        return int(options["max_steps"])
+    rows = train_rows(training)
+    return (
+        None
+        if rows is None
+        else int(options["num_train_epochs"]) * -(-max(1, rows) // int(options["global_batch_size"]))
+    )
+
+
+def workload(training: Training) -> Workload | None:
+    """Return the size of the steps; None: the model is unknown."""
+    model = shape(training)
+    if model is None:
+        return None
+    options, facts = training.options, data_facts(training)
+    cutoff, batch, ranks = int(options["cutoff_len"]), int(options["global_batch_size"]), training.ranks
+    mean, learned = float(SYNTHETIC_TOKENS), 0.3
+    if facts and facts["chars"]:
+        mean = min(float(cutoff), facts["chars"] / facts["rows"] / CHARS_PER_TOKEN + 12)
+        learned = facts["learned_chars"] / facts["chars"]
+    trained = sum(
+        int(options["lora_r"]) * sum(model.linear[name]) * model.layers
+        for name in options["target_modules"]
+        if name in model.linear
+    )
+    multiple = int(options["pad_to_multiple_of"])
+    tokens = batch * mean
+    if options["packing"]:
+        rows = max(1, -(-int(tokens) // cutoff))
+        rows = min(batch, -(-rows // ranks) * ranks)
+        length = min(cutoff, int(1.1 * tokens / rows) + 1)
+    else:
+        rows, length = batch, int(min(cutoff, 2 * mean))
+    length = -(-length // multiple) * multiple
+    mine = -(-rows // ranks)
+    micro = min(mine, int(options["micro_batch_size"]) or mine)
+    return Workload(
+        model=model,
+        trained=trained,
+        is_frozen=True,
+        steps=steps(training),
+        samples_per_step=batch,
+        tokens_per_step=tokens,
+        mean_length=mean,
+        micro_rows=micro,
+        micro_length=length,
+        micro_learned=max(multiple, -(-int(length * min(1.0, learned * 1.2)) // multiple) * multiple),
+        micro_batches=-(-mine // micro),
+        is_exact=bool(facts) or is_generated(training),
+        weight_bytes_saved=trained * 4,
+        has_dropout=bool(options["lora_dropout"]),
+    )
+
+
+def check_inputs(training: Training) -> Iterator[PlanProblem]:
+    for option, path in inputs(training).items():
+        yield from rules.input_problems(training, option, path)
+    if training.mode not in ("serve", "chat", "compare"):
+        yield from rules.data_problems(training)
+    for option in ("data_path", "val_data_path"):
+        if path := {"data_path": rules.data_file(training)}.get(option, str(training.options[option])):
+            yield from rules.rows_problems(training, option, path, "chat")
+            yield from rules.same_data(training, option, path)
+    if path := str(training.options["base_model"]):
+        yield from rules.model_problems(training, "base_model", path, needs_tokenizer=True)
+
+
+def check_model(training: Training) -> Iterator[PlanProblem]:
+    options = training.options
+    if not options["base_model"] and preset_config(str(options["model_preset"])) is None:
+        message = Text(
+            "plan.unknown-preset", "args.model_preset: unknown preset {name:quote}", name=str(options["model_preset"])
+        )
+        yield PlanProblem("unknown-preset", message, None, "model_preset")
+    known = linear_names(training)
+    unknown = [str(name) for name in options["target_modules"] if name not in known]
+    if unknown and (config_of(training) is not None):
+        message, hint = rules.known_names("target_modules", unknown, known)
+        yield PlanProblem("unknown-target", message, hint, "target_modules")
+    config = config_of(training)
+    if config is None:
+        return
+    model = shape_of(config)
+    if model is None:
+        message = Text("plan.no-sizes", "args.base_model: config.json lacks sizes of the model")
+        yield PlanProblem("no-sizes", message, None, "base_model")
+    elif model.hidden % model.heads and not config.get("head_dim"):
+        message = Text(
+            "plan.heads-divide",
+            "args.base_model: hidden_size {hidden} is not a multiple of {heads} heads",
+            hidden=model.hidden,
+            heads=model.heads,
+        )
+        yield PlanProblem("heads-divide", message, None, "base_model")
+    elif model.positions is not None and options["cutoff_len"] > model.positions:
+        message = Text(
+            "plan.over-positions",
+            "args.cutoff_len: {cutoff} exceeds the {positions} positions of the model",
+            cutoff=options["cutoff_len"],
+            positions=model.positions,
+        )
+        yield PlanProblem(
+            "over-positions",
+            message,
+            Text("plan.set-cutoff", "set cutoff_len: {positions} or less", positions=model.positions),
+            "cutoff_len",
+            is_fatal=False,
+        )
+
+
+def check_strategy(training: Training) -> Iterator[PlanProblem]:
+    options, ranks = training.options, training.ranks
+    strategy, is_offloaded = str(options["strategy"]), bool(options["cpu_offload"])
+    scales = options["dtype"] == "float16" or (
+        options["dtype"] == "auto" and training.chip is not None and not training.chip.has_bf16
+    )
+    if strategy in ("fsdp2", "hsdp") and scales:
+        message = Text(
+            "plan.no-scaling",
+            "args.strategy: {strategy} does not support the loss scaling of float16",
+            strategy=strategy,
+        )
+        yield PlanProblem(
+            "no-scaling", message, Text("plan.set-ddp-zero3", "set strategy: ddp or strategy: zero3"), "strategy"
+        )
+    if strategy in ("fsdp2", "hsdp", "zero3") and ranks == 1:
+        message = Text("plan.one-rank", "args.strategy: {strategy} requires at least 2 ranks, got 1", strategy=strategy)
+        yield PlanProblem(
+            "one-rank", message, Text("plan.set-ddp", "set strategy: ddp, or use more devices"), "strategy"
+        )
+    if is_offloaded and (strategy == "ddp" or ranks == 1):
+        message = Text("plan.offload", "args.cpu_offload requires a base that is sharded over at least 2 ranks")
+        yield PlanProblem(
+            "offload",
+            message,
+            Text("plan.offload-hint", "set strategy: fsdp2 or zero3 on two or more devices, or cpu_offload: false"),
+            "cpu_offload",
+        )
+    size = int(options["shard_size"])
+    if size and ranks % size and strategy in ("hsdp", "zero3"):
+        message = Text(
+            "plan.shard-size",
+            "args.shard_size: {ranks:plural rank ranks} cannot be divided into groups of {size}",
+            ranks=ranks,
+            size=size,
+        )
+        near = [each for each in range(1, ranks + 1) if ranks % each == 0]
+        yield PlanProblem(
+            "shard-size", message, Text("plan.shard-sizes", "set shard_size to one of {near}", near=near), "shard_size"
+        )
+    if options["quantization_bit"] != "none":
+        message = Text(
+            "plan.no-qlora",
+            "args.quantization_bit: a quantised base is not supported on {family}",
+            family=training.family,
+        )
+        yield PlanProblem(
+            "no-qlora",
+            message,
+            Text("plan.use-sharding", "set strategy: fsdp2, or strategy: zero3 with cpu_offload: true"),
+            "quantization_bit",
+        )
+
+
+def check_curriculum(training: Training) -> Iterator[PlanProblem]:
+    options = training.options
+    levels = [str(level) for level in options["difficulty_levels"]]
+    if options["curriculum"] == "off":
+        return
+    try:
+        stages = rules.parse_schedule(options["curriculum_schedule"])
+    except ValueError as error:
+        message = Text(
+            "plan.stage-form",
+            "args.curriculum_schedule: {text:quote}: expected END=PART/PART/…",
+            text=str(error.args[0]),
+        )
+        yield PlanProblem(
+            "stage-form", message, Text("plan.stage-example", "such as 0.3=80/20/0"), "curriculum_schedule"
+        )
+        return
+    ends = [end for end, _ in stages]
+    for end, parts in stages:
+        if len(parts) != len(levels) or min(parts) < 0 or not sum(parts):
+            message = Text(
+                "plan.stage-parts",
+                "args.curriculum_schedule: the stage to {end} has {parts} parts; expected {levels}, one for "
+                "each level, 0 or more",
+                end=float(end),
+                parts=len(parts),
+                levels=len(levels),
+            )
+            yield PlanProblem("stage-parts", message, None, "curriculum_schedule")
+            return
+    if ends != sorted(set(ends)) or not ends or ends[-1] != 1 or ends[0] <= 0:
+        message = Text("plan.stage-order", "args.curriculum_schedule: the ends of stages must rise and the last be 1")
+        yield PlanProblem("stage-order", message, None, "curriculum_schedule")
+        return
+    facts = data_facts(training)
+    if not is_generated(training) and facts is None:
+        return
+    counts: Counter[str] = Counter(facts["levels"] if facts else dict.fromkeys(levels, 1))
+    named = sorted(level for level in counts if level)
+    if not named:
+        if options["curriculum"] == "on":
+            message = Text("plan.no-difficulty", "args.curriculum: on requires samples with a difficulty")
+            yield PlanProblem(
+                "no-difficulty",
+                message,
+                Text("plan.add-difficulty", "add difficulty to the samples, or set curriculum: auto"),
+                "curriculum",
+            )
+        return
+    if counts[""]:
+        message = Text(
+            "plan.some-difficulty",
+            "args.data_path: {missing} of {all} samples have no difficulty",
+            missing=counts[""],
+            all=sum(counts.values()),
+        )
+        yield PlanProblem(
+            "some-difficulty", message, Text("plan.difficulty-off", "add it, or set curriculum: off"), "data_path"
+        )
+    strange = [level for level in named if level not in levels]
+    if strange:
+        message = Text(
+            "plan.unknown-level",
+            "args.difficulty_levels: the data has {strange}, expected {levels}",
+            strange=strange,
+            levels=levels,
+        )
+        yield PlanProblem(
+            "unknown-level",
+            message,
+            Text("plan.list-levels", "list all levels of the data from easy to hard"),
+            "difficulty_levels",
+        )
+    count = steps(training)
+    if count is None:
+        return
+    starts = [Fraction(0), *ends[:-1]]
+    for number, (start, end) in enumerate(zip(starts, ends), start=1):
+        if not any(
+            start <= Fraction(step, count) < end
+            for step in range(max(0, int(start * count) - 1), min(count, int(end * count) + 2))
+        ):
+            message = Text(
+                "plan.stage-empty",
+                "args.curriculum_schedule: stage {stage} has no step of {steps}",
+                stage=number,
+                steps=count,
+            )
+            yield PlanProblem(
+                "stage-empty",
+                message,
+                Text("plan.longer", "train for more steps, or use fewer stages"),
+                "curriculum_schedule",
+                is_fatal=False,
+            )
+
+
+def check_steps(training: Training) -> Iterator[PlanProblem]:
+    yield from rules.steps_problems(training, steps(training))
+    rows = train_rows(training)
+    if rows == 0:
+        yield PlanProblem(
+            "one-sample",
+            Text("plan.one-sample", "args.data_path: 1 sample for training and validation"),
+            Text("plan.add-samples", "add samples, or set val_size: 0"),
+            "data_path",
+        )
+    elif rows is not None and rows < training.options["global_batch_size"] and rules.data_file(training):
+        message = Text(
+            "plan.batch-over-data",
+            "args.global_batch_size: {batch} exceeds the {rows} samples of the data",
+            batch=training.options["global_batch_size"],
+            rows=rows,
+        )
+        yield PlanProblem("batch-over-data", message, None, "global_batch_size", is_fatal=False)
+
+
+RULES: tuple[Rule, ...] = (
+    check_inputs,
+    check_model,
+    check_strategy,
+    check_curriculum,
+    check_steps,
+    rules.batch_problems,
+    rules.device_problems,
+    rules.chip_problems,
+)

@@ -1,0 +1,398 @@
+"""Rules that several programs share: paths, models and data as the nodes have them, batches, steps, devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+from ascendrun.options import GENERATED
+from ascendrun.planner.training import PlanProblem, Raw, Training
+from ascendrun.text import Text, suggestion
+
+FLOAT16_ON_CPU = Text("plan.float16-cpu-hint", "set dtype: float32 or dtype: bfloat16")
+
+
+def data_file(training: Training) -> str:
+    """Return the path of the data; empty: it is generated, or missing."""
+    path = str(training.options["data_path"] or "")
+    return "" if path == GENERATED else path
+
+
+def data_problems(training: Training) -> Iterator[PlanProblem]:
+    """Report that no data is named: a program does not train on generated data unless it is asked to."""
+    if not training.options["data_path"]:
+        yield PlanProblem(
+            "no-data-path",
+            Text("plan.no-data-path", "args.data_path is required"),
+            Text("plan.generated", "set it to your data, or to generated to try the program"),
+            "data_path",
+        )
+
+
+def input_problems(training: Training, option: str, path: str) -> Iterator[PlanProblem]:
+    """Report an input path that a host does not have, cannot read, or that an earlier stage does not write."""
+    if not path.startswith("/"):
+        if not training.has_workdir and not training.is_from_stage(path):
+            yield PlanProblem(
+                "not-written",
+                Text(
+                    "plan.not-written",
+                    "args.{option}: no earlier stage writes {path}, which is relative to the job's directory",
+                    option=option,
+                    path=path,
+                ),
+                Text("plan.absolute", "write an absolute path, or the output_dir of an earlier stage"),
+                option,
+            )
+        return
+    for host, raw in training.found(path).items():
+        if raw.get("missing"):
+            yield PlanProblem(
+                "not-found",
+                Text("plan.not-found", "args.{option}: {path} not found", option=option, path=path),
+                Text("plan.same-path", "copy it to the same path on every node"),
+                option,
+                (host,),
+            )
+        elif "kind" not in raw:
+            yield PlanProblem(
+                "unreadable",
+                Text(
+                    "plan.unreadable",
+                    "args.{option}: cannot read {path}: {reason}",
+                    option=option,
+                    path=path,
+                    reason=str(raw.get("error")),
+                ),
+                None,
+                option,
+                (host,),
+            )
+
+
+def model_problems(training: Training, option: str, path: str, *, needs_tokenizer: bool) -> Iterator[PlanProblem]:
+    """Report a base model that cannot be loaded: configuration, tokenizer, weights; or differs between the hosts."""
+
+    def fatal(code: str, host: str, message: Text, hint: Text) -> PlanProblem:
+        return PlanProblem(code, message, hint, option, (host,))
+
+    copy_again = Text("plan.copy-base", "copy the base again; compare the sizes of its files with the source")
+    configs = []
+    for host, raw in training.found(path).items():
+        if "kind" not in raw:
+            continue
+        at = {"option": option, "path": path}
+        names = raw.get("names", ())
+        if "adapter_config.json" in names and raw.get("config") is None:
+            message = Text("plan.is-adapter", "args.{option}: {path} is a LoRA adapter, not a base model", **at)
+            hint = Text("plan.merge-first", "set it to the adapter's base, or to a model merged with save_merged_model")
+            yield fatal("is-adapter", host, message, hint)
+            continue
+        if raw["kind"] != "model" or (raw.get("config") is None and not raw.get("config_error")):
+            message = Text("plan.no-config", "args.{option}: {path} has no config.json", **at)
+            hint = Text("plan.base-folder", "set a directory with config.json, tokenizer and *.safetensors")
+            yield fatal("no-config", host, message, hint)
+            continue
+        if raw.get("config_error") or not isinstance(raw.get("config"), Mapping):
+            reason = raw.get("config_error") or "not an object"
+            message = Text("plan.bad-config", "args.{option}: {path}/config.json: {reason}", reason=reason, **at)
+            yield fatal("bad-config", host, message, copy_again)
+            continue
+        configs.append((host, raw))
+        if needs_tokenizer and not raw["tokenizer"]["found"]:
+            message = Text("plan.no-tokenizer", "args.{option}: {path} has no tokenizer (tokenizer.json)", **at)
+            yield fatal("no-tokenizer", host, message, copy_again)
+        elif needs_tokenizer and raw["tokenizer"].get("error"):
+            reason = raw["tokenizer"]["error"]
+            message = Text("plan.bad-tokenizer", "args.{option}: {path}/tokenizer.json: {reason}", reason=reason, **at)
+            yield fatal("bad-tokenizer", host, message, copy_again)
+        yield from (fatal(*each) for each in _weight_problems(host, raw, at, copy_again))
+    kinds = {host: (raw["config"], raw["tensors"]) for host, raw in configs}
+    first = next(iter(kinds.values()), None)
+    others = tuple(host for host, kind in kinds.items() if kind != first)
+    if others and not any(raw["not_on_disk"] for _, raw in configs):
+        yield PlanProblem(
+            "base-differs",
+            Text(
+                "plan.base-differs",
+                "args.{option}: {path} differs from that of the first host",
+                option=option,
+                path=path,
+            ),
+            copy_again,
+            option,
+            others,
+        )
+
+
+def _weight_problems(host: str, raw: Raw, at: Mapping[str, str], hint: Text) -> Iterator[tuple[str, str, Text, Text]]:
+    files = raw["files"]
+    if raw.get("index_error"):
+        name = "model.safetensors.index.json"
+        yield (
+            "bad-index",
+            host,
+            Text(
+                "plan.bad-file",
+                "args.{option}: invalid {path}/{file}: {reason}",
+                file=name,
+                reason=raw["index_error"],
+                **at,
+            ),
+            hint,
+        )
+    elif raw["not_on_disk"]:
+        yield (
+            "missing-shards",
+            host,
+            Text(
+                "plan.missing-shards",
+                "args.{option}: {path} lacks {missing} of {all} weight files: {files}",
+                missing=len(raw["not_on_disk"]),
+                all=len(raw["not_on_disk"]) + len(files),
+                files=raw["not_on_disk"][:3],
+                **at,
+            ),
+            hint,
+        )
+    elif not files:
+        older = [name for name in raw["names"] if name.endswith((".bin", ".pt", ".pth"))]
+        yield (
+            "no-weights",
+            host,
+            Text("plan.no-weights", "args.{option}: {path} has no *.safetensors", **at),
+            Text("plan.convert", "convert {files} with save_pretrained of transformers", files=older[:3])
+            if older
+            else hint,
+        )
+    for name, one in files.items():
+        if "error" in one and not one.get("late"):
+            yield (
+                "bad-weights",
+                host,
+                Text(
+                    "plan.bad-file",
+                    "args.{option}: invalid {path}/{file}: {reason}",
+                    file=name,
+                    reason=one["error"],
+                    **at,
+                ),
+                hint,
+            )
+        elif "expected" in one and one["bytes"] != one["expected"]:
+            yield (
+                "truncated",
+                host,
+                Text(
+                    "plan.truncated",
+                    "args.{option}: {path}/{file} has {found:bytes}; expected {expected:bytes} by its header",
+                    file=name,
+                    found=one["bytes"],
+                    expected=one["expected"],
+                    **at,
+                ),
+                hint,
+            )
+    if raw.get("not_in_files"):
+        names = list(raw["not_in_files"])
+        yield (
+            "missing-weights",
+            host,
+            Text(
+                "plan.missing-weights",
+                "args.{option}: {path}: the weights {names} of the index are in no file",
+                names=names,
+                **at,
+            ),
+            hint,
+        )
+
+
+def same_data(training: Training, option: str, path: str) -> Iterator[PlanProblem]:
+    """Report data that differs between the hosts: ranks would train on different samples."""
+    marks = {
+        host: [(file["name"], file["bytes"], file.get("mark")) for file in raw["files"]]
+        for host, raw in training.found(path).items()
+        if raw.get("kind") == "data"
+    }
+    first = next(iter(marks.values()), None)
+    others = tuple(host for host, mark in marks.items() if mark != first)
+    if others:
+        yield PlanProblem(
+            "data-differs",
+            Text(
+                "plan.data-differs",
+                "args.{option}: {path} differs from that of the first host",
+                option=option,
+                path=path,
+            ),
+            Text("plan.copy-data", "copy the data of one host to all others"),
+            option,
+            others,
+        )
+
+
+ROW_FAULTS: Mapping[str, Text] = {
+    "not-json": Text("plan.row-not-json", "not valid JSON"),
+    "line-not-json": Text("plan.row-not-json", "not valid JSON"),
+    "not-a-list": Text("plan.row-not-a-list", "expected a list of samples"),
+    "key-missing": Text("plan.row-key", "instruction or output is missing or not a string"),
+    "unknown-format": Text("plan.row-format", "expected instruction and output, messages, or conversations"),
+    "unknown-role": Text("plan.row-role", "unknown role of a message"),
+    "no-text": Text("plan.row-no-text", "a message has no text"),
+    "no-reply": Text("plan.row-no-reply", "no reply of the assistant, so there is nothing to train on"),
+    "difficulty-type": Text("plan.row-difficulty", "difficulty: expected a string"),
+    "text-form": Text("plan.row-text", "text: expected a string"),
+}
+
+
+def rows_problems(training: Training, option: str, path: str, form: str) -> Iterator[PlanProblem]:
+    """Report JSON data that the program cannot read. `form`: chat or text."""
+    for host, raw in training.found(path).items():
+        if raw.get("kind") in ("folder", "model", "prepared"):
+            message = Text("plan.not-a-file", "args.{option}: {path}: expected a file", option=option, path=path)
+            yield PlanProblem("not-a-file", message, None, option, (host,))
+        for file in raw.get("files", ()) if raw.get("kind") == "data" else ():
+            at = {"option": option, "path": path}
+            if "error" in file:
+                message = Text(
+                    "plan.unreadable", "args.{option}: cannot read {path}: {reason}", reason=file["error"], **at
+                )
+                yield PlanProblem("unreadable", message, None, option, (host,))
+            elif "not_utf8" in file:
+                message = Text(
+                    "plan.not-utf8", "args.{option}: {path}: not valid UTF-8 at byte {at:,}", at=file["not_utf8"], **at
+                )
+                hint = Text("plan.iconv", "convert the file: iconv -f ENCODING -t UTF-8")
+                yield PlanProblem("not-utf8", message, hint, option, (host,))
+            elif file.get("whole") and "columns" not in file and not file.get("rows") and not file.get("faults"):
+                message = Text("plan.no-rows", "args.{option}: {path} has no samples", **at)
+                yield PlanProblem("no-rows", message, None, option, (host,))
+            if file.get("faults"):
+                place, code = file["faults"][0][:2]
+                message = Text(
+                    "plan.bad-row",
+                    "args.{option}: {path}: row {row}: {fault}",
+                    row=place,
+                    fault=ROW_FAULTS.get(code, code),
+                    **at,
+                )
+                yield PlanProblem(
+                    "bad-row", message, Text("plan.fix-rows", "fix or remove the sample"), option, (host,)
+                )
+            elif "columns" in file or (file.get("forms") and set(file["forms"]) != {form}):
+                message = Text("plan.other-form", "args.{option}: {path} has samples of another program", **at)
+                yield PlanProblem("other-form", message, None, option, (host,))
+
+
+def device_problems(training: Training) -> Iterator[PlanProblem]:
+    """Report a precision that the device does not have."""
+    dtype = training.options.get("dtype")
+    if dtype == "float16" and training.family == "cpu":
+        message = Text("plan.float16-cpu", "args.dtype: float16 is not supported on a CPU")
+        yield PlanProblem("float16-cpu", message, FLOAT16_ON_CPU, "dtype")
+    if dtype == "bfloat16" and training.chip is not None and not training.chip.has_bf16:
+        message = Text("plan.no-bfloat16", "args.dtype: {chip} does not support bfloat16", chip=training.chip.name)
+        yield PlanProblem(
+            "no-bfloat16", message, Text("plan.use-float16", "set dtype: float16 or dtype: auto"), "dtype"
+        )
+
+
+def batch_problems(training: Training) -> Iterator[PlanProblem]:
+    """Warn of batches that do not divide among the ranks, with the nearest numbers that do."""
+    batch, micro, ranks = (
+        training.options["global_batch_size"],
+        training.options["micro_batch_size"] or 1,
+        training.ranks,
+    )
+    if batch < ranks:
+        yield PlanProblem(
+            "idle-ranks",
+            Text(
+                "plan.idle-ranks",
+                "args.global_batch_size: {batch} samples for {ranks} ranks: {idle} ranks have none",
+                batch=batch,
+                ranks=ranks,
+                idle=ranks - batch,
+            ),
+            Text(
+                "plan.batch-least", "set global_batch_size: {least} or more, or use fewer devices", least=ranks * micro
+            ),
+            "global_batch_size",
+            is_fatal=False,
+        )
+    elif batch % (ranks * micro) and not training.options.get("packing"):
+        unit = ranks * micro
+        near = sorted({max(unit, batch // unit * unit), (batch // unit + 1) * unit})
+        yield PlanProblem(
+            "uneven-batch",
+            Text(
+                "plan.uneven-batch",
+                "args.global_batch_size: {batch} is not a multiple of {unit} ({ranks:plural rank ranks} x "
+                "{micro}): some ranks wait",
+                batch=batch,
+                unit=unit,
+                ranks=ranks,
+                micro=micro,
+            ),
+            Text("plan.batch-near", "set global_batch_size to one of {near}", near=near),
+            "global_batch_size",
+            is_fatal=False,
+        )
+
+
+def steps_problems(training: Training, steps: int | None) -> Iterator[PlanProblem]:
+    """Warn of a warm-up that is longer than the training."""
+    warmup = training.options.get("warmup_steps")
+    if steps is not None and warmup and warmup >= steps:
+        yield PlanProblem(
+            "warmup-too-long",
+            Text(
+                "plan.warmup-too-long",
+                "args.warmup_steps: {warmup} steps of warm-up, but the training has {steps}: the peak learning "
+                "rate is not reached",
+                warmup=warmup,
+                steps=steps,
+            ),
+            Text(
+                "plan.shorter-warmup",
+                "set warmup_steps: {steps} or less, or warmup_ratio: 0.05",
+                steps=max(1, steps // 20),
+            ),
+            "warmup_steps",
+            is_fatal=False,
+        )
+
+
+def chip_problems(training: Training) -> Iterator[PlanProblem]:
+    from ascendrun.planner.chips import chip_of
+
+    name = training.options.get("chip")
+    if name and chip_of(str(name)) is None:
+        message = Text("plan.unknown-chip", "args.chip: unknown chip {name:quote}", name=str(name))
+        yield PlanProblem("unknown-chip", message, Text("plan.chip-examples", "examples: 910B3, 910A, H100"), "chip")
+
+
+def parse_schedule(texts: Any) -> list[tuple[Fraction, list[Fraction]]]:
+    """Return (end, parts) of each stage `0.3=80/20/0`. Raises ValueError with the stage."""
+    stages = []
+    for text in texts:
+        end, _, parts = str(text).partition("=")
+        try:
+            stages.append((Fraction(end.strip()), [Fraction(part.strip()) for part in parts.split("/")]))
+        except (ValueError, ZeroDivisionError):
+            raise ValueError(text) from None
+    return stages
+
+
+def known_names(option: str, unknown: list[str], known: list[str]) -> tuple[Text, Text | None]:
+    """Return the message and hint for names that a model or file does not have."""
+    message = Text(
+        "plan.unknown-names",
+        "args.{option}: {unknown} not found; there are {known}",
+        option=option,
+        unknown=unknown,
+        known=known,
+    )
+    return message, suggestion(unknown[0], known)

@@ -1,0 +1,103 @@
+"""A training as the rules see it: options with their defaults, ranks, devices, and the files that the nodes have."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable
+
+from ascendrun.options import ProgramOptions
+from ascendrun.planner.chips import Chip
+from ascendrun.text import Text
+
+Raw = Mapping[str, Any]
+ANYWHERE = ""
+
+
+@dataclass(frozen=True)
+class PlanProblem:
+    """One problem. `option`: its name without `args.`, None: of the whole job. `hosts`: where it was found, () if it
+    does not depend on a host. `is_fatal`: the training would fail; otherwise it is a warning."""
+
+    code: str
+    message: Text
+    hint: Text | None = None
+    option: str | None = None
+    hosts: tuple[str, ...] = ()
+    is_fatal: bool = True
+
+
+@dataclass(frozen=True)
+class Training:
+    """One stage of a job. `options`: all, by name. `given`: names that the job file sets.
+
+    `ranks_per_host`: of the fullest host. `family`: npu, cuda or cpu. `chip`: None for a CPU or an unknown device;
+    `memory_bytes`: of one device, None: unknown. `files`: by host and path, as node/agent/training_files.py reads them;
+    hosts that did not respond are missing. `written`: directories that earlier stages write; ANYWHERE: a stage whose
+    program is not known. `earlier`: the options of earlier stages of the same program by their output_dir.
+    """
+
+    program: str
+    options: Mapping[str, Any]
+    given: frozenset[str]
+    ranks: int
+    ranks_per_host: int
+    hosts: tuple[str, ...]
+    family: str
+    chip: Chip | None = None
+    memory_bytes: int | None = None
+    files: Mapping[str, Mapping[str, Raw]] = field(default_factory=dict)
+    written: tuple[str, ...] = ()
+    has_workdir: bool = False
+    earlier: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def mode(self) -> str:
+        return str(self.options.get("mode", "train"))
+
+    def found(self, path: str) -> dict[str, Raw]:
+        """Return what each host has at this path; hosts whose facts are unknown are missing."""
+        return {host: files[path] for host, files in self.files.items() if path in files}
+
+    def first(self, path: str) -> Raw | None:
+        """Return what the first host with this path has there; None: unknown or missing everywhere."""
+        return next((raw for raw in self.found(path).values() if "kind" in raw), None)
+
+    def is_from_stage(self, path: str) -> bool:
+        """Return whether an earlier stage writes this path, or may write it."""
+        whole = posixpath.normpath(path)
+        written = [posixpath.normpath(one) for one in self.written if one != ANYWHERE]
+        return ANYWHERE in self.written or any(whole == one or whole.startswith(f"{one}/") for one in written)
+
+    def stage_at(self, path: str) -> Mapping[str, Any] | None:
+        """Return the options of the earlier stage that writes this directory; None: none is known to."""
+        return self.earlier.get(posixpath.normpath(path)) if path else None
+
+
+Rule = Callable[[Training], Iterator[PlanProblem]]
+
+
+def with_defaults(table: ProgramOptions, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every option by name, as the program's command line would; null selects the default."""
+    values = {name: value for name, value in args.items() if value is not None}
+    names = {**table.names_by_alias, **{name: name for name in table.options}}
+    values = {names.get(name, name): value for name, value in values.items()}
+    defaults = {name: option.default for name, option in table.options.items()}
+    for option in table.options.values():
+        for other in option.excludes:
+            if option.name in values or other in values:
+                defaults[other if option.name in values else option.name] = None
+    return {**defaults, **values}
+
+
+def judge(training: Training, rules: Sequence[Rule]) -> tuple[PlanProblem, ...]:
+    """Return all problems of these rules, fatal problems first; equal ones of several hosts once."""
+    folded: dict[tuple[Any, ...], PlanProblem] = {}
+    for rule in rules:
+        for problem in rule(training):
+            key = (problem.code, problem.option, problem.message)
+            known = folded.get(key)
+            hosts = (*(known.hosts if known else ()), *problem.hosts)
+            folded[key] = replace(problem, hosts=tuple(dict.fromkeys(hosts)))
+    return tuple(sorted(folded.values(), key=lambda problem: not problem.is_fatal))

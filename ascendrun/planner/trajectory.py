@@ -1,0 +1,373 @@
+"""Rules of the program trajectory, and the size of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ascendrun.options import GENERATED
+from ascendrun.planner import rules
+from ascendrun.planner.columns import ALIASES, missing_columns
+from ascendrun.planner.models import Shape, shape_of
+from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
+from ascendrun.planner.workload import Workload
+from ascendrun.text import Text
+
+TRAINS = ("train", "pretrain", "finetune")
+USES_MODEL = ("evaluate", "predict", "serve")
+TABLES = (".csv", ".csv.gz", ".parquet")
+TEXTS = (".jsonl", ".jsonl.gz")
+TOKENS_PER_POINT = 7.0
+"""Of the grammar compact on the sample data, with the clock; other grammars have 4 to 25."""
+VOCABULARY = 3000
+"""Tokens of data that is not prepared yet: assumed."""
+ADD_SHIPS = Text(
+    "plan.add-ships",
+    "add ships, or set split: segment to try the program (leaky: its scores are not valid for other ships)",
+)
+CPU_MICRO_TOKENS = 2048
+
+
+def inputs(training: Training) -> dict[str, str]:
+    """Return the paths that the stage reads, by option."""
+    options = training.options
+    names = ["prepared_dir"] if options["prepared_dir"] else ["data_path"]
+    names += ["base_model"] if training.mode in TRAINS else []
+    found = {name: str(options[name]) for name in names if options[name] not in ("", None, "-", GENERATED)}
+    models = options["model_path"] if training.mode in USES_MODEL else ()
+    return {**found, **({"model_path": str(models[0])} if models else {})}
+
+
+def check_inputs(training: Training) -> Iterator[PlanProblem]:
+    options = training.options
+    for option, path in inputs(training).items():
+        yield from rules.input_problems(training, option, path)
+    if not options["prepared_dir"] and training.mode != "serve":
+        yield from rules.data_problems(training)
+    path = rules.data_file(training)
+    if path and not options["prepared_dir"]:
+        if path.endswith(TEXTS):
+            yield from rules.rows_problems(training, "data_path", path, "text")
+        yield from rules.same_data(training, "data_path", path)
+        yield from _table_problems(training, path)
+    if options["prepared_dir"]:
+        for host, raw in training.found(str(options["prepared_dir"])).items():
+            if "kind" in raw and raw["kind"] != "prepared":
+                message = Text(
+                    "plan.not-prepared",
+                    "args.prepared_dir: {path} has no prepared.json",
+                    path=str(options["prepared_dir"]),
+                )
+                hint = Text("plan.prepare-first", "run the stage with mode: prepare first")
+                yield PlanProblem("not-prepared", message, hint, "prepared_dir", (host,))
+
+
+def _table_problems(training: Training, path: str) -> Iterator[PlanProblem]:
+    """Report files that are no tables, and columns that cannot be found, with the line to add."""
+    wanted, wrong = column_map(training)
+    if wrong:
+        message = Text(
+            "plan.column-map",
+            "args.column_map: {wrong}: expected NAME=COLUMN, with NAME one of {known}",
+            wrong=wrong,
+            known=list(ALIASES),
+        )
+        yield PlanProblem("column-map", message, None, "column_map")
+    for host, raw in training.found(path).items():
+        if raw.get("kind") not in (None, "data"):
+            message = Text(
+                "plan.no-data-file", "args.data_path: {path} has no .csv, .csv.gz or .parquet file", path=path
+            )
+            yield PlanProblem("no-data-file", message, None, "data_path", (host,))
+        files = raw.get("files") or ()
+        is_folder = "names" in raw
+        for file in files:
+            name = file["name"]
+            if name.endswith(TEXTS) or (is_folder and not name.endswith(TABLES)):
+                continue
+            for code, message, hint, option in _file_problems(file, path, name, wanted, is_folder):
+                yield PlanProblem(code, message, hint, option, (host,))
+
+
+def _file_problems(
+    file: Raw, path: str, name: str, wanted: Mapping[str, str], is_folder: bool
+) -> Iterator[tuple[str, Text, Text | None, str]]:
+    at = {"path": f"{path}/{name}" if is_folder else path}
+    if not name.endswith(TABLES):
+        message = Text(
+            "plan.data-form", "args.data_path: {path}: expected .csv, .csv.gz, .parquet, .jsonl or .jsonl.gz", **at
+        )
+        yield "data-form", message, None, "data_path"
+    elif "error" in file:
+        message = Text(
+            "plan.data-unreadable", "args.data_path: {path} cannot be read: {reason}", reason=file["error"], **at
+        )
+        yield "data-unreadable", message, None, "data_path"
+    elif "not_utf8" in file:
+        message = Text("plan.table-not-utf8", "args.data_path: {path} is not valid UTF-8", **at)
+        yield "table-not-utf8", message, Text("plan.iconv", "convert the file: iconv -f ENCODING -t UTF-8"), "data_path"
+    elif "columns" in file and not file["columns"]:
+        message = Text(
+            "plan.table-empty", "args.data_path: {path} is empty; the first line must name the columns", **at
+        )
+        yield "table-empty", message, None, "data_path"
+    elif file.get("bad_csv"):
+        message = Text(
+            "plan.bad-csv",
+            "args.data_path: {path}: {reason} (possibly an unclosed quote)",
+            reason=file["bad_csv"],
+            **at,
+        )
+        yield "bad-csv", message, None, "data_path"
+    elif "columns" in file:
+        table = dict(zip(file["columns"], file["values"]))
+        absent = [each for each in wanted.values() if each and each not in table]
+        unknown = [key for key in wanted if key not in ALIASES]
+        if absent or unknown:
+            message = Text(
+                "plan.unknown-columns",
+                "args.column_map: unknown names {unknown}; {path} has the columns {columns}",
+                unknown=[*unknown, *absent],
+                columns=list(table),
+                **at,
+            )
+            yield (
+                "unknown-columns",
+                message,
+                Text("plan.known-columns", "known names are {known}", known=list(ALIASES)),
+                "column_map",
+            )
+            return
+        missing: list[str]
+        _, missing, proposal = missing_columns(table, wanted)
+        if missing:
+            message = Text(
+                "plan.no-column",
+                "args.data_path: {path}: no column for {missing} among {columns}",
+                missing=missing,
+                columns=list(table),
+                **at,
+            )
+            hint = Text("plan.write-column-map", "write column_map: [{proposal}]", proposal=proposal.replace(",", ", "))
+            yield "no-column", message, hint, "column_map"
+
+
+def column_map(training: Training) -> tuple[dict[str, str], list[str]]:
+    """Return (columns by internal name, entries of another form)."""
+    pairs = [str(pair) for pair in training.options["column_map"] or ()]
+    known = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    return {ours.strip(): yours.strip() for ours, yours in known.items()}, [pair for pair in pairs if "=" not in pair]
+
+
+def counts(training: Training) -> dict[str, Any]:
+    """Return what the data has, where it was read whole: `ships`, `classes`, `rows`; missing: unknown."""
+    options = training.options
+    if options["prepared_dir"]:
+        raw = training.first(str(options["prepared_dir"])) or {}
+        segments = (raw.get("facts") or {}).get("segments") or {}
+        count = segments.get("train", 0)
+        if training.mode == "pretrain":
+            count += segments.get("unlabelled", 0)
+        return {"segments": count} if count else {}
+    if options["data_path"] == GENERATED:
+        return {"segments": int(options["synthetic_tracks"] * 0.7)}
+    raw = training.first(str(options["data_path"])) or {}
+    files: Sequence[Raw] = raw.get("files") or ()
+    if len(files) != 1 or not files[0].get("whole") or files[0].get("faults"):
+        return {}
+    file = files[0]
+    if "labels" in file:
+        classes = [label for label in file["labels"] if label]
+        return {"ships": file["ships"], "classes": classes, "segments": int(file["rows"] * 0.7)}
+    if not file.get("columns"):
+        return {}
+    wanted, _ = column_map(training)
+    found, missing, _ = missing_columns(dict(zip(file["columns"], file["values"])), wanted)
+    if missing or "different" not in file:
+        return {}
+    result: dict[str, Any] = {"rows": file["rows"], "segments": int(0.7 * file["rows"] / options["segment_size"])}
+    name = found.get("ship")
+    if name in file["columns"]:
+        result["ships"] = file["different"][file["columns"].index(name)]
+    name = found.get("class") if "type_code" not in found else None
+    if name in file["columns"] and file["classes"][file["columns"].index(name)] is not None:
+        unknown = ("", "nan", "none", "undefined", "unknown")
+        result["classes"] = [
+            each for each in file["classes"][file["columns"].index(name)] if each.lower() not in unknown
+        ]
+    return result
+
+
+def check_data(training: Training) -> Iterator[PlanProblem]:
+    """Report data with too few classes or ships for a training."""
+    found = counts(training)
+    if training.mode not in (*TRAINS, "prepare") or training.options["prepared_dir"]:
+        return
+    if "classes" in found and len(found["classes"]) < 2:
+        message = Text(
+            "plan.one-class",
+            "args.data_path: training requires at least two classes, got {found}",
+            found=found["classes"] or None,
+        )
+        hint = Text("plan.class-column", "write column_map: [class=NAME] with the column of the class")
+        yield PlanProblem("one-class", message, hint, "data_path")
+    if "ships" in found and found["ships"] < 3 and training.options["split"] == "ship":
+        message = Text(
+            "plan.few-ships",
+            "args.data_path: {ships:plural ship ships} cannot be split into train, val and test by ship; "
+            "expected at least 3",
+            ships=found["ships"],
+        )
+        yield PlanProblem("few-ships", message, ADD_SHIPS, "data_path")
+
+
+def check_options(training: Training) -> Iterator[PlanProblem]:
+    options = training.options
+    hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
+    if not options["base_model"] and training.mode in (*TRAINS, "plan") and hidden % (2 * heads):
+        near = sorted({max(2 * heads, hidden // (2 * heads) * 2 * heads), (hidden // (2 * heads) + 1) * 2 * heads})
+        message = Text(
+            "plan.hidden-heads",
+            "args.hidden_size: {hidden} must be an even multiple of num_attention_heads ({heads})",
+            hidden=hidden,
+            heads=heads,
+        )
+        yield PlanProblem(
+            "hidden-heads",
+            message,
+            Text("plan.hidden-near", "set hidden_size to one of {near}", near=near),
+            "hidden_size",
+        )
+    if training.mode == "pretrain" and (options["objective"], options["attention"]) == ("clm", "bidirectional"):
+        message = Text("plan.clm-bidirectional", "args.objective: clm cannot be combined with attention: bidirectional")
+        yield PlanProblem(
+            "clm-bidirectional", message, Text("plan.set-mlm", "set objective: mlm, or attention: causal"), "objective"
+        )
+    if options["min_segment_size"] > options["segment_size"]:
+        message = Text(
+            "plan.segment-sizes",
+            "args.min_segment_size: {least} exceeds segment_size ({most}): no segment is kept",
+            least=options["min_segment_size"],
+            most=options["segment_size"],
+        )
+        yield PlanProblem("segment-sizes", message, None, "min_segment_size")
+    if training.mode in USES_MODEL and not options["model_path"]:
+        message = Text("plan.model-required", "args.model_path is required with mode: {mode}", mode=training.mode)
+        yield PlanProblem(
+            "model-required",
+            message,
+            Text("plan.model-hint", "set it to the directory `best` of a training"),
+            "model_path",
+        )
+
+
+def check_base(training: Training) -> Iterator[PlanProblem]:
+    path = str(training.options["base_model"])
+    if not path or training.mode not in TRAINS:
+        return
+    own = ("pretrained.pt", "best")
+    for host, raw in training.found(path).items():
+        names = raw.get("names", ())
+        if "kind" not in raw or any(name in names for name in own):
+            continue
+        model = Training(**{**vars(training), "files": {host: {path: raw}}})
+        yield from rules.model_problems(model, "base_model", path, needs_tokenizer=False)
+        kind = (raw.get("config") or {}).get("model_type") if isinstance(raw.get("config"), Mapping) else None
+        if kind is not None and kind not in ("qwen2", "qwen3"):
+            message = Text(
+                "plan.model-type",
+                "args.base_model: model_type {kind:quote} is not supported; expected qwen2 or qwen3",
+                kind=str(kind),
+            )
+            yield PlanProblem("model-type", message, None, "base_model", (host,))
+
+
+def steps(training: Training) -> int | None:
+    segments = counts(training).get("segments")
+    options = training.options
+    if segments is None:
+        return int(options["max_steps"]) or None
+    found: int = int(options["num_train_epochs"]) * -(-max(1, segments) // int(options["global_batch_size"]))
+    return min(found, int(options["max_steps"])) if options["max_steps"] else found
+
+
+def check_steps(training: Training) -> Iterator[PlanProblem]:
+    if training.mode in TRAINS:
+        yield from rules.steps_problems(training, steps(training))
+
+
+def check_batch(training: Training) -> Iterator[PlanProblem]:
+    if training.mode in TRAINS:
+        yield from rules.batch_problems(training)
+
+
+def vocabulary(training: Training) -> int:
+    """Return the number of tokens: of prepared data, else a usual one."""
+    raw = training.first(str(training.options["prepared_dir"])) if training.options["prepared_dir"] else None
+    return len(((raw or {}).get("facts") or {}).get("vocabulary") or ()) or VOCABULARY
+
+
+def shape(training: Training) -> Shape | None:
+    options = training.options
+    if options["base_model"]:
+        raw = training.first(str(options["base_model"])) or {}
+        config = raw.get("config")
+        return shape_of({**config, "vocab_size": vocabulary(training)}) if isinstance(config, Mapping) else None
+    hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
+    return shape_of(
+        {
+            "hidden_size": hidden,
+            "intermediate_size": round(hidden / 3) * 8,
+            "num_hidden_layers": options["num_hidden_layers"],
+            "num_attention_heads": heads,
+            "vocab_size": vocabulary(training),
+            "tie_word_embeddings": True,
+        }
+    )
+
+
+def workload(training: Training) -> Workload | None:
+    model = shape(training)
+    if model is None or training.mode not in TRAINS:
+        return None
+    options = training.options
+    points = (
+        (int(options["segment_size"]) + int(options["min_segment_size"])) / 2 * (1 - 0.25 * options["random_crop_prob"])
+    )
+    mean = TOKENS_PER_POINT * points
+    longest = int(TOKENS_PER_POINT * int(options["segment_size"]))
+    multiple = int(options["pad_to_multiple_of"]) or (1 if training.family == "cpu" else 16)
+    longest = -(-longest // multiple) * multiple
+    batch = int(options["global_batch_size"])
+    mine = -(-batch // training.ranks)
+    tokens = int(options["max_tokens_per_micro_batch"])
+    tokens = tokens if tokens >= 0 else CPU_MICRO_TOKENS if training.family == "cpu" else 0
+    micro = min(mine, int(options["micro_batch_size"]) or mine, max(1, tokens // longest) if tokens else mine)
+    learned = int(options["mlm_probability"] * micro * longest) if training.mode == "pretrain" else 0
+    return Workload(
+        model=model,
+        trained=model.weights,
+        is_frozen=False,
+        steps=steps(training),
+        samples_per_step=batch,
+        tokens_per_step=batch * mean,
+        mean_length=mean,
+        micro_rows=micro,
+        micro_length=longest,
+        micro_learned=learned,
+        micro_batches=-(-mine // micro),
+        is_exact=False,
+        weight_bytes_saved=4 * model.weights,
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    check_inputs,
+    check_options,
+    check_base,
+    check_data,
+    check_steps,
+    check_batch,
+    rules.device_problems,
+    rules.chip_problems,
+)
