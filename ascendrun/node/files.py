@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+class UnreadableError(OSError):
+    """A file whose content is unknown: no statement about whether it exists. errno EBADMSG: it has other content."""
+
+
 def make_private_dir(path: str) -> None:
     """Make `path` and its missing parents (0700). Raises OperationError when it belongs to another user, OSError."""
     try:
@@ -38,15 +42,19 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def write_json(path: str, value: Any) -> None:
-    """Replace the file atomically: temp file (0600), fsync, rename. Raises OSError; then the old file is unchanged."""
-    temp = _write_temp(path, value)
+def write_json(path: str, value: Any, *, durable: bool = True) -> None:
+    """Replace the file atomically: temp file (0600), fsync, rename. Raises OSError; then the old file is unchanged.
+
+    `durable` False: without fsync, for data that a power failure makes useless.
+    """
+    temp = _write_temp(path, value, durable=durable)
     try:
         os.replace(temp, path)
     except OSError:
         os.unlink(temp)
         raise
-    sync_dir(os.path.dirname(path))
+    if durable:
+        sync_dir(os.path.dirname(path))
 
 
 def claim_json(path: str, value: Any) -> bool:
@@ -55,7 +63,8 @@ def claim_json(path: str, value: Any) -> bool:
     try:
         os.link(temp, path)
     except FileExistsError:
-        return False
+        if os.stat(temp).st_nlink == 1:
+            return False  # else the link is ours: a network file system repeated the request after a lost reply
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
             raise
@@ -67,13 +76,40 @@ def claim_json(path: str, value: Any) -> bool:
 
 
 def read_json(path: str) -> dict[str, Any] | None:
-    """Return the object in the file; None: no such file, or no complete JSON object."""
+    """Return the object in the file; None: no such file. Raises UnreadableError."""
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read().decode("utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except FileNotFoundError:
         return None
-    return value if isinstance(value, dict) else None
+    except OSError as error:
+        raise UnreadableError(error.errno, error.strerror, path) from error
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UnreadableError(errno.EBADMSG, "not a JSON object", path)
+    return value
+
+
+def read_claim(path: str) -> dict[str, Any] | None:
+    """As read_json, but {} for a file with other content: a crash may leave a claim empty."""
+    try:
+        return read_json(path)
+    except UnreadableError as error:
+        if error.errno != errno.EBADMSG:
+            raise
+        return {}
+
+
+def exists(path: str) -> bool:
+    """Return whether the file exists. Raises UnreadableError, where os.path.exists answers False."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UnreadableError(error.errno, error.strerror, path) from error
+    return True
 
 
 def sync_dir(path: str) -> None:
@@ -109,12 +145,13 @@ def remove_tree(path: str) -> None:
     shutil.rmtree(path)
 
 
-def _write_temp(path: str, value: Any) -> str:
+def _write_temp(path: str, value: Any, *, durable: bool = True) -> str:
     temp = "%s.tmp-%d-%s" % (path, os.getpid(), os.urandom(4).hex())
     fd = os.open(temp, _NEW, 0o600)
     try:
         write_all(fd, json.dumps(value).encode("utf-8"))
-        os.fsync(fd)
+        if durable:
+            os.fsync(fd)
     except OSError:
         os.unlink(temp)
         raise

@@ -3,12 +3,20 @@
     ROOT/                           ~/.ascendrun, or $ASCENDRUN_NODE_ROOT; 0700
       agent-<sha256, 16 chars>.pyz  the agent
       trees/<sha256>/               staged code: immutable, named by the hash of its content
-      runs/<run>/work/              the ranks' working directory: kept over attempts; stages of a pipeline share one
       runs/<run>/checkpoints/       checkpoints, unless the job names a directory
-      runs/<run>/attempt-<n>/       one start: records, logs, metrics; see below
+      nodes/<machine key>/          everything else belongs to one machine: several may share a home
+        incarnation.json            random id of this directory: a home that was wiped or copied has another
+        live/<tag>                  empty: an attempt that was prepared and has not ended
+        runs/<run>/work/            the ranks' working directory: kept over attempts; stages of a pipeline share one
+        runs/<run>/attempt-<n>/     one start: records, logs, metrics; see below
+
+Runs of releases before 0.10 are in ROOT/runs/<run>/ and stay there until they are removed.
 
 A `run` is one job (or pipeline) of one head: "<head id>-<job id>". A `tag`, "<run>.<attempt>", names one attempt
 everywhere; every rank carries it in its environment as ASCENDRUN_RUN_ID.
+
+Where ROOT is on a network file system, an attempt has a file where.json, and its growing files are in
+/var/tmp/ascendrun-<uid>/<machine key>/<root>/<tag>/ (0700): a server that hangs then delays a stop, not a step.
 
 Files that the head pulls are named "<file>.<generation>", generations counting from 0:
 
@@ -25,8 +33,16 @@ Files that the head pulls are named "<file>.<generation>", generations counting 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+
+from ascendrun.node import procs
+
+try:
+    from _sha256 import sha256 as sha256  # type: ignore[import-not-found, unused-ignore]  # Python's own; hashlib brings OpenSSL, for 4 ms at each start
+except ImportError:
+    from hashlib import sha256 as sha256
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,14 +56,79 @@ OURS = (ROOT_VARIABLE, TAG_VARIABLE, SAMPLER_VARIABLE, "ASCENDRUN_FAILPOINT", "A
 
 PULLED_FILE = re.compile(r"^(events|samples|rank-\d+\.(?:out|err)(?:\.times)?|rank-\d+\.(?:metrics|error))\.(\d+)$")
 
+_ATTEMPT = re.compile(r"^attempt-([1-9][0-9]{0,6})\Z")
+_NODE_DIR = re.compile(r"/nodes/[0-9a-f]{12}\Z")
+
 PREPARED, IDENTITY, STOP, ENDED, LOST = "prepared.json", "supervisor.json", "stop.json", "ended.json", "lost.json"
-STOP_TAKEN = "stop.taken.json"
-"""Files of an attempt: preparation; owner; stop request; end; loss of its owner."""
+STOP_TAKEN, JOB, WHERE, ROLL, RENEWED = "stop.taken.json", "job.json", "where.json", "roll.json", "renewed"
+"""Files of an attempt: preparation; owner; stop request; end; loss of its owner; copy of the job (job_copy.py);
+place of its growing files; {boot_id, seen: [[pid, start time]]} of the processes that its supervisor saw last; empty,
+its modification time is the clock since boot at which its lease began (node/head_lease.py)."""
+
+LOCAL = "/var/tmp"
 
 
 def node_root(environ: Mapping[str, str]) -> str:
     """Return the agent's directory on this node, absolute."""
     return os.path.abspath(environ.get(ROOT_VARIABLE) or os.path.join(os.path.expanduser("~"), ".ascendrun"))
+
+
+_own_key: list[str] = []
+
+
+def machine_key() -> str:
+    """Return the key of this machine: nodes that share a home are kept apart by it."""
+    if not _own_key:
+        _own_key.append(make_machine_key(procs.read_line("/etc/machine-id"), os.uname().nodename))
+    return _own_key[0]
+
+
+def make_machine_key(machine_id: str, hostname: str) -> str:
+    """Return 12 hex digits. The host name too: machines that were cloned from one image have equal machine ids."""
+    return str(sha256(f"{machine_id}\n{hostname}".encode("utf-8", "surrogateescape")).hexdigest()[:12])
+
+
+def node_dir(root: str, key: str | None = None) -> str:
+    """Return the directory of one machine's state. `key`: None is this machine."""
+    return os.path.join(root, "nodes", key or machine_key())
+
+
+def live_dir(root: str) -> str:
+    return os.path.join(node_dir(root), "live")
+
+
+def live_mark(attempt_folder: str) -> str:
+    """Return the empty file that exists from the attempt's preparation until its end is written or it is aborted."""
+    return os.path.join(live_dir(root_of(attempt_folder)), _tag_of(attempt_folder))
+
+
+def local_base() -> str:
+    """Return the directory of this user on a local disk."""
+    return os.path.join(LOCAL, "ascendrun-%d" % os.geteuid())
+
+
+def local_root(root: str) -> str:
+    """Return the directory on a local disk for ROOT on this machine, which may have several."""
+    return os.path.join(local_base(), machine_key(), str(sha256(os.fsencode(root)).hexdigest()[:8]))
+
+
+def local_streams_dir(attempt_folder: str) -> str:
+    """Return the place of an attempt's growing files on a local disk."""
+    return os.path.join(local_root(root_of(attempt_folder)), _tag_of(attempt_folder))
+
+
+def streams_dir(attempt_folder: str) -> str:
+    """Return the directory of an attempt's growing files. Raises OSError if this cannot be found out."""
+    try:
+        os.stat(os.path.join(attempt_folder, WHERE))
+    except (FileNotFoundError, NotADirectoryError):
+        return attempt_folder
+    return local_streams_dir(attempt_folder)
+
+
+def _tag_of(attempt_folder: str) -> str:
+    folder = os.path.abspath(attempt_folder)
+    return os.path.basename(os.path.dirname(folder)) + "." + os.path.basename(folder).rpartition("-")[2]
 
 
 def make_run(head_id: str, job_id: str) -> str:
@@ -72,23 +153,56 @@ def tree_dir(root: str, sha256: str) -> str:
     return os.path.join(root, "trees", sha256)
 
 
-def run_dir(root: str, run: str) -> str:
+def runs_dir(root: str, key: str | None = None) -> str:
+    return os.path.join(node_dir(root, key), "runs")
+
+
+def run_dir(root: str, run: str, key: str | None = None) -> str:
+    """Return a run's directory on one machine. `key`: None is this machine."""
+    return os.path.join(runs_dir(root, key), run)
+
+
+def earlier_run_dir(root: str, run: str) -> str:
+    """Return the run's directory of releases before 0.10, and of its checkpoints, which machines share on purpose."""
     return os.path.join(root, "runs", run)
 
 
-def work_dir(root: str, run: str) -> str:
-    return os.path.join(run_dir(root, run), "work")
+def work_dir(root: str, run: str, key: str | None = None) -> str:
+    return os.path.join(run_dir(root, run, key), "work")
 
 
 def checkpoints_dir(root: str, run: str) -> str:
-    return os.path.join(run_dir(root, run), "checkpoints")
+    return os.path.join(earlier_run_dir(root, run), "checkpoints")
 
 
-def attempt_dir(root: str, tag: str) -> str:
+def attempt_dir(root: str, tag: str, key: str | None = None) -> str:
+    """Return an attempt's directory on one machine. `key`: None is this machine, where an attempt of the earlier
+    layout is found."""
     run, attempt = split_tag(tag)
-    return os.path.join(run_dir(root, run), "attempt-%d" % attempt)
+    name = "attempt-%d" % attempt
+    earlier = os.path.join(earlier_run_dir(root, run), name)
+    return earlier if key is None and os.path.isdir(earlier) else os.path.join(run_dir(root, run, key), name)
+
+
+def attempts_of(root: str, run: str) -> list[int]:
+    """Return the numbers of the run's attempts on this machine, ascending."""
+    found: set[int] = set()
+    for folder in (run_dir(root, run), earlier_run_dir(root, run)):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found.update(int(match.group(1)) for match in map(_ATTEMPT.match, os.listdir(folder)) if match)
+    return sorted(found)
+
+
+def runs_of(root: str) -> list[str]:
+    """Return the runs that have a directory on this machine."""
+    found: set[str] = set()
+    for folder in (runs_dir(root), os.path.join(root, "runs")):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found.update(os.listdir(folder))
+    return sorted(found)
 
 
 def root_of(attempt_folder: str) -> str:
     """Return the node root above an attempt's directory."""
-    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(attempt_folder))))
+    above = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(attempt_folder))))
+    return os.path.dirname(os.path.dirname(above)) if _NODE_DIR.search(above) else above

@@ -95,7 +95,7 @@ def take():
     if os.stat(root).st_uid != os.geteuid():
         raise ValueError(root + " belongs to another user")
     os.chmod(root, 0o700)
-    temp = path + ".tmp-%d" % os.getpid()
+    temp = path + ".tmp-" + os.urandom(8).hex()
     try:
         with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as f:
             f.write(data)
@@ -115,14 +115,16 @@ except Exception as e:
     sys.exit(96)
 """
 
-# First the fast path: the agent is unaltered, and its last interpreter is on record. The record is emptied before use
-# and rewritten by the started agent (agent/bytecode.py), so that an interpreter which has broken since costs one login.
+# First the fast path: the agent is unaltered, and its last interpreter on this host is kept; hosts may share a home.
+# The record is emptied before use and rewritten by the started agent (agent/bytecode.py), so that an interpreter which
+# has broken since costs one login.
 # Otherwise the slow path, which starts one more Python (15 ms). The text must not contain a newline, backslash,
 # exclamation mark or single quote: csh and fish interpret those within single quotes too. The script writes the
 # interpreter's real path to descriptor 3 (python3 may be a slow shim), its dialogue uses 4, a copy of the standard
 # output.
 _SHELL = (
-    'r="${ASCENDRUN_NODE_ROOT:-$HOME/.ascendrun}"; a="$r/agent-%(sha)s.pyz"; i="$r/agent-%(sha)s.python"; '
+    'r="${ASCENDRUN_NODE_ROOT:-$HOME/.ascendrun}"; a="$r/agent-%(sha)s.pyz"; '
+    '{ IFS= read -r h </proc/sys/kernel/hostname; } 2>/dev/null; i="$r/agent-%(sha)s.$h.python"; '
     'if [ -L "$a" ] || [ -L "$i" ]; then :; '
     'elif [ -O "$a" ] && [ -O "$i" ] && IFS= read -r e <"$i" && [ -x "$e" ]; then '
     'case $(sha256sum "$a" 2>/dev/null) in %(sha)s*) '

@@ -8,16 +8,14 @@ import io
 import os
 import zipfile
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 LEFT_OUT = ("pack.py", "loader.py")
 """Files for the head only."""
 
-MAIN = b"""import os
+MAIN = b"""import gc
+import os
 import sys
 
+gc.set_threshold(20000)  # imports make many objects that stay: a search for unused ones is in vain
 # Modules that node/agent/bytecode.py compiled for this very interpreter, if it has.
 compiled = "%s.%s-%x.zip" % (sys.argv[0][:-4], sys.implementation.cache_tag, sys.hexversion)
 if os.path.exists(compiled):
@@ -39,6 +37,16 @@ else:
     sys.exit("usage: python agent.pyz serve | supervise FOLDER | sample FOLDER | grep")
 """
 
+OTHERS = b"""
+import sys
+
+if not (getattr(sys, "argv", None) or [""])[0].endswith(".pyz"):
+    # In a rank: an installed ascendrun has everything, this archive the agent and the client.
+    from pkgutil import extend_path
+
+    __path__ = extend_path(__path__, __name__)[::-1]
+"""
+
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -52,7 +60,7 @@ def agent_pyz() -> tuple[bytes, str]:
 def pack_files(files: dict[str, bytes]) -> bytes:
     """Return a zip archive that depends on names and contents only."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
+    with zipfile.ZipFile(out, "w", compresslevel=3) as archive:
         for name in sorted(files):
             member = zipfile.ZipInfo(name, _EPOCH)
             member.compress_type = zipfile.ZIP_DEFLATED
@@ -64,7 +72,10 @@ def pack_files(files: dict[str, bytes]) -> bytes:
 
 def _sources() -> dict[str, bytes]:
     folder = os.path.dirname(os.path.abspath(__file__))
-    files = {"__main__.py": MAIN, "ascendrun/__init__.py": b""}
+    files = {"__main__.py": MAIN}
+    for name, more in (("__init__.py", OTHERS), ("client.py", b"")):
+        with open(os.path.join(os.path.dirname(folder), name), "rb") as file:
+            files["ascendrun/" + name] = file.read() + more
     for parent, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(parent, name)

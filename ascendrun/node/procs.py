@@ -11,10 +11,12 @@ import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Iterable
 
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
 """System call numbers, equal on every architecture; Python has them from 3.9 on only."""
+
+_PF_EXITING = 4
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -58,6 +60,47 @@ def read_stat(pid: int) -> Stat | None:
             return parse_stat(file.read())
     except (OSError, ValueError):
         return None
+
+
+def describe(pid: int, start: int) -> dict[str, Any] | None:
+    """Return {pid, start, comm, state, wait_channel, killed} of a living process; None: gone, a zombie, or another one.
+
+    `wait_channel`: the kernel function in which it waits; "" when it runs or the kernel does not show it. `killed`:
+    SIGKILL waits for it, it is exiting, or this user may not signal it: nothing more can be done.
+    """
+    stat = read_stat(pid)
+    if stat is None or stat.start != start or stat.is_dead:
+        return None
+    channel = read_line("/proc/%d/wchan" % pid)
+    return {
+        "pid": pid,
+        "start": start,
+        "comm": read_line("/proc/%d/comm" % pid),
+        "state": stat.state,
+        "wait_channel": "" if channel == "0" else channel,
+        "killed": _is_killed(pid),
+    }
+
+
+def _is_killed(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            flags = int(file.read().rpartition(b")")[2].split()[6])
+        with open("/proc/%d/status" % pid, "rb") as file:
+            lines = [line.split() for line in file]
+    except PermissionError:
+        return True
+    except (OSError, ValueError, IndexError):
+        return False
+    pending = [int(line[1], 16) for line in lines if line[0] in (b"SigPnd:", b"ShdPnd:")]
+    return bool(flags & _PF_EXITING) or any(mask >> (signal.SIGKILL - 1) & 1 for mask in pending)
+
+
+def describe_all(found: Iterable[tuple[int, int]], **more: Any) -> list[dict[str, Any]]:
+    """Return `describe` of each (pid, start time) that still lives, with the same `more` fields."""
+    shown = (describe(pid, start) for pid, start in found)
+    return [dict(one, **more) for one in shown if one is not None]
 
 
 def snapshot() -> dict[int, Stat]:
@@ -162,6 +205,17 @@ def _syscall(number: int, *arguments: Any) -> int:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return int(result)
+
+
+def raise_oom_score(points: int) -> None:
+    """Make the kernel prefer this process, when memory runs out, to those without the points."""
+    try:
+        with open("/proc/self/oom_score_adj", "r+") as file:
+            now = int(file.read())
+            file.seek(0)
+            file.write(str(min(1000, now + points)))
+    except (OSError, ValueError):
+        pass
 
 
 def become_subreaper() -> bool:

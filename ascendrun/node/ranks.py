@@ -6,18 +6,24 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 
-from ascendrun.node import layout
+from ascendrun.node import layout, procs
 from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Mapping
+    from typing import Any, Callable, Iterable, Mapping
 
 PORT_TOKEN = "\0MASTER_PORT\0"
 """Equal to core/jobs/plan.PORT_TOKEN; a test compares them."""
 
+PATH_TOKEN = b"\0PATH\0"
+"""Equal to core/rank_env.PATH_TOKEN; a test compares them."""
+
 PIPE_BYTES = 1 << 20
+OOM_POINTS = 100
+"""When memory runs out, a rank is killed before its supervisor, which records that."""
 
 # Positional parameters are emptied before the user's text runs: vendors' set_env.sh read "$@" of the sourcing shell.
 # Status on the descriptor: "s" the set-up failed (also if empty), "m" no such command, "o" fine.
@@ -50,16 +56,26 @@ def rank_environ(
     secret: Mapping[str, str],
     tag: str,
     root: str,
+    hccl_base: int | None = None,
 ) -> dict[bytes, bytes]:
-    """Return the rank's environment: the login's without ascendrun's, the plan's, port, secrets, tag and node root."""
+    """Return the rank's environment: the login's without ascendrun's, the plan's, ports, secrets, tag and node root.
+
+    The agent's archive is last on PYTHONPATH: it has ascendrun.log and ascendrun.callback.
+    """
     env = dict(login)
     for name in layout.OURS:
         env.pop(to_bytes(name), None)
     for name, value in own.items():
-        env[to_bytes(name)] = to_bytes(put_port(value, master_port))
+        value_bytes = to_bytes(put_port(value, master_port))
+        env[to_bytes(name)] = value_bytes.replace(PATH_TOKEN, login.get(b"PATH") or os.fsencode(os.defpath))
     if master_port is not None:
         env[b"MASTER_PORT"] = b"%d" % master_port
+    if hccl_base is not None:
+        env[b"HCCL_IF_BASE_PORT"] = b"%d" % hccl_base
     env.update((to_bytes(name), to_bytes(value)) for name, value in secret.items())
+    archive = os.path.abspath(sys.argv[0])
+    if archive.endswith(".pyz"):
+        env[b"PYTHONPATH"] = b":".join(filter(None, (env.get(b"PYTHONPATH"), os.fsencode(archive))))
     env[to_bytes(layout.TAG_VARIABLE)] = to_bytes(tag)
     env[to_bytes(layout.ROOT_VARIABLE)] = os.fsencode(root)
     return env
@@ -82,19 +98,27 @@ class Started:
 
 
 def start_rank(
-    argv: list[str], env: dict[bytes, bytes], *, cwd: str, setup: str | None, umask: int, enter: Callable[[], None]
+    argv: list[str],
+    env: dict[bytes, bytes],
+    *,
+    cwd: str,
+    setup: str | None,
+    umask: int,
+    enter: Callable[[], None],
+    keep: Iterable[int] = (),
 ) -> Started:
-    """Start the command, through bash when there is a set-up. `enter` runs in the child before the command.
+    """Start the command, through bash when there is a set-up. `enter` runs in the child before the command. `keep`:
+    descriptors that it inherits.
 
     Raises OperationError("cannot-start") with the error of the system: no such command, not executable, too long.
     """
     inner = [to_bytes(part) for part in argv]
     if setup is None:
-        return Started(_popen(inner, env, cwd=cwd, umask=umask, enter=enter, keep=()), None)
+        return Started(_popen(inner, env, cwd=cwd, umask=umask, enter=enter, keep=tuple(keep)), None)
     ours, theirs = os.pipe()
     try:
         outer = [b"bash", b"-c", to_bytes(SETUP_SCRIPT), b"ascendrun-setup", b"%d" % theirs, to_bytes(setup)]
-        return Started(_popen(outer + inner, env, cwd=cwd, umask=umask, enter=enter, keep=(theirs,)), ours)
+        return Started(_popen(outer + inner, env, cwd=cwd, umask=umask, enter=enter, keep=(theirs, *keep)), ours)
     except OperationError:
         os.close(ours)
         raise
@@ -110,6 +134,7 @@ def _popen(
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         enter()
+        procs.raise_oom_score(OOM_POINTS)
         os.umask(umask)
 
     process = spawn(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, preexec_fn=prepare, pass_fds=keep)

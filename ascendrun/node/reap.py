@@ -1,8 +1,8 @@
 """Search for every process of an attempt, including detached processes, and for no process of others.
 
-Three traces, each sufficient: the attempt's tag in the environment, descent from the supervisor or from a found process
-(the supervisor is a subreaper: a double-forked process becomes its child), and the session of a rank that leads it. A
-name or a command line is not a trace.
+Four traces, each sufficient: the attempt's tag in the environment, descent from the supervisor or from a found process
+(the supervisor is a subreaper: a double-forked process becomes its child), the session of a rank that leads it, and the
+roll of processes that the supervisor saw. A name or a command line is not a trace.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ascendrun.node import layout, procs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterable, Mapping, Tuple
+    from typing import Any, Iterable, Mapping, Tuple
 
     Who = Tuple[int, int]
 
@@ -25,23 +25,47 @@ def find_attempt(
     supervisor: int = 0,
     ranks: Mapping[int, int] = {},
     extra: Iterable[int] = (),
+    seen: Mapping[int, int] = {},
     has_sampler: bool = False,
 ) -> list[Who]:
     """Return (pid, start time) of every living process of the attempt, oldest first, without the supervisor itself.
 
     `root`: only those of the node with this root, since one machine may be several nodes; "": of all of them.
     `supervisor`: its pid while it lives, 0: none. `ranks`: {pid: start time} of the ranks, each a session's leader.
-    `extra`: pids known from elsewhere (a cgroup). `has_sampler`: the supervisor's own sampler and its tools also run
+    `extra`: pids known from elsewhere (a cgroup). `seen`: {pid: start time} of processes that its supervisor saw: they
+    count as long as they are the same. `has_sampler`: the supervisor's own sampler and its tools also run
     and are skipped.
     """
     return find_marked(
-        _marks(tag, root), supervisor=supervisor, ranks=ranks, extra=extra, aside=_SAMPLER if has_sampler else None
+        _marks(tag, root),
+        supervisor=supervisor,
+        ranks=ranks,
+        extra=extra,
+        seen=seen,
+        aside=_SAMPLER if has_sampler else None,
     )
 
 
 def find_sampler(tag: str, *, root: str) -> list[Who]:
     """Return the sampler of an attempt and its tools."""
     return find_marked(dict(_marks(tag, root), **_SAMPLER))
+
+
+def find_supervisor(folder: str) -> dict[str, Any] | None:
+    """Return the identity of this user's supervisor of an attempt by its command line; None: there is none.
+
+    For an attempt's folder that cannot be read.
+    """
+    command = [b"supervise", os.fsencode(folder), b""]
+    for stat in procs.snapshot().values():
+        try:
+            with open("/proc/%d/cmdline" % stat.pid, "rb") as file:
+                words = file.read().split(b"\0")
+            if words[-3:] == command and os.stat("/proc/%d" % stat.pid).st_uid == os.geteuid():
+                return {"pid": stat.pid, "start": stat.start, "boot_id": procs.boot_id()}
+        except OSError:
+            continue
+    return None
 
 
 _SAMPLER = {layout.SAMPLER_VARIABLE: "1"}
@@ -57,6 +81,7 @@ def find_marked(
     supervisor: int = 0,
     ranks: Mapping[int, int] = {},
     extra: Iterable[int] = (),
+    seen: Mapping[int, int] = {},
     aside: Mapping[str, str] | None = None,
 ) -> list[Who]:
     """Return processes with these variables in the environment, all of which must be there. `aside`: more variables;
@@ -72,7 +97,8 @@ def find_marked(
             if unwanted is not None and unwanted <= found:
                 del table[pid]
     spared = {os.getpid(), supervisor}
-    seeds = (marked | set(extra) | in_sessions(table, ranks)) - spared
+    same = {pid for pid, start in seen.items() if pid in table and table[pid].start == start}
+    seeds = (marked | set(extra) | same | in_sessions(table, ranks)) - spared
     members = descendants(table, seeds | ({supervisor} if supervisor else set())) - spared
     return [
         (pid, table[pid].start) for pid in sorted(members, key=lambda pid: table[pid].start) if not table[pid].is_dead

@@ -1,24 +1,40 @@
-"""Events of an attempt on disk: JSON lines in `events.0`, numbered, also when the disk is full."""
+"""Events of an attempt on disk: JSON lines in `events.<generation>`, numbered, whatever becomes of the disk.
+
+A generation that others shortened, lengthened or removed is left as it is: its writer continues in the next one, with
+all its records again. Readers take every generation; of records with the same number and name the last one counts.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import re
 import time
 
+from ascendrun.node import layout
 from ascendrun.node.failpoint import failpoint
-from ascendrun.node.files import write_all, write_json
-from ascendrun.node.layout import ENDED
+from ascendrun.node.files import make_private_dir, write_all, write_json
+from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Mapping
 
 RESERVE_BYTES = 1 << 20
 """Size of a placeholder file, deleted when the disk is full: space for a few thousand records."""
+KEEP_BYTES = 1 << 20
+"""Bytes of records that a writer keeps in memory; beyond that the oldest notes about logs are dropped."""
+NOTES = frozenset({"log_dropped", "log_cut", "rank_lingers", "io_error"})
+"""Records that may be dropped: no decision depends on them."""
 
-EVENTS = "events.0"
+EVENTS = "events"
+_GENERATION = re.compile(r"^events\.(\d+)$")
+_FIELDS: dict[str, tuple[tuple[str, Any], ...]] = {
+    "rank_started": (("rank", int), ("pid", int), ("start", (int, type(None)))),
+    "rank_exited": (("rank", int), ("code", (int, type(None))), ("signal", (int, type(None)))),
+}
 _RESERVE = "reserve"
 _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -36,23 +52,59 @@ def parse_events(data: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def read_events(folder: str) -> list[dict[str, Any]]:
-    """Return the attempt's records so far, in order; []: none."""
+def event_generations(folder: str) -> list[int]:
+    """Return the generations of the attempt's events that exist, oldest first. Raises OSError."""
     try:
-        with open(os.path.join(folder, EVENTS), "rb") as file:
-            return parse_events(file.read())
-    except FileNotFoundError:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    return sorted(int(match.group(1)) for match in map(_GENERATION.match, names) if match)
+
+
+def read_events(folder: str) -> list[dict[str, Any]]:
+    """Return the attempt's records so far, in order, each once; []: none. Raises OSError.
+
+    A line whose numbers are missing is skipped: the supervisor did not write it.
+    """
+    found: dict[Any, dict[str, Any]] = {}
+    for generation in event_generations(folder):
+        try:
+            with open(os.path.join(folder, "%s.%d" % (EVENTS, generation)), "rb") as file:
+                events = parse_events(file.read())
+        except FileNotFoundError:
+            continue
+        for number, event in enumerate(events):
+            if all(isinstance(event.get(name), kinds) for name, kinds in _FIELDS.get(str(event.get("event")), ())):
+                seq = event.get("seq")
+                found[(seq, str(event.get("event"))) if isinstance(seq, int) else (generation, number, "")] = event
+    return list(found.values())
 
 
 class Records:
-    """Appends events. One writer at a time: the supervisor, and after its death the serving agent."""
+    """Appends events. One writer at a time: the supervisor, and after its death the serving agent.
 
-    def __init__(self, folder: str) -> None:
+    `known`: {generation: bytes} of the head's copy. A copy that has more than this folder, which was made again, is not
+    continued but followed by the next generation. `error`: why the last attempt to write failed, None: it succeeded.
+    Raises OSError only when it is made.
+    """
+
+    def __init__(self, folder: str, *, known: Mapping[str, int] | None = None) -> None:
         self._folder = folder
-        self._seq = max([int(event.get("seq", 0)) for event in read_events(folder)] or [0])
-        self._fd = os.open(os.path.join(folder, EVENTS), _APPEND, 0o600)
-        self._waiting = b"\n" if self._ends_torn() else b""
+        numbers = (event.get("seq") for event in read_events(folder))
+        self._seq = max([number for number in numbers if isinstance(number, int)] or [0])
+        self._kept: list[tuple[str, bytes]] = []
+        self._kept_bytes = 0
+        self._written = 0
+        self._lost = 0
+        self.error: OSError | None = None
+        self.generation = max(event_generations(folder) or [0])
+        self._fd, self._size = self._open()
+        self._end_torn_line()
+        newest = max(map(int, known or {}), default=0)
+        if newest > self.generation or (known or {}).get(str(newest), 0) > self._size:
+            self.close()
+            self._begin_next(newest)
+            self._fd, self._size = self._open()
 
     def hold_reserve(self) -> None:
         """Write the reserve. Raises OSError: the disk is full already."""
@@ -65,40 +117,98 @@ class Records:
             os.close(fd)
 
     def add(self, event: str, *, durable: bool = False, **fields: Any) -> None:
-        """Add one record; `durable` also survives a power failure. A record that finds no space waits for `flush`."""
+        """Add one record; `durable` survives a power failure too. A record that cannot be written waits for `flush`."""
         self._seq += 1
         record = dict(seq=self._seq, at_ns=time.time_ns(), event=event, **fields)
-        self._waiting += json.dumps(record, separators=(",", ":")).encode("utf-8") + b"\n"
+        line = json.dumps(record, separators=(",", ":")).encode("utf-8") + b"\n"
+        self._kept.append((event, line))
+        self._kept_bytes += len(line)
+        self._drop_notes()
         if self.flush() and durable:
-            os.fsync(self._fd)
+            try:
+                os.fsync(self._fd)
+            except OSError as error:
+                self.error = error
 
     def flush(self) -> bool:
-        """Write waiting records, if necessary on the reserve's space; False while it cannot."""
-        if not self._waiting:
-            return True
+        """Write waiting records, if necessary on the reserve's space; False while it cannot. Continue in the next
+        generation if others changed the file; call it periodically."""
         try:
-            self._append(self._waiting)
+            self._write_waiting()
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not free_reserve(self._folder):
-                return False
-            return self.flush()
-        self._waiting = b""
+            self.error = error
+            self.close()
+            if error.errno in (errno.ENOSPC, errno.EDQUOT) and free_reserve(self._folder):
+                return self.flush()
+            return False
+        self.error = None
         return True
 
     def close(self) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            try:
+                os.close(fd)
+            except OSError:  # closed in any case
+                pass
 
-    def _append(self, line: bytes) -> None:
-        size = os.fstat(self._fd).st_size
+    def _write_waiting(self) -> None:
+        if self._fd < 0:
+            self._fd, size = self._open()
+        else:
+            found = os.fstat(self._fd)
+            size = found.st_size if found.st_nlink else -1
+        if size != self._size:
+            self.close()
+            self._begin_next(self.generation)
+            self._fd, self._size = self._open()
+        if self._written == len(self._kept):
+            return
+        data = b"".join(line for _, line in self._kept[self._written :])
         try:
-            write_all(self._fd, line)
+            write_all(self._fd, data)
         except OSError:
-            os.ftruncate(self._fd, size)
+            os.ftruncate(self._fd, self._size)  # if this fails too, the next generation follows
+            raise
+        self._size += len(data)
+        self._written = len(self._kept)
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            self.add("records_lost", count=lost)
+
+    def _begin_next(self, newest: int) -> None:
+        """Continue after generation `newest`, and after every generation here, with all records again."""
+        self.generation = max([newest, *event_generations(self._folder)]) + 1
+        self._written = 0
+        self._size = 0
+
+    def _open(self) -> tuple[int, int]:
+        """Open the generation; return (descriptor, size)."""
+        fd = os.open(os.path.join(self._folder, "%s.%d" % (EVENTS, self.generation)), _APPEND, 0o600)
+        try:
+            return fd, os.fstat(fd).st_size
+        except OSError:
+            os.close(fd)
             raise
 
-    def _ends_torn(self) -> bool:
-        size = os.fstat(self._fd).st_size
-        return size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+    def _end_torn_line(self) -> None:
+        if self._size > 0 and os.pread(self._fd, 1, self._size - 1) != b"\n":
+            write_all(self._fd, b"\n")
+            self._size += 1
+
+    def _drop_notes(self) -> None:
+        at = 0
+        while self._kept_bytes > KEEP_BYTES and at < len(self._kept):
+            event, line = self._kept[at]
+            if event not in NOTES:
+                at += 1
+                continue
+            del self._kept[at]
+            self._kept_bytes -= len(line)
+            if at < self._written:
+                self._written -= 1
+            else:
+                self._lost += 1
 
 
 def free_reserve(folder: str) -> bool:
@@ -110,22 +220,38 @@ def free_reserve(folder: str) -> bool:
     return True
 
 
+def remove_mark(folder: str) -> None:
+    with contextlib.suppress(OSError):  # it stays in the list of live attempts, and its end is found when it is checked
+        os.unlink(layout.live_mark(folder))
+
+
 def write_end(
-    folder: str, records: Records, *, leftovers: list[int], codes: dict[str, int | None], wait_s: float | None = None
+    folder: str,
+    records: Records,
+    *,
+    leftovers: list[dict[str, Any]],
+    codes: dict[str, int | None],
+    wait_s: float | None = None,
+    **more: Any,
 ) -> None:
     """Write the end of an attempt: the event, then the file that makes its phase `ended`.
 
-    While the disk is full it is retried every `wait_s`; None: OSError is raised.
+    After an error it is retried every `wait_s`; None: OSError is raised. `more`: further fields of the event.
     """
-    records.add("ended", durable=True, leftovers=leftovers, codes=codes)
+    records.add("ended", durable=True, leftovers=leftovers, codes=codes, **more)
     failpoint("finish.after_event")
+    end = {"at_ns": time.time_ns(), "leftovers": leftovers, "codes": codes}
     while True:
         try:
-            if not records.flush():
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
-            write_json(os.path.join(folder, ENDED), {"at_ns": time.time_ns(), "leftovers": leftovers, "codes": codes})
+            if records.error is not None and not records.flush():
+                raise records.error
+            write_json(os.path.join(folder, layout.ENDED), end)
+            remove_mark(folder)
             return
         except OSError as error:
-            if wait_s is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if wait_s is None:
                 raise
+            if error.errno == errno.ENOENT:
+                with contextlib.suppress(OSError, OperationError):  # tried again below
+                    make_private_dir(folder)
         time.sleep(wait_s)

@@ -1,7 +1,7 @@
 """Schedule for ending ranks: signals, targets and times. Pure: receives the time, sends nothing.
 
 The checkpoint signal goes to each rank's own process only (its data loaders would die of it); TERM and KILL go to all
-processes of the attempt.
+processes of the attempt. ABRT, at which Python prints all stacks, goes to the processes of ranks that handle it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,15 @@ UNKILLABLE_S = 30.0
 
 
 def steps_for(by: str, *, now_s: float, signal: str, grace_s: float) -> list[Step]:
-    """Return the steps. `by`: head, limit and node let the program save first; failure and finished do not."""
+    """Return the steps. `by`: head, limit and node let the program save first; failure, finished and hung do not."""
     if by == "failure":
         return [Step(now_s, "TERM", True), Step(now_s + min(grace_s, FAILURE_GRACE_S), "KILL", True)]
+    if by == "hung":
+        return [
+            Step(now_s, "ABRT", False),
+            Step(now_s + grace_s, "TERM", True),
+            Step(now_s + grace_s + TERM_GRACE_S, "KILL", True),
+        ]
     if by == "finished":
         return [Step(now_s, "TERM", True), Step(now_s + REMAINING_GRACE_S, "KILL", True)]
     return [

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     Bytes = Union[bytes, bytearray, memoryview]
 
-PROTOCOL = 2
-"""Version of the requests, replies and events between head and agent, sent in the agent's first event (`hello`)."""
+PROTOCOL = 3
+"""Version of the requests, replies and events between head and agent, sent in the agent's first event (`hello`).
+Raise it with a request that older agents lack, and list what they lack in head/protocol/remote.py."""
 MAGIC = b"\nASCENDRUN-AGENT 1\n"
 """Printed once by the agent before its first frame: anything before it is output of a login shell."""
 
@@ -79,7 +80,7 @@ class FrameReader:
     def _header(self, at: int, length: int) -> dict[str, Any]:
         try:
             header = json.loads(self._buffer[at : at + length].decode("utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FrameError(f"frame header is not JSON: {error}") from error
         if not isinstance(header, dict):
             raise FrameError("frame header is not an object")

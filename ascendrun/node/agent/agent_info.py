@@ -7,12 +7,10 @@ import pwd
 import sys
 import time
 
-from ascendrun.node import procs, wire
-
-try:
-    from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]  # Python's own; hashlib brings OpenSSL, for 4 ms at each start
-except ImportError:
-    from hashlib import sha256
+from ascendrun.node import layout, procs, wire
+from ascendrun.node.files import claim_json, make_private_dir, read_json, remove_tree
+from ascendrun.node.layout import sha256
+from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +39,59 @@ def hello(root: str, agent_path: str) -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "at_ns": time.time_ns(),
+        "machine_key": layout.machine_key(),
+        "net_ns": inode("/proc/self/ns/net"),
+        **node_state(root),
     }
+
+
+def node_state(root: str) -> dict[str, Any]:
+    """Return {incarnation, neighbours, live}: the id of this machine's directory in ROOT, made once; the keys of the
+    other machines that use ROOT; the tags of attempts that were prepared and have not ended. None: not readable."""
+    folder = layout.node_dir(root)
+    path = os.path.join(folder, "incarnation.json")
+    try:
+        found = read_json(path)
+        if found is None:
+            make_private_dir(layout.live_dir(root))
+            adopt_earlier(root)
+            claim_json(path, {"incarnation": os.urandom(8).hex()})
+            found = read_json(path) or {}
+        live = [tag for tag in sorted(os.listdir(layout.live_dir(root))) if is_live(root, tag)]
+        neighbours = sorted(name for name in os.listdir(os.path.dirname(folder)) if name != layout.machine_key())
+    except (OSError, OperationError):
+        return {"incarnation": None, "neighbours": None, "live": None}
+    return {"incarnation": found.get("incarnation"), "neighbours": neighbours, "live": live}
+
+
+def is_live(root: str, tag: str) -> bool:
+    """Return whether the listed attempt has not ended; otherwise remove it from the list: its supervisor could not."""
+    try:
+        folder = layout.attempt_dir(root, tag)
+    except ValueError:  # NFS keeps removed files that are open under other names
+        return False
+    if not os.path.exists(os.path.join(folder, layout.ENDED)):
+        return True
+    remove_tree(layout.live_mark(folder))
+    return False
+
+
+def adopt_earlier(root: str) -> None:
+    """List the live attempts of the earlier layout that were started since this machine's boot."""
+    for run in layout.runs_of(root):
+        for attempt in layout.attempts_of(root, run):
+            folder = layout.attempt_dir(root, layout.make_tag(run, attempt))
+            identity = read_json(os.path.join(folder, layout.IDENTITY)) or {}
+            is_ours = identity.get("boot_id") == procs.boot_id()
+            if is_ours and not os.path.exists(os.path.join(folder, layout.ENDED)):
+                open(layout.live_mark(folder), "ab").close()
+
+
+def inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
 
 
 def user_name() -> str:

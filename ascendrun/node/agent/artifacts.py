@@ -66,7 +66,7 @@ class AttemptFacts:
     """Facts of the attempt on this node: start time, pids of its ranks, and their environments."""
 
     def __init__(self, folder: str, login: Mapping[bytes, bytes]) -> None:
-        events = read_events(folder)
+        events = read_events(layout.streams_dir(folder))
         self.folder = folder
         self.start_ns = min([int(event["at_ns"]) for event in events if "at_ns" in event] or [0])
         self.pids = {int(event["pid"]) for event in events if event.get("event") == "rank_started"}

@@ -11,16 +11,16 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
 
-from ascendrun.node import cgroup, layout, procs, reap
-from ascendrun.node.agent import checks, ports
+from ascendrun.node import cgroup, head_lease, layout, procs, reap
+from ascendrun.node.agent import checks
 from ascendrun.node.agent.fence import locked
+from ascendrun.node.agent.leases import Leases
 from ascendrun.node.agent.trees import link_tree
 from ascendrun.node.failpoint import failpoint
-from ascendrun.node.files import claim_json, make_private_dir, read_json, remove_tree, write_json
-from ascendrun.node.layout import ENDED, IDENTITY, LOST, PREPARED, STOP
+from ascendrun.node.files import claim_json, exists, make_private_dir, read_claim, read_json, remove_tree, write_json
+from ascendrun.node.layout import ENDED, IDENTITY, JOB, LOST, PREPARED, RENEWED, ROLL, STOP, WHERE
 from ascendrun.node.op_errors import OperationError, os_failure
 from ascendrun.node.records import Records, free_reserve, read_events, write_end
 from ascendrun.node.stopping import UNKILLABLE_S
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 START_S = 20.0
 """Seconds that a supervisor may take to report its start."""
+CLAIM_S = 1.0
+"""Seconds that a supervisor of an earlier agent may take to claim an attempt whose leases it holds."""
 NOTICE_S = 5.0
 """Seconds that a supervisor may take to exit after it has written the end."""
 OBEY_S = 5.0
@@ -45,9 +47,12 @@ PREPARED_KEYS = (
     "trees",
     "link_tree",
     "ports",
+    "devices",
+    "hccl",
     "stop",
     "start_s",
     "max_s",
+    "fence_s",
     "exit_s",
     "linger_s",
     "rotate_bytes",
@@ -70,8 +75,7 @@ class Attempts:
         self._login = login
         self._umask = umask
         self._verify_tree = verify_tree
-        self._ports: dict[str, ports.ReservedPort] = {}
-        self._ports_lock = threading.Lock()
+        self._leases = Leases(root)
 
     # --- prepare, abort ---
 
@@ -83,26 +87,56 @@ class Attempts:
         try:
             with locked(self._root, tag) as (fence, attempt):
                 fence.check(attempt)
-                if os.path.exists(os.path.join(folder, IDENTITY)):
+                if exists(os.path.join(folder, IDENTITY)):
                     raise OperationError("attempt-stale", "attempt-started", attempt=attempt)
                 self._reject_while_older_runs(run, attempt)
                 fence.raise_to(attempt, stopped=False)
             kept = self._check(request, run)
             make_private_dir(folder)
+            make_private_dir(layout.live_dir(self._root))
+            open(layout.live_mark(folder), "ab").close()
             checks.check_directory(folder, make=False)
-            port = self._reserve_port(tag, request.get("ports") or [])
+            streams = place_streams(folder)
+            port, bases = self._leases.prepare(tag, request)
+            pointer = self._set_back_pointer(request.get("pointer"))
             failpoint("prepare.before_record")
             record = {key: request[key] for key in PREPARED_KEYS if key in request}
+            record["ranks"] = [move_files(rank, folder, streams) for rank in request["ranks"]]
+            if request.get("job"):
+                write_json(os.path.join(folder, JOB), request["job"])
+            if request.get("fence_s") is not None:
+                head_lease.begin(os.path.join(streams, RENEWED), head_lease.now_ns())
             write_json(os.path.join(folder, PREPARED), record)
             failpoint("prepare.after_record")
         except OSError as error:
             raise os_failure(error, "prepare-attempt", attempt=tag, path=self._root) from error
-        return {"ready": True, "master_port": port, "kept": kept}
+        return {"ready": True, "master_port": port, "hccl": bases, "kept": kept, "pointer": pointer}
+
+    def _set_back_pointer(self, chosen: dict[str, Any] | None) -> dict[str, Any] | None:
+        if chosen is None:
+            return None
+        from ascendrun.node.agent.checkpoints import set_back_pointer
+
+        return set_back_pointer(chosen)
+
+    def renew(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Renew the lease of an attempt from `at_ns`, which this returned before, and return the time now."""
+        tag, at_ns, now_ns = str(request["tag"]), request.get("at_ns"), head_lease.now_ns()
+        try:
+            if at_ns is not None and at_ns <= now_ns:
+                streams = layout.streams_dir(layout.attempt_dir(self._root, tag))
+                head_lease.begin(os.path.join(streams, RENEWED), int(at_ns))
+        except OSError as error:
+            raise os_failure(error, "keep-records", path=self._root) from error
+        return {"at_ns": now_ns}
 
     def _reject_while_older_runs(self, run: str, attempt: int) -> None:
-        for other in self._attempts_of(run):
+        for other in layout.attempts_of(self._root, run):
             tag = layout.make_tag(run, other)
-            if other < attempt and self.phase(tag) == "running":
+            if other >= attempt or self.phase(tag) != "running":
+                continue
+            # The head may have read of the end before the supervisor has written the file that makes it the phase.
+            if not self._ended_in_events(layout.attempt_dir(self._root, tag)):
                 raise OperationError("attempt-running", "older-attempt-running", attempt=other)
 
     def _check(self, request: dict[str, Any], run: str) -> list[str]:
@@ -110,6 +144,10 @@ class Attempts:
         kept: list[str] = []
         home, _ = layout.split_tag(layout.make_tag(str(request.get("home") or run), 1))
         work, checkpoints = layout.work_dir(self._root, home), layout.checkpoints_dir(self._root, run)
+        earlier = os.path.join(layout.earlier_run_dir(self._root, home), "work")
+        if os.path.isdir(earlier) and not os.path.lexists(work):
+            make_private_dir(os.path.dirname(work))
+            os.symlink(earlier, work)
         for folder in (work, checkpoints):
             make_private_dir(folder)
         checks.check_room(work)
@@ -132,36 +170,18 @@ class Attempts:
             raise OperationError("python-missing", "no-bash")
         return kept
 
-    def _reserve_port(self, tag: str, numbers: list[int]) -> int | None:
-        if not numbers:
-            return None
-        with self._ports_lock:
-            reserved = self._ports.get(tag)
-            if reserved is not None and reserved.number in numbers:
-                return reserved.number
-            reserved = ports.reserve_first(numbers)
-            if reserved is None:
-                raise OperationError("port-taken", "ports-in-use", ports=numbers)
-            self._ports[tag] = reserved
-            return reserved.number
-
-    def _release(self, tag: str) -> None:
-        with self._ports_lock:
-            reserved = self._ports.pop(tag, None)
-        if reserved is not None:
-            reserved.release()
-
     def abort(self, tag: str) -> dict[str, Any]:
         """Remove an attempt without GO. Raises OperationError("attempt-running") if it got GO."""
         folder = layout.attempt_dir(self._root, tag)
-        self._release(tag)
+        self._leases.release(tag)
         if not os.path.isdir(folder):
             return {}
         with locked(self._root, tag):
             if not claim_json(os.path.join(folder, IDENTITY), {"aborted": True}) and self.phase(tag) == "running":
                 raise OperationError("attempt-running", "attempt-running", attempt=tag)
-            if not os.path.exists(os.path.join(folder, ENDED)):
-                remove_tree(folder)
+            if not exists(os.path.join(folder, ENDED)):
+                remove_attempt(folder)
+            remove_tree(layout.live_mark(folder))
         return {}
 
     # --- go ---
@@ -170,29 +190,47 @@ class Attempts:
         """Start the supervisor, or find the started supervisor: repeatable, from several agents too."""
         tag = str(request["tag"])
         folder = layout.attempt_dir(self._root, tag)
-        identity = read_json(os.path.join(folder, IDENTITY))
+        identity = read_claim(os.path.join(folder, IDENTITY))
         if identity is None:
             with locked(self._root, tag) as (fence, attempt):
                 fence.check(attempt)
-            if read_json(os.path.join(folder, PREPARED)) is None:
+            prepared = read_json(os.path.join(folder, PREPARED))
+            if prepared is None:
                 raise OperationError("not-prepared", "not-prepared", attempt=tag)
-            self._release(tag)
+            port, base = request.get("master_port"), request.get("hccl_base")
+            try:
+                self._leases.keep(tag, prepared, port=port if prepared.get("ports") else None, base=base)
+            except OperationError:
+                claimed = self._await_claim(folder)  # a supervisor that an earlier agent started may hold them
+                if claimed is None:
+                    raise
+                return {"supervisor_pid": claimed["pid"]}
             failpoint("launch.before_spawn")
-            reply = self._spawn(
-                folder,
-                {
-                    "master_port": request.get("master_port"),
-                    "umask": self._umask,
-                    "secret_env": request.get("secret_env") or {},
-                },
-            )
+            spec = {
+                "master_port": port,
+                "hccl_base": base,
+                "umask": self._umask,
+                "secret_env": request.get("secret_env") or {},
+                "leases": self._leases.descriptors(tag),
+            }
+            reply = self._spawn(folder, spec)
+            self._leases.release(tag)
             failpoint("agent.after_exec_before_ack")
             if "error" in reply:
                 raise OperationError.from_json(reply["error"])
-            identity = read_json(os.path.join(folder, IDENTITY)) or {}
+            identity = read_claim(os.path.join(folder, IDENTITY)) or {}
         if "pid" not in identity:
             raise OperationError("attempt-stale", "attempt-stopped-early", attempt=tag)
         return {"supervisor_pid": identity["pid"]}
+
+    def _await_claim(self, folder: str) -> dict[str, Any] | None:
+        """Return the supervisor that claims the attempt within CLAIM_S; None: none does."""
+        deadline = time.monotonic() + CLAIM_S
+        while True:
+            identity = read_claim(os.path.join(folder, IDENTITY)) or {}
+            if "pid" in identity or time.monotonic() > deadline:
+                return identity if "pid" in identity else None
+            time.sleep(0.02)
 
     def _spawn(self, folder: str, spec: dict[str, Any]) -> dict[str, Any]:
         """Start the supervisor; return its first message. Secrets use the pipe: never argv, environment or disk."""
@@ -205,6 +243,7 @@ class Attempts:
                 stderr=log,
                 env=env,
                 start_new_session=True,
+                pass_fds=[fd for fds in spec["leases"].values() for fd in fds],
             )
         try:
             out, _ = child.communicate(json.dumps(spec).encode("utf-8"), timeout=START_S)
@@ -227,27 +266,55 @@ class Attempts:
         folder = layout.attempt_dir(self._root, tag)
         order = {
             "now": bool(request.get("now")),
+            "hung": bool(request.get("hung")),
             "grace_s": request.get("grace_s"),
             "reason": request.get("reason"),
             "at_ns": time.time_ns(),
         }
+        self._leases.release(tag)
         try:
-            self._record_stop(tag, folder, order)
+            try:
+                self._record_stop(tag, folder, order)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not free_reserve(layout.streams_dir(folder)):
+                    raise
+                self._record_stop(tag, folder, order)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not free_reserve(folder):
+            if not self._stop_by_signal(tag, folder, now=bool(order["now"])):
                 raise os_failure(error, "stop-attempt", attempt=tag, path=self._root) from error
-            self._record_stop(tag, folder, order)
-        self._release(tag)
-        identity = read_json(os.path.join(folder, IDENTITY)) or {}
+            return {}
+        try:
+            self._see_to_stop(tag, folder, request)
+        except OSError as error:
+            raise os_failure(error, "stop-attempt", attempt=tag, path=self._root) from error
+        return {}
+
+    def _see_to_stop(self, tag: str, folder: str, request: dict[str, Any]) -> None:
+        """Point the supervisor to the recorded request, or do its work if it is gone or does not obey."""
+        known = request.get("events") or {}
+        identity = read_claim(os.path.join(folder, IDENTITY)) or {}
         if "pid" in identity and procs.is_alive(identity):
             procs.send_signal(identity["pid"], identity["start"], signal.SIGUSR1)
-            if order["now"] and not self._is_obeyed(tag, folder):
+            if request.get("now") and not self._is_obeyed(tag, folder):
                 procs.send_signal(identity["pid"], identity["start"], signal.SIGKILL)
                 self._wait_gone(identity)
-                self._end_without_supervisor(tag, folder, identity)
-        elif self.phase(tag) != "ended":
-            self._end_without_supervisor(tag, folder, identity)
-        return {}
+                self._end_without_supervisor(tag, folder, identity, known)
+        elif self.phase(tag) != "ended" or self._find(tag, folder, identity):
+            self._end_without_supervisor(tag, folder, identity, known)
+
+    def _stop_by_signal(self, tag: str, folder: str, *, now: bool) -> bool:
+        """Stop an attempt whose folder takes no request; False: it has no supervisor. See Supervisor._handle_signals.
+
+        `now`: also kill its processes; the supervisor, which cannot read how, records their ends.
+        """
+        found = reap.find_supervisor(folder)
+        if found is None:
+            return False
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            procs.send_signal(found["pid"], found["start"], number)
+        if now:
+            end_everything(lambda: reap.find_attempt(tag, root=self._root, supervisor=found["pid"], has_sampler=True))
+        return True
 
     def _record_stop(self, tag: str, folder: str, order: dict[str, Any]) -> None:
         with locked(self._root, tag) as (fence, attempt):
@@ -260,7 +327,7 @@ class Attempts:
     def _is_obeyed(self, tag: str, folder: str) -> bool:
         """Return whether the supervisor took the request within OBEY_S; it may hang (dead disk, debugger) or die."""
         deadline = time.monotonic() + OBEY_S
-        while os.path.exists(os.path.join(folder, STOP)) and self.phase(tag) == "running":
+        while exists(os.path.join(folder, STOP)) and self.phase(tag) == "running":
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
@@ -271,25 +338,19 @@ class Attempts:
         while procs.is_alive(identity) and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    def _end_without_supervisor(self, tag: str, folder: str, identity: dict[str, Any]) -> None:
-        """Kill the remaining processes of an attempt without a supervisor and write its end."""
+    def _end_without_supervisor(self, tag: str, folder: str, identity: dict[str, Any], known: dict[str, int]) -> None:
+        """Kill the remaining processes of an attempt without a supervisor and write its end. `known`: see Records."""
         if "pid" in identity:
             self.note_lost(tag)
-        leaders = (
-            {event["pid"]: event["start"] for event in read_events(folder) if event.get("event") == "rank_started"}
-            if identity.get("boot_id") == procs.boot_id()
-            else {}
-        )
         group = identity.get("cgroup")
-        leftovers = end_everything(
-            lambda: reap.find_attempt(tag, root=self._root, ranks=leaders, extra=cgroup.group_pids(group))
-        )
+        leftovers = end_everything(lambda: self._find(tag, folder, identity))
         cgroup.remove_group(group)
         with locked(self._root, tag):
             if self.phase(tag) == "ended":
+                remove_tree(layout.live_mark(folder))
                 return
-            records = Records(folder)
-            free_reserve(folder)
+            records = open_records(folder, known=known)
+            free_reserve(layout.streams_dir(folder))
             try:
                 write_end(folder, records, leftovers=leftovers, codes=exit_codes(folder))
             except OSError as error:
@@ -302,24 +363,23 @@ class Attempts:
     def phase(self, tag: str) -> str | None:
         """Return prepared, running, ended or lost; None: no such attempt here."""
         folder = layout.attempt_dir(self._root, tag)
-        identity = read_json(os.path.join(folder, IDENTITY))
+        identity = read_claim(os.path.join(folder, IDENTITY))
         if self._has_ended(folder):
             return "ended"
         if identity is None:
-            return "prepared" if os.path.exists(os.path.join(folder, PREPARED)) else None
-        if self._ended_in_events(folder):
-            return "ended"
-        return "running" if procs.is_alive(identity) else "lost"
+            return "prepared" if exists(os.path.join(folder, PREPARED)) else None
+        if procs.is_alive(identity):
+            return "running"
+        return "ended" if self._ended_in_events(folder) else "lost"
 
     def listing(self) -> dict[str, Any]:
         found = []
-        runs = os.path.join(self._root, "runs")
-        for run in sorted(os.listdir(runs) if os.path.isdir(runs) else []):
-            for attempt in self._attempts_of(run):
+        for run in layout.runs_of(self._root):
+            for attempt in layout.attempts_of(self._root, run):
                 tag = layout.make_tag(run, attempt)
                 phase = self.phase(tag)
                 if phase is not None:
-                    identity = read_json(os.path.join(layout.attempt_dir(self._root, tag), IDENTITY)) or {}
+                    identity = read_claim(os.path.join(layout.attempt_dir(self._root, tag), IDENTITY)) or {}
                     found.append(
                         {
                             "tag": tag,
@@ -333,61 +393,98 @@ class Attempts:
     def note_lost(self, tag: str) -> bool:
         """Write `supervisor_lost`, once, when the supervisor is gone and the attempt has not ended."""
         folder = layout.attempt_dir(self._root, tag)
-        identity = read_json(os.path.join(folder, IDENTITY)) or {}
+        identity = read_claim(os.path.join(folder, IDENTITY)) or {}
         if "pid" not in identity or self.phase(tag) != "lost":
             return False
         reason = "node-rebooted" if identity.get("boot_id") != procs.boot_id() else "supervisor-killed"
         if not claim_json(os.path.join(folder, LOST), {"at_ns": time.time_ns(), "reason": reason}):
             return False
-        records = Records(folder)
+        records = open_records(folder)
         records.add("supervisor_lost", pid=identity["pid"], reason=reason)
         records.close()
         return True
 
+    def job_copy(self, tag: str) -> dict[str, Any] | None:
+        """Return the copy of the attempt's job, None: it came without one."""
+        return read_json(os.path.join(layout.attempt_dir(self._root, tag), JOB))
+
     def processes(self, tag: str) -> dict[str, Any]:
-        """Return all living processes of the attempt except the supervisor and its sampler."""
+        """Return the living processes of the attempt without its supervisor and sampler, and whether the former lives.
+
+        A supervisor that has recorded the end gets time to exit.
+        Raises OperationError when the folder of the attempt cannot be read: then nothing is known.
+        """
         folder = layout.attempt_dir(self._root, tag)
-        identity = read_json(os.path.join(folder, IDENTITY)) or {}
+        try:
+            identity = read_claim(os.path.join(folder, IDENTITY)) or {}
+            found = self._find(tag, folder, identity)
+            phase = self.phase(tag)
+            if phase == "ended" and not found:
+                self._wait_gone(identity)
+        except OSError as error:
+            raise os_failure(error, "list-processes", attempt=tag, path=folder) from error
+        return {
+            "processes": procs.describe_all(found),
+            "supervisor": "pid" in identity and procs.is_alive(identity),
+            "phase": phase,
+        }
+
+    def stacks(self, tag: str) -> dict[str, Any]:
+        """Return the stacks of the attempt's ranks: see node/stacks.py."""
+        from ascendrun.node.stacks import take
+
+        folder = layout.attempt_dir(self._root, tag)
+        prepared = read_json(os.path.join(folder, PREPARED)) or {"ranks": []}
+        ranks = {int(rank["rank"]) for rank in prepared["ranks"] if "RANK" in rank["env"]}
+        streams = layout.streams_dir(folder)
+        started = [event for event in read_events(streams) if event.get("event") == "rank_started"]
+        leaders = {int(event["pid"]): int(event["rank"]) for event in started if int(event["rank"]) in ranks}
+        found = self._find(tag, folder, read_claim(os.path.join(folder, IDENTITY)) or {})
+        return take(found, leaders, streams, login=self._login)
+
+    def _find(self, tag: str, folder: str, identity: dict[str, Any]) -> list[reap.Who]:
+        """Return (pid, start time) of the attempt's processes. `identity`: of its supervisor, {} if it has none.
+
+        The sampler counts only when it has lost its supervisor, which would end it.
+        """
+        streams = layout.streams_dir(folder)
+        roll = read_claim(os.path.join(streams, ROLL)) or {}
+        is_same_boot = identity.get("boot_id") == procs.boot_id()
+        started = [event for event in read_events(streams) if event.get("event") == "rank_started"]
         supervisor = identity["pid"] if "pid" in identity and procs.is_alive(identity) else 0
-        found = reap.find_attempt(
+        return reap.find_attempt(
             tag,
             root=self._root,
             supervisor=supervisor,
             has_sampler=bool(supervisor),
+            ranks={event["pid"]: event.get("start") or -1 for event in started} if is_same_boot else {},
+            seen=dict(roll["seen"]) if roll.get("boot_id") == procs.boot_id() else {},
             extra=cgroup.group_pids(identity.get("cgroup")),
         )
-        return {"pids": [pid for pid, _ in found]}
 
     def forget(self, tag: str) -> dict[str, Any]:
         """Remove the attempt's directory; its fence stays."""
         folder = layout.attempt_dir(self._root, tag)
-        self._release(tag)
-        identity = read_json(os.path.join(folder, IDENTITY)) or {}
-        if self.phase(tag) == "ended":
-            self._wait_gone(identity)
+        self._leases.release(tag)
+        identity = read_claim(os.path.join(folder, IDENTITY)) or {}
+        if self.phase(tag) == "ended" or ("pid" in identity and self._ended_in_events(folder)):
+            self._wait_gone(identity)  # the supervisor writes the event of the end before its file
         with locked(self._root, tag):
             if self.phase(tag) == "running":
                 raise OperationError("attempt-running", "attempt-running", attempt=tag)
-            if os.path.isdir(folder):
-                remove_tree(folder)
+            remove_attempt(folder)
+            remove_tree(layout.live_mark(folder))
         return {}
 
-    def _attempts_of(self, run: str) -> list[int]:
-        try:
-            names = os.listdir(layout.run_dir(self._root, run))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return sorted(int(name[8:]) for name in names if name.startswith("attempt-") and name[8:].isdigit())
-
     def _has_ended(self, folder: str) -> bool:
-        return os.path.exists(os.path.join(folder, ENDED))
+        return exists(os.path.join(folder, ENDED))
 
     def _ended_in_events(self, folder: str) -> bool:
-        return any(event.get("event") == "ended" for event in read_events(folder))
+        return any(event.get("event") == "ended" for event in read_events(layout.streams_dir(folder)))
 
 
-def end_everything(find: Callable[[], list[Any]]) -> list[int]:
-    """Send KILL until two checks find nothing; return the pids that survive it (blocked in the kernel)."""
+def end_everything(find: Callable[[], list[Any]]) -> list[dict[str, Any]]:
+    """Send KILL until two checks find nothing; return the processes that survive it (blocked in the kernel)."""
     deadline = time.monotonic() + UNKILLABLE_S
     clean = 0
     found = find()
@@ -397,18 +494,64 @@ def end_everything(find: Callable[[], list[Any]]) -> list[int]:
         clean = 0 if found else clean + 1
         time.sleep(0.02)
         found = find()
-    return [pid for pid, _ in found]
+    return procs.describe_all(found, since_ns=time.time_ns())
 
 
 def exit_codes(folder: str) -> dict[str, int | None]:
     """Return the exit codes of the ranks by the events; None: started, end unknown."""
     codes: dict[str, int | None] = {}
-    for event in read_events(folder):
+    for event in read_events(layout.streams_dir(folder)):
         if event.get("event") == "rank_started":
             codes[str(event["rank"])] = None
         elif event.get("event") == "rank_exited":
-            codes[str(event["rank"])] = event["code"] if event["signal"] is None else -event["signal"]
+            codes[str(event["rank"])] = event.get("code") if event.get("signal") is None else -event["signal"]
     return codes
+
+
+def open_records(folder: str, *, known: dict[str, int] | None = None) -> Records:
+    """Open an attempt's records, also where others removed their folder. Raises OSError, OperationError."""
+    streams = layout.streams_dir(folder)
+    make_private_dir(streams)
+    return Records(streams, known=known)
+
+
+def place_streams(folder: str) -> str:
+    """Return the directory for an attempt's growing files, made: a local one if the attempt's is on a network file
+    system and the local disk is usable. Raises OSError, OperationError."""
+    is_placed = layout.streams_dir(folder) != folder
+    if not is_placed and not checks.is_on_network(folder):
+        return folder
+    streams = layout.local_streams_dir(folder)
+    try:
+        if os.path.islink(layout.local_base()) or checks.is_on_network(layout.LOCAL):
+            raise OperationError("bad-directory", "not-a-directory", path=layout.local_base())
+        for path in (layout.local_base(), streams):
+            make_private_dir(path)
+        checks.check_room(streams)
+        checks.check_directory(streams, make=False)
+    except (OSError, OperationError):
+        if is_placed:
+            raise
+        return folder
+    write_json(os.path.join(folder, WHERE), {"streams": streams})
+    return streams
+
+
+def move_files(rank: dict[str, Any], folder: str, streams: str) -> dict[str, Any]:
+    """Return the rank with its variables that name files of the attempt pointing to their place."""
+    env = {
+        name: streams + value[len(folder) :] if value.startswith(folder + os.sep) else value
+        for name, value in rank["env"].items()
+    }
+    return dict(rank, env=env)
+
+
+def remove_attempt(folder: str) -> None:
+    streams = layout.streams_dir(folder)
+    if streams != folder:
+        remove_tree(streams)
+    if os.path.isdir(folder):
+        remove_tree(folder)
 
 
 def last_line(path: str) -> str:

@@ -1,8 +1,8 @@
 """Files that a running agent stores next to its archive to speed up the next start.
 
 agent-<hash>.<interpreter>.zip: compiled modules, made once per interpreter; Python compiles what it imports from an
-archive again at every start (60 ms). agent-<hash>.python: the path of the interpreter, for the login line of
-node/loader.py, which empties it at each start.
+archive again at every start (60 ms). agent-<hash>.<host name>.python: the path of the interpreter, for the login line
+of node/loader.py, which empties it at each start. Hosts may share the directory.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ def keep_compiled(agent_path: str) -> None:
         path = sibling(agent_path)
         if path is None or not agent_path.endswith(".pyz") or os.path.exists(path):
             return
-        temp = "%s.tmp-%d" % (path, os.getpid())
-        _compile_archive(agent_path, temp)
-        os.replace(temp, path)
+        temp = "%s.tmp-%s" % (path, os.urandom(8).hex())
+        try:
+            _compile_archive(agent_path, temp)
+            os.link(temp, path)  # never replaced: Python keeps the offsets of an archive that it reads
+        finally:
+            os.unlink(temp)
     except (OSError, ValueError, SyntaxError, ImportError):
         return
 
 
 def keep_interpreter(agent_path: str) -> None:
     """Record the interpreter of this agent. Never raises: without it the next login searches for a Python again."""
-    path = agent_path[: -len(".pyz")] + ".python"
-    temp = "%s.tmp-%d" % (path, os.getpid())
+    path = "%s.%s.python" % (agent_path[: -len(".pyz")], os.uname().nodename)
+    temp = "%s.tmp-%s" % (path, os.urandom(8).hex())
     try:
         if not agent_path.endswith(".pyz") or not sys.executable:
             return

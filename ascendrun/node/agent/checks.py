@@ -12,6 +12,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Mapping
 
+NETWORK = """nfs nfs4 cifs smb3 smbfs ceph lustre gpfs beegfs glusterfs 9p afs gfs2 ocfs2 orangefs panfs wekafs dpc
+yrfs""".split()
+LOCAL_FUSE = "fuse.fuse-overlayfs fuse.gocryptfs fuse.encfs fuse.bindfs fuse.mergerfs fuse.ntfs-3g".split()
+"""Types of file systems."""
+
 ROOM_BYTES = 32 << 20
 """Minimum free space for the records of a run."""
 
@@ -66,6 +71,34 @@ def check_room(path: str) -> None:
         raise OperationError("disk-full", "disk-nearly-full", path=path, free_bytes=free)
     if found.f_files and not found.f_favail:
         raise OperationError("disk-full", "no-inodes", path=path)
+
+
+def is_on_network(path: str) -> bool:
+    """Return whether the file system of `path` may be on another machine. FUSE with a subtype counts unless known."""
+    return is_network(file_system_of(path))
+
+
+def file_system_of(path: str) -> str:
+    """Return the type of the file system of `path`; "": unknown."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            return parse_file_system(file.read(), os.stat(to_bytes(path)).st_dev)
+    except OSError:
+        return ""
+
+
+def is_network(file_system: str) -> bool:
+    return file_system in NETWORK or (file_system.startswith("fuse.") and file_system not in LOCAL_FUSE)
+
+
+def parse_file_system(mountinfo: str, device: int) -> str:
+    """Return the type of the mounted file system with this device number; "": none (btrfs has others)."""
+    wanted = "%d:%d" % (os.major(device), os.minor(device))
+    for line in mountinfo.splitlines():
+        place, _, kind = line.partition(" - ")
+        if place.split(" ")[2:3] == [wanted]:
+            return kind.split(" ")[0]
+    return ""
 
 
 def check_cwd(path: str) -> None:

@@ -1,25 +1,29 @@
 """Test of connections between nodes on a port: one side listens and sends its name, the others connect and read it.
 
-    listen  {ports, as, nonce, expect: [names]}            -> {ports: {port: {heard: [names]} | {error}}}
+    listen  {ports, as, nonce, expect: [names], block, tag} -> {ports: {port: {heard: [names]} | {error}}}
     tcp     {targets: [{peer, address, port}], as, nonce}   -> {tests: [{peer, address, port, wall_s} | {..., error}]}
 
-Both ends of a round share the nonce, so that another program on the port is not taken for the peer. The listener
-ends when all expected peers have connected, or at its deadline. A peer that is too early is rejected and retries.
+`block`, `tag`: base of the HCCL ports to lease meanwhile for this run, None: none. A port or block that another test
+uses is waited for. Both ends of a round share the nonce, so that another program on the port is not taken for the peer.
+The listener ends when all expected peers have connected, or at its deadline. A peer that is too early is rejected and
+retries.
 """
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import struct
 import threading
 import time
 
+from ascendrun.node.agent import leases
 from ascendrun.node.op_errors import message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from typing import Any, Callable, Dict, Iterator
 
     Item = Dict[str, Any]
     Raw = Dict[str, Any]
@@ -35,10 +39,12 @@ def listen(item: Item, deadline: float) -> Raw:
     answers: dict[str, Raw] = {}
     open_ports: dict[Any, Raw] = {}
     expected = set(item["expect"])
+    names = [] if item.get("block") is None else leases.block_names(item["block"])
+    held = [_until(lambda: leases.take(name, item["tag"], item["as"]), deadline) for name in names]  # noqa: B023
     try:
         for number in item["ports"]:
             try:
-                open_ports[_listener(int(number))] = answers.setdefault(str(number), {"heard": []})
+                open_ports[_listener(int(number), deadline)] = answers.setdefault(str(number), {"heard": []})
             except OSError as error:
                 answers[str(number)] = {"error": error.strerror or str(error)}
         while open_ports and time.monotonic() < deadline:
@@ -50,10 +56,33 @@ def listen(item: Item, deadline: float) -> Raw:
     finally:
         for one in open_ports:
             one.close()
+        for lease in held:
+            if lease is not None:
+                lease.release()
     return {"ports": answers}
 
 
-def _listener(number: int) -> socket.socket:
+def _until(call: Callable[[], Any], deadline: float) -> Any:
+    """Return the first result that is not None; None: there is none before the deadline."""
+    while True:
+        result = call()
+        if result is not None or time.monotonic() + RETRY_S > deadline:
+            return result
+        time.sleep(RETRY_S)
+
+
+def _listener(number: int, deadline: float) -> socket.socket:
+    """Listen on every address; raises OSError. A port that is in use is tried again until the deadline."""
+    while True:
+        try:
+            return _listen(number)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() + RETRY_S > deadline:
+                raise
+        time.sleep(RETRY_S)
+
+
+def _listen(number: int) -> socket.socket:
     """Listen on every address, IPv6 and IPv4 where the kernel has both."""
     try:
         made = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
@@ -89,9 +118,9 @@ def _send_greeting(listener: socket.socket, item: Item, answer: Raw, deadline: f
 
 
 def connect_all(item: Item, deadline: float) -> Raw:
-    """Connect to all targets in parallel."""
-    todo = list(item["targets"])
-    tested: list[Raw] = []
+    """Connect to all targets in parallel. Every target has a result, at the deadline that of its last try."""
+    tests: list[Raw] = [dict(target, error=message("no-time-for-test"), code="failed") for target in item["targets"]]
+    todo = list(range(len(tests)))
     lock = threading.Lock()
 
     def work() -> None:
@@ -99,23 +128,21 @@ def connect_all(item: Item, deadline: float) -> Raw:
             with lock:
                 if not todo:
                     return
-                target = todo.pop()
-            raw = dict(target, **_connect(target, item, deadline))
-            with lock:
-                tested.append(raw)
+                number = todo.pop()
+            target = item["targets"][number]
+            for result in _connect(target, item, deadline):
+                tests[number] = dict(target, **result)
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(todo)))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline + 0.2 - time.monotonic()))
-    with lock:
-        return {"tests": list(tested)}
+    return {"tests": list(tests)}
 
 
-def _connect(target: Item, item: Item, deadline: float) -> Raw:
-    """Return {wall_s} of the connection that worked, or {error} with the last reason of failure."""
-    code, error = "failed", message("no-time-for-test")
+def _connect(target: Item, item: Item, deadline: float) -> Iterator[Raw]:
+    """Yield the result of each try: {wall_s} of the connection that worked, which is the last, or {error, code}."""
     while time.monotonic() < deadline:
         started = time.monotonic()
         try:
@@ -128,17 +155,19 @@ def _connect(target: Item, item: Item, deadline: float) -> Raw:
                 words = _line(peer).split()
             if len(words) == 3 and words[1] == item["nonce"]:
                 if words[2] == target["peer"]:
-                    return {"wall_s": round(wall_s, 6)}
-                return {"error": message("other-host-answered", peer=words[2]), "code": "wrong-host"}
-            code, error = "failed", message("other-program-answered")
+                    yield {"wall_s": round(wall_s, 6)}
+                else:
+                    yield {"error": message("other-host-answered", peer=words[2]), "code": "wrong-host"}
+                return
+            yield {"error": message("other-program-answered"), "code": "failed"}
         except socket.timeout:
-            return {"error": message("no-reply"), "code": "silent"}
+            yield {"error": message("no-reply"), "code": "silent"}
+            return
         except ConnectionRefusedError:
-            code, error = "refused", message("connection-refused")
+            yield {"error": message("connection-refused"), "code": "refused"}
         except OSError as reason:
-            code, error = "failed", message("error", error=reason.strerror or str(reason))
+            yield {"error": message("error", error=reason.strerror or str(reason)), "code": "failed"}
         time.sleep(RETRY_S)
-    return {"error": error, "code": code}
 
 
 def _line(peer: socket.socket) -> str:

@@ -10,7 +10,7 @@ import fcntl
 import os
 
 from ascendrun.node import layout
-from ascendrun.node.files import make_private_dir, read_json, write_json
+from ascendrun.node.files import make_private_dir, read_claim, write_json
 from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Fence:
-    """One run's fence. Use within `locked()`."""
+    """One run's fence. Use within `locked()`. `earlier`: the run's directory of an earlier layout."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, earlier: str) -> None:
         self._path = os.path.join(folder, "fence.json")
-        found = read_json(self._path) or {}
+        found = read_claim(self._path) or read_claim(os.path.join(earlier, "fence.json")) or {}
         self.attempt = int(found.get("attempt", 0))
         self.is_stopped = bool(found.get("stopped", False))
 
@@ -55,6 +55,6 @@ def locked(root: str, tag: str) -> Iterator[tuple[Fence, int]]:
     try:
         with contextlib.suppress(OSError):  # no locks on this file system: the claims of files.py still apply
             fcntl.flock(fd, fcntl.LOCK_EX)
-        yield Fence(folder), attempt
+        yield Fence(folder, layout.earlier_run_dir(root, run)), attempt
     finally:
         os.close(fd)

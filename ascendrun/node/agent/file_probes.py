@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import glob
 import os
-import pwd
 import stat
 import time
 
 from ascendrun.node import layout, procs
-from ascendrun.node.agent import checks, ports
+from ascendrun.node.agent import checks, leases, ports, training_files
 from ascendrun.node.files import free_bytes
 from ascendrun.node.op_errors import OperationError, message
 from ascendrun.node.ranks import to_bytes
@@ -42,6 +41,8 @@ def probe(item: Item, deadline: float) -> Raw:
         "limits": _limits,
         "bind": _bind,
         "openers": _openers,
+        "leases": lambda item, deadline: {"leases": leases.listing()},
+        "training": training_files.examine,
     }
     kind = kinds.get(item["kind"])
     if kind is None:
@@ -163,9 +164,12 @@ def _standing(path: str) -> str:
 def _disk(item: Item, deadline: float) -> Raw:
     def one(path: str) -> Raw:
         at = _standing(path)
-        found = os.statvfs(to_bytes(at))
+        found, kind = os.statvfs(to_bytes(at)), checks.file_system_of(at)
         return {
             "at": at,
+            "device": os.stat(to_bytes(at)).st_dev,
+            "kind": kind or None,
+            "remote": checks.is_network(kind),
             "free_bytes": free_bytes(at),
             "total_bytes": found.f_blocks * found.f_frsize,
             "free_inodes": found.f_favail,
@@ -288,7 +292,14 @@ def _describe(pid: int, path: str) -> Raw:
         uid: int | None = os.stat("/proc/%d" % pid).st_uid
     except OSError:
         uid = None
-    return {"path": path, "pid": pid, "uid": uid, "user": _user(uid), "command": _command(pid), "tag": _tag(pid)}
+    return {
+        "path": path,
+        "pid": pid,
+        "uid": uid,
+        "user": leases.user_name(uid),
+        "command": _command(pid),
+        "tag": _tag(pid),
+    }
 
 
 def _tag(pid: int) -> str | None:
@@ -296,13 +307,6 @@ def _tag(pid: int) -> str | None:
     mark = to_bytes(layout.TAG_VARIABLE) + b"="
     tags = [one[len(mark) :] for one in procs.read_environ(pid).split(b"\0") if one.startswith(mark)]
     return tags[0].decode("utf-8", "replace") if tags else None
-
-
-def _user(uid: int | None) -> str | None:
-    try:
-        return None if uid is None else pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _command(pid: int) -> str | None:

@@ -9,6 +9,7 @@ import time
 
 from ascendrun.node import layout
 from ascendrun.node.failpoint import failpoint
+from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,18 +22,20 @@ ROUND_CHUNKS = 4
 """Chunks that one file may send before the others have their turn."""
 AHEAD_BYTES = 1 << 20
 """With more than this waiting, events overtake logs."""
-EVENTS = ("events", 0)
+EVENTS = "events"
 BATCH_S = 0.1
 POLL_S = 0.04
 """Seconds; also the most by which hosts differ in sending a line that their ranks print at the same time."""
 LOST_CHECK_S = 1.0
+RETRY_S = 0.5
+"""Seconds after an error of the file system until it is read again."""
 
 
 def file_sizes(root: str, tag: str) -> dict[str, dict[str, int]]:
     """Return {file: {generation: bytes}} of every pulled file of the attempt; empty when there is no such attempt."""
     sizes: dict[str, dict[str, int]] = {}
     try:
-        with os.scandir(layout.attempt_dir(root, tag)) as entries:
+        with os.scandir(layout.streams_dir(layout.attempt_dir(root, tag))) as entries:
             for entry in entries:
                 match = layout.PULLED_FILE.match(entry.name)
                 if match and entry.is_file(follow_symlinks=False):
@@ -44,31 +47,64 @@ def file_sizes(root: str, tag: str) -> dict[str, dict[str, int]]:
 
 
 class Follow:
-    """One followed attempt. Has no thread: `poll` does one round."""
+    """One followed attempt. Has no thread: `poll` does one round.
+
+    A file system that fails holds bytes back, it loses none: what cannot be read is reported once and read later.
+    """
 
     def __init__(
-        self, root: str, tag: str, offsets: dict[str, dict[str, int]], send: Callable[[dict[str, Any], bytes], None]
+        self,
+        root: str,
+        tag: str,
+        offsets: dict[str, dict[str, int]],
+        send: Callable[[dict[str, Any], bytes], None],
+        limits: dict[str, int],
     ) -> None:
         self._root = root
         self._tag = tag
         self._send = send
-        self._folder = layout.attempt_dir(root, tag)
+        self._attempt_dir = layout.attempt_dir(root, tag)
+        self._streams_dir: str | None = None
         self._sent: Offsets = {
             (file, int(generation)): int(offset)
             for file, generations in offsets.items()
             for generation, offset in generations.items()
         }
-        self._reported_truncated: set[tuple[str, int, int]] = set()
+        self._events = {generation for file, generation in self._sent if file == EVENTS} or {0}
+        self._limits = limits
+        self._limited: set[tuple[str, int]] = set()
         self._unreadable: set[tuple[str, int]] = set()
         self._last_batch_s = 0.0
+        self._retry_s = 0.0
+        self._is_held = False
+
+    @property
+    def _folder(self) -> str:
+        """Return the directory of the followed files; their place is final when the attempt is prepared."""
+        if self._streams_dir is not None:
+            return self._streams_dir
+        folder = layout.streams_dir(self._attempt_dir)
+        if os.path.exists(os.path.join(self._attempt_dir, layout.PREPARED)):
+            self._streams_dir = folder
+        return folder
 
     def poll(self, now_s: float) -> bool:
         """Send due data; True when there is more to send now.
 
         Output of a rank before an event is sent before that event, unless so much waits that the event would be late.
         """
-        news = self._news()  # read first: anything logged before it is on disk when the other files are read
-        found = self._grown()
+        if now_s < self._retry_s:
+            return False
+        try:
+            news = self._news()  # read first: anything logged before it is on disk when the other files are read
+            found = self._grown()
+        except OSError as error:
+            self._retry_s = now_s + RETRY_S
+            if not self._is_held:
+                self._is_held = True
+                self._report_held((EVENTS, max(self._events)), error)
+            return False
+        self._is_held = False
         waiting_bytes = sum(size - self._sent.get(key, 0) for key, size in found)
         has_logs = bool(found)
         full = any(size - self._sent.get(key, 0) >= CHUNK_BYTES for key, size in found)
@@ -91,31 +127,61 @@ class Follow:
         return more
 
     def _news(self) -> list[tuple[tuple[str, int], int]]:
-        """Return the events file, when it has grown."""
-        try:
-            size = os.lstat(os.path.join(self._folder, "%s.%d" % EVENTS)).st_size
-        except FileNotFoundError:
-            return []
-        return [(EVENTS, size)] if size > self._sent.get(EVENTS, 0) else []
+        """Return the known generations of events that have grown. Raises OSError."""
+        found = []
+        for generation in sorted(self._events):
+            key = EVENTS, generation
+            try:
+                size = os.lstat(os.path.join(self._folder, "%s.%d" % key)).st_size
+            except FileNotFoundError:
+                continue
+            found += self._compare(key, size)
+        return found
 
     def _grown(self) -> list[tuple[tuple[str, int], int]]:
-        """Return the other files that have new data, by name and generation."""
+        """Return the other files that have new data, by name and generation. Raises OSError."""
         found = []
         try:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
                     match = layout.PULLED_FILE.match(entry.name)
-                    if not match or entry.name == "%s.%d" % EVENTS or not entry.is_file(follow_symlinks=False):
+                    if not match:
                         continue
                     key = (match.group(1), int(match.group(2)))
-                    size = entry.stat(follow_symlinks=False).st_size
-                    if size < self._sent.get(key, 0):
-                        self._report_truncated(key, size)
-                    if size > self._sent.get(key, 0):
-                        found.append((key, size))
+                    if key[0] == EVENTS:
+                        self._events.add(key[1])  # a new generation is read in the next round
+                    elif entry.is_file(follow_symlinks=False):
+                        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                            found += self._compare(key, entry.stat(follow_symlinks=False).st_size)
         except FileNotFoundError:
             return []
         return sorted(found)
+
+    def _compare(self, key: tuple[str, int], size: int) -> list[tuple[tuple[str, int], int]]:
+        """Return the file if it has new data; report it if it was truncated."""
+        if size < self._sent.get(key, 0):
+            self._report_truncated(key, size)
+        limit = self._limits.get(key[0].rpartition(".")[2])
+        if limit is not None and size > limit:
+            self._report_limited(key, size, limit)
+            size = limit
+        return [(key, size)] if size > self._sent.get(key, 0) else []
+
+    def _report_limited(self, key: tuple[str, int], size: int, limit: int) -> None:
+        """Report, once, a file of which only the start is sent. A limit of 0 is the head's own pause."""
+        if limit and key not in self._limited:
+            self._limited.add(key)
+            self._send(
+                {
+                    "event": "follow_limited",
+                    "tag": self._tag,
+                    "file": key[0],
+                    "generation": key[1],
+                    "size": size,
+                    "limit": limit,
+                },
+                b"",
+            )
 
     def _report_truncated(self, key: tuple[str, int], size: int) -> None:
         """Report a truncated file: sent bytes are no longer there; continue from its new end."""
@@ -134,15 +200,10 @@ class Follow:
 
     def _send_file(self, key: tuple[str, int], size: int) -> bool:
         """Send a part of the file; True when there is more of it to send."""
-        path = os.path.join(self._folder, "%s.%d" % key)
+        fd = -1
         try:
+            path = os.path.join(self._folder, "%s.%d" % key)
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False  # released, or the attempt was forgotten
-        except OSError as error:
-            self._report_unreadable(key, error)
-            return True
-        try:
             for _ in range(ROUND_CHUNKS):
                 offset = self._sent.get(key, 0)
                 chunk = os.pread(fd, min(CHUNK_BYTES, size - offset), offset)
@@ -153,23 +214,33 @@ class Follow:
                 )
                 self._sent[key] = offset + len(chunk)
                 failpoint("run.after_data")
+        except FileNotFoundError:
+            return False  # released, or the attempt was forgotten
+        except OSError as error:
+            self._report_unreadable(key, error)
+            return True
         finally:
-            os.close(fd)
+            if fd >= 0:
+                with contextlib.suppress(OSError):  # closed in any case
+                    os.close(fd)
         self._unreadable.discard(key)
         return self._sent[key] < size
 
     def _report_unreadable(self, key: tuple[str, int], error: OSError) -> None:
-        """Report, once, a file that cannot be opened now: its bytes, and those behind them, are sent when it can."""
+        """Report, once, a file that cannot be read now: its bytes, and those behind them, are sent when it can."""
         if key not in self._unreadable:
             self._unreadable.add(key)
-            self._send(
-                {"event": "follow_held", "tag": self._tag, "file": key[0], "generation": key[1], "error": str(error)},
-                b"",
-            )
+            self._report_held(key, error)
+
+    def _report_held(self, key: tuple[str, int], error: OSError) -> None:
+        self._send(
+            {"event": "follow_held", "tag": self._tag, "file": key[0], "generation": key[1], "error": str(error)}, b""
+        )
 
 
 class Follower:
-    """Thread that polls all followed attempts. `note_lost(tag)` is called once a second per attempt."""
+    """Thread that polls all followed attempts. Another calls `note_lost(tag)` once a second per attempt: it reads the
+    attempt's directory, whose server may hang while the output is on a local disk."""
 
     def __init__(
         self, root: str, *, send: Callable[[dict[str, Any], bytes], None], note_lost: Callable[[str], Any]
@@ -178,21 +249,23 @@ class Follower:
         self._send = send
         self._note_lost = note_lost
         self._follows: dict[str, Follow] = {}
-        self._lost_check_s: dict[str, float] = {}
         self._lock = threading.Lock()
-        self._changed = threading.Event()
-        self._thread: list[threading.Thread] = []
+        self._changed, self._followed = threading.Event(), threading.Event()
+        self._has_threads = False
 
-    def follow(self, tag: str, offsets: dict[str, dict[str, int]]) -> None:
-        """Follow an attempt, replacing an earlier follow of the tag. Raises ValueError on an invalid tag."""
-        entry = Follow(self._root, tag, offsets, self._send)
+    def follow(self, tag: str, offsets: dict[str, dict[str, int]], limits: dict[str, int]) -> None:
+        """Follow an attempt, replacing an earlier follow of the tag. Raises ValueError on an invalid tag.
+
+        `limits`: bytes of one file that are sent, by its kind (the last word of its name); other kinds have none."""
+        entry = Follow(self._root, tag, offsets, self._send, limits)
         with self._lock:
             self._follows[tag] = entry
-            self._lost_check_s[tag] = 0.0
-            if not self._thread:
-                self._thread.append(threading.Thread(target=self._run, daemon=True, name="follower"))
-                self._thread[0].start()
+            if not self._has_threads:
+                self._has_threads = True
+                threading.Thread(target=self._run, daemon=True, name="follower").start()
+                threading.Thread(target=self._check_lost, daemon=True, name="lost").start()
         self._changed.set()
+        self._followed.set()
 
     @property
     def is_busy(self) -> bool:
@@ -205,28 +278,28 @@ class Follower:
     def _run(self) -> None:
         while True:
             with self._lock:
-                follows = list(self._follows.items())
+                follows = list(self._follows.values())
             if not follows:
                 self._changed.wait()
                 self._changed.clear()
                 continue
             now = time.monotonic()
             more = False
-            for tag, follow in follows:
-                more = self._poll_one(tag, follow, now) or more
+            for follow in follows:
+                more = follow.poll(now) or more
             if not more:
                 self._changed.wait(POLL_S)
                 self._changed.clear()
 
-    def _poll_one(self, tag: str, follow: Follow, now: float) -> bool:
-        try:
-            if now - self._lost_check_s.get(tag, now) >= LOST_CHECK_S:
-                self._lost_check_s[tag] = now
-                with contextlib.suppress(OSError):  # a full disk: recorded when there is space
+    def _check_lost(self) -> None:
+        pause = threading.Event()
+        while True:
+            self._followed.wait()
+            with self._lock:
+                tags = list(self._follows)
+                if not tags:
+                    self._followed.clear()
+            for tag in tags:
+                with contextlib.suppress(OSError, OperationError):  # recorded when the disk can be written
                     self._note_lost(tag)
-            return follow.poll(now)
-        except OSError as error:
-            # One attempt's files may be unreadable (a dead disk); the others continue, and the head gets a report.
-            self._send({"event": "follow_failed", "tag": tag, "error": str(error)}, b"")
-            self.unfollow(tag)
-            return False
+            pause.wait(LOST_CHECK_S)

@@ -46,7 +46,8 @@ def grep(
         raise OperationError("bad-request", "pattern-unreadable", error=str(error)) from error
     if not all(FILE.match(name) for name in request["files"]):
         raise OperationError("bad-request", "not-rank-output", files=sorted(request["files"]))
-    stdin = json.dumps(dict(request, folder=layout.attempt_dir(root, request["tag"]))).encode("utf-8")
+    folder = layout.streams_dir(layout.attempt_dir(root, request["tag"]))
+    stdin = json.dumps(dict(request, folder=folder)).encode("utf-8")
     done = commands.carry_out(
         [os.fsencode(part) for part in agent] + [b"grep"],
         login,

@@ -20,7 +20,7 @@ def release(root: str, request: dict[str, Any]) -> dict[str, Any]:
     `have`: bytes at the head. Generations of which it has every byte, and every arrival time, are deleted, the oldest
     first, until the attempt's logs use no more than `keep_bytes`. The newest generation of a file always stays.
     """
-    folder = layout.attempt_dir(root, str(request["tag"]))
+    folder = layout.streams_dir(layout.attempt_dir(root, str(request["tag"])))
     have = request["have"]
     found = _logs(folder)
     total = sum(one.size for one in found)

@@ -1,12 +1,8 @@
-"""Search for a free port, and its reservation until the ranks start."""
+"""Test whether a port is free, and its reservation."""
 
 from __future__ import annotations
 
 import socket
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterable
 
 
 class ReservedPort:
@@ -15,6 +11,12 @@ class ReservedPort:
     def __init__(self, number: int, sockets: list[socket.socket]) -> None:
         self.number = number
         self._sockets = sockets
+
+    def share(self) -> list[socket.socket]:
+        """Return the sockets; a server that sets SO_REUSEADDR can bind the port too from now on."""
+        for bound in self._sockets:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return self._sockets
 
     def release(self) -> None:
         for bound in self._sockets:
@@ -47,12 +49,3 @@ def hold_port(number: int, *, after_others: bool = False) -> ReservedPort | None
                 other.close()
             return None
     return ReservedPort(number, sockets)
-
-
-def reserve_first(numbers: Iterable[int]) -> ReservedPort | None:
-    """Reserve the first free port of `numbers`, in their order; None: all are in use."""
-    for number in numbers:
-        reserved = hold_port(number)
-        if reserved is not None:
-            return reserved
-    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import select
 import sys
@@ -41,6 +42,9 @@ LAST_WORK_S = 5.0
 
 
 MAX_QUEUES = 64
+READS_ARCHIVE = frozenset({"prepare", "go", "stop", "processes", "live", "probe"})
+"""Operations before which the agent checks that its archive exists. If it does not, the agent exits, and the head
+installs it again."""
 
 
 class WorkQueues:
@@ -177,7 +181,11 @@ class Agent:
         return {
             "ping": Operation(simple(lambda r: {"at_ns": time.time_ns()}), "", None),
             "bye": Operation(simple(lambda r: None), "", None),
-            "follow": Operation(simple(lambda r: self._follower.follow(r["tag"], r.get("offsets") or {})), "", None),
+            "follow": Operation(
+                simple(lambda r: self._follower.follow(r["tag"], r.get("offsets") or {}, r.get("limits") or {})),
+                "",
+                None,
+            ),
             "unfollow": Operation(simple(lambda r: self._follower.unfollow(r["tag"])), "", None),
             "tree_have": Operation(simple(lambda r: {"have": trees().have(r["sha256"])}), "sha256", 30),
             "tree_put": Operation(
@@ -185,13 +193,20 @@ class Agent:
             ),
             "prepare": Operation(simple(lambda r: attempts().prepare(r)), "tag", 300),
             "go": Operation(simple(lambda r: attempts().go(r)), "tag", 30),
+            "renew": Operation(simple(lambda r: attempts().renew(r)), "own", 30),
             "abort": Operation(simple(lambda r: attempts().abort(r["tag"])), "tag", 30),
             "stop": Operation(simple(lambda r: attempts().stop(r)), "tag", 60),
             "forget": Operation(simple(lambda r: attempts().forget(r["tag"])), "tag", 120),
             "release": Operation(simple(self._release), "release", 60),
-            "files": Operation(simple(lambda r: {"files": file_sizes(self._root, r["tag"])}), "own", 30),
+            "usage": Operation(simple(self._usage), "own", 120),
+            "prune": Operation(simple(self._prune), "own", 600),
+            "files": Operation(simple(self._files), "own", 30),
+            "checkpoints": Operation(simple(self._checkpoints), "own", 30),
             "processes": Operation(simple(lambda r: attempts().processes(r["tag"])), "own", 30),
             "attempts": Operation(simple(lambda r: attempts().listing()), "own", 30),
+            "copy": Operation(simple(lambda r: {"job": attempts().job_copy(r["tag"])}), "own", 30),
+            "live": Operation(simple(self._live), "own", 30),
+            "stacks": Operation(simple(lambda r: attempts().stacks(str(r["tag"]))), "own", 30),
             "probe": Operation(simple(self._probe), "own", 30),
             "exec": Operation(lambda r, body: self._commands().run(r, body), "own", None),
             "survey": Operation(simple(self._survey), "own", None),
@@ -199,6 +214,12 @@ class Agent:
             "gather": Operation(simple(self._gather), "own", None),
             "grep": Operation(lambda r, body: self._grep(r), "own", None),
         }
+
+    def _live(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ascendrun.node import procs
+        from ascendrun.node.agent.agent_info import node_state
+
+        return dict(node_state(self._root), boot_id=procs.boot_id())
 
     def _probe(self, request: dict[str, Any]) -> dict[str, Any]:
         from ascendrun.node.agent.routes import probe
@@ -214,6 +235,27 @@ class Agent:
         from ascendrun.node.agent.log_prune import release
 
         return release(self._root, request)
+
+    def _usage(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ascendrun.node.agent.prune import usage
+
+        return usage(self._root, str(request["head_id"]))
+
+    def _prune(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ascendrun.node.agent.prune import prune
+
+        return prune(self._root, request, self._attempts().forget)
+
+    def _files(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the sizes of an attempt's files, with the record of its supervisor's loss."""
+        with contextlib.suppress(OSError):
+            self._attempts().note_lost(request["tag"])
+        return {"files": file_sizes(self._root, request["tag"])}
+
+    def _checkpoints(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ascendrun.node.agent.checkpoints import listing
+
+        return listing(request)
 
     def _grep(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         from ascendrun.node.agent.grep import grep
@@ -311,6 +353,8 @@ class Agent:
         return f"{kind}-{header.get(kind)}"
 
     def _work(self, pending: Pending, operation: Operation, header: dict[str, Any], body: bytes) -> None:
+        if operation.queue and pending.op in READS_ARCHIVE and self._is_removed():
+            self.close(0)
         try:
             fields, reply_body = operation.run(header, body)
             failure = None
@@ -322,6 +366,16 @@ class Agent:
             self._refuse(pending.number, failure)
         else:
             self.outbox.send(dict(fields, re=pending.number, ok=True), reply_body)
+
+    def _is_removed(self) -> bool:
+        """Return whether the agent's own archive is gone: it can start no supervisor and import nothing more."""
+        try:
+            os.stat(self._agent[-1])
+        except FileNotFoundError:
+            return True
+        except OSError:  # the file system does not respond well, which may pass
+            pass
+        return False
 
     def _refuse(self, number: Any, failure: OperationError) -> None:
         self.outbox.send({"re": number, "ok": False, "error": failure.as_json()})

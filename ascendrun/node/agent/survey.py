@@ -18,6 +18,8 @@ may have its own `timeout_s`. The result of one that failed is {"error": message
     limits      {}                    -> {limits: {name: [soft, hard]}}; None: unlimited
     bind        {ports}               -> {taken: {port: {uid, pid, command}}}; None: not visible to this user
     openers     {patterns}            -> {openers: [{path, pid, uid, user, command, tag}], hidden}
+    leases      {}                    -> {leases: [{type, key, device, uid, user, since_s, tag}]}; see leases.listing
+    training    {paths}               -> {paths: {path: …}}, see node/agent/training_files.py
     listen, tcp                       see node/agent/connection_test.py
 """
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import stat
 import threading
+import time
 
 from ascendrun.node import layout, procs
 from ascendrun.node.failpoint import failpoint
@@ -33,11 +35,14 @@ if TYPE_CHECKING:
 
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_TEMP = re.compile(r"^\.tmp-(\d+)-(\d+)-")
+_TEMP = re.compile(r"^\.tmp-([0-9a-f]{12})-(\d+)-(\d+)-")
+FOREIGN_S = 7 * 86400.0
+"""Age at which the incomplete file of another machine with this home is removed: its owner cannot be asked."""
 
 
 class Trees:
-    """The trees directory. Several agents may store the same tree in parallel: the first to finish wins."""
+    """The trees directory. Several agents, also of several machines, may store the same tree in parallel: the first to
+    finish wins."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -47,7 +52,14 @@ class Trees:
 
     def have(self, sha256: str) -> bool:
         """Return whether the tree exists; `verify` checks its content before every start."""
-        return os.path.isdir(layout.tree_dir(self._root, sha256)) and os.path.isfile(self._listing_path(sha256))
+        with contextlib.suppress(FileNotFoundError):
+            # Opening a directory makes NFS ask its server again: another machine may have stored the tree just now.
+            os.close(os.open(self._folder, _DIR))
+        found = os.path.isdir(layout.tree_dir(self._root, sha256)) and os.path.isfile(self._listing_path(sha256))
+        if found:
+            with contextlib.suppress(OSError):  # a tree that is about to be used is not removed as unused
+                os.utime(layout.tree_dir(self._root, sha256))
+        return found
 
     def put(self, sha256: str, offset: int, total: int, chunk: bytes) -> dict[str, Any]:
         """Store the next chunk of the tar; the last chunk completes the tree. Return {received} or {have: true}.
@@ -175,19 +187,24 @@ class Trees:
 
     def _temp_path(self, what: str) -> str:
         identity = procs.identify(os.getpid())
-        return os.path.join(
-            self._folder, ".tmp-%d-%d-%s-%s" % (identity["pid"], identity["start"], what, os.urandom(4).hex())
-        )
+        owner = layout.machine_key(), identity["pid"], identity["start"]
+        return os.path.join(self._folder, ".tmp-%s-%d-%d-%s-%s" % (*owner, what, os.urandom(4).hex()))
 
     def _sweep_temps(self) -> None:
         """Remove incomplete files of agents that are gone."""
         for name in os.listdir(self._folder):
-            match = _TEMP.match(name)
-            if not match:
-                continue
-            owner = procs.read_stat(int(match.group(1)))
-            if owner is None or owner.start != int(match.group(2)):
-                remove_tree(os.path.join(self._folder, name))
+            path = os.path.join(self._folder, name)
+            if name.startswith(".tmp-") and self._is_abandoned(path, _TEMP.match(name)):
+                remove_tree(path)
+
+    def _is_abandoned(self, path: str, match: re.Match[str] | None) -> bool:
+        if match is None or match.group(1) != layout.machine_key():
+            try:
+                return time.time() - os.lstat(path).st_mtime > FOREIGN_S
+            except FileNotFoundError:
+                return False
+        owner = procs.read_stat(int(match.group(2)))
+        return owner is None or owner.start != int(match.group(3))
 
 
 def unpack_tar(archive: IO[bytes], folder: str) -> None:

@@ -38,13 +38,17 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Leader:
-    """A process that the supervisor started. `rank`, `local_rank` None: a launcher, whose children are the ranks."""
+    """A process that the supervisor started. `rank`, `local_rank` None: a launcher, whose children are the ranks.
+    `may_launch`: it is alone on its node, one of several, and may be a launcher too."""
 
-    def __init__(self, pid: int, start: int, rank: int | None, local_rank: int | None) -> None:
+    def __init__(
+        self, pid: int, start: int, rank: int | None, local_rank: int | None, *, may_launch: bool = False
+    ) -> None:
         self.pid = pid
         self.start = start
         self.rank = rank
         self.local_rank = local_rank
+        self.may_launch = may_launch
 
 
 class RankFigures:
@@ -59,6 +63,9 @@ class RankFigures:
         self._roots: dict[int, int] = {}  # rank: pid
         self._reported: dict[int, tuple[int | None, int | None]] = {}  # pid: (rank, local rank) in its environment
         self._before: dict[int, _Totals] = {}
+        self._joined: set[int] = set()  # pids: processes whose final environment is of the whole job
+        self.own_world: int | None = None
+        """World size of processes that train on this node only, though the job has other nodes; None: none seen."""
 
     def take(self, now_s: float) -> list[dict[str, Any]]:
         """Take a sample. `now_s`: monotonic. One item per living rank, in order of rank."""
@@ -123,6 +130,7 @@ class RankFigures:
             if found is not None and found.start == leader.start:
                 self._walk(found, leader, children)
         self._reported = {pid: reported for pid, reported in self._reported.items() if pid in table}
+        self._joined &= set(table)
 
     def _table(self) -> dict[int, Process]:
         pids = cgroup.group_pids(self._group) or [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -144,16 +152,26 @@ class RankFigures:
             if rank is not None:
                 self._members[process.pid] = process.start, rank, local_rank
                 self._roots.setdefault(rank, process.pid)
+            if leader.may_launch and self.own_world is None and process.pid not in self._joined:
+                self._check_world(process)
             todo.extend((child, rank, local_rank) for child in children.get(process.pid, ()))
+
+    def _check_world(self, process: Process) -> None:
+        self.own_world = own_world(procs.read_environ(process.pid))
+        if self._age_s(process) > SETTLED_S:
+            self._joined.add(process.pid)
+
+    @staticmethod
+    def _age_s(process: Process) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / procs.TICKS_PER_S
 
     def _environment(self, process: Process) -> tuple[int | None, int | None]:
         """Return the variables that a launcher set for its child: (rank, local rank)."""
         if process.pid in self._reported:
             return self._reported[process.pid]
-        variables = dict(pair.partition(b"=")[::2] for pair in procs.read_environ(process.pid).split(b"\0"))
+        variables = _variables(procs.read_environ(process.pid))
         reported = _number(variables.get(b"RANK")), _number(variables.get(b"LOCAL_RANK"))
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / procs.TICKS_PER_S
-        if reported[0] is not None or age_s > SETTLED_S:
+        if reported[0] is not None or self._age_s(process) > SETTLED_S:
             self._reported[process.pid] = reported
         return reported
 
@@ -195,6 +213,17 @@ class _Totals:
         return max(0, sum(value or 0 for value in now.values()) - found_late - was)
 
 
+def own_world(environ: bytes) -> int | None:
+    """Return the world size of a process whose ranks are all on its node; None: others are elsewhere, or unknown.
+
+    torchrun gives the ranks of a node in LOCAL_WORLD_SIZE, deepspeed in LOCAL_SIZE.
+    """
+    variables = _variables(environ)
+    world = _number(variables.get(b"WORLD_SIZE"))
+    local = _number(variables.get(b"LOCAL_SIZE") or variables.get(b"LOCAL_WORLD_SIZE"))
+    return world if world is not None and local is not None and world <= local else None
+
+
 def parse_process(text: bytes) -> Process:
     """Parse a line of /proc/PID/stat; the name in it may contain any characters."""
     fields = text[text.rindex(b")") + 2 :].split()
@@ -230,6 +259,10 @@ def read_memory(pid: int) -> tuple[int, int] | None:
     """Return (resident, of that shared) bytes."""
     words = read("/proc/%d/statm" % pid, 4096).split()
     return (int(words[1]) * PAGE_BYTES, int(words[2]) * PAGE_BYTES) if len(words) > 2 else None
+
+
+def _variables(environ: bytes) -> dict[bytes, bytes]:
+    return dict(pair.partition(b"=")[::2] for pair in environ.split(b"\0"))
 
 
 def _number(word: bytes | None) -> int | None:

@@ -3,7 +3,7 @@
 `prepare` has its configuration (`sampling`: {every_s, items: [{name, argv, every_s, timeout_s}], devices}) and
 does not interpret the output. JSON lines, each complete in itself, in `samples.<generation>`:
 
-    {at_ns, host: {...}, ranks: [{rank, pid, device, ...}]}     see host_metrics.py, rank_metrics.py
+    {at_ns, host: {...}, ranks: [{rank, pid, device, ...}], own_world?}     see host_metrics.py, rank_metrics.py
     {at_ns, tool, code, wall_s, timed_out?, truncated?, text | z}   z: the text, zlib, base64
 
 On a full disk samples are lost, never the space of the attempt's records. Excess old generations are deleted.
@@ -19,7 +19,7 @@ import sys
 import time
 import zlib
 
-from ascendrun.node import layout
+from ascendrun.node import layout, procs
 from ascendrun.node.files import free_bytes, read_json, write_all
 from ascendrun.node.records import read_events
 from ascendrun.node.sampler import sample_tools
@@ -83,8 +83,8 @@ class SampleFile:
             os.ftruncate(self._fd, size)
             raise
         if size + len(data) >= self._limit:
-            os.close(self._fd)
-            self._fd = None
+            full, self._fd = self._fd, None
+            os.close(full)
             self._generation += 1
             self._drop(self._generation - self._keep)
 
@@ -134,14 +134,13 @@ class Sampler:
 
     def _poll(self, now_s: float) -> None:
         at_ns = time.time_ns()
-        self._out(
-            {
-                "at_ns": at_ns,
-                "host": _known(self._host.take(now_s)),
-                "ranks": [_known(rank) for rank in self._ranks.take(now_s)],
-            },
-            now_s,
-        )
+        line = {
+            "at_ns": at_ns,
+            "host": _known(self._host.take(now_s)),
+            "ranks": [_known(rank) for rank in self._ranks.take(now_s)],
+            "own_world": self._ranks.own_world,
+        }
+        self._out(_known(line), now_s)
 
     def _emit(self, line: dict[str, Any], text: bytes) -> None:
         self._out(dict(line, **pack_text(text)), time.monotonic())
@@ -189,16 +188,17 @@ def leaders_of(folder: str, prepared: dict[str, Any]) -> list[Leader]:
     """Return the processes that were started according to the attempt's events."""
     environments = {int(rank["rank"]): rank["env"] for rank in prepared["ranks"]}
     found = []
-    for event in read_events(folder):
+    for event in read_events(layout.streams_dir(folder)):
         if event.get("event") == "rank_started":
             env = environments.get(int(event["rank"]), {})
             rank, local_rank = env.get("RANK"), env.get("LOCAL_RANK")
             found.append(
                 Leader(
                     int(event["pid"]),
-                    int(event["start"]),
+                    int(event.get("start") or -1),
                     None if rank is None else int(rank),
                     None if local_rank is None else int(local_rank),
+                    may_launch=env.get("LOCAL_WORLD_SIZE") == "1" and env.get("GROUP_WORLD_SIZE", "1") != "1",
                 )
             )
     return found
@@ -207,13 +207,13 @@ def leaders_of(folder: str, prepared: dict[str, Any]) -> list[Leader]:
 def main(folder: str) -> int:
     """Run `sample FOLDER`: standard input is a pipe that the supervisor keeps open while it lives."""
     os.umask(0o077)
-    _die_first()
+    procs.raise_oom_score(500)
     prepared = read_json(os.path.join(folder, layout.PREPARED)) or {}
     sampling = prepared.get("sampling")
     if not sampling:
         return 0
     identity = read_json(os.path.join(folder, layout.IDENTITY)) or {}
-    file = SampleFile(folder, limit=int(sampling.get("rotate_bytes") or ROTATE_BYTES))
+    file = SampleFile(layout.streams_dir(folder), limit=int(sampling.get("rotate_bytes") or ROTATE_BYTES))
     Sampler(
         sampling,
         root=layout.root_of(folder),
@@ -223,12 +223,3 @@ def main(folder: str) -> int:
         until_fd=sys.stdin.fileno(),
     ).run()
     return 0
-
-
-def _die_first() -> None:
-    """Make the kernel kill this process before a rank when memory runs out."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("500")
-    except OSError:
-        pass

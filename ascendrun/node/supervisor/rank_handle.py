@@ -30,19 +30,25 @@ class MetricsTail:
         self._offset = 0
         self._rest = b""
 
-    def found_done(self) -> bool:
-        """Return whether a line read by this call reports it. An incomplete line is kept for the next call."""
+    def found_done(self, *, last: bool = False) -> bool:
+        """Return whether a line read by this call reports it. An incomplete line is kept for the next call.
+
+        `last`: the rank has exited. Read the end of the file, whatever is unread before it.
+        """
         try:
-            if os.stat(self._path).st_size <= self._offset:
+            size = os.stat(self._path).st_size
+            if size <= self._offset and not last:
                 return False
             with open(self._path, "rb") as file:
+                if last and size - self._offset > METRICS_STEP_BYTES:
+                    self._offset, self._rest = size - METRICS_STEP_BYTES, b""
                 file.seek(self._offset)
                 new = file.read(METRICS_STEP_BYTES)
         except OSError:
             return False
         self._offset += len(new)
         lines = (self._rest + new).split(b"\n")
-        self._rest = lines.pop()[-METRICS_STEP_BYTES:]
+        self._rest = lines[-1] if last else lines.pop()[-METRICS_STEP_BYTES:]
         return any(exit_watch.is_done_line(line) for line in lines)
 
 
@@ -63,11 +69,12 @@ class Rank:
         self.start_ticks = -1
         self.setup_result = b""
         self.has_ended = False
+        self.was_stopped = False
+        self.is_done = False
         self.code: int | None = None
         self.signal: int | None = None
         self.killed_as_finished = False
-        self._reported_dropped = {"out": 0, "err": 0}
-        self._reported_s = 0.0
+        self._reported_s: float | None = None
 
     @property
     def runs(self) -> bool:
@@ -78,6 +85,10 @@ class Rank:
         """The exit code, a signal as a negative number, or None: never started or end not seen."""
         return self.code if self.signal is None else -self.signal
 
+    def summary(self) -> dict[str, Any]:
+        """Return {code, signal, stopped, done}."""
+        return {"code": self.code, "signal": self.signal, "stopped": self.was_stopped, "done": self.is_done}
+
     @property
     def written_bytes(self) -> int:
         return sum(spool.total_bytes for spool in self.spools.values())
@@ -86,6 +97,11 @@ class Rank:
         assert self.started is not None
         stat = procs.read_stat(self.started.pid)
         return stat.cpu_ticks / procs.TICKS_PER_S if stat else 0.0
+
+    def check_done(self, *, last: bool = False) -> bool:
+        """Return whether the rank's metrics say that its work is complete."""
+        self.is_done = self.is_done or self.metrics.found_done(last=last)
+        return self.is_done
 
     def setup_failed(self) -> bool:
         """Return whether the setup (or the search for the command after it) ended the rank, not the command itself."""
@@ -108,19 +124,21 @@ class Rank:
         if self.runs and self.started is not None:
             procs.send_signal(self.started.pid, self.start_ticks, signum)
 
-    def newly_dropped(self, now_s: float, *, last: bool) -> dict[str, int]:
-        """Return log bytes lost to a full disk since the last note, by stream; one note in 10 s, and one at the end."""
-        lost = {
-            stream: spool.dropped_bytes - self._reported_dropped[stream]
-            for stream, spool in self.spools.items()
-            if spool.dropped_bytes > self._reported_dropped[stream]
-        }
-        if not lost or (not last and now_s - self._reported_s < DROP_NOTE_S and any(self._reported_dropped.values())):
-            return {}
+    def new_holes(self, now_s: float, *, last: bool) -> list[tuple[str, int, int, int]]:
+        """Return lost ranges of the logs since the last call: (stream, generation, offset, bytes).
+
+        They are returned at most every DROP_NOTE_S, and by the `last` call.
+        """
+        if not any(spool.holes for spool in self.spools.values()):
+            return []
+        if not last and self._reported_s is not None and now_s - self._reported_s < DROP_NOTE_S:
+            return []
         self._reported_s = now_s
-        for stream, count in lost.items():
-            self._reported_dropped[stream] += count
-        return lost
+        found = []
+        for stream, spool in self.spools.items():
+            holes, spool.holes = spool.holes, []
+            found += [(stream, generation, offset, count) for generation, offset, count in holes]
+        return found
 
 
 def read_some(fd: int, limit: int = READ_BYTES) -> bytes | None:

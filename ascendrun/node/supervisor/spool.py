@@ -8,10 +8,12 @@ the next generation, and the supervisor records it: nothing that follows is lost
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import os
 import struct
+import time
 
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import write_all
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 ROTATE_BYTES = 256 << 20
 SLACK_BYTES = 1 << 20
 """Bytes that a generation may exceed the limit by while it waits for the end of a line."""
+
+WAIT_BYTES = 4 << 20
+"""Bytes of one stream that wait in memory while they cannot be written."""
+RETRY_S = 0.2
 
 TIMES = struct.Struct("!QQ")
 _OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,9 +51,13 @@ def split_at_limit(chunk: bytes, size: int, *, limit: int, slack: int) -> tuple[
 
 
 class Spool:
-    """The writer. Files appear with the first byte. On a full disk log bytes are lost, counted in `dropped_bytes`.
+    """The writer. Files appear with the first byte. Bytes that cannot be written wait, up to WAIT_BYTES; beyond it the
+    oldest are lost, counted in `dropped_bytes`, and their places are in `holes`.
 
+    Each write opens the files again after an error: a file server that restarted rejects the old descriptors.
     `cuts`: (generation, previous bytes) of files that others truncated or removed; the caller empties it.
+    `holes`: [generation, offset, bytes] of lost bytes, before the byte at the offset; the caller empties it.
+    `error`: why bytes wait, None: none wait.
     """
 
     def __init__(self, folder: str, name: str, *, limit: int = ROTATE_BYTES) -> None:
@@ -57,22 +67,41 @@ class Spool:
         self._slack = min(SLACK_BYTES, limit)
         self._files: list[int] = []
         self._size = 0
+        self._waiting: collections.deque[tuple[bytes, int]] = collections.deque()
+        self._waiting_bytes = 0
+        self._retry_s = 0.0
         self.generation = 0
         self.total_bytes = 0
         self.dropped_bytes = 0
         self.drop_reason = ""
+        self.error: OSError | None = None
         self.cuts: list[tuple[int, int]] = []
+        self.holes: list[list[int]] = []
 
     def write(self, chunk: bytes, at_ns: int) -> None:
         """Write the bytes; never raises for a disk that is full or broken."""
         self.total_bytes += len(chunk)
-        self.check_truncated()
-        while chunk:
-            mine, chunk = split_at_limit(chunk, self._size, limit=self._limit, slack=self._slack)
-            if mine:
-                self._append(mine, at_ns)
-            if chunk:
-                self._next_generation()
+        self._waiting.append((chunk, at_ns))
+        self._waiting_bytes += len(chunk)
+        self.flush()
+
+    def flush(self, *, now: bool = False) -> bool:
+        """Write the bytes that wait; False while it cannot. `now`: also directly after a failure."""
+        if self.error is not None and not now and time.monotonic() < self._retry_s:
+            self._drop_beyond(WAIT_BYTES)
+            return False
+        try:
+            self.check_truncated()
+            while self._waiting:
+                self._write_next()
+        except OSError as error:
+            self.error = error
+            self._retry_s = time.monotonic() + RETRY_S
+            self._close_files()
+            self._drop_beyond(WAIT_BYTES)
+            return False
+        self.error = None
+        return True
 
     def check_truncated(self) -> None:
         """Check for truncation or removal by the user: new bytes must not go to a file that is not read."""
@@ -80,11 +109,10 @@ class Spool:
             return
         try:
             facts = os.fstat(self._files[0])
-        except OSError:  # an unreachable file server: rejected bytes count as dropped
+        except OSError:  # an unreachable file server: the next write opens it again
             return
         if facts.st_size < self._size or facts.st_nlink == 0:
-            self.cuts.append((self.generation, self._size))
-            self._next_generation()
+            self._cut(self._size)
 
     def tail(self, count: int) -> bytes:
         """Return the last bytes of the newest generation."""
@@ -96,30 +124,63 @@ class Spool:
             return b""
 
     def close(self) -> None:
-        files, self._files = self._files, []
-        for fd in files:
-            with contextlib.suppress(OSError):  # closed in any case
-                os.close(fd)
+        """Write what waits, or lose it."""
+        if not self.flush(now=True):
+            self._drop_beyond(0)
+        self._close_files()
 
-    def _append(self, chunk: bytes, at_ns: int) -> None:
-        view = memoryview(chunk)
-        try:
-            if not self._files:
-                self._open()
-            while view:
-                view = view[os.write(self._files[0], view) :]
-        except OSError as error:
-            self._drop(len(view), error)
-        if self._files and len(view) < len(chunk):
-            self._stamp(at_ns, len(chunk) - len(view))
+    def _write_next(self) -> None:
+        """Write the first chunk that waits, as far as it fits into the generation. Raises OSError."""
+        if not self._files:
+            self._open()
+        chunk, at_ns = self._waiting[0]
+        mine, rest = split_at_limit(chunk, self._size, limit=self._limit, slack=self._slack)
+        generation = self.generation
+        written = os.write(self._files[0], mine) if mine else 0
+        self._pop(written)
+        if written:
+            self._stamp(at_ns, written)
+        if rest and written == len(mine) and self.generation == generation:
+            self._next_generation()
+
+    def _pop(self, count: int) -> None:
+        """Remove bytes of the first chunk that waits."""
+        chunk, at_ns = self._waiting.popleft()
+        if count < len(chunk):
+            self._waiting.appendleft((chunk[count:], at_ns))
+        self._waiting_bytes -= count
+
+    def _drop_beyond(self, limit: int) -> None:
+        """Lose the oldest waiting bytes beyond `limit`: the last words of a program are the more useful ones."""
+        count = self._waiting_bytes - limit
+        if count <= 0 or self.error is None:
+            return
+        self.dropped_bytes += count
+        self.drop_reason = errno.errorcode.get(self.error.errno or 0, "") + " " + (self.error.strerror or "")
+        if self.holes and self.holes[-1][:2] == [self.generation, self._size]:
+            self.holes[-1][2] += count
+        else:
+            self.holes.append([self.generation, self._size, count])
+        while count > 0:
+            part = min(count, len(self._waiting[0][0]))
+            self._pop(part)
+            count -= part
 
     def _open(self) -> None:
+        """Open the generation, or the next one if it has lost bytes since it was closed. Raises OSError."""
         for name in (self._name, self._name + ".times"):
             try:
                 self._files.append(os.open(self._path(name), _OPEN, 0o600))
             except OSError:
-                self.close()
+                self._close_files()
                 raise
+        size = os.fstat(self._files[0]).st_size
+        if size < self._size:
+            self._cut(self._size)
+            self._open()
+            return
+        self._size = size
+        self._repair_times()
 
     def _stamp(self, at_ns: int, written: int) -> None:
         try:
@@ -127,8 +188,7 @@ class Spool:
         except OSError:
             size = self._size + written
         if size < self._size + written:  # truncated since the check
-            self.cuts.append((self.generation, self._size + written))
-            self._next_generation()
+            self._cut(self._size + written)
             return
         self._size = size
         try:
@@ -142,15 +202,21 @@ class Spool:
             size = os.fstat(self._files[1]).st_size
             os.ftruncate(self._files[1], size - size % TIMES.size)
 
-    def _drop(self, count: int, error: OSError) -> None:
-        self.dropped_bytes += count
-        self.drop_reason = errno.errorcode.get(error.errno or 0, "") + " " + (error.strerror or "")
+    def _cut(self, had: int) -> None:
+        self.cuts.append((self.generation, had))
+        self._next_generation()
 
     def _next_generation(self) -> None:
         failpoint("rotate.before_new")
-        self.close()
+        self._close_files()
         self.generation += 1
         self._size = 0
+
+    def _close_files(self) -> None:
+        files, self._files = self._files, []
+        for fd in files:
+            with contextlib.suppress(OSError):  # closed in any case
+                os.close(fd)
 
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, "%s.%d" % (name, self.generation))

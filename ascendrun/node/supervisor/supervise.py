@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-from ascendrun.node import cgroup, procs
+from ascendrun.node import cgroup, layout, procs
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, read_json
 from ascendrun.node.layout import IDENTITY, PREPARED
@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 
 
 def main(folder: str) -> int:
-    """Run `supervise FOLDER`: read {master_port, secret_env, umask} from stdin, print one JSON line on stdout: {"pid":
-    ...}, {"already": true} when another supervisor owns the attempt, or {"error": {...}}."""
+    """Run `supervise FOLDER`: read {master_port, hccl_base, secret_env, umask, leases} from stdin, print one JSON line
+    on stdout: {"pid": ...}, {"already": true} when another supervisor owns the attempt, or {"error": {...}}.
+
+    `leases`: {"devices", "ports"}: inherited descriptors that hold leases (agent/leases.py) until they are closed."""
     os.umask(0o077)
     with os.fdopen(0, "rb", closefd=False) as stdin:
         spec = json.loads(stdin.read().decode("utf-8"))
     if os.fork():
         os._exit(0)
+    for fd in (fd for fds in (spec.get("leases") or {}).values() for fd in fds):
+        os.set_inheritable(fd, False)
     os.chdir("/")
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until Supervisor handles it: a stop may come right after the claim
     procs.become_subreaper()
@@ -54,11 +58,12 @@ def _take_over(folder: str, spec: dict[str, Any]) -> Supervisor | None:
         raise FileNotFoundError(2, "there is no prepared attempt", folder)
     if read_json(os.path.join(folder, IDENTITY)) is not None:
         return None
-    records = Records(folder)
+    streams = layout.streams_dir(folder)
+    records = Records(streams)
     try:
         records.hold_reserve()
     except OSError:
-        free_reserve(folder)
+        free_reserve(streams)
         raise
     group = cgroup.make_group("%s-%d" % (prepared["tag"], os.getpid()))  # a machine may be several nodes
     failpoint("launch.before_claim")
@@ -67,7 +72,7 @@ def _take_over(folder: str, spec: dict[str, Any]) -> Supervisor | None:
         return None
     failpoint("launch.after_claim")
     records.add("supervising", pid=identity["pid"], start=identity["start"], boot_id=identity["boot_id"])
-    return Supervisor(folder, prepared, spec, records, group)
+    return Supervisor(folder, prepared, spec, records, identity)
 
 
 def _report(answer: dict[str, Any]) -> None:

@@ -1,0 +1,123 @@
+"""Disk use of one head's ended jobs on this node, and its removal. What a rank wrote to its directory stays."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ascendrun.node import layout
+from ascendrun.node.files import read_claim, remove_tree
+from ascendrun.node.layout import PREPARED
+from ascendrun.node.op_errors import OperationError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+
+def usage(root: str, head_id: str) -> dict[str, Any]:
+    """Return {"runs": {run: bytes of its attempts}, "trees": {hash: [bytes, unused seconds]}}.
+
+    `head_id`: only its runs. Trees that an attempt in ROOT may use, of any head or machine, are not listed.
+    """
+    prefix = layout.make_run(head_id, "")
+    runs = {
+        run: sum(_bytes(layout.attempt_dir(root, layout.make_tag(run, n))) for n in layout.attempts_of(root, run))
+        for run in layout.runs_of(root)
+        if run.startswith(prefix)
+    }
+    used, trees = _used_trees(root), {}
+    for sha256 in _trees(root):
+        path = layout.tree_dir(root, sha256)
+        if sha256 not in used:
+            trees[sha256] = [_bytes(path), _unused_s(path)]
+    return {"runs": {run: size for run, size in runs.items() if size}, "trees": trees}
+
+
+def prune(root: str, request: dict[str, Any], forget: Callable[[str], Any]) -> dict[str, Any]:
+    """{runs, trees: {hash: unused seconds}} -> {removed: {run or hash: bytes}}. A run with an attempt that has not
+    ended stays, and so does a tree that was used since `usage` reported it. `forget(tag)` removes an ended attempt."""
+    removed: dict[str, int] = {}
+    for run in request.get("runs") or []:
+        for number in layout.attempts_of(root, str(run)):
+            tag = layout.make_tag(str(run), number)
+            folder = layout.attempt_dir(root, tag)
+            size = _bytes(folder)
+            try:
+                forget(tag)
+            except OperationError:
+                continue
+            removed[str(run)] = removed.get(str(run), 0) + size
+        _remove_links(layout.work_dir(root, str(run)))
+    used = _used_trees(root)
+    for sha256, unused_s in (request.get("trees") or {}).items():
+        path = layout.tree_dir(root, sha256)
+        if sha256 not in used and os.path.isdir(path) and _unused_s(path) >= unused_s:
+            removed[sha256] = _bytes(path)
+            remove_tree(path)
+            remove_tree(path + ".listing")
+    return {"removed": removed}
+
+
+def _unused_s(tree: str) -> float:
+    """Return the seconds since a start last asked for the tree (Trees.have)."""
+    return max(0.0, time.time() - os.lstat(tree).st_mtime)
+
+
+def _remove_links(work: str) -> None:
+    """Remove a working directory in which nothing but links to staged directories is."""
+    try:
+        entries = list(os.scandir(work))
+    except OSError:
+        return
+    if all(entry.is_symlink() for entry in entries):
+        remove_tree(work)
+
+
+def _trees(root: str) -> list[str]:
+    try:
+        names = os.listdir(os.path.join(root, "trees"))
+    except FileNotFoundError:
+        return []
+    return [name for name in names if len(name) == 64 and not name.startswith(".")]
+
+
+def _used_trees(root: str) -> set[str]:
+    """Return the trees of all attempts in ROOT, and those that a working directory links to."""
+    used: set[str] = set()
+    try:
+        keys: list[str | None] = list(os.listdir(os.path.join(root, "nodes")))
+    except FileNotFoundError:
+        keys = []
+    prefix = os.path.join(root, "trees") + "/"
+    for base in [layout.runs_dir(root, key) for key in keys] + [os.path.join(root, "runs")]:
+        for run in _names(base):
+            for name in _names(os.path.join(base, run)):
+                folder = os.path.join(base, run, name)
+                if name == "work":
+                    links = [os.path.join(folder, one) for one in _names(folder)]
+                    targets = [os.readlink(one) for one in links if os.path.islink(one)]
+                    used.update(one[len(prefix) :][:64] for one in targets if one.startswith(prefix))
+                elif name.startswith("attempt-"):
+                    used.update((read_claim(os.path.join(folder, PREPARED)) or {}).get("trees") or ())
+    return used
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _bytes(folder: str) -> int:
+    """Return the bytes that an attempt or a tree occupies, with its growing files elsewhere."""
+    total = 0
+    for top in {folder, layout.streams_dir(folder)} if os.path.basename(folder).startswith("attempt-") else {folder}:
+        for base, folders, names in os.walk(top):
+            for name in names + folders:
+                try:
+                    total += os.lstat(os.path.join(base, name)).st_blocks * 512
+                except OSError:
+                    continue
+    return total

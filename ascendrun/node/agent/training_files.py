@@ -1,0 +1,394 @@
+"""Files of a training on this node, for `ascendrun plan`: models by their headers, data by its rows. No torch needed.
+
+Each path becomes one of these; texts of users are not sent, only their forms and lengths:
+
+    {"missing": True} | {"error": text}
+    {"kind": "folder", "names": […]}
+    {"kind": "model", "names", "config", "config_error", "tokenizer", "files", "tensors", "not_on_disk"}
+    {"kind": "prepared", "facts"}                         the output of mode prepare of the program trajectory
+    {"kind": "data", "files": [{"name", "bytes", "form", …}], "more"}
+
+`files` of a model: {name: {"bytes", "expected" | "error"}}, by the header of each file. `tensors`: {name with * for
+numbers: [dtype, shape, count]}. A data file of up to WHOLE_BYTES is read whole (`whole`), of a larger one the start.
+`tasks` of it: {kind of a task: number of the first row that is of another kind}.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import os
+import re
+import struct
+import time
+import zlib
+from collections import Counter
+
+from ascendrun.node.ranks import to_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
+
+    Raw = Dict[str, Any]
+
+WHOLE_BYTES, START_BYTES, HEADER_BYTES = 32 << 20, 1 << 20, 64 << 20
+MOST_FILES, MOST_NAMES, ROWS_SHOWN, VALUES = 20, 200, 5, 300
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+DATA = (".json", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
+SEPARATORS = ",;\t|"
+ROLES = (*("human", "gpt", "function_call", "observation", "user"), *("assistant", "system", "tool", "function"))
+REPLIES = ("assistant", "gpt", "function_call")
+
+
+def examine(item: Raw, deadline: float) -> Raw:
+    """Return {"paths": {path: what is there}}."""
+    return {"paths": {path: _examine_path(path, deadline) for path in item["paths"]}}
+
+
+def _examine_path(path: str, deadline: float) -> Raw:
+    try:
+        if os.path.isdir(to_bytes(path)):
+            return _folder(path, deadline)
+        size = os.stat(to_bytes(path)).st_size
+        return {"kind": "data", "files": [_data_file(path, size, deadline)], "more": 0}
+    except (FileNotFoundError, NotADirectoryError):
+        return {"missing": True}
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+
+
+def _folder(path: str, deadline: float) -> Raw:
+    names = sorted(os.listdir(path))
+    if "prepared.json" in names:
+        with open(os.path.join(path, "prepared.json"), encoding="utf-8") as file:
+            try:
+                return {"kind": "prepared", "facts": json.load(file)}
+            except ValueError as error:
+                return {"error": str(error)}
+    if any(name in names for name in ("config.json", "tokenizer.json", "adapter_config.json")) or any(
+        name.endswith(".safetensors") for name in names
+    ):
+        return _model(path, names, deadline)
+    data = [name for name in names if name.endswith(DATA) and not name.startswith(".")]
+    if data:
+        files = []
+        for name in data[:MOST_FILES]:
+            full = os.path.join(path, name)
+            files.append(_data_file(full, os.stat(to_bytes(full)).st_size, deadline))
+        return {"kind": "data", "files": files, "more": len(data) - len(files), "names": data[:MOST_NAMES]}
+    return {"kind": "folder", "names": names[:MOST_NAMES]}
+
+
+# --- models ---
+
+
+def _model(path: str, names: list[str], deadline: float) -> Raw:
+    raw: Raw = {"kind": "model", "names": names[:MOST_NAMES], "files": {}, "tensors": {}, "not_on_disk": []}
+    raw["config"], raw["config_error"] = _json(path, "config.json", names)
+    tokenizer, error = _json(path, "tokenizer.json", names)
+    settings, _ = _json(path, "tokenizer_config.json", names)
+    vocabulary = (tokenizer or {}).get("model", {}).get("vocab") if isinstance(tokenizer, dict) else None
+    raw["tokenizer"] = {
+        "found": any(name in names for name in ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")),
+        "error": error,
+        "size": len(vocabulary) if vocabulary else None,
+        "has_template": "chat_template.jinja" in names or bool((settings or {}).get("chat_template")),
+    }
+    index, error = _json(path, "model.safetensors.index.json", names)
+    found = dict((index or {}).get("weight_map") or {}) if isinstance(index, dict) else {}
+    if error:
+        raw["index_error"] = error
+    raw["not_on_disk"] = sorted(set(found.values()) - set(names))
+    wanted = set(found.values()) if found else {name for name in names if name.endswith(".safetensors")}
+    counts: dict[str, list[Any]] = {}
+    seen = set()
+    for name in sorted(wanted & set(names)):
+        if time.monotonic() > deadline - 0.5:
+            raw["files"][name] = {"error": "not read in time", "late": True}
+            continue
+        raw["files"][name], tensors = _header(os.path.join(path, name))
+        for tensor, (dtype, shape) in tensors.items():
+            seen.add(tensor)
+            key = NUMBER.sub("*", tensor)
+            counts.setdefault(key, [dtype, shape, 0])[2] += 1
+    raw["tensors"] = counts
+    raw["not_in_files"] = sorted(
+        name for name, file in found.items() if "expected" in raw["files"].get(file, {}) and name not in seen
+    )[:ROWS_SHOWN]
+    return raw
+
+
+def _json(folder: str, name: str, names: list[str]) -> tuple[Any, str | None]:
+    """Return (the content, why it is invalid); (None, None): no such file."""
+    if name not in names:
+        return None, None
+    try:
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            return json.load(file), None
+    except (OSError, ValueError) as error:
+        return None, str(error)
+
+
+def _header(path: str) -> tuple[Raw, dict[str, Any]]:
+    """Return (size on disk and by the header, or the error; dtype and shape of the tensors)."""
+    try:
+        size = os.stat(to_bytes(path)).st_size
+        with open(to_bytes(path), "rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+            if not 2 <= length <= HEADER_BYTES:
+                return {"bytes": size, "error": "not a safetensors file"}, {}
+            text = file.read(length)
+        if len(text) < length:
+            return {"bytes": size, "error": "truncated in its header"}, {}
+        header = json.loads(text.decode("utf-8"))
+        tensors = {name: (one["dtype"], one["shape"]) for name, one in header.items() if name != "__metadata__"}
+        end = max([one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"] or [0])
+        return {"bytes": size, "expected": 8 + length + end}, tensors
+    except OSError as error:
+        return {"bytes": 0, "error": error.strerror or str(error)}, {}
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return {"bytes": size, "error": "not a safetensors file"}, {}
+
+
+# --- data ---
+
+
+def _data_file(path: str, size: int, deadline: float) -> Raw:
+    name = os.path.basename(path)
+    raw: Raw = {"name": name, "bytes": size, "form": next((end[1:] for end in DATA if name.endswith(end)), "other")}
+    is_packed = name.endswith(".gz")
+    is_whole = size <= (START_BYTES * 4 if is_packed else WHOLE_BYTES)
+    try:
+        opener: Any = gzip.open if is_packed else open
+        with opener(to_bytes(path), "rb") as file:
+            data = file.read() if is_whole else file.read(START_BYTES)
+    except (OSError, EOFError, zlib.error) as error:
+        raw["error"] = str(error)
+        return raw
+    raw["whole"] = is_whole
+    raw["mark"] = hashlib.sha256(data).hexdigest()[:16]
+    if raw["form"] == "parquet":
+        if data[:4] != b"PAR1":
+            raw["error"] = "not a Parquet file"
+        return raw
+    if not is_whole:
+        data = data[: data.rfind(b"\n") + 1] or data
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if not is_whole and error.start > len(data) - 4:  # cut in the middle of a character
+            text = data[: error.start].decode("utf-8-sig")
+        elif raw["form"].startswith("csv") and b"\0" not in data.split(b"\n", 1)[0]:
+            text = data.decode("utf-8-sig", "replace")
+        else:
+            raw["not_utf8"] = error.start
+            return raw
+    if raw["form"].startswith("csv"):
+        raw.update(_csv(text, deadline))
+    else:
+        raw.update(_rows(text, is_whole))
+    read = max(1, len(data))
+    raw["rows_estimate"] = raw.get("rows", 0) if is_whole else int(raw.get("rows", 0) * size / read)
+    return raw
+
+
+def _csv(text: str, deadline: float) -> Raw:
+    """Return the columns with their first values, and how many different values each has."""
+    lines = text.splitlines()
+    if not lines:
+        return {"columns": [], "rows": 0}
+    separator = max(SEPARATORS, key=lines[0].count)
+    rows = csv.reader((line.replace("\0", "") for line in lines), delimiter=separator)
+    columns: list[str] = []
+    values: list[list[str]] = []
+    different: list[set[str]] = []
+    count = 0
+    try:
+        for row in rows:
+            if not columns:
+                columns = [name.strip() for name in row]
+                values, different = [[] for _ in columns], [set() for _ in columns]
+                continue
+            if len(row) != len(columns):
+                continue
+            count += 1
+            for at, value in enumerate(row):
+                if count <= VALUES:
+                    values[at].append(value[:40])
+                if len(different[at]) < 1000:
+                    different[at].add(value.strip())
+            if count % 4096 == 0 and time.monotonic() > deadline - 0.5:
+                break
+    except csv.Error as error:
+        return {"columns": columns, "rows": count, "values": values, "bad_csv": str(error)}
+    return {
+        "columns": columns,
+        "rows": count,
+        "values": values,
+        "different": [len(each - {""}) for each in different],
+        "classes": [sorted(each - {""})[:VALUES] if len(each) <= 40 else None for each in different],
+    }
+
+
+def _rows(text: str, is_whole: bool) -> Raw:
+    """Return the number of rows, faults with their places, difficulties, and lengths of the texts."""
+    rows, faults = _parse_rows(text, is_whole)
+    rows = list(rows)
+    tasks = {kind: next((place for place, row in rows if not is_of(row)), None) for kind, is_of in TASKS.items()}
+    counted: Raw = {"rows": 0, "chars": 0, "learned_chars": 0, "longest": 0}
+    levels: Counter[str] = Counter()
+    labels: Counter[str] = Counter()
+    ships: set[str] = set()
+    forms: Counter[str] = Counter()
+    found: list[list[Any]] = []
+    for place, row in rows:
+        counted["rows"] += 1
+        if isinstance(row, dict) and "text" in row and "instruction" not in row:
+            forms["text"] += 1
+            fault = None if isinstance(row["text"], str) else ["text-form"]
+            labels["" if row.get("label") is None else str(row["label"])] += 1
+            if len(ships) < 1000:
+                ships.add(str(row.get("ship") or row.get("source_file") or place))
+            sizes = (len(row["text"].split()), 0) if fault is None else (0, 0)
+        else:
+            forms["chat"] += 1
+            fault = row_fault(row)
+            sizes = _lengths(row) if fault is None else (0, 0)
+            level = row.get("difficulty") if isinstance(row, dict) else None
+            levels["" if level is None else str(level)] += 1
+        counted["chars"] += sizes[0]
+        counted["learned_chars"] += sizes[1]
+        counted["longest"] = max(counted["longest"], sizes[0])
+        if fault is not None and len(found) < ROWS_SHOWN:
+            found.append([place, *fault])
+    return {
+        **counted,
+        "faults": [*faults, *found][:ROWS_SHOWN],
+        "levels": dict(levels.most_common(50)),
+        "labels": dict(labels.most_common(50)),
+        "ships": len(ships),
+        "forms": dict(forms),
+        "tasks": {kind: place for kind, place in tasks.items() if place is not None},
+    }
+
+
+def _is_messages(row: Any) -> bool:
+    """Return whether user and assistant take turns, after a system message or none."""
+    messages = row.get("messages") if isinstance(row, dict) else row
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        return False
+    roles = [each.get("role") for each in messages]
+    roles = roles[1:] if roles[:1] == ["system"] else roles
+    return len(roles) > 1 and all(role == ("user", "assistant")[at % 2] for at, role in enumerate(roles))
+
+
+def _is_choices(row: Any) -> bool:
+    return isinstance(row, dict) and {"question", "choices"} <= set(row) and ("answer" in row or "answerKey" in row)
+
+
+def _is_gsm8k(row: Any) -> bool:
+    return isinstance(row, dict) and "question" in row and "####" in str(row.get("answer"))
+
+
+TASKS: Any = {"messages": _is_messages, "choices": _is_choices, "gsm8k": _is_gsm8k}
+"""Kinds of tasks of the program nanochat, and whether a row is of one."""
+
+
+def _parse_rows(text: str, is_whole: bool) -> tuple[list[tuple[int, Any]], list[list[Any]]]:
+    """Return ((number, row) …) of a JSON list, an object with it under `data`, or JSON lines; and faults."""
+    stripped = text.lstrip()
+    if is_whole:
+        try:
+            whole = json.loads(text)
+        except RecursionError:
+            return [], [[0, "not-json", "nested too deeply"]]
+        except ValueError as error:
+            if stripped[:1] == "[" and not _is_json(stripped.split("\n", 1)[0]):
+                return [], [[0, "not-json", str(error)]]
+        else:
+            rows = whole.get("data", [whole]) if isinstance(whole, dict) else whole
+            if not isinstance(rows, list):
+                return [], [[0, "not-a-list", type(rows).__name__]]
+            return list(enumerate(rows, start=1)), []
+    elif not _is_json(stripped.split("\n", 1)[0]):  # one JSON value that goes on
+        return (_parse_start(stripped) if stripped[:1] == "[" else []), []
+    found: list[tuple[int, Any]] = []
+    faults: list[list[Any]] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                found.append((number, json.loads(line)))
+            except (ValueError, RecursionError):
+                faults.append([number, "line-not-json"])
+    return found, faults
+
+
+def _parse_start(text: str) -> list[tuple[int, Any]]:
+    """Return the complete rows at the start of a JSON list."""
+    decoder, at = json.JSONDecoder(), 1
+    found: list[tuple[int, Any]] = []
+    while True:
+        while at < len(text) and text[at] in " \t\r\n,":
+            at += 1
+        try:
+            row, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return found
+        found.append((len(found) + 1, row))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def row_fault(row: Any) -> list[Any] | None:
+    """Return (code, value) of what makes a conversation unusable, None: usable; as the program qwen_lora reads it."""
+    if isinstance(row, dict) and "instruction" in row:
+        for key in ("instruction", "output"):
+            if not isinstance(row.get(key), str):
+                return ["key-missing", key]
+        return _of_level(row) if row["output"].strip() else ["no-reply"]
+    messages = row.get("messages", row.get("conversations")) if isinstance(row, dict) else row
+    if not isinstance(messages, list) or not messages:
+        return ["unknown-format"]
+    has_reply = False
+    for message in messages:
+        fields = message if isinstance(message, dict) else {}
+        role = fields.get("role", fields.get("from"))
+        content = fields.get("content", fields.get("value"))
+        if role not in ROLES:
+            return ["unknown-role", str(role)]
+        if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
+            content = "".join(str(part["text"]) for part in content)
+        if not isinstance(content, str):
+            return ["no-text"]
+        has_reply = has_reply or (role in REPLIES and bool(content.strip()))
+    return _of_level(row) if has_reply else ["no-reply"]
+
+
+def _of_level(row: Any) -> list[Any] | None:
+    level = row.get("difficulty") if isinstance(row, dict) else None
+    return None if level is None or isinstance(level, str) else ["difficulty-type", str(level)]
+
+
+def _lengths(row: Any) -> tuple[int, int]:
+    """Return the characters of a usable conversation: all, and those of the replies."""
+    if isinstance(row, dict) and "instruction" in row:
+        asked = len(row["instruction"]) + len(str(row.get("input") or "")) + len(str(row.get("system") or ""))
+        return asked + len(row["output"]), len(row["output"])
+    every = learned = 0
+    messages: Any = row.get("messages", row.get("conversations")) if isinstance(row, dict) else row
+    for message in messages:
+        content = message.get("content", message.get("value"))
+        size = len(content) if isinstance(content, str) else sum(len(str(part["text"])) for part in content)
+        every += size
+        learned += size if message.get("role", message.get("from")) in REPLIES else 0
+    return every, learned

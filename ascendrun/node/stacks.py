@@ -1,0 +1,236 @@
+"""Stacks of an attempt's ranks: what each waits for, without harm to a healthy rank, and the last words of a hung one.
+
+`take`: by py-spy if the rank has it on its PATH and may be traced, else by the rank's own handler of signal SIGNAL.
+That signal is sent only to a process that announced the handler in its metrics and that handles it by /proc.
+`abort`: SIGABRT, at which a Python process with PYTHONFAULTHANDLER prints its stacks and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+from ascendrun.node import procs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterable
+
+    from ascendrun.node.reap import Who
+
+SIGNAL = 40
+"""A real-time signal, which no program uses by accident. Equal to programs/trainer/runtime.STACK_SIGNAL."""
+ANNOUNCED_BYTES = 1 << 16
+"""The first bytes of a rank's metrics, which have the announcement."""
+TRACER_S = 10.0
+PRINTED_S = 2.0
+"""Seconds in which a rank's handler prints: a stopped rank never does."""
+SETTLED_S = 0.05
+TEXT_BYTES = 1 << 18
+THREADS = 64
+
+
+def catches(pid: int, number: int) -> bool:
+    """Return whether the process has a handler for the signal."""
+    try:
+        with open("/proc/%d/status" % pid, "rb") as file:
+            masks = [line.split()[1] for line in file if line.startswith(b"SigCgt:")]
+        return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def abort(found: Iterable[Who]) -> None:
+    """Send SIGABRT to the processes of ranks that handle it; no core is dumped. Stopped processes continue for it."""
+    for pid, start in found:
+        if _rank_of(pid) is not None and catches(pid, signal.SIGABRT):
+            _forbid_core(pid)
+            procs.send_signal(pid, start, signal.SIGABRT)
+            procs.send_signal(pid, start, signal.SIGCONT)
+
+
+def _forbid_core(pid: int) -> None:
+    import resource
+
+    try:
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def take(found: Iterable[Who], leaders: dict[int, int], streams: str, *, login: dict[bytes, bytes]) -> dict[str, Any]:
+    """Return {ranks: [...], at_ns}: one item per living rank on this node, in order of rank.
+
+    `found`: all processes of the attempt; `leaders`: ranks of processes whose environment cannot be read.
+    {rank, pid, state, wait_channel, system_call, below: names of its other processes, threads: [{name, state,
+    wait_channel}], source: py-spy, signal or proc, text: as the source wrote it, kernel: only root may read it}
+    """
+    members: dict[int, list[Who]] = {}
+    for who in found:
+        rank = _rank_of(who[0])
+        rank = leaders.get(who[0]) if rank is None else rank
+        if rank is not None:
+            members.setdefault(rank, []).append(who)
+    rows = [_describe(rank, _own_first(members[rank])) for rank in sorted(members)]
+    _ask_tracer(rows, login)
+    _ask_ranks([row for row in rows if row["source"] == "proc"], streams)
+    return {"ranks": rows, "at_ns": time.time_ns()}
+
+
+def _rank_of(pid: int) -> int | None:
+    for pair in procs.read_environ(pid).split(b"\0"):
+        if pair.startswith(b"RANK=") and pair[5:].isdigit():
+            return int(pair[5:])
+    return None
+
+
+def _own_first(members: list[Who]) -> list[Who]:
+    """Return a rank's processes with its own, of which the others descend, first."""
+    pids = {pid for pid, _ in members}
+    stats = {pid: procs.read_stat(pid) for pid in pids}
+
+    def is_below(who: Who) -> bool:
+        stat = stats[who[0]]
+        return stat is None or stat.ppid in pids
+
+    return sorted(members, key=is_below)
+
+
+def _describe(rank: int, members: list[Who]) -> dict[str, Any]:
+    """Return what /proc shows of a rank. The first member is its own process."""
+    pid, start = members[0]
+    stat = procs.read_stat(pid)
+    return {
+        "rank": rank,
+        "pid": pid,
+        "start": start,
+        "state": stat.state if stat is not None else "",
+        "wait_channel": _wait_channel("/proc/%d" % pid),
+        "system_call": procs.read_line("/proc/%d/syscall" % pid).partition(" ")[0],
+        "below": sorted({procs.read_line("/proc/%d/comm" % other) for other, _ in members[1:]}),
+        "threads": _threads(pid),
+        "kernel": _read("/proc/%d/stack" % pid, 0),
+        "source": "proc",
+        "text": "",
+    }
+
+
+def _threads(pid: int) -> list[dict[str, Any]]:
+    try:
+        names = sorted(os.listdir("/proc/%d/task" % pid), key=int)[:THREADS]
+    except (OSError, ValueError):
+        return []
+    found = []
+    for name in names:
+        place = "/proc/%d/task/%s" % (pid, name)
+        state = procs.read_line(place + "/stat").rpartition(")")[2].split()[:1]
+        row = {"name": procs.read_line(place + "/comm"), "wait_channel": _wait_channel(place)}
+        found.append(dict(row, state=state[0] if state else ""))
+    return found
+
+
+def _wait_channel(place: str) -> str:
+    channel = procs.read_line(place + "/wchan")
+    return "" if channel == "0" else channel
+
+
+# py-spy
+
+
+def _ask_tracer(rows: list[dict[str, Any]], login: dict[bytes, bytes]) -> None:
+    """Fill the rows that py-spy can read; it neither stops a process nor injects anything."""
+    started = []
+    for row in rows:
+        environ = dict(pair.partition(b"=")[::2] for pair in procs.read_environ(row["pid"]).split(b"\0"))
+        tracer = _which(b"py-spy", environ.get(b"PATH", b""))
+        if tracer is None:
+            continue
+        argv = [tracer, b"dump", b"--nonblocking", b"--json", b"--pid", b"%d" % row["pid"]]
+        try:
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=login
+            )
+        except OSError:
+            continue
+        started.append((row, child))
+    deadline = time.monotonic() + TRACER_S
+    for row, child in started:
+        try:
+            text = child.communicate(timeout=max(0.0, deadline - time.monotonic()))[0]
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()
+            continue
+        if child.returncode == 0 and text:
+            row.update(source="py-spy", text=text[:TEXT_BYTES].decode("utf-8", "replace"))
+
+
+def _which(name: bytes, path: bytes) -> bytes | None:
+    for folder in path.split(b":"):
+        full = os.path.join(folder, name)
+        if folder.startswith(b"/") and os.access(full, os.X_OK):
+            return full
+    return None
+
+
+# The handler of a rank
+
+
+def _ask_ranks(rows: list[dict[str, Any]], streams: str) -> None:
+    """Let the ranks with a handler print, all at once, and take what they print."""
+    announced = _announced(streams) if rows else set()
+    asked: dict[int, tuple[str, int, int]] = {}  # by place in rows: path, size before, size at the last look
+    for place, row in enumerate(rows):
+        path = os.path.join(streams, "rank-%d.stack.0" % row["rank"])
+        size = _size(path)
+        if row["pid"] not in announced or not catches(row["pid"], SIGNAL) or size is None or row["state"] in "Tt":
+            continue
+        if procs.send_signal(row["pid"], row["start"], SIGNAL):
+            asked[place] = path, size, size
+    deadline = time.monotonic() + PRINTED_S
+    while asked and time.monotonic() < deadline:
+        time.sleep(SETTLED_S)
+        for place, (path, begin, before) in list(asked.items()):
+            now = _size(path) or begin
+            asked[place] = path, begin, now
+            if now > begin and now == before:
+                rows[place].update(source="signal", text=_read(path, begin))
+                del asked[place]
+
+
+def _announced(streams: str) -> set[int]:
+    """Return the processes that announced their handler in a metrics file; a launcher's ranks share one."""
+    found = set()
+    for name in os.listdir(streams):
+        if not name.endswith(".metrics.0"):
+            continue
+        for line in _read(os.path.join(streams, name), 0, ANNOUNCED_BYTES).split("\n"):
+            if "stack_signal" not in line:
+                continue
+            try:
+                values = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(values, dict) and values.get("stack_signal") == SIGNAL and "pid" in values:
+                found.add(int(values["pid"]))
+    return found
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
+
+
+def _read(path: str, offset: int, limit: int = TEXT_BYTES) -> str:
+    try:
+        with open(path, "rb") as file:
+            if offset:
+                file.seek(offset)
+            return file.read(limit).decode("utf-8", "replace")
+    except OSError:
+        return ""
