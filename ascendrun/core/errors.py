@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ascendrun.core.dataclass_json import load_dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.text import Text, from_json, to_json
 
 
@@ -154,6 +153,12 @@ class ConflictError(AscendrunError):
 
     code = "conflict"
     exit_code = 7
+
+
+class ControllerReplacedError(ConflictError):
+    """The controller restarts as the release that was installed meanwhile; repeat the request."""
+
+    code = "controller-replaced"
 
 
 class DeadlineExceededError(AscendrunError):

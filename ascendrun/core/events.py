@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.text import Text, from_json, to_json
 
 FOLD_S = 1.0
@@ -39,6 +40,17 @@ class EventType(NamedTuple):
 
 
 _REASON = "text with a code: docs/events.md lists the reasons"
+_JUDGED = {
+    "kind": "infra, device, hccl, hang, storage, oom, preempted, unknown or user",
+    "finding": "code of the diagnosis: docs/explain.md, docs/failures.md",
+    "confidence": "certain, likely or unknown",
+    "rule": "again or not-counted; why not: cause, never, max-restarts, no-progress or repeated",
+    "used": "counted restarts within window_s before this one",
+    "limit": "restart.max_restarts",
+    "window_s": "restart.window_s",
+    "stalled": "restarts since the last progress",
+    "last_step": "newest step of the attempt; null: unknown",
+}
 _TYPES = (
     EventType(
         "submitted",
@@ -46,6 +58,24 @@ _TYPES = (
         "{name} submitted for {hosts:hosts}",
         "A job was added to the queue.",
         {"name": "name of the job"},
+    ),
+    EventType(
+        "store-rebuilt",
+        Severity.WARNING,
+        "job list was damaged or missing; {count:plural job jobs} rebuilt",
+        "The controller replaced `state.db`. The event belongs to no job.",
+        {
+            "count": "number of rebuilt jobs",
+            "lost": "ids of jobs that could not be rebuilt",
+            "file": "where the damaged file is now; null: it was missing",
+        },
+    ),
+    EventType(
+        "job-rebuilt",
+        Severity.WARNING,
+        "rebuilt from {source} after damage to the job list",
+        "The job was missing from the job list, or its entry was damaged or outdated. Earlier events may be missing.",
+        {"source": "where its state was found: record.json, job.json, records of the nodes, state.db or memory"},
     ),
     EventType(
         "state-changed",
@@ -57,11 +87,61 @@ _TYPES = (
             "previous": "state before",
             "reason": _REASON,
             "cause": "why the job is being stopped: user, refused, failure, node-lost, start-timeout, limit, "
-            "head-restarted or need; null otherwise",
+            "head-restarted, need, preempted, held, hung or passed-over; null otherwise",
         },
     ),
     EventType(
         "waiting", Severity.INFO, "{reason}", "What a queued job is waiting for has changed.", {"reason": _REASON}
+    ),
+    EventType(
+        "held",
+        Severity.WARNING,
+        "{reason}",
+        "Devices or ports of the job are in use by something else. Nothing was started; the job tries again.",
+        {"reason": _REASON, "by": "run id of the job that leases them; null: unknown, or no job"},
+    ),
+    EventType(
+        "restarting",
+        Severity.WARNING,
+        "attempt {attempt} failed ({kind}: {finding}); the next one starts after {pause_s:duration}",
+        "The restart policy starts the job again. Hosts and ranks are the first to fail.",
+        {
+            **_JUDGED,
+            "pause_s": "seconds until the next attempt is queued",
+            "avoid": "hosts that the next attempt uses only if no others are free",
+            "quarantine": "hosts that need an examination before they are used again",
+        },
+    ),
+    EventType(
+        "gave-up",
+        Severity.ERROR,
+        "attempt {attempt} failed ({kind}: {finding}); not restarted by rule {rule}",
+        "The restart policy does not start the job again. Hosts and ranks are the first to fail.",
+        _JUDGED,
+    ),
+    EventType(
+        "host-fenced",
+        Severity.WARNING,
+        "{hosts:hosts} unreachable; the job restarts on other hosts, and the old attempt cannot change its checkpoints",
+        "The next attempt starts although a host of the last one does not respond.",
+        {"by": "epoch (docs/epochs.md), or lease: the host has ended its ranks by itself (restart.fence_after_s)"},
+        frozenset(),
+    ),
+    EventType(
+        "host-given-up",
+        Severity.WARNING,
+        "{hosts:hosts} reported as lost by {by}; checkpoints that only it has are given up",
+        "A user ran `ascendrun lost` for a host that an attempt of the job has used.",
+        {"by": "name of the user"},
+        frozenset(),
+    ),
+    EventType(
+        "restart-waits",
+        Severity.WARNING,
+        "{reason}",
+        "The next attempt waits until no process of the last one can be left on a host. `ascendrun lost HOST` states"
+        " that the machine is gone.",
+        {"reason": _REASON},
     ),
     EventType(
         "stop-requested",
@@ -69,6 +149,27 @@ _TYPES = (
         "stop requested with a grace period of {grace_s:duration}",
         "A user stopped the job.",
         {"grace_s": "seconds between SIGTERM and SIGKILL; 0 with --now"},
+    ),
+    EventType(
+        "host-passed-over",
+        Severity.WARNING,
+        "{hosts:hosts} passed over until {until_s:clock}: {why}",
+        "A host was not ready for the job, so the job is placed on other hosts of its hostfile.",
+        {"why": "what the host lacks, or why it is unreachable", "until_s": "until when the job does not use it"},
+    ),
+    EventType(
+        "hold-started",
+        Severity.INFO,
+        "held by {by}",
+        "A user holds the job in the queue: it is not placed.",
+        {"by": "name of the user"},
+    ),
+    EventType(
+        "hold-ended",
+        Severity.INFO,
+        "hold by {by} ended",
+        "The job may be placed again.",
+        {"by": "name of the user who held it"},
     ),
     EventType(
         "preflight-warning",
@@ -101,12 +202,42 @@ _TYPES = (
         frozenset(),
     ),
     EventType(
+        "adopted",
+        Severity.WARNING,
+        "attempt {attempt} found on {hosts:hosts} and adopted",
+        "An attempt ran that the job list did not have; the job was rebuilt from a copy on a node.",
+    ),
+    EventType(
+        "node-lost",
+        Severity.ERROR,
+        "{hosts:hosts} lost: {why}",
+        "The job's processes on a host are gone, and no end was recorded.",
+        {
+            "why": "rebooted (another boot id), directory-gone (same boot id, but neither records nor processes) or "
+            "by-user (`ascendrun release`)"
+        },
+        frozenset(),
+    ),
+    EventType(
         "processes-remain",
         Severity.ERROR,
         "{hosts:hosts}: {count:plural process processes} ({pids}) did not exit after SIGKILL (blocked in a driver or"
-        " NFS); reboot the node",
-        "Processes of the job cannot be killed. Only a reboot of the node helps.",
-        {"pids": "process ids", "count": "how many"},
+        " NFS); no job starts on the host until they are gone",
+        "Processes of the job cannot be killed. The host is held until they exit or it is rebooted.",
+        {
+            "pids": "process ids",
+            "count": "how many",
+            "processes": "list of objects: pid, start (clock ticks since boot), comm, state, wait_channel (of /proc), "
+            "since_ns",
+        },
+    ),
+    EventType(
+        "leftovers-gone",
+        Severity.INFO,
+        "{hosts:hosts}: the processes that did not exit after SIGKILL are gone",
+        "The processes of event processes-remain are gone; the host is free.",
+        {},
+        frozenset(),
     ),
     EventType(
         "processes-gone",
@@ -114,6 +245,58 @@ _TYPES = (
         "{hosts:hosts} reachable again; no process of the job remains",
         "A host of which this was unknown confirmed that all processes of the job have exited.",
         {},
+        frozenset(),
+    ),
+    EventType(
+        "host-released",
+        Severity.WARNING,
+        "{hosts:hosts} released by {by}",
+        "A user stated with `ascendrun release` that no process of the job is left on the host.",
+        {"by": "name of the user", "state": "unconfirmed or leftovers"},
+        frozenset(),
+    ),
+    EventType(
+        "spare-ready",
+        Severity.INFO,
+        "{hosts:hosts} ready as a spare: examined, and the code of the job is there",
+        "A spare of a running job passed the light checks. It is examined every 5 minutes.",
+        {},
+        frozenset(),
+    ),
+    EventType(
+        "spare-not-ready",
+        Severity.WARNING,
+        "{hosts:hosts} not ready as a spare: {finding}",
+        "A spare of a running job could not replace another host now.",
+        {"finding": "text: what the checks found, or why the host does not respond"},
+    ),
+    EventType(
+        "host-strike",
+        Severity.WARNING,
+        "{hosts:hosts}: strike {count}: {reason}",
+        "A failure or a check in the background blames one host. Two strikes within 7 days put it into quarantine. The"
+        " event belongs to no job.",
+        {"reason": _REASON, "count": "strikes within 7 days"},
+    ),
+    EventType(
+        "host-closed",
+        Severity.WARNING,
+        "{hosts:hosts}: {state} by {by}: {reason}",
+        "No job is placed on the host. The event belongs to no job.",
+        {
+            "state": "quarantined or drained",
+            "by": "name of the user; controller: after a failure",
+            "reason": "text, or what the user gave",
+            "until_s": "UTC seconds; null: until undrain",
+        },
+        frozenset(),
+    ),
+    EventType(
+        "host-opened",
+        Severity.INFO,
+        "{hosts:hosts} open to jobs again, by {by}",
+        "A user, or a passed `doctor --deep`, ended what closed the host. The event belongs to no job.",
+        {"by": "name of the user", "how": "undrain or deep"},
         frozenset(),
     ),
     EventType(
@@ -160,6 +343,38 @@ _TYPES = (
         frozenset(),
     ),
     EventType(
+        "hang",
+        Severity.ERROR,
+        "hang: {finding}",
+        "The job makes no progress, by at least two independent signs: docs/hangs.md. Its hosts and ranks are those"
+        " that the others wait for; none: unknown.",
+        {
+            "finding": "text: what was observed",
+            "step": "newest step; null: the program reports none",
+            "since_s": "time of the last progress, UTC seconds",
+            "signs": "list: no-step, no-output, rank-differs, devices-idle, network-idle, stacks, host-unreachable",
+            "where": "innermost function in which the ranks of the event are; null: unknown",
+            "others": "innermost function in which the other ranks wait; null: unknown",
+            "hang_s": "seconds without progress after which the job is stopped for a restart; null: never",
+        },
+    ),
+    EventType(
+        "hang-resolved",
+        Severity.INFO,
+        "the job makes progress again after {quiet_s:duration}",
+        "A job that was reported as hung completed a step, or its output continues.",
+        {"quiet_s": "seconds without progress"},
+    ),
+    EventType(
+        "separate-trainings",
+        Severity.ERROR,
+        "{hosts:hosts}: the processes train without the other nodes (world size {world_size}); pass NNODES, NODE_RANK,"
+        " NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT to the launcher in the command",
+        "By the environment of its processes all ranks of a training are on this host, though the job has other hosts,"
+        " which train separately. The job continues. Only for one process on each node.",
+        {"world_size": "ranks of that training, as its processes have it in WORLD_SIZE"},
+    ),
+    EventType(
         "notification-failed",
         Severity.WARNING,
         "notification to {target} failed: {reply}",
@@ -182,9 +397,86 @@ _TYPES = (
     EventType(
         "file-unreadable",
         Severity.WARNING,
-        "{hosts:hosts}: cannot open {file}.{generation}: {error}; its contents arrive when it can be opened",
+        "{hosts:hosts}: cannot read {file}.{generation}: {error}; its contents arrive when it can be read",
         "A log file cannot be read on the node.",
         {"file": "name", "generation": "number of the rotated file", "error": "message of the node"},
+    ),
+    EventType(
+        "file-limited",
+        Severity.WARNING,
+        "{hosts:hosts}: {file}.{generation} has {size:bytes}; only its first {limit:bytes} are copied to the head node",
+        "A file of a rank is larger than the limit of its kind.",
+        {"file": "name", "generation": "number of the rotated file", "size": "bytes", "limit": "bytes"},
+    ),
+    EventType(
+        "pull-paused",
+        Severity.WARNING,
+        "logs stay on the nodes: {cause}",
+        "The head node no longer copies logs, metrics and samples of the job. The ranks are not affected.",
+        {
+            "cause": "job-limit (the job occupies pull_job_bytes on the head node) or disk-space (less than "
+            "min_free_bytes are free there; copying continues when twice that is free)"
+        },
+    ),
+    EventType(
+        "resume-chosen",
+        Severity.INFO,
+        "resuming from step {step}: {path} ({format})",
+        "The newest checkpoint that is complete on all hosts. The ranks get it in `ASCENDRUN_RESUME_STEP`, "
+        "`ASCENDRUN_RESUME_PATH` and `ASCENDRUN_RESUME_FORMAT`.",
+        {
+            "step": "its step",
+            "format": "ascendrun (bundled programs), transformers, deepspeed, torch-dcp or megatron",
+            "path": "its directory on the first host",
+        },
+    ),
+    EventType(
+        "checkpoint-incomplete",
+        Severity.WARNING,
+        "{hosts:hosts}: checkpoint {path} is not complete: {why} {file}",
+        "A checkpoint newer than the chosen one cannot be used.",
+        {
+            "path": "its directory",
+            "why": "missing (a file), wrong-size or invalid (of a file), unnamed (a pointer file names an older step), "
+            "replaced (saved by an attempt that had been replaced) or unreadable",
+            "file": "file in the checkpoint, empty if the cause concerns no file",
+        },
+    ),
+    EventType(
+        "checkpoint-set-aside",
+        Severity.WARNING,
+        "checkpoints set aside after repeated failures: {steps}",
+        "Attempts that resumed from there failed twice in a row without progress. The next older checkpoint is used.",
+        {"steps": "their steps, also in `ASCENDRUN_RESUME_SKIP`"},
+    ),
+    EventType(
+        "checkpoint-pointer-repaired",
+        Severity.WARNING,
+        "{hosts:hosts}: {path} named {before}; it names step {step} again",
+        "The job has `checkpoint: {pointer: repair}`, and the file named a checkpoint newer than the one that the job "
+        "resumes from. Its old text is next to it, in NAME.old.",
+        {"path": "the file", "before": "its old text", "step": "step of the checkpoint that it names now"},
+    ),
+    EventType("pull-resumed", Severity.INFO, "logs are copied again", "The head node has free space again.", {}),
+    EventType(
+        "io-error",
+        Severity.WARNING,
+        "{hosts:hosts}: the supervisor continues after {errno} in {step}",
+        "A system call of the supervisor failed. The ranks are not affected: docs/node-io.md.",
+        {
+            "step": "part: records, logs, stop-file, read-output, signals, exits, checks, roll, stop, processes …",
+            "errno": "name of the error",
+            "count": "how often, 1 when it is first seen; the total follows at the end of the attempt",
+        },
+        frozenset({"count"}),
+    ),
+    EventType(
+        "records-lost",
+        Severity.WARNING,
+        "{hosts:hosts}: {count:plural record records} of the supervisor were lost",
+        "Notes about logs were dropped while they could not be written. Starts and exits are never dropped.",
+        {"count": "how many"},
+        frozenset({"count"}),
     ),
     EventType(
         "legacy",

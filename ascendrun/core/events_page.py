@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ascendrun.core.events import EVENTS, EventType
-from ascendrun.core.jobs import reasons
+from ascendrun.core.jobs import reasons, restart
 from ascendrun.text import Text
 
 HEAD = """# Events
@@ -70,14 +70,15 @@ def _reasons() -> Iterator[Text]:
     for kind, rank in (
         ("rank-exited", 0),
         ("rank-killed", 0),
-        ("node-rebooted", None),
+        *((kind, None) for kind in reasons.LOST.values()),
         ("start-failed", 0),
         ("start-failed", None),
     ):
         yield reasons.FirstFailure(kind, "x", rank).reason()
+    yield from restart.RULES.values()
 
 
-_NUMBERS = {"checked": (1, 1.0), "staged": (1, 1.0)}
+_NUMBERS = {"checked": (1, 1.0), "staged": (1, 1.0), "restarting": (1, 1, 1.0, "x")}
 """Arguments of the functions that do arithmetic with them."""
 
 

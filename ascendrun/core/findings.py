@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from typing import Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.text import Text
 
 

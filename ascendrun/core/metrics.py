@@ -6,11 +6,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ascendrun.core.dataclass import dataclass
+
 LINE_LIMIT_BYTES = 64 * 1024
-EVENTS = ("start", "resume", "checkpoint", "end")
+EVENTS = ("start", "resume", "checkpoint", "phase", "end")
 _MAY_DIVERGE = ("loss", "grad_norm")
 _NOT_FINITE = re.compile(r"^[+-]?(nan|inf(inity)?)$", re.IGNORECASE)
 
@@ -23,6 +25,7 @@ class MetricsLine:
     nan or infinite, as written; every other number is finite. Durations are of one step, in seconds;
     `step_s`: total, `data_s`: waiting for input, `comm_s`: waiting for other ranks and their data. `evals`: eval_*
     by full name. `seconds`, `bytes`, `path`: of a checkpoint; on "resume", `path` is the checkpoint.
+    `phase`: name on "phase": a part of the run without steps, like evaluation, which begins (`begins`) or ends.
     `flops_per_step`: of all ranks together; `peak_flops`: of one device.
     """
 
@@ -52,6 +55,8 @@ class MetricsLine:
     seconds: float | None = None
     bytes: float | None = None
     path: str | None = None
+    phase: str | None = None
+    begins: bool = False
     evals: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -61,7 +66,8 @@ class MetricsLine:
 
 
 _WHOLE = ("step", "total_steps", "world_size")
-_NUMBERS = tuple(name for name in MetricsLine.__dataclass_fields__ if name not in (*_WHOLE, "event", "path", "evals"))
+_OTHERS = ("event", "path", "phase", "begins", "evals")
+_NUMBERS = tuple(name for name in MetricsLine.__dataclass_fields__ if name not in (*_WHOLE, *_OTHERS))
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "at_s": ("timestamp", "at_s"),
     "lr": ("learning_rate", "lr"),
@@ -105,6 +111,8 @@ def read_values(values: Mapping[str, Any]) -> MetricsLine:
         if number is not None and number == int(number):
             found[name] = int(number)
     found["event"], found["path"] = _event(values)
+    if found["event"] == "phase" and isinstance(values.get("phase"), str):
+        found["phase"], found["begins"] = values["phase"], values.get("state") == "begin"
     if found.get("total_steps") is None and "steps" in values:  # its name in older programs
         number = _number("total_steps", values["steps"])
         found["total_steps"] = None if number is None else int(number)
@@ -138,3 +146,24 @@ def _number(name: str, value: Any) -> float | None:
     if not math.isfinite(number):
         return number if name in _MAY_DIVERGE else None
     return None if number < 0 and name in _NEVER_NEGATIVE else number
+
+
+PROGRESS_NAMES = (
+    "step",
+    "total_steps",
+    "loss",
+    "learning_rate",
+    "grad_norm",
+    "epoch",
+    "samples_per_s",
+    "tokens_per_s",
+    "step_s",
+)
+"""Names of the groups of `progress.pattern`."""
+
+
+def progress_pattern(spec: Mapping[str, Any]) -> str | None:
+    """Return the pattern of a stored job specification, None: it has none, the known ones count."""
+    section = spec.get("progress")
+    pattern = section.get("pattern") if isinstance(section, Mapping) else None
+    return pattern if isinstance(pattern, str) else None

@@ -6,8 +6,8 @@ import ipaddress
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.hosts import Host
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.text import Text
@@ -18,6 +18,14 @@ _FIRST_PORT, _LAST_PORT = 20000, 29999
 _CANDIDATES = 100
 _TAKEN_BY_HABIT = frozenset((29400, 29500))
 """torchrun's defaults: manually started jobs use them."""
+
+HCCL_FIRST, HCCL_PORTS, HCCL_BLOCKS = 61024, 32, 140
+"""HCCL listens on up to 32 host ports. Blocks of them above Linux's range for outgoing connections, and away from
+HCCL's default of 60000: manually started jobs use it."""
+HCCL_LAST = HCCL_FIRST + HCCL_PORTS * HCCL_BLOCKS - 1
+_HCCL_CANDIDATES = 4
+MOVES_HCCL = "HCCL_HOST_SOCKET_PORT_RANGE"
+"""With this variable HCCL ignores HCCL_IF_BASE_PORT."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,20 @@ def candidate_ports(run_id: str, wanted: str | None) -> tuple[int, ...]:
     span = _LAST_PORT - _FIRST_PORT + 1
     ports = (_FIRST_PORT + (start + step) % span for step in range(_CANDIDATES + len(_TAKEN_BY_HABIT)))
     return tuple(port for port in ports if port not in _TAKEN_BY_HABIT)[:_CANDIDATES]
+
+
+def candidate_bases(run_id: str, env: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the values to try for HCCL_IF_BASE_PORT: the user's only, or four derived from the run_id.
+
+    (): the user chose HCCL's ports in another way, or wrote no number.
+    """
+    wanted = env.get("HCCL_IF_BASE_PORT")
+    if MOVES_HCCL in env or (wanted is not None and not wanted.isdigit()):
+        return ()
+    if wanted is not None:
+        return (int(wanted),)
+    start = zlib.crc32(run_id.encode("utf-8"))
+    return tuple(HCCL_FIRST + HCCL_PORTS * ((start + step) % HCCL_BLOCKS) for step in range(_HCCL_CANDIDATES))
 
 
 def _majority(routes: Sequence[Route]) -> Route:

@@ -6,9 +6,9 @@ Nodes run their own standard-library code without templates: node/op_errors.py m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.text import Text, from_json, to_json
 
@@ -37,6 +37,8 @@ MESSAGES: Mapping[str, str] = {
     "connection-refused": "connection refused",
     "deadline": "{op} did not finish in time on this node",
     "directory-unusable": _OS,
+    "device-in-use": "{type} {device} is leased by an unknown program",
+    "device-leased": "{type} {device} is in use by run {tag} of user {user} since {since_s:clock}",
     "disk-full": _OS,
     "disk-nearly-full": "only {free_bytes:bytes} free in {path}",
     "entry-below-link": "{path} is below the symbolic link {link}",
@@ -53,10 +55,13 @@ MESSAGES: Mapping[str, str] = {
     "file-system-hangs": "timed out; a file system does not respond",
     "files-skipped": "{count:plural file files} skipped",
     "grep-failed": "grep exited with {status}: {error}",
+    "hccl-ports-in-use": "HCCL port blocks {ports:ranks} are in use on this node",
     "internal": "internal error in {op}: {error}",
     "keep-records": "cannot write the records in {path}",
+    "head-unreachable": "no contact with the controller (limit: restart.fence_after_s, {limit_s:duration})",
     "link-loop": "the symbolic link {path} is part of a loop",
     "link-outside": "the symbolic link {path} leads outside the directory",
+    "list-processes": "cannot list the processes of attempt {attempt} in {path}",
     "listing-changed": "its listing was changed",
     "listing-damaged": "its listing is damaged",
     "name-too-long": "the name is too long: {path}",
@@ -94,6 +99,7 @@ MESSAGES: Mapping[str, str] = {
     "several": "{problems}",
     "size-limit": "size limit reached at {path}; the rest is missing",
     "stop-attempt": "cannot stop attempt {attempt} in {path}",
+    "stop-hung": "stopped because the job hangs",
     "stop-requested": "stop requested",
     "store-tree": "cannot store the directory in {path}",
     "supervisor-failed": "the supervisor did not start: {error}",
@@ -122,10 +128,12 @@ HINTS: Mapping[str, str] = {
     "command-not-in-path": "set `python` to a full path in the job file, or extend PATH in its `env` or `setup`",
     "command-wrong-format": "check its first line (#!) and the architecture that it was built for",
     "deadline": "check the node for a slow disk or name service",
+    "device-in-use": "list the processes on the node: ascendrun leases",
     "directory-unusable": "check the owner, mode and mount of the directory",
     "disk-full": "free disk space on the node",
     "disk-nearly-full": "free disk space on the node",
     "entry-unsupported": "exclude it: workdir.exclude in the job file",
+    "hccl-ports-in-use": "list their owners: ascendrun leases",
     "internal": "report this; the traceback is in the standard error of the agent",
     "no-bash": "install bash on the node",
     "no-command-after-setup": "set PATH in `setup` of the job file",

@@ -24,10 +24,10 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Callable
 from urllib.parse import quote_plus, urlsplit, urlunsplit
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event, values_for_programs
 from ascendrun.core.notices import SCHEMA_VERSION, TEXT_LIMIT, Notice, Target, Words, describe
 from ascendrun.text import Text

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.notices import DEFAULT_JOBS, ON, SERVICES, Target, with_name
 from ascendrun.text import LANGUAGES, Text, renamed, suggestion, write
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from ascendrun.core.dataclass_json import load_dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.logs.redaction import redact_text
@@ -28,10 +28,14 @@ _STATE_KINDS: Mapping[str, str] = {
     State.FAILED.value: "failed",
     State.BACKOFF.value: "retrying",
 }
-_EVENT_KINDS = frozenset({"straggler", "unreachable", "reachable"})
+_EVENT_KINDS = frozenset({"straggler", "hang", "unreachable", "reachable", "gave-up", "restart-waits"})
 
 ON: Mapping[str, frozenset[str]] = {
-    **{kind: frozenset({kind}) for kind in ("started", "succeeded", "stopped", "failed", "retrying", "straggler")},
+    **{
+        kind: frozenset({kind})
+        for kind in ("started", "succeeded", "stopped", "failed", "retrying", "gave-up", "straggler", "hang")
+    },
+    "waits": frozenset({"restart-waits"}),
     "ended": frozenset({"succeeded", "stopped", "failed"}),
     "unreachable": frozenset({"unreachable", "reachable"}),
 }
@@ -39,7 +43,7 @@ ON: Mapping[str, frozenset[str]] = {
 
 DEFAULT_JOBS = ("*", "!deep")
 """All jobs except the small jobs of `doctor --deep`."""
-BAD_KINDS = frozenset({"failed", "unreachable", "straggler"})
+BAD_KINDS = frozenset({"failed", "unreachable", "straggler", "hang", "gave-up", "restart-waits"})
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,8 @@ def notice_of(job: Job, item: JobEvent, *, head_id: str, head: str) -> Notice | 
     event = item.event
     if event.code == "state-changed":
         state, reason = str(event.values.get("state")), event.values.get("reason")
-        kind, mark = _STATE_KINDS.get(state), f"{job.attempt}/{state}"
+        is_held = state == State.BACKOFF.value and event.values.get("cause") == "held"  # nothing failed
+        kind, mark = None if is_held else _STATE_KINDS.get(state), f"{job.attempt}/{state}"
     else:
         state, reason = job.state.value, event.message()
         kind, mark = event.code if event.code in _EVENT_KINDS else None, f"{job.attempt}/{event.code}/{item.number}"
@@ -167,7 +172,10 @@ _TITLES: Mapping[str, str] = {
     "stopped": "{name} was stopped",
     "failed": "{name} FAILED",
     "retrying": "{name} is being retried",
+    "gave-up": "{name} is not restarted any more",
+    "restart-waits": "{name} waits for nodes before its restart",
     "straggler": "{name}: slow rank",
+    "hang": "{name} hangs",
     "unreachable": "{name}: hosts unreachable",
     "reachable": "{name}: hosts reachable again",
     "test": "test notification",
@@ -180,7 +188,10 @@ _LABELS: Mapping[str, str] = {
 }
 _ADVICE: Mapping[str, str] = {
     "failed": "ascendrun explain {job}",
+    "gave-up": "ascendrun explain {job}",
+    "restart-waits": "ascendrun show {job}",
     "straggler": "ascendrun top",
+    "hang": "ascendrun stacks {job}",
     "unreachable": "ascendrun show {job}",
 }
 

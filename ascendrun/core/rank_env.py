@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import field
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.text import Text
 
 VISIBLE_DEVICES: Mapping[str, str] = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
+
+PATH_TOKEN = "\0PATH\0"
+"""Placeholder in a variable for the PATH of the node's login; NUL cannot occur in a user's value."""
 
 OWN_PREFIXES = ("TORCHELASTIC_", "ASCENDRUN_")
 
@@ -26,7 +30,8 @@ nodes load a large model at different speeds. It must stay below HCCL_EXEC_TIMEO
 
 @dataclass(frozen=True)
 class NodeShare:
-    """Common values of all processes of one node. `ranks_before`: ranks of the nodes before this node."""
+    """Common values of all processes of one node. `ranks_before`: ranks of the nodes before this node. `resume`:
+    variables that name the checkpoint to continue from."""
 
     node_rank: int
     nodes: int
@@ -40,17 +45,20 @@ class NodeShare:
     threads: int
     attempt_folder: str
     checkpoint_folder: str
+    resume: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class JobShare:
-    """Common values of all processes of one attempt. `signal`: a name without SIG; `env`: the user's."""
+    """Common values of all processes of one attempt. `signal`: a name without SIG; `env`: the user's. `python`: the
+    job's interpreter, None: not set."""
 
     job: str
     attempt: int
     run_id: str
     signal: str
     env: Mapping[str, str]
+    python: str | None = None
 
 
 def is_own_variable(name: str) -> bool:
@@ -77,8 +85,12 @@ def rank_environment(job: JobShare, node: NodeShare, local_rank: int, *, python_
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
+    # The only process of a node may start torchrun itself. LLaMA-Factory and ms-swift do so with these, MASTER_ADDR,
+    # MASTER_PORT and NODE_RANK. ms-swift does so wherever they are set, so one rank of several does not get them.
+    alone = {"NNODES": node.nodes, "NPROC_PER_NODE": len(node.device_ids)} if node.local_world_size == 1 else {}
     common = _common(job, node, python_path=python_path, rank=rank)
-    return dict(sorted({**common, **{name: str(value) for name, value in own.items()}}.items()))
+    values = {**alone, **common, **own}
+    return {name: str(values[name]) for name in sorted(values)}
 
 
 def launcher_environment(job: JobShare, node: NodeShare, *, python_path: str | None) -> dict[str, str]:
@@ -90,19 +102,22 @@ def _common(job: JobShare, node: NodeShare, *, python_path: str | None, rank: in
     user = {name: value for name, value in job.env.items() if name != "MASTER_PORT"}
     if python_path is not None:
         user["PYTHONPATH"] = ":".join(part for part in (python_path, user.get("PYTHONPATH")) if part)
-    return {**_defaults(node, user), **user, **_own(job, node, rank)}
+    return {**_defaults(job, node, user), **user, **_own(job, node, rank)}
 
 
-def _defaults(node: NodeShare, user: Mapping[str, str]) -> dict[str, str]:
+def _defaults(job: JobShare, node: NodeShare, user: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that the user may override."""
     defaults = {
         "OMP_NUM_THREADS": str(node.threads),
+        "PYTHONFAULTHANDLER": "1",  # prints all stacks at the end of a hung rank: node/stacks.py
         "PYTHONUNBUFFERED": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         # By default gloo and tensorpipe use the address of the hostname, often a loopback address.
         "GLOO_SOCKET_IFNAME": node.interface,
         "TP_SOCKET_IFNAME": node.interface,
     }
+    if job.python is not None and job.python.startswith("/"):
+        defaults["PATH"] = f"{job.python.rpartition('/')[0] or '/'}:{PATH_TOKEN}"
     if node.device_type == "npu":
         # "=": exactly this interface; without it "eth1" would also mean eth10.
         defaults["HCCL_SOCKET_IFNAME"] = f"={node.interface}"
@@ -127,6 +142,7 @@ def _own(job: JobShare, node: NodeShare, rank: int) -> dict[str, str]:
         "ASCENDRUN_CHECKPOINT_DIR": node.checkpoint_folder,
         "ASCENDRUN_CHECKPOINT_SIGNAL": job.signal,
         "ASCENDRUN_DEVICE_TYPE": node.device_type,
+        **node.resume,
     }
     if node.device_type in VISIBLE_DEVICES:
         own[VISIBLE_DEVICES[node.device_type]] = ",".join(map(str, node.device_ids))

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from ascendrun.core.events import Event
 
+UNKNOWN = "UNKNOWN"
+"""State of a live job, and liveness of a host, that nothing recent confirms."""
 GATHER_S = 10.0
 """Seconds; a shorter interruption is not reported. Hosts behind one failed switch give one event."""
 

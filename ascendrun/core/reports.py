@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from ascendrun.core.dataclass_json import load_dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,8 @@ class NodeReport:
 
     `root`: the agent's private directory on the node, absolute. `routes`: by the peer's host name; a peer that the node
     cannot resolve or route to is missing. `clock_offset_s`: node clock minus head clock. `login_s`: seconds until the
-    login's shell ran the command. `login_noise`: output of its startup files.
+    login's shell ran the command. `login_noise`: output of its startup files. `machine_key`, `incarnation`, `net_ns`,
+    `neighbours`, `live`: see AgentInfo; None with an older agent.
     """
 
     host: str
@@ -45,6 +45,38 @@ class NodeReport:
     is_local: bool | None = None
     login_s: float | None = None
     login_noise: str | None = None
+    machine_key: str | None = None
+    incarnation: str | None = None
+    net_ns: int | None = None
+    neighbours: tuple[str, ...] | None = None
+    live: tuple[str, ...] | None = None
+
+
+class HomeUser(Protocol):
+    """A NodeReport, or other facts of a node."""
+
+    @property
+    def root(self) -> str | None: ...
+    @property
+    def machine_key(self) -> str | None: ...
+    @property
+    def neighbours(self) -> tuple[str, ...] | None: ...
+
+
+def shared_homes(machines: Mapping[str, HomeUser]) -> dict[str, str]:
+    """Return, by host, the host that stands for its home directory: itself unless nodes share a home."""
+    by_key: dict[tuple[str | None, str | None], list[str]] = {}
+    for host, machine in machines.items():
+        by_key.setdefault((machine.root, machine.machine_key), []).append(host)
+    homes: dict[str, str] = {}
+    # Whoever came last to a shared home lists all others.
+    for host, machine in sorted(machines.items(), key=lambda item: -len(item[1].neighbours or ())):
+        if host not in homes:
+            homes[host] = host
+            for key in machine.neighbours or ():
+                for other in by_key.get((machine.root, key), ()):
+                    homes.setdefault(other, host)
+    return homes
 
 
 def report_values(report: NodeReport, everyone: Collection[str] = ()) -> dict[str, Any]:
@@ -73,4 +105,4 @@ def load_report(values: Mapping[str, Any], everyone: Collection[str] = ()) -> No
             routes.pop(values["host"], None)
         else:
             routes.update(dict.fromkeys(peers, Route(interface, source)))
-    return load_dataclass(NodeReport, {**values, "routes": routes})
+    return load_dataclass(NodeReport, {**values, "routes": routes}, neighbours=tuple, live=tuple)

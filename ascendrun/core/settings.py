@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.retention import DAY_S, GIB, MIB, Retention
 from ascendrun.text import LANGUAGES, Text
 
 if TYPE_CHECKING:
@@ -33,8 +35,8 @@ class Settings:
     """`state_dir`: all data of the head node (0700, on a local disk). `hostfile`: for commands without a hostfile,
     None: they fail. `color`: auto, always or never. `exec_timeout_s`: time limit of an `exec` command on a host.
     `transport`: connection to hosts behind SSH: auto, paramiko, or openssh (the ssh program). `lang`: the language of
-    messages, en or zh, None: that of the locale. `origins`: by name, the origin of its value, such as "default" or
-    "$ASCENDRUN_COLOR". `notices`: recipients of notifications, None: none.
+    messages, en or zh, None: that of the locale. `retention`: the settings of LIMITS. `origins`: by name, the origin of
+    its value, such as "default" or "$ASCENDRUN_COLOR". `notices`: recipients of notifications, None: none.
     """
 
     state_dir: Path
@@ -43,6 +45,8 @@ class Settings:
     exec_timeout_s: float = 60.0
     transport: str = "auto"
     lang: str | None = None
+    idle_check_s: float | None = None
+    retention: Retention = field(default_factory=Retention)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     notices: NoticeSettings | None = None
 
@@ -114,12 +118,76 @@ def _parse_seconds(text: str, _folder: Path) -> float:
     return seconds
 
 
+def _parse_interval(text: str, folder: Path) -> float | None:
+    return None if text == "off" else _parse_seconds(text, folder)
+
+
 def _parse_lang(text: str, _folder: Path) -> str:
     """Also accept the name of a locale, such as zh_CN.UTF-8, and the language of tests."""
     lang = next((lang for lang in ("en", "zh", "pseudo") if text.lower().startswith(lang)), None)
     if lang is None:
         raise _not_one_of(text, LANGUAGES)
     return lang
+
+
+LIMITS: Mapping[str, tuple[str, float, Text]] = {
+    "pull_error_mib": (
+        "pull_error_bytes",
+        MIB,
+        Text("settings.pull-error", "MiB of a rank's error file that are copied to the head node"),
+    ),
+    "pull_metrics_mib": (
+        "pull_metrics_bytes",
+        MIB,
+        Text("settings.pull-metrics", "MiB of a rank's metrics that are copied to the head node"),
+    ),
+    "pull_job_gib": (
+        "pull_job_bytes",
+        GIB,
+        Text("settings.pull-job", "GiB of a job on the head node; its further logs stay on the nodes"),
+    ),
+    "min_free_gib": (
+        "min_free_bytes",
+        GIB,
+        Text("settings.min-free", "GiB to keep free on the head node; with less, logs stay on the nodes"),
+    ),
+    "keep_jobs_days": (
+        "keep_jobs_s",
+        DAY_S,
+        Text("settings.keep-jobs-days", "days after its end until `prune` removes a job's logs from the head node"),
+    ),
+    "keep_jobs_gib": (
+        "keep_jobs_bytes",
+        GIB,
+        Text("settings.keep-jobs", "GiB of all jobs on the head node; beyond it `prune` removes the oldest"),
+    ),
+    "keep_node_days": (
+        "keep_node_s",
+        DAY_S,
+        Text("settings.keep-node-days", "days after its end until `prune` removes a job's logs from a node"),
+    ),
+    "keep_node_gib": (
+        "keep_node_bytes",
+        GIB,
+        Text("settings.keep-node", "GiB of ended jobs on a node; beyond it `prune` removes the oldest"),
+    ),
+}
+"""Settings of Retention: the field, its units in one unit of the setting, the meaning."""
+
+
+def _parse_amount(unit: float) -> Callable[[str, Path], int]:
+    def parse(text: str, _folder: Path) -> int:
+        try:
+            amount = float(text)
+        except ValueError:
+            amount = -1.0
+        if not 0 < amount < 1e9:
+            raise InvalidSettingError(
+                Text("settings.amount", "expected a number above 0, got {value:quote}", value=text)
+            )
+        return round(amount * unit)
+
+    return parse
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -141,6 +209,12 @@ SETTINGS: tuple[Setting, ...] = (
         _one_of("auto", "paramiko", "openssh"),
     ),
     Setting("lang", Text("settings.lang", "language of messages: en or zh (default: that of the locale)"), _parse_lang),
+    Setting(
+        "idle_check_s",
+        Text("settings.idle-check", "seconds between background checks of an idle host, or off"),
+        _parse_interval,
+    ),
+    *(Setting(name, meaning, _parse_amount(unit)) for name, (_, unit, meaning) in LIMITS.items()),
 )
 
 
@@ -185,7 +259,8 @@ def load_settings(
         from ascendrun.core.errors import InvalidInputError
 
         raise InvalidInputError(problems)
-    return Settings(origins=origins, **values)
+    limits = {field: values.pop(name) for name, (field, _, _) in LIMITS.items() if name in values}
+    return Settings(origins=origins, retention=replace(Retention(), **limits), **values)
 
 
 def _set(
@@ -314,7 +389,8 @@ def view_settings(settings: Settings) -> tuple[SettingView, ...]:
     """Return every setting with value and origin. For URLs of notifications only the host: the rest is a credential."""
     views = []
     for setting in SETTINGS:
-        value = getattr(settings, setting.name)
+        of, unit, _ = LIMITS.get(setting.name, ("", 1.0, None))
+        value = getattr(settings.retention, of) / unit if of else getattr(settings, setting.name)
         text = None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
         views.append(SettingView(setting.name, text, settings.origins[setting.name], setting.meaning))
     notices = settings.notices

@@ -6,9 +6,9 @@ python -m ascendrun.core.jobfile.keys > docs/job-file.md
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.jobfile.model import RENAMED, SECTIONS, JobSpec, PipelineStage, job_json_schema
 from ascendrun.core.jobfile.spec import flow, load_programs

@@ -6,7 +6,8 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from ascendrun.core.dataclass import dataclass
 
 _PYTHON = re.compile(r"python[0-9.]*")
 PROGRAMS_PACKAGE = "ascendrun.programs"
@@ -32,7 +33,8 @@ class _Target:
 
 
 def program_command(program: str, arguments: Sequence[str], *, python: str) -> tuple[str, ...]:
-    return (python, "-m", f"{PROGRAMS_PACKAGE}.{program}", *arguments)
+    is_own = program.endswith(".py")
+    return (python, *([program] if is_own else ["-m", f"{PROGRAMS_PACKAGE}.{program}"]), *arguments)
 
 
 def user_command(words: Sequence[str], *, python: str | None) -> tuple[str, ...]:
@@ -88,6 +90,8 @@ _DEEPSPEED_FLAG: Mapping[str, tuple[str, ...]] = {"script": (), "module": ("--mo
 
 def _read_target(words: Sequence[str]) -> _Target:
     """Split the command: both launchers start Python. Python with options other than -u is kept unchanged."""
+    if words[0].endswith(".py"):
+        return _Target("script", None, tuple(words))
     if not _PYTHON.fullmatch(words[0].rpartition("/")[2]):
         return _Target("program", None, tuple(words))
     rest = list(words[1:])

@@ -8,8 +8,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from ascendrun.text import Text, write
 
+DEFAULT_CAUSES: Any = ("infra", "device", "hccl", "hang", "storage", "oom", "preempted", "unknown")
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
-PROGRAM_PATTERN = r"^[a-z][a-z0-9_]{0,62}$"
+PROGRAM_PATTERN = r"^([a-z][a-z0-9_]{0,62}|\./[A-Za-z0-9_][A-Za-z0-9_./-]*\.py)$"
+"""A bundled program, or the file of one of your own in workdir.path."""
 
 
 def _integer(value: Any) -> Any:
@@ -23,7 +25,7 @@ Signal = Literal["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
 DeviceType = Literal["npu", "cuda", "cpu"]
 Launcher = Literal["spawn", "torchrun", "deepspeed", "none"]
 Scalar = Union[None, bool, int, float, str]
-Argument = Union[Scalar, Tuple[Scalar, ...]]
+Argument = Union[Scalar, Tuple[Union[Scalar, Dict[str, Scalar]], ...]]
 Word = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 FileName = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -66,15 +68,58 @@ class Checkpoint(Strict):
     """Seconds between the stop signal and SIGKILL, for saving a checkpoint."""
     signal: Signal = Field("TERM", examples=["USR1"])
     """Signal that requests the ranks to save a checkpoint and exit."""
+    fenced: bool = Field(False, examples=[True])
+    """The program implements docs/epochs.md, so that a restart does not wait for an unreachable node."""
+    pointer: Optional[Literal["repair"]] = Field(None, examples=["repair"])
+    """`repair`: if DeepSpeed's `latest` or Megatron's `latest_checkpointed_iteration.txt` names a newer checkpoint than
+    the one that the job resumes from, write that one into it. Default: these files are not changed."""
 
 
 class Timeouts(Strict):
     """Limits in seconds."""
 
+    check_s: Annotated[float, Field(ge=1, le=600, allow_inf_nan=False)] = Field(8.0, examples=[60])
+    """Seconds that the setup and the interpreter of the job may take in the checks before a start. If they take longer,
+    the start has a warning."""
     start_s: Seconds = Field(600.0, examples=[600])
     """Seconds from the start command until every rank runs."""
+    first_step_s: Seconds = Field(1800.0, examples=[3600])
+    """Seconds from the start to the first step. Before that, a job without progress does not count as hung."""
+    hang_s: Optional[Seconds] = Field(900.0, examples=[900])
+    """Seconds without progress until a hung job is stopped for a restart. Without restarts, or with null, a hang is
+    only reported."""
     run_s: Optional[Seconds] = Field(None, examples=[86400])
     """Seconds that the job may run. Default: no limit."""
+
+
+FailureKind = Literal["infra", "device", "hccl", "hang", "storage", "oom", "preempted", "unknown", "user"]
+Pause = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+
+
+SHORTEST_LEASE_S = 90.0
+"""Least difference of restart.fence_after_s and the grace period: a controller that is started again is in time."""
+
+
+class Restart(Strict):
+    """Whether the job starts again after a failure."""
+
+    max_restarts: Optional[Integer] = Field(None, ge=0, le=1000, examples=[3])
+    """Restarts within `window_s`. 0: none. Default: 3 for `program`, 0 for `command`."""
+    window_s: Seconds = Field(86_400.0, examples=[86400])
+    """Seconds after which a restart no longer counts."""
+    backoff_s: Tuple[Pause, ...] = Field((10.0, 300.0), min_length=2, max_length=2, examples=[[10, 300]])
+    """Shortest and longest pause before a restart. It doubles with each restart without progress."""
+    causes: Tuple[FailureKind, ...] = Field(DEFAULT_CAUSES, examples=[["infra", "device", "hccl"]])
+    """Kinds of failures after which the job restarts. user: exceptions and other errors of the program."""
+    max_restarts_without_progress: Optional[Integer] = Field(None, ge=0, le=1000, examples=[2])
+    """Restarts in a row without a new step. Default: 1 to 3, by the kind of failure."""
+    exclude_node_findings: Tuple[str, ...] = Field((), examples=[["device", "EI0013"]])
+    """Kinds of failures or codes of `ascendrun explain` after which the job never uses the node again."""
+    on_unreachable_node: Literal["auto", "wait", "fence"] = Field("auto", examples=["wait"])
+    """Restart while a node of the last attempt is unreachable. wait: not before its processes are known to be gone.
+    fence: when the node has ended its ranks by itself, after `fence_after_s`."""
+    fence_after_s: Seconds = Field(300.0, examples=[300])
+    """With on_unreachable_node: fence, seconds without the controller after which a node ends its ranks."""
 
 
 class Checks(Strict):
@@ -93,18 +138,34 @@ class Sampling(Strict):
     """Seconds between two samples. Longer on more than 200 hosts. 0 turns sampling off."""
 
 
+PATTERN_EXAMPLE = r"batch (?P<step>\d+) of (?P<total_steps>\d+): loss (?P<loss>\S+)"
+
+
+class Progress(Strict):
+    """How the steps of the training are read from its output."""
+
+    pattern: Optional[str] = Field(
+        None, min_length=1, max_length=1000, examples=[r"step (?P<step>\d+) loss (?P<loss>\S+)"]
+    )
+    """Regular expression of Python for one line, with a group `step` and others named as in docs/metrics.md. Default:
+    the output of the usual frameworks is recognised."""
+
+
 class JobBody(Strict):
     """The keys that a job and a stage of a pipeline have in common."""
 
     program: Optional[Annotated[str, Field(pattern=PROGRAM_PATTERN)]] = Field(None, examples=["trajectory"])
-    """Bundled training program to run. Cannot be combined with `command`."""
+    """Bundled training program to run, or ./FILE.py of your own in workdir.path. Cannot be combined with `command`."""
     command: Optional[Tuple[Word, ...]] = Field(None, min_length=1, examples=[["python", "train.py", "--lr", "2e-5"]])
     """Command to run on each rank, as a list of arguments. It is not passed to a shell."""
     launcher: Launcher = Field("spawn", examples=["torchrun"])
     """spawn: the agent starts each rank with the environment that torchrun sets. torchrun, deepspeed: the agent starts
-    this launcher once on each node. none: one process on each node."""
+    this launcher once on each node. none: one process on each node, which may start the ranks itself: NNODES,
+    NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT are set, as LLaMA-Factory and ms-swift read them."""
     nodes: Optional[Integer] = Field(None, ge=1, le=4096, examples=[2])
-    """Number of hosts to use, from the top of the hostfile. Default: all of them."""
+    """Number of hosts to use: free ones of the hostfile, in its order. Default: all of them."""
+    spare_nodes: Integer = Field(0, ge=0, le=64, examples=[1])
+    """Hosts to reserve in addition, if they are free, as replacements for a host that fails."""
     devices: Devices = Field(Devices(), examples=[{"type": "npu", "per_node": 8}])
     """The devices that each node gives to the job."""
     hostfile: Optional[FileName] = Field(None, examples=["cluster.hosts"])
@@ -118,17 +179,21 @@ class JobBody(Strict):
     setup: Optional[str] = Field(None, min_length=1, examples=["source /usr/local/Ascend/ascend-toolkit/set_env.sh"])
     """Bash script that runs on every node before the command, in the same shell."""
     python: Optional[str] = Field(None, min_length=1, examples=["/opt/conda/bin/python"])
-    """Python interpreter on the nodes: an absolute path or a name on PATH."""
+    """Python interpreter on the nodes: an absolute path, whose directory comes first on PATH, or a name on PATH."""
     workdir: Optional[Workdir] = Field(None, examples=[{"path": ".", "exclude": ["data/", ".git/"]}])
     """The code directory. Every node gets the same files, or the job does not start."""
     checkpoint: Checkpoint = Field(Checkpoint(), examples=[{"dir": "/data/ckpt/my-job", "grace_period_s": 300}])
     """How the job saves its state."""
     timeouts: Timeouts = Field(Timeouts(), examples=[{"start_s": 600, "run_s": 86400}])
     """Limits in seconds."""
+    restart: Restart = Field(Restart(), examples=[{"max_restarts": 3}])
+    """Whether the job starts again after a failure."""
     checks: Checks = Field(Checks(), examples=[{"skip": ["clock"]}])
     """The preflight checks of the job. `ascendrun doctor` lists their names."""
     sampling: Sampling = Field(Sampling(), examples=[{"interval_s": 10}])
     """Monitoring of devices, hosts and ranks while the job runs."""
+    progress: Progress = Field(Progress(), examples=[{"pattern": PATTERN_EXAMPLE}])
+    """How the steps of the training are read from its output."""
 
 
 class PipelineStage(JobBody):
@@ -157,7 +222,12 @@ RENAMED: Mapping[str, str] = {
     "devices.family": "devices.type",
     "checkpoint.grace_s": "checkpoint.grace_period_s",
     "timeouts.max_s": "timeouts.run_s",
+    "spares": "spare_nodes",
     "sampling.every_s": "sampling.interval_s",
+    "restart.max": "restart.max_restarts",
+    "restart.on": "restart.causes",
+    "restart.stop_after_no_progress": "restart.max_restarts_without_progress",
+    "restart.exclude_node_on": "restart.exclude_node_findings",
 }
 """Old keys of the job file and their new names. An old key is an error with the hint `write NEW: VALUE`."""
 
@@ -165,14 +235,7 @@ RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {"launcher": {"python": "none"
 """Old values by key, and their new names."""
 
 UNSUPPORTED: Mapping[str, Text] = {
-    "spare_nodes": Text("jobfile.later.spares", "replace a failed host in the hostfile and submit the job again"),
-    "spares": Text("jobfile.later.spares", "replace a failed host in the hostfile and submit the job again"),
     "container": Text("jobfile.later.container", "start the container runtime in command"),
-    "restart": Text("jobfile.later.restart", "remove it and submit the job again after a failure"),
-    "timeouts.hang_s": Text("jobfile.later.hang", "remove it; timeouts.run_s limits the duration of the job"),
-    "timeouts.first_step_s": Text("jobfile.later.hang", "remove it; timeouts.run_s limits the duration of the job"),
-    "checkpoint.fenced": Text("jobfile.later.remove", "remove it"),
-    "checkpoint.pointer": Text("jobfile.later.remove", "remove it"),
     "nodes.min": write("nodes: 2"),
     "nodes.max": write("nodes: 2"),
 }
@@ -195,8 +258,9 @@ def _migrated(old: Mapping[str, Any], path: Tuple[str, ...], model: type[BaseMod
     new: Dict[str, Any] = {}
     for key, value in old.items():
         key = RENAMED.get(".".join((*path, key)), key).rpartition(".")[2]
-        if key not in model.model_fields:
-            continue
+        field = model.model_fields.get(key)
+        if field is None or (value is None and model is Restart and field.default is not None):
+            continue  # an unknown key, or the default of a release that did not restart jobs
         section = SECTIONS.get(key)
         if section is not None and isinstance(value, Mapping):
             value = _migrated(value, (*path, key), section)
@@ -217,8 +281,10 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "workdir": Workdir,
     "checkpoint": Checkpoint,
     "timeouts": Timeouts,
+    "restart": Restart,
     "checks": Checks,
     "sampling": Sampling,
+    "progress": Progress,
 }
 """The sections of a job file by key."""
 

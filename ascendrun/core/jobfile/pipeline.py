@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobfile.model import NAME_PATTERN
 from ascendrun.core.jobfile.yaml_source import ListNode, MappingNode, Node, Place, ScalarNode, Source
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
     from ascendrun.options import ProgramOptions
 
-MERGED = ("args", "env", "devices", "checkpoint", "timeouts", "checks", "sampling")
+MERGED = ("args", "env", "devices", "checkpoint", "timeouts", "checks", "sampling", "progress")
 """Sections that a stage may set in part; the stage inherits other keys or replaces them."""
 
 INSTEAD = {"program": ("command",), "command": ("program", "args")}

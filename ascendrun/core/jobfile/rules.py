@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Callable
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import Problem
-from ascendrun.core.jobfile.model import UNSUPPORTED, not_supported
+from ascendrun.core.jobfile.model import (
+    PATTERN_EXAMPLE,
+    SHORTEST_LEASE_S,
+    UNSUPPORTED,
+    Checkpoint,
+    Restart,
+    not_supported,
+)
 from ascendrun.core.jobfile.source_text import REMOVE
 from ascendrun.core.jobfile.tree import key_place, place_of
 from ascendrun.core.jobfile.yaml_source import MappingNode, Place, ScalarNode, Source, find
+from ascendrun.core.metrics import PROGRESS_NAMES
 from ascendrun.core.rank_env import OWN_VARIABLES, VISIBLE_DEVICES, is_own_variable
 from ascendrun.options import JOB_FILE, OptionProblem, ProgramOptions, check_arguments
 from ascendrun.text import Text, suggestion, write
@@ -21,13 +29,23 @@ MAX_ARGUMENT_BYTES = 131_071
 """Linux rejects a single argument or environment variable of 128 KiB or more."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _BARE_WORD = re.compile(r"[A-Za-z0-9_./+-][A-Za-z0-9_./+=:@-]*")
 _WRAPPERS = {
-    "torchrun": "torchrun",
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "deepspeed": "deepspeed",
+    "torchrun": ("torchrun", "torchrun"),
+    "torch.distributed.run": ("torchrun", "torchrun"),
+    "torch.distributed.launch": ("torchrun", "torchrun"),
+    "deepspeed": ("deepspeed", "deepspeed"),
+    "accelerate launch": ("accelerate", "spawn"),
+    "accelerate.commands.launch": ("accelerate", "spawn"),
+    "fabric run": ("fabric run", "spawn"),
+    "lightning run": ("lightning run", "spawn"),
+    "lightning fabric": ("fabric run", "spawn"),
 }
+"""Commands that start the ranks of a node: (their name, the launcher that starts the same ranks)."""
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+_FLAGS = frozenset({"-u", "-B", "-I", "-E", "-s"})
+"""Options of Python without a value."""
 _TO_FILE = Text("jobfile.put-into-file", "put the value into a file")
 
 
@@ -119,7 +137,23 @@ def _what_to_run(draft: Draft) -> Iterator[Problem]:
 
 def _program(draft: Draft) -> Iterator[Problem]:
     name = draft.data.get("program")
-    if isinstance(name, str) and name not in draft.programs and not draft.is_invalid("program"):
+    if not isinstance(name, str) or draft.is_invalid("program"):
+        return
+    if name.endswith(".py") and not draft.has("workdir"):
+        yield draft.value("program").problem(
+            Text("jobfile.own-program-workdir", "program: {name:quote} requires workdir", name=name),
+            write("workdir: {path: .}"),
+        )
+    elif name.endswith(".py") and name not in draft.programs:
+        yield draft.value("program").problem(
+            Text("jobfile.own-program-options", "program: {name:quote} or its table of options not found", name=name),
+            Text(
+                "jobfile.own-program-options-hint",
+                "write the options of the program into {file}, next to it",
+                file=f"{name[2:-3]}.json",
+            ),
+        )
+    elif name not in draft.programs:
         yield draft.value("program").problem(
             Text("jobfile.unknown-program", "program: unknown program {name:quote}", name=name),
             suggestion(name, list(draft.programs)),
@@ -172,24 +206,48 @@ def _command(draft: Draft) -> Iterator[Problem]:
             )
     wrapper = _wrapper(words)
     if wrapper and draft.data.get("launcher") != "none":
+        name, launcher = wrapper
         yield draft.value("command", 0).problem(
-            Text("jobfile.nested-launcher", "the command would start {launcher} once for each rank", launcher=wrapper),
+            Text("jobfile.nested-launcher", "the command would start {launcher} once for each rank", launcher=name),
             Text(
                 "jobfile.nested-launcher-hint",
                 "write launcher: {launcher} and command: [python, your_script.py], or launcher: none",
-                launcher=wrapper,
+                launcher=launcher,
             ),
         )
 
 
-def _wrapper(words: Sequence[str]) -> str | None:
-    """Return the launcher that the command calls, by name or as a module."""
-    first = words[0].rpartition("/")[2]
-    if first in _WRAPPERS:
-        return _WRAPPERS[first]
-    if first.startswith("python") and len(words) > 2 and words[1] == "-m":
-        return _WRAPPERS.get(words[2])
-    return None
+def _wrapper(words: Sequence[str]) -> tuple[str, str] | None:
+    """Return the item of _WRAPPERS that the command calls, by name, as a module or in the text of a shell."""
+    rest = list(words)
+    while rest and (rest[0] in ("env", "exec") or _ASSIGNMENT.match(rest[0])):
+        rest.pop(0)
+    if not rest:
+        return None
+    first = rest.pop(0).rpartition("/")[2]
+    if first in _SHELLS and len(rest) > 1 and re.fullmatch(r"-[a-z]*c", rest[0]):
+        return next(filter(None, map(_wrapper, _simple_commands(rest[1]))), None)
+    if first.startswith("python"):
+        while rest and rest[0] in _FLAGS:
+            rest.pop(0)
+        return _WRAPPERS.get(rest[1]) if rest[:1] == ["-m"] and len(rest) > 1 else None
+    return _WRAPPERS.get(first) or _WRAPPERS.get(" ".join((first, *rest[:1])))
+
+
+def _simple_commands(script: str) -> list[list[str]]:
+    """Return the words of each simple command of a shell text; [] if it is not plain."""
+    lexer = shlex.shlex(script.replace("\n", ";"), posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    try:
+        for word in lexer:
+            if set(word) <= set(";&|()"):
+                commands.append([])
+            else:
+                commands[-1].append(word)
+    except ValueError:
+        return []
+    return commands
 
 
 def _env(draft: Draft) -> Iterator[Problem]:
@@ -248,6 +306,33 @@ def _devices(draft: Draft) -> Iterator[Problem]:
             Text("jobfile.ids-of-cpu", "devices.ids is not supported with device type cpu"),
             Text("jobfile.ids-of-cpu-hint", "write per_node: {count}, or type: npu", count=len(ids)),
         )
+
+
+def _progress(draft: Draft) -> Iterator[Problem]:
+    pattern = draft.section("progress").get("pattern")
+    if not isinstance(pattern, str) or draft.is_invalid("progress", "pattern"):
+        return
+    place = draft.value("progress", "pattern")
+    hint = write(f"progress: {{pattern: '{PATTERN_EXAMPLE}'}}")
+    try:
+        names = re.compile(pattern).groupindex
+    except re.error as error:
+        message = Text("jobfile.progress-regex", "progress.pattern: invalid regular expression: {why}", why=str(error))
+        yield place.problem(message, hint)
+        return
+    unknown = sorted(set(names) - set(PROGRESS_NAMES))
+    if unknown:
+        yield place.problem(
+            Text(
+                "jobfile.progress-group",
+                "progress.pattern: unknown group {names}; expected {expected}",
+                names=unknown,
+                expected=list(PROGRESS_NAMES),
+            ),
+            hint,
+        )
+    elif "step" not in names:
+        yield place.problem(Text("jobfile.progress-step", "progress.pattern requires the group step"), hint)
 
 
 def _paths(draft: Draft) -> Iterator[Problem]:
@@ -335,6 +420,43 @@ def _checks(draft: Draft) -> Iterator[Problem]:
                 )
 
 
+def _restart(draft: Draft) -> Iterator[Problem]:
+    pauses = draft.section("restart").get("backoff_s")
+    if isinstance(pauses, tuple) and len(pauses) == 2 and all(type(each) in (int, float) for each in pauses):
+        if pauses[0] > pauses[1]:
+            yield draft.value("restart", "backoff_s").problem(
+                Text("jobfile.backoff-order", "restart.backoff_s: the shortest pause exceeds the longest"),
+                write(f"backoff_s: [{pauses[1]:g}, {pauses[0]:g}]"),
+            )
+    if draft.section("restart").get("on_unreachable_node") == "fence":
+        yield from _fence(draft)
+
+
+def _fence(draft: Draft) -> Iterator[Problem]:
+    """Yield why a lease cannot hold: without restarts it only ends ranks, and a short one ends them too often."""
+    restarts = draft.section("restart").get("max_restarts")
+    if restarts == 0 or (restarts is None and not draft.has("program")):
+        yield draft.value("restart", "on_unreachable_node").problem(
+            Text("jobfile.fence-restarts", "restart.on_unreachable_node: fence requires restart.max_restarts above 0"),
+            write("max_restarts: 3"),
+        )
+    limit_s = draft.section("restart").get("fence_after_s", Restart().fence_after_s)
+    grace_s = draft.section("checkpoint").get("grace_period_s", Checkpoint().grace_period_s)
+    if not all(type(each) in (int, float) for each in (limit_s, grace_s)):
+        return
+    if limit_s < grace_s + SHORTEST_LEASE_S:
+        key = "fence_after_s" if "fence_after_s" in draft.section("restart") else "on_unreachable_node"
+        yield draft.value("restart", key).problem(
+            Text(
+                "jobfile.fence-after",
+                "restart.fence_after_s: expected at least {limit_s:g} (checkpoint.grace_period_s and {margin_s:g})",
+                limit_s=grace_s + SHORTEST_LEASE_S,
+                margin_s=SHORTEST_LEASE_S,
+            ),
+            write(f"fence_after_s: {grace_s + SHORTEST_LEASE_S:g}"),
+        )
+
+
 def _unsupported(draft: Draft) -> Iterator[Problem]:
     """Yield a problem for each key and value that is not implemented."""
     for key, hint in UNSUPPORTED.items():
@@ -367,7 +489,9 @@ _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
     _env,
     _devices,
     _paths,
+    _progress,
     _workdir,
     _checks,
+    _restart,
     _unsupported,
 )

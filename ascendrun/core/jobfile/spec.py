@@ -15,7 +15,7 @@ from ascendrun.core.jobfile import model
 from ascendrun.core.jobfile.model import JobSpec, job_json_schema, migrate_spec
 from ascendrun.core.jobfile.pipeline import NAME_HINT, StageJob, StageRoot, parallel_conflicts, split_stages
 from ascendrun.core.jobfile.rules import Draft, LocalFiles, broken_rules, typed_args
-from ascendrun.core.jobfile.source_text import in_order
+from ascendrun.core.jobfile.source_text import INIT_HINT, in_order
 from ascendrun.core.jobfile.tree import apply_overrides, job_data, key_place, place_of
 from ascendrun.core.jobfile.yaml_source import (
     KEY_VALUE,
@@ -49,12 +49,12 @@ __all__ = [
 Path = tuple[Union[str, int], ...]
 
 
-def parse_program_options(name: str, json_text: str) -> ProgramOptions:
+def parse_program_options(name: str, json_text: str, file: str = "") -> ProgramOptions:
     """Return the option table of a program (`options.json`). Raises InvalidInputError with all its faults."""
     try:
         return read_table(name, json_text)
     except InvalidTableError as error:
-        file = f"{name}/options.json"
+        file = file or f"{name}/options.json"
         raise InvalidInputError([Problem(file, error.line, error.column, fault) for fault in error.faults]) from error
 
 
@@ -148,7 +148,7 @@ def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOpti
     known = programs.get(spec.program or "")
     if known is not None:
         changes["args"] = {
-            name: _absolute(value, folder) if value and isinstance(value, str) and _is_path(known, name) else value
+            name: _absolute(str(value), folder) if _is_path(known, name, value) else value
             for name, value in spec.args.items()
         }
     return spec.model_copy(update=changes)
@@ -163,9 +163,9 @@ def require_hostfile(spec: JobSpec, file: str) -> str:
     return spec.hostfile
 
 
-def _is_path(known: ProgramOptions, name: str) -> bool:
+def _is_path(known: ProgramOptions, name: str, value: object) -> bool:
     option = known.find(name)
-    return option is not None and option.type == "path"
+    return option is not None and option.is_path(value)
 
 
 def _absolute(path: str, folder: str) -> str:
@@ -280,13 +280,14 @@ def _key_hint(path: Path) -> Optional[Text]:
     sections: Mapping[str, type[BaseModel]] = {**model.SECTIONS, "stages": model.PipelineStage}
     chosen = sections.get(inside[0]) if inside else JobSpec
     own = list(chosen.model_fields) if chosen else []
-    elsewhere = [
-        (section, closest(key, other.model_fields)) for section, other in model.SECTIONS.items() if [section] != inside
-    ]
-    for section, near in elsewhere:
-        if near is not None and (near == key or closest(key, own) is None):
-            return did_you_mean(f"{section}.{near}")
-    return suggestion(key, own)
+    elsewhere = {
+        name: f"{section}.{name}"
+        for section, other in list(model.SECTIONS.items())[::-1]  # the first section wins
+        if [section] != inside
+        for name in other.model_fields
+    }
+    near = closest(key, {*elsewhere, *own})
+    return suggestion(key, own) if near is None or near in own else did_you_mean(elsewhere[near])
 
 
 def _explain(path: Path, kind: str, context: Mapping[str, Any], value: Any) -> tuple[Text, Optional[Text]]:
@@ -354,7 +355,6 @@ def _example(path: Path) -> Optional[Text]:
     return write(f"{plain[-1]}: {flow(field.examples[0])}")
 
 
-INIT_HINT = Text("jobfile.init-hint", "`ascendrun init NAME` writes a job file to start from")
 _EXPECTED = {
     "int_type": Text("type.integer", "an integer"),
     "int_from_float": Text("type.integer", "an integer"),

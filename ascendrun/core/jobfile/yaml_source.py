@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Union
 
 import yaml
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobfile.source_text import MAX_PROBLEMS, NUL, REMOVE, decode_text
 from ascendrun.text import Text, write
@@ -152,7 +153,7 @@ def read_value(text: str, place: Place) -> Source:
 
 
 def scalar_value(node: ScalarNode) -> Value:
-    """Return the value of a scalar. Text: quoted, or plain and not null, a truth value or a number."""
+    """Return the value of a scalar. Text: quoted, or plain and not null, a truth value or a finite number."""
     text = node.text
     if not node.plain:
         return text
@@ -163,7 +164,8 @@ def scalar_value(node: ScalarNode) -> Value:
     if len(text) <= 400 and _INT.fullmatch(text):
         return int(text)
     if len(text) <= 400 and _FLOAT.fullmatch(text):
-        return float(text)
+        number = float(text)
+        return number if math.isfinite(number) else text  # 1E400 is text to other readers too; no field takes it
     return text
 
 
@@ -343,8 +345,7 @@ def _check_plain(node: ScalarNode, source: Source) -> None:
             source.mark_invalid(node, node.place.problem(text, hint))
             return
     number = scalar_value(node)
-    is_huge = isinstance(number, float) and not math.isfinite(number)
-    if is_huge or (type(number) is int and not -(2**63) <= number < 2**63):
+    if type(number) is int and not -(2**63) <= number < 2**63:
         text = Text("yaml.huge", "number {value:quote} is too large", value=node.text)
         hint = Text("yaml.huge-hint", "quote it to make it a string")
         source.mark_invalid(node, node.place.problem(text, hint))

@@ -6,25 +6,31 @@ Apart from the record (job.py), which every command that lists jobs loads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Union
+from dataclasses import field
+from typing import Any, Union
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import Finding
-from ascendrun.core.jobs.job import Exit
+from ascendrun.core.jobs.checkpoints import Listed, ResumePoint
+from ascendrun.core.jobs.job import Exit, Leftover
 from ascendrun.core.jobs.reasons import Detail
+from ascendrun.core.jobs.restart import Failure
 from ascendrun.text import Text
 
 # Inputs. Times are passed separately (`now_s`).
 
 
 @dataclass(frozen=True)
-class NodesAvailable:
-    """No other job uses this job's hosts."""
+class NodesFree:
+    """The attempt gets these hosts, in the order of their node ranks, and these spares."""
+
+    hosts: tuple[str, ...]
+    spares: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class WaitingForNodes:
-    """Another job uses some of this job's hosts."""
+    """The job is not placed, for this reason."""
 
     reason: Text
 
@@ -41,6 +47,8 @@ class NodeReported:
     host: str
     boot_id: str
     clock_offset_s: float | None
+    machine_key: str | None = None
+    incarnation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,22 @@ class Checked:
     """The nodes were checked before the start. `warnings`: findings that do not prevent it, each with its line."""
 
     warnings: tuple[tuple[Finding, Detail], ...] = ()
+
+
+@dataclass(frozen=True)
+class ResumeChosen:
+    """What the attempt resumes from. `incomplete`: newer checkpoints that are not complete, with their hosts."""
+
+    point: ResumePoint
+    incomplete: tuple[tuple[str, Listed], ...] = ()
+
+
+@dataclass(frozen=True)
+class ResumeLost:
+    """The newest checkpoint, of this step, is only on the disks of hosts that the attempt does not have."""
+
+    step: int
+    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -65,19 +89,40 @@ class NodeStaged:
 
 @dataclass(frozen=True)
 class NodeReady:
-    """`master_port`: a free port of the rank-0 node; None from the others."""
+    """`master_port`: a free port of the rank-0 node; None from the others. `hccl`: the leased port blocks of HCCL by
+    their first port; None: none was requested."""
 
     host: str
     master_port: int | None
+    hccl: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A node or the plan prevents the start. `host` None: the plan, or several hosts (`hosts`, as in `why`)."""
+    """A node or the plan prevents the start. `host` None: the plan, or several hosts (`hosts`, as in `why`). `is_away`:
+    the host is not reachable, which the job cannot have caused."""
 
     host: str | None
     why: Detail
     hosts: tuple[str, ...] = ()
+    is_away: bool = False
+
+
+@dataclass(frozen=True)
+class HoldChanged:
+    """A user holds the job in the queue; `by` None: a user ended that."""
+
+    by: str | None
+
+
+@dataclass(frozen=True)
+class Held:
+    """Something else uses devices or ports of the job: a refusal that passes. `what`: as the node reports it; `by`: the
+    run that leases them, None: unknown, or several."""
+
+    host: str
+    what: Detail
+    by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,17 +160,36 @@ class StartFailed:
 
 @dataclass(frozen=True)
 class NodeEnded:
-    """No process of the attempt is left on the host, except `leftovers` (pids that SIGKILL did not end)."""
+    """No process of the attempt is left on the host, except `leftovers`. `exits`: of all ranks as the supervisor saw
+    them, more reliable than RankExited, which a rank could write itself; {}: not reported."""
 
     host: str
-    leftovers: tuple[int, ...] = ()
+    leftovers: tuple[Leftover, ...] = ()
+    exits: Mapping[int, Exit] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class NodeRebooted:
-    """The host has another boot id: its processes are gone."""
+class LeftoversGone:
+    """The processes that SIGKILL did not end are gone, by the node or by a person who released the host."""
 
     host: str
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """The processes of the attempt on the host are gone. `why`: rebooted (another boot id), directory-gone (its records
+    and all its processes are gone, with the same boot id) or by-user (a person released the host)."""
+
+    host: str
+    why: str
+
+
+@dataclass(frozen=True)
+class HostGivenUp:
+    """A user reported that a host is gone for good, with its disks."""
+
+    host: str
+    by: str
 
 
 @dataclass(frozen=True)
@@ -135,17 +199,54 @@ class SupervisorLost:
 
 @dataclass(frozen=True)
 class StopStarted:
-    """The supervisor of a host started to end its ranks. `by`: limit, failure, user …; `at_s`: the host's clock."""
+    """The supervisor of a host started to end its ranks. `by`: head, limit, failure, node (it received SIGTERM), fence
+    (its lease expired) or finished; `at_s`: the host's clock; `done`: the work of all its ranks was complete."""
 
     host: str
     by: str
     why: Detail
     at_s: float
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class NodeTrouble:
+    """A supervisor could not do something; no rank was ended. `code`: of the event; `at_ns`: the host's clock."""
+
+    host: str
+    code: str
+    values: Mapping[str, Any]
+    at_ns: int
+
+
+@dataclass(frozen=True)
+class Hung:
+    """The job makes no progress, and is to be stopped (health/hang.py). `hosts`, `ranks`: those that the others wait
+    for, (): unknown. `is_unreachable`: these hosts do not respond. `finding`: what was observed."""
+
+    hosts: tuple[str, ...]
+    ranks: tuple[int, ...]
+    finding: Text
+    is_unreachable: bool = False
 
 
 @dataclass(frozen=True)
 class StopRequested:
     now: bool
+
+
+@dataclass(frozen=True)
+class RetryRequested:
+    """A user started the next attempt of a job that had ended without success."""
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """The failure of an attempt was diagnosed. `last_step`: the newest step that it reported, None: unknown."""
+
+    attempt: int
+    failure: Failure
+    last_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -155,15 +256,29 @@ class HeadRestarted:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed. `reachable`: hosts that respond now."""
+    """Time passed. `reachable`: hosts that respond now. `fenced`: hosts whose leases have expired: they have ended the
+    ranks by themselves."""
 
     reachable: frozenset[str] = frozenset()
+    fenced: frozenset[str] = frozenset()
 
 
 JobInput = Union[
-    Union[NodesAvailable, WaitingForNodes, DependencyFailed, NodeReported, Checked, Planned, NodeStaged, NodeReady],
-    Union[Refused, RankStarted, RankExited, RankHungAtExit, StartFailed, NodeEnded, NodeRebooted, SupervisorLost],
-    Union[StopStarted, StopRequested, HeadRestarted, Tick],
+    Union[ResumeChosen, ResumeLost],
+    Union[NodesFree, WaitingForNodes, DependencyFailed, NodeReported, Checked, Planned, NodeStaged, NodeReady],
+    Union[Refused, Held, RankStarted, RankExited, RankHungAtExit, StartFailed, NodeEnded, NodeLost, SupervisorLost],
+    Union[
+        HostGivenUp,
+        HoldChanged,
+        LeftoversGone,
+        NodeTrouble,
+        StopStarted,
+        Hung,
+        StopRequested,
+        RetryRequested,
+        Diagnosed,
+    ],
+    Union[HeadRestarted, Tick],
 ]
 
 
@@ -192,18 +307,27 @@ class StartNodes:
 
 @dataclass(frozen=True)
 class AbortNodes:
-    """Discard the preparation of the attempt of this run_id; nothing was started."""
+    """Discard the preparation of the attempt of this run_id on its hosts; nothing was started."""
 
     run_id: str
+    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class StopNodes:
-    """End every process of the attempt on these hosts."""
+    """End every process of the attempt on these hosts. `hung`: the ranks first print their stacks and end by it."""
 
     hosts: tuple[str, ...]
     now: bool
     grace_s: float
+    hung: bool = False
 
 
-Action = Union[QueryNodes, StageNodes, PrepareNodes, StartNodes, AbortNodes, StopNodes]
+@dataclass(frozen=True)
+class Judge:
+    """Diagnose the failure of an attempt; the reply is Diagnosed."""
+
+    attempt: int
+
+
+Action = Union[QueryNodes, StageNodes, PrepareNodes, StartNodes, AbortNodes, StopNodes, Judge]

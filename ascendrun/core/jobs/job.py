@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
-from ascendrun.core.dataclass_json import load_dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.jobs import reasons
+from ascendrun.core.jobs.checkpoints import ResumePoint, load_resume
 from ascendrun.core.jobs.reasons import FirstFailure
+from ascendrun.core.jobs.restart import Failure, PastAttempt, RestartPolicy, load_failure, load_past, load_policy
 from ascendrun.text import Text, from_json, to_json
 
 
@@ -57,13 +60,17 @@ class Cause(str, Enum):
     LIMIT = "limit"
     HEAD_RESTARTED = "head-restarted"
     NEED = "need"
+    PREEMPTED = "preempted"
+    HELD = "held"
+    HUNG = "hung"
+    PASSED_OVER = "passed-over"
 
 
 @dataclass(frozen=True)
 class Exit:
     """Exit of one rank. `at_ns`: the node's UTC clock; compare over nodes only after removing clock offsets.
-    `stopped`: it ended after a stop request. `killed_at_exit`: it had finished, did not exit, and was
-    killed. `exited_ns`: when the kernel reported it, as `at_ns`."""
+    `stopped`: it ended after a stop request. `done`: its metrics say that its work is complete. `killed_at_exit`: it
+    had finished, did not exit, and was killed. `exited_ns`: when the kernel reported it, as `at_ns`."""
 
     code: int | None
     signal: int | None
@@ -72,15 +79,41 @@ class Exit:
     killed_at_exit: bool = False
     exited_ns: int | None = None
     max_rss_bytes: int | None = None
+    done: bool = False
 
     @property
     def is_failure(self) -> bool:
         return not self.stopped and (self.signal is not None or self.code != 0)
 
+    def agrees(self, other: Exit | None) -> bool:
+        """Return whether the other says the same about how the rank ended."""
+        return other is not None and (self.code, self.signal, self.stopped) == (other.code, other.signal, other.stopped)
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the work is complete: a rank that is stopped may also exit with 0, after it has saved."""
+        return self.code == 0 and (not self.stopped or self.done or self.killed_at_exit)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A process of an attempt that SIGKILL did not end. `start`: clock ticks since boot; `state`: a letter of /proc;
+    `wait_channel`: the kernel function in which it waits; `since_ns`: the node's UTC clock. None, "": not recorded."""
+
+    pid: int
+    start: int | None = None
+    comm: str = ""
+    state: str = ""
+    wait_channel: str = ""
+    since_ns: int | None = None
+
 
 @dataclass(frozen=True)
 class NodeProgress:
-    """One node within the current attempt. `clock_offset_s`: node clock minus head clock, None: not measured."""
+    """One node within the current attempt. `clock_offset_s`: node clock minus head clock, None: not measured.
+    `lost`: why its processes are gone in phase LOST (inputs.NodeLost), None: not lost. `machine_key`, `incarnation`:
+    of its machine and its records there (AgentInfo), None: not reported. `leftovers`: processes that still live after
+    the end. `trouble_ns`: time of the newest NodeTrouble, by the node's clock. `hccl`: see inputs.NodeReady."""
 
     host: str
     node_rank: int
@@ -91,6 +124,12 @@ class NodeProgress:
     pids: Mapping[int, int] = field(default_factory=dict)
     exits: Mapping[int, Exit] = field(default_factory=dict)
     lingering: tuple[int, ...] = ()
+    lost: str | None = None
+    machine_key: str | None = None
+    incarnation: str | None = None
+    leftovers: tuple[Leftover, ...] = ()
+    trouble_ns: int = 0
+    hccl: tuple[int, ...] | None = None
 
     @property
     def may_run_processes(self) -> bool:
@@ -98,13 +137,39 @@ class NodeProgress:
 
 
 @dataclass(frozen=True)
+class Request:
+    """What a job needs of its pool. `nodes`: hosts of an attempt. `spares`: hosts that are claimed for replacements.
+    `same_as`: the id of the job whose hosts an attempt must use first, since its files are there; None: any hosts.
+    `examines`: it measures its hosts, also those in quarantine or drained."""
+
+    nodes: int = 0
+    spares: int = 0
+    same_as: str | None = None
+    examines: bool = False
+
+
+def make_request(spec: Mapping[str, Any], hosts: int, same_as: str | None = None) -> Request:
+    """Return what a job needs. `spec`: its file as JSON values; `hosts`: of its pool."""
+    return Request(spec.get("nodes") or hosts, spec.get("spare_nodes") or 0, same_as)
+
+
+@dataclass(frozen=True)
 class Job:
     """Everything that the controller decided about one job, immutable: `lifecycle.advance` returns the next record.
 
+    `pool`: the hosts that it may use, in the order of the hostfile. `hosts`: those of the present attempt in the order
+    of their node ranks, (): it is queued. `spares`: hosts claimed with them, on which nothing runs. `passed_over`: how
+    long (UTC seconds) a host is not used, since it was not ready. `unstarted`: attempts that ended before any
+    start. `lost_hosts`: whose disks a user has given up.
+    `priority`: higher ones are placed first. `held_by`: the user who holds it in the queue, None: not held.
     `pipeline`: the id of its pipeline, None: not part of a pipeline. `stage`: the stage's name in it. `needs`: the id
     of the job that has to succeed before. `home`: the run that owns its working directory, None: its own run.
-    `go_sent_at_s`: when GO was decided for this attempt, None: not yet. `unconfirmed`: hosts on which the end of all
-    processes is unknown; they stay reserved until they are reachable. Times are UTC seconds.
+    `hccl_base`: first of the host ports of HCCL, None: not chosen by this job. `refusals`: starts in a row that
+    ended since devices or ports were in use. `go_sent_at_s`: when GO was decided for this attempt, None: not yet.
+    `unconfirmed`: hosts on which the end of all processes is unknown; they stay reserved until they are reachable.
+    `failure`, `last_step`: of this attempt, as diagnosed. `resume`: what it resumes from, None: unknown.
+    `past`: the newest ended attempts. `not_before_s`: earliest time of the next start, None: no pause. Times are UTC
+    seconds.
     """
 
     id: str
@@ -121,6 +186,7 @@ class Job:
     nodes: tuple[NodeProgress, ...] = ()
     world_size: int = 0
     master_port: int | None = None
+    hccl_base: int | None = None
     go_sent_at_s: float | None = None
     started_at_s: float | None = None
     ended_at_s: float | None = None
@@ -132,6 +198,21 @@ class Job:
     stage: str | None = None
     needs: str | None = None
     home: str | None = None
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    failure: Failure | None = None
+    last_step: int | None = None
+    past: tuple[PastAttempt, ...] = ()
+    not_before_s: float | None = None
+    pool: tuple[str, ...] = ()
+    request: Request = Request()
+    spares: tuple[str, ...] = ()
+    passed_over: Mapping[str, float] = field(default_factory=dict)
+    unstarted: int = 0
+    lost_hosts: tuple[str, ...] = ()
+    priority: int = 0
+    held_by: str | None = None
+    refusals: int = 0
+    resume: ResumePoint | None = None
 
     @property
     def run_id(self) -> str:
@@ -140,6 +221,23 @@ class Job:
     @property
     def is_terminal(self) -> bool:
         return self.state in TERMINAL
+
+    @property
+    def used_hosts(self) -> tuple[str, ...]:
+        """Return the hosts of all attempts, in the order of the pool."""
+        used = {*self.hosts, *(host for attempt in self.past for host in attempt.hosts)}
+        return tuple(host for host in self.pool or self.hosts if host in used)
+
+    def hosts_of(self, attempt: int) -> tuple[str, ...]:
+        """Return the hosts of an attempt, in the order of their node ranks; all of an attempt that is not recorded."""
+        if attempt == self.attempt:
+            return self.hosts
+        return next((one.hosts for one in self.past if one.number == attempt), self.used_hosts)
+
+    @property
+    def held_hosts(self) -> tuple[str, ...]:
+        """Return the hosts that no other job may use, also after the end: processes of this job may live there."""
+        return tuple(n.host for n in self.nodes if n.host in self.unconfirmed or n.leftovers)
 
     def node(self, host: str) -> NodeProgress:
         for node in self.nodes:
@@ -158,7 +256,7 @@ def dump_job(job: Job) -> dict[str, Any]:
 
 def load_job(record: Mapping[str, Any]) -> Job:
     """Return the job of a record made by `dump_job`, also after conversion to and from JSON."""
-    return load_dataclass(
+    job = load_dataclass(
         Job,
         record,
         state=State,
@@ -168,7 +266,20 @@ def load_job(record: Mapping[str, Any]) -> Job:
         hosts=tuple,
         unconfirmed=tuple,
         nodes=lambda rows: tuple(map(_load_node, rows)),
+        policy=load_policy,
+        failure=load_failure,
+        past=load_past,
+        pool=tuple,
+        resume=load_resume,
+        request=partial(load_dataclass, Request),
+        spares=tuple,
+        lost_hosts=tuple,
+        passed_over=lambda hosts: {host: until for host, until in hosts.items() if isinstance(until, (int, float))},
     )
+    if job.pool:
+        return job
+    hosts = () if job.state is State.QUEUED else job.hosts  # an old record: its hosts are fixed
+    return replace(job, pool=job.hosts, request=Request(len(job.hosts)), hosts=hosts)
 
 
 def _load_node(record: Mapping[str, Any]) -> NodeProgress:
@@ -178,6 +289,8 @@ def _load_node(record: Mapping[str, Any]) -> NodeProgress:
         phase=Phase,
         ranks=tuple,
         lingering=tuple,
+        leftovers=lambda rows: tuple(load_dataclass(Leftover, row) for row in rows),
+        hccl=tuple,
         pids=lambda pids: {int(rank): pid for rank, pid in pids.items()},
         exits=lambda exits: {int(rank): load_dataclass(Exit, row) for rank, row in exits.items()},
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.reasons import stage_progress
 from ascendrun.text import Text

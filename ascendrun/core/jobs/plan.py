@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile import launchers
-from ascendrun.core.network import Network, candidate_ports, choose_network
+from ascendrun.core.jobs.checkpoints import ResumePoint
+from ascendrun.core.network import Network, candidate_bases, candidate_ports, choose_network
 from ascendrun.core.node_messages import Failure
-from ascendrun.core.rank_env import JobShare, NodeShare, launcher_environment, rank_environment
+from ascendrun.core.rank_env import PATH_TOKEN, JobShare, NodeShare, launcher_environment, rank_environment
 from ascendrun.core.reports import NodeReport
 from ascendrun.options import make_arguments
 from ascendrun.text import Text
@@ -58,7 +59,7 @@ class RankPlan:
 @dataclass(frozen=True)
 class NodePlan:
     """Start data of one node. `setup`: bash text run before each process, None: none. `devices`: by local rank, None:
-    no devices."""
+    no devices. `pointer`: {format, path, step} of the checkpoint that a pointer file shall name, None: as it is."""
 
     host: str
     node_rank: int
@@ -67,14 +68,17 @@ class NodePlan:
     setup: str | None
     folders: Folders
     devices: tuple[int, ...] | None = None
+    pointer: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
     """Start data of all nodes. `master_ports`: tried in order by bind on the rank-0 node; the first free port becomes
-    MASTER_PORT in every rank's environment (and replaces PORT_TOKEN in arguments). `max_s`: None means no limit.
-    `stop_signal` is a name without SIG, such as "TERM". `home`: the run whose working directory the ranks use, None:
-    that of run_id."""
+    MASTER_PORT in every rank's environment (and replaces PORT_TOKEN in arguments). `hccl_bases`: candidates for
+    HCCL_IF_BASE_PORT; the first that is free on all nodes is set, (): it is not set here. `device_type`: npu, cuda or
+    cpu. `leases_devices`: nodes lease the devices of the job. `max_s`: None means no limit.
+    `fence_s`: lease of a node without the head, None: it may run without. `stop_signal` is a name without SIG, such as
+    "TERM". `home`: the run whose working directory the ranks use, None: that of run_id."""
 
     job: str
     attempt: int
@@ -84,15 +88,21 @@ class LaunchPlan:
     world_size: int
     master_address: str
     master_ports: tuple[int, ...]
+    hccl_bases: tuple[int, ...]
+    device_type: str
+    leases_devices: bool
     stop_signal: str
     grace_s: float
     start_s: float
     max_s: float | None
     home: str | None = None
     sampling: Mapping[str, Any] | None = None
+    fence_s: float | None = None
 
 
 CODE_TREE, PROGRAMS_TREE = "code", "programs"
+DEVICE_LEASE = "device-lease"
+"""Check of a job file without which devices are not leased."""
 
 
 def make_plan(
@@ -106,9 +116,10 @@ def make_plan(
     folders: Mapping[str, Folders],
     trees: Sequence[Tree],
     home: str | None = None,
+    resume: ResumePoint | None = None,
 ) -> LaunchPlan:
     """Return the processes of each node. `hosts`: the hostfile's, in its order; `reports`, `folders`: by host name;
-    `home`: as in LaunchPlan.
+    `home`: as in LaunchPlan. `resume`: the checkpoint to continue from, None: unknown.
 
     Raises PreflightError with every reason why the hosts cannot run the job.
     """
@@ -125,8 +136,10 @@ def make_plan(
     if faults:
         raise _preflight_error(spec.name, faults)
     counts = {name: 1 if spec.launcher == "none" else len(ids) for name, ids in devices.items()}
-    shape = _Shape(spec, chosen, reports, folders, trees, devices, network, counts)
-    shared = JobShare(job=job, attempt=attempt, run_id=run_id, signal=spec.checkpoint.signal, env=spec.env)
+    shape = _Shape(spec, chosen, reports, folders, trees, devices, network, counts, resume or ResumePoint())
+    shared = JobShare(
+        job=job, attempt=attempt, run_id=run_id, signal=spec.checkpoint.signal, env=spec.env, python=spec.python
+    )
     return LaunchPlan(
         job=job,
         attempt=attempt,
@@ -136,11 +149,15 @@ def make_plan(
         world_size=shape.world_size,
         master_address=network.master_address,
         master_ports=candidate_ports(run_id, spec.env.get("MASTER_PORT")),
+        hccl_bases=candidate_bases(run_id, spec.env) if spec.devices.type == "npu" else (),
+        device_type=spec.devices.type,
+        leases_devices=DEVICE_LEASE not in (name.replace("_", "-").lower() for name in spec.checks.skip),
         stop_signal=spec.checkpoint.signal,
         grace_s=spec.checkpoint.grace_period_s,
         start_s=spec.timeouts.start_s,
         max_s=spec.timeouts.run_s,
         home=home,
+        fence_s=spec.restart.fence_after_s if spec.restart.on_unreachable_node == "fence" else None,
     )
 
 
@@ -156,6 +173,21 @@ def choose_hosts(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
     return tuple(hosts[:required])
 
 
+def pool_of(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """Return the hosts on which the job may be placed: those that give it as many ranks as the first `nodes` of the
+    file do. Raises PreflightError when the file has fewer than `nodes`."""
+    chosen = choose_hosts(spec, hosts)
+    sizes = {len(_choose_devices(spec, host)) for host in chosen}
+    if len(sizes) > 1:
+        return chosen
+
+    def is_like_them(host: Host) -> bool:
+        faults = (*_slot_faults(spec, [host]), *(() if spec.devices.type == "cpu" else _device_faults(spec, [host])))
+        return not faults and len(_choose_devices(spec, host)) in sizes
+
+    return tuple(host for host in hosts if host in chosen or is_like_them(host))
+
+
 def placement_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tuple[str, ...], Text, Text]]:
     """Yield unmet requirements of the job: (key of the job file, message, hint). `hosts`: all of the hostfile."""
     required = spec.nodes or max(1, len(hosts))
@@ -163,6 +195,7 @@ def placement_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tup
         yield (("nodes",), *_too_few_hosts(spec.name, required, len(hosts)))
     chosen = hosts[:required]
     yield from _slot_faults(spec, chosen)
+    yield from _starter_faults(spec, chosen)
     if spec.devices.type != "cpu":
         yield from _device_faults(spec, chosen)
         yield from _shared_devices(spec, chosen)
@@ -171,6 +204,23 @@ def placement_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tup
             ("launcher",),
             Text("plan.uneven-ranks", "launcher deepspeed requires the same number of ranks on each node"),
             Text("plan.uneven-ranks.hint", "set devices.per_node"),
+        )
+
+
+_STARTERS = ("llamafactory-cli", "lmf")
+"""Commands that start torchrun where they see several devices, even in a rank. ms-swift does so only if it is told."""
+
+
+def _starter_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tuple[str, ...], Text, Text]]:
+    words = spec.command or ("",)
+    name = words[0].rpartition("/")[2]
+    if spec.launcher == "none" or name not in _STARTERS or "train" not in words[1:2]:
+        return
+    if any(len(_choose_devices(spec, host)) > 1 for host in hosts):
+        yield (
+            ("command",),
+            Text("plan.starts-torchrun", "{name} starts torchrun itself, here in every rank", name=name),
+            Text("plan.starts-torchrun.hint", "write launcher: none: one process on each node, which starts the ranks"),
         )
 
 
@@ -261,6 +311,7 @@ def _too_few_hosts(name: str, required: int, listed: int) -> tuple[Text, Text]:
 def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
     """Return the fields of the agent's `prepare` operation for this node."""
     code = [tree.sha256 for tree in plan.trees if tree.name == CODE_TREE]
+    leased = node.devices if plan.leases_devices else None
     return {
         "tag": plan.run_id,
         "node_rank": node.node_rank,
@@ -273,11 +324,15 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
         "trees": [tree.sha256 for tree in plan.trees],
         "link_tree": code[0] if code else None,
         "ports": list(plan.master_ports) if node.node_rank == 0 else [],
+        **({"hccl": list(plan.hccl_bases)} if plan.hccl_bases else {}),
+        **({"devices": {"type": plan.device_type, "ids": list(leased)}} if leased else {}),
         "stop": {"signal": plan.stop_signal, "grace_s": plan.grace_s},
         "start_s": plan.start_s,
         "max_s": plan.max_s,
+        **({} if plan.fence_s is None else {"fence_s": plan.fence_s}),
         **({} if plan.sampling is None else {"sampling": {**plan.sampling, "devices": node.devices}}),
         **({} if plan.home is None else {"home": plan.home}),
+        **({} if node.pointer is None else {"pointer": node.pointer}),
     }
 
 
@@ -291,6 +346,7 @@ def render_plan(plan: LaunchPlan) -> dict[str, Any]:
         "world_size": plan.world_size,
         "master_address": plan.master_address,
         "master_ports": list(plan.master_ports),
+        "hccl_bases": list(plan.hccl_bases),
         "trees": [
             {"name": tree.name, "sha256": tree.sha256, "size_bytes": tree.size_bytes, "files": tree.files}
             for tree in plan.trees
@@ -311,6 +367,7 @@ class _Shape:
     devices: Mapping[str, tuple[int, ...]]
     network: Network
     counts: Mapping[str, int]
+    resume: ResumePoint
 
     @property
     def world_size(self) -> int:
@@ -347,6 +404,7 @@ def _make_nodes(shape: _Shape, job: JobShare) -> tuple[NodePlan, ...]:
             threads=max(1, shape.reports[host.name].cpus // (local_ranks if host.is_local else count)),
             attempt_folder=folders.attempt,
             checkpoint_folder=spec.checkpoint.dir or folders.checkpoints,
+            resume=shape.resume.environment(host.name),
         )
         nodes.append(
             NodePlan(
@@ -357,10 +415,18 @@ def _make_nodes(shape: _Shape, job: JobShare) -> tuple[NodePlan, ...]:
                 setup=spec.setup,
                 folders=folders,
                 devices=None if spec.devices.type == "cpu" else shape.devices[host.name],
+                pointer=_pointer(shape, host.name),
             )
         )
         ranks_before += count
     return tuple(nodes)
+
+
+def _pointer(shape: _Shape, host: str) -> Mapping[str, Any] | None:
+    resume = shape.resume
+    if shape.spec.checkpoint.pointer is None or not resume.step:
+        return None
+    return {"format": resume.format, "path": resume.paths[host], "step": resume.step}
 
 
 def _make_ranks(shape: _Shape, job: JobShare, share: NodeShare) -> tuple[RankPlan, ...]:
@@ -454,6 +520,17 @@ def render_text(rendered: Mapping[str, Any]) -> str:
         )
         for tree in rendered["trees"]
     ]
+    bases = rendered["hccl_bases"]
+    if bases:
+        lines.append(
+            _comment(
+                Text(
+                    "plan.hccl-base",
+                    "HCCL_IF_BASE_PORT: the first of {bases:ranks} whose 32 ports are free on all nodes",
+                    bases=bases,
+                )
+            )
+        )
     for node in rendered["nodes"]:
         lines += ["", *_node_lines(node["host"], node["prepare"], port)]
     return "\n".join(lines) + "\n"
@@ -476,6 +553,8 @@ def _node_lines(host: str, prepare: Mapping[str, Any], port: str) -> list[str]:
     ]
     lines += [f"export {name}={_quoted(value)}" for name, value in shared.items()]
     lines.append(f"export MASTER_PORT={port}")
+    if prepare.get("hccl"):
+        lines.append(f"export HCCL_IF_BASE_PORT={prepare['hccl'][0]}")
     if prepare["setup"]:
         lines += [_comment(Text("plan.setup", "setup, run by bash before each process")), prepare["setup"]]
     for rank in ranks:
@@ -491,6 +570,8 @@ def _comment(text: Text) -> str:
 
 def _quoted(value: str) -> str:
     """Quote a value for zsh, which expands an unquoted leading "=" to the path of a command."""
+    if value.endswith(PATH_TOKEN):
+        return shlex.quote(value[: -len(PATH_TOKEN)]) + '"$PATH"'
     return f"'{value}'" if value.startswith("=") and "'" not in value else shlex.quote(value)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Union
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.text import Text
 
 Detail = Union[Text, str]
@@ -14,6 +14,10 @@ Detail = Union[Text, str]
 
 def new() -> Text:
     return Text("reason.new", "waiting for the scheduler")
+
+
+def rebuilt() -> Text:
+    return Text("reason.rebuilt", "rebuilt after damage to the job list; waiting for the nodes")
 
 
 def nodes_available(count: int) -> Text:
@@ -41,13 +45,45 @@ def nodes_in_use(job: str, name: str, hosts: Sequence[str]) -> Text:
     )
 
 
-def nodes_unconfirmed(job: str, hosts: Sequence[str]) -> Text:
+def nodes_held(hosts: Sequence[str], why: Text) -> Text:
+    """Return the reason. `why`: of the first machine, as core/machines.Hold has it."""
+    return Text("reason.nodes-held", "waiting for {hosts:hosts} ({why})", hosts=list(hosts), why=why)
+
+
+def too_few_hosts(needed: int, usable: int, hosts: Sequence[str], why: Detail) -> Text:
+    """Return the reason. `hosts`: of the pool, not usable; `why`: the first of them is not."""
     return Text(
-        "reason.nodes-unconfirmed",
-        "waiting for {hosts:hosts} (cannot confirm that the processes of {job} exited)",
-        job=job,
+        "reason.too-few-hosts",
+        "{needed:plural host hosts} needed, {usable} usable; waiting for {hosts:hosts} ({why})",
+        needed=needed,
+        usable=usable,
         hosts=list(hosts),
+        why=why,
     )
+
+
+def host_unidentified() -> Text:
+    return Text("reason.host-unidentified", "no response yet; it may be a machine that is held")
+
+
+def host_away(error: Detail | None) -> Text:
+    return Text("reason.host-away", "unreachable: {error}", error=error)
+
+
+def host_passed_over(until_s: float) -> Text:
+    return Text("reason.host-passed-over", "not ready for this job; used again after {until_s:clock}", until_s=until_s)
+
+
+def host_excluded() -> Text:
+    return Text("reason.host-excluded", "excluded by restart.exclude_node_findings")
+
+
+def passed_over(hosts: Sequence[str], why: Detail) -> Text:
+    return Text("reason.passed-over", "passed over {hosts:hosts}: {why}", hosts=list(hosts), why=why)
+
+
+def held_by_user(user: str) -> Text:
+    return Text("reason.held-by-user", "held by {user}", user=user)
 
 
 def waiting_for_job(job: str, stage: str | None) -> Text:
@@ -104,10 +140,48 @@ def next_attempt(attempt: int) -> Text:
     return Text("reason.next-attempt", "attempt {attempt} waiting for its nodes", attempt=attempt)
 
 
+def restarting(number: int | None, limit: int, at_s: float, why: Text) -> Text:
+    """Return the reason. `number`: of the restart among those of the window, None: it is not counted."""
+    if number is None:
+        return Text("reason.restarting-uncounted", "restart at {at_s:clock}: {why}", at_s=at_s, why=why)
+    return Text(
+        "reason.restarting",
+        "restart {number} of {limit} at {at_s:clock}: {why}",
+        number=number,
+        limit=limit,
+        at_s=at_s,
+        why=why,
+    )
+
+
+def waiting_for_end(hosts: Sequence[str], attempt: int) -> Text:
+    return Text(
+        "reason.waiting-for-end",
+        "waiting for {hosts:hosts}: processes of attempt {attempt} may still run there",
+        hosts=list(hosts),
+        attempt=attempt,
+    )
+
+
+def not_restarted(why: Text, rule: Text) -> Text:
+    """Return the reason of a failed job with a restart policy."""
+    return Text("reason.not-restarted", "{why}; not restarted: {rule}", why=why, rule=rule)
+
+
 def preflight_failed(hosts: Sequence[str], why: Detail) -> Text:
     """Return the reason. `hosts`: those that are not ready, () when it is the plan or `why` names them itself."""
     return Text(
         "reason.preflight-failed", "preflight failed (no process was started): {why}", why=why, hosts=list(hosts)
+    )
+
+
+def held(host: str, what: Detail) -> Text:
+    return Text("reason.held", "waiting for {host}: {what}", host=host, what=what)
+
+
+def no_common_ports(hosts: Sequence[str]) -> Text:
+    return Text(
+        "reason.no-common-ports", "waiting for a block of HCCL ports that is free on {hosts:hosts}", hosts=list(hosts)
     )
 
 
@@ -151,6 +225,32 @@ def time_limit(host: str | None, why: Detail) -> Text:
     return Text("reason.time-limit", "time limit reached: {why}", host=host, why=why)
 
 
+def preempted(host: str, why: Detail) -> Text:
+    return Text("reason.preempted", "preempted: {host} stopped its ranks ({why})", host=host, why=why)
+
+
+def hung(hosts: Sequence[str], ranks: Sequence[int], finding: Text) -> Text:
+    return Text("reason.hung", "hung: {finding}", finding=finding, hosts=list(hosts), ranks=list(ranks))
+
+
+def hung_without_host(hosts: Sequence[str], ranks: Sequence[int], finding: Text) -> Text:
+    """Return the reason of a hang whose cause is a host that does not respond."""
+    return Text("reason.hung-without-host", "hung: {finding}", finding=finding, hosts=list(hosts), ranks=list(ranks))
+
+
+def retried_by_user() -> Text:
+    return Text("reason.retried-by-user", "restarted on user request")
+
+
+def only_copy(step: int, hosts: Sequence[str]) -> Text:
+    return Text(
+        "reason.only-copy",
+        "waiting for {hosts:hosts}: only copy of the checkpoint of step {step}",
+        step=step,
+        hosts=list(hosts),
+    )
+
+
 def stopped_by_user() -> Text:
     return Text("reason.stopped-by-user", "stopped on user request")
 
@@ -179,9 +279,13 @@ def stage_progress(number: int, count: int, stage: str, reason: Text) -> Text:
     )
 
 
+LOST = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone", "by-user": "node-released"}
+"""Kind of the failure for each reason why a node is lost."""
+
+
 @dataclass(frozen=True)
 class FirstFailure:
-    """The failure that ended an attempt. `kind`: rank-exited, rank-killed, start-failed, node-rebooted or legacy.
+    """The failure that ended an attempt. `kind`: rank-exited, rank-killed, start-failed, one of LOST, or legacy.
 
     `rank` None: the whole host. `detail`: what the node reported.
     """
@@ -203,6 +307,14 @@ class FirstFailure:
             )
         if self.kind == "node-rebooted":
             return Text("reason.node-rebooted", "{host} was rebooted; its ranks are lost", host=self.host)
+        if self.kind == "node-directory-gone":
+            return Text(
+                "reason.node-directory-gone",
+                "{host} has neither records nor processes of the job (container or home recreated); its ranks are lost",
+                host=self.host,
+            )
+        if self.kind == "node-released":
+            return Text("reason.node-released", "{host} was released by a user; its ranks are lost", host=self.host)
         if self.kind == "start-failed" and self.rank is not None:
             return Text(
                 "reason.rank-start-failed", "rank {rank} on {host} failed to start: {why}", why=self.detail, **who

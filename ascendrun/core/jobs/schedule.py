@@ -1,23 +1,30 @@
-"""Scheduling of queued jobs: by order of submission, over the jobs of one head node; a stage after its dependency."""
+"""Scheduling of queued jobs over the hosts of one head node: pure. Higher priorities first, then the oldest.
+
+A job gets hosts of its pool that are usable and free. A job that waits is passed by others until it has waited for
+RESERVE_S; then hosts are reserved for it. A job that has too few usable hosts reserves nothing, so that a host that
+does not respond or is drained stops no other job.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import field
 from typing import Callable, Union
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobs import reasons
-from ascendrun.core.jobs.inputs import DependencyFailed, NodesAvailable, WaitingForNodes
+from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, WaitingForNodes
 from ascendrun.core.jobs.job import ACTIVE_STATES, Cause, Job, State
 from ascendrun.text import Text
+
+RESERVE_S = 600.0
+"""Seconds after which hosts are reserved for a job that waits, and for which a job that pauses keeps its hosts."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Use of one host by a job.
-
-    `count` of its `capacity` slots (capacity None: the entire host), or only the devices `ids`.
-    """
+    """Use of one host by a job: `count` of its `capacity` slots (capacity None: the entire host), or only the devices
+    `ids`."""
 
     host: str
     count: int
@@ -25,44 +32,37 @@ class Claim:
     ids: tuple[int, ...] | None = None
 
 
-Decision = Union[NodesAvailable, WaitingForNodes]
+@dataclass(frozen=True)
+class Contender:
+    """A job that uses hosts or waits for them. `claims`: of each host of its pool, in the order of the hostfile.
+    `unusable`: hosts on which no attempt of it may be placed, and why. `away`: hosts that do not respond, and why: only
+    the first start of a job is placed there, if there are no others. `avoided`: hosts to choose last. `places`: the
+    machine of each host, equal for all its names; a host that is missing has its name only. `lost`: unusable hosts
+    that a user has given up with their disks; a stage does not wait for them."""
+
+    job: Job
+    claims: Mapping[str, Claim]
+    unusable: Mapping[str, Text] = field(default_factory=dict)
+    away: Mapping[str, Text] = field(default_factory=dict)
+    avoided: Set[str] = frozenset()
+    places: Mapping[str, str] = field(default_factory=dict)
+    lost: Set[str] = frozenset()
 
 
-def schedule_all(
-    jobs: Sequence[tuple[Job, Sequence[Claim]]], find: Callable[[str], Job | None]
-) -> Mapping[str, Decision | DependencyFailed]:
-    """Return for every QUEUED job, oldest first, whether it may start now. A job that waits for its dependency has no
-    place in the queue for nodes. `find` returns a job by its id, None: not found."""
-    decisions: dict[str, Decision | DependencyFailed] = {}
-    ready = []
-    for job, claims in jobs:
-        waits = check_dependency(job, find(job.needs)) if job.needs and job.state is State.QUEUED else None
-        if waits is None:
-            ready.append((job, claims))
-        else:
-            decisions[job.id] = waits
-    return {**decisions, **schedule_queue(ready)}
+Decision = Union[NodesFree, WaitingForNodes, DependencyFailed]
 
 
-def schedule_queue(jobs: Sequence[tuple[Job, Sequence[Claim]]]) -> Mapping[str, Decision]:
-    """Return for every QUEUED job, oldest first, whether its nodes are available or which job uses them.
-
-    A waiting job keeps its place: a younger job does not overtake it on a host that both require.
-    """
-    taken: dict[str, list[tuple[Job, Claim]]] = {}
-    decisions: dict[str, Decision] = {}
-    for job, claims in jobs:
-        for claim in claims:
-            if job.state in ACTIVE_STATES or claim.host in job.unconfirmed:
-                taken.setdefault(claim.host, []).append((job, claim))
-    for job, claims in jobs:
-        if job.state is not State.QUEUED:
-            continue
-        blockers = [(claim.host, holder) for claim in claims for holder in _blockers(claim, taken.get(claim.host, ()))]
-        decisions[job.id] = WaitingForNodes(_reason(blockers)) if blockers else NodesAvailable()
-        for claim in claims:
-            taken.setdefault(claim.host, []).append((job, claim))
-    return decisions
+def schedule(
+    contenders: Sequence[Contender], find: Callable[[str], Job | None], *, now_s: float
+) -> Mapping[str, Decision]:
+    """Return for every QUEUED job where it starts, or why it waits. `find` returns a job by its id, None: not found."""
+    taken = _Taken()
+    for one in contenders:
+        if _uses_hosts(one.job, now_s):
+            taken.add(one, (*one.job.hosts, *one.job.spares))
+    queued = [one for one in contenders if one.job.state is State.QUEUED]
+    queued.sort(key=lambda one: (-one.job.priority, one.job.created_at_s, one.job.id))
+    return {one.job.id: _decide(one, taken, find, now_s) for one in queued}
 
 
 def check_dependency(job: Job, needed: Job | None) -> None | WaitingForNodes | DependencyFailed:
@@ -81,22 +81,109 @@ def check_dependency(job: Job, needed: Job | None) -> None | WaitingForNodes | D
     return WaitingForNodes(reasons.waiting_for_job(needed.id, needed.stage))
 
 
-def _blockers(claim: Claim, held: Sequence[tuple[Job, Claim]]) -> tuple[Job, ...]:
-    if not held:
-        return ()
-    if claim.ids is not None and all(other.ids is not None for _, other in held):
-        return tuple(job for job, other in held if set(claim.ids) & set(other.ids or ()))
-    if claim.capacity is None or any(other.capacity is None or other.ids is not None for _, other in held):
-        return tuple(job for job, _ in held)
-    used = sum(other.count for _, other in held)
-    return tuple(job for job, _ in held) if used + claim.count > claim.capacity else ()
+class _Taken:
+    """The claims on each machine: of jobs that use it, and reservations of queued jobs."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, list[tuple[Job, Claim]]] = {}
+
+    def add(self, one: Contender, hosts: Sequence[str]) -> None:
+        for host in hosts:
+            if host in one.claims:
+                self._held.setdefault(one.places.get(host, host), []).append((one.job, one.claims[host]))
+
+    def blockers(self, one: Contender, host: str) -> tuple[Job, ...]:
+        """Return the jobs that must end before the claim of `one` on a host fits; (): it fits."""
+        claim, held = one.claims[host], self._held.get(one.places.get(host, host), ())
+        if not held:
+            return ()
+        if claim.ids is not None and all(other.ids is not None for _, other in held):
+            return tuple(job for job, other in held if set(claim.ids) & set(other.ids or ()))
+        if claim.capacity is None or any(other.capacity is None or other.ids is not None for _, other in held):
+            return tuple(job for job, _ in held)
+        used = sum(other.count for _, other in held)
+        return tuple(job for job, _ in held) if used + claim.count > claim.capacity else ()
 
 
-def _reason(blockers: Sequence[tuple[str, Job]]) -> Text:
-    host, job = blockers[0]
-    hosts = sorted({name for name, _ in blockers})
+def _uses_hosts(job: Job, now_s: float) -> bool:
+    return job.state in ACTIVE_STATES or (job.state is State.BACKOFF and now_s - job.since_s < RESERVE_S)
+
+
+def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None], now_s: float) -> Decision:
+    job = one.job
+    waits = check_dependency(job, find(job.needs)) if job.needs else None
+    if waits is not None:
+        return waits
+    if job.held_by is not None:
+        return WaitingForNodes(reasons.held_by_user(job.held_by))
+    bound = tuple(host for host in _bound_hosts(job, find) if host not in one.lost)[: job.request.nodes]
+    usable = _usable(one, bound)
+    missing = [host for host in bound if host not in usable]
+    if missing or len(usable) < job.request.nodes:
+        barred = {**one.away, **one.unusable}
+        barred = {host: barred[host] for host in missing or barred if host in barred}
+        count = len(usable) if not missing else len(bound) - len(missing)
+        why = next(iter(barred.values()), Text("reason.host-unknown", "not in the hosts of the job"))
+        return WaitingForNodes(reasons.too_few_hosts(job.request.nodes, count, list(barred), why))
+    blockers = {host: taken.blockers(one, host) for host in usable}
+    free = [host for host in usable if not blockers[host]]
+    if len(free) >= job.request.nodes and all(host in free for host in bound):
+        hosts = _in_rank_order(job, bound, free)
+        spares = tuple(host for host in free if host not in hosts and host not in one.away)[: job.request.spares]
+        taken.add(one, (*hosts, *spares))
+        return NodesFree(hosts, spares)
+    if now_s - job.since_s >= RESERVE_S:
+        order = sorted(usable, key=lambda host: (host not in bound, host not in free))
+        taken.add(one, order[: job.request.nodes])
+    return WaitingForNodes(_reason({host: blockers[host] for host in bound or usable if blockers[host]}))
+
+
+def _usable(one: Contender, bound: Sequence[str]) -> tuple[str, ...]:
+    """Return the hosts on which the job may be placed, in the order of choice: those of the attempt before, its spares,
+    the others, those that it avoids. At its first start also those that do not respond, if there are no others: it then
+    fails with their error at once, unless it continues the work of a stage (`bound`) and waits for its hosts."""
+    hosts = [host for host in one.claims if host not in one.unusable and host not in one.away]
+    has_run = any(attempt.started_at_s is not None for attempt in one.job.past)
+    if not has_run and not bound and len(hosts) < one.job.request.nodes:
+        hosts += [host for host in one.away if host in one.claims and host not in one.unusable]
+    before = one.job.past[-1].hosts if one.job.past else ()
+    return tuple(
+        sorted(
+            hosts,
+            key=lambda host: (host in one.away, host in one.avoided, host not in before, host not in one.job.spares),
+        )
+    )
+
+
+def _in_rank_order(job: Job, bound: Sequence[str], free: Sequence[str]) -> tuple[str, ...]:
+    """Return the hosts of the attempt: those of the attempt before keep their node ranks, others take the places that
+    are left."""
+    before = job.past[-1].hosts if job.past else ()
+    chosen = list(dict.fromkeys((*bound, *free)))[: job.request.nodes]
+    kept = {rank: host for rank, host in enumerate(before[: job.request.nodes]) if host in chosen}
+    rest = iter([host for host in chosen if host not in kept.values()])
+    return tuple(kept.get(rank) or next(rest) for rank in range(job.request.nodes))
+
+
+def _bound_hosts(job: Job, find: Callable[[str], Job | None]) -> Iterator[str]:
+    """Yield the hosts that have files of the job: of the stages before it, the newest first."""
+    seen: set[str] = set()
+    source = job.request.same_as
+    while source is not None:
+        before = find(source)
+        if before is None:
+            return
+        for host in before.hosts:
+            if host not in seen and host in job.pool:
+                seen.add(host)
+                yield host
+        source = before.request.same_as
+
+
+def _reason(blockers: Mapping[str, Sequence[Job]]) -> Text:
+    """Return what a job waits for. `blockers`: the jobs before it, by host."""
+    job = next(iter(blockers.values()))[0]
+    hosts = sorted(blockers)
     if job.state is State.QUEUED:
         return reasons.queued_behind(job.id, job.name, hosts)
-    if host in job.unconfirmed:
-        return reasons.nodes_unconfirmed(job.id, hosts)
     return reasons.nodes_in_use(job.id, job.name, hosts)

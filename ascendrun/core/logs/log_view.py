@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.logs.log_lines import LogLine
 
 FOLD_WINDOW_S = 0.3

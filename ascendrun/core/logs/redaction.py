@@ -65,7 +65,7 @@ class _Rule:
 _QUOTED_OR_BARE = r"""(?:(?P<q>\\*["'])(?P<s>[^\n]{1,4096}?)(?P=q)|(?P<bare>[^\s"'<>\\]{4,4096}))"""
 _NAMES = (
     r"token|secret|passw(?:or)?d|passphrase|(?:api|access|private|secret)[_-]?key(?:[_-]?id)?|credentials?|"
-    r"cookie|_auth|_pwd|_sk|_key"
+    r"cookie|_auth|_pwd|_sk|(?<!machine)_key"
 )
 _ANCHORS = (
     *("token", "secret", "passw", "passphrase", "apikey", "accesskey", "privatekey", "credential", "cookie"),
@@ -300,10 +300,11 @@ def _replacer(kind: str, hide: Hide) -> Callable[[Match[str]], str]:
 
 def _is_plain(value: str) -> bool:
     """Return whether it is a number, a keyword for "no value", or a mark."""
-    if _MARK.search(value) or "[redacted" in value or value.lower().strip(".") in _WORDS:
+    first = re.split("[,;)&]", value, maxsplit=1)[0]
+    if _MARK.search(value) or "[redacted" in value or first.lower().strip(".") in _WORDS:
         return True
     try:
-        float(re.split("[,;)&]", value, maxsplit=1)[0].rstrip("%"))
+        float(first.rstrip("%"))
     except ValueError:
         return not value.strip()
     return True

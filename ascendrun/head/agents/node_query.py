@@ -39,6 +39,8 @@ class NodeQuery:
         self._hosts, self._links, self._post = tuple(hosts), links, post
         self._reported, self._refused = reported, refused
         self._probed: set[str] = set()
+        self._peers: dict[str, dict[str, list[str]]] = {}
+        self._repeated: set[str] = set()
         self._finished: set[str] = set()
 
     def start(self) -> None:
@@ -61,6 +63,7 @@ class NodeQuery:
                 continue
             self._probed.add(host.name)
             peers = {other.name: _names_of(peer) for other, peer in links.items() if other != host}
+            peers = self._peers.setdefault(host.name, peers)
             link.call(Probe(peers), deadline_s=PROBE_S, done=self._on_reply(host, time.time_ns()))
 
     def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
@@ -88,6 +91,11 @@ class NodeQuery:
 
     def _take_reply(self, host: Host, reply: Reply[ProbeReply], middle_ns: int) -> None:
         if host.name in self._finished:
+            return
+        if reply.error is not None and reply.error.code == "connection-lost" and host.name not in self._repeated:
+            self._repeated.add(host.name)
+            self._probed.discard(host.name)
+            self.on_up()
             return
         self._finished.add(host.name)
         if reply.error is not None:

@@ -3,48 +3,57 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascendrun.core.errors import DeadlineExceededError, UnreachableError
+from ascendrun.core.errors import AscendrunError, DeadlineExceededError, UnreachableError
 from ascendrun.core.settings import STATE_VARIABLE
+from ascendrun.head.loop.guard import ARGV, GUARDED_VARIABLE, LOCK_NAME, LOG_NAME, guard_pid, is_restart, should_run
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.state_dir import make_state_dir
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from ascendrun.core.retention import Retention
     from ascendrun.head.notify.notifier import NotifierMaker
 
-LOCK_NAME = "controller.lock"
-LOG_NAME = "controller.log"
 IDLE_VARIABLE = "ASCENDRUN_CONTROLLER_IDLE_S"
+REFUSAL_NAME = "controller-refused.json"
+"""Why the last controller did not start, as data: its log ends with a hint, without the fact."""
+KEPT_LOCK_VARIABLE = "ASCENDRUN_CONTROLLER_LOCK_FD"
 _POLL_S = 0.01
 LOOK_S = 0.3
 
 
 @contextmanager
-def _locked(state_dir: Path) -> Iterator[bool]:
-    """Hold the controller's lock; yield False if another process has it.
+def _locked(state_dir: Path) -> Iterator[int | None]:
+    """Hold the controller's lock; yield its descriptor, None if another process has it.
+
+    The file is empty after an end on purpose. A controller that replaced itself has the descriptor of its predecessor.
 
     `is_running` takes the lock for a moment to test it: only the controller keeps it.
     """
-    fd = os.open(state_dir / LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    path, kept = state_dir / LOCK_NAME, os.environ.pop(KEPT_LOCK_VARIABLE, "")
+    fd = int(kept) if kept else os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    os.set_inheritable(fd, False)
     try:
         until = time.monotonic() + LOOK_S
         while not _try_lock(fd):
             if time.monotonic() > until:
-                yield False
+                yield None
                 return
             time.sleep(_POLL_S)
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
-        yield True
+        yield fd
+        os.ftruncate(fd, 0)
     finally:
         os.close(fd)
 
@@ -59,15 +68,21 @@ def _try_lock(fd: int) -> bool:
 
 def is_running(state_dir: Path) -> bool:
     """Return whether a controller holds the lock (it may still be starting)."""
+    return running_pid(state_dir) is not None
+
+
+def running_pid(state_dir: Path) -> int | None:
+    """Return the pid of the controller that holds the lock; 0: it has not written it yet, None: none runs."""
     path = state_dir / LOCK_NAME
     if not path.exists():
-        return False
+        return None
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
+        return None
     except BlockingIOError:
-        return True
+        text = os.read(fd, 32).strip()
+        return int(text) if text.isdigit() else 0
     finally:
         os.close(fd)
 
@@ -88,28 +103,89 @@ def wait_until_free(state_dir: Path, *, timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def run_controller(state_dir: Path, backend: Backend, *, notifier: NotifierMaker | None = None) -> bool:
+def mark_stopped(state_dir: Path) -> bool:
+    """Make the end of a controller that died an end on purpose: no guard starts it again. False: one runs."""
+    if not (state_dir / LOCK_NAME).exists():
+        return True
+    fd = os.open(state_dir / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if not _try_lock(fd):
+            return False
+        os.ftruncate(fd, 0)
+        return True
+    finally:
+        os.close(fd)
+
+
+def run_controller(
+    state_dir: Path,
+    backend: Backend,
+    *,
+    notifier: NotifierMaker | None = None,
+    retention: Retention | None = None,
+    idle_check_s: float | None = None,
+) -> bool:
     """Run the controller until it ends; return False immediately if another process already is the controller."""
     from ascendrun.head.loop.controller import IDLE_S, Controller
     from ascendrun.head.notify.notifier import Notifier
 
     make_state_dir(state_dir)
-    with _locked(state_dir) as is_ours:
-        if is_ours:
+    if is_restart() and KEPT_LOCK_VARIABLE not in os.environ and not should_run(str(state_dir)):
+        return False  # stopped meanwhile, or a command started another
+    with _locked(state_dir) as lock_fd:
+        if lock_fd is not None:
             idle_s = float(os.environ.get(IDLE_VARIABLE) or IDLE_S)
-            Controller(state_dir, backend, idle_s=idle_s, notifier=notifier or Notifier).run()
-        return is_ours
+            try:
+                controller = Controller(
+                    state_dir,
+                    backend,
+                    idle_s=idle_s,
+                    notifier=notifier or Notifier,
+                    retention=retention,
+                    idle_check_s=idle_check_s,
+                )
+            except AscendrunError as error:  # for the command that started this process
+                with suppress(OSError), open(state_dir / REFUSAL_NAME, "w", opener=_private) as refusal:
+                    json.dump(error.to_json(), refusal)
+                raise
+            controller.run()
+            if controller.restarts:
+                _replace_process(lock_fd)
+        return lock_fd is not None
+
+
+def _read_refusal(state_dir: Path) -> AscendrunError | None:
+    """Return the error with which a controller refused to start; None: it wrote none."""
+    try:
+        return AscendrunError.from_json(json.loads((state_dir / REFUSAL_NAME).read_bytes()))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _replace_process(lock_fd: int) -> None:
+    """Become the controller of the release on disk, with the same pid, guard and lock."""
+    print("controller: the release on disk was replaced; restarting", flush=True)
+    os.set_inheritable(lock_fd, True)
+    guard = {GUARDED_VARIABLE: str(guard_pid() or "none"), KEPT_LOCK_VARIABLE: str(lock_fd)}
+    os.execve(sys.executable, ARGV, {**os.environ, **guard})
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def start_controller(state_dir: Path, *, deadline_s: float) -> None:
     """Start a controller that outlives this process and wait until it responds.
 
-    Concurrent starts are harmless: one gets the lock, others end. Raises UnreachableError with the end of its log.
+    Concurrent starts are harmless: one gets the lock, others end. Raises the error of a controller that refused to
+    start, else UnreachableError with the end of its log.
     """
     from ascendrun.head.protocol.control_socket import ControlClient
 
     make_state_dir(state_dir)
     log_path = state_dir / LOG_NAME
+    with suppress(OSError):
+        (state_dir / REFUSAL_NAME).unlink()
     with open(log_path, "ab") as log:
         os.chmod(log_path, 0o600)
         child = subprocess.Popen(
@@ -132,6 +208,9 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
         if child.poll() is not None and not is_running(state_dir):
             break
         time.sleep(_POLL_S)
+    refusal = _read_refusal(state_dir)
+    if refusal is not None:
+        raise refusal
     tail = log_path.read_bytes()[-2000:].decode("utf-8", "replace").strip().splitlines()[-1:]
     raise UnreachableError(
         Text("controller.not-started", "the controller did not start: {why}", why=tail[0] if tail else str(error)),

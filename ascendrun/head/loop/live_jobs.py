@@ -6,28 +6,35 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Callable, Union
 
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.core.events import Event
+from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections
-from ascendrun.head.protocol.agent_messages import FileData, FileTruncated, FileUnreadable, FollowFailed
+from ascendrun.head.protocol.agent_messages import FileData, FileLimited, FileTruncated, FileUnreadable
 from ascendrun.head.protocol.messages import Message
 from ascendrun.head.protocol.remote import AgentConnection
-from ascendrun.head.state.state_dir import StoreUnusableError
+from ascendrun.head.state.state_dir import StoreDamagedError, StoreUnusableError
 from ascendrun.head.state.store import LostLeaseError, Store, StoredJob
 from ascendrun.node.failpoint import failpoint
+from ascendrun.node.layout import split_tag
 
 if TYPE_CHECKING:
+    from ascendrun.core.hosts import Host
     from ascendrun.core.jobs.inputs import JobInput
     from ascendrun.core.jobs.job import Job
+    from ascendrun.core.jobs.job_copy import JobCopy
     from ascendrun.core.jobs.lifecycle import Step
     from ascendrun.core.jobs.schedule import Claim
     from ascendrun.head.loop.job_runner import JobRunner
+    from ascendrun.head.loop.judging import Judging
+    from ascendrun.head.loop.machines import Machines
     from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
     from ascendrun.head.spool.sample_ingest import SampleIngest
     from ascendrun.head.survey.submission import Submission
@@ -41,17 +48,21 @@ SETTLING_S = 30.0
 class Guard:
     """Runs calls; their internal errors are logged and do not end the controller. Use from one thread.
 
-    Raises LostLeaseError only: a controller that has lost its lease must do nothing more.
+    Raises LostLeaseError only: a controller that has lost its lease must do nothing more. `store_is_damaged`: a call
+    found damage, and the controller must check the store.
     """
 
     def __init__(self) -> None:
         self._last = ""
+        self.store_is_damaged = False
 
     def __call__(self, call: Callable[[], object]) -> None:
         try:
             call()
         except LostLeaseError:
             raise
+        except StoreDamagedError:  # the controller repairs it and calls again
+            self.store_is_damaged = True
         except Exception:  # a bug in one operation: the log has the traceback, all other jobs keep running
             self.log_exception()
 
@@ -81,11 +92,18 @@ class LiveJobs:
         guard: Guard,
         artifacts: Callable[[], ArtifactFetcher],
         samples: Callable[[], SampleIngest],
+        retention: Retention,
     ) -> None:
         self._state_dir, self._store, self._links = state_dir, store, links
         self._post, self._guard, self._artifacts, self._samples = post, guard, artifacts, samples
+        self._retention = retention
         self._runners: dict[str, JobRunner] = {}
-        self._claims: dict[str, tuple[Claim, ...]] = {}
+        self._submissions: dict[str, Submission] = {}
+        self._claims: dict[str, Mapping[str, Claim]] = {}
+        self._scheduled: tuple[object, ...] = ()
+        self._changes = 0
+        self._machines: Machines | None = None
+        self._judging: Judging | None = None
         self._events: deque[tuple[str, JobInput]] = deque()
         self._unsaved: dict[str, Step] = {}
 
@@ -94,7 +112,8 @@ class LiveJobs:
         return iter(tuple(self._runners.values()))
 
     def __bool__(self) -> bool:
-        return bool(self._runners)
+        machines = self._machines
+        return bool(self._runners) or (machines is not None and (machines.has_found or machines.has_unsaved))
 
     def is_busy(self, *, now_s: float) -> bool:
         """Return whether a job is live, or has ended so recently that its last bytes may still arrive."""
@@ -104,16 +123,14 @@ class LiveJobs:
 
     def handle_message(self, link: AgentConnection, event: Message, body: bytes) -> None:
         """Handle an event of a node: bytes of an attempt's files, or that they cannot be followed."""
-        if not isinstance(event, (FileData, FileTruncated, FileUnreadable, FollowFailed)):
+        if not isinstance(event, (FileData, FileTruncated, FileUnreadable, FileLimited)):
             return
         for runner in self:
-            host = runner.uses(link) if runner.job.run_id == event.tag else None
+            host = runner.uses(link) if runner.follows(event.tag) else None
             if host is None:
                 continue
             if isinstance(event, FileData):
                 runner.take_data(host, event, body)
-            elif isinstance(event, FollowFailed):
-                self._post(partial(runner.follow_later, host))
             else:
                 self._post(partial(self._record_trouble, runner, host, event))
 
@@ -134,8 +151,24 @@ class LiveJobs:
                 self._guard(partial(self._artifacts().fetch, stored.job.id, attempt, only_missing=True))
         if runner.job.go_sent_at_s is not None:
             for host in runner.job.hosts:
-                runner.take_events(host)
+                runner.read_records(host)
                 runner.link(host)
+
+    def _adopt_found(self, copy: JobCopy, attempt: int) -> None:
+        """Take over an attempt that runs and that the store does not know, from the copy of its job on a node."""
+        from ascendrun.head.loop.rescue import job_after_go
+        from ascendrun.head.state.job_files import write_copy
+
+        job = job_after_go(self._state_dir, copy, replace(copy.new_job(), attempt=attempt))
+        copy = replace(copy, placement=())
+        write_copy(self._state_dir, copy)
+        found = Event("adopted", {}, job.hosts, attempt=attempt, at_s=time.time())
+        with self._store.writing() as db:
+            self._store.put(db, copy, job, [found], is_drained=False)
+        if job.id in self._runners:  # it was known as it was submitted
+            self._runners[job.id].abandon()
+            del self._runners[job.id], self._submissions[job.id], self._claims[job.id]
+        self.adopt(self._store.find(job.id))
 
     def add(self, job: Job, submission: Submission) -> JobRunner:
         """Give the job a runner; an existing runner is kept."""
@@ -145,29 +178,74 @@ class LiveJobs:
         from ascendrun.head.survey.submission import claims_of
 
         context = RunnerContext(
-            self._state_dir, self._links, post=self._post, feed=self.feed, drained=self._forget, samples=self._samples()
+            self._state_dir,
+            self._links,
+            post=self._post,
+            feed=self.feed,
+            drained=self._forget,
+            samples=self._samples(),
+            record=self.record,
+            retention=self._retention,
+            idle_memory=lambda host: self.machines.idle_memory(host),
+            note_memory=lambda *noted: self.machines.note_memory(*noted),
         )
         runner = JobRunner(job, spec=submission.spec, hosts=submission.hosts, trees=submission.trees, context=context)
-        self._runners[job.id] = runner
+        self._runners[job.id], self._submissions[job.id] = runner, submission
         self._claims[job.id] = claims_of(submission.spec, submission.hosts)
         return runner
 
+    def stored(self) -> tuple[StoredJob, ...]:
+        """Return the jobs with a runner as the store must have them."""
+        pairs = [(runner.job, self._submissions[job_id]) for job_id, runner in self._runners.items()]
+        return tuple(
+            StoredJob(job, one.key, one.spec_values, one.host_values, one.tree_values, one.file) for job, one in pairs
+        )
+
+    def adopt_missing(self) -> None:
+        """Resume the live jobs of the store that have no runner, and store the machines again."""
+        if self._machines is not None:
+            self._machines.save_all()
+        for stored in self._store.live_jobs():
+            if stored.job.id not in self._runners:
+                self._guard(partial(self.adopt, stored))
+
     def _forget(self, job_id: str) -> None:
         runner = self._runners[job_id]
-        if runner.job.unconfirmed:
+        if runner.job.held_hosts:
             return
         self._store.mark_drained(job_id)
-        del self._runners[job_id], self._claims[job_id]
+        del self._runners[job_id], self._submissions[job_id], self._claims[job_id]
 
     # Connections and time
 
+    @property
+    def machines(self) -> Machines:
+        if self._machines is None:
+            from ascendrun.head.loop.machines import JobAccess, Machines
+
+            jobs = JobAccess(lambda: iter(self), self._job, self.feed, self.record, self._adopt_found)
+            self._machines = Machines(self._store, self._links, jobs, post=self._post)
+        return self._machines
+
+    @property
+    def judging(self) -> Judging:
+        if self._judging is None:
+            from ascendrun.head.loop.judging import Judging
+
+            self._judging = Judging(self._state_dir, self._artifacts, self.feed, self._post)
+        return self._judging
+
     def on_up(self, link: AgentConnection) -> None:
+        self._changes += 1
+        if link.info.live or self._runners:  # else a node without attempts, before the first job
+            self._guard(lambda: self.machines.on_up(link))
         for runner in self:
             host = runner.uses(link)
             if host is not None:
                 runner.on_up(host)
 
     def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
+        self._changes += 1
         for runner in self:
             host = runner.uses(link)
             if host is not None:
@@ -184,19 +262,40 @@ class LiveJobs:
             if runner.job.is_terminal:
                 self._guard(runner.drain)
                 continue
+            self._guard(partial(self.judging.tick, runner))
             if was_away:
                 unsaved = self._unsaved.pop(runner.job.id, None) or Step(runner.job)
                 self._settle(runner.job.id, unsaved.then(Step(restart_timers(unsaved.job, now_s=time.time()))))
-            self.feed(runner.job.id, Tick(reachable))
+            self.feed(runner.job.id, Tick(reachable, runner.fenced()))
+        self._guard(self.machines.tick)
         self.schedule()
 
     def schedule(self) -> None:
-        """Decide again which jobs may start."""
-        from ascendrun.core.jobs.schedule import schedule_all
+        """Decide again where queued jobs start: when a job or a machine has changed, else once a second."""
+        jobs = [runner.job for runner in self]
+        seen = (jobs, self.machines.version, self._changes, int(time.time()))
+        if seen == self._scheduled or all(job.state.value != "QUEUED" for job in jobs):
+            return
+        self._scheduled = seen
+        from ascendrun.core.jobs.schedule import schedule
 
-        jobs = [(runner.job, self._claims[job_id]) for job_id, runner in self._runners.items()]
-        for job_id, verdict in schedule_all(jobs, self._job).items():
-            self.feed(job_id, verdict)
+        contenders = self.machines.contenders([(runner.job, runner.hosts) for runner in self], self._claims)
+        for job_id, decision in schedule(contenders, self._job, now_s=time.time()).items():
+            self.feed(job_id, decision)
+
+    def placement(self, submission: Submission) -> tuple[Host, ...]:
+        """Return the hosts on which a job would start now; if it would wait, those of its pool that come first."""
+        from ascendrun.core.jobs.inputs import NodesFree
+        from ascendrun.core.jobs.schedule import schedule
+        from ascendrun.head.survey.submission import claims_of, make_job
+
+        job = make_job(submission, "j-new", "dry-run", time.time())
+        jobs = [(runner.job, runner.hosts) for runner in self]
+        claims = {**self._claims, job.id: claims_of(submission.spec, submission.hosts)}
+        contenders = self.machines.contenders([*jobs, (job, submission.hosts)], claims)
+        decision = schedule(contenders, self._job, now_s=time.time())[job.id]
+        names = decision.hosts if isinstance(decision, NodesFree) else job.pool[: job.request.nodes]
+        return tuple(host for name in names for host in submission.hosts if host.name == name)
 
     def _job(self, job_id: str) -> Job | None:
         runner = self._runners.get(job_id)
@@ -218,8 +317,8 @@ class LiveJobs:
         if job_id in self._runners:
             self._store.save(self._runners[job_id].job, events, now_s=time.time())
 
-    def _record_trouble(self, runner: JobRunner, host: str, trouble: FileTruncated | FileUnreadable) -> None:
-        self.record(runner.job.id, [file_event(host, trouble, attempt=runner.job.attempt, now_s=time.time())])
+    def _record_trouble(self, runner: JobRunner, host: str, trouble: FileTrouble) -> None:
+        self.record(runner.job.id, [file_event(host, trouble, attempt=split_tag(trouble.tag)[1], now_s=time.time())])
 
     # Events, decisions, actions
 
@@ -244,14 +343,14 @@ class LiveJobs:
                 self._guard(partial(self._settle, job_id, step))
 
     def _advance(self, job: Job, event: JobInput) -> Step:
-        from ascendrun.core.jobs.lifecycle import InvalidTransitionError, Step, advance
+        from ascendrun.core.jobs.lifecycle import Step, advance
 
         def recent() -> list[str]:
             return [f"{event.code} {event.values}" for event in self._store.events(job.id)[-20:]]
 
         try:
             return advance(job, event, now_s=time.time(), recent=recent)
-        except InvalidTransitionError:
+        except Exception:
             self._guard.log_exception()  # the job stays as it was; the others must not suffer
             return Step(job)
 
@@ -261,12 +360,17 @@ class LiveJobs:
             return
         try:
             self._take(self._runners[job_id], step)
-        except StoreUnusableError:
+        except StoreUnusableError as error:
             self._unsaved[job_id] = step
-            self._guard.log_exception()
+            if isinstance(error, StoreDamagedError):
+                self._guard.store_is_damaged = True
+            else:
+                self._guard.log_exception()
 
     def _take(self, runner: JobRunner, step: Step) -> None:
         """Store the decision, then carry it out: after a crash between the two the new controller repeats it."""
+        from ascendrun.core.jobs.inputs import Judge
+
         before = runner.job
         if step.job != runner.job:
             failpoint("controller.before_save")
@@ -276,8 +380,14 @@ class LiveJobs:
             runner.job = step.job
             if is_new_attempt:
                 runner.begin_attempt()
+        for event in step.events:
+            if event.code in ("restarting", "gave-up"):
+                self._guard(partial(self.machines.note_failure, runner, event))
         for action in step.actions:
-            self._guard(partial(runner.perform, action))  # the others continue if one fails
+            if isinstance(action, Judge):
+                self._guard(partial(self.judging.start, runner))
+            else:
+                self._guard(partial(runner.perform, action))  # the others continue if one fails
         failpoint("controller.after_actions")
         if step.transitions:
             self._fetch_artifacts(before, step)
@@ -286,16 +396,24 @@ class LiveJobs:
 
     def _fetch_artifacts(self, before: Job, step: Step) -> None:
         """Request the files that may explain a failure immediately: logs rotate, and devices recover."""
+        from ascendrun.core.jobs.lifecycle import may_restart
         from ascendrun.head.spool.artifact_fetch import failed_attempt
 
         attempt = failed_attempt(before, step.job, step.transitions)
-        if attempt is not None:
+        if attempt is not None and not may_restart(before):  # else requested when it started to stop
             self._guard(partial(self._artifacts().fetch, before.id, attempt))
 
 
-def file_event(host: str, trouble: FileTruncated | FileUnreadable, *, attempt: int, now_s: float) -> Event:
-    """Return the job event for a node's event about one of its files."""
-    values = {"file": trouble.file, "generation": trouble.generation}
-    if isinstance(trouble, FileTruncated):
-        return Event("file-truncated", {**values, "size": trouble.size}, (host,), (), attempt, now_s)
-    return Event("file-unreadable", {**values, "error": trouble.error}, (host,), (), attempt, now_s)
+FileTrouble = Union[FileTruncated, FileUnreadable, FileLimited]
+FILE_TROUBLE: Mapping[type[FileTrouble], tuple[str, tuple[str, ...]]] = {
+    FileTruncated: ("file-truncated", ("file", "generation", "size")),
+    FileUnreadable: ("file-unreadable", ("file", "generation", "error")),
+    FileLimited: ("file-limited", ("file", "generation", "size", "limit")),
+}
+"""Events of a node about one of its files: the code of the job's event, and its values."""
+
+
+def file_event(host: str, trouble: FileTrouble, *, attempt: int, now_s: float) -> Event:
+    """Return the job event for a node's event of FILE_TROUBLE."""
+    code, names = FILE_TROUBLE[type(trouble)]
+    return Event(code, {name: getattr(trouble, name) for name in names}, (host,), (), attempt, now_s)

@@ -19,12 +19,15 @@ from ascendrun.head.protocol.remote import AgentConnection, Reply, is_permanent
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from ascendrun.core.jobs.checkpoints import Listings
     from ascendrun.core.reports import NodeReport
     from ascendrun.head.spool.sample_ingest import SampleIngest
+    from ascendrun.head.survey.submission import Submission
 
 EXEC_BYTES = 1 << 20
 """Output bytes of one host that are kept; the rest is dropped and reported as dropped."""
 CONNECT_TRIES = 2
+STACKS_S = 25.0
 TOOL_S = 8.0
 """Seconds that a tool may take on a sampled host; the agent replies a moment later."""
 MARGIN_S = 2.0
@@ -61,6 +64,13 @@ class Operations:
             operation.on_down(link, error)
         self._sweep()
 
+    def run(self, operation: _Operation) -> None:
+        """Run an operation of another module; it calls `sweep_later` after each reply."""
+        self._start(operation)
+
+    def sweep_later(self) -> None:
+        self._post(self._sweep)
+
     def _start(self, operation: _Operation) -> None:
         self._running.append(operation)
         operation.start()
@@ -69,9 +79,6 @@ class Operations:
         self._running = [operation for operation in self._running if not operation.is_done]
         if not any(isinstance(operation, _Exec) for operation in self._running):
             self._links.start_agents()
-
-    def _sweep_later(self) -> None:
-        self._post(self._sweep)
 
     def execute(self, request: messages.Exec, answer: Answer) -> None:
         """Run the command on every host; send one reply for each, in order of arrival."""
@@ -86,7 +93,7 @@ class Operations:
         def reply(message: messages.NodeReply) -> None:
             waiting.discard(message.host)
             answer(message, b"", not waiting)
-            self._sweep_later()
+            self.sweep_later()
 
         for host in request.hosts:
             query = NodeQuery(
@@ -102,7 +109,7 @@ class Operations:
         """Send the data of every host for the checks; one reply for each."""
         from ascendrun.head.survey.surveys import SurveyOperation
 
-        self._start(SurveyOperation(request, self._links, self._post, answer, ended=self._sweep_later))
+        self._start(SurveyOperation(request, self._links, self._post, answer, ended=self.sweep_later))
 
     def sample(self, request: messages.Sample, answer: Answer, ingest: SampleIngest) -> None:
         """Send a new sample of every host; one reply for each, in order of arrival."""
@@ -112,33 +119,48 @@ class Operations:
             if not request.hosts:
                 answer(None, b"", True)
                 return
-        self._start(_Sampling(request, self._links, self._post, answer, self._sweep_later, ingest))
+        self._start(_Sampling(request, self._links, self._post, answer, self.sweep_later, ingest))
 
-    def plan(self, request: messages.Plan, answer: Answer) -> None:
-        """Send the plan that a submission would get, as `render_plan` shows it."""
+    def stacks(self, hosts: Sequence[Host], tag: str, answer: Answer) -> None:
+        """Send the stacks of an attempt's ranks on every host; one reply for each."""
+        self._start(_Stacks(hosts, tag, self._links, self._post, answer, self.sweep_later))
+
+    def plan(self, request: messages.Plan, answer: Answer, place: Callable[[Submission], tuple[Host, ...]]) -> None:
+        """Send the plan that a submission would get, as `render_plan` shows it. `place` chooses its hosts."""
+        from ascendrun.core.jobs.checkpoints import ResumePoint
         from ascendrun.core.jobs.plan import render_plan
+        from ascendrun.head.agents.checkpoint_query import choose, query_checkpoints
         from ascendrun.head.agents.node_query import NodeQuery
         from ascendrun.head.survey.submission import Submission, build_plan, make_job
 
         submission = Submission.from_json(request.submission)
         job = make_job(submission, "j-new", "dry-run", time.time())
+        hosts = place(submission)
         reports: dict[str, NodeReport] = {}
         problems: list[Problem] = []
 
         def reply_when_complete() -> None:
-            if len(reports) + len(problems) < len(submission.hosts):
+            if len(reports) + len(problems) < len(hosts):
                 return
-            self._sweep_later()
+            self.sweep_later()
+            if problems:
+                reply({})
+                return
+            query_checkpoints(submission.spec, job, hosts, reports, links=self._links, post=self._post, done=reply)
+
+        def reply(listings: Listings) -> None:
+            chosen = choose(job, [host.name for host in hosts], listings)
             try:
                 if problems:
-                    hosts = [problem.file for problem in problems]
+                    names = [problem.file for problem in problems]
                     raise PreflightError(
                         Text(
-                            "preflight.failed", "preflight failed on {hosts:hosts}; no process was started", hosts=hosts
+                            "preflight.failed", "preflight failed on {hosts:hosts}; no process was started", hosts=names
                         ),
                         problems=problems,
                     )
-                plan = build_plan(submission.spec, submission.hosts, reports, job, submission.trees)
+                resumed = replace(job, resume=chosen if isinstance(chosen, ResumePoint) else None)
+                plan = build_plan(submission.spec, hosts, reports, resumed, submission.trees)
             except AscendrunError as error:
                 answer(error, b"", True)
                 return
@@ -152,7 +174,7 @@ class Operations:
             problems.append(Problem(host, None, None, failure.message, failure.hint))
             reply_when_complete()
 
-        self._start(NodeQuery(submission.hosts, self._links, self._post, reported=reported, refused=refused))
+        self._start(NodeQuery(hosts, self._links, self._post, reported=reported, refused=refused))
 
 
 class _HostOperation:
@@ -229,6 +251,30 @@ class _Exec(_HostOperation):
                 message, code=end.code, signal=end.signal, timed_out=end.timed_out, out_bytes=end.out_bytes
             )
         self._reply(message, reply.body)
+
+
+class _Stacks(_HostOperation):
+    """The stacks of an attempt's ranks."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        tag: str,
+        links: Connections,
+        post: Callable[[Callable[[], None]], None],
+        answer: Answer,
+        ended: Callable[[], None],
+    ) -> None:
+        super().__init__(hosts, links, post, answer, ended)
+        self._tag = tag
+
+    def start(self) -> None:
+        for host in self._hosts:
+            self._links.get(host).call(agent.Stacks(self._tag), deadline_s=STACKS_S, done=self._done_of(host))
+
+    def _take(self, host: str, reply: Reply[agent.StacksReply], received_s: float) -> None:
+        ranks = tuple(reply.message.ranks) if reply.error is None else ()
+        self._reply(messages.StacksReply(host, ranks, reply.error))
 
 
 class _Sampling(_HostOperation):

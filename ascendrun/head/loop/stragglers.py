@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State

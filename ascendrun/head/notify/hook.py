@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from ascendrun.core.dataclass import dataclass
 
 OUTPUT_BYTES = 4096
 ASK_TO_END_S = 1.0

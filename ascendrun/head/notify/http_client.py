@@ -9,10 +9,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.text import Text
 
 REPLY_BYTES = 64 * 1024
@@ -82,7 +82,7 @@ def http_request(
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None)
         inner = reason if isinstance(reason, Exception) else error
-        if cancellation.is_cancelled or isinstance(inner, TimeoutError):
+        if cancellation.is_cancelled or isinstance(inner, (TimeoutError, socket.timeout)):
             raise RequestFailedError(_timed_out(deadline_s)) from None
         raise RequestFailedError(_describe(inner)) from None  # the cause may contain the URL
     finally:

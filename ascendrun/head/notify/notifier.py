@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.core.logs.redaction import redact_text
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import LostLeaseError, Store
 from ascendrun.node.failpoint import failpoint
@@ -309,13 +308,19 @@ class Notifier:
                 self._cancellations.discard(cancellation)
 
     def _log_exception(self) -> None:
-        self._log_once(redact_text(traceback.format_exc()))
+        self._log_once(_redacted_traceback())
 
     def _log_once(self, text: str) -> None:
         """Write to the controller's log, once for a repeated text."""
         if text != self._last_fault:
             self._last_fault = text
             _log(text)
+
+
+def _redacted_traceback() -> str:
+    from ascendrun.core.logs.redaction import redact_text  # its patterns take 5 ms of a controller's start
+
+    return redact_text(traceback.format_exc())
 
 
 class SettingsWatch:
@@ -349,7 +354,7 @@ class SettingsWatch:
                 self._settings = self._reread()
                 self._seen = seen
         except Exception:  # an internal error: the last settings remain, and the next check may succeed
-            self._log(redact_text(traceback.format_exc()))
+            self._log(_redacted_traceback())
         finally:
             with self._lock:
                 self._is_looking = False

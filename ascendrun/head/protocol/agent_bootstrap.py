@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError, PreflightError, UnreachableError
 from ascendrun.node import loader, wire
 from ascendrun.node.pack import agent_pyz
 from ascendrun.text import Text
 
 NOISE_BYTES = 2048
+LOGIN_BYTES = 16 << 20
+"""Bytes of output before the agent starts, after which the login counts as a flood."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class AgentBootstrap:
         self._frames = wire.FrameReader()
         self._lock = threading.Lock()
         self._needs_agent = False
+        self._login_bytes = 0
         self._failure: AscendrunError | None = None
         self._errors = b""
         self._started_mono = time.monotonic()
@@ -64,6 +67,9 @@ class AgentBootstrap:
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
         """Return the frames completed by new output; none before the agent sends. Raises wire.FrameError."""
         if not self._boot.is_over:
+            self._login_bytes += len(data)
+            if self._login_bytes > LOGIN_BYTES:
+                raise wire.FrameError(f"the login prints more than {LOGIN_BYTES >> 20} MiB before the agent starts")
             for step in self._boot.feed(data):
                 self._take(step)
             data, self._boot.leftover = self._boot.leftover, b""

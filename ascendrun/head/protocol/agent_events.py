@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import inputs
-from ascendrun.core.jobs.job import Exit
+from ascendrun.core.jobs.job import Exit, Leftover
 from ascendrun.core.node_messages import Failure, node_text
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.head.protocol.agent_bootstrap import Login
@@ -41,6 +42,7 @@ def _make_event(host: str, line: Mapping[str, Any]) -> inputs.JobInput | None:
                 killed_at_exit=bool(line.get("note")),
                 exited_ns=line.get("exited_ns"),
                 max_rss_bytes=line.get("max_rss_bytes"),
+                done=bool(line.get("done")),
             ),
         )
     if kind == "rank_lingers":
@@ -51,12 +53,32 @@ def _make_event(host: str, line: Mapping[str, Any]) -> inputs.JobInput | None:
     if kind == "start_failed":
         return inputs.StartFailed(host, line.get("rank"), start_failure(line).line())
     if kind == "ended":
-        return inputs.NodeEnded(host, tuple(int(pid) for pid in line.get("leftovers", ())))
+        rows = line.get("exits") or {}
+        exits = {int(rank): load_dataclass(Exit, {**row, "at_ns": line["at_ns"]}) for rank, row in rows.items()}
+        return inputs.NodeEnded(host, tuple(map(_make_leftover, line.get("leftovers", ()))), exits)
+    if kind == "leftovers_gone":
+        return inputs.LeftoversGone(host)
+    if kind == "io_error":
+        values = {"step": str(line["step"]), "errno": str(line["errno"]), "count": int(line["count"])}
+        return inputs.NodeTrouble(host, "io-error", values, int(line["at_ns"]))
+    if kind == "records_lost":
+        return inputs.NodeTrouble(host, "records-lost", {"count": int(line["count"])}, int(line["at_ns"]))
     if kind == "supervisor_lost":
         return inputs.SupervisorLost(host)
     if kind == "stopping":
-        return inputs.StopStarted(host, str(line.get("by")), node_text(line.get("reason")), int(line["at_ns"]) / 1e9)
+        return inputs.StopStarted(
+            host,
+            str(line.get("by")),
+            node_text(line.get("reason")),
+            int(line["at_ns"]) / 1e9,
+            done=bool(line.get("done")),
+        )
     return None
+
+
+def _make_leftover(row: Any) -> Leftover:
+    """Return the leftover of an `ended` line; of an earlier release: only its pid."""
+    return load_dataclass(Leftover, row) if isinstance(row, Mapping) else Leftover(int(row))
 
 
 def start_failure(line: Mapping[str, Any]) -> Failure:

@@ -7,9 +7,10 @@ hundreds of nodes. Raise node/wire.PROTOCOL when a message changes so that the o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.head.protocol.messages import Done, Message, Request, converted
 
 Sizes = Mapping[str, Mapping[str, int]]
@@ -46,6 +47,23 @@ class Probe(Request[ProbeReply]):
 
 
 @dataclass(frozen=True)
+class CheckpointsReply(Message):
+    """Reply to Checkpoints: newest first, each as core/jobs/checkpoints.load_listing reads it."""
+
+    OP = "checkpoints"
+    checkpoints: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Checkpoints(Request[CheckpointsReply]):
+    """List the checkpoints in a directory, `limit` complete ones; 0: the default of the agent."""
+
+    OP, REPLY = "checkpoints", CheckpointsReply
+    folder: str
+    limit: int = 0
+
+
+@dataclass(frozen=True)
 class HasTreeReply(Message):
     OP = "tree_have"
     have: bool
@@ -77,16 +95,22 @@ class PutTree(Request[PutTreeReply]):
 
 @dataclass(frozen=True)
 class PrepareReply(Message):
-    """Reply to Prepare. `kept`: names in the working directory that belong to the user and hide staged names."""
+    """Reply to Prepare. `kept`: names in the working directory that belong to the user and hide staged names. `hccl`:
+    the leased port blocks, by their first port. `pointer`: {path, before, step} of a file that was set back."""
 
     OP = "prepare"
     master_port: int | None = None
+    hccl: tuple[int, ...] = converted(tuple, default=())
     kept: tuple[str, ...] = converted(tuple, default=())
+    pointer: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Prepare(Request[PrepareReply]):
-    """Check and reserve everything for an attempt, start nothing: core/jobs/plan.prepare_request makes the fields."""
+    """Check and reserve everything for an attempt, start nothing: core/jobs/plan.prepare_request makes the fields.
+    `job`: copy of the job (core/jobs/job_copy.py) for the node, None: none. `devices`: {type, ids} to lease, None:
+    none. `hccl`: candidates for HCCL's port block; those that are free are leased. `fence_s`: seconds
+    after which the ranks end if the head does not renew their lease, None: never. `pointer`: as in NodePlan."""
 
     OP, REPLY = "prepare", PrepareReply
     tag: str
@@ -102,6 +126,29 @@ class Prepare(Request[PrepareReply]):
     max_s: float | None
     sampling: Mapping[str, Any] | None = None
     home: str | None = None
+    job: Mapping[str, Any] | None = None
+    devices: Mapping[str, Any] | None = None
+    hccl: Sequence[int] = ()
+    fence_s: float | None = None
+    pointer: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class RenewReply(Message):
+    """Reply to Renew. `at_ns`: the node's clock since boot."""
+
+    OP = "renew"
+    at_ns: int = converted(int)
+
+
+@dataclass(frozen=True)
+class Renew(Request[RenewReply]):
+    """Renew the lease of an attempt with `fence_s` (node/head_lease.py). `at_ns`: of the last reply, None: ask for it
+    only."""
+
+    OP, REPLY = "renew", RenewReply
+    tag: str
+    at_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -112,12 +159,13 @@ class GoReply(Message):
 
 @dataclass(frozen=True)
 class Go(Request[GoReply]):
-    """Start the prepared attempt; repeatable."""
+    """Start the prepared attempt; repeatable. `hccl_base`: first of HCCL's ports, None: not chosen here."""
 
     OP, REPLY = "go", GoReply
     tag: str
     master_port: int | None
     secret_env: Mapping[str, str] = field(repr=False)
+    hccl_base: int | None = None
 
 
 @dataclass(frozen=True)
@@ -130,21 +178,30 @@ class Abort(Request[Done]):
 
 @dataclass(frozen=True)
 class Stop(Request[Done]):
-    """End an attempt; the event `ended` of its records is the proof. `now`: without the grace period."""
+    """End an attempt; the event `ended` of its records is the proof. `now`: without the grace period. `hung`: its ranks
+    print their stacks and end by SIGABRT.
+
+    `events`: by generation, the bytes of the attempt's events that are here, so that a node whose folder was made again
+    continues after them."""
 
     OP, REPLY = "stop", Done
     tag: str
     now: bool
     grace_s: float
+    events: Mapping[str, int] = field(default_factory=dict)
+    hung: bool = False
 
 
 @dataclass(frozen=True)
 class Follow(Request[Done]):
-    """Send new bytes of an attempt's files, from these offsets on, as FileData."""
+    """Send new bytes of an attempt's files, from these offsets on, as FileData.
+
+    `limits`: bytes of one file that are sent, by its kind (core/retention.py); 0: nothing more."""
 
     OP, REPLY = "follow", Done
     tag: str
     offsets: Sizes
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -160,10 +217,134 @@ class FilesReply(Message):
 
 
 @dataclass(frozen=True)
+class UsageReply(Message):
+    """Disk use on a node. `runs`: bytes of each run's attempts; `trees`: of each staged directory that no attempt uses,
+    (bytes, seconds since its last use)."""
+
+    OP = "usage"
+    runs: Mapping[str, int]
+    trees: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Usage(Request[UsageReply]):
+    """Query the disk use of the runs of the head node `head_id`."""
+
+    OP, REPLY = "usage", UsageReply
+    head_id: str
+
+
+@dataclass(frozen=True)
+class PruneReply(Message):
+    """`removed`: bytes of each run or staged directory that is gone."""
+
+    OP = "prune"
+    removed: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Prune(Request[PruneReply]):
+    """Remove the attempts of ended runs, and staged directories that no attempt uses.
+
+    `trees`: by hash, the seconds without use that UsageReply had; one that was used since then stays."""
+
+    OP, REPLY = "prune", PruneReply
+    runs: tuple[str, ...] = converted(tuple)
+    trees: Mapping[str, float] = converted(dict)
+
+
+@dataclass(frozen=True)
 class Files(Request[FilesReply]):
     """Query the size of every followed file of an attempt."""
 
     OP, REPLY = "files", FilesReply
+    tag: str
+
+
+@dataclass(frozen=True)
+class Process:
+    """A living process of an attempt. `start`: clock ticks since boot; `state`: a letter of /proc; `wait_channel`: the
+    kernel function in which it waits, "" if it runs or the kernel does not show it; `killed`: SIGKILL was
+    sent."""
+
+    pid: int
+    start: int
+    comm: str
+    state: str
+    wait_channel: str
+    killed: bool = False
+
+
+@dataclass(frozen=True)
+class ProcessesReply(Message):
+    """Reply to Processes. `processes`: without the supervisor and its sampler; `supervisor`: whether it lives.
+
+    `phase`: prepared, running, ended or lost (without supervisor); None: the node has no records of the attempt.
+    """
+
+    OP = "processes"
+    processes: tuple[Process, ...] = converted(
+        lambda rows: tuple(load_dataclass(Process, row) for row in rows), default=()
+    )
+    supervisor: bool = False
+    phase: str | None = None
+
+
+@dataclass(frozen=True)
+class Processes(Request[ProcessesReply]):
+    """Query the living processes of an attempt. An error reply means that they are unknown."""
+
+    OP, REPLY = "processes", ProcessesReply
+    tag: str
+
+
+@dataclass(frozen=True)
+class LiveReply(Message):
+    """Reply to Live: these fields of AgentInfo as they are now."""
+
+    OP = "live"
+    boot_id: str
+    incarnation: str | None = None
+    live: tuple[str, ...] | None = converted(tuple, default=None)
+
+
+@dataclass(frozen=True)
+class Live(Request[LiveReply]):
+    """Query which attempts have no recorded end."""
+
+    OP, REPLY = "live", LiveReply
+
+
+@dataclass(frozen=True)
+class CopyReply(Message):
+    """Reply to Copy. `job`: as core/jobs/job_copy.py has it; None: the node has none."""
+
+    OP = "copy"
+    job: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Copy(Request[CopyReply]):
+    """Query the copy of the job that came with the preparation of an attempt."""
+
+    OP, REPLY = "copy", CopyReply
+    tag: str
+
+
+@dataclass(frozen=True)
+class StacksReply(Message):
+    """Reply to Stacks. `ranks`: see node/stacks.py."""
+
+    OP = "stacks"
+    ranks: Sequence[Mapping[str, Any]]
+    at_ns: int = converted(int)
+
+
+@dataclass(frozen=True)
+class Stacks(Request[StacksReply]):
+    """Query the stacks of an attempt's ranks."""
+
+    OP, REPLY = "stacks", StacksReply
     tag: str
 
 
@@ -294,7 +475,12 @@ class Gather(Request[GatherReply]):
 
 @dataclass(frozen=True)
 class AgentInfo(Message):
-    """The first event of an agent. Its `protocol` is checked before the rest is read."""
+    """The first event of an agent. Its `protocol` is checked before the rest is read.
+
+    `machine_key`, `incarnation`: of the machine, and of its directory in `root` (node/agent/agent_info.py).
+    `net_ns`: its network namespace. `neighbours`: keys of other machines that use `root`. `live`: tags of attempts that
+    were prepared and have not ended.
+    """
 
     OP = "hello"
     root: str
@@ -309,6 +495,11 @@ class AgentInfo(Message):
     machine_id: str | None = None
     memory_bytes: int | None = None
     uid: int | None = None
+    machine_key: str | None = None
+    incarnation: str | None = None
+    net_ns: int | None = None
+    neighbours: tuple[str, ...] | None = converted(tuple, default=None)
+    live: tuple[str, ...] | None = converted(tuple, default=None)
 
 
 @dataclass(frozen=True)
@@ -335,7 +526,7 @@ class FileTruncated(Message):
 
 @dataclass(frozen=True)
 class FileUnreadable(Message):
-    """A followed file cannot be opened now; it is sent when this succeeds."""
+    """A followed file, or with the file "events" the attempt's folder, cannot be read now; it is sent when it can."""
 
     OP = "follow_held"
     tag: str
@@ -345,12 +536,15 @@ class FileUnreadable(Message):
 
 
 @dataclass(frozen=True)
-class FollowFailed(Message):
-    """An attempt is no longer followed."""
+class FileLimited(Message):
+    """A followed file is larger than its limit; only its start is sent."""
 
-    OP = "follow_failed"
+    OP = "follow_limited"
     tag: str
-    error: str
+    file: str
+    generation: int
+    size: int
+    limit: int
 
 
 @dataclass(frozen=True)
@@ -365,5 +559,5 @@ class ArtifactData(Message):
 
 
 EVENTS: Mapping[str, type[Message]] = {
-    kind.OP: kind for kind in (AgentInfo, FileData, FileTruncated, FileUnreadable, FollowFailed, ArtifactData)
+    kind.OP: kind for kind in (AgentInfo, FileData, FileTruncated, FileUnreadable, FileLimited, ArtifactData)
 }

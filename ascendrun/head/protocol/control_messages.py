@@ -6,13 +6,15 @@ A message is the JSON header of a frame, its fields by name. Raise control_socke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.core.dataclass_json import load_dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.node_messages import Failure
+from ascendrun.core.pulse import Pulse
 from ascendrun.core.reports import NodeReport, load_report, report_values
+from ascendrun.core.retention import Removal
 from ascendrun.head.protocol.messages import Done, Message, Request, converted
 from ascendrun.text import Text, from_json
 
@@ -24,6 +26,10 @@ def _load_devices(rows: Any) -> tuple[DeviceSample, ...]:
     from ascendrun.core.samples import DeviceSample
 
     return tuple(load_dataclass(DeviceSample, row, pids=tuple) for row in rows)
+
+
+def _load_removals(rows: Any) -> tuple[Removal, ...]:
+    return tuple(load_dataclass(Removal, row) for row in rows)
 
 
 def _load_host_samples(rows: Any) -> tuple[HostSample, ...]:
@@ -59,6 +65,75 @@ class Stop(Request[Done]):
     OP, REPLY = "stop", Done
     job: str
     now: bool = False
+
+
+@dataclass(frozen=True)
+class Retry(Request[Done]):
+    """Start the next attempt of an ended job, with a new budget of restarts. `attempt`: the one that ended, which makes
+    a repeated request harmless."""
+
+    OP, REPLY = "retry", Done
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Release(Request[Done]):
+    """State that no process of a job is left on a host. `by`: the user who states it."""
+
+    OP, REPLY = "release", Done
+    host: str
+    by: str
+
+
+@dataclass(frozen=True)
+class ChangeMachines(Request[Done]):
+    """Close machines to new placements, open them, or state that they are gone. `change`: drain, undrain, lost, or
+    deep (they passed a deep examination, which ends a quarantine); `by`: the user; `until_s`: end of a drain in UTC,
+    None: until undrain; `now`: also move the jobs that may restart."""
+
+    OP, REPLY = "change-machines", Done
+    hosts: tuple[Host, ...] = converted(load_hosts)
+    change: str = "drain"
+    by: str = ""
+    reason: str = ""
+    until_s: float | None = None
+    now: bool = False
+
+
+@dataclass(frozen=True)
+class HoldJob(Request[Done]):
+    """Hold a job in the queue; `by` None: end that."""
+
+    OP, REPLY = "hold", Done
+    job: str
+    by: str | None = None
+
+
+@dataclass(frozen=True)
+class PruneReply(Message):
+    """What was removed on one host, with `dry_run`: would be. `host` None: the head node itself.
+
+    `jobs`: logs of jobs by id; `trees`: staged directories by hash, which nothing has used. `refused`: why not.
+    """
+
+    OP = "prune"
+    host: str | None
+    jobs: tuple[Removal, ...] = converted(_load_removals, default=())
+    trees: tuple[Removal, ...] = converted(_load_removals, default=())
+    refused: Failure | None = converted(Failure.from_json, default=None)
+
+
+@dataclass(frozen=True)
+class Prune(Request[PruneReply]):
+    """Remove old data of ended jobs; one reply for the head node and one for each host of these jobs.
+
+    `older_s`: age instead of the settings; `keep`: ids and names of jobs that stay."""
+
+    OP, REPLY = "prune", PruneReply
+    older_s: float | None = None
+    keep: tuple[str, ...] = converted(tuple, default=())
+    dry_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,15 +294,33 @@ class Gather(Request[GatherReply]):
 
 
 @dataclass(frozen=True)
+class StacksReply(Message):
+    """The stacks of one host's ranks as node/stacks.py has them, or why there are none."""
+
+    OP = "stacks"
+    host: str
+    ranks: tuple[Mapping[str, Any], ...] = converted(tuple, default=())
+    refused: Failure | None = converted(Failure.from_json, default=None)
+
+
+@dataclass(frozen=True)
+class Stacks(Request[StacksReply]):
+    """Query the stacks of a running job's ranks; one reply from each host."""
+
+    OP, REPLY = "stacks", StacksReply
+    job: str
+
+
+@dataclass(frozen=True)
 class ControllerStatus(Message):
-    """The running controller. `jobs`: live jobs. By job and host: `liveness`, `silence_s`, `staged` bytes."""
+    """The running controller. `jobs`: live jobs. `pulse`: what it knows about them now, None: an older release.
+    `guard_pid`: the process that starts it again after a crash, None: there is none."""
 
     OP = "status"
     pid: int
     jobs: tuple[str, ...] = converted(tuple, default=())
-    liveness: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    silence_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    staged: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    pulse: Pulse | None = converted(Pulse.from_json, default=None)
+    guard_pid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -235,6 +328,13 @@ class Status(Request[ControllerStatus]):
     """Query the status; every version of the controller replies."""
 
     OP, REPLY = "status", ControllerStatus
+
+
+@dataclass(frozen=True)
+class CheckStore(Request[Done]):
+    """Check the job list; the reply comes when damage is repaired."""
+
+    OP, REPLY = "check-store", Done
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,19 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Callable, Union
 
-from ascendrun.core.errors import AscendrunError, ConflictError, DeadlineExceededError, UnreachableError
+from ascendrun.core.errors import (
+    AscendrunError,
+    ConflictError,
+    ControllerReplacedError,
+    DeadlineExceededError,
+    UnreachableError,
+)
 from ascendrun.head.protocol.messages import OTHER_VERSION_HINT, Message, R, Request
+from ascendrun.head.protocol.release import own_release
 from ascendrun.node import wire
 from ascendrun.text import Text
 
@@ -22,6 +29,8 @@ PROTOCOL = 4
 """Version of the messages between commands and the controller; raised with every change that both sides must know."""
 ANY_PROTOCOL = ("status", "shutdown")
 """Requests that a controller of any version serves: they find and stop a controller of another version."""
+RESTARTS = Text("control.restarts", "the controller restarts as the new release when its present work is done")
+RESTARTS_HINT = Text("control.restarts.hint", "repeat the command")
 _UCRED = struct.Struct("3i")
 
 Answer = Callable[[Union[Message, AscendrunError, None], bytes, bool], None]
@@ -41,14 +50,22 @@ def _short_path(folder: Path) -> Iterator[str]:
 class ControlServer:
     """Server in the state directory; calls `handle(op, header, body, answer)` in a thread of each peer."""
 
-    def __init__(self, state_dir: Path, handle: Callable[[str, Mapping[str, Any], bytes, Answer], None]) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        handle: Callable[[str, Mapping[str, Any], bytes, Answer], None],
+        *,
+        will_restart: Callable[[object], bool] = lambda release: False,
+    ) -> None:
+        """`will_restart(release of a command)`: whether this controller restarts soon, as another release."""
         self._path = state_dir / SOCKET_NAME
-        self._handle = handle
+        self._handle, self._will_restart = handle, will_restart
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._path.unlink(missing_ok=True)
         with _short_path(state_dir) as path:
             self._listener.bind(path)
         os.chmod(self._path, 0o600)
+        self._inode = os.stat(self._path).st_ino
         self._listener.listen(64)
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
 
@@ -56,7 +73,9 @@ class ControlServer:
         self._thread.start()
 
     def close(self) -> None:
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):
+            if os.stat(self._path).st_ino == self._inode:  # not the one of another controller
+                self._path.unlink()
         self._listener.close()
 
     def _accept(self) -> None:
@@ -80,8 +99,11 @@ class ControlServer:
                         return
                     for header, body in reader.feed(data):
                         op, answer = str(header.get("op")), _answerer(outgoing, header.get("id"))
+                        will_restart = self._will_restart(header.get("release"))
                         if op in ANY_PROTOCOL or header.get("protocol") == PROTOCOL:
                             self._handle(op, header, body, answer)
+                        elif will_restart:
+                            answer(ControllerReplacedError(RESTARTS, hint=RESTARTS_HINT), b"", True)
                         else:
                             answer(other_version(PROTOCOL, header.get("protocol")), b"", True)
             except (OSError, wire.FrameError):
@@ -215,7 +237,9 @@ class ControlClient:
                 if not data:
                     raise _ended(request)
                 for header, body in self._reader.feed(data):
-                    if op not in ANY_PROTOCOL and header.get("protocol") != PROTOCOL:
+                    error = header.get("error") or {}
+                    is_other = op not in ANY_PROTOCOL and header.get("protocol") != PROTOCOL
+                    if is_other and error.get("code") != ControllerReplacedError.code:
                         raise other_version(header.get("protocol"), PROTOCOL)
                     if not header.get("ok", True):
                         raise AscendrunError.from_json(header["error"])
@@ -224,21 +248,21 @@ class ControlClient:
                     if header.get("last"):
                         return
         except socket.timeout as error:
-            raise DeadlineExceededError(
-                Text(
-                    "control.timeout",
-                    "the controller did not reply to {op} within {limit_s:g} s",
-                    op=op,
-                    limit_s=timeout_s,
-                )
-            ) from error
+            raise no_reply(op, timeout_s) from error
         except ConnectionError as error:
             raise _ended(request) from error
 
     def _send(self, request: Request[Any]) -> None:
         self._next_id += 1
-        header = {"id": self._next_id, "op": request.OP, "protocol": PROTOCOL, **request.to_header()}
+        header = {"id": self._next_id, "op": request.OP, "protocol": PROTOCOL, "release": own_release()}
+        header.update(request.to_header())
         self._socket.sendall(wire.pack(header, b""))
+
+
+def no_reply(op: str, limit_s: float) -> DeadlineExceededError:
+    """Make the error for a controller that runs and does not reply."""
+    what = Text("control.timeout", "the controller did not reply to {op} within {limit_s:g} s", op=op, limit_s=limit_s)
+    return DeadlineExceededError(what)
 
 
 def _ended(request: Request[Any]) -> UnreachableError:

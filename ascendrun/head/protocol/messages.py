@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
+from functools import cache, partial
 from typing import Any, Callable, ClassVar, Generic, TypeVar
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.text import Text, to_json
 
@@ -37,15 +39,15 @@ class Message:
     def from_header(cls: type[M], header: Mapping[str, Any]) -> M:
         """Make a message; unknown fields are ignored. Raises InvalidInputError for a missing or unreadable field."""
         values: dict[str, Any] = {}
-        for one in fields(cls):  # type: ignore[arg-type]
-            if one.name in header:
+        for name, read, is_required in _readers(cls):  # type: ignore[arg-type]
+            if name in header:
                 try:
-                    values[one.name] = one.metadata.get("read", _same)(header[one.name])
-                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    values[name] = read(header[name])
+                except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
                     reason = Text("control.invalid-field", "invalid value ({error})", error=repr(error))
-                    raise _invalid(cls, one.name, reason) from error
-            elif one.default is MISSING and one.default_factory is MISSING:
-                raise _invalid(cls, one.name, Text("control.missing-field", "missing"))
+                    raise _invalid(cls, name, reason) from error
+            elif is_required:
+                raise _invalid(cls, name, Text("control.missing-field", "missing"))
         return cls(**values)
 
 
@@ -79,7 +81,38 @@ def _invalid(kind: type[Message], name: str, reason: Text) -> InvalidInputError:
     return InvalidInputError([Problem(kind.OP, None, None, where)])
 
 
-def _same(value: Any) -> Any:
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "Mapping": (dict,),
+}
+"""Values in JSON of fields without a conversion, by the first word of their annotation."""
+
+
+@cache
+def _readers(kind: type[Message]) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
+    """Return (name, conversion, whether it is required) of each field."""
+    return tuple(
+        (
+            one.name,
+            one.metadata.get("read") or partial(_checked, *_types(str(one.type))),
+            one.default is MISSING and one.default_factory is MISSING,
+        )
+        for one in fields(kind)  # type: ignore[arg-type]
+    )
+
+
+def _types(annotation: str) -> tuple[tuple[type, ...], bool]:
+    """Return (possible types, () for any; whether None is allowed) of a field."""
+    name, _, rest = annotation.partition(" | ")
+    return TYPES.get(name.partition("[")[0], ()), rest == "None"
+
+
+def _checked(types: tuple[type, ...], may_be_none: bool, value: Any) -> Any:
+    if types and not isinstance(value, types) and not (value is None and may_be_none):
+        raise TypeError(f"{type(value).__name__}")
     return value
 
 

@@ -6,12 +6,13 @@ import itertools
 import random
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Any, Callable, Generic
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import (
     AgentVersionError,
     AscendrunError,
@@ -35,9 +36,16 @@ UNREACHABLE_S = 15.0
 AWAY_S = 5.0
 """After this many seconds between two ticks this process was suspended: hosts cannot be evaluated by that time."""
 SEND_S = 30.0
+FLOOD_FRAMES, FLOOD_S = 10_000, 10.0
+"""More frames than this that change nothing, in this many seconds, end the connection. An agent sends 5 of them."""
 BOOT_S = 60.0
 """Seconds from login to the agent's first message; slow startup files of a login shell cause most of it."""
 _RETRY_S = (0.5, 15.0)
+LACKING: Mapping[int, frozenset[str]] = {
+    wire.PROTOCOL: frozenset(),
+    wire.PROTOCOL - 1: frozenset(("processes", "live")),
+}
+"""By accepted version of the protocol, the requests that its agents do not support. Other versions are refused."""
 _HOPELESS_RETRY_S = 60.0
 """After a rejected key or a wrong host key only the operator can help: sshd punishes repeated attempts."""
 
@@ -111,7 +119,11 @@ class AgentConnection:
         self._failures = 0
         self._retry_mono = 0.0
         self._boot_deadline_mono: float | None = None
+        self._lacking: frozenset[str] = frozenset()
+        self._useless = (0.0, 0)
         self._received_mono = self._ticked_mono = time.monotonic()
+        self.heard_boot_s: float | None = None
+        """Seconds from the boot of this machine to the last frame of an agent there; None: none came yet."""
 
     # State for callers
 
@@ -300,46 +312,50 @@ class AgentConnection:
             stream = self._stream  # None: the reply came before `open` returned; _connect checks again
             if stream is not None and bootstrap.needs_agent():
                 self._sending.submit(self._send_agent, epoch, bootstrap, stream)
-        except (wire.FrameError, InvalidInputError) as error:
-            self._drop(
-                epoch,
-                UnreachableError(
-                    Text(
-                        "agent.invalid-data",
-                        "{host}: invalid data from the agent: {error}",
-                        host=self.host.name,
-                        error=error.problems[0].message if isinstance(error, InvalidInputError) else str(error),
-                    ),
-                    hint=Text(
-                        "agent.invalid-data.hint",
-                        "check that ~/.bashrc prints nothing: ssh {host} true",
-                        host=self.host.name,
-                    ),
-                ),
-            )
+        except (ValueError, InvalidInputError) as error:  # FrameError is a ValueError
+            self._drop(epoch, invalid_data(self.host.name, error))
+        except Exception as error:  # a bug: the controller's log has the traceback
+            traceback.print_exc()
+            self._drop(epoch, internal_failure(self.host.name, error))
 
     def _on_frame(self, epoch: int, bootstrap: AgentBootstrap, header: Mapping[str, Any], body: bytes) -> None:
+        self.heard_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         if "re" in header:
+            number = header["re"]
             with self._lock:
-                call = self._pending.pop(header["re"], None)
-            if call is not None:  # None: it came after its deadline
+                call = self._pending.pop(number, None) if isinstance(number, int) else None
+            if call is not None:
                 call.done(read_reply(call.request, header, body))
+            else:  # it came after its deadline
+                self._count_useless()
             return
         kind = EVENTS.get(str(header.get("event")))
         if kind is AgentInfo:
             self._take_info(epoch, header, bootstrap.login())
-        elif kind is not None:  # None: a heartbeat, whose arrival is sufficient
+        elif kind is not None:
             self._listener.on_event(self, kind.from_header(header), body)
+        else:  # a heartbeat, whose arrival is sufficient
+            self._count_useless()
+
+    def _count_useless(self) -> None:
+        """Count a frame that changes nothing. Raises FrameError if there are too many of them."""
+        now = time.monotonic()
+        since_mono, count = self._useless
+        self._useless = (now, 1) if now - since_mono > FLOOD_S else (since_mono, count + 1)
+        if self._useless[1] > FLOOD_FRAMES:
+            raise wire.FrameError(f"more than {FLOOD_FRAMES} messages without a request in {FLOOD_S:g} s")
 
     def _take_info(self, epoch: int, header: Mapping[str, Any], login: Login) -> None:
-        if header.get("protocol") != wire.PROTOCOL:
-            self._drop(epoch, _other_version(self.host.name, header.get("protocol")))
+        version = header.get("protocol")
+        lacking = LACKING.get(version) if isinstance(version, int) else None
+        if lacking is None:
+            self._drop(epoch, _other_version(self.host.name, version))
             return
         info = AgentInfo.from_header(header)
         with self._lock:
             if epoch != self._epoch or self._is_closed:
                 return
-            self._info, self.login = info, login
+            self._info, self.login, self._lacking = info, login, lacking
             self.peer_address = self._connection.peer_address if self._connection else None
             self._is_up, self._is_connecting, self._failures, self.last_error = True, False, 0, None
             self._boot_deadline_mono = None
@@ -385,7 +401,12 @@ class AgentConnection:
                     return
                 epoch, stream = self._epoch, self._stream
                 request_id, call = self._outbox.popleft()
-                self._pending[request_id] = call
+                is_lacking = call.request.OP in self._lacking
+                if not is_lacking:
+                    self._pending[request_id] = call
+            if is_lacking:
+                call.done(_failed("unknown-op", _too_old(self.host.name, call.request.OP), None))
+                continue
             try:
                 header = {"id": request_id, "op": call.request.OP, **call.request.to_header()}
                 stream.send(wire.pack(header, call.body), deadline_s=SEND_S)
@@ -404,13 +425,20 @@ def is_permanent(error: AscendrunError) -> bool:
 
 def read_reply(request: Request[R], header: Mapping[str, Any], body: bytes) -> Reply[R]:
     """Return the reply to `request` in a frame; an unreadable reply is an error."""
-    if not header.get("ok"):
-        return Reply(None, error=Failure.of_node(header.get("error") or {}))
+    try:
+        if not header.get("ok"):
+            return Reply(None, error=Failure.of_node(header.get("error") or {}))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return _invalid_reply(repr(error))
     try:
         return Reply(request.REPLY.from_header(header), body)
     except InvalidInputError as error:
-        reason = Text("agent.invalid-reply", "invalid reply of the agent: {reason}", reason=error.problems[0].message)
-        return Reply(None, error=Failure("invalid-reply", reason))
+        return _invalid_reply(error.problems[0].message)
+
+
+def _invalid_reply(reason: Text | str) -> Reply[Any]:
+    message = Text("agent.invalid-reply", "invalid reply of the agent: {reason}", reason=reason)
+    return Reply(None, error=Failure("invalid-reply", message))
 
 
 def _failed(code: str, message: Text, cause: AscendrunError | None) -> Reply[Any]:
@@ -434,8 +462,21 @@ def _other_version(host: str, agent: object) -> AgentVersionError:
     )
 
 
+def _too_old(host: str, op: str) -> Text:
+    return Text("agent.too-old", "{host}: the agent is of an older release, without {op}", host=host, op=op)
+
+
 def on_host(host: str, reason: Text | str) -> Text:
     return Text("agent.on-host", "{host}: {reason}", host=host, reason=reason)
+
+
+def invalid_data(host: str, error: ValueError | InvalidInputError) -> UnreachableError:
+    """Make the error for a host that sends what no agent sends."""
+    what = error.problems[0].message if isinstance(error, InvalidInputError) else str(error)
+    return UnreachableError(
+        Text("agent.invalid-data", "{host}: invalid data from the agent: {error}", host=host, error=what),
+        hint=Text("agent.invalid-data.hint", "check that ~/.bashrc prints nothing: ssh {host} true", host=host),
+    )
 
 
 def internal_failure(host: str, error: Exception) -> UnreachableError:

@@ -5,18 +5,18 @@ A pending request is a small file until its host has replied, so that it survive
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Cause, Job, State
@@ -132,13 +132,17 @@ def unrequested_attempt(job: Job, *, now_s: float) -> int | None:
 
 @dataclass(frozen=True)
 class Subject:
-    """Part of a job that a request to its hosts requires."""
+    """Part of a job that a request to its hosts requires. `used`: the names of the hosts of each attempt."""
 
     job_id: str
     run: str
     device_type: str
     attempt: int
     hosts: tuple[Host, ...]
+    used: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def hosts_of(self, attempt: int) -> tuple[Host, ...]:
+        return tuple(host for host in self.hosts if host.name in self.used.get(attempt, (host.name,)))
 
 
 @dataclass
@@ -186,9 +190,13 @@ class ArtifactFetcher:
         """Request the artifacts of all hosts of the job, or of those without any on this machine."""
         subject = self._find(job_id)
         there = hosts_collected(spool_dir(self._state_dir, job_id, attempt)) if only_missing else ()
-        for host in subject.hosts:
+        for host in subject.hosts_of(attempt):
             if host.name not in there:
                 self._add(subject, attempt, host)
+
+    def is_waiting(self, job_id: str, attempt: int) -> bool:
+        """Return whether a connected host of the attempt has still to reply."""
+        return any(one.is_requested and key[:2] == (job_id, attempt) for key, one in self._pending.items())
 
     def serve(self, request: Gather, answer: Answer) -> None:
         """Fetch for a command that waits; one reply for each host.
@@ -197,7 +205,8 @@ class ArtifactFetcher:
         """
         subject = self._find(request.job)
         attempt = request.attempt or subject.attempt
-        waiting = {host.name for host in subject.hosts}
+        hosts = subject.hosts_of(attempt)
+        waiting = {host.name for host in hosts}
 
         def reply(host: str, problem: Text | str | None) -> None:
             if host in waiting:
@@ -205,11 +214,11 @@ class ArtifactFetcher:
                 answer(GatherReply(host, problem), b"", not waiting)
 
         def give_up(*, connected_too: bool) -> None:
-            for host in subject.hosts:
+            for host in hosts:
                 if connected_too or not self._links.get(host).is_up:
                     reply(host.name, Text("artifacts.later", "not reachable; collected when it is reachable again"))
 
-        for host in subject.hosts:
+        for host in hosts:
             self._add(subject, attempt, host, done=partial(reply, host.name))
         for seconds, is_last in ((CONNECT_S, False), (GATHER_S + 2 * CONNECT_S, True)):
             timer = threading.Timer(seconds, partial(self._post, partial(give_up, connected_too=is_last)))
@@ -299,7 +308,8 @@ class _Receiving:
         try:
             path = self._part / name / self._safe(name, file)
             make_spool_dir(self._host_dir)
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for parent in reversed(path.relative_to(self._host_dir).parents):
+                (self._host_dir / parent).mkdir(mode=0o700, exist_ok=True)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
                 os.pwrite(fd, data, offset)
@@ -342,7 +352,7 @@ class _Receiving:
         try:
             make_spool_dir(self._host_dir)
             self._part.mkdir(mode=0o700, exist_ok=True)
-            (self._part / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+            write_json(str(self._part / INDEX), index)
             if place.is_dir():
                 os.rename(place, old)
             os.rename(self._part, place)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ascendrun.ascend.hccl_env import HcclSetting, parse_hccl_env
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.node_messages import node_text
 from ascendrun.head.spool.spool_files import names_in
 from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.ascend.hccl_env import HcclSetting
 
 FOLDER = "gathered"
 INDEX = "index.json"
@@ -75,6 +77,8 @@ def read_artifacts(attempt_dir: Path, host: str) -> CollectedArtifacts:
 
 def read_hccl_settings(gathered: CollectedArtifacts) -> dict[str, HcclSetting]:
     """Return the settings used by HCCL, by name: from the newest run plog with them, the job's ranks first."""
+    from ascendrun.ascend.hccl_env import parse_hccl_env
+
     for file in gathered.of("plog"):
         if not file.file.startswith("debug/"):
             try:

@@ -7,10 +7,10 @@ import os
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.head.spool.spool_files import hosts_in
 from ascendrun.head.state.state_dir import make_spool_dir
 

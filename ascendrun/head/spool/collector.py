@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ascendrun.core.retention import Retention, kind_of
 from ascendrun.head.state.state_dir import make_spool_dir
 from ascendrun.node.layout import PULLED_FILE
-from ascendrun.node.records import parse_events
+from ascendrun.node.records import event_generations, parse_events
 
 KEEP_BYTES = 16 << 30
 """Bytes that a node may keep of one attempt's logs; below that nothing is deleted there."""
 PRUNE_EVERY_S = 60.0
+HOLE_BYTES = 4096
+"""Zeros that are worth a hole: a block of most file systems."""
 LOG_FILE = re.compile(r"^rank-\d+\.(?:out|err)$")
 
 
@@ -27,9 +30,11 @@ class SpoolGapError(Exception):
 class NodeSpool:
     """Copy of one node's files of one attempt. The sizes of the files are the only record of its progress."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limits: Mapping[str, int] | None = None) -> None:
+        """`limits`: bytes of one file that are kept here, by its kind; None: the defaults."""
         self.folder = folder
-        self._events_read = 0
+        self._limits = Retention().file_limits() if limits is None else limits
+        self._events_read: dict[int, int] = {}
         self._synced: dict[tuple[str, str], int] = {}
         self._writing = threading.Lock()  # a connection that is given up may still send while the next one does
 
@@ -46,24 +51,29 @@ class NodeSpool:
     def write(self, file: str, generation: int, offset: int, data: bytes) -> None:
         """Append the new part of `data`, which is at `offset` of the node's file.
 
-        Bytes that are here already are not written again. Raises SpoolGapError if bytes before it are missing,
-        ValueError if `file` is not a name that a node may use, OSError if the head's disk is full.
+        Bytes that are here already, or beyond the file's limit, are not written. Raises SpoolGapError if bytes before
+        it are missing, ValueError if `file` is not a name that a node may use, OSError if the head's disk is full.
         """
         name = f"{file}.{generation}"
         if not PULLED_FILE.match(name):
             raise ValueError(f"a node sent a file named {name!r}")
         with self._writing:
-            self._append(name, offset, data)
+            self._append(name, offset, data, self._limits.get(kind_of(file)))
 
-    def _append(self, name: str, offset: int, data: bytes) -> None:
+    def _append(self, name: str, offset: int, data: bytes, limit: int | None) -> None:
         if not self.folder.is_dir():
             make_spool_dir(self.folder)
         fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         try:
             size = os.fstat(fd).st_size
+            if limit is not None and size >= limit:
+                return
             if offset > size:
                 raise SpoolGapError(f"{name}: have {size} bytes, got {offset}")
-            rest = memoryview(data)[size - offset :]
+            rest = memoryview(data)[size - offset : None if limit is None else max(0, limit - offset)]
+            if len(rest) >= HOLE_BYTES and data.count(0) == len(data):
+                os.ftruncate(fd, size + len(rest))  # a hole of a sparse file stays one
+                return
             while rest:
                 rest = rest[os.write(fd, rest) :]
         finally:
@@ -72,17 +82,17 @@ class NodeSpool:
     def new_events(self) -> Sequence[Mapping[str, Any]]:
         """Return the complete lines of the node's `events` that were not returned before, in order.
 
-        A torn line (a power failure, a full disk) is skipped, as on the node itself.
+        A torn line (a power failure, a full disk) is skipped, as on the node itself. A new generation repeats records.
         """
-        path = self.folder / "events.0"
-        if not path.exists():
-            return []
-        with open(path, "rb") as file:
-            file.seek(self._events_read)
-            data = file.read()
-        end = data.rfind(b"\n") + 1
-        self._events_read += end
-        return parse_events(data[:end])
+        found: list[dict[str, Any]] = []
+        for generation in event_generations(str(self.folder)):
+            with open(self.folder / f"events.{generation}", "rb") as file:
+                file.seek(self._events_read.get(generation, 0))
+                data = file.read()
+            end = data.rfind(b"\n") + 1
+            self._events_read[generation] = self._events_read.get(generation, 0) + end
+            found += parse_events(data[:end])
+        return found
 
     def has_closed_logs(self) -> bool:
         """Return whether a log of a rank is here in more than one generation."""
@@ -107,13 +117,13 @@ class NodeSpool:
         return safe
 
     def differs_from(self, sizes: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
-        """Return the files of the node that are incomplete here, given their sizes on the node."""
+        """Return the files of the node that are incomplete here, given their sizes on the node and the limits."""
         have = self.offsets()
         return tuple(
             f"{file}.{generation}"
             for file, generations in sizes.items()
             for generation, size in generations.items()
-            if size and have.get(file, {}).get(generation, 0) < size
+            if have.get(file, {}).get(generation, 0) < min(size, self._limits.get(kind_of(file), size))
         )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.logs.log_lines import LogLine
 from ascendrun.core.node_messages import Failure

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ascendrun.core.metrics import LINE_LIMIT_BYTES, MetricsLine, parse_line, parse_object
-from ascendrun.head.spool.spool_files import hosts_in, names_in, read_at, size_of
+from ascendrun.core.metrics import LINE_LIMIT_BYTES, MetricsLine, parse_line, parse_object, read_values
+from ascendrun.head.spool.spool_files import STREAM_FILE, hosts_in, names_in, read_at, size_of
 
 METRICS_FILE = re.compile(r"^rank-(\d+)\.metrics\.(\d+)$")
 CHUNK_BYTES = 1024 * 1024
@@ -16,25 +16,67 @@ TAIL_BYTES = 256 * 1024
 """Bytes that a `MetricsTail` reads of one rank at a time: older data is of no use to its readers."""
 
 
+def newest_progress(attempt_dir: Path, *, host: str, pattern: str | None = None) -> Mapping[str, Any] | None:
+    """Return the newest values of rank 0, which runs on `host`, from its metrics, or else from what ranks printed.
+
+    `pattern`: of the job's progress, None: the known ones. None: no step yet.
+    """
+    values = newest_values(attempt_dir, 0, host=host)
+    if values is not None or _has_metrics(attempt_dir):
+        return values
+    from ascendrun.head.spool.output_progress import newest_of_outputs
+
+    return newest_of_outputs(attempt_dir, pattern=pattern)
+
+
+def find_progress(attempt_dir: Path, *, ranks: Collection[int] | None = None) -> dict[int, tuple[Path, ...]]:
+    """Return the files of each rank that have its progress, for `iter_lines`: metrics, or else the output of the first
+    and the last rank if no rank wrote metrics."""
+    if _has_metrics(attempt_dir):
+        return find_metrics(attempt_dir, ranks=ranks)
+    from ascendrun.head.spool.output_progress import find_outputs
+
+    outputs = find_outputs(attempt_dir)
+    return {rank: paths for rank, paths in outputs.items() if ranks is None or rank in ranks}
+
+
+def _has_metrics(attempt_dir: Path) -> bool:
+    return any(size_of(path) for paths in find_metrics(attempt_dir).values() for path in paths)
+
+
 def newest_values(attempt_dir: Path, rank: int, *, host: str) -> Mapping[str, Any] | None:
     """Return the last complete line of a step that a rank wrote on `host`, with all its keys; None: none yet.
 
-    With `total_steps` from the line of the start, if only that has it.
+    With `total_steps` from the line of the start, if only that has it, and `phase`: the last one that began after that
+    step and has not ended. Before the first step there may be a `phase` only.
     """
     paths = _find_in([attempt_dir / host], (rank,)).get(rank, ())
+    ended: set[Any] = set()
+    phase: dict[str, Any] = {}
     for path in reversed(paths):
         for line in reversed(list(_raw_lines(path, last_bytes=LINE_LIMIT_BYTES, whole=True))):
             values = parse_object(line)
-            if values is None or values.get("done") or "event" in values:  # these have no progress
+            if values is None or values.get("done"):
                 continue
-            return values if "total_steps" in values else {**_total_steps(paths[0]), **values}
-    return None
+            if "event" in values:  # these have no progress
+                name = values.get("phase") if values["event"] == "phase" else None
+                if isinstance(name, str) and not phase and name not in ended:
+                    phase = {"phase": name} if values.get("state") == "begin" else {}
+                    ended |= set() if phase else {name}
+                continue
+            known = {} if "total_steps" in values else _total_steps(paths[0])
+            return {**known, **values, **phase}
+    return phase or None
 
 
 def _total_steps(path: Path) -> dict[str, Any]:
-    values = parse_object(read_at(path, 0, LINE_LIMIT_BYTES).split(b"\n")[0]) or {}
-    known = values.get("event") == "start" and values.get("total_steps") is not None
-    return {"total_steps": values["total_steps"]} if known else {}
+    for line in read_at(path, 0, LINE_LIMIT_BYTES).split(b"\n"):
+        values = parse_object(line) or {}
+        if values.get("event") == "start":
+            return {"total_steps": values["total_steps"]} if values.get("total_steps") is not None else {}
+        if values.get("event") != "phase":
+            break
+    return {}
 
 
 def find_metrics(attempt_dir: Path, *, ranks: Collection[int] | None = None) -> dict[int, tuple[Path, ...]]:
@@ -52,12 +94,27 @@ def _find_in(folders: Iterable[Path], ranks: Collection[int] | None) -> dict[int
     return {rank: tuple(path for _, path in sorted(files)) for rank, files in sorted(found.items())}
 
 
-def iter_lines(paths: Collection[Path], *, last_bytes: int | None = None, every: int = 1) -> Iterator[MetricsLine]:
+def iter_lines(
+    paths: Collection[Path], *, last_bytes: int | None = None, every: int = 1, pattern: str | None = None
+) -> Iterator[MetricsLine]:
     """Yield the lines of one rank's files, in order. `last_bytes`: only lines in this many newest bytes.
+
+    `pattern`: of the job's progress, for files of output.
 
     `every`: read only every n-th line of plain steps; those with an event, an evaluation or a value that is not a
     number are all read, since they cannot be interpolated from their neighbours.
     """
+    if any(STREAM_FILE.match(path.name) for path in paths):
+        from ascendrun.head.spool.output_progress import read_rows
+
+        plain = 0
+        for row in read_rows(tuple(paths), pattern=pattern, last_bytes=last_bytes):
+            if every > 1 and "loss" not in row and not any(name.startswith("eval_") for name in row):
+                plain += 1
+                if plain % every:
+                    continue
+            yield read_values(row)
+        return
     rest = last_bytes
     taken: list[tuple[Path, int | None]] = []
     for path in reversed(list(paths)):

@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.samples import DeviceDetail, Newest, RawText, Sample
 from ascendrun.head.state.sample_store import KNOWN_GENERATIONS, SampleStore
+from ascendrun.head.state.state_dir import StoreDamagedError, set_aside
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -80,10 +81,13 @@ class _Lines:
 
 
 class SampleIngest:
-    """One for each controller; `start` before use, `close` at the end."""
+    """One for each controller; `start` before use, `close` at the end. `separate(source, world size)` is called in the
+    class's thread when processes of a host first train without the other hosts of their job; None: not reported."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, *, separate: Callable[[Source, int], None] | None = None) -> None:
         self._state_dir = state_dir
+        self._separate = separate
+        self._separated: set[str] = set()
         self._changed = threading.Condition()
         self._waiting: list[_Piece] = []
         self._requested: list[_Lines] = []
@@ -223,7 +227,16 @@ class SampleIngest:
         self._tails.pop((piece.source.name, piece.generation - KNOWN_GENERATIONS), None)
         progress[key] = piece.end - len(tail)
         for line in whole.split(b"\n") if separator else ():
-            samples += self._read_line(self._reader(piece.source), _values(line), piece.ahead_s, raw)
+            values = _values(line)
+            samples += self._read_line(self._reader(piece.source), values, piece.ahead_s, raw)
+            world = values.get("own_world")
+            if isinstance(world, int) and 0 < world < 10**7:  # the job can write the file
+                self._note_separate(piece.source, world)
+
+    def _note_separate(self, source: Source, world: int) -> None:
+        if self._separate is not None and source.tag not in self._separated:
+            self._separated.add(source.tag)
+            self._separate(source, world)
 
     def _read_line(
         self, reader: LineReader, line: Mapping[str, Any], ahead_s: float, raw: list[RawText]
@@ -326,6 +339,9 @@ class SampleIngest:
         if self._store is not None:
             self._store.close()
             self._store = None
+        if isinstance(error, StoreDamagedError):
+            with suppress(OSError):
+                set_aside(self._state_dir / SampleStore.FILE_NAME)
 
     def _go_back(self, known: Mapping[str, Mapping[int, int]]) -> None:
         """Reset offsets to those of the store: dropped data will be requested again."""

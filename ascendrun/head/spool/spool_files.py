@@ -10,9 +10,9 @@ import os
 import re
 import struct
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE
 
 CHUNK_BYTES = 128 * 1024

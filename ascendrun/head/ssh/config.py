@@ -11,9 +11,10 @@ import socket
 import stat
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.hosts import Host
 from ascendrun.text import Text
 

@@ -11,9 +11,9 @@ import hashlib
 import hmac
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import HostKeyChangedError, HostKeyUnknownError, UnreachableError
 from ascendrun.text import Text
 

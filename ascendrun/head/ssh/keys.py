@@ -7,10 +7,10 @@ import binascii
 import os
 import socket
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.head.ssh.config import SshTarget
 from ascendrun.head.ssh.paramiko_import import paramiko
 from ascendrun.text import Text

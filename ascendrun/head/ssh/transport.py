@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Callable, Protocol, Union
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import DeadlineExceededError
 from ascendrun.core.hosts import Host
 from ascendrun.text import Text

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Callable, ClassVar, TypeVar, Union
+from typing import Any, Callable, ClassVar, TypeVar, Union
 
-from ascendrun.head.state.state_dir import StoreUnusableError, make_private_file, make_state_dir
+from ascendrun.head.state.state_dir import (
+    StoreDamagedError,
+    StoreUnusableError,
+    make_private_file,
+    make_state_dir,
+    set_aside,
+)
 from ascendrun.text import Text
 
 Migration = Union[str, Callable[[sqlite3.Connection], None]]
@@ -18,24 +24,25 @@ D = TypeVar("D", bound="Database")
 
 
 class Database:
-    """Base of the SQLite files. Open for writing in the controller only. `OTHERWISE`: the other fix for a newer file.
+    """Base of the SQLite files. Open for writing in the controller only.
 
     `SYNCHRONOUS`: FULL keeps each transaction through a power failure. `is_copy`: in memory, since there is no file
     yet, or no controller of this release has migrated it. `HAS_BACKUP`: the file is copied before it is migrated.
+    `was_damaged`: a damaged file was moved to `set_aside_at` (None: it was missing), and this one is new.
     """
 
     FILE_NAME: ClassVar[str]
     MIGRATIONS: ClassVar[Sequence[Migration]]
     BUSY_S: ClassVar[float]
     SYNCHRONOUS: ClassVar[str]
-    OTHERWISE: ClassVar[Text]
-    UNUSABLE: ClassVar[Text]
     HAS_BACKUP: ClassVar[bool] = False
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._db = connection
         self.path = path
         self.is_copy = False
+        self.was_damaged = False
+        self.set_aside_at: Path | None = None
 
     def __enter__(self: D) -> D:
         return self
@@ -48,18 +55,69 @@ class Database:
 
     @classmethod
     def open(cls: type[D], state_dir: Path) -> D:
-        """Create or migrate the file, open it for writing. Raises StoreUnusableError: no space, in use, damaged."""
+        """Create or migrate the file, open it for writing; a damaged file is set aside. Raises StoreUnusableError."""
         make_state_dir(state_dir)
         path = state_dir / cls.FILE_NAME
+        try:
+            return cls._open(path)
+        except StoreDamagedError as error:
+            if str(error.__cause__).startswith(_READ_OR_WRITE) and cls._is_sound(path):
+                raise
+            with cls.raising_unusable(path):
+                set_aside_at = set_aside(path)
+        store = cls._open(path, is_new=True)
+        store.was_damaged, store.set_aside_at = True, set_aside_at
+        return store
+
+    @classmethod
+    def _open(cls: type[D], path: Path, *, is_new: bool = False) -> D:
         with cls.raising_unusable(path):
+            if not is_new:
+                cls._expect_file(path)
             make_private_file(path)
             store = cls(cls._connect(path, cls.BUSY_S), path)
             try:
                 store._migrate()
+                store._prepare()
             except BaseException:
-                store.close()
+                store._db.close()
                 raise
         return store
+
+    @classmethod
+    def _is_sound(cls, path: Path) -> bool:
+        """Check the file as another process sees it: a connection may have sound pages in its memory."""
+        try:
+            with cls.raising_unusable(path), closing(cls._connect(path, cls.BUSY_S)) as other:
+                cls(other, path)._check_structure()
+        except StoreDamagedError:
+            return False
+        return True
+
+    @classmethod
+    def _expect_file(cls, path: Path) -> None:
+        """Raise StoreDamagedError if the file is missing although it was written before."""
+
+    def _prepare(self) -> None:
+        """Check and change the file before it is written. Raises StoreDamagedError, then it is set aside."""
+
+    def _check_structure(self) -> None:
+        """Raise StoreDamagedError if pages, indexes, tables or the version are damaged. Reads the entire file."""
+        with self.raising_unusable(self.path):
+            problems = self._db.execute("PRAGMA integrity_check(1)").fetchone()
+            if problems[0] != "ok":
+                raise sqlite3.DatabaseError(problems[0])
+            with closing(_in_memory()) as sound:
+                version = version_of(self._db)
+                for step in self.MIGRATIONS[:version]:
+                    _execute(sound, step)
+                if _names(sound) - _names(self._db) or version not in range(1, len(self.MIGRATIONS) + 1):
+                    raise sqlite3.DatabaseError("missing tables")
+
+    def _query(self, sql: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query. Raises StoreUnusableError."""
+        with self.raising_unusable(self.path):
+            return self._db.execute(sql, values).fetchall()
 
     @classmethod
     def open_for_reading(cls: type[D], state_dir: Path, *, busy_s: float | None = None) -> D:
@@ -69,6 +127,7 @@ class Database:
         """
         path = state_dir / cls.FILE_NAME
         with cls.raising_unusable(path):
+            cls._expect_file(path)
             store = cls(cls._connect(path, cls.BUSY_S if busy_s is None else busy_s), path) if path.exists() else None
             try:
                 if store is None or version_of(store._db) == 0:
@@ -110,11 +169,19 @@ class Database:
     @classmethod
     @contextmanager
     def raising_unusable(cls, path: Path) -> Iterator[None]:
+        """Raise StoreUnusableError, StoreDamagedError for what a disk or a file can cause. A broken constraint is an
+        error of the program, and is raised as it is."""
         try:
             yield
+        except sqlite3.IntegrityError:
+            raise
         except (sqlite3.Error, OSError) as error:
-            message = Text("store.error", "{path}: {error}", path=str(path), error=str(error))
-            raise StoreUnusableError(message, hint=cls.UNUSABLE) from error
+            if is_damage(error):
+                raise StoreDamagedError(
+                    Text("store.damaged", "{path} is damaged: {error}", path=str(path), error=str(error)),
+                    hint=Text("store.damaged.hint", "run `ascendrun controller stop`; the next controller replaces it"),
+                ) from error
+            raise unwritable(path, error) from error
 
     def _refuse_newer(self) -> None:
         found, known = version_of(self._db), len(self.MIGRATIONS)
@@ -127,7 +194,7 @@ class Database:
                     found=found,
                     known=known,
                 ),
-                hint=Text("store.use-newer", "use that release, or {otherwise}", otherwise=self.OTHERWISE),
+                hint=Text("store.use-newer", "use that release, or set another ASCENDRUN_STATE_DIR"),
             )
 
     def _migrate(self) -> None:
@@ -140,11 +207,7 @@ class Database:
             self._back_up(found)
         with immediate(self._db):
             for step in self.MIGRATIONS[version_of(self._db) :]:
-                if callable(step):
-                    step(self._db)
-                else:
-                    for statement in step.split(";"):
-                        self._db.execute(statement)
+                _execute(self._db, step)
             self._db.execute(f"PRAGMA user_version = {known}")
 
     def _back_up(self, version: int) -> None:
@@ -174,6 +237,61 @@ def immediate(connection: sqlite3.Connection) -> Iterator[None]:
 def version_of(connection: sqlite3.Connection) -> int:
     """Return how many migrations the file has; 0: nothing was ever written."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return whether an error of SQLite may mean that the file is damaged: it is not busy, full or unreadable."""
+    if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError)):
+        return False
+    return not isinstance(error, sqlite3.OperationalError) or not str(error).startswith(_PASSING)
+
+
+_PASSING = (
+    "database is locked",
+    "database table is locked",
+    "database schema is locked",
+    "database or disk is full",
+    "unable to open database file",
+    "interrupted",
+    "out of memory",
+    "locking protocol",
+)
+"""Messages of SQLite for states that end without a change of the file."""
+_READ_OR_WRITE = "disk I/O error"
+"""Message of SQLite for a file that was cut, but also for a disk that fails or a quota that is used up."""
+
+
+def unwritable(path: Path, error: Exception) -> StoreUnusableError:
+    """Return the error for a file that cannot be read or written now."""
+    try:
+        found = os.statvfs(path.parent)
+    except OSError:
+        free = None
+    else:
+        free = found.f_bavail * found.f_frsize
+    return StoreUnusableError(
+        Text(
+            "store.cannot-write",
+            "cannot write {path}: {error} ({free:bytes} free)",
+            path=str(path),
+            error=str(error),
+            free=free,
+        ),
+        hint=Text("store.free-space", "free disk space, or end the program that uses the file (jobs keep running)"),
+    )
+
+
+def _execute(connection: sqlite3.Connection, step: Migration) -> None:
+    if callable(step):
+        step(connection)
+    else:
+        for statement in step.split(";"):
+            connection.execute(statement)
+
+
+def _names(connection: sqlite3.Connection) -> set[tuple[str, str]]:
+    """Return the tables and indexes."""
+    return set(connection.execute("SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"))
 
 
 def _in_memory() -> sqlite3.Connection:

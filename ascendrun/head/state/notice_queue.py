@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
 from ascendrun.core.notices import QUEUE_LIMIT
 from ascendrun.head.state.store import Store, add_events, dump_reply

@@ -12,6 +12,7 @@ from typing import Any, Callable
 from ascendrun.core.events import Event
 from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.reasons import FirstFailure
+from ascendrun.core.machines import Hold, MachineState
 from ascendrun.core.names import InvalidNamesError, expand_names, split_list
 from ascendrun.text import Text, to_json
 
@@ -27,6 +28,10 @@ _CAUSES = (
     ("not started: ", "need"),
 )
 _NEXT_ATTEMPT = re.compile(r"^(?:QUEUED|BACKOFF): attempt (\d+)\b")
+
+
+def _held(host: str, job: str) -> Text:
+    return reasons.nodes_held([host], Hold(host, MachineState.UNCONFIRMED, job, "", 0.0).reason())
 
 
 def type_events(db: sqlite3.Connection) -> None:
@@ -179,7 +184,7 @@ _REASONS: tuple[tuple[str, Callable[[re.Match[str]], Text]], ...] = (
         r"waits behind (\S+) \((.*)\), which wants (\S+).* too",  # voice: ok text of an old store
         lambda m: reasons.queued_behind(m[1], m[2], [m[3]]),
     ),
-    (r"waits for (\S+).*: not confirmed that (\S+) is gone there", lambda m: reasons.nodes_unconfirmed(m[2], [m[1]])),
+    (r"waits for (\S+).*: not confirmed that (\S+) is gone there", lambda m: _held(m[1], m[2])),
     (r"waits for (\S+).*, held by (\S+) \((.*)\)", lambda m: reasons.nodes_in_use(m[2], m[3], [m[1]])),
     (r"waits for stage (\S+) \((\S+)\)", lambda m: reasons.waiting_for_job(m[2], m[1])),
     (r"waits for (j-\S+)", lambda m: reasons.waiting_for_job(m[1], None)),

@@ -10,15 +10,14 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.sample_rollup import IDENTITY, mean_of, metrics_of, peak_of
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample, RawText, Sample
 from ascendrun.head.state.database import Database, immediate
 from ascendrun.node.sampler.sample import GENERATIONS
-from ascendrun.text import Text
 
 LINGERING_S = 10.0
 """Seconds after its end at which a minute is summed up: data of its last second may arrive late."""
@@ -103,11 +102,6 @@ class SampleStore(Database):
     MIGRATIONS = MIGRATIONS
     BUSY_S = 5.0
     SYNCHRONOUS = "NORMAL"
-    OTHERWISE = Text("store.move-file-aside", "move the file aside")
-    UNUSABLE = Text(
-        "samples.move-aside",
-        "free disk space, or move the file aside (jobs keep running; samples on the nodes are read later)",
-    )
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         super().__init__(connection, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +35,15 @@ class StoreUnusableError(AscendrunError):
 
     code = "state-unusable"
     exit_code = 8
+
+
+class StoreDamagedError(StoreUnusableError):
+    """A file of the state directory is damaged, missing or not the one that was written last.
+
+    The next controller, or the running one when it is requested to check, replaces it.
+    """
+
+    code = "state-damaged"
 
 
 def make_state_dir(state_dir: Path) -> None:
@@ -68,6 +78,28 @@ def make_private_file(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
+def set_aside(path: Path) -> Path | None:
+    """Move a database and its log to a new directory in damaged/; return the new path of the database.
+
+    None: there was nothing to move. The oldest of more than KEPT_DAMAGED directories is removed. Raises OSError.
+    """
+    parts = [name for name in (path.name, f"{path.name}-wal", f"{path.name}-shm") if (path.parent / name).exists()]
+    if not parts:
+        return None
+    base = path.parent / "damaged"
+    base.mkdir(mode=0o700, exist_ok=True)
+    number = 1 + max((int(entry.name) for entry in base.iterdir() if entry.name.isdigit()), default=0)
+    folder = base / str(number)
+    folder.mkdir(mode=0o700)
+    for name in parts:
+        os.rename(path.parent / name, folder / name)
+    if (base / str(number - KEPT_DAMAGED)).is_dir():
+        import shutil
+
+        shutil.rmtree(base / str(number - KEPT_DAMAGED), ignore_errors=True)
+    return folder / path.name
+
+
 def filesystem_of(path: Path, mounts: str) -> str | None:
     """Return the file system type of `path`, from the text of /proc/self/mounts; None: not listed."""
     best: tuple[int, str | None] = (-1, None)
@@ -83,9 +115,51 @@ def filesystem_of(path: Path, mounts: str) -> str | None:
     return best[1]
 
 
+def tree_file(state_dir: Path, sha256: str) -> Path:
+    """Return the head's file of a packed tree."""
+    return state_dir / "trees" / f"{sha256}.tar"
+
+
 def spool_dir(state_dir: Path, job_id: str, attempt: int) -> Path:
     """Return the directory of copies of an attempt's node files: <host>/<file>.<generation>, as in `node/layout.py`."""
     return state_dir / "jobs" / job_id / f"attempt-{attempt}"
+
+
+def is_spool_of(attempt_dir: Path, tag: str) -> bool:
+    """Return whether an attempt's spool directory is of this attempt, or of an earlier release, which did not say."""
+    try:
+        return (attempt_dir / SPOOL_RUN).read_text() in (tag, "")
+    except OSError:
+        return True
+
+
+def claim_spool_dir(attempt_dir: Path, tag: str) -> None:
+    """Make an attempt's spool directory and mark it; one of another run with the same job id is moved aside.
+
+    Raises OSError.
+    """
+    if not is_spool_of(attempt_dir, tag):
+        number = sum(1 for _ in attempt_dir.parent.glob(f"{attempt_dir.name}.other-*"))
+        attempt_dir.rename(attempt_dir.with_name(f"{attempt_dir.name}.other-{number + 1}"))
+    make_spool_dir(attempt_dir)
+    fd = os.open(attempt_dir / SPOOL_RUN, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w") as file:
+        file.write(tag)
+
+
+def write_placement(attempt_dir: Path, hosts: Sequence[str]) -> None:
+    """Record the hosts of an attempt, in the order of their node ranks, next to their records. Raises OSError."""
+    fd = os.open(attempt_dir / SPOOL_HOSTS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w") as file:
+        file.write("".join(f"{host}\n" for host in hosts))
+
+
+def read_placement(attempt_dir: Path) -> tuple[str, ...]:
+    """Return what `write_placement` recorded, (): nothing."""
+    try:
+        return tuple((attempt_dir / SPOOL_HOSTS).read_text().split())
+    except (OSError, ValueError):
+        return ()
 
 
 def make_spool_dir(folder: Path) -> None:
@@ -93,6 +167,17 @@ def make_spool_dir(folder: Path) -> None:
     for level in (*reversed(tuple(folder.parents)[:3]), folder):
         level.mkdir(mode=0o700, exist_ok=True)
 
+
+SPOOL_RUN = "run"
+"""File in an attempt's spool directory: the tag of the attempt."""
+SPOOL_HOSTS = "hosts"
+"""File in an attempt's spool directory: its hosts, one on each line."""
+SPOOL_STACKS = "stacks.json"
+"""File in a host's spool directory: the newest stacks of its ranks that the hang monitor took, {at_s, ranks}."""
+REBUILT_FILE = "rebuilt.json"
+"""File in the state directory: what was rebuilt after damage, until a command has printed it."""
+KEPT_DAMAGED = 10
+"""Damaged databases that are kept."""
 
 SPOOL_COMPLETE = "complete"
 """File in an attempt's spool directory: the collector has every byte of every file there."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
-from ascendrun.core.network import candidate_ports
+from ascendrun.core.network import HCCL_PORTS, candidate_bases, candidate_ports
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Connections
@@ -26,7 +27,7 @@ LIGHT_S, FULL_S = 8.0, 70.0
 CONNECT_LIGHT_S, CONNECT_FULL_S = 6.0, 10.0
 SPARE_S = 6.0
 """Seconds beyond the node's own deadline that the head node waits for its reply."""
-HCCL_PORTS = (*range(60000, 60032), 16666)
+HCCL_DEVICE_PORT = 16666
 TRIED_PORTS = 8
 """Candidates for MASTER_PORT that are tried: enough to find out whether one will be free."""
 SCRUBBED_LENGTH = 4
@@ -84,12 +85,13 @@ class Examination:
     def start(self) -> None:
         from ascendrun.health.survey.probes import survey_items
 
-        timeout_s = FULL_S if self._question.is_full else LIGHT_S
+        spec = self._question.spec
+        timeout_s = max(FULL_S if self._question.is_full else LIGHT_S, spec.timeouts.check_s if spec else 0.0)
         self._waiting = {host.name for host in self._hosts}
-        self._secrets = read_secrets(self._question.spec)
+        self._secrets = read_secrets(spec)
         for host in self._hosts:
             request = make_survey_request(host, self._reports[host.name], self._question, self._plan)
-            shell = {**make_shell(host.name, self._question.spec, self._plan), "secret_env": self._secrets}
+            shell = {**make_shell(host.name, spec, self._plan), "secret_env": self._secrets}
             self._query(host, Survey(survey_items(request), timeout_s, shell), self._take_survey)
         if not self._hosts:
             self._finish()
@@ -110,11 +112,14 @@ class Examination:
         if not hosts:
             self._finish()
             return
-        nonce = secrets.token_hex(8)
+        nonce, bases = secrets.token_hex(8), hccl_candidates(self._question, self._plan)
+        run = self._plan.run_id if self._plan is not None else "doctor"
         connect_s = CONNECT_FULL_S if self._question.is_full else CONNECT_LIGHT_S
         self._waiting = {host.name for host in hosts}
         for host in hosts:
-            items = connection_test_items(host.name, plan, nonce, connect_s) if plan is not None else []
+            items = []
+            if plan is not None:
+                items = connection_test_items(host.name, plan, nonce, connect_s, run=run, bases=bases)
             items += [pings[host.name]] if host.name in pings else []
             timeout_s = max([connect_s, *(float(item["timeout_s"]) for item in items)])
             self._query(host, Survey(items, timeout_s), self._take_tests)
@@ -126,7 +131,8 @@ class Examination:
         if self._question.names is not None:
             return None
         taken = [read_results({"ports": results.get("ports")}).get("ports") or () for results in self._results.values()]
-        ports = choose_ports(master_candidates(self._plan), taken, device_type=self._question.device_type)
+        bases = hccl_candidates(self._question, self._plan)
+        ports = choose_ports(master_candidates(self._plan), bases, taken)
         return plan_connection_tests(
             {host: report for host, report in self._reports.items() if host in self._results}, ports
         )
@@ -172,13 +178,15 @@ def make_survey_request(host: Host, report: NodeReport, question: Question, plan
 
     spec = question.spec
     ports = master_candidates(plan)[:TRIED_PORTS] if _is_first(host, plan) else ()
+    hccl_ports = (port for base in hccl_candidates(question, plan) for port in range(base, base + HCCL_PORTS))
     return SurveyRequest(
         host=host.name,
         device_type=question.device_type,
         root=report.root,
         python=choose_python(spec, host, report),
         has_job=spec is not None,
-        ports=(*ports, *(HCCL_PORTS if question.device_type == "npu" else ())),
+        shell_s=spec.timeouts.check_s if spec is not None else LIGHT_S,
+        ports=(*ports, *hccl_ports, *((HCCL_DEVICE_PORT,) if question.device_type == "npu" else ())),
         folders=(spec.checkpoint.dir,) if spec is not None and spec.checkpoint.dir else (),
         paths=question.paths,
         env=rank_env(host.name, plan),
@@ -230,6 +238,13 @@ def master_candidates(plan: LaunchPlan | None) -> tuple[int, ...]:
     return plan.master_ports if plan is not None else candidate_ports("doctor", None)
 
 
+def hccl_candidates(question: Question, plan: LaunchPlan | None) -> tuple[int, ...]:
+    """Return the candidates for HCCL's base port; () without NPUs, or if the job moves them in another way."""
+    if question.device_type != "npu":
+        return ()
+    return plan.hccl_bases if plan is not None else candidate_bases("doctor", {})
+
+
 def choose_python(spec: JobSpec | None, host: Host, report: NodeReport) -> str | None:
     """Return the command of the job's interpreter; None: its command does not appear to be a Python program."""
     if spec is None:
@@ -261,8 +276,11 @@ def input_paths(spec: JobSpec | None) -> tuple[str, ...]:
     )
 
 
-def connection_test_items(host: str, plan: ConnectionTestPlan, nonce: str, timeout_s: float) -> list[dict[str, Any]]:
-    """Return one host's items of a round of connection tests."""
+def connection_test_items(
+    host: str, plan: ConnectionTestPlan, nonce: str, timeout_s: float, *, run: str, bases: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return one host's items of a round of connection tests. `bases`: one of the ports is a base of HCCL's ports,
+    which are leased for `run` during the test."""
     common = {"as": host, "nonce": nonce, "timeout_s": timeout_s}
     items: list[dict[str, Any]] = []
     if plan.expected.get(host):
@@ -272,6 +290,8 @@ def connection_test_items(host: str, plan: ConnectionTestPlan, nonce: str, timeo
                 "kind": "listen",
                 "name": "listen",
                 "ports": list(plan.ports),
+                "block": next((port for port in plan.ports if port in bases), None),
+                "tag": run,
                 "expect": list(plan.expected[host]),
             }
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import Finding, Severity, paused_collector
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
@@ -17,15 +18,25 @@ if TYPE_CHECKING:
     from ascendrun.core.jobs.plan import LaunchPlan
 
 MOST_WARNINGS = 20
+PASSING = frozenset(
+    ("device-leased", "hbm-not-released", "npu-busy", "npu-busy-run", "npu-ghost", "port-taken", "hccl-port-taken")
+)
+"""Findings about other users of devices and ports: the job tries again later."""
 
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """Result. `refusal`: why nothing may start, None: no reason. `hosts`: with problems. `warnings`: as in Checked."""
+    """Result. `refusal`: why nothing may start, None: no reason. `hosts`: with problems. `warnings`: as in Checked.
+    `held`: the finding, if all failed checks found something that uses devices or ports of the job.
+    `idle_memory`: by host and device of NPUs without a listed process, the MB of memory in use. `not_released`: by
+    host, the finding of memory that stays in use."""
 
     refusal: Text | None
     hosts: tuple[str, ...] = ()
     warnings: tuple[tuple[Finding, Text], ...] = ()
+    held: Finding | None = None
+    idle_memory: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    not_released: Mapping[str, Finding] = field(default_factory=dict)
 
 
 def preflight_question(spec: JobSpec) -> Question:
@@ -38,10 +49,20 @@ def preflight_question(spec: JobSpec) -> Question:
 
 
 def evaluate_preflight(
-    answers: SurveyResults, reports: Mapping[str, NodeReport], *, spec: JobSpec, plan: LaunchPlan, now_s: float
+    answers: SurveyResults,
+    reports: Mapping[str, NodeReport],
+    *,
+    spec: JobSpec,
+    plan: LaunchPlan,
+    now_s: float,
+    idle_memory: Mapping[str, Mapping[int, int]] | None = None,
 ) -> PreflightResult:
-    """Evaluate the results. FAIL findings prevent the start, and so does a node that could not be examined."""
+    """Evaluate the results. FAIL findings prevent the start, and so does a node that could not be examined.
+
+    `idle_memory`: as PreflightResult had it at earlier starts, the least of each device.
+    """
     from ascendrun.health.checks import run_checks
+    from ascendrun.health.checks.npu import unowned_memory
     from ascendrun.health.comparison import failed_checks, finding_line
     from ascendrun.health.survey.check_context import CheckContext
     from ascendrun.health.survey.facts import NodeFacts, Unreached
@@ -58,7 +79,13 @@ def evaluate_preflight(
                 why: Failure = answer.get("refused") or Failure("internal", "")
                 unreached[host] = Unreached(why.code, why.message, why.hint)
     context = CheckContext(
-        facts=facts, unreached=unreached, job=spec, plan=plan, device_type=spec.devices.type, now_s=now_s
+        facts=facts,
+        unreached=unreached,
+        job=spec,
+        plan=plan,
+        device_type=spec.devices.type,
+        now_s=now_s,
+        idle_memory=idle_memory or {},
     )
     findings = run_checks(context, is_full=False, skip=spec.checks.skip, require=spec.checks.require)
     failed = tuple(finding for finding in findings if finding.severity is Severity.FAIL)
@@ -67,4 +94,7 @@ def evaluate_preflight(
         failed_checks(failed) if failed else None,
         tuple(sorted({host for finding in failed for host in finding.hosts})),
         tuple((finding, finding_line(finding)) for finding in warned),
+        held=failed[0] if failed and all(finding.code in PASSING for finding in failed) else None,
+        idle_memory={host: unowned_memory(one.npu, is_idle=True) for host, one in facts.items()},
+        not_released={host: one for one in failed if one.code == "hbm-not-released" for host in one.hosts},
     )

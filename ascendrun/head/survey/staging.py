@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -13,17 +14,13 @@ from ascendrun.core.rank_env import is_own_variable
 from ascendrun.head.protocol.agent_messages import HasTree, HasTreeReply, PutTree, PutTreeReply
 from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.state.state_dir import tree_file
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.spec import JobSpec
 
 CHUNK_BYTES = 1 << 20
-
-
-def tree_file(state_dir: Path, sha256: str) -> Path:
-    """Return the head's file of a packed tree."""
-    return state_dir / "trees" / f"{sha256}.tar"
 
 
 class TreePush:
@@ -98,6 +95,23 @@ class TreePush:
             self.done_bytes += end - offset
             self._rest.pop(0)
             self.send_next()
+
+
+def push_once_per_home(
+    hosts: Sequence[str], homes: Mapping[str, str], push: Callable[[str, Callable[[], None]], None]
+) -> None:
+    """Call `push(host, then)` for a host of each home (core/reports.shared_homes); `then` pushes to the others, which
+    find the directories there."""
+    waiting: dict[str, list[str]] = {}
+    for host in hosts:
+        waiting.setdefault(homes.get(host, host), []).append(host)
+
+    def push_rest(rest: list[str]) -> None:
+        for host in rest:
+            push(host, lambda: None)
+
+    for first, *rest in waiting.values():
+        push(first, partial(push_rest, rest))
 
 
 def read_secret_env(spec: JobSpec) -> dict[str, str]:

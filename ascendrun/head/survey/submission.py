@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.core.dataclass_json import load_dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.hosts import Host, load_hosts
-from ascendrun.core.jobs.job import Job
+from ascendrun.core.jobs.job import Job, make_request
 from ascendrun.core.jobs.plan import Folders, LaunchPlan, Tree
-from ascendrun.core.jobs.schedule import Claim
+from ascendrun.core.jobs.restart import policy_of
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.protocol.control_messages import Submit
 from ascendrun.head.state.store import Store, StoredJob, job_id_of
@@ -19,13 +19,15 @@ from ascendrun.node import layout
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.spec import JobSpec
+    from ascendrun.core.jobs.schedule import Claim
     from ascendrun.head.spool.artifact_fetch import Subject
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A validated job. `key` makes repeats harmless; `hosts` are exactly those that it will use, in rank order.
-    `stage`, `needs`: names of its own and the previous pipeline stage; None: not in a pipeline, no requirement."""
+    """A validated job. `key` makes repeats harmless; `hosts`: those that it may use, in the order of the hostfile.
+    `stage`, `needs`: names of its own and the previous pipeline stage; None: not in a pipeline, no requirement.
+    `examines`: see core/jobs/job.Request."""
 
     key: str
     spec: JobSpec
@@ -34,6 +36,8 @@ class Submission:
     file: str | None
     stage: str | None = None
     needs: str | None = None
+    priority: int = 0
+    examines: bool = False
 
     @property
     def spec_values(self) -> dict[str, Any]:
@@ -57,6 +61,8 @@ class Submission:
             "file": self.file,
             "stage": self.stage,
             "needs": self.needs,
+            "priority": self.priority,
+            "examines": self.examines,
         }
 
     @classmethod
@@ -69,6 +75,8 @@ class Submission:
             file=values["file"],
             stage=values.get("stage"),
             needs=values.get("needs"),
+            priority=values.get("priority", 0),
+            examines=values.get("examines", False),
         )
 
     @classmethod
@@ -87,7 +95,10 @@ def load_subject(stored: StoredJob) -> Subject:
     from ascendrun.head.spool.artifact_fetch import Subject
 
     submission = Submission.from_stored(stored)
-    return Subject(stored.job.id, stored.job.run, submission.spec.devices.type, stored.job.attempt, submission.hosts)
+    job = stored.job
+    hosts = tuple(host for host in submission.hosts if host.name in job.used_hosts)
+    used = {number: job.hosts_of(number) for number in range(1, job.attempt + 1)}
+    return Subject(job.id, job.run, submission.spec.devices.type, job.attempt, hosts, used)
 
 
 def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) -> Job:
@@ -98,10 +109,14 @@ def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) ->
         name=spec.name,
         run=layout.make_run(head_id, job_id),
         grace_s=spec.checkpoint.grace_period_s,
-        hosts=tuple(host.name for host in submission.hosts),
+        hosts=(),
+        pool=tuple(host.name for host in submission.hosts),
+        request=replace(make_request(submission.spec_values, len(submission.hosts)), examines=submission.examines),
+        priority=submission.priority,
         start_s=spec.timeouts.start_s,
         created_at_s=now_s,
         since_s=now_s,
+        policy=policy_of(submission.spec_values),
     )
 
 
@@ -129,8 +144,9 @@ def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | 
     With known keys, return those jobs and store nothing. All stages use the working directory of the pipeline, so that
     a stage finds the files of the previous stage on its host.
     """
-    ids = {str(one.job.stage): one.job.id for one in store.stages(pipeline)} if pipeline else {}
-    count = len(store.stages(pipeline)) if pipeline else 0
+    before = [one.job for one in store.stages(pipeline)] if pipeline else []
+    ids = {str(job.stage): job.id for job in before}
+    newest, count = before[-1].id if before else None, len(before)
     jobs: list[Job] = []
     with store.writing() as db:
         for submission in submissions:
@@ -139,12 +155,14 @@ def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | 
                 nonlocal pipeline
                 pipeline = pipeline or job_id_of(number)
                 job = make_job(submission, f"{pipeline}-{count + len(jobs) + 1}", head_id, now_s)
+                needs = ids.get(submission.needs or "")
                 return replace(
                     job,
+                    request=replace(job.request, same_as=needs or newest),
                     pipeline=pipeline,
                     stage=submission.stage,
                     home=layout.make_run(head_id, pipeline),
-                    needs=ids.get(submission.needs or ""),
+                    needs=needs,
                 )
 
             job = store.insert(
@@ -162,15 +180,17 @@ def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | 
     return tuple(jobs)
 
 
-def claims_of(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Claim, ...]:
-    """Return the job's claims on each host: named devices, counted slots on cpu, else the complete host.
+def claims_of(spec: JobSpec, hosts: Sequence[Host]) -> dict[str, Claim]:
+    """Return the job's claim on each host of its pool: named devices, counted slots on cpu, else the complete host.
 
     Unnamed NPUs and GPUs are not counted yet: without leases on the node two jobs could select the same ones.
     """
-    return tuple(_claim_of(spec, host) for host in hosts)
+    return {host.name: _claim_of(spec, host) for host in hosts}
 
 
 def _claim_of(spec: JobSpec, host: Host) -> Claim:
+    from ascendrun.core.jobs.schedule import Claim  # not for those who only submit: it defines many types
+
     devices = spec.devices
     ids = tuple(devices.ids) if devices.ids is not None else None
     count = devices.per_node or (len(ids) if ids else None) or host.slots or 1
@@ -198,9 +218,9 @@ def build_plan(
 
     folders = {
         host: Folders(
-            work=layout.work_dir(report.root, job.home or job.run),
+            work=layout.work_dir(report.root, job.home or job.run, report.machine_key),
             checkpoints=layout.checkpoints_dir(report.root, job.run),
-            attempt=layout.attempt_dir(report.root, job.run_id),
+            attempt=layout.attempt_dir(report.root, job.run_id, report.machine_key),
             trees=f"{report.root}/trees",
         )
         for host, report in reports.items()
@@ -215,6 +235,7 @@ def build_plan(
         folders=folders,
         trees=trees,
         home=job.home,
+        resume=job.resume,
     )
     return replace(
         plan, sampling=sampling_request(spec.devices.type, every_s=spec.sampling.interval_s, hosts=len(plan.nodes))

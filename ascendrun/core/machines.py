@@ -1,0 +1,246 @@
+"""Machines that jobs have used, and what holds them: processes that may live there, so that no job may start.
+
+What holds a machine follows from the records of jobs, and from attempts that no record explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from enum import Enum
+from typing import Any
+
+from ascendrun.core.dataclass import dataclass, load_dataclass
+from ascendrun.core.hosts import Host, load_hosts
+from ascendrun.core.jobs.job import Job, Leftover
+from ascendrun.text import Text, from_json
+
+
+class MachineState(str, Enum):
+    """State of a machine for new placements, worst first. UNCONFIRMED: the end of all processes of a job is unknown
+    there. LEFTOVERS: processes are known to live there. QUARANTINED: closed since it failed. DRAINED: closed by a user;
+    DRAINING: and a job still uses it. HELD, SPARE: a job uses it, or keeps it as a replacement."""
+
+    UNCONFIRMED = "unconfirmed"
+    LEFTOVERS = "leftovers"
+    QUARANTINED = "quarantined"
+    DRAINED = "drained"
+    DRAINING = "draining"
+    HELD = "held"
+    SPARE = "spare"
+    FREE = "free"
+
+
+ADDRESS_KEY = "address "
+STRIKE_S = 60.0
+TAKEN_S = 60.0
+"""Seconds after which a machine with memory of its devices in use by no known process goes into quarantine."""
+STRIKES_S = 7 * 86_400.0
+"""Seconds in which two failures that blame a machine alone put it into quarantine."""
+QUARANTINE_S = 86_400.0
+"""Length of the first quarantine, doubled with each further one up to STRIKES_S."""
+
+
+@dataclass(frozen=True)
+class Closure:
+    """Why no job is placed on a machine, until `until_s` (UTC; None: without limit). `state`: DRAINED or QUARANTINED.
+    `reason`: what the user gave, or why it was put into quarantine. `by`: the user, "": the controller. `is_lost`: the
+    user has given up the machine with its disks."""
+
+    state: MachineState
+    reason: Text | str
+    by: str
+    since_s: float
+    until_s: float | None = None
+    is_lost: bool = False
+
+    def is_open(self, now_s: float) -> bool:
+        """Return whether its time is over."""
+        return self.until_s is not None and now_s >= self.until_s
+
+    def message(self) -> Text:
+        values = {"by": self.by, "reason": self.reason or "-", "since_s": self.since_s, "until_s": self.until_s}
+        if self.state is MachineState.QUARANTINED:
+            return Text("machine.quarantined", "quarantined until {until_s:clock}: {reason}", **values)
+        if self.until_s is None:
+            return Text("machine.drained", "drained by {by}: {reason}", **values)
+        return Text("machine.drained-until", "drained by {by} until {until_s:clock}: {reason}", **values)
+
+
+def load_closure(row: Mapping[str, Any]) -> Closure:
+    return load_dataclass(Closure, row, state=MachineState, reason=from_json)
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Why no job is placed on a machine. `host`: its name in the job `job`; `since_s`: UTC seconds.
+
+    `processes`: (), if they are not known one by one. `is_found`: the attempt `tag` runs, and no record explains it.
+    """
+
+    host: str
+    state: MachineState
+    job: str
+    tag: str
+    since_s: float
+    processes: tuple[Leftover, ...] = ()
+    is_found: bool = False
+
+    def reason(self) -> Text:
+        values: dict[str, Any] = {"host": self.host, "job": self.job, "since_s": self.since_s}
+        if self.is_found:
+            return Text(
+                "machine.found", "attempt {tag} of an unknown job, found at {since_s:clock}", tag=self.tag, **values
+            )
+        if not self.processes:
+            return Text(
+                "machine.unconfirmed", "unconfirmed since {since_s:clock} that the processes of {job} exited", **values
+            )
+        one = self.processes[0]
+        values.update(pid=one.pid, comm=one.comm or "-", state=one.state or "-", channel=one.wait_channel or "-")
+        return Text(
+            "machine.leftovers",
+            "process {pid} ({comm}) of {job} survives SIGKILL since {since_s:clock}: state {state} in {channel}",
+            **values,
+        )
+
+
+@dataclass(frozen=True)
+class MachineRecord:
+    """What is stored of a machine. `key`: see `machine_id`. `hosts`: how it was reached, one for each address.
+    `boot_id`, `incarnation`: as last reported, at `heard_at_s`. `found`: by tag of each attempt that no record
+    explains, when it was first seen. `drain`, `quarantine`: what closes it, None: nothing. `strikes`: when failures
+    blamed it alone, UTC seconds. `quarantines`: how often it was in quarantine since a user or an examination ended
+    one. `examined_at_s`: newest light examination in the background, None: none; `finding`: what it found, None: it
+    is ready. `idle_memory`: by device, the least MB of its memory in use before a start by no listed process.
+    `taken_since_s`: since when a device has much more in use, None: it has not."""
+
+    key: str
+    hosts: tuple[Host, ...]
+    boot_id: str | None = None
+    incarnation: str | None = None
+    heard_at_s: float = 0.0
+    found: Mapping[str, float] = field(default_factory=dict)
+    drain: Closure | None = None
+    quarantine: Closure | None = None
+    strikes: tuple[float, ...] = ()
+    quarantines: int = 0
+    examined_at_s: float | None = None
+    finding: Text | None = None
+    idle_memory: Mapping[str, int] = field(default_factory=dict)
+    taken_since_s: float | None = None
+
+    def closures(self, now_s: float) -> tuple[Closure, ...]:
+        """Return what closes the machine now, the worst first."""
+        return tuple(one for one in (self.quarantine, self.drain) if one is not None and not one.is_open(now_s))
+
+    def quarantined(self, reason: Text, now_s: float) -> MachineRecord:
+        """Return the record in quarantine, longer each time."""
+        length_s = min(QUARANTINE_S * 2**self.quarantines, STRIKES_S)
+        closure = Closure(MachineState.QUARANTINED, reason, "", now_s, now_s + length_s)
+        return replace(self, quarantine=closure, quarantines=self.quarantines + 1, strikes=())
+
+    def struck(self, reason: Text, now_s: float) -> MachineRecord:
+        """Return the record after a failure that blames the machine alone; the second one quarantines it. Several
+        within STRIKE_S are one failure, which several jobs report."""
+        if self.strikes and now_s - self.strikes[-1] < STRIKE_S:
+            return self
+        strikes = (*(at_s for at_s in self.strikes if now_s - at_s < STRIKES_S), now_s)
+        return replace(self, strikes=strikes) if len(strikes) < 2 else self.quarantined(reason, now_s)
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        return frozenset(map(address_of, self.hosts))
+
+    @property
+    def is_identified(self) -> bool:
+        """Return whether `key` is of the machine; before its agent has reported one, it is the address."""
+        return not self.key.startswith(ADDRESS_KEY)
+
+
+def load_machine(record: Mapping[str, Any]) -> MachineRecord:
+    closures = {"drain": load_closure, "quarantine": load_closure}
+    return load_dataclass(MachineRecord, record, hosts=load_hosts, strikes=tuple, finding=from_json, **closures)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that is not free. `key` None: it has not reported one. `names`: in hostfiles."""
+
+    key: str | None
+    names: tuple[str, ...]
+    addresses: frozenset[str]
+    holds: tuple[Hold, ...]
+
+    @property
+    def state(self) -> MachineState:
+        states = {hold.state for hold in self.holds}
+        return MachineState.LEFTOVERS if MachineState.LEFTOVERS in states else MachineState.UNCONFIRMED
+
+    def is_at(self, host: Host, key: str | None) -> bool:
+        """Return whether `host` of some hostfile is this machine. `key`: what it reported, None: nothing yet."""
+        return address_of(host) in self.addresses or (self.key is not None and machine_id(host, key) == self.key)
+
+
+def address_of(host: Host) -> str:
+    """Return the address of a host, equal for hosts that are certainly one machine."""
+    return f"local/{host.name}" if host.is_local else f"{(host.addr or host.name).lower()}:{host.port or 22}"
+
+
+def machine_id(host: Host, key: str | None) -> str | None:
+    """Return the key of a machine; hosts with `addr=local` are machines of their own, with their own directories."""
+    return f"{key}/{host.name}" if key is not None and host.is_local else key
+
+
+def held_machines(jobs: Iterable[tuple[Job, Sequence[Host]]], records: Iterable[MachineRecord]) -> tuple[Machine, ...]:
+    """Return the machines that are not free. `jobs`: with their hosts; jobs that hold nothing do no harm."""
+    records = tuple(records)
+    keys = {address: record.key for record in records if record.is_identified for address in record.addresses}
+    found: dict[str, Machine] = {
+        record.key: _machine(record, [_found(record, tag, since_s) for tag, since_s in sorted(record.found.items())])
+        for record in records
+        if record.found
+    }
+    for job, hosts in jobs:
+        for hold in job_holds(job):
+            host = next((one for one in hosts if one.name == hold.host), Host(hold.host))
+            key = machine_id(host, job.node(hold.host).machine_key) or keys.get(address_of(host))
+            place = key or address_of(host)
+            if place not in found:
+                record = next((one for one in records if one.key == key), MachineRecord(place, (host,)))
+                found[place] = replace(_machine(record, []), key=key)
+            one = found[place]
+            found[place] = replace(
+                one,
+                names=tuple(dict.fromkeys((*one.names, host.name))),
+                addresses=one.addresses | {address_of(host)},
+                holds=(*one.holds, hold),
+            )
+    return tuple(found.values())
+
+
+def _machine(record: MachineRecord, holds: Sequence[Hold]) -> Machine:
+    return Machine(record.key, tuple(dict.fromkeys(host.name for host in record.hosts)), record.addresses, tuple(holds))
+
+
+def _found(record: MachineRecord, tag: str, since_s: float) -> Hold:
+    job = tag.rpartition(".")[0].partition("-")[2]
+    return Hold(record.hosts[0].name, MachineState.LEFTOVERS, job, tag, since_s, is_found=True)
+
+
+def job_holds(job: Job) -> tuple[Hold, ...]:
+    """Return what the job holds after its end. While it lives its claims hold its hosts."""
+    held = job.held_hosts
+    since_s = job.since_s if job.ended_at_s is None else job.ended_at_s
+    return tuple(
+        Hold(
+            node.host,
+            MachineState.LEFTOVERS if node.leftovers else MachineState.UNCONFIRMED,
+            job.id,
+            job.run_id,
+            min((one.since_ns / 1e9 for one in node.leftovers if one.since_ns is not None), default=since_s),
+            node.leftovers,
+        )
+        for node in job.nodes
+        if node.host in held
+    )

@@ -1,0 +1,453 @@
+"""Steps, loss and speed read from what trainings print: one table of patterns, values under the names of metrics.
+
+`find_lines` picks the few lines of a block of bytes that can hold progress; `ProgressReader` turns such lines, in the
+order of their arrival, into rows. A step that no line states is unknown, never counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+Row = dict[str, Any]
+
+LINE_BYTES = 4096
+"""Longer lines are cut: no framework writes a line of progress that is longer."""
+START_BYTES = 4 << 20
+"""The line with the total number of steps is looked for in this many bytes from the start of the output."""
+_LINE = re.compile(rb"[^\r\n]+")
+TOTAL_MARK = b"ptimization steps"
+_MARKS = (b"oss", b"tep=")
+"""One of these, or the end of a bar's percentage, is in every line that a pattern below reads."""
+
+
+def find_lines(data: bytes, *, at_start: bool = False, is_any: bool = False) -> list[tuple[int, bytes]]:
+    """Return (offset of its end, line) of the lines that may hold progress, in order. A carriage return ends a line.
+
+    Only `bytes.find` looks at all bytes: 2 to 3 ms for a megabyte. `at_start`: also lines with the total of steps.
+    `is_any`: all lines, for the pattern of a job.
+    """
+    if is_any:
+        return [(line.end(), line[0][:LINE_BYTES]) for line in _LINE.finditer(data)]
+    hits = [at for mark in (*_MARKS, *((TOTAL_MARK,) if at_start else ())) for at in _finds(data, mark)]
+    hits += [at for at in _finds(data, b"%") if data[at + 1 : at + 2] in (b"|", b" ")]
+    found: list[tuple[int, bytes]] = []
+    end = -1
+    for at in sorted(hits):
+        if at < end:
+            continue
+        low, high = max(end, at - LINE_BYTES, 0), min(len(data), at + LINE_BYTES)
+        begin = max(data.rfind(b"\n", low, at), data.rfind(b"\r", low, at)) + 1 or low
+        ends = [data.find(mark, at, high) for mark in (b"\n", b"\r")]
+        end = min((one for one in ends if one >= 0), default=high)
+        found.append((end, data[begin:end]))
+        if b", skipped=" in found[-1][1]:  # old versions of DeepSpeed print the speed in the next line
+            begin, after = end + 1, data.find(b"\n", end + 1, end + 1 + LINE_BYTES)
+            if after >= 0 and b"SamplesPerSec" in data[begin:after]:
+                found.append((after, data[begin:after]))
+                end = after
+    return found
+
+
+def _finds(data: bytes, mark: bytes) -> Iterator[int]:
+    at = data.find(mark)
+    while at >= 0:
+        yield at
+        at = data.find(mark, at + 1)
+
+
+def merge_rows(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows, those in succession of one step as one."""
+    merged: list[Row] = []
+    for row in rows:
+        if merged and row.get("step") is not None and merged[-1].get("step") == row["step"]:
+            merged[-1] = {**merged[-1], **row}
+        else:
+            merged.append(row)
+    return merged
+
+
+# ---------------------------------------------------------------- patterns
+
+_NUM = r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)\b"
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PAIR = re.compile(rf"""["']([\w/(). %-]+)["']\s*:\s*["']?(\d+/\d+|{_NUM}|[^,"'{{}}\[\]]+)""", re.I)
+_BAR = re.compile(
+    r"(?P<percent>\d{1,3})%\s*(?:\|[^|]*\|)?\s*(?P<n>\d+)/(?P<total>\d+)\s*"
+    r"\[[\d:]+<[^,\]]+,\s*[\d.?]+\s*(?:it|batch(?:es)?|steps?|s)/(?:s|it|batch|step)(?P<values>,[^\]]*)?\]"
+)
+_RICH = re.compile(r"^\s*(?P<name>[^━╸╺]*?)\s*[━╸╺]{2}[━╸╺ ]*(?P<n>\d+)/(?P<total>\d+)\s+[-\d:]+(?P<values>.*)$")
+_TRAINING_BAR = re.compile(r"(?:train(?:ing)?|(?:global[ _])?steps?|iter(?:ation)?s?)(?: steps?)?", re.I)
+_EPOCH_BAR = re.compile(r"(?:train(?:ing)?\s*)?epoch\s*:?\s*\[?(\d+)(?:\s*/\s*(\d+))?\]?", re.I)
+_NOT_TRAINING = re.compile(r"(?:^|[^a-z])(?:val|valid|eval|test|sanity|predict|infer)", re.I)
+_TOTAL = re.compile(r"optimization steps[^=:]{0,40}[=:]\s*([\d,]+)", re.I)
+_ITERATION = re.compile(r"\biteration:?\s+(\d+)\s*/\s*(\d+)\b(?=.*(?:elapsed time|consumed samples|loss))", re.I)
+_DEEPSPEED = re.compile(r"\bstep=(\d+), skipped=\d+, lr=\[([^\],]+)")
+_TIMER = re.compile(
+    r"(?:global_step=(\d+)|\b\d+/\d+), (?:RunningAvg)?SamplesPerSec=([\d.]+)(?:, CurrSamplesPerSec=([\d.]+))?"
+)
+_EVALUATION = re.compile(
+    rf"(?:\bstep (?P<a>\d+): train loss (?:{_NUM}), val loss (?P<b>{_NUM})"
+    rf"|validation loss at iteration (?P<c>\d+) \| lm loss value: (?P<d>{_NUM}))",
+    re.I,
+)
+_STEP = re.compile(
+    r"(?:global[ _]?)?\b(?:global_)?(?:step|iter(?:ation)?)s?\s{0,2}[:=#]?\s{0,8}\[?\s{0,8}(?P<n>\d+)"
+    r"(?:\s{0,8}(?:/|of)\s{0,8}(?P<total>\d+))?(?![\d.\w])(?P<values>\W.*)$",
+    re.I,
+)
+_BATCH = re.compile(
+    r"\bepoch\W{0,3}(?P<epoch>\d+)(?:\s?/\s?(?P<epochs>\d+))?\]?[\s,:|-]{0,4}\[?(?:batch|iter|step)?\W{0,3}(?P<n>\d+)\s?/\s?"
+    r"(?P<total>\d+)(?P<share>\s?\(\d+%\))?(?P<values>\W.*)$",
+    re.I,
+)
+_BEFORE = re.compile(
+    r"\[[^\[\]]{0,80}\]|\d[\d:.,/TZ+-]*|\b(?:INFO|DEBUG|WARNING|NOTICE)\b(?::[\w.]+:)?|\b(?:rank|gpu)[ _]?\d*"
+    r"|\b(?:train(?:ing)?|global|epoch)\b|\b[\w.]+ - ",
+    re.I,
+)
+"""What loggers write before the text of a line, and an epoch before the step."""
+_EPOCH_BEFORE = re.compile(r"\bepoch\W{0,3}(\d+(?:\.\d+)?)", re.I)
+_VALUE = re.compile(rf"([A-Za-z][\w /.()-]{{0,60}}?)\s*[:=]?\s*(?<![\w.])({_NUM})(?![\w.]*[A-Za-z]\w*[:=])", re.I)
+
+_KEYS: Mapping[str, str] = {
+    **dict.fromkeys(("learning_rate", "lr"), "learning_rate"),
+    **dict.fromkeys(("grad_norm", "gradient_norm", "gnorm", "total_norm"), "grad_norm"),
+    **dict.fromkeys(("samples_per_second", "samples/sec", "samples/s", "samples_per_s"), "samples_per_s"),
+    **dict.fromkeys(("tokens_per_second", "tokens/sec", "tokens/s", "tok/s", "tokens_per_s"), "tokens_per_s"),
+    **dict.fromkeys(("step", "global_step", "current_steps"), "step"),
+    **dict.fromkeys(("total_steps", "max_steps"), "total_steps"),
+    "epoch": "epoch",
+}
+_LOSSES = (
+    "loss",
+    "lm_loss",
+    "train_loss",
+    "training_loss",
+    "train/loss",
+    "train_loss_step",
+    "loss_step",
+    "total_loss",
+    "step_loss",
+    "avr_loss",
+    "avg_loss",
+    "mean_loss",
+    "closs",
+    "reduced_train_loss",
+)
+"""Names of the loss of training; of several in one line the first of these counts."""
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.strip().replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _named(pairs: list[tuple[str, str]]) -> Row:
+    """Return the values of a line by the names of metrics."""
+    row: Row = {}
+    losses: dict[str, float] = {}
+    for key, text in pairs:
+        name = re.sub(r"[\s_]+", "_", key.strip().lower())
+        value = _number(text)
+        if value is None:
+            continue
+        if name in _LOSSES:
+            losses.setdefault(name, value)
+        elif name in _KEYS:
+            row.setdefault(_KEYS[name], value)
+        elif name.startswith("eval_") and name.endswith(("loss", "accuracy", "acc")):
+            row[name] = value
+    loss = next((losses[name] for name in _LOSSES if name in losses), None)
+    return row if loss is None else {**row, "loss": loss}
+
+
+# ---------------------------------------------------------------- the reader
+
+
+class ProgressReader:
+    """Rows from the lines of one rank, in the order of arrival. `pattern`: the job's own; then no other is used.
+
+    A dictionary of a Hugging Face Trainer has no step: the bar that is drawn again after it has. It waits for that bar
+    in `_pending`, and `flush` releases it. A bar without a name is a training's only if the total of steps is known or
+    a dictionary with a loss is printed above it: inference and data preparation draw the same bars.
+    """
+
+    def __init__(self, pattern: str | None = None) -> None:
+        self._own = None if pattern is None else re.compile(pattern)
+        self.reads_any_line = pattern is not None
+        self._total: int | None = None
+        self._bar: tuple[int, int] | None = None
+        self._main: int | None = None
+        self._early: list[Row] = []
+        self._newest = 0
+        self._pending: Row | None = None
+        self._values: dict[str, str] = {}
+        self._base: dict[str, int] = {}
+        self._known_loss = False
+
+    def read(self, raw: bytes) -> list[Row]:
+        """Return the rows that a line completes, oldest first; their names are those of a metrics file."""
+        line = _ANSI.sub("", raw.decode("utf-8", "replace"))
+        if self._own is not None:
+            return self._read_own(self._own, line)
+        total = _TOTAL.search(line)
+        if total:
+            self._total = int(total[1].replace(",", ""))
+            return []
+        rows: list[Row] = []
+        bar = _BAR.search(line)
+        rest, at = line, 0
+        while bar:
+            name = re.split(r"[|\]}]", line[at : bar.start()])[-1].strip().rstrip(":").strip()
+            rows += self._read_bar(name, bar)
+            rest, at = rest.replace(bar[0], " ", 1), bar.end()
+            bar = _BAR.search(line, at)
+        return rows + self._read_text(rest.strip())
+
+    def flush(self) -> list[Row]:
+        """Return the row of a dictionary that still waits for its bar, with the step of the bar before it."""
+        row, self._pending = self._pending, None
+        if row is None:
+            return []
+        if (
+            "step" not in row
+            and self._bar is not None
+            and self._bar[0]
+            and self._bar[1] == (self._main or self._bar[1])
+        ):
+            row = {"step": self._bar[0], "total_steps": self._bar[1], **row}
+            return [*self._confirm(self._bar[1]), row]
+        return [self._with_total(row)]
+
+    def _read_own(self, pattern: re.Pattern[str], line: str) -> list[Row]:
+        found = pattern.search(line)
+        values = {} if found is None else {name: _number(text) for name, text in found.groupdict().items() if text}
+        row: Row = {name: value for name, value in values.items() if value is not None}
+        for name in ("step", "total_steps"):
+            if name in row:
+                row[name] = int(row[name])
+        return [row] if row else []
+
+    # Bars
+
+    def _read_bar(self, name: str, bar: re.Match[str]) -> list[Row]:
+        count, total = int(bar["n"]), int(bar["total"])
+        values = _pairs_of(bar["values"] or "")
+        own = _named(values)
+        in_name = re.search(rf"loss\s*[:=]?\s*({_NUM})", name, re.I)
+        if in_name:
+            own, name = {**own, "loss": _number(in_name[1])}, ""
+        if _NOT_TRAINING.search(name):
+            return []
+        epoch = _EPOCH_BAR.fullmatch(name)
+        is_named = bool(_TRAINING_BAR.fullmatch(name)) or epoch is not None
+        if name and not is_named and "loss" not in own:
+            return []
+        fresh = {key: text for key, text in values if self._values.get(key) != text}
+        if "loss" in own and not in_name and not any(_named([one]).get("loss") is not None for one in fresh.items()):
+            own.pop("loss")  # the bar moved on before its values were set: they are of the step before
+        self._values = dict(values)
+        if epoch is not None:
+            return self._epoch_row(epoch, count, total, own, base_of_rich=False)
+        if not is_named and "loss" not in own and not in_name:
+            return self._plain_bar(count, total)
+        return self._step_row(count, total, own)
+
+    def _plain_bar(self, count: int, total: int) -> list[Row]:
+        """A bar without a name: confirmed by its total, or by a dictionary that waits for it."""
+        before, self._bar = self._bar, (count, total)
+        rows: list[Row] = []
+        if self._main is None and self._total == total:
+            rows += self._confirm(total)
+        if self._pending is not None and "step" not in self._pending:
+            if self._main is None and (before is None or before[1] == total):
+                rows += self._confirm(total)
+            if self._main == total and count:
+                row, self._pending = {**self._pending, "step": count, "total_steps": total}, None
+                return [*rows, *self._step_row(count, total, {}), row]
+        if self._main == total:
+            return rows + self._step_row(count, total, {})
+        if self._main is None and count:
+            self._early = [row for row in self._early if row["total_steps"] == total][-1000:]
+            if not self._early or self._early[-1]["step"] < count:
+                self._early.append({"step": count, "total_steps": total})
+        else:
+            self._bar = before if self._main is not None else self._bar
+        return rows
+
+    def _confirm(self, total: int) -> list[Row]:
+        """The bar with this total is the training's: return the rows that it drew before."""
+        if self._main is not None:
+            return []
+        self._main = total
+        early, self._early = [row for row in self._early if row["total_steps"] == total], []
+        self._newest = early[-1]["step"] if early else self._newest
+        return early
+
+    def _step_row(self, step: int, total: int | None, values: Row) -> list[Row]:
+        if not step or (step == self._newest and not values):
+            return []
+        self._newest = step
+        return [{"step": step, **({} if total is None else {"total_steps": total}), **values}]
+
+    def _epoch_row(self, epoch: re.Match[str], count: int, total: int, values: Row, *, base_of_rich: bool) -> list[Row]:
+        """A bar of one epoch: Lightning counts epochs from 0, "Epoch 1/3:" of other loops from 1."""
+        number = int(epoch[1])
+        base = 0 if base_of_rich else self._base.setdefault("epoch", 1 if number >= 1 and epoch[2] else 0)
+        step = (number - base) * total + count
+        epochs = None if epoch[2] is None else int(epoch[2]) + (1 if base_of_rich else 0)
+        values = {**values, "epoch": number - base + count / total} if total else values
+        if not count:
+            return []
+        if step == self._newest and "loss" not in values:
+            return []
+        return self._step_row(step, None if epochs is None else epochs * total, values)
+
+    # Lines
+
+    def _read_text(self, line: str) -> list[Row]:
+        for parse in self._PARSERS:
+            rows = parse(self, line)
+            if rows is not None:
+                return rows
+        return []
+
+    def _dictionaries(self, line: str) -> list[Row] | None:
+        if "{" not in line:
+            return None
+        rows: list[Row] = []
+        is_any = False
+        for part in re.findall(r"\{[^{}]*\}?", line):
+            pairs = _PAIR.findall(part)
+            if any(key == "train_runtime" for key, _ in pairs):  # the summary after the last step
+                continue
+            row = _named(pairs)
+            for key, text in pairs:
+                place = re.fullmatch(r"\s*(\d+)/(\d+)\s*", text)
+                if place and key == "global_step/max_steps":
+                    row["step"], row["total_steps"] = int(place[1]), int(place[2])
+            is_evaluation = any(name.startswith("eval_") for name in row)
+            has_place = any(name in row for name in ("epoch", "step", "learning_rate", "grad_norm"))
+            is_row = ("loss" in row or is_evaluation or ("step" in row and "total_steps" in row)) and has_place
+            if not is_row:
+                continue
+            is_any = True
+            if is_evaluation:
+                row.pop("samples_per_s", None)
+            rows += self.flush()
+            if "step" in row:
+                row["step"] = int(row["step"])
+                rows.append(self._with_total(row))
+                self._newest = row["step"]
+            else:
+                self._pending = row
+        return rows if is_any else None
+
+    def _iteration(self, line: str) -> list[Row] | None:
+        found = _ITERATION.search(line)
+        if found is None or _EVALUATION.search(line):
+            return None
+        fields = [re.fullmatch(rf"\s*([^:|]+?)\s*:\s*({_NUM})\s*\S*\s*", part, re.I) for part in line.split("|")]
+        pairs = [(field[1], field[2]) for field in fields if field]
+        row = {"step": int(found[1]), "total_steps": int(found[2]), **_named(pairs)}
+        known = {key.lower(): _number(text) for key, text in pairs}
+        duration_ms, batch = known.get("elapsed time per iteration (ms)"), known.get("global batch size")
+        if duration_ms:
+            row["step_s"] = duration_ms / 1000
+            if batch and "samples_per_s" not in row:
+                row["samples_per_s"] = batch * 1000 / duration_ms
+        return [row]
+
+    def _deepspeed(self, line: str) -> list[Row] | None:
+        found = _DEEPSPEED.search(line)
+        if found:
+            row = {"step": int(found[1]), "learning_rate": _number(found[2])}
+            self._newest = int(found[1])
+            return [*self.flush(), row]
+        timer = _TIMER.search(line)
+        if timer is None:
+            return None
+        speed = _number(timer[3] or timer[2])
+        if timer[1]:
+            return [{"step": int(timer[1]), "samples_per_s": speed}]
+        return [{"step": self._newest, "samples_per_s": speed}] if self._newest else []
+
+    def _evaluation(self, line: str) -> list[Row] | None:
+        found = _EVALUATION.search(line)
+        return found and [{"step": int(found["a"] or found["c"]), "eval_loss": _number(found["b"] or found["d"])}]
+
+    def _rich(self, line: str) -> list[Row] | None:
+        found = _RICH.match(line)
+        if found is None:
+            return None
+        values = _named([(key, text) for key, text in re.findall(rf"([\w/]+):\s*({_NUM})", found["values"], re.I)])
+        epoch = _EPOCH_BAR.fullmatch(found["name"])
+        count, total = int(found["n"]), int(found["total"])
+        if epoch is not None:
+            return self._epoch_row(epoch, count, total, values, base_of_rich=True)
+        is_training = _TRAINING_BAR.fullmatch(found["name"]) or "loss" in values
+        return self._step_row(count, total, values) if is_training and not _NOT_TRAINING.search(found["name"]) else []
+
+    def _batch(self, line: str) -> list[Row] | None:
+        found = _BATCH.search(line)
+        if found is not None and not _is_prefix(line[: found.start()]):
+            return None
+        values = {} if found is None else _named(_VALUE.findall(found["values"]))
+        if found is None or "loss" not in values:
+            return None
+        count, total, number = int(found["n"]), int(found["total"]), int(found["epoch"])
+        if found["share"] is not None:  # samples, not steps
+            return [{**values, "epoch": number - 1 + count / total}] if total and number else []
+        base = self._base.setdefault("batch", 1 if found["epochs"] and number >= 1 else 0)
+        row = {"step": (number - base) * total + count, **values, "epoch": number - base + count / (total or 1)}
+        return [row if found["epochs"] is None else {**row, "total_steps": int(found["epochs"]) * total}]
+
+    def _step(self, line: str) -> list[Row] | None:
+        found = _STEP.search(line)
+        if found is None or not _is_prefix(line[: found.start()]):
+            return None
+        values = _named(_VALUE.findall(found["values"]))
+        if "loss" not in values or not _is_record(found["values"]):
+            return None
+        epoch = _EPOCH_BEFORE.search(line)
+        row: Row = {"step": int(found["n"]), **({"epoch": float(epoch[1])} if epoch else {}), **values}
+        row["step"] = int(found["n"])
+        if found["total"]:
+            row["total_steps"] = int(found["total"])
+        return [row]
+
+    def _with_total(self, row: Row) -> Row:
+        for name in ("total_steps",):
+            if name in row:
+                row[name] = int(row[name])
+        return row if self._total is None or "total_steps" in row else {"total_steps": self._total, **row}
+
+    _PARSERS: tuple[Callable[[ProgressReader, str], list[Row] | None], ...] = (
+        _dictionaries,
+        _evaluation,
+        _iteration,
+        _deepspeed,
+        _rich,
+        _batch,
+        _step,
+    )
+
+
+def _pairs_of(text: str) -> list[tuple[str, str]]:
+    """Return the values behind a bar: `loss=0.4, v_num=1`, or `loss: 0.4`."""
+    return [(key.strip(), value) for key, value in re.findall(rf"([\w/. ]+)[=:]\s*({_NUM})", text, re.I)]
+
+
+def _is_prefix(text: str) -> bool:
+    """Whether a text is only what a logger writes before a message."""
+    return not re.search(r"[^\W\d_]", _BEFORE.sub("", text))
+
+
+def _is_record(text: str) -> bool:
+    """Whether the text before the loss is names and values: a sentence has more words than numbers."""
+    before = re.split(r"loss", text, maxsplit=1, flags=re.I)[0]
+    return len(re.findall(r"[A-Za-z]{2,}", before)) <= 2 * len(re.findall(r"\d+", before)) + 1

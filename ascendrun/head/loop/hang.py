@@ -1,0 +1,362 @@
+"""Monitor that looks for hung jobs every 15 s: reads in a thread what the nodes sent, asks for stacks, decides."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Callable
+
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.events import Event
+from ascendrun.core.jobs.inputs import Hung, JobInput
+from ascendrun.core.jobs.job import Job, NodeProgress, State
+from ascendrun.head.state.state_dir import SPOOL_STACKS, make_spool_dir, spool_dir
+from ascendrun.node.files import write_json
+
+if TYPE_CHECKING:
+    from ascendrun.core.metrics import MetricsLine
+    from ascendrun.core.samples import DeviceSample, RankSample
+    from ascendrun.head.loop.job_runner import JobRunner
+    from ascendrun.head.spool.metrics_reader import MetricsTail
+    from ascendrun.health.hang import HangWatch, Look, RankLook, Verdict, Windows
+    from ascendrun.health.stacks import RankStack
+
+# Modules for a look are imported by the first look, in its thread: the controller has jobs to start.
+
+DIVISOR_VARIABLE = "ASCENDRUN_HANG_DIVISOR"
+"""Environment of the controller, for tests: every window is divided by it (docs/hangs.md)."""
+LOOK_S = 15.0
+RESTS = 30.0
+"""The pause after a look, in CPU times of the look."""
+FRESH_S, FRESH_SAMPLES = 30.0, 3.0
+"""A sample is recent if it is younger, or than this many intervals of the sampling."""
+STACKS_S = 25.0
+GAPS = 64
+LOG = re.compile(r"^rank-(\d+)\.(?:out|err)\.\d+$")
+REPORTED, RESOLVED = "hang", "hang-resolved"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a look needs of the controller's thread. `is_blind`: the job's files are not copied now. `has_launcher`: the
+    process of each node is a launcher, whose children are the ranks."""
+
+    job: Job
+    age_s: float
+    device_type: str
+    fresh_s: float
+    unreachable: frozenset[str]
+    has_phases: bool
+    is_blind: bool
+    has_launcher: bool = False
+
+
+class JobReader:
+    """What the metrics, logs and samples of one attempt say. Use from one thread at a time."""
+
+    def __init__(self, state_dir: Path, job: Job) -> None:
+        from ascendrun.head.spool.metrics_reader import MetricsTail
+
+        self._state_dir, self._dir = state_dir, spool_dir(state_dir, job.id, job.attempt)
+        self._tail: MetricsTail = MetricsTail(self._dir)
+        self._steps: dict[int, int] = {}
+        self._reported: dict[int, int] = {}
+        self._phases: dict[int, frozenset[str]] = {}
+        self._written_s: dict[int, float] = {}
+        self._ended: set[int] = set()
+        self._gaps_s: deque[float] = deque(maxlen=GAPS)
+        self._has_phases = False
+
+    def look(self, question: Question, *, now_s: float) -> Look:
+        """Return the look at the job. `now_s`: UTC; samples that cannot be read count as none."""
+        from ascendrun.health.hang import DeviceLook, Look, RankLook
+
+        for rank, lines in self._tail.new_lines().items():
+            self._reported[rank] = self._reported.get(rank, 0) + len(lines)
+            for line in lines:
+                self._note(rank, line)
+        job = question.job
+        samples, devices, network = self._read_samples(question, now_s=now_s)
+        output = self._output_bytes() if not self._reported else {}
+        ranks: dict[int, RankLook] = {}
+        for node in job.nodes:
+            for rank, writer in _writers(node, samples, has_launcher=question.has_launcher).items():
+                sample = samples.get(rank)
+                ranks[rank] = RankLook(
+                    node.host,
+                    self._steps.get(writer),
+                    self._reported.get(writer, 0),
+                    output.get(writer, 0),
+                    self._phases.get(writer, frozenset()),
+                    has_ended=writer in self._ended or writer in node.exits,
+                    cpu=None if sample is None else sample.cpu,
+                    state=None if sample is None else sample.state,
+                    writes_bytes_s=None if sample is None else sample.write_bytes_s,
+                )
+        return Look(
+            time.monotonic(),
+            question.age_s,
+            ranks,
+            question.device_type,
+            question.unreachable,
+            median(self._gaps_s) if self._gaps_s else None,
+            self._has_phases or question.has_phases,
+            {key: DeviceLook(one.utilisation, one.memory_used_bytes, one.power_w) for key, one in devices.items()},
+            network,
+            question.is_blind,
+        )
+
+    def _note(self, rank: int, line: MetricsLine) -> None:
+        if line.event == "phase" and line.phase is not None:
+            self._has_phases = True
+            before = self._phases.get(rank, frozenset())
+            self._phases[rank] = before | {line.phase} if line.begins else before - {line.phase}
+        elif line.event == "end":
+            self._ended.add(rank)
+        elif line.event is None and line.step is not None:
+            self._steps[rank] = max(line.step, self._steps.get(rank, 0))
+            if line.at_s is not None:
+                if rank in self._written_s and line.at_s > self._written_s[rank]:
+                    self._gaps_s.append(line.at_s - self._written_s[rank])
+                self._written_s[rank] = line.at_s
+
+    def _read_samples(
+        self, question: Question, *, now_s: float
+    ) -> tuple[dict[int, RankSample], dict[tuple[str, int], DeviceSample], float | None]:
+        from ascendrun.head.state.sample_store import SampleStore
+
+        hosts = frozenset(question.job.hosts)
+        window = {"since_s": now_s - question.fresh_s, "until_s": now_s + 1.0}
+        try:
+            with SampleStore.open_for_reading(self._state_dir) as store:
+                ranks = [
+                    one
+                    for one in store.rank_series(job=question.job.id, **window)
+                    if one.attempt == question.job.attempt
+                ]
+                devices = store.device_series(**window) if question.device_type != "cpu" else ()
+                machines = store.host_series(**window)
+        except AscendrunError:
+            return {}, {}, None
+        newest = {one.rank: one for one in ranks}
+        own = {(one.host, one.device) for one in newest.values() if one.device is not None}
+        network: dict[str, float] = {}
+        for machine in machines:
+            if machine.host in hosts and machine.net_rx_bytes_s is not None and machine.net_tx_bytes_s is not None:
+                network[machine.host] = machine.net_rx_bytes_s + machine.net_tx_bytes_s
+        return (
+            newest,
+            {(one.host, one.device): one for one in devices if (one.host, one.device) in own},
+            sum(network.values()) if len(network) == len(hosts) else None,
+        )
+
+    def _output_bytes(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for folder in self._dir.glob("*/"):
+            try:
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        match = LOG.match(entry.name)
+                        if match:
+                            found[int(match[1])] = found.get(int(match[1]), 0) + entry.stat().st_size
+            except OSError:
+                continue
+        return found
+
+
+def _writers(node: NodeProgress, samples: Mapping[int, RankSample], *, has_launcher: bool) -> dict[int, int]:
+    """Return the ranks of a node, and for each the process whose metrics and logs have its lines: its launcher, if it
+    has one. Without samples the launcher stands for its ranks."""
+    if has_launcher and node.ranks:
+        found = sorted(rank for rank, sample in samples.items() if sample.host == node.host)
+        return dict.fromkeys(found or node.ranks, node.ranks[0])
+    return {rank: rank for rank in node.ranks}
+
+
+class _Watched:
+    """One attempt: its reader, its watch, the question for stacks in progress, and whether its hang was reported."""
+
+    def __init__(self, state_dir: Path, job: Job, windows: Windows, *, is_reported: bool) -> None:
+        from ascendrun.health.hang import HangWatch
+
+        self.attempt = job.attempt
+        self.reader = JobReader(state_dir, job)
+        self.watch: HangWatch = HangWatch(windows)
+        self.windows = windows
+        self.look: Look | None = None
+        self.is_asking = False
+        self.is_reported = is_reported
+        self.quiet_s = 0.0
+
+
+class HangMonitor:
+    """Hang monitor of the controller's thread; a look reads in its own thread, one at a time.
+
+    `post`: runs a call in the controller's thread. `record`: stores events of a job, may raise. `events_of`: past
+    events of a job, oldest first. `feed`: gives an input to a job's lifecycle.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        record: Callable[[str, Sequence[Event]], None],
+        events_of: Callable[[str], Iterable[Event]],
+        feed: Callable[[str, JobInput], None],
+    ) -> None:
+        self._state_dir = state_dir
+        self._post, self._record, self._events_of, self._feed = post, record, events_of, feed
+        self._divisor = float(os.environ.get(DIVISOR_VARIABLE) or 1.0)
+        self._watched: dict[str, _Watched] = {}
+        self._runners: dict[str, JobRunner] = {}
+        self._due = time.monotonic() + LOOK_S / self._divisor
+        self._is_looking = False
+        self._took_s = 0.0
+
+    def tick(self, runners: Iterable[JobRunner]) -> None:
+        """Call periodically with all jobs of the controller."""
+        if self._is_looking or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + max(LOOK_S / self._divisor, RESTS * self._took_s)
+        self._runners = {runner.job.id: runner for runner in runners if runner.job.state is State.RUNNING}
+        self._watched = {job_id: one for job_id, one in self._watched.items() if job_id in self._runners}
+        if not self._runners:
+            return
+        questions = [self._question(runner) for runner in self._runners.values()]
+        self._is_looking = True
+        threading.Thread(target=self._look, args=(questions,), name="hangs", daemon=True).start()
+
+    def _question(self, runner: JobRunner) -> Question:
+        job, spec = runner.job, runner.spec
+        watched = self._watched.get(job.id)
+        if watched is None or watched.attempt != job.attempt:
+            from ascendrun.health.hang import Windows
+
+            windows = Windows(spec.timeouts.hang_s, spec.timeouts.first_step_s, self._divisor)
+            codes = [event.code for event in self._events_of(job.id) if event.attempt == job.attempt]
+            told = [code for code in codes if code in (REPORTED, RESOLVED)][-1:] == [REPORTED]
+            self._watched[job.id] = _Watched(self._state_dir, job, windows, is_reported=told)
+        links = [(node.host, runner.link(node.host)) for node in job.nodes if node.may_run_processes]
+        return Question(
+            job,
+            time.time() - (job.started_at_s or time.time()),
+            spec.devices.type,
+            max(FRESH_S, FRESH_SAMPLES * spec.sampling.interval_s),
+            frozenset(host for host, link in links if link.liveness() == "UNREACHABLE"),
+            spec.program is not None,
+            runner.is_pull_paused,
+            has_launcher=spec.launcher in ("torchrun", "deepspeed"),
+        )
+
+    def _look(self, questions: Sequence[Question]) -> None:
+        looks: list[tuple[str, Look]] = []
+        try:
+            for question in questions:
+                watched = self._watched.get(question.job.id)
+                if watched is not None:
+                    looks.append((question.job.id, watched.reader.look(question, now_s=time.time())))
+        finally:
+            took_s = time.thread_time()
+            self._post(partial(self._take, looks, took_s))
+
+    def _take(self, looks: Sequence[tuple[str, Look]], took_s: float) -> None:
+        self._is_looking, self._took_s = False, took_s
+        for job_id, look in looks:
+            watched, runner = self._watched.get(job_id), self._runners.get(job_id)
+            if watched is None or runner is None or runner.job.attempt != watched.attempt:
+                continue
+            watched.look = look
+            self._judge(runner, watched, look)
+
+    def _judge(self, runner: JobRunner, watched: _Watched, look: Look) -> None:
+        job = runner.job
+        verdict = watched.watch.observe(look)
+        if job.state is not State.RUNNING:
+            return
+        now_s = time.time()
+        if verdict is None:
+            if watched.is_reported:
+                values = {"quiet_s": round(watched.quiet_s)}
+                self._record(job.id, [Event(RESOLVED, values, attempt=job.attempt, at_s=now_s)])
+                watched.is_reported = False
+            return
+        watched.quiet_s = verdict.quiet_s
+        if verdict.wants_stacks and not watched.is_asking:
+            self._ask(runner, watched)
+        if verdict.is_hung and not watched.is_reported:
+            self._record(job.id, [make_event(verdict, job, watched.windows, now_s=now_s)])
+            watched.is_reported = True
+        if verdict.acts and job.policy.max_restarts > 0:
+            self._feed(
+                job.id, Hung(verdict.hosts, verdict.ranks, verdict.finding(), is_unreachable=verdict.is_unreachable)
+            )
+
+    # Stacks
+
+    def _ask(self, runner: JobRunner, watched: _Watched) -> None:
+        """Ask every connected host for the stacks of its ranks; the watch takes them when all have replied."""
+        from ascendrun.head.protocol.agent_messages import Stacks, StacksReply
+        from ascendrun.head.protocol.remote import Reply
+        from ascendrun.health.stacks import Take, read_stack
+
+        job = runner.job
+        hosts = [node.host for node in job.nodes if runner.link(node.host).is_up]
+        waiting = set(hosts)
+        found: dict[int, RankStack] = {}
+        if not hosts:
+            return
+        watched.is_asking = True
+
+        def take(host: str, reply: Reply[StacksReply]) -> None:
+            if host not in waiting:
+                return
+            waiting.discard(host)
+            if reply.error is None:
+                keep_stacks(spool_dir(self._state_dir, job.id, job.attempt) / host, reply.message.ranks)
+                for row in reply.message.ranks:
+                    stack = read_stack(host, row)
+                    found[stack.rank] = stack
+            if not waiting:
+                watched.is_asking = False
+                now_s = time.monotonic()
+                watched.watch.take(Take(now_s, found))
+                if watched.look is not None and self._watched.get(job.id) is watched:
+                    self._judge(runner, watched, replace(watched.look, at_s=now_s))
+
+        def arrived(host: str, reply: Reply[StacksReply]) -> None:
+            self._post(partial(take, host, reply))
+
+        for host in hosts:
+            runner.link(host).call(Stacks(job.run_id), deadline_s=STACKS_S, done=partial(arrived, host))
+
+
+def keep_stacks(folder: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Keep the stacks of a host's ranks in its spool directory, for the time after the end. A full disk keeps none."""
+    with suppress(OSError):
+        make_spool_dir(folder)
+        write_json(str(folder / SPOOL_STACKS), {"at_s": round(time.time(), 3), "ranks": list(rows)}, durable=False)
+
+
+def make_event(verdict: Verdict, job: Job, windows: Windows, *, now_s: float) -> Event:
+    """Return the event of a hang."""
+    values: Mapping[str, object] = {
+        "finding": verdict.finding(),
+        "step": verdict.step,
+        "since_s": round(now_s - verdict.quiet_s, 3),
+        "signs": list(verdict.signs),
+        "where": verdict.where,
+        "others": verdict.others,
+        "hang_s": windows.hang_s if job.policy.max_restarts > 0 else None,
+    }
+    return Event(REPORTED, values, verdict.hosts, verdict.ranks, job.attempt, now_s)

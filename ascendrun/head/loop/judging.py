@@ -1,0 +1,95 @@
+"""Diagnosis of failed attempts in a child process, so that a thousand logs neither stall nor end the controller."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable
+
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.jobs.inputs import Diagnosed, JobInput
+from ascendrun.core.jobs.job import State
+from ascendrun.core.jobs.lifecycle import judge_quickly
+from ascendrun.core.jobs.restart import load_failure
+from ascendrun.node.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from ascendrun.head.loop.job_runner import JobRunner
+    from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
+
+GATHER_WAIT_S = 20.0
+"""Seconds after the last proof of the end during which logs and artifacts may still arrive."""
+CHILD_S = 30.0
+
+
+@dataclass
+class _Case:
+    attempt: int
+    proven_mono: float | None = None
+    is_running: bool = False
+
+
+class Judging:
+    """Use from the controller's thread. Every `start` is followed by one Diagnosed, unless the job moves on."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        artifacts: Callable[[], ArtifactFetcher],
+        feed: Callable[[str, JobInput], None],
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._state_dir, self._artifacts, self._feed, self._post = state_dir, artifacts, feed, post
+        self._cases: dict[str, _Case] = {}
+
+    def start(self, runner: JobRunner) -> None:
+        """Request the files that may explain the failure, and diagnose when they are here."""
+        job = runner.job
+        if job.id not in self._cases or self._cases[job.id].attempt != job.attempt:
+            self._cases[job.id] = _Case(job.attempt)
+            if job.go_sent_at_s is not None:
+                self._artifacts().fetch(job.id, job.attempt, only_missing=True)
+
+    def tick(self, runner: JobRunner) -> None:
+        """Diagnose the attempt of a stopping job when its evidence is complete, or has had its time to arrive."""
+        job = runner.job
+        case = self._cases.get(job.id)
+        if case is None:
+            return
+        if job.state is not State.STOPPING or job.attempt != case.attempt or job.failure is not None:
+            del self._cases[job.id]
+            return
+        now = time.monotonic()
+        if any(node.may_run_processes and node.host not in job.unconfirmed for node in job.nodes) or case.is_running:
+            return
+        case.proven_mono = case.proven_mono or now
+        is_complete = runner.has_all_files() and not self._artifacts().is_waiting(job.id, job.attempt)
+        if is_complete or now - case.proven_mono > GATHER_WAIT_S or job.go_sent_at_s is None:
+            case.is_running = True
+            threading.Thread(target=self._judge, args=(runner, job.attempt), daemon=True).start()
+
+    def _judge(self, runner: JobRunner, attempt: int) -> None:
+        """Run the child; called in a thread."""
+        result: Diagnosed | None = None
+        try:
+            failpoint("judge.before_child")
+            command = [sys.executable, "-m", "ascendrun.query.judge", str(self._state_dir), runner.job.id, str(attempt)]
+            ended = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=CHILD_S, cwd="/", check=True
+            )
+            values = json.loads(ended.stdout)
+            result = Diagnosed(attempt, load_failure(values["failure"]), values["last_step"])
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
+            print(
+                f"controller: {runner.job.id}: no diagnosis of attempt {attempt}: {error}", file=sys.stderr, flush=True
+            )
+        self._post(partial(self._take, runner, attempt, result))
+
+    def _take(self, runner: JobRunner, attempt: int, result: Diagnosed | None) -> None:
+        if runner.job.attempt == attempt:
+            self._feed(runner.job.id, result or Diagnosed(attempt, judge_quickly(runner.job)))
