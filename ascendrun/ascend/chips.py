@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from ascendrun.ascend.tables import load_table
+from ascendrun.core.dataclass import dataclass
 from ascendrun.text import Text
 
 

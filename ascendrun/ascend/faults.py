@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from ascendrun.ascend.tables import load_table
+from ascendrun.core.dataclass import dataclass
 from ascendrun.text import Text
 
 _CODE = re.compile(r"(?:0[xX])?([0-9A-Fa-f]{8})")

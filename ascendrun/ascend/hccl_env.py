@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from ascendrun.core.dataclass import dataclass
 
 _NAME = r"(?P<name>(?:HCCL|ASCEND|RANK_TABLE|PROFILING|GE|OPT|TASK)_[A-Z0-9_]{2,60})"
 _VALUE = r"(?P<value>\[[^\]\n]{0,400}\]|[A-Za-z0-9_:-]{1,60}(?:\.[0-9]+)*)(?P<unit>ms|s|M|KB|MB|GB|K|B)?(?![A-Za-z0-9])"

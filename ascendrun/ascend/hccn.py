@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ascendrun.ascend.reading import Field, field_of, lines_of, read_choice, read_float, read_int, read_ip, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
+from ascendrun.core.dataclass import dataclass
 
 NET_HEALTH_STATES = (
     "Success", "Socket fail", "Socket failed", "Receive timeout", "Unreachable", "Time exceeded", "Fault", "Init",

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ascendrun.ascend.reading import Reader, field_of, lines_of, once_each, read_float, read_int, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
+from ascendrun.core.dataclass import dataclass
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{2,60}")
 _POWER = re.compile(r"(\S+) mW")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ascendrun.ascend.reading import field_of, read_text, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 from ascendrun.ascend.versions import is_within
+from ascendrun.core.dataclass import dataclass
 
 # Files to read under the install root, newest layout first; {arch} is aarch64 or x86_64 (of uname -m).
 

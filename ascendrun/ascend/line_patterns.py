@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from re import Pattern
+
+from ascendrun.core.dataclass import dataclass
 
 GAP_LIMIT = 200
 KINDS: Mapping[str, str] = {

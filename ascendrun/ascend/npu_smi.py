@@ -10,7 +10,7 @@ L3 310/310P (no HBM), L4 950 (the NPU's id in a separate cell). Tools before 22 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from ascendrun.ascend.npu_smi_rows import (
@@ -29,6 +29,7 @@ from ascendrun.ascend.npu_smi_rows import (
 )
 from ascendrun.ascend.reading import lines_of, read_int, read_text, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
+from ascendrun.core.dataclass import dataclass
 
 _MAX_PID = 2**22
 _TITLE = re.compile(r"npu-smi\s+(\S+)\s+Version:\s*(\S+)")

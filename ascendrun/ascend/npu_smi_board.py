@@ -5,10 +5,11 @@ parse_board(text) -> Board
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ascendrun.ascend.reading import Reader, fields_of, lines_of, once_each, read_bus_id, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
+from ascendrun.core.dataclass import dataclass
 
 COMPATIBILITY_STATES = ("OK", "NOK", "UNKNOWN", "NOT SUPPORT")
 

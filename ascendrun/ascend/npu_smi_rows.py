@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from ascendrun.ascend.reading import read_bus_id, read_choice, read_float, read_int, read_percent, read_text
+from ascendrun.core.dataclass import dataclass
 
 HEALTH_STATES = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")
 

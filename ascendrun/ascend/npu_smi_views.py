@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Callable, Generic, TypeVar
 
 from ascendrun.ascend.npu_smi_rows import HEALTH_STATES
 from ascendrun.ascend.reading import Field, Reader, field_of, fields_of, lines_of, once_each, shown, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
+from ascendrun.core.dataclass import dataclass
 
 T = TypeVar("T")
 

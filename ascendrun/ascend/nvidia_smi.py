@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ascendrun.ascend.reading import lines_of, read_float, read_int, shown, unparsed_of
+from ascendrun.core.dataclass import dataclass
 
 GPU_FIELDS = (
     "index", "pci.bus_id", "name", "utilization.gpu", "memory.used", "memory.total", "power.draw",

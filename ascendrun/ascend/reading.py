@@ -5,9 +5,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
+
+from ascendrun.core.dataclass import dataclass
 
 T = TypeVar("T")
 

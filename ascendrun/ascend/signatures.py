@@ -10,13 +10,14 @@ import re
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from importlib import resources
 from re import Pattern
 from typing import Any
 
 from ascendrun.ascend.line_patterns import LinePattern, parse_pattern
+from ascendrun.core.dataclass import dataclass
 from ascendrun.text import template_of
 
 ROLES = ("cause", "symptom", "consequence", "teardown")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from re import Pattern
 
 from ascendrun.ascend.reading import shown
 from ascendrun.ascend.tables import load_table
+from ascendrun.core.dataclass import dataclass
 from ascendrun.text import Text
 
 

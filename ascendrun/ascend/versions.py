@@ -6,8 +6,9 @@ parse_version("8.0.RC3") < parse_version("8.0.0");  "2.1.0.post8+git1f2e" -> rel
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+
+from ascendrun.core.dataclass import dataclass
 
 _PART = re.compile(r"([0-9]{1,9})|rc([0-9]{1,9})|alpha([0-9]{1,9})|beta([0-9]{1,9})|post([0-9]{1,9})", re.IGNORECASE)
 _GLUED = re.compile(r"([0-9]{1,9})(rc[0-9]{1,9}|a[0-9]{1,9}|b[0-9]{1,9})")

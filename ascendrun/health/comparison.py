@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Callable, Optional, Union
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import SEVERITIES, Finding, Severity
 from ascendrun.health.deep.results import DeepReport
 from ascendrun.health.deep.view import summary_rows

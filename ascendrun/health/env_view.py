@@ -6,9 +6,9 @@ import hashlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Callable
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.logs.redaction import SECRET_NAME
 from ascendrun.health.survey.check_context import CheckContext, compare
 from ascendrun.health.survey.facts import NodeFacts, Unreached

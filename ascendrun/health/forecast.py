@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobs.job import State
 from ascendrun.text import Text
 

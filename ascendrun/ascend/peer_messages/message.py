@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from re import Match, Pattern
 from typing import Callable, Optional
+
+from ascendrun.core.dataclass import dataclass
 
 LOST, CONNECT, EXEC = "lost", "connect", "exec"
 """Of `PeerMessage.wait`: a connection broke; a connection was never established; a collective did not complete."""

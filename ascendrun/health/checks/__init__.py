@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from types import ModuleType
 
 from ascendrun.core.findings import Finding, Severity, fold_findings, paused_collector
@@ -30,6 +31,8 @@ NPU_CHECKS = _checks_in(npu, cann, device_network, npu_job)
 CHECKS = (*_checks_in(reach, host, storage, network, software, environment), *NPU_CHECKS)
 """In the order of a manual search for causes: faults that make other results unknown come first."""
 
+WARNED = frozenset(("device-lease",))
+"""Checks that warn if a job skips them: it then shares devices with what they find."""
 NAMES: tuple[str, ...] = tuple(check.name for check in CHECKS)
 RENAMED: Mapping[str, str] = {
     "touch": "peer-ports",
@@ -54,8 +57,8 @@ def plain_name(name: str) -> str:
 
 
 def choose_checks(*, is_full: bool, skip: Iterable[str] = (), require: Iterable[str] = ()) -> tuple[Check, ...]:
-    """Return the checks to run: all with `is_full`, else the light and the required; never the skipped."""
-    skipped, required = {plain_name(name) for name in skip}, {plain_name(name) for name in require}
+    """Return the checks to run: all with `is_full`, else the light and the required; of the skipped only WARNED."""
+    skipped, required = {plain_name(name) for name in skip} - WARNED, {plain_name(name) for name in require}
     return tuple(
         check
         for check in CHECKS
@@ -67,15 +70,17 @@ def run_checks(
     context: CheckContext, *, is_full: bool = True, skip: Iterable[str] = (), require: Iterable[str] = ()
 ) -> tuple[Finding, ...]:
     """Return the findings of the chosen checks, merged over hosts, the most severe first."""
+    skipped = {plain_name(name) for name in skip}
     with paused_collector():
-        return fold_findings(_run(choose_checks(is_full=is_full, skip=skip, require=require), context))
+        return fold_findings(_run(choose_checks(is_full=is_full, skip=skip, require=require), skipped, context))
 
 
-def _run(checks: Iterable[Check], context: CheckContext) -> list[Finding]:
+def _run(checks: Iterable[Check], skipped: Collection[str], context: CheckContext) -> list[Finding]:
     found: list[Finding] = []
     for check in checks:
         try:
-            found += check.function(context)
+            is_skipped = check.name in skipped
+            found += (replace(one, severity=Severity.WARN) if is_skipped else one for one in check.function(context))
         except Exception as error:  # a bug, or invalid data from a node: keep the other checks' findings
             why = f"{type(error).__name__}: {error}"[:300]
             found.append(Finding("check-error", Severity.WARN, (), {"check": check.name, "why": why}))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Callable
 
 from ascendrun.core.findings import Finding, Severity
+from ascendrun.core.reports import shared_homes
 from ascendrun.health.survey.check_context import CheckContext, check, differing, finding
 from ascendrun.health.survey.facts import NodeFacts
 
@@ -49,6 +50,17 @@ def _groups(context: CheckContext, value_of: Callable[[NodeFacts], str | None]) 
         if value:
             groups.setdefault(value, []).append(host)
     return {value: tuple(hosts) for value, hosts in groups.items() if len(hosts) > 1}
+
+
+@check("home", "no node shares ascendrun's directory with another", "home-shared")
+def check_home(context: CheckContext) -> Iterator[Finding]:
+    """Find nodes that share a home directory. This is safe: each machine has its own state there."""
+    groups: dict[str, list[str]] = {}
+    for host, home in shared_homes(context.facts).items():
+        groups.setdefault(home, []).append(host)
+    for home, hosts in groups.items():
+        if len(hosts) > 1:
+            yield finding("home-shared", Severity.NOTE, tuple(sorted(hosts)), path=context.facts[home].root)
 
 
 @check("clock", "the nodes' clocks agree", "clock-skew")
@@ -152,6 +164,48 @@ def check_sshd(context: CheckContext) -> Iterator[Finding]:
         sessions = facts.sshd.max_sessions
         if sessions is not None and sessions < SESSIONS_FEW:
             yield finding("sshd-sessions", Severity.WARN, host, limit=sessions)
+
+
+@check("device-lease", "no other run has leased the devices of the job", "device-leased")
+def check_device_leases(context: CheckContext) -> Iterator[Finding]:
+    """Find leases of other runs on the devices that the job would use."""
+    for node in context.plan.nodes if context.plan is not None else ():
+        facts = context.facts.get(node.host)
+        for lease in (facts.leases or ()) if facts is not None else ():
+            if lease.type == context.device_type and lease.device in (node.devices or ()) and lease.tag is not None:
+                yield finding(
+                    "device-leased",
+                    Severity.FAIL,
+                    node.host,
+                    type=lease.type,
+                    device=lease.device,
+                    user=lease.user,
+                    run=lease.tag,
+                    since_s=lease.since_s,
+                )
+
+
+@check("gpu-processes", "no process outside ascendrun uses the GPUs", "gpu-busy")
+def check_gpu_processes(context: CheckContext) -> Iterator[Finding]:
+    """Find processes on GPUs that the job would use; on other GPUs it is a note. GPUs may be shared: none prevents a
+    start."""
+    planned = {node.host: node.devices or () for node in (context.plan.nodes if context.plan is not None else ())}
+    for host, facts in context.facts.items():
+        for process in facts.gpu_processes or ():
+            if not process.is_foreign:
+                continue
+            is_own = host not in planned or process.device is None or process.device in planned[host]
+            owner = process.owner
+            yield finding(
+                "gpu-busy",
+                Severity.WARN if is_own else Severity.NOTE,
+                host,
+                gpu="?" if process.device is None else process.device,
+                pid=process.pid,
+                user="?" if owner is None else owner.user,
+                command="?" if owner is None else owner.command[:120],
+                memory_mb="?" if process.memory_mb is None else process.memory_mb,
+            )
 
 
 @check("logind", "logind does not kill a job when its SSH connection closes", "kill-user-processes")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ascendrun.core.findings import Finding, Severity
+from ascendrun.core.network import HCCL_FIRST, HCCL_LAST, HCCL_PORTS, MOVES_HCCL, candidate_bases
 from ascendrun.core.reports import Route
 from ascendrun.health.survey.check_context import CheckContext, check, finding
 from ascendrun.health.survey.facts import ConnectionTest, NodeFacts, PortHolder
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
-HCCL_BASE, HCCL_COUNT, HCCL_DEVICE_PORT = 60000, 32, 16666
-_MOVED = ("HCCL_IF_BASE_PORT", "HCCL_HOST_SOCKET_PORT_RANGE")
+HCCL_DEVICE_PORT = 16666
 
 
 @check("routes", "every node has a route to every other", "peer-is-loopback no-route")
@@ -83,33 +83,39 @@ def _in_ephemeral_range(host: str, facts: NodeFacts, port: int) -> Iterator[Find
 
 
 @check(
-    "hccl-ports", "HCCL's ports are free and reserved from outgoing connections", "hccl-port-taken ports-not-reserved"
+    "hccl-ports",
+    "a block of HCCL ports is free and reserved from outgoing connections",
+    "hccl-port-taken ports-not-reserved",
 )
 def check_hccl_ports(context: CheckContext) -> Iterator[Finding]:
-    """Check HCCL's base port, bound by its root, and the next ports; unknown if a variable changes them."""
+    """Check the blocks of which one becomes HCCL_IF_BASE_PORT; unknown if a variable of the setup changes them."""
     if context.device_type != "npu":
         return
+    bases = context.plan.hccl_bases if context.plan is not None else candidate_bases("doctor", {})
     for host, facts in context.facts.items():
-        if any(name in (facts.environ or {}) for name in _MOVED):
+        environ = facts.environ or {}
+        own = environ.get("HCCL_IF_BASE_PORT")
+        if MOVES_HCCL in environ or own not in (None, *map(str, bases)):
             continue
-        for port, holder in sorted((facts.taken_ports or {}).items()):
-            if HCCL_BASE <= port < HCCL_BASE + HCCL_COUNT:
-                severity = Severity.FAIL if port == HCCL_BASE else Severity.WARN
-                if holder.tag is not None and context.job is None:
-                    severity = Severity.NOTE  # an ascendrun job runs there, and no other job is starting
-                yield _taken("hccl-port-taken", severity, host, port, holder)
-            elif port == HCCL_DEVICE_PORT:
-                yield _taken("hccl-port-taken", Severity.NOTE, host, port, holder)
-        yield from _hccl_ports_reserved(host, facts)
+        taken = facts.taken_ports or {}
+        in_use = [[port for port in range(base, base + HCCL_PORTS) if port in taken] for base in bases]
+        if in_use and all(in_use):
+            port = in_use[0][0]
+            yield _taken("hccl-port-taken", Severity.FAIL if context.job else Severity.WARN, host, port, taken[port])
+        if HCCL_DEVICE_PORT in taken:
+            yield _taken("hccl-port-taken", Severity.NOTE, host, HCCL_DEVICE_PORT, taken[HCCL_DEVICE_PORT])
+        for base in bases[:1]:
+            yield from _hccl_ports_reserved(host, facts, base)
 
 
-def _hccl_ports_reserved(host: str, facts: NodeFacts) -> Iterator[Finding]:
+def _hccl_ports_reserved(host: str, facts: NodeFacts, base: int) -> Iterator[Finding]:
     if facts.port_ranges is None:
         return
     (low, high), reserved = facts.port_ranges
-    required = range(max(low, HCCL_BASE), min(high, HCCL_BASE + HCCL_COUNT - 1) + 1)
+    required = range(max(low, base), min(high, base + HCCL_PORTS - 1) + 1)
     if any(not any(first <= port <= last for first, last in reserved) for port in required):
-        yield finding("ports-not-reserved", Severity.WARN, host, low=low, high=high)
+        ports = f"{base}-{base + HCCL_PORTS - 1}" if base < HCCL_FIRST else f"{HCCL_FIRST}-{HCCL_LAST}"
+        yield finding("ports-not-reserved", Severity.WARN, host, low=low, high=high, ports=ports)
 
 
 def _taken(code: str, severity: Severity, host: str, port: int, holder: PortHolder) -> Finding:

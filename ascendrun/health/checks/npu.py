@@ -31,6 +31,8 @@ RATED = ("A1", "A2", "A3")
 """Chip families whose memory size that diagnosis lists; others are compared with the node's largest."""
 UNOWNED_FRACTION = 0.15
 """An idle 910B shows 5 % of its HBM in use, an idle 950 5 %."""
+TAKEN_FRACTION = 0.05
+"""Of the total: more than before an earlier start, in use by no listed process, is memory that was not released."""
 PAGES_WARN, PAGES_FAIL = 16, 64
 """Retired rows of HBM at which the driver itself raises 80E18401 (watch) and 80E18402 (replace)."""
 GRAVE_RANK = 4
@@ -315,29 +317,54 @@ def check_memory_size(context: CheckContext) -> Iterator[Finding]:
             yield finding("hbm-short", severity, host, evidence, **_named(chips[device].npu_id for device in short))
 
 
-@check("hbm-owner", "all NPU memory in use belongs to listed processes", "hbm-owner-unknown")
+@check("hbm-owner", "all NPU memory in use belongs to listed processes", "hbm-owner-unknown hbm-not-released")
 def check_memory_held(context: CheckContext) -> Iterator[Finding]:
     """Find memory of no listed process: used by a container, or not freed after a crash."""
     for host, facts in npu_nodes(context):
-        info = facts.npu.info
-        if info is None or info.processes is None:
-            continue
+        chips, idle = chips_by_device(facts.npu), context.idle_memory.get(host, {})
         held: dict[int, Text] = {}
-        for chip in chips_by_device(facts.npu).values():
-            if not chip.hbm_total_mb or chip.hbm_used_mb is None:
-                continue
-            listed = sum(process.memory_mb or 0 for process in info.processes if _is_on(process, chip))
-            if chip.hbm_used_mb - listed > UNOWNED_FRACTION * chip.hbm_total_mb:
-                held[chip.npu_id] = Text(
+        taken: dict[int, Text] = {}
+        for device, unowned_mb in unowned_memory(facts.npu).items():
+            chip = chips[device]
+            used_mb, total_mb = chip.hbm_used_mb or 0, chip.hbm_total_mb or 0
+            is_taken = device in idle and unowned_mb - idle[device] > TAKEN_FRACTION * total_mb
+            if is_taken or unowned_mb > UNOWNED_FRACTION * total_mb:
+                (taken if is_taken else held)[device] = Text(
                     "doctor.memory-owner",
                     "NPU {npu}: {used} of {total} MB in use, {listed} MB by processes that npu-smi lists",
                     npu=chip.npu_id,
-                    used=chip.hbm_used_mb,
-                    total=chip.hbm_total_mb,
-                    listed=listed,
+                    used=used_mb,
+                    total=total_mb,
+                    listed=used_mb - unowned_mb,
                 )
         if held:
-            yield finding("hbm-owner-unknown", Severity.WARN, host, evidence=tuple(held.values()), **_named(held))
+            yield finding(
+                "hbm-owner-unknown",
+                Severity.WARN,
+                host,
+                tuple(held.values()),
+                **_named(chips[one].npu_id for one in held),
+            )
+        if taken:
+            more_mb = max(unowned_memory(facts.npu)[device] - idle[device] for device in taken)
+            named = _named(chips[device].npu_id for device in taken)
+            severity = severity_at(context, host, taken)
+            yield finding("hbm-not-released", severity, host, tuple(taken.values()), **named, memory_mb=more_mb)
+
+
+def unowned_memory(npu: NpuFacts, *, is_idle: bool = False) -> dict[int, int]:
+    """Return, by device, the MB of its memory in use that belong to no process that npu-smi lists; {}: unknown.
+
+    `is_idle`: only of devices without a listed process.
+    """
+    if npu.info is None or npu.info.processes is None:
+        return {}
+    return {
+        device: chip.hbm_used_mb - sum(one.memory_mb or 0 for one in npu.info.processes if _is_on(one, chip))
+        for device, chip in chips_by_device(npu).items()
+        if chip.hbm_total_mb and chip.hbm_used_mb is not None
+        if not (is_idle and any(_is_on(one, chip) for one in npu.info.processes))
+    }
 
 
 def _is_on(process: NpuProcess, chip: NpuChip) -> bool:
@@ -359,6 +386,17 @@ def check_processes(context: CheckContext) -> Iterator[Finding]:
                 device for device, chip in chips_by_device(facts.npu).items() if any(_is_on(row, chip) for row in rows)
             }
             yield _holder(context, host, pid, rows, table.owners.get(pid), devices)
+
+
+def foreign_processes(npu: NpuFacts) -> Iterator[tuple[int, int, Owner | None, str | None]]:
+    """Yield (pid, device, owner, name) of each process on the NPUs that belongs to no attempt; owner None: not visible
+    on the node."""
+    info = npu.info
+    for process in (info.processes or ()) if info is not None else ():
+        owner = npu.table.owners.get(process.pid) if npu.table is not None else None
+        for device, chip in chips_by_device(npu).items():
+            if _is_on(process, chip) and (owner is None or owner.tag is None):
+                yield process.pid, device, owner, process.name
 
 
 def _holder(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 from ascendrun.core.findings import Finding, Severity
+from ascendrun.core.jobfile.model import Timeouts
 from ascendrun.health.survey.check_context import CheckContext, check, differing, finding, outliers
 from ascendrun.health.survey.facts import NOT_INSTALLED, NodeFacts, TorchFacts
 from ascendrun.text import Text
@@ -14,20 +16,55 @@ MEETING_MODULES = ("torch", "torch-npu", "deepspeed")
 """Two versions of these in one job fail to connect or compute wrong numbers; others may only change results."""
 
 
-@check("python", "the setup of the job works and its interpreter starts", "setup-failed python-missing python-broken")
+@check(
+    "python",
+    "the setup of the job works and its interpreter starts",
+    "setup-failed python-missing python-broken python-slow",
+)
 def check_python(context: CheckContext) -> Iterator[Finding]:
     for host, facts in context.facts.items():
         python = facts.python
         if python is None:
             continue
-        if python.setup == "failed":
+        if "python" in facts.late:
+            limit_s = context.job.timeouts.check_s if context.job is not None else Timeouts().check_s
+            yield finding("python-slow", Severity.WARN, host, python=_job_python(context), limit_s=limit_s)
+        elif python.setup == "failed":
             why = python.error or Text("doctor.setup-failed", "it failed without output")
             yield finding("setup-failed", Severity.FAIL, host, why=why)
         elif python.setup == "no-command" or python.is_missing:
             evidence = (python.error,) if python.error else ()
             yield finding("python-missing", Severity.FAIL, host, evidence, python=_job_python(context))
         elif python.error is not None:
-            yield finding("python-broken", Severity.FAIL, host, python=_job_python(context), why=python.error)
+            values = {"python": _job_python(context), "command": _shown_command(context)}
+            yield finding("python-broken", Severity.FAIL, host, **values, why=python.error)
+
+
+def _shown_command(context: CheckContext) -> str:
+    """Return a command for a shell of the node that starts the interpreter with the variables and setup of the job."""
+    command = shlex.join([_job_python(context), "-c", "print(1)"])
+    if context.job is None:
+        return command
+    variables = [f"{name}={value}" for name, value in context.job.env.items()]
+    if context.job.setup is not None:
+        script = f"{context.job.setup.strip()}\n{command}".replace("\\", "\\\\").replace("'", "\\'")
+        command = "bash -c $'" + script.replace("\n", "\\n") + "'"
+    return " ".join([*(["env"] if variables else []), *map(shlex.quote, variables), command])
+
+
+LOCK_S = 600.0
+"""Seconds; a younger lock may be of a build on a node that shares the directory."""
+
+
+@check("build-locks", "no stopped build of a torch extension has left its lock", "build-lock-left")
+def check_build_locks(context: CheckContext) -> Iterator[Finding]:
+    """torch.utils.cpp_extension waits for the lock of another process without a limit, at 0 % CPU."""
+    locks = {host: facts.python.locks for host, facts in context.facts.items() if facts.python is not None}
+    held = {path for found in locks.values() for path, age_s in found.items() if age_s is None}
+    for host, found in locks.items():
+        for path, age_s in found.items():
+            if path not in held and age_s is not None and age_s > LOCK_S:
+                yield finding("build-lock-left", Severity.WARN, host, path=path, age_s=round(age_s))
 
 
 def _job_python(context: CheckContext) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import CheckContext, check, finding, outliers
+from ascendrun.health.survey.check_context import CheckContext, check, finding, is_many, outliers
 from ascendrun.health.survey.facts import Disk, PathSize
 from ascendrun.text import Text
 
@@ -17,14 +17,16 @@ LOW_INODES = 0.01
 SHM, SHM_BYTES, SHM_FREE_BYTES = "/dev/shm", 1 << 30, 64 << 20
 """DataLoader workers pass tensors through it; with Docker's default of 64 MB they die of a bus error."""
 SLOW_WRITE_S = 1.0
+NULL_DEVICE = "character special file 1,3 666"
+"""As `stat` shows it: null(4) has the device numbers 1 and 3 and the mode 0666."""
 
 
 @check("disk-space", "disk space and inodes are available where a job writes", "disk-full disk-low inodes-low")
 def check_disk_space(context: CheckContext) -> Iterator[Finding]:
     for host, facts in context.facts.items():
-        seen = set()
+        seen: set[object] = set()
         for path, disk in (facts.disks or {}).items():
-            same = (disk.total_bytes, disk.free_bytes, disk.total_inodes, disk.free_inodes)
+            same = disk.device or (disk.total_bytes, disk.free_bytes, disk.total_inodes, disk.free_inodes)
             if path != SHM and same not in seen:  # several paths on one disk are one fault
                 seen.add(same)
                 yield from _space(host, path, disk)
@@ -43,6 +45,23 @@ def _space(host: str, path: str, disk: Disk) -> Iterator[Finding]:
         yield finding("inodes-low", severity, host, path=path, free=disk.free_inodes)
 
 
+@check("checkpoint-disk", "checkpoints of a job that restarts survive the loss of a node", "checkpoints-local")
+def check_checkpoint_disk(context: CheckContext) -> Iterator[Finding]:
+    """Find checkpoint directories on the disks of the nodes themselves. Local hosts may share this machine."""
+    job = context.job
+    if job is None or not job.checkpoint.dir or not job.restart.max_restarts or not is_many(context):
+        return
+    kinds = {
+        host: disk.kind
+        for host, facts in context.facts.items()
+        for path, disk in (facts.disks or {}).items()
+        if path == job.checkpoint.dir and disk.kind and disk.is_remote is False and not facts.is_local
+    }
+    if kinds:
+        kind = ", ".join(sorted(set(kinds.values())))
+        yield finding("checkpoints-local", Severity.WARN, tuple(kinds), path=job.checkpoint.dir, kind=kind)
+
+
 @check("shared-memory", "/dev/shm exists and is large enough", "shm-missing shm-small shm-full")
 def check_shared_memory(context: CheckContext) -> Iterator[Finding]:
     for host, facts in context.facts.items():
@@ -55,6 +74,14 @@ def check_shared_memory(context: CheckContext) -> Iterator[Finding]:
             yield finding("shm-small", Severity.WARN, host, size=disk.total_bytes)
         elif disk.free_bytes is not None and disk.free_bytes < SHM_FREE_BYTES:
             yield finding("shm-full", Severity.WARN, host, free=disk.free_bytes)
+
+
+@check("null-device", "/dev/null is the null device, and everybody may write to it", "null-device-broken")
+def check_null_device(context: CheckContext) -> Iterator[Finding]:
+    """Programs, sshd among them, redirect into /dev/null: a regular file there fills the disk or refuses the login."""
+    for host, facts in context.facts.items():
+        if facts.null_device is not None and facts.null_device != NULL_DEVICE:
+            yield finding("null-device-broken", Severity.FAIL, host, found=facts.null_device or "-")
 
 
 @check(

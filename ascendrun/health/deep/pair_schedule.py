@@ -9,9 +9,9 @@ than a quarter of the hosts are faulty.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median_high
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.text import Text
 
 Pair = tuple[str, str]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeVar
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import Finding, Severity, fold_findings
 from ascendrun.health.deep.pair_schedule import (
     Exchange,

@@ -14,8 +14,10 @@ lines/        the meaning of single lines of output render         the sentences
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from ascendrun.core.events import Event
 from ascendrun.health.diagnosis.evidence import (
     Clock,
     DeviceFact,
@@ -35,36 +37,35 @@ from ascendrun.text import Text
 
 __all__ = [
     "ChainLink", "Clock", "Confidence", "DeviceFact", "Diagnosis", "Evidence", "FixedClock", "HostEvidence", "Line",
-    "LIVE", "Proof", "RankEvidence", "Role", "diagnose", "render",
+    "LIVE", "Proof", "RankEvidence", "Role", "diagnose", "outcome_of", "render",
 ]  # fmt: skip
 
 
-_DECISIONS = frozenset({"state-changed", "stop-requested", "unreachable", "reachable"})
+_DECISIONS = frozenset({"state-changed", "stop-requested", "unreachable", "reachable", "restart-waits"})
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Diagnose an attempt. Never raises. Missing evidence lowers the confidence. `render` adds the sentences."""
     ending = explain_ending(evidence)
     if ending is not None:
-        return replace(ending, outcome=_outcome(evidence))
+        return replace(ending, outcome=outcome_of(evidence.events))
     whole = expand(evidence)
     timelines = without_survived([read_timeline(whole, rank) for rank in whole.ranks])
-    return replace(decide(whole, timelines), outcome=_outcome(whole))
+    return replace(decide(whole, timelines), outcome=outcome_of(whole.events))
 
 
-def _outcome(evidence: Evidence) -> tuple[Text, ...]:
+def outcome_of(events: Sequence[Event]) -> tuple[Text, ...]:
     """Return the events since the stop of the attempt started; for a failed attempt also that it was not
     restarted."""
-    states = {
-        index: event.values.get("state") for index, event in enumerate(evidence.events) if event.code == "state-changed"
-    }
+    states = {index: event.values.get("state") for index, event in enumerate(events) if event.code == "state-changed"}
     stopping = [index for index, state in states.items() if state == "STOPPING"]
     failed = [index for index, state in states.items() if state == "FAILED"]
     if not stopping and not failed:
         return ()
     begins = stopping[-1] + 1 if stopping else failed[0]
-    shown = [event for event in evidence.events[begins:] if event.code in _DECISIONS][:4]
+    shown = [event for event in events[begins:] if event.code in _DECISIONS][:4]
     messages = tuple(event.message() for event in shown)
-    if shown and shown[-1].values.get("state") == "FAILED":
+    last = shown[-1].values if shown else {}
+    if last.get("state") == "FAILED" and getattr(last.get("reason"), "key", None) != "reason.not-restarted":
         return (*messages, NOT_RESTARTED)
     return messages

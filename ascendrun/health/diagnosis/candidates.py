@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ascendrun.ascend.signatures import signature_of
+from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence
 from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, STRENGTH, SYMPTOM, Indicator, normalised
 from ascendrun.health.diagnosis.lines.rank_lines import OF_SEVERAL
@@ -173,7 +174,11 @@ def _of_host(evidence: Evidence, host: HostEvidence) -> list[Candidate]:
             retry="same",
             proofs=_events_of(evidence, host.host, f"reason.{code}"),
         )
-        for code, holds in (("node-rebooted", host.rebooted), ("supervisor-lost", host.supervisor_lost))
+        for code, holds in (
+            ("node-rebooted", host.lost == "rebooted"),
+            ("node-directory-gone", host.lost == "directory-gone"),
+            ("supervisor-lost", host.supervisor_lost),
+        )
         if holds
     ]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
 from ascendrun.text import Text
 
@@ -93,8 +94,9 @@ class DeviceFact:
 @dataclass(frozen=True)
 class HostEvidence:
     """One host. `stopped_at_s`: when its supervisor started to stop the ranks, on its clock; `stopped_by`: origin of
-    the request. `dmesg`: lines since the start; None: unreadable. `reachable` None: not monitored.
-    `memory_free_bytes`, `disk_free_bytes`: minimum around the end. `missing`: unreadable items, with reasons.
+    the request. `lost`: why its ranks are gone (inputs.NodeLost), None: not lost. `dmesg`: lines since the start;
+    None: unreadable. `reachable` None: not monitored. `memory_free_bytes`, `disk_free_bytes`: minimum around the end.
+    `missing`: unreadable items, with reasons.
     """
 
     host: str
@@ -105,7 +107,7 @@ class HostEvidence:
     devices: tuple[DeviceFact, ...] = ()
     stopped_at_s: float | None = None
     stopped_by: str | None = None
-    rebooted: bool = False
+    lost: str | None = None
     supervisor_lost: bool = False
     reachable: bool | None = None
     has_ended: bool = False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Evidence, Line
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, moment
@@ -17,6 +18,7 @@ TEXT_LIMIT = 600
 # How certainly each of ascendrun's observations gives the reason, on the scale of the signatures' strength.
 STRENGTH: Mapping[str, int] = {
     "node-rebooted": 98,
+    "node-directory-gone": 98,
     "host-oom": 96,
     "start-failed": 95,
     "supervisor-lost": 90,

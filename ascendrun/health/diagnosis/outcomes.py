@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ascendrun.core.events import Event
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof
@@ -20,8 +21,20 @@ _BY_CAUSE = {
     "head-restarted": "head-restarted",
     "user": "stopped-by-user",
     "need": "stage-skipped",
+    "preempted": "preempted",
+    "hung": "hang",
 }
-_RETRY = {"preflight-failed": "never", "time-limit": "same", "start-timeout": "same", "head-restarted": "same"}
+_RETRY = {
+    "preflight-failed": "never",
+    "time-limit": "same",
+    "start-timeout": "same",
+    "head-restarted": "same",
+    "preempted": "same",
+    "hang": "same",
+    "hang-unreachable": "same",
+}
+_STOPS = ("stopped-by-user", "time-limit", "preempted")
+"""Endings of attempts whose ranks were told to save and exit."""
 
 
 def explain_ending(evidence: Evidence) -> Diagnosis | None:
@@ -29,20 +42,39 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
     failed = [rank for rank in evidence.ranks if rank.has_failed]
     if evidence.state == "SUCCEEDED":
         return _diagnosis(evidence, "succeeded", anomalies=_anomalies(evidence))
-    if evidence.cause is None and evidence.state in LIVE:
+    if evidence.cause == "held" or (evidence.cause is None and evidence.state in LIVE):
         return _live(evidence)
     code = _BY_CAUSE.get(evidence.cause or "")
-    if code is None or (failed and code not in ("stopped-by-user", "time-limit")):
+    if code is None or (failed and code not in _STOPS):
         return None
-    if code in ("stopped-by-user", "time-limit") and _failed_before(evidence, failed):
+    if code in _STOPS and _failed_before(evidence, failed):
         return None
+    if code == "hang":
+        return _hung(evidence)
     named = evidence.reason.values.get("hosts", ()) if evidence.reason is not None else ()
     hosts = tuple(sorted(named)) if code in ("preflight-failed", "start-timeout") else ()
     diagnosis = _diagnosis(evidence, code, hosts=hosts)
-    unseen = code in ("stopped-by-user", "time-limit") and any(
-        rank.pid is not None and not rank.has_ended for rank in evidence.ranks
-    )
+    unseen = code in _STOPS and any(rank.pid is not None and not rank.has_ended for rank in evidence.ranks)
     return replace(diagnosis, confidence=Confidence.LIKELY, caveats=(caveat("not-all-seen"),)) if unseen else diagnosis
+
+
+def _hung(evidence: Evidence) -> Diagnosis:
+    """Return the diagnosis of an attempt that was stopped because it made no progress."""
+    reason = evidence.reason
+    values = reason.values if reason is not None else {}
+    code = "hang-unreachable" if reason is not None and reason.key == "reason.hung-without-host" else "hang"
+    found = _diagnosis(evidence, code, hosts=tuple(values.get("hosts") or ()))
+    shown = {**found.values, "finding": values.get("finding") or ""}
+    return replace(found, confidence=Confidence.LIKELY, ranks=tuple(values.get("ranks") or ()), values=shown)
+
+
+def hang_now(events: Sequence[Event]) -> Event | None:
+    """Return the event of a hang that is not resolved, None: there is none."""
+    found = None
+    for event in events:
+        if event.code in ("hang", "hang-resolved"):
+            found = event if event.code == "hang" else None
+    return found
 
 
 def _failed_before(evidence: Evidence, failed: Sequence[RankEvidence]) -> bool:
@@ -85,6 +117,19 @@ def _live(evidence: Evidence) -> Diagnosis:
     code = "running" if evidence.state == "RUNNING" else "in-progress"
     anomalies = _anomalies(evidence)
     values = {"state": evidence.state, "reason": evidence.reason or "", "job": evidence.job}
+    hang = hang_now(evidence.events) if evidence.state == "RUNNING" else None
+    if hang is not None:
+        return Diagnosis(
+            code="hangs",
+            confidence=Confidence.LIKELY,
+            ranks=hang.ranks,
+            hosts=hang.hosts,
+            at_s=hang.values.get("since_s"),
+            values={**values, "finding": hang.values.get("finding") or ""},
+            evidence=(Proof(text=hang.message(), at_s=hang.at_s),),
+            anomalies=anomalies,
+            missing=evidence.missing,
+        )
     return Diagnosis(
         code=code, confidence=Confidence.CERTAIN, anomalies=anomalies, missing=evidence.missing, values=values
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from ascendrun.ascend.peer_messages import CONNECT, EXEC, LOST, PeerMessage, read_messages
 from ascendrun.ascend.peer_messages.message import NAME
+from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Line
 
 __all__ = [

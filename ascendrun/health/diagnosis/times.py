@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line
 
 UNKNOWN_CLOCK_S = 180.0

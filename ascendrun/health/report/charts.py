@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Optional
+
+from ascendrun.core.dataclass import dataclass
 
 POINTS = 1200
 """Maximum number of points; more than a screen can show."""

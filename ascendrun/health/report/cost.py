@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobs.job import ACTIVE_STATES
 from ascendrun.core.samples import DeviceSample
 from ascendrun.health.report.time_use import Stay

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from statistics import median
 from typing import Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.lifecycle import state_changes
+from ascendrun.core.jobs.restart import Failure
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.health.diagnosis.result import Diagnosis
@@ -27,7 +29,7 @@ class Material:
     """The input of a report. `lines`: by attempt the metrics of rank 0, with times of the head node.
 
     `devices` and `hosts`: samples in order of time, only of the job's devices. `every`: by attempt, every n-th step
-    line was read (1: all).
+    line was read (1: all). `placements`: by attempt its hosts, for those that the record of the job no longer has.
     """
 
     job: Job
@@ -38,6 +40,7 @@ class Material:
     devices: Sequence[DeviceSample]
     hosts: Sequence[HostSample]
     every: Mapping[int, int] = field(default_factory=dict)
+    placements: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,9 @@ class UseSpan:
 
 @dataclass(frozen=True)
 class AttemptRow:
-    """One attempt. `resumed`: the step it resumed from. `kept_s`: its training whose result was kept."""
+    """One attempt. `resumed`: the step it resumed from. `kept_s`: its training whose result was kept. `ran_s`: from the
+    start of its ranks to their end. `lost_steps`: its steps that were repeated or never kept, None: unknown.
+    `failure`: None: it did not fail, or was not diagnosed."""
 
     attempt: int
     started_at_s: float
@@ -71,6 +76,10 @@ class AttemptRow:
     resumed: int | None
     kept_s: float
     reason: Text | str
+    hosts: tuple[str, ...] = ()
+    ran_s: float = 0.0
+    lost_steps: int | None = None
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -109,10 +118,20 @@ class Caveat:
 
 
 @dataclass(frozen=True)
-class Report:
-    """The report. `time` sums to `wall_s` to the millisecond. `effective_ratio`: training ratio, None: no time passed.
+class Fewer:
+    """A run of the same training on fewer ranks. `ratio`: tokens/s and rank of this job, divided by those of that."""
 
-    `diagnosis`: why the job failed, None: it did not fail.
+    job: str
+    ranks: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report. `time` sums to `wall_s` to the millisecond. `effective_ratio`: training ratio, None: unknown.
+
+    `diagnosis`: why the job failed, None: it did not fail. `planned`: lowest and highest value by the name in
+    `measured`. `fewer` None: no run to compare with.
     """
 
     made_at_s: float
@@ -138,6 +157,16 @@ class Report:
     charts: tuple[Chart, ...]
     caveats: tuple[Caveat, ...]
     diagnosis: Diagnosis | None = None
+    planned: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    fewer: Fewer | None = None
+
+    @property
+    def measured(self) -> dict[str, float | None]:
+        """What a plan is compared with: memory of the fullest device, tokens/s, hours of training."""
+        memory = [device.memory_used_bytes for device in self.devices if device.memory_used_bytes is not None]
+        hours = sum(use.seconds for use in self.time if use.use == "training") / 3600
+        tokens_per_s = self.metrics.tokens_per_s
+        return {"memory_bytes": max(memory, default=None), "tokens_per_s": tokens_per_s, "hours": hours or None}
 
 
 def make_report(material: Material, *, now_s: float) -> Report:
@@ -174,7 +203,7 @@ def make_report(material: Material, *, now_s: float) -> Report:
         timeline=_timeline(time),
         cost=cost,
         metrics=_job_metrics([one for found in lines.values() for one in found]),
-        attempts=_attempt_rows(stays, attempts, time, material.events),
+        attempts=_attempt_rows(material, stays, attempts, time),
         devices=_device_rows(material.devices),
         events=tuple(material.events),
         charts=_charts(material, lines, stays),
@@ -188,8 +217,11 @@ def _is_step(line: MetricsLine) -> bool:
 
 def _completed(line: MetricsLine, lines: Sequence[MetricsLine]) -> MetricsLine:
     """Add throughput and MFU if the start line has the input for them."""
-    start, step_s = lines[0], line.step_s
-    if start.event != "start" or not _is_step(line) or not step_s:
+    step_s = line.step_s
+    if not _is_step(line) or not step_s:
+        return line
+    start = next((one for one in lines if one.event != "phase"), line)
+    if start.event != "start":
         return line
     if line.tokens_per_s is None and start.tokens_per_step is not None:
         line = replace(line, tokens_per_s=start.tokens_per_step / step_s)
@@ -222,8 +254,10 @@ def _attempt_steps(lines: Sequence[MetricsLine]) -> AttemptSteps:
 
 
 def _attempt_rows(
-    stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps], time: Accounting, events: Sequence[Event]
+    material: Material, stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps], time: Accounting
 ) -> tuple[AttemptRow, ...]:
+    job = material.job
+    past = {one.number: one for one in job.past}
     kept: dict[int, int] = {}
     for piece in time.pieces:
         if piece.use == "training":
@@ -236,6 +270,10 @@ def _attempt_rows(
         steps = attempts.get(number, AttemptSteps())
         is_open = mine[-1].after is None
         first, last = (steps.steps[0][1], steps.steps[-1][1]) if steps.steps else (None, None)
+        before, is_present = past.get(number), number == job.attempt
+        hosts = before.hosts if before is not None else material.placements.get(number) or ()
+        ran_ms = sum(stay.end_ms - stay.start_ms for stay in mine if stay.state in (State.RUNNING, State.STOPPING))
+        has_run = any(stay.state is State.RUNNING for stay in mine)
         rows.append(
             AttemptRow(
                 number,
@@ -245,10 +283,30 @@ def _attempt_rows(
                 last,
                 steps.resumed,
                 kept.get(number, 0) / 1000,
-                _reason(mine, events),
+                _reason(mine, material.events),
+                tuple(hosts or (job.hosts if is_present else ())),
+                ran_ms / 1000 if has_run else 0.0,
+                None if is_open else _lost_steps(job, number, attempts),
+                before.failure if before is not None else job.failure if is_present else None,
             )
         )
     return tuple(rows)
+
+
+def _lost_steps(job: Job, number: int, attempts: Mapping[int, AttemptSteps]) -> int | None:
+    """Return how many steps of an ended attempt no checkpoint kept, or a later attempt repeated; None: unknown."""
+    own = attempts.get(number, AttemptSteps())
+    if not own.steps:
+        return None
+    last = own.steps[-1][1]
+    kept = [steps.first_kept for other, steps in attempts.items() if other > number]
+    kept += [one.resumed_step for one in job.past if one.number > number]
+    known = [step for step in kept if step is not None]
+    if not known and number == job.attempt and job.state is State.FAILED:
+        known = [step for _, _, step in own.saves if step is not None][-1:] or [own.first_kept or 0]
+    if not known:
+        return 0 if number == job.attempt and job.is_terminal else None
+    return max(0, last - max(min(known), own.first_kept or 0))
 
 
 def _reason(mine: Sequence[Stay], events: Sequence[Event]) -> Text | str:

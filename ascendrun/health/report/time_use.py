@@ -3,6 +3,7 @@
     queue, checks, staging     until the first attempt starts on the nodes
     start-up                   until its first step starts: processes, libraries, model, compilation
     training                   steps whose results were kept, with the pauses between them
+    running                    an attempt that reported no steps and did not fail
     checkpoint                 saving, as reported by the program
     ending                     after the last step: tests, saving, stopping
     lost                       to failures: steps that were repeated or never kept, the end of the failed attempt,
@@ -15,11 +16,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobs.job import TERMINAL, State
 
-USES = ("queue", "checks", "staging", "start-up", "training", "checkpoint", "ending", "lost")
+USES = ("queue", "checks", "staging", "start-up", "training", "running", "checkpoint", "ending", "lost")
 
 _BEFORE_RUNNING = {
     State.QUEUED: "queue",
@@ -71,8 +72,8 @@ class Accounting:
 
     @property
     def effective(self) -> float | None:
-        """Return the effective training time ratio, None: no time has passed."""
-        return self.spent_ms["training"] / self.wall_ms if self.wall_ms else None
+        """Return the effective training time ratio, None: no time has passed, or an attempt reported no steps."""
+        return self.spent_ms["training"] / self.wall_ms if self.wall_ms and "no-steps" not in self.caveats else None
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,10 @@ def _running(stay: Stay, attempts: Mapping[int, AttemptSteps], failed: set[int],
     has_failed = stay.attempt in failed
     before = "start-up" if stay.attempt == 1 else "lost"
     if reported is None or not reported.steps or reported.steps[-1][0] is None:
-        caveats.append("no-steps" if reported is None or not reported.steps else "no-times")
-        return [Piece(stay.start_ms, stay.end_ms, "lost" if has_failed else "training", stay.attempt)]
+        has_steps = reported is not None and bool(reported.steps)
+        caveats.append("no-times" if has_steps else "no-steps")
+        use = "lost" if has_failed else "training" if has_steps else "running"
+        return [Piece(stay.start_ms, stay.end_ms, use, stay.attempt)]
     first_s = next(at_s for at_s, _ in reported.steps if at_s is not None)
     started_ms = _within(stay, reported.started_s if reported.started_s is not None else first_s)
     last_ms = max(started_ms, _within(stay, reported.steps[-1][0]))
@@ -193,7 +196,7 @@ def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def _with_saves(piece: Piece, saves: Sequence[tuple[int, int]]) -> Iterator[Piece]:
     """Split the saves off a piece of training or ending."""
     start_ms = piece.start_ms
-    if piece.use in ("training", "ending"):
+    if piece.use in ("training", "running", "ending"):
         first = max(0, bisect_left(saves, (start_ms, 0)) - 1)
         for start, end in saves[first:]:
             if start >= piece.end_ms:

@@ -13,7 +13,7 @@ is not used here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Callable
 
 from ascendrun.ascend import npu_smi, npu_smi_views, nvidia_smi
@@ -22,6 +22,7 @@ from ascendrun.ascend.hccn_counters import parse_stat
 from ascendrun.ascend.hccn_history import LinkHistory, parse_link_history
 from ascendrun.ascend.npu_smi import NpuChip, NpuSmiInfo
 from ascendrun.ascend.npu_smi_views import ChipCommon, ChipEcc
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.samples import DeviceDetail, DeviceSample, RawText
 from ascendrun.health.survey import npu_scripts
 from ascendrun.health.survey.npu_scripts import Section, read_sections

@@ -6,9 +6,9 @@ import base64
 import binascii
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Callable
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample, RawText, Sample
 from ascendrun.health.samples.device_samples import EVERY_S, DeviceReader, ToolOutput
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Callable
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.metrics import MetricsLine
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from statistics import median
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample
 
 FREQUENCY = 0.92

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from statistics import median
 from typing import Callable, Optional
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.samples import Newest
 from ascendrun.health.samples.step_times import StepTimes
 from ascendrun.health.stragglers.causes import Mark, Places, StragglerCause, find_marks, likely_cause, slow_by_metrics

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.ascend.variable_forms import effective_ids
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.survey.facts import NodeFacts, Unreached
 from ascendrun.text import Text
@@ -23,7 +24,8 @@ class CheckContext:
     """Input of all checks. `facts`: by host name, in the hostfile's order; `unreached`: the other hosts.
 
     `job`, `plan`: None without a job, or if no plan is possible for these hosts.
-    `device_type`: npu, cuda or cpu; None: unknown. `now_s`: UTC seconds.
+    `device_type`: npu, cuda or cpu; None: unknown. `now_s`: UTC seconds. `idle_memory`: MB that were in use on each
+    device before earlier starts, by host and device.
     """
 
     facts: Mapping[str, NodeFacts]
@@ -32,6 +34,7 @@ class CheckContext:
     plan: LaunchPlan | None = None
     device_type: str | None = None
     now_s: float = 0.0
+    idle_memory: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     @cached_property
     def first_ranks(self) -> Mapping[str, RankPlan]:

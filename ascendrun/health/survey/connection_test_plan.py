@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.network import HCCL_PORTS
 from ascendrun.core.reports import NodeReport
 
 ALL_PAIRS_UP_TO = 8
 SAMPLES = 3
 """Above that, each host tests its neighbour in the ring, the first host (rank 0), and this number of others."""
-HCCL_BASE_PORT = 60000
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,14 @@ def choose_pairs(hosts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(pair for pair in pairs if pair[0] != pair[1]))
 
 
-def choose_ports(
-    candidates: Sequence[int], taken: Iterable[Iterable[int]], *, device_type: str | None
-) -> tuple[int, ...]:
-    """Return the first candidate for MASTER_PORT that is free on all hosts, and for npu the first free port of HCCL.
+def choose_ports(candidates: Sequence[int], bases: Sequence[int], taken: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    """Return the first candidate for MASTER_PORT that is free on all hosts, and the first free base of HCCL's ports.
 
     `taken`: per host.
     """
     busy = {port for ports in taken for port in ports}
-    ranges = [list(candidates)]
-    if device_type == "npu":
-        ranges.append(list(range(HCCL_BASE_PORT, HCCL_BASE_PORT + 32)))
-    found = (next((port for port in ports if port not in busy), None) for ports in ranges)
-    return tuple(port for port in found if port is not None)
+    free = [base for base in bases if not busy.intersection(range(base, base + HCCL_PORTS))]
+    return (*[port for port in candidates if port not in busy][:1], *free[:1])
 
 
 def _address(reports: Mapping[str, NodeReport], *, of: str, seen_from: str) -> str | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
+from typing import Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.reports import Route
-from ascendrun.health.survey.npu_facts import NpuFacts
+from ascendrun.health.survey.npu_facts import GpuProcess, NpuFacts
 from ascendrun.text import Text
 
 NOT_INSTALLED = Text("doctor.not-installed", "not installed")
@@ -24,13 +26,19 @@ class Unreached:
 
 @dataclass(frozen=True)
 class Disk:
-    """A file system, queried by a path; `at`: the nearest existing directory."""
+    """A file system, queried by a path; `at`: the nearest existing directory. `kind`: its type, as in mount(8).
+
+    `is_remote`: whether other machines may have it too; None: unknown. `device`: its number on the host.
+    """
 
     at: str
     free_bytes: int | None = None
     total_bytes: int | None = None
     free_inodes: int | None = None
     total_inodes: int | None = None
+    kind: str | None = None
+    is_remote: bool | None = None
+    device: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,13 +87,15 @@ class PathSize:
 class PythonFacts:
     """The interpreter of the job in its shell. `setup`: fine, failed, no-command; None: the job has none.
 
-    `modules`: versions by distribution name, None inside: not installed.
+    `modules`: versions by distribution name, None inside: not installed. `locks`: seconds since a build of a torch
+    extension made its lock, by path, None inside: a process of this node holds it.
     """
 
     setup: str | None = None
     executable: str | None = None
     version: str | None = None
     modules: Mapping[str, str | None] | None = None
+    locks: Mapping[str, float | None] = field(default_factory=dict)
     start_s: float | None = None
     error: str | Text | None = None
     is_missing: bool = False
@@ -119,6 +129,20 @@ class ConnectionTest:
 
 
 @dataclass(frozen=True)
+class Lease:
+    """A device or ports that a running attempt has for itself (node/agent/leases.py). `type`: npu, cuda, hccl or port;
+    `key`: the number or bus id of the device, or the first port. `device`: its number on this node, None: no device, or
+    unknown here. `tag`: run id of the attempt; it, `user` and `since_s` (UTC) are None if the owner is not stated."""
+
+    type: str
+    key: str
+    device: int | None = None
+    user: str | None = None
+    since_s: float | None = None
+    tag: str | None = None
+
+
+@dataclass(frozen=True)
 class NodeFacts:
     """One node. `is_local`: it is the head node's machine, without SSH.
 
@@ -126,7 +150,8 @@ class NodeFacts:
     `login_s`: from the command's start to its first output, with startup files; `login_noise`: their output.
     `clock_offset_s`: node clock minus head node clock. `kills_user_processes`: logind does so at logout.
     `disks`, `writes`, `paths`: by queried path. `taken_ports`: of the queried ports.
-    `late`: names of probes that timed out.
+    `training`: what node/agent/training_files.py found at each queried path.
+    `late`: names of probes that timed out. `machine_key`, `neighbours`: see NodeReport.
     """
 
     host: str
@@ -139,6 +164,8 @@ class NodeFacts:
     hostname: str | None = None
     boot_id: str | None = None
     machine_id: str | None = None
+    machine_key: str | None = None
+    neighbours: tuple[str, ...] | None = None
     kernel: str | None = None
     arch: str | None = None
     os_name: str | None = None
@@ -150,6 +177,7 @@ class NodeFacts:
     sshd: SshdFacts | None = None
     kills_user_processes: bool | None = None
     lingering_users: tuple[str, ...] | None = None
+    null_device: str | None = None
     disks: Mapping[str, Disk] | None = None
     writes: Mapping[str, WriteResult] | None = None
     paths: Mapping[str, PathSize] | None = None
@@ -161,6 +189,9 @@ class NodeFacts:
     taken_ports: Mapping[int, PortHolder] | None = None
     port_ranges: tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
     connection_tests: tuple[ConnectionTest, ...] | None = None
+    training: Mapping[str, Mapping[str, Any]] | None = None
+    leases: tuple[Lease, ...] | None = None
+    gpu_processes: tuple[GpuProcess, ...] | None = None
     npu: NpuFacts = NpuFacts()
     late: tuple[str, ...] = ()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ascendrun.ascend.chips import Chip, chip_of
@@ -16,6 +16,7 @@ from ascendrun.ascend.npu_smi import NpuChip, NpuSmiInfo
 from ascendrun.ascend.npu_smi_board import Board
 from ascendrun.ascend.npu_smi_views import ChipEcc, ChipHealth
 from ascendrun.ascend.tool_errors import ToolError
+from ascendrun.core.dataclass import dataclass
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,23 @@ class Owner:
     user: str
     command: str
     tag: str | None = None
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that computes on a GPU. `device`: index of nvidia-smi, None: unknown. `owner` None: not visible on the
+    node, such as a process of a container."""
+
+    pid: int
+    device: int | None
+    memory_mb: int | None = None
+    owner: Owner | None = None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it belongs to no attempt. The server of NVIDIA's MPS works for other processes."""
+        owner = self.owner
+        return owner is None or (owner.tag is None and "nvidia-cuda-mps" not in owner.command)
 
 
 @dataclass(frozen=True)

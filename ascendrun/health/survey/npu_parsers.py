@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Callable
 
-from ascendrun.ascend import hccn, hccn_history, install, npu_smi, npu_smi_board, npu_smi_views
+from ascendrun.ascend import hccn, hccn_history, install, npu_smi, npu_smi_board, npu_smi_views, nvidia_smi
 from ascendrun.ascend.hccn_conf import parse_hccn_conf
 from ascendrun.ascend.hccn_counters import parse_optical
 from ascendrun.ascend.tool_errors import ToolError
 from ascendrun.health.survey.npu_facts import (
     CardViews,
     DeviceNode,
+    GpuProcess,
     InstallFiles,
     Owner,
     Port,
@@ -59,6 +60,19 @@ def read_table(raw: Raw) -> Table | None:
     info = npu_smi.parse_info(section.text)
     owners = dict(_owners(sections["owners"].text)) if "owners" in sections else {}
     return Table(info=info, owners=owners, hung=section.hung)
+
+
+def read_gpu_processes(raw: Raw) -> tuple[GpuProcess, ...] | None:
+    """Return the processes that compute on GPUs; None: unknown, or there is no nvidia-smi."""
+    sections = {section.labels[0]: section for section in read_sections(raw.get("out", ""))}
+    if not {"gpus", "apps"} <= set(sections):
+        return None
+    apps = nvidia_smi.parse_apps(sections["apps"].text).apps
+    if apps is None:
+        return None
+    numbers = {gpu.bus_id: gpu.index for gpu in nvidia_smi.parse_gpus(sections["gpus"].text).gpus or ()}
+    owners = dict(_owners(sections["owners"].text)) if "owners" in sections else {}
+    return tuple(GpuProcess(one.pid, numbers.get(one.bus_id), one.memory_mb, owners.get(one.pid)) for one in apps)
 
 
 def _owners(text: str) -> list[tuple[int, Owner]]:

@@ -1,4 +1,4 @@
-"""Shell programs that query a node's Ascend tools; the output of each command is between two marks.
+"""Shell programs that query a node's device tools; the output of each command is between two marks.
 
 A section is `@@ <label>`, the command's output, and `@@= <exit code>` on a separate line, or no end if the
 command did not return. `read_sections` parses them.
@@ -24,6 +24,15 @@ find_tool() {
 }
 """
 
+_OWNER = r"""
+    u=$(stat -c %U "/proc/$p" 2>/dev/null) || continue
+    g=$({ tr '\0' '\n' <"/proc/$p/environ" | sed -n 's/^ASCENDRUN_RUN_ID=//p'; } 2>/dev/null)
+    c=$({ tr '\0\n\t' '   ' <"/proc/$p/cmdline" | cut -c1-200; } 2>/dev/null)
+    printf '%s\t%s\t%s\t%s\n' "$p" "$u" "$g" "$c"
+done
+printf '\n@@= 0\n'
+"""
+
 # The table, and for every process in it: pid, user, run id of an ascendrun job, command. A pid without a line is not
 # visible here.
 TABLE = (
@@ -36,13 +45,23 @@ o=$("$t" info 2>&1; echo "x$?")
 printf '%s\n@@= %s\n' "${o%x*}" "${o##*x}"
 echo '@@ owners'
 for p in $(printf '%s' "$o" | sed -n 's/^| *[0-9][0-9 ]*| *\([0-9][0-9]*\) *|.*/\1/p' | sort -un); do
-    u=$(stat -c %U "/proc/$p" 2>/dev/null) || continue
-    g=$({ tr '\0' '\n' <"/proc/$p/environ" | sed -n 's/^ASCENDRUN_RUN_ID=//p'; } 2>/dev/null)
-    c=$({ tr '\0\n\t' '   ' <"/proc/$p/cmdline" | cut -c1-200; } 2>/dev/null)
-    printf '%s\t%s\t%s\t%s\n' "$p" "$u" "$g" "$c"
-done
-printf '\n@@= 0\n'
 """
+    + _OWNER
+)
+
+# The GPUs, the processes that compute on them, and for each visible process its line as above.
+GPUS = (
+    _SECTION
+    + r"""
+[ -z "$r" ] && command -v nvidia-smi >/dev/null || { section none true; exit 0; }
+section gpus nvidia-smi --query-gpu=index,pci.bus_id --format=csv
+echo '@@ apps'
+o=$(nvidia-smi --query-compute-apps=gpu_bus_id,pid,used_memory --format=csv 2>&1; echo "x$?")
+printf '%s\n@@= %s\n' "${o%x*}" "${o##*x}"
+echo '@@ owners'
+for p in $(printf '%s' "$o" | sed -n 's/^[0-9A-Fa-f:.]*, *\([0-9][0-9]*\),.*/\1/p' | sort -un); do
+"""
+    + _OWNER
 )
 
 # Only the table, as the tool prints it.

@@ -38,8 +38,11 @@ def read_limits(raw: Raw) -> dict[str, tuple[int | None, int | None]]:
 
 def read_disks(raw: Raw) -> dict[str, Disk]:
     names = ("at", "free_bytes", "total_bytes", "free_inodes", "total_inodes")
+    more = {"kind": "kind", "is_remote": "remote", "device": "device"}
     return {
-        path: Disk(**{name: disk[name] for name in names}) for path, disk in raw["disks"].items() if "error" not in disk
+        path: Disk(**{name: disk[name] for name in names}, **{name: disk.get(key) for name, key in more.items()})
+        for path, disk in raw["disks"].items()
+        if "error" not in disk
     }
 
 
@@ -102,6 +105,12 @@ def read_logind(raw: Raw) -> bool | None:
     return found
 
 
+def read_null_device(raw: Raw) -> str | None:
+    """Return what /dev/null is, as `stat -c "%F %t,%T %a"` prints it; "": it does not exist; None: unknown."""
+    text = str(raw.get("out") or "").strip()
+    return text or ("" if raw.get("code") == 1 else None)
+
+
 def read_names(raw: Raw) -> tuple[str, ...]:
     return tuple(str(name) for name in raw["names"])
 
@@ -124,12 +133,13 @@ def read_python(raw: Raw) -> PythonFacts:
     values = _last_json(raw.get("out", ""))
     if values is None:
         return PythonFacts(setup=raw.get("setup"), error=failure_of(raw), is_missing=bool(raw.get("missing")))
-    modules = values.get("modules")
+    modules, locks = values.get("modules"), values.get("locks")
     return PythonFacts(
         setup=raw.get("setup"),
         executable=values.get("executable"),
         version=values.get("version"),
         modules=dict(modules) if isinstance(modules, dict) else None,
+        locks=dict(locks) if isinstance(locks, dict) else {},
         start_s=raw.get("wall_s"),
     )
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.node_messages import with_texts
 from ascendrun.core.reports import NodeReport
-from ascendrun.health.survey import parsers, scripts
-from ascendrun.health.survey.facts import NodeFacts
+from ascendrun.health.survey import npu_parsers, npu_scripts, parsers, scripts
+from ascendrun.health.survey.facts import Lease, NodeFacts
 from ascendrun.health.survey.npu_facts import read_npu
 from ascendrun.health.survey.npu_probes import NPU_PROBES
 from ascendrun.health.survey.survey_request import Item, Probe, SurveyRequest
 
 FULL_PYTHON_S = 60.0
 """Importing torch from a cold network disk takes that long, and is a finding."""
+TRAINING_S = 25.0
+"""Headers of 17 weight files and data of 32 MB, from a cold disk."""
 
 
 def _always(item: Item) -> Any:
@@ -33,7 +36,8 @@ def _python(script: str, **more: Any) -> Any:
     def ask(request: SurveyRequest) -> Item | None:
         if request.python is None:
             return None
-        return {"kind": "shell_argv", "argv": [request.python, "-c", script, request.device_type or ""], **more}
+        argv = [request.python, "-c", script, request.device_type or ""]
+        return {"kind": "shell_argv", "argv": argv, "timeout_s": request.shell_s, **more}
 
     return ask
 
@@ -57,6 +61,18 @@ HOST_PROBES: tuple[Probe, ...] = (
         parsers.read_taken,
     ),
     Probe(
+        "leases",
+        lambda request: {"kind": "leases"} if request.device_type != "cpu" else None,
+        lambda raw: tuple(load_dataclass(Lease, row) for row in raw["leases"]),
+    ),
+    Probe(
+        "gpu-processes",
+        lambda request: (
+            {"kind": "argv", "argv": ["sh", "-c", npu_scripts.GPUS]} if request.device_type in (None, "cuda") else None
+        ),
+        npu_parsers.read_gpu_processes,
+    ),
+    Probe(
         "port-ranges",
         _files("/proc/sys/net/ipv4/ip_local_port_range", "/proc/sys/net/ipv4/ip_local_reserved_ports"),
         parsers.read_port_ranges,
@@ -73,6 +89,7 @@ HOST_PROBES: tuple[Probe, ...] = (
     Probe(
         "connection-tests", lambda request: None, parsers.read_connection_tests
     ),  # sent in the second round: head/survey/doctor.py
+    Probe("null-device", _argv("stat", "-L", "-c", "%F %t,%T %a", "/dev/null"), parsers.read_null_device),
     Probe("linger", _always({"kind": "listdir", "path": "/var/lib/systemd/linger"}), parsers.read_names),
     Probe(
         "paths",
@@ -80,12 +97,28 @@ HOST_PROBES: tuple[Probe, ...] = (
         parsers.read_sizes,
         is_full=False,
     ),
+    Probe(
+        "training",
+        lambda request: (
+            {"kind": "training", "paths": list(request.paths), "timeout_s": TRAINING_S}
+            if request.names and "training" in request.names
+            else None
+        ),
+        lambda raw: raw["paths"],
+    ),
 )
 
 JOB_PROBES: tuple[Probe, ...] = (
     Probe("python", _python(scripts.VERSIONS), parsers.read_python, reads_errors=True),
     Probe(
-        "environ", _always({"kind": "shell_argv", "argv": ["env", "-0"], "max_bytes": 1 << 20}), parsers.read_environ
+        "environ",
+        lambda request: {
+            "kind": "shell_argv",
+            "argv": ["env", "-0"],
+            "max_bytes": 1 << 20,
+            "timeout_s": request.shell_s,
+        },
+        parsers.read_environ,
     ),
     Probe(
         "torch", _python(scripts.TORCH, timeout_s=FULL_PYTHON_S), parsers.read_torch, is_full=True, reads_errors=True
@@ -134,13 +167,16 @@ def late_probes(results: Mapping[str, Any]) -> tuple[str, ...]:
 
 _OF_REPORT = (
     "is_local", "root", "login_s", "login_noise", "user", "uid", "hostname", "kernel", "arch", "cpus",
-    "memory_bytes", "clock_offset_s", "routes",
+    "memory_bytes", "clock_offset_s", "routes", "machine_key", "neighbours",
 )  # fmt: skip
 _OF_PROBES: Mapping[str, str] = {
     "os_name": "os", "limits": "limits", "sshd": "sshd", "kills_user_processes": "logind",
+    "null_device": "null-device",
     "lingering_users": "linger", "disks": "disk", "writes": "write", "paths": "paths", "python": "python",
     "torch": "torch", "environ": "environ", "addresses": "addresses", "taken_ports": "ports",
     "port_ranges": "port-ranges", "connection_tests": "connection-tests",
+    "training": "training",
+    "leases": "leases", "gpu_processes": "gpu-processes",
 }  # fmt: skip
 """Fields of NodeFacts, by the report and by the probe that reads them."""
 

@@ -9,7 +9,7 @@ MODULES = (
 
 # Python 3.7 lacks importlib.metadata: then the versions are unknown.
 VERSIONS = f"""
-import json, platform, sys
+import glob, json, os, platform, sys, time
 modules = {{}}
 try:
     from importlib import metadata
@@ -20,8 +20,22 @@ try:
             modules[name] = None
 except ImportError:
     modules = None
+cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+builds = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(cache, "torch_extensions")
+locks = {{}}
+for path in (glob.glob(os.path.join(builds, "*", "lock")) + glob.glob(os.path.join(builds, "*", "*", "lock")))[:20]:
+    try:
+        locks[os.path.realpath(path)] = time.time() - os.stat(path).st_mtime
+    except OSError:
+        pass
+for path in glob.glob("/proc/[0-9]*/fd/*") if locks else ():
+    try:
+        if os.readlink(path) in locks:
+            locks[os.readlink(path)] = None
+    except OSError:
+        pass
 print(json.dumps({{"executable": sys.executable, "version": platform.python_version(), "prefix": sys.prefix,
-                  "modules": modules}}))
+                  "modules": modules, "locks": locks}}))
 """
 
 TORCH = """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Callable
+
+from ascendrun.core.dataclass import dataclass
 
 Raw = Mapping[str, Any]
 Item = Mapping[str, Any]
@@ -16,8 +18,8 @@ class SurveyRequest:
 
     `device_type`: npu, cuda or cpu; None: unknown, query all devices. `root`: the agent's directory on the host.
     `python`: the interpreter in the shell of the job, None: the job does not use Python. `has_job`: run probes in the
-    shell of the job. `ports`: to test by bind. `folders`: directories that will be written. `paths`: must exist.
-    `is_full`: include slow probes. `names`: run these probes only, None: all that apply.
+    shell of the job, each for `shell_s` seconds at most. `ports`: to test by bind. `folders`: directories that will be
+    written. `paths`: must exist. `is_full`: include slow probes. `names`: run these probes only, None: all that apply.
     """
 
     host: str
@@ -25,6 +27,7 @@ class SurveyRequest:
     root: str = ""
     python: str | None = "python3"
     has_job: bool = False
+    shell_s: float = 8.0
     ports: tuple[int, ...] = ()
     folders: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import Finding
 from ascendrun.text import Text
 

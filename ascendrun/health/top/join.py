@@ -289,7 +289,7 @@ def _host_rows(
             measured[row.host] = min([*ages, *([measured[row.host]] if row.host in measured else [])])
     on_host: dict[str, list[TopJob]] = {}
     for job in jobs:
-        for host in job.hosts if job.state not in WITHOUT_HOSTS else ():
+        for host in job.hosts if (job.last_state or job.state) not in WITHOUT_HOSTS else ():
             on_host.setdefault(host, []).append(job)
     every = {*names, *refused, *of_host, *on_host, *(row.host for row in rows)}
     found = []
@@ -321,7 +321,7 @@ def _why(
         return "unreachable"
     if host in refused:
         return "no-reply"
-    if any(job.state in BEFORE_RUNNING for job in jobs):
+    if any((job.last_state or job.state) in BEFORE_RUNNING for job in jobs):
         return "starting"
     return "no-samples" if jobs or was_queried else "not-queried"
 

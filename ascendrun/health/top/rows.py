@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Callable
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.health.top.join import natural_key, place_key
 from ascendrun.health.top.view import HostRow, TopRow, TopView
 

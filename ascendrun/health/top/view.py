@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.text import Text
 
@@ -56,6 +57,7 @@ class TopJob:
     """A job for `top`.
 
     `ended_at_s` None: it is live. `places`: () before it has a plan. `liveness`: by host, if known.
+    `last_state`: the newest stored state, "" if `state` is that; it differs while `state` is UNKNOWN.
     """
 
     id: str
@@ -71,6 +73,7 @@ class TopJob:
     progress: Mapping[int, Progress] = field(default_factory=dict)
     slow: Mapping[int, Slow] = field(default_factory=dict)
     liveness: Mapping[str, str] = field(default_factory=dict)
+    last_state: str = ""
 
 
 _NO_DEVICE = DeviceSample(at_s=0.0, host="", device=-1, device_type="")

@@ -1,0 +1,53 @@
+"""Kind of a diagnosed failure, for the restart policy: a table by code, else by the catalogue of known errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ascendrun.ascend.signatures import Signature, signature_of
+from ascendrun.core.jobs.restart import Failure, Kind
+from ascendrun.health.diagnosis.evidence import Evidence
+from ascendrun.health.diagnosis.result import Diagnosis
+
+_CODES: Mapping[Kind, str] = {
+    Kind.INFRA: "node-rebooted node-directory-gone node-unreachable supervisor-lost start-timeout preflight-failed "
+    "host-memory-error memory-page-broken hang-unreachable",
+    Kind.DEVICE: "device-alarm",
+    Kind.HCCL: "late-rank ranks-missing wait-chain link-broken most-reported peer-lost",
+    Kind.HANG: "hang rank-unresponsive lagging collective-not-reached watchdog-stuck",
+    Kind.OOM: "host-oom host-oom-killer cgroup-oom-killer oom-killer-report dataloader-worker-killed "
+    "process-pool-broken python-memory",
+    Kind.PREEMPTED: "preempted slurm-preempted",
+    Kind.UNKNOWN: "exit-code killed terminated interrupted crash unknown",
+    Kind.USER: "exception start-failed collective-differs world-size-wrong finished-early wait-cycle "
+    "master-address-local own-address-local python-stop python-eof",
+}
+KINDS: Mapping[str, Kind] = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
+"""Kinds by code of a diagnosis. Codes of the catalogue that are not here are classed by `_kind_of`."""
+
+_DEVICE_FAMILIES = frozenset({"acl", "cann", "cuda", "driver", "torch_npu"})
+_NETWORK_FAMILIES = frozenset({"hccl", "nccl", "gloo", "network"})
+
+
+def failure_of(found: Diagnosis, evidence: Evidence) -> Failure:
+    """Return the failure that a diagnosis describes, for the restart policy."""
+    signature = signature_of(found.code)
+    kind = KINDS.get(found.code) or (Kind.UNKNOWN if signature is None else _kind_of(signature))
+    own = signature is not None and signature.blames == "node" and signature.role == "cause"
+    seen = any(host.devices or host.reachable is False for host in evidence.hosts if host.host in found.hosts)
+    return Failure(
+        kind, found.code, found.hosts, found.ranks, found.confidence.value, found.retry, is_proven=own or seen
+    )
+
+
+def _kind_of(row: Signature) -> Kind:
+    """Return the kind of a known error: what fails again is an error of the program or its environment."""
+    if row.retry == "never" or row.blames == "job":
+        return Kind.USER
+    if row.family == "storage":
+        return Kind.STORAGE
+    if row.family in _NETWORK_FAMILIES or row.blames in ("network", "peer"):
+        return Kind.HCCL
+    if row.blames == "node":
+        return Kind.DEVICE if row.family in _DEVICE_FAMILIES else Kind.INFRA
+    return Kind.USER if row.family in ("python", "data", "numeric", "model") else Kind.UNKNOWN
