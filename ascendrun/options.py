@@ -9,6 +9,8 @@ A program's `options.json` has three parts. Only `options` is required:
 Keys of an option: `type` (one of TYPES), `default`, `help`, `choices`, `min` and `max` (inclusive), `required`, and
 
     "aliases": ["lr"]                       other names, accepted without a warning; an error together with the name
+    "words": ["generated"]                  values of a path that are not paths
+    "keys": ["file", "kind"]                of the mappings of an option of the type maps
     "excludes": ["warmup_ratio"]            options that cannot be combined with this option
     "value_aliases": {"bf16": "bfloat16"}   other spellings of a value, accepted without a warning
     "renamed_values": {"go-on": "continue"} old values: an error; the hint is `write NAME: continue`
@@ -28,15 +30,18 @@ from typing import Any, Union
 
 from ascendrun.text import Text, closest, did_you_mean, suggestion, write
 
-TYPES = ("int", "float", "str", "bool", "path", "list")
+TYPES = ("int", "float", "str", "bool", "path", "list", "maps")
+"""`maps`: a list of mappings of scalars, which a command line has as JSON."""
 ROW_KEYS = (
-    *("type", "default", "help", "choices", "min", "max", "required"),
+    *("type", "default", "help", "choices", "min", "max", "required", "words", "keys"),
     *("aliases", "excludes", "value_aliases", "renamed_values"),
 )
+GENERATED = "generated"
+"""The data_path of programs that make their own data; without a path they refuse to start."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 Scalar = Union[None, bool, int, float, str]
-Argument = Union[Scalar, tuple[Scalar, ...]]
+Argument = Union[Scalar, tuple[Union[Scalar, Mapping[str, Scalar]], ...]]
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,11 @@ class Option:
     excludes: tuple[str, ...] = ()
     value_aliases: Mapping[str, Scalar] = field(default_factory=dict)
     renamed_values: Mapping[str, Scalar] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+
+    def is_path(self, value: object) -> bool:
+        return self.type == "path" and isinstance(value, str) and bool(value) and value not in self.words
 
 
 @dataclass(frozen=True)
@@ -140,6 +150,20 @@ def read_table(program: str, json_text: str) -> ProgramOptions:
     return ProgramOptions(program, options, dict(table.get("renamed", {})), dict(table.get("refused", {})))
 
 
+def batch_of_ranks(table: ProgramOptions, given: Mapping[str, Any], ranks: int) -> int | None:
+    """Return the global_batch_size where only micro_batch_size is given: the batch of one device, on all of them.
+
+    None: global_batch_size has its given or default value. A packed sequence has a number of samples that only the data
+    knows, so packing changes nothing.
+    """
+    packing = table.find("packing")
+    if given.get("packing", packing is not None and packing.default) or "global_batch_size" in given:
+        return None
+    if not given.get("micro_batch_size") or "global_batch_size" not in table.options:
+        return None
+    return int(given["micro_batch_size"]) * ranks
+
+
 def check_arguments(
     table: ProgramOptions,
     given: Mapping[str, Any],
@@ -203,6 +227,8 @@ def check_value(option: Option, value: Any, text: str | None = None, notation: N
         raise InvalidValueError(_expected(option, Text("type.mapping", "a mapping")))
     if option.type == "list":
         return _check_list(option, value)
+    if option.type == "maps":
+        return _check_maps(option, value)
     typed = _check_scalar(option, value, text)
     if option.choices and typed not in option.choices:
         near = closest(str(typed), [str(choice) for choice in option.choices])
@@ -231,6 +257,11 @@ def read_text(option: Option, text: str) -> Any:
     """Convert a command-line value to its job-file form; an invalid value stays text, for `check_value` to report."""
     if option.type == "list":
         return tuple(part.strip() for part in text.split(",") if part.strip())
+    if option.type == "maps":
+        try:
+            return tuple(json.loads(text))
+        except (ValueError, TypeError):
+            return text
     if option.type == "bool":
         return {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(text.lower(), text)
     if option.type in ("int", "float"):
@@ -290,10 +321,12 @@ def _conflicts(
     return problems
 
 
-def _render(value: Argument) -> str:
+def _render(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (tuple, list)):
+        if any(isinstance(item, Mapping) for item in value):
+            return json.dumps([dict(item) if isinstance(item, Mapping) else item for item in value], ensure_ascii=False)
         return ",".join(_render(item) for item in value)
     return repr(value) if isinstance(value, (int, float)) else str(value)
 
@@ -320,7 +353,7 @@ def _check_scalar(option: Option, value: Argument, text: str | None) -> Scalar:
     )
 
 
-def _check_list(option: Option, value: Argument) -> tuple[Scalar, ...]:
+def _check_list(option: Option, value: Argument) -> Argument:
     if not isinstance(value, tuple):
         raise InvalidValueError(
             _expected(option, repr(value) if isinstance(value, str) else _render(value)), write("[a, b]")
@@ -332,6 +365,23 @@ def _check_list(option: Option, value: Argument) -> tuple[Scalar, ...]:
             Text("options.items-hint", "an item must not be empty, contain a comma, or start or end with a space"),
         )
     return value
+
+
+def _check_maps(option: Option, value: Argument) -> Argument:
+    maps = [item for item in value if isinstance(item, Mapping)] if isinstance(value, tuple) else []
+    if not isinstance(value, tuple) or len(maps) < len(value):
+        raise InvalidValueError(
+            _expected(option, repr(value) if isinstance(value, str) else _render(value)),
+            write(f"- {{{', '.join(f'{key}: …' for key in option.keys)}}}"),
+        )
+    unknown = sorted({str(key) for item in maps for key in item} - set(option.keys))
+    if unknown:
+        message = Text("options.map-keys", "unknown keys {unknown}; expected {keys}", unknown=unknown, keys=option.keys)
+        raise InvalidValueError(message)
+    wrong = [str(key) for item in maps for key, one in item.items() if isinstance(one, (Mapping, tuple, list))]
+    if wrong:
+        raise InvalidValueError(Text("options.map-values", "{keys}: expected a text or a number", keys=wrong))
+    return tuple(maps)
 
 
 def _is_item(item: object) -> bool:
@@ -356,6 +406,7 @@ _EXPECTED = {
     "bool": Text("type.boolean", "true or false"),
     "path": Text("type.path", "a path"),
     "list": Text("type.list", "a list"),
+    "maps": Text("type.maps", "a list of mappings"),
 }
 
 
@@ -391,7 +442,7 @@ def _row_faults(name: str, row: Any) -> list[Text]:
         faults.append(Text("options.type", "type: expected one of {types}", types=list(TYPES)))
     if not isinstance(row.get("help"), str):
         faults.append(Text("options.no-help", "help is required"))
-    for key, form in (("choices", list), ("aliases", list), ("excludes", list)):
+    for key, form in (("choices", list), ("aliases", list), ("excludes", list), ("words", list), ("keys", list)):
         if not isinstance(row.get(key, form()), form):
             faults.append(Text("options.list-key", "{key}: expected a list", key=key))
     return faults
@@ -416,4 +467,6 @@ def _make_option(name: str, row: Mapping[str, Any]) -> Option:
         excludes=tuple(row.get("excludes", ())),
         value_aliases=dict(row.get("value_aliases", {})),
         renamed_values=dict(row.get("renamed_values", {})),
+        words=tuple(row.get("words", ())),
+        keys=tuple(row.get("keys", ())),
     )

@@ -22,7 +22,13 @@ ASK_S = 60.0
 def run_controller(settings: Settings) -> bool:
     """Run the controller until it ends. Return False immediately if another process already is the controller."""
     backends = Backends(settings, prompt=find_askpass(os.environ), transport=settings.transport)
-    return daemon.run_controller(settings.state_dir, backends, notifier=make_notifier)
+    return daemon.run_controller(
+        settings.state_dir,
+        backends,
+        notifier=make_notifier,
+        retention=settings.retention,
+        idle_check_s=settings.idle_check_s,
+    )
 
 
 def make_notifier(store: Store) -> Notifier:

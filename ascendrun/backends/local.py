@@ -67,7 +67,8 @@ class LocalBackend:
     def _make_root(self, host: Host) -> Path:
         root = local_root(self._settings, host.name)
         try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, exist_ok=True)
             root.chmod(0o700)
         except OSError as error:
             raise UnreachableError(

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, *, make_cluster: Callable[[Settings]
         ctx.flags["lang"] = flag
     use_language(flag or choose_language(os.environ))
     try:
-        code = _run(arguments, ctx)
+        code = _run_over_damage(arguments, ctx)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -59,6 +59,19 @@ def main(argv: Sequence[str] | None = None, *, make_cluster: Callable[[Settings]
         except BrokenPipeError:
             _discard_output()
             return PIPE_CLOSED
+
+
+def _run_over_damage(arguments: list[str], ctx: CliContext) -> int:
+    """Run the command; run it again if the job list was damaged and is repaired now."""
+    try:
+        return _run(arguments, ctx)
+    except Exception as error:  # any other error is passed on
+        if getattr(error, "code", None) != "state-damaged" or arguments == ["controller", "run"]:
+            raise
+        ctx.cluster.check_store()
+        return _run(arguments, ctx)
+    finally:
+        ctx.report_rebuilt()
 
 
 def _run(arguments: list[str], ctx: CliContext) -> int:

@@ -70,6 +70,23 @@ class CliContext:
 
         print("\n".join([*warning_lines(message), *hint_lines(hint)]), file=sys.stderr)
 
+    def report_rebuilt(self) -> None:
+        """Warn, once, that the job list was damaged and rebuilt; only after a command that used the cluster."""
+        if self._cluster is None:
+            return
+        from ascendrun.cluster.controller import take_rebuilt
+
+        found = take_rebuilt(self.settings)
+        if found is None:
+            return
+        from ascendrun.text import Text
+
+        self.warn(Text("store.rebuilt", "the job list was damaged; jobs rebuilt: {count}", count=len(found["jobs"])))
+        if found["file"]:
+            self.warn(Text("store.rebuilt-file", "the damaged file is {path}", path=found["file"]))
+        if found["lost"]:
+            self.warn(Text("store.rebuilt-lost", "jobs that could not be rebuilt: {jobs}", jobs=found["lost"]))
+
     def hint(self, hint: Text | str) -> None:
         from ascendrun.cli.errors import hint_lines
 

@@ -6,7 +6,17 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from ascendrun.cli.output import cut, describe_seconds, describe_time, labelled, named, terminal_width, width_of, wrap
+from ascendrun.cli.output import (
+    cut,
+    describe_attempt_failure,
+    describe_seconds,
+    describe_time,
+    labelled,
+    named,
+    terminal_width,
+    width_of,
+    wrap,
+)
 from ascendrun.cli.sanitise import headline, sanitise, sanitise_line
 from ascendrun.health.diagnosis.render import CONFIDENCE, who
 from ascendrun.health.diagnosis.result import Role
@@ -16,7 +26,8 @@ from ascendrun.text.format import fold_hosts, fold_numbers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ascendrun.cluster import Explanation
+    from ascendrun.cluster import Explanation, JobStacks, StackGroup
+    from ascendrun.core.jobs.restart import PastAttempt
     from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof
 
 COLORS = {"certain": "\x1b[31m", "likely": "\x1b[33m", "unknown": "\x1b[36m"}
@@ -37,6 +48,8 @@ LABELS = {
     "anomalies": Text("explain.anomalies", "anomalies"),
     "hint": Text("explain.hint", "hint"),
     "outcome": Text("explain.outcome", "outcome"),
+    "attempts": Text("explain.attempts", "attempts"),
+    "stacks": Text("explain.stacks", "stacks"),
     "missing": Text("explain.missing", "missing evidence"),
     "consequence": Text("explain.consequence", "consequence"),
     "teardown": Text("explain.teardown", "teardown"),
@@ -56,6 +69,9 @@ def print_explanation(explanation: Explanation, *, color: bool, everything: bool
     followed = [link for link in found.chain if link.role is not Role.INITIATING]
     lines += _section("followed", _links(followed, cells), everything, MOST_LINKS)
     lines += _section("anomalies", _indented(found.anomalies, cells), everything, MOST_LINKS)
+    stacks = [_stack_lines(group, cells) for group in explanation.stacks]
+    lines += _section("stacks", stacks, everything, MOST_LINKS)
+    lines += _section("attempts", [_past(one) for one in explanation.past_attempts[::-1]], everything, MOST_LINKS)
     hint = _with_job(found.hint, explanation)
     lines += _section("hint", _indented([hint, *_retry(found)] if hint else [], cells), True, 0)
     outcome = [headline(str(text)) for text in found.outcome]
@@ -173,6 +189,20 @@ def _indented(texts: Sequence[str | Text], cells: int | None) -> list[str]:
     return ["\n  ".join(_wrapped(str(text), None if cells is None else cells - 2, indent=2)) for text in texts]
 
 
+def _past(one: PastAttempt) -> str:
+    """Return an attempt that was followed by another: its nodes, duration, newest step and failure."""
+    text = Text(
+        "explain.past-attempt",
+        "attempt {number} on {hosts:hosts}: {duration}, step {step}, {failure}",
+        number=one.number,
+        hosts=one.hosts,
+        duration="-" if one.started_at_s is None else describe_seconds(one.ended_at_s - one.started_at_s),
+        step="-" if one.last_step is None else one.last_step,
+        failure=describe_attempt_failure(one.failure),
+    )
+    return str(text)
+
+
 def _retry(found: Diagnosis) -> list[str]:
     if found.code in CALM:
         return []
@@ -201,3 +231,46 @@ def _with_job(hint: str, explanation: Explanation) -> str:
     ranks = tuple(int(match.group(1)) for match in files if match is not None) or explanation.diagnosis.ranks
     text = hint.replace("JOB.yaml", "\0").replace("JOB", explanation.id).replace("\0", "JOB.yaml")
     return text.replace("--rank R", f"--rank {fold_numbers(ranks)}") if ranks else text.replace(" --rank R", "")
+
+
+FRAMES_SHOWN = 8
+FRAMES_IN_EXPLAIN = 3
+
+
+def print_stacks(stacks: JobStacks, *, everything: bool) -> None:
+    """Print the groups, innermost function first; at most FRAMES_SHOWN frames unless `everything`."""
+    lines: list[str] = []
+    if stacks.at_s is not None:
+        taken = Text("stacks.taken", "attempt {number}, {at}", number=stacks.attempt, at=describe_time(stacks.at_s))
+        lines += ["", str(taken)]
+    for group in stacks.groups:
+        lines += ["", str(_stack_title(group))]
+        for name, frames in group.threads or (("", group.frames),):
+            lines += [f"  {sanitise_line(name)}"] if name else []
+            shown = frames if everything or group.threads else frames[:FRAMES_SHOWN]
+            lines += [f"    {sanitise_line(frame)}" for frame in shown]
+            lines += ["    …"] if len(shown) < len(frames) else []
+        if not group.frames and not group.threads:
+            channel = sanitise_line(group.wait_channel) or "-"
+            why = Text("stacks.no-frames", "no Python stack (kernel function: {channel})", channel=channel)
+            lines.append(f"    {why}")
+    lines += [labelled(host, problem) for host, problem in stacks.problems]
+    print("\n".join(lines[1:] if lines[:1] == [""] else lines))
+
+
+def _stack_title(group: StackGroup) -> Text:
+    from ascendrun.core.events import name_ranks
+
+    who = name_ranks(group.hosts, group.ranks)
+    title = Text("stacks.group", "{who}: state {state}", who=who, state=group.state)
+    if not group.state:
+        title = Text("stacks.at-end", "{who}: printed at SIGABRT", who=who)
+    if group.is_awaited:
+        title = Text("stacks.awaited", "{group}; the other ranks wait for it", group=title)
+    return title
+
+
+def _stack_lines(group: StackGroup, cells: int | None) -> str:
+    """Return a group of ranks with their innermost frames."""
+    frames = [f"    {_cut(sanitise_line(frame), cells)}" for frame in group.frames[:FRAMES_IN_EXPLAIN]]
+    return "\n".join([_cut(str(_stack_title(group)), cells), *frames])

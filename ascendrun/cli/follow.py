@@ -51,7 +51,7 @@ class _States:
         screen, job = self._screen, detail.job
         before, self.detail = self.detail.job if self.detail is not None else None, detail
         if before is not None and before.attempt and job.attempt != before.attempt:
-            screen.echo(Text("follow.attempt", "attempt {attempt} started", attempt=job.attempt))
+            screen.echo(attempt_line(job.attempt))
         if job.ended_at_s is not None:
             screen.progress("")
             return
@@ -64,6 +64,11 @@ class _States:
                 self._staging, self._staging_mono = str(job.reason), time.monotonic()
                 screen.echo(describe_state(job))
         screen.progress(describe_bottom(job, time.time()))
+
+
+def attempt_line(attempt: int) -> Text:
+    """Return the line between the output of two attempts."""
+    return Text("follow.attempt", "── attempt {attempt} ──", attempt=attempt)
 
 
 def describe_state(job: JobView) -> Text | str:

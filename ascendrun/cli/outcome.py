@@ -12,7 +12,10 @@ from ascendrun.cli.screen import Screen
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ascendrun.cluster import Cluster, JobDetail, JobView, RankView
+    from ascendrun.core.machines import Hold
 
 FAILED_TAIL_LINES = 20
 
@@ -38,8 +41,7 @@ def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int
     diagnosis = cluster.diagnosis(job.id) if has_failed else None
     if diagnosis is not None:
         screen.echo(Text("outcome.cause", "cause: {diagnosis}", diagnosis=diagnosis))
-    if detail.unconfirmed_hosts:
-        print_unconfirmed(screen, detail)
+    print_left(screen, detail)
     if has_failed:
         rank = first_failing_rank(detail)
         choice = "" if rank is None else f" --rank {rank.rank}"
@@ -48,8 +50,15 @@ def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int
     return exit_code_of(job)
 
 
-def print_unconfirmed(screen: Screen | CliContext, detail: JobDetail) -> None:
-    """Print the nodes that could not confirm that all processes are gone."""
+def print_left(screen: Screen | CliContext, detail: JobDetail) -> bool:
+    """Print on which hosts processes of an ended job may live; return whether there are any."""
+    if detail.unconfirmed_hosts:
+        _print_unconfirmed(screen, detail)
+    print_held(screen, [hold for hold in detail.job.holds if hold.processes])
+    return bool(detail.unconfirmed_hosts or detail.job.holds)
+
+
+def _print_unconfirmed(screen: Screen | CliContext, detail: JobDetail) -> None:
     warning = Text(
         "outcome.unconfirmed",
         "cannot confirm that all processes exited on {hosts:hosts}",
@@ -62,6 +71,14 @@ def print_unconfirmed(screen: Screen | CliContext, detail: JobDetail) -> None:
         job=detail.job.id,
     )
     screen.echo("\n".join([*warning_lines(warning), *hint_lines(hint)]))
+
+
+def print_held(screen: Screen | CliContext, holds: Iterable[Hold]) -> None:
+    """Print why no job may use some hosts, each with what a user can do."""
+    for hold in holds:
+        held = Text("outcome.held", "no job starts on {host}: {why}", host=hold.host, why=hold.reason())
+        fix = f"ascendrun stop {hold.tag}" if hold.is_found else f"ascendrun release {hold.host}"
+        screen.echo("\n".join([*warning_lines(held), *hint_lines(fix)]))
 
 
 def _print_failure(cluster: Cluster, detail: JobDetail, screen: Screen) -> None:

@@ -10,11 +10,15 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ascendrun.cli.sanitise import escape_json, sanitise_line
 from ascendrun.core.records import as_record
 from ascendrun.text import Text, language, template_of
+from ascendrun.text.format import fold_hosts
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobs.restart import Failure
 
 SCHEMA_VERSION = 2
 PEOPLE = (None, "table", "wide")
@@ -258,7 +262,7 @@ def describe_time(at_s: float | None) -> str:
 
 
 def describe_progress(progress: Mapping[str, Any] | None) -> str:
-    """Return step 120 · loss 2.31 · 15.3k tokens/s; "" when a program reports none of these."""
+    """Return step 120 · loss 2.31 · 15.3k tokens/s · phase evaluation; "" when a program reports none of these."""
     if not progress:
         return ""
     parts = []
@@ -270,6 +274,8 @@ def describe_progress(progress: Mapping[str, Any] | None) -> str:
             parts.append(f"{name} {_short_number(progress[name])}")
     if progress.get("tokens_per_s") is not None:
         parts.append(f"{_short_number(progress['tokens_per_s'])} tokens/s")
+    if isinstance(progress.get("phase"), str):
+        parts.append(f"phase {progress['phase']}"[:40])
     return " · ".join(sanitise_line(part) for part in parts)
 
 
@@ -279,3 +285,12 @@ def _short_number(value: Any) -> str:
     if abs(value) >= 10_000:
         return f"{value / 1000:.1f}k" if abs(value) < 10_000_000 else f"{value / 1e6:.1f}M"
     return f"{value:.4g}"
+
+
+def describe_attempt_failure(failure: Failure | None) -> str:
+    """Return text such as: oom: host-oom on npu02 [certain]; "-" for an attempt that was not diagnosed."""
+    if failure is None:
+        return "-"
+    where = f" ({fold_hosts(failure.hosts)})" if failure.hosts else ""
+    sure = template_of(f"confidence.{failure.confidence}", failure.confidence, language())
+    return f"{failure.kind.value}: {failure.code}{where} [{sure}]"

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from ascendrun.core.logs.log_view import LogView
     from ascendrun.core.settings import Settings
     from ascendrun.head.protocol.control_messages import ControllerStatus
+    from ascendrun.planner.plan import TrainingPlan
     from ascendrun.query.bundle.job import Bundle
     from ascendrun.query.deep_check import DeepCheck
     from ascendrun.query.event_stream import EventStream
-    from ascendrun.query.explain import Explanation
-    from ascendrun.query.host_views import ExecResult, HostStatus
+    from ascendrun.query.explain import Explanation, JobStacks, StackGroup
+    from ascendrun.query.host_views import DeviceUse, ExecResult, HostStatus, MachineView
     from ascendrun.query.log_files import AttemptFiles, LogFile
     from ascendrun.query.log_follow import FollowUpdate
     from ascendrun.query.log_gaps import LogGap
-    from ascendrun.query.memory_estimate import Estimate
     from ascendrun.query.notice_view import NoticeTargetView, NoticeTestResult
     from ascendrun.query.submit import ValidStage
     from ascendrun.query.templates import Template
@@ -42,7 +42,7 @@ __all__ = [
     "Cluster",
     "ControllerStatus",
     "DeepCheck",
-    "Estimate",
+    "DeviceUse",
     "Event",
     "EventStream",
     "ExecResult",
@@ -50,7 +50,9 @@ __all__ = [
     "FollowUpdate",
     "HostKeyScan",
     "HostStatus",
+    "MachineView",
     "JobDetail",
+    "JobStacks",
     "JobView",
     "LogFile",
     "LogGap",
@@ -58,11 +60,14 @@ __all__ = [
     "NodeView",
     "NoticeTargetView",
     "NoticeTestResult",
+    "PruneReply",
     "RankView",
     "SampledCluster",
     "Settings",
+    "StackGroup",
     "Template",
     "TopSource",
+    "TrainingPlan",
     "ValidStage",
 ]
 
@@ -72,16 +77,16 @@ _MODULES = {
     "core.events": ("Event",),
     "core.logs.log_view": ("LogView",),
     "core.settings": ("Settings",),
-    "head.protocol.control_messages": ("ControllerStatus",),
+    "head.protocol.control_messages": ("ControllerStatus", "PruneReply"),
     "query.bundle.job": ("Bundle",),
     "query.deep_check": ("DeepCheck",),
     "query.event_stream": ("EventStream",),
-    "query.explain": ("Explanation",),
-    "query.host_views": ("ExecResult", "HostStatus"),
+    "query.explain": ("Explanation", "JobStacks", "StackGroup"),
+    "query.host_views": ("DeviceUse", "ExecResult", "HostStatus", "MachineView"),
     "query.log_files": ("AttemptFiles", "LogFile"),
     "query.log_follow": ("FollowUpdate",),
     "query.log_gaps": ("LogGap",),
-    "query.memory_estimate": ("Estimate",),
+    "planner.plan": ("TrainingPlan",),
     "query.notice_view": ("NoticeTargetView", "NoticeTestResult"),
     "query.submit": ("ValidStage",),
     "query.templates": ("Template",),

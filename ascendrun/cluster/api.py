@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from ascendrun.core.settings import SettingView
     from ascendrun.health.report.data import Report
     from ascendrun.query.bundle.job import Bundle
-    from ascendrun.query.explain import Explanation
+    from ascendrun.query.explain import Explanation, JobStacks
     from ascendrun.query.notice_view import NoticeTargetView, NoticeTestResult
     from ascendrun.query.templates import Template
     from ascendrun.text import Text
 
 COLLECT_S = 180.0
+STACKS_S = 40.0
 """Seconds, more than the sum of all deadlines of a collection of artifacts."""
 
 
@@ -33,8 +34,11 @@ class Cluster(SampleCalls, HostCalls):
 
     # Diagnosis and records
 
-    def explain(self, ref: str, *, attempt: int | None = None, lang: str | None = None) -> Explanation:
-        """Return why an attempt ended, with evidence; of a running job, anomalies. `lang` None: the process's."""
+    def explain(
+        self, ref: str, *, attempt: int | None = None, lang: str | None = None, fresh: bool = False
+    ) -> Explanation:
+        """Return why an attempt ended, with evidence; of a running job, anomalies. `lang` None: the process's.
+        `fresh`: diagnose again even if the controller stored its diagnosis."""
         from ascendrun import text
         from ascendrun.query.explain import explain_job
 
@@ -45,6 +49,7 @@ class Cluster(SampleCalls, HostCalls):
             lang=lang or text.language(),
             now_s=time.time(),
             liveness=self.liveness(),
+            fresh=fresh,
         )
 
     def diagnosis(self, ref: str, *, lang: str | None = None) -> str | None:
@@ -57,6 +62,28 @@ class Cluster(SampleCalls, HostCalls):
             return summary_line(self.settings.state_dir, ref, lang=lang or text.language(), now_s=time.time())
         except NotFoundError:
             return None
+
+    def stacks(self, ref: str, *, rank: int | None = None, attempt: int | None = None) -> JobStacks:
+        """Return what the ranks of a running job do now, equal stacks once. `rank`: only this one, with all threads.
+
+        Of an ended job, or with `attempt`: the stacks that were kept when it hung. Raises NotFoundError without any.
+        """
+        from ascendrun.core.errors import NotFoundError
+        from ascendrun.head.protocol.control_messages import Stacks
+        from ascendrun.query.explain import fold_stacks, kept_stacks
+        from ascendrun.text import Text
+
+        job = self.job(ref).job
+        if attempt is not None or job.state not in ("STARTING", "RUNNING", "STOPPING", "UNKNOWN"):
+            kept = kept_stacks(self.settings.state_dir, job.id, rank=rank, attempt=attempt)
+            if kept is None:
+                what = Text("stacks.none-kept", "{job} ({state}): no stacks were kept", job=job.id, state=job.state)
+                hint = Text("stacks.none-kept-hint", "stacks are kept of attempts that made no progress")
+                raise NotFoundError(what, hint=hint)
+            return kept
+        with self._client() as client:
+            replies = [reply for reply, _ in client.stream(Stacks(job.id), timeout_s=STACKS_S)]
+        return fold_stacks(job, replies, rank=rank)
 
     def collect(self, ref: str, *, attempt: int | None = None) -> Iterator[tuple[str, Text | str | None]]:
         """Fetch the artifacts of an attempt; yield (host, None or the reason of a failure) in order of arrival."""

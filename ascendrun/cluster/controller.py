@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ascendrun.core.errors import ConflictError, DeadlineExceededError, UnreachableError
+from ascendrun.core.errors import AscendrunError, ConflictError, ControllerReplacedError, UnreachableError
 from ascendrun.core.settings import Settings, load_settings
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ascendrun.core.pulse import Sight
     from ascendrun.head.protocol.control_messages import ControllerStatus
     from ascendrun.head.protocol.control_socket import ControlClient
     from ascendrun.head.protocol.messages import R, Request
     from ascendrun.head.state.store import Store
 
 POLL_S = 0.1
-STATUS_S = 3.0
+PULSE_WAIT_S = 3.0
+"""Seconds that a call waits for the controller to say what it knows."""
+SIGHT_AGAIN_S = 15.0
+"""Seconds without another such wait in one process: `top` and `logs -f` call often."""
 CONTROLLER_START_S = 20.0
+CHECK_STORE_S = 600.0
+OLD_CONTROLLER = Text("state.old-controller", "the controller is of an older release: run `ascendrun controller stop`")
 
 
 class ControllerCalls:
     """Settings, requests to the controller, and reading of the store."""
+
+    _sight_mono = float("-inf")
+    _sight_problem: Text | str | None = None
 
     def __init__(self, settings: Settings | None = None, *, state_dir: str | Path | None = None) -> None:
         """Read the settings. `settings` None: from the environment and the settings files, as the command line does."""
@@ -38,47 +48,94 @@ class ControllerCalls:
         self._client().close()
 
     def controller_status(self, *, timeout_s: float = 10.0) -> ControllerStatus | None:
-        """Return the state of the running controller; None: none runs. Raises DeadlineExceededError."""
+        """Return the state of the running controller; None: none runs.
+
+        Raises DeadlineExceededError: one runs, but does not reply (it starts, hangs, or is suspended).
+        """
+        from ascendrun.head.loop.daemon import running_pid
         from ascendrun.head.protocol.control_messages import Status
-        from ascendrun.head.protocol.control_socket import ControlClient
+        from ascendrun.head.protocol.control_socket import ControlClient, no_reply
 
+        until_mono = time.monotonic() + timeout_s
+        while True:
+            try:
+                with ControlClient(self.settings.state_dir) as client:
+                    return client.call(Status(), timeout_s=max(POLL_S, until_mono - time.monotonic()))
+            except ControllerReplacedError:
+                pass
+            except UnreachableError:
+                if running_pid(self.settings.state_dir) is None:
+                    return None
+            if time.monotonic() > until_mono:
+                raise no_reply(Status.OP, timeout_s)
+            time.sleep(POLL_S)  # it starts, or becomes another release
+
+    def sight(self) -> Sight:
+        """Return the newest pulse of the controller. Starts it if none runs, and waits PULSE_WAIT_S for an old one.
+
+        Call while a job is live. Never fails: the pulse may be old or missing, with the reason.
+        """
+        from ascendrun.core.pulse import Clock, Sight, read_pulse
+        from ascendrun.head.loop.daemon import running_pid
+
+        state_dir = self.settings.state_dir
+        sight, pid = Sight(read_pulse(state_dir), Clock.now()), running_pid(state_dir)
+        is_of_this = sight.pulse is not None and sight.pulse.pid == pid  # not of one that has died since
+        if (sight.is_known and is_of_this) or time.monotonic() < self._sight_mono:
+            return replace(sight, problem=self._sight_problem)
+        until_mono = time.monotonic() + PULSE_WAIT_S
         try:
-            with ControlClient(self.settings.state_dir) as client:
-                return client.call(Status(), timeout_s=timeout_s)
-        except UnreachableError:
-            return None
+            if pid is None:
+                self._client(start_s=PULSE_WAIT_S).close()
+            status = self.controller_status(timeout_s=max(POLL_S, until_mono - time.monotonic()))
+            if status is not None and status.pulse is not None:
+                return Sight(status.pulse, Clock.now(), is_new=True)
+            self._sight_problem = None if status is None else OLD_CONTROLLER
+        except AscendrunError as error:
+            self._sight_problem = error.message
+        self._sight_mono = time.monotonic() + SIGHT_AGAIN_S
+        return Sight(read_pulse(state_dir), Clock.now(), self._sight_problem)
 
-    def liveness(self, *, timeout_s: float = STATUS_S) -> Mapping[str, Mapping[str, str]]:
-        """Return liveness by job and host, from the controller; {} if none runs or it does not respond in time."""
-        status = self._status_now(timeout_s)
-        return {} if status is None else status.liveness
+    def liveness(self) -> Mapping[str, Mapping[str, str]]:
+        """Return liveness by live job and host, from the newest pulse; starts no controller."""
+        from ascendrun.core.pulse import Clock, Sight, read_pulse
+
+        sight = Sight(read_pulse(self.settings.state_dir), Clock.now())
+        return {} if sight.pulse is None else {job_id: sight.job(job_id).liveness for job_id in sight.pulse.jobs}
 
     def stop_controller(self, *, timeout_s: float = 30.0) -> None:
         """End the controller and return when it has ended; jobs keep running. Does nothing when none runs."""
+        from ascendrun.head.loop.daemon import mark_stopped, wait_until_free
         from ascendrun.head.protocol.control_messages import Shutdown
         from ascendrun.head.protocol.control_socket import ControlClient
 
-        try:
-            with ControlClient(self.settings.state_dir) as client:
-                client.call(Shutdown(), timeout_s=timeout_s)
-        except UnreachableError:
-            return
-        from ascendrun.head.loop.daemon import wait_until_free
-
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                with ControlClient(self.settings.state_dir) as client:
+                    client.call(Shutdown(), timeout_s=timeout_s)
+                break
+            except ControllerReplacedError:
+                pass
+            except UnreachableError:
+                if mark_stopped(self.settings.state_dir):
+                    return
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_S)  # it starts, or it ends
         wait_until_free(self.settings.state_dir, timeout_s=timeout_s)
+
+    def check_store(self) -> None:
+        """Have the controller check the job list and rebuild what is damaged. Raises UnreachableError."""
+        from ascendrun.head.protocol.control_messages import CheckStore
+
+        self._request(CheckStore(), timeout_s=CHECK_STORE_S, repeat=True)
 
     def run_controller(self) -> None:
         """Run as the controller until it ends. Raises ConflictError if another process is the controller."""
         run_controller(self.settings)
 
-    def _status_now(self, timeout_s: float = STATUS_S) -> ControllerStatus | None:
-        """Return as `controller_status`; None also if the controller does not respond in time."""
-        try:
-            return self.controller_status(timeout_s=timeout_s)
-        except DeadlineExceededError:
-            return None
-
-    def _client(self) -> ControlClient:
+    def _client(self, *, start_s: float = CONTROLLER_START_S) -> ControlClient:
         from ascendrun.head.protocol.control_socket import ControlClient
 
         try:
@@ -86,7 +143,7 @@ class ControllerCalls:
         except UnreachableError:
             from ascendrun.head.loop.daemon import start_controller
 
-            start_controller(self.settings.state_dir, deadline_s=CONTROLLER_START_S)
+            start_controller(self.settings.state_dir, deadline_s=start_s)
             return ControlClient(self.settings.state_dir)
 
     def _request(self, request: Request[R], *, timeout_s: float = 60.0, repeat: bool = False) -> R:
@@ -96,6 +153,9 @@ class ControllerCalls:
             try:
                 with self._client() as client:
                     return client.call(request, timeout_s=timeout_s)
+            except ControllerReplacedError:
+                if time.monotonic() > until:
+                    raise
             except UnreachableError:
                 if not repeat or time.monotonic() > until:
                     raise
@@ -107,10 +167,35 @@ class ControllerCalls:
         return Store.open_for_reading(self.settings.state_dir)
 
 
+def take_rebuilt(settings: Settings) -> Mapping[str, Any] | None:
+    """Return what was rebuilt after damage to the job list, once: jobs, lost, file, at_s. None: nothing new."""
+    from ascendrun.head.state.state_dir import REBUILT_FILE
+
+    path = settings.state_dir / REBUILT_FILE
+    if not path.exists():
+        return None
+    from ascendrun.node.files import read_json
+
+    found = read_json(str(path))
+    path.unlink(missing_ok=True)
+    return found
+
+
 def run_controller(settings: Settings) -> None:
     """Run as `ControllerCalls.run_controller`; a function, so that the rest of the API is not imported."""
+    from ascendrun.head.loop.guard import guard
+
+    guard()
     from ascendrun.backends.controller import run_controller
 
     if not run_controller(settings):
         message = Text("controller.already-runs", "a controller already runs for {path}", path=settings.state_dir)
         raise ConflictError(message, hint="ascendrun controller status")
+
+
+def revive_controller(settings: Settings) -> bool:
+    """Start a controller in the background if one ran and was killed; return whether."""
+    from ascendrun.head.loop.guard import STATE_VARIABLE, ensure
+
+    os.environ[STATE_VARIABLE] = str(settings.state_dir)
+    return ensure(str(settings.state_dir), detached=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Union
 
-from ascendrun.cluster.jobs import JobCalls
+from ascendrun.cluster.jobs import RELEASE_S, JobCalls
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from ascendrun.health.forecast import Forecast
     from ascendrun.health.survey.check_context import CheckContext
     from ascendrun.query.deep_check import DeepCheck, DeepOptions
-    from ascendrun.query.host_views import ExecResult, HostStatus
-    from ascendrun.query.memory_estimate import Estimate
+    from ascendrun.query.host_views import DeviceUse, ExecResult, HostStatus, MachineView
 
 Hosts = Union["Sequence[Host]", str, None]
 """None: the hosts of the setting `hostfile`. A string names some of them: npu[01-04] or @group."""
-SURVEY_S = 180.0
-"""Seconds, more than the sum of all deadlines of a survey: connect, probe, compare, connection tests."""
+LEASE_PROBES = ("leases", "npu-smi", "gpu-processes")
 ENV_PROBES = ("environ", "limits", "python")
 
 
@@ -39,8 +37,7 @@ class HostCalls(JobCalls):
         Raises NotFoundError; InvalidInputError, also without both a file and names.
         """
         from ascendrun.core.errors import InvalidInputError, Problem
-        from ascendrun.core.hosts import parse_hostfile, select_hosts
-        from ascendrun.query.submit import read_hostfile
+        from ascendrun.core.hosts import parse_hostfile, read_hostfile, select_hosts
 
         path = Path(hostfile) if hostfile else self.settings.hostfile
         if path is not None:
@@ -69,10 +66,77 @@ class HostCalls(JobCalls):
         from ascendrun.head.protocol.control_messages import Nodes
         from ascendrun.query.host_views import make_host_status
 
-        holders = self._holders()
+        holders, keepers, machines = self._holders(), self._keepers(), self.held_machines()
+        with self._reading() as store:
+            records = store.machines()
+        chosen = {host.name: host for host in self._chosen(hosts)}
         with self._client() as client:
-            for reply, _ in client.stream(Nodes(self._chosen(hosts)), timeout_s=timeout_s):
-                yield make_host_status(reply, holders)
+            for reply, _ in client.stream(Nodes(tuple(chosen.values())), timeout_s=timeout_s):
+                status = make_host_status(reply, holders, chosen[reply.host], machines, records)
+                yield replace(status, spare_of=keepers.get(reply.host))
+
+    def machines(self) -> tuple[MachineView, ...]:
+        """Return every machine that this head node knows, with its state. Works without a controller."""
+        from ascendrun.query.host_views import make_machine_views
+
+        with self._reading() as store:
+            return make_machine_views(store.machines(), store.held_machines(), store.live_jobs(), now_s=time.time())
+
+    def drain(
+        self, hosts: Hosts, *, reason: str = "", until_s: float | None = None, now: bool = False
+    ) -> tuple[Host, ...]:
+        """Close hosts to new jobs, until `until_s` (UTC) or `undrain`; return them. Running jobs continue.
+
+        `now`: jobs that may restart are stopped after a checkpoint and placed elsewhere. Raises NotFoundError.
+        """
+        return self._change_machines("drain", hosts, reason=reason, until_s=until_s, now=now)
+
+    def undrain(self, hosts: Hosts) -> tuple[Host, ...]:
+        """Open hosts to new jobs again, also from quarantine, without a check; return them. Raises NotFoundError."""
+        return self._change_machines("undrain", hosts)
+
+    def lost(self, hosts: Hosts, *, reason: str = "") -> tuple[Host, ...]:
+        """State that hosts are gone with all their processes; return them. They are drained until `undrain`.
+
+        Raises NotFoundError, and ConflictError if one of them responds.
+        """
+        return self._change_machines("lost", hosts, reason=reason)
+
+    def _change_machines(self, change: str, hosts: Hosts, **values: Any) -> tuple[Host, ...]:
+        import getpass
+
+        from ascendrun.head.protocol.control_messages import ChangeMachines
+
+        chosen = self.known_hosts(hosts) if isinstance(hosts, str) else self._chosen(hosts)
+        request = ChangeMachines(chosen, change, getpass.getuser(), **values)
+        self._request(request, timeout_s=RELEASE_S, repeat=True)
+        return chosen
+
+    def known_hosts(self, names: str) -> tuple[Host, ...]:
+        """Return hosts by their names in the hostfiles of jobs; others are those of the setting `hostfile`."""
+        from ascendrun.core.hosts import load_hosts
+        from ascendrun.core.names import expand_names, split_list
+
+        known: dict[str, dict[str, Host]] = {}
+        with self._reading() as store:
+            rows = [load_hosts(stored.hosts) for stored in store.all_jobs()]
+            rows += [record.hosts for record in store.machines()]
+        for host in (host for row in rows for host in row):
+            known.setdefault(host.name, {})[f"{host.addr or host.name}:{host.port or 22}"] = host
+        pieces = [piece.strip() for piece in split_list(names)]
+        if any(piece.startswith("@") for piece in pieces):
+            return self._chosen(names)
+        wanted = [name for piece in pieces for name in expand_names(piece)]
+        if any(name not in known for name in wanted):
+            return self._chosen(names)
+        return tuple(host for name in wanted for host in known[name].values())
+
+    def leases(self, hosts: Hosts = None) -> tuple[tuple[DeviceUse, ...], Mapping[str, Text | str]]:
+        """Return what uses devices and ports of ascendrun on the hosts, and why hosts did not respond, by host."""
+        from ascendrun.query.host_views import make_device_uses
+
+        context = self.survey(hosts, names=LEASE_PROBES, is_full=False)
+        return make_device_uses(context), {host: one.message for host, one in context.unreached.items()}
 
     def survey(
         self,
@@ -91,9 +155,6 @@ class HostCalls(JobCalls):
         `job_file`: use the environment of this job, and only those hosts that it would use. `names`: only these probes.
         `every_pair`: ping all pairs of NPU ports instead of a sample; on many hosts this takes minutes.
         """
-        from ascendrun.head.protocol.control_messages import Survey
-        from ascendrun.query.survey_reader import read_world
-
         submission, hosts = None, self._chosen(hosts)
         if job_file is not None:
             from ascendrun.query.submit import make_submission
@@ -107,18 +168,9 @@ class HostCalls(JobCalls):
                 key="doctor",
             )
             hosts = submission.hosts
-        request = Survey(
-            hosts,
-            None if submission is None else submission.to_json(),
-            device_type=device_type,
-            paths=tuple(paths),
-            names=None if names is None else tuple(names),
-            is_full=is_full,
-            every_pair=every_pair,
+        return self._survey(
+            hosts, submission, device_type=device_type, paths=paths, names=names, is_full=is_full, every_pair=every_pair
         )
-        with self._client() as client:
-            replies = [reply for reply, _ in client.stream(request, timeout_s=SURVEY_S)]
-        return read_world(replies, submission, device_type=device_type, now_s=time.time())
 
     def doctor(
         self,
@@ -199,11 +251,23 @@ class HostCalls(JobCalls):
             hosts,
             options or default_options(base.devices.type),
             state_dir=self.settings.state_dir,
-            busy=self._holders(),
+            busy={**self._keepers(), **self._holders()},
             unfit=not_ready,
             log=progress,
         )
-        return evaluate_and_save(report, self.settings.state_dir)
+        check = evaluate_and_save(report, self.settings.state_dir)
+        self._end_quarantine([host for host in hosts if host.name in check.passed])
+        return check
+
+    def _end_quarantine(self, hosts: Sequence[Host]) -> None:
+        """Open hosts in quarantine that passed a deep examination."""
+        from ascendrun.core.machines import address_of
+
+        with self._reading() as store:
+            closed = {address for one in store.machines() if one.quarantine is not None for address in one.addresses}
+        passed = [host for host in hosts if address_of(host) in closed]
+        if passed:
+            self._change_machines("deep", passed)
 
     def env(
         self,
@@ -248,32 +312,6 @@ class HostCalls(JobCalls):
                 Text("env.no-plan", "the job cannot start on these hosts, so its ranks have no environment"),
                 hint="ascendrun submit --dry-run FILE",
             ) from None
-
-    def estimate_memory(
-        self,
-        job_file: str | Path,
-        plans: Sequence[Mapping[str, Any]],
-        *,
-        overrides: Sequence[str] = (),
-        hostfile: str | Path | None = None,
-    ) -> tuple[Estimate | None, ...]:
-        """Return the memory estimate of each stage of a file (None: no training), for the `plans` of `plan`."""
-        from ascendrun.query.memory_estimate import estimate_stages
-
-        def chip_of(hosts: Sequence[Host]) -> str | None:
-            """Return the common name of all NPUs of these hosts; None: they differ or are unknown."""
-            from ascendrun.core.errors import AscendrunError
-
-            try:
-                world = self.survey(hosts, device_type="npu", names=("npu-smi",), is_full=False)
-            except AscendrunError:
-                return None  # the plan is complete without it
-            infos = [facts.npu.info for facts in world.facts.values()]
-            names = {chip.name for info in infos if info is not None for chip in info.chips}
-            return names.pop() if len(names) == 1 else None
-
-        stages = self.validate(job_file, overrides=overrides, hostfile=hostfile)
-        return estimate_stages(stages, plans, chip_of=chip_of)
 
     # SSH host keys
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -11,15 +12,29 @@ from ascendrun.core.errors import ConflictError, DeadlineExceededError
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from ascendrun.core.events import Event
     from ascendrun.core.hosts import Host
     from ascendrun.core.jobfile.spec import JobSpec
     from ascendrun.core.jobs.job import Job
-    from ascendrun.head.protocol.control_messages import ControllerStatus
+    from ascendrun.core.machines import Machine
+    from ascendrun.core.pulse import Sight
+    from ascendrun.head.protocol.control_messages import PruneReply
     from ascendrun.head.state.store import StoredJob
+    from ascendrun.head.survey.submission import Submission
+    from ascendrun.health.survey.check_context import CheckContext
+    from ascendrun.planner.history import RecordedRun
+    from ascendrun.planner.plan import TrainingPlan
     from ascendrun.query.submit import ValidStage
     from ascendrun.query.views import JobDetail, JobView
+
+RELEASE_S = 60.0
+PRUNE_S = 900.0
+SURVEY_S = 180.0
+"""Seconds, more than the sum of all deadlines of a survey: connect, probe, compare, connection tests."""
+WAITING = ("QUEUED", "BACKOFF")
+"""States in which a job uses no host."""
 
 
 class JobCalls(ControllerCalls):
@@ -37,6 +52,15 @@ class JobCalls(ControllerCalls):
         from ascendrun.query.submit import validate
 
         return validate(Path(job_file), overrides=overrides, hostfile=_path(hostfile))
+
+    def sample_progress(self, log: str | Path, *, pattern: str | None = None) -> list[dict[str, Any]]:
+        """Return the steps that are read from an output, under the names of docs/metrics.md. Raises OSError.
+
+        `pattern`: progress.pattern of a job, None: the output of the usual frameworks is recognised.
+        """
+        from ascendrun.head.spool.output_progress import read_log
+
+        return read_log(Path(log), pattern=pattern)
 
     def read_job(self, job_file: str | Path, *, overrides: Sequence[str] = ()) -> JobSpec:
         """Return the job of a file (of a pipeline its first stage), without its hosts. Raises InvalidInputError."""
@@ -64,7 +88,7 @@ class JobCalls(ControllerCalls):
 
         `log` gets every line of progress, None: stderr. Raises PreflightError.
         """
-        from ascendrun.query.submit import read_hosts, read_stages
+        from ascendrun.query.submit import Choice, read_pool, read_stages
         from ascendrun.query.train_env import ensure_training_stack
 
         specs = [stage.spec for stage in read_stages(Path(job_file), overrides=overrides)]
@@ -72,7 +96,7 @@ class JobCalls(ControllerCalls):
             host
             for spec in specs
             if spec.program is not None and spec.python is None
-            for host in read_hosts(spec, Path(job_file), hostfile=_path(hostfile))
+            for host in read_pool(spec, Path(job_file), hostfile=_path(hostfile), choice=Choice())
         ]
         if any(host.is_local for host in hosts):
             ensure_training_stack(None, log)
@@ -88,17 +112,22 @@ class JobCalls(ControllerCalls):
         key: str | None = None,
         resume: str | None = None,
         from_stage: str | None = None,
+        priority: int = 0,
+        hosts: str | None = None,
+        exclude: str | None = None,
     ) -> JobView:
         """Validate the file, stage its directories, store the job. After the return, the job survives a crash.
 
         `overrides`: "args.lr=1e-4" texts. `key`: repeated calls with one key return the same job. `resume`: a pipeline
         of the same stages to resume in its directory, from `from_stage`; None: from the first stage that has not
-        succeeded. For a pipeline, the view of the pipeline is returned.
+        succeeded. For a pipeline, the view of the pipeline is returned. `priority`: jobs with a higher one are placed
+        first. `hosts`, `exclude`: use only these hosts of the hostfile (`npu[01-03]` or `@group`), or not these.
         """
         import secrets
 
         from ascendrun.head.protocol.control_messages import Submit
-        from ascendrun.query.submit import make_submissions, stages_to_repeat
+        from ascendrun.query.planner import refuse
+        from ascendrun.query.submit import Choice, make_submissions, stages_to_repeat
 
         submissions = make_submissions(
             Path(job_file),
@@ -106,23 +135,52 @@ class JobCalls(ControllerCalls):
             hostfile=_path(hostfile),
             state_dir=self.settings.state_dir,
             key=key or secrets.token_hex(16),
+            choice=Choice(hosts, exclude),
+            priority=priority,
         )
+        plans = self._plan_trainings(submissions)
         # The controller may die after it stored the job and before it replies; the key makes a repeat harmless.
         if resume is None and from_stage is None and submissions[0].stage is None:
-            return self.job(self._request(Submit((submissions[0].to_json(),)), repeat=True).job).job
+            refuse(plans, str(job_file))
+            detail = self.job(self._request(Submit((submissions[0].to_json(),)), repeat=True).job)
+            self._keep_plans({detail.job.id: plans[0]})
+            return detail.job
         before = self.stages(resume) if resume is not None else ()
         repeated = stages_to_repeat(submissions, [stored.job for stored in before], from_stage, resume)
+        names = {stage.stage for stage in repeated}
+        refuse([plan for plan, one in zip(plans, submissions) if one.stage in names], str(job_file))
         request = Submit(tuple(stage.to_json() for stage in repeated), before[0].job.pipeline if before else None)
         view = self.pipeline(self._request(request, repeat=True).job)
         assert view is not None
+        by_stage = {one.stage: plan for plan, one in zip(plans, submissions)}
+        stages = [stored.job for stored in self.stages(view.id)]
+        self._keep_plans({job.id: by_stage[job.stage] for job in stages if job.stage in names})
         return view
 
+    def _keep_plans(self, plans: Mapping[str, TrainingPlan]) -> None:
+        """Keep what was planned, for the reports. A report without it has the measured values alone."""
+        import contextlib
+
+        from ascendrun.head.state.job_files import write_plan
+        from ascendrun.query.planner import expected
+
+        for job_id, plan in plans.items():
+            if values := expected(plan):
+                with contextlib.suppress(OSError):
+                    write_plan(self.settings.state_dir, job_id, values)
+
     def plan(
-        self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
+        self,
+        job_file: str | Path,
+        *,
+        overrides: Sequence[str] = (),
+        hostfile: str | Path | None = None,
+        hosts: str | None = None,
+        exclude: str | None = None,
     ) -> tuple[Mapping[str, Any], ...]:
-        """Return exactly what `submit` would start, one plan for each stage. Queries the nodes, starts nothing."""
+        """Return exactly what `submit` would start now, one plan for each stage. Queries the nodes, starts nothing."""
         from ascendrun.head.protocol.control_messages import Plan
-        from ascendrun.query.submit import make_submissions
+        from ascendrun.query.submit import Choice, make_submissions
 
         submissions = make_submissions(
             Path(job_file),
@@ -130,22 +188,135 @@ class JobCalls(ControllerCalls):
             hostfile=_path(hostfile),
             state_dir=self.settings.state_dir,
             key="dry-run",
+            choice=Choice(hosts, exclude),
         )
         return tuple(self._request(Plan(stage.to_json()), timeout_s=120.0).plan for stage in submissions)
 
+    def training_plans(
+        self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
+    ) -> tuple[TrainingPlan, ...]:
+        """Return the plan of each stage: problems, strategy, memory, time, disk. Queries the nodes, uses no device.
+
+        `submit` refuses a job exactly if one of its plans has a fatal problem. Raises InvalidInputError.
+        """
+        from ascendrun.query.submit import make_submissions
+
+        submissions = make_submissions(
+            Path(job_file), overrides=overrides, hostfile=_path(hostfile), state_dir=self.settings.state_dir, key="plan"
+        )
+        return self._plan_trainings(submissions)
+
+    def _plan_trainings(self, submissions: Sequence[Submission]) -> tuple[TrainingPlan, ...]:
+        from ascendrun.core.jobs.plan import choose_hosts
+        from ascendrun.query.planner import PROBES, plan_trainings, recorded_runs
+
+        def survey(submission: Submission, paths: Sequence[str]) -> CheckContext:
+            return self._survey(submission.hosts, submission, paths=paths, names=PROBES)
+
+        def runs_of(program: str, submission: Submission) -> Sequence[RecordedRun]:
+            with self._reading() as store:
+                stored = store.all_jobs()
+            return recorded_runs(stored, self.settings.state_dir, program, submission)
+
+        placed = [replace(one, hosts=choose_hosts(one.spec, one.hosts)) for one in submissions]
+        return plan_trainings(placed, survey, runs_of)
+
+    def _survey(
+        self,
+        hosts: Sequence[Host],
+        submission: Submission | None,
+        *,
+        device_type: str | None = None,
+        paths: Sequence[str] = (),
+        names: Sequence[str] | None = None,
+        is_full: bool = False,
+        every_pair: bool = False,
+    ) -> CheckContext:
+        from ascendrun.head.protocol.control_messages import Survey
+        from ascendrun.head.survey.survey_reader import read_world
+
+        request = Survey(
+            tuple(hosts),
+            None if submission is None else submission.to_json(),
+            device_type=device_type,
+            paths=tuple(paths),
+            names=None if names is None else tuple(names),
+            is_full=is_full,
+            every_pair=every_pair,
+        )
+        with self._client() as client:
+            replies = [reply for reply, _ in client.stream(request, timeout_s=SURVEY_S)]
+        return read_world(replies, submission, device_type=device_type, now_s=time.time())
+
     def jobs(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
         """Return live jobs, newest first; with `everything` also ended jobs. `folded`: one view for each pipeline."""
-        with self._reading() as store:
-            every = store.all_jobs()
+        every = self._all_jobs()
+        sight = self._sight_of([stored.job for stored in every])
+        if sight is not None and sight.is_new:
+            every = self._all_jobs()
         chosen = [stored for stored in reversed(every) if everything or not stored.job.is_terminal]
-        self._keep_watched([stored.job for stored in chosen])
-        status = self._status_of([stored.job for stored in chosen])
         if not folded:
-            return tuple(self._view(stored, status) for stored in chosen)
-        views = [self._view(stored, status) for stored in chosen if stored.job.pipeline is None]
+            return tuple(self._view(stored, sight) for stored in chosen)
+        views = [self._view(stored, sight) for stored in chosen if stored.job.pipeline is None]
         for pipeline in {stored.job.pipeline for stored in chosen} - {None}:
-            views.append(self._pipeline_view([stored for stored in every if stored.job.pipeline == pipeline], status))
+            views.append(self._pipeline_view([stored for stored in every if stored.job.pipeline == pipeline], sight))
         return tuple(sorted(views, key=lambda view: view.created_at_s, reverse=True))
+
+    def found_attempts(self) -> tuple[JobView, ...]:
+        """Return the attempts that run on hosts and that no record explains: state FOUND, the tag as name."""
+        from ascendrun.query.views import make_found_views
+
+        return make_found_views(self.held_machines())
+
+    def held_machines(self) -> tuple[Machine, ...]:
+        """Return the machines that no job may use, with what holds them. Works without a controller."""
+        with self._reading() as store:
+            return store.held_machines()
+
+    def release(self, host: str) -> None:
+        """State that no process of a job is left on a host that is held.
+
+        Raises NotFoundError if it is not held, ConflictError while it responds and shows processes.
+        """
+        import getpass
+
+        from ascendrun.head.protocol.control_messages import Release
+
+        self._request(Release(host, getpass.getuser()), timeout_s=RELEASE_S, repeat=True)
+
+    def hold(self, ref: str) -> JobView:
+        """Keep a queued job, or the queued stages of a pipeline, from being placed. Raises ConflictError."""
+        import getpass
+
+        return self._set_hold(ref, getpass.getuser())
+
+    def unhold(self, ref: str) -> JobView:
+        """Let a job be placed again."""
+        return self._set_hold(ref, None)
+
+    def _set_hold(self, ref: str, by: str | None) -> JobView:
+        from ascendrun.head.protocol.control_messages import HoldJob
+
+        stages = [stored.job.id for stored in self.stages(ref) if stored.job.state.value in WAITING]
+        for job_id in stages or [self.job(ref).job.id]:
+            self._request(HoldJob(job_id, by), repeat=True)
+        return self.job(ref).job
+
+    def prune(
+        self, *, older_s: float | None = None, keep: Sequence[str] = (), dry_run: bool = False
+    ) -> Iterator[PruneReply]:
+        """Remove old data of ended jobs: logs on the head node (host None) and on the nodes, unused staged directories.
+
+        Yield what was removed on each host, with `dry_run` what would be. Limits: the settings `keep_…`; `older_s`:
+        this age instead. `keep`: ids or names of jobs. Checkpoints and files that ranks wrote are never removed.
+        """
+        from ascendrun.head.protocol.control_messages import Prune
+
+        for name in keep:
+            self.job(name)
+        with self._client() as client:
+            for reply, _ in client.stream(Prune(older_s, tuple(keep), dry_run), timeout_s=PRUNE_S):
+                yield reply
 
     def job_names(self) -> Mapping[str, str]:
         """Return the name of every job by its id, the oldest first. Works without a controller."""
@@ -153,11 +324,16 @@ class JobCalls(ControllerCalls):
             return store.job_names()
 
     def count_states(self) -> Mapping[str, int]:
-        """Return the number of jobs in each state, including ended jobs."""
+        """Return the number of jobs in each state, including ended jobs. Live jobs may be in the state UNKNOWN."""
         from collections import Counter
 
+        from ascendrun.core.jobs.job import TERMINAL
+        from ascendrun.core.reachability import UNKNOWN
+
         with self._reading() as store:
-            return Counter(state.value for state in store.states().values())
+            states = store.states().values()
+        is_known = all(state in TERMINAL for state in states) or self.sight().is_known
+        return Counter(state.value if is_known or state in TERMINAL else UNKNOWN for state in states)
 
     def stages(self, ref: str) -> tuple[StoredJob, ...]:
         """Return every job of a pipeline, oldest first; () if `ref` (an id or a name) is not a pipeline."""
@@ -168,7 +344,7 @@ class JobCalls(ControllerCalls):
     def pipeline(self, ref: str) -> JobView | None:
         """Return one view of a pipeline, in the state of its representative stage; None if `ref` is not a pipeline."""
         stages = self.stages(ref)
-        return self._pipeline_view(stages, self._status_of([stored.job for stored in stages])) if stages else None
+        return self._pipeline_view(stages, self._sight_of([stored.job for stored in stages])) if stages else None
 
     def whole_pipeline(self, ref: str, job: JobView) -> JobView | None:
         """Return the pipeline if `ref`, for which `job` was found, is a pipeline; None: it is a job."""
@@ -179,21 +355,25 @@ class JobCalls(ControllerCalls):
         """Return a job by id, name (the newest of it) or unambiguous start of an id. Raises NotFoundError."""
         from ascendrun.query.views import make_job_detail
 
-        with self._reading() as store:
-            stored = store.find(ref)
-            events = store.events(stored.job.id)
-        self._keep_watched([stored.job])
-        status = self._status_now() if not stored.job.is_terminal else None
-        liveness = {} if status is None else status.liveness.get(stored.job.id, {})
-        return make_job_detail(stored, self._view(stored, status), events, liveness, self.settings)
+        stored, events = self._find(ref)
+        sight = self._sight_of([stored.job])
+        if sight is not None and sight.is_new:
+            stored, events = self._find(ref)
+        seen = None if sight is None else sight.job(stored.job.id)
+        return make_job_detail(stored, self._view(stored, sight), events, seen, self.settings)
 
     def stop(self, ref: str, *, now: bool = False) -> JobView:
         """Request a stop and return immediately; `now` skips the grace period. Of a pipeline all stages are stopped.
 
+        `ref` may also be the id or the tag of a found attempt; its view stays in the state FOUND until it has ended.
         Raises NotFoundError; ConflictError if it has ended.
         """
         from ascendrun.head.protocol.control_messages import Stop
 
+        found = [view for view in self.found_attempts() if ref in (view.id, view.name)]
+        if found and ref not in self.job_names():
+            self._request(Stop(ref, now), repeat=True)
+            return found[0]
         live = [stored.job.id for stored in self.stages(ref) if not stored.job.is_terminal]
         job = self.job(ref).job
         chosen = tuple(reversed(live or [job.id]))  # the last stage first: none starts when the previous stage ends
@@ -205,6 +385,18 @@ class JobCalls(ControllerCalls):
                 ended.append(conflict)
         if len(ended) == len(chosen):
             raise ended[-1]
+        return self.job(job.id).job
+
+    def retry(self, ref: str) -> JobView:
+        """Start the next attempt of a job that failed or was stopped, with a new budget of restarts. A pipeline is
+        resumed as with `submit(file, resume=...)`. Raises NotFoundError; ConflictError if it has not ended so."""
+        from ascendrun.head.protocol.control_messages import Retry
+
+        stages = self.stages(ref)
+        if stages:
+            return self.submit(stages[-1].file or "", resume=stages[-1].job.pipeline)
+        job = self.job(ref).job
+        self._request(Retry(job.id, job.attempt), repeat=True)
         return self.job(job.id).job
 
     def wait(self, ref: str, *, timeout_s: float | None = None) -> JobDetail:
@@ -230,47 +422,53 @@ class JobCalls(ControllerCalls):
 
     def _holders(self) -> Mapping[str, str]:
         """Return {host: the live job that uses it}."""
-        return {host: job.id for job in self.jobs() for host in job.hosts if job.state not in ("QUEUED", "BACKOFF")}
+        return {host: job.id for job in self.jobs() for host in job.hosts if job.last_state not in WAITING}
 
-    def _keep_watched(self, jobs: Sequence[Job]) -> None:
-        """Start the controller if a live job has none: the previous controller may have been killed."""
-        if any(job.ended_at_s is None for job in jobs):
-            from ascendrun.head.loop.daemon import is_running
+    def _keepers(self) -> Mapping[str, str]:
+        """Return {host: the live job of which it is a spare}."""
+        return {host: job.id for job in self.jobs() for host in job.spares if job.last_state not in WAITING}
 
-            if not is_running(self.settings.state_dir):
-                self.ensure_controller()
+    def _all_jobs(self) -> Sequence[StoredJob]:
+        with self._reading() as store:
+            return store.all_jobs()
 
-    def _status_of(self, jobs: Sequence[Job]) -> ControllerStatus | None:
-        """Return the controller's status if a job runs, since its stored state may be older than the controller's."""
-        return self._status_now() if any(job.state.value in ("RUNNING", "STAGING") for job in jobs) else None
+    def _find(self, ref: str) -> tuple[StoredJob, tuple[Event, ...]]:
+        """Return a job with its events. Raises NotFoundError."""
+        with self._reading() as store:
+            stored = store.find(ref)
+            return stored, store.events(stored.job.id)
 
-    def _view(self, stored: StoredJob, status: ControllerStatus | None) -> JobView:
-        from ascendrun.query.views import Reachability, make_job_view
+    def _sight_of(self, jobs: Sequence[Job]) -> Sight | None:
+        """Return what is known now; None if all jobs have ended."""
+        return None if all(job.is_terminal for job in jobs) else self.sight()
 
-        now = None
-        if status is not None:
-            job_id = stored.job.id
-            now = Reachability(
-                status.liveness.get(job_id, {}), status.silence_s.get(job_id, {}), status.staged.get(job_id, {})
-            )
-        return make_job_view(stored, self._progress(stored.job), now)
+    def _view(self, stored: StoredJob, sight: Sight | None) -> JobView:
+        from ascendrun.query.views import make_job_view
 
-    def _pipeline_view(self, stored: Sequence[StoredJob], status: ControllerStatus | None) -> JobView:
+        return make_job_view(stored, self._progress(stored), None if sight is None else sight.job(stored.job.id))
+
+    def _pipeline_view(self, stored: Sequence[StoredJob], sight: Sight | None) -> JobView:
         from ascendrun.core.jobs.pipelines import pipeline_status
         from ascendrun.query.views import make_pipeline_view
 
         whole = pipeline_status([stage.job for stage in stored])
-        return make_pipeline_view(stored, whole, self._view(stored[whole.representative], status))
+        return make_pipeline_view(stored, whole, self._view(stored[whole.representative], sight))
 
-    def _progress(self, job: Job) -> Mapping[str, Any] | None:
+    def _progress(self, stored: StoredJob) -> Mapping[str, Any] | None:
         from ascendrun.head.state.state_dir import spool_dir
 
+        job = stored.job
         host = next((node.host for node in job.nodes if 0 in node.ranks), None)
         if host is None:
             return None
-        from ascendrun.head.spool.metrics_reader import newest_values
+        from ascendrun.core.metrics import progress_pattern
+        from ascendrun.head.spool.metrics_reader import newest_progress
 
-        return newest_values(spool_dir(self.settings.state_dir, job.id, job.attempt), 0, host=host)
+        directory = spool_dir(self.settings.state_dir, job.id, job.attempt)
+        values = newest_progress(directory, host=host, pattern=progress_pattern(stored.spec))
+        if values is not None and job.state.value != "RUNNING":
+            return {name: value for name, value in values.items() if name != "phase"} or None
+        return values
 
 
 def _path(name: str | Path | None) -> Path | None:

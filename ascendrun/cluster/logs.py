@@ -102,11 +102,21 @@ class LogCalls(JobCalls):
         return event_codes(self.settings.state_dir)
 
     def _choice(self, ref: JobRef, view: LogView | None, attempt: int | None) -> tuple[JobDetail, LogView, int]:
+        from ascendrun.core.errors import NotFoundError
         from ascendrun.core.logs.log_view import LogView
+        from ascendrun.head.state.job_files import job_folder, pruned_at_s
         from ascendrun.query.log_sources import check_choice
         from ascendrun.query.views import choose_attempt
+        from ascendrun.text import Text
 
         detail = self.job(ref) if isinstance(ref, str) else ref
+        folder = job_folder(self.settings.state_dir, detail.job.id)
+        at_s = pruned_at_s(folder)
+        if at_s is not None:
+            raise NotFoundError(
+                Text("logs.pruned", "the logs of {job} were removed at {at_s:clock}", job=detail.job.id, at_s=at_s),
+                hint=Text("logs.pruned.hint", "set keep_jobs_days and keep_jobs_gib (ascendrun config)"),
+            )
         view = view or LogView()
         check_choice(detail, view)
         return detail, view, choose_attempt(detail.job, attempt)

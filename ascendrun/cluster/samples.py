@@ -86,13 +86,17 @@ class SampleCalls(LogCalls):
             )
 
     def metrics(self, ref: str, *, rank: int = 0, attempt: int | None = None) -> tuple[MetricsLine, ...]:
-        """Return the metrics that a rank has written, in order. `attempt` None: the newest."""
-        from ascendrun.head.spool.metrics_reader import find_metrics, iter_lines
+        """Return the metrics that a rank has written, or else those that it printed, in order. `attempt` None: the
+        newest. A rank between the first and the last that wrote none has none."""
+        from ascendrun.core.metrics import progress_pattern
+        from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
         from ascendrun.head.state.state_dir import spool_dir
 
-        job = self.job(ref).job
+        detail = self.job(ref)
+        job = detail.job
         folder = spool_dir(self.settings.state_dir, job.id, attempt or max(job.attempt, 1))
-        return tuple(iter_lines(find_metrics(folder, ranks=[rank]).get(rank, ())))
+        paths = find_progress(folder, ranks=[rank]).get(rank, ())
+        return tuple(iter_lines(paths, pattern=progress_pattern(detail.spec)))
 
     def top(self, hosts: Sequence[Host] = (), *, is_patient: bool = False) -> TopSource:
         """Return the source of `top`; `.refresh(now_s=…)` refreshes. `hosts`: also sampled if no job runs there."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ascendrun.core.errors import ConflictError, NotFoundError
-from ascendrun.core.findings import Finding
+from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobfile.model import Checkpoint, Checks, Devices, JobSpec, Timeouts
+from ascendrun.core.jobfile.model import Checkpoint, Checks, Devices, JobSpec, Restart, Timeouts
 from ascendrun.core.jobs.job import TERMINAL, State
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.head.loop.daemon import is_running
@@ -91,6 +91,12 @@ class DeepCheck:
     report: DeepReport
     findings: tuple[Finding, ...]
     file: Path
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """The measured hosts without a finding."""
+        failed = {host for finding in self.findings if finding.severity is not Severity.NOTE for host in finding.hosts}
+        return tuple(host for host, result in self.report.hosts.items() if not result.why and host not in failed)
 
 
 class StoreJobs:
@@ -209,6 +215,7 @@ def make_base(
     env = {**spec.env, **(HCCL_LIMITS if spec.devices.type == "npu" else {})}
     env.pop("MASTER_PORT", None)  # several jobs may be on one host for a moment
     small = {"checks": Checks(skip=spec.checks.skip), "checkpoint": Checkpoint(grace_period_s=5.0), "env": env}
+    small["restart"] = Restart(max_restarts=0)
     unset = {"command": None, "nodes": None, "hostfile": None, "stages": ()}
     return spec.model_copy(update={"program": "meshtest", "launcher": "spawn", **unset, **small})
 
@@ -269,7 +276,7 @@ class _Bench:
         name = re.sub("[^A-Za-z0-9._-]", "_", "-".join(("deep", *group)))[:63]
         spec = self._base.model_copy(update={"name": name, "args": args})
         key, hosts = f"deep-{self._key}-{self._count}", tuple(self._hosts[name] for name in group)
-        return Submission(key=key, spec=spec, trees=self._trees, file=None, hosts=hosts)
+        return Submission(key=key, spec=spec, trees=self._trees, file=None, hosts=hosts, examines=True)
 
     def _outcome(self, job: str, group: tuple[str, ...], *, is_late: bool, limit_s: float) -> Outcome:
         why: str | Text | None

@@ -30,7 +30,7 @@ def read_history(state_dir: Path, *, now_s: float) -> History:
     with Store.open_for_reading(state_dir) as store:
         timelines = [
             JobTimeline(
-                nodes=len(job.hosts),
+                nodes=job.request.nodes,
                 transitions=state_changes(store.events(job.id)),
                 lost_a_node=job.cause is Cause.NODE_LOST and job.is_terminal,
             )
@@ -85,8 +85,10 @@ class EventStream:
     def _open(self) -> Store:
         from ascendrun.head.state.store import Store
 
-        if self._store is not None and self._store.is_copy:
-            self.close()  # a controller may have created or migrated the file meanwhile
+        if self._store is not None and (self._store.is_copy or not self._store.is_in_place()):
+            self.close()  # a controller may have created, migrated or replaced the file meanwhile
         if self._store is None:
             self._store = Store.open_for_reading(self._state_dir)
+            if self._store.newest_event() < self._after:
+                self._after = 0  # the file was rebuilt
         return self._store

@@ -36,7 +36,7 @@ from ascendrun.health.diagnosis.lines.devices import (
     one_per_device,
 )
 from ascendrun.health.diagnosis.lines.launchers import error_lines
-from ascendrun.node.records import parse_events
+from ascendrun.node.records import event_generations, read_events
 from ascendrun.query.stream_tail import Budget, budget_for, last_arrival_s, read_tail, read_text_lines
 from ascendrun.text import Text
 
@@ -78,10 +78,10 @@ def read_evidence(
     attempt_events = events_of_attempt(events, number)
     is_newest = number == job.attempt
     reading = _Reading(stored, folder, number, is_newest=is_newest, liveness=liveness or {})
-    hosts = {host: reading.host(host, attempt_events) for host in job.hosts}
-    ranks = tuple(rank for host in job.hosts for rank in reading.ranks(host, hosts[host]))
+    hosts = {host: reading.host(host, attempt_events) for host in job.hosts_of(number)}
+    ranks = tuple(rank for host in hosts for rank in reading.ranks(host, hosts[host]))
     has_failed = any(rank.has_failed for rank in ranks)
-    left = read_headroom(state_dir, job.hosts, end_s=_end_of(job, ranks, now_s)) if has_failed else {}
+    left = read_headroom(state_dir, tuple(hosts), end_s=_end_of(job, ranks, now_s)) if has_failed else {}
     env = stored.spec.get("env") or {}
     return Evidence(
         job=job.id,
@@ -131,7 +131,7 @@ def events_of_attempt(events: Sequence[Event], attempt: int) -> tuple[Event, ...
 
 @dataclass
 class HostRecords:
-    """Records of a host's `events` file, by rank. Times are of the host's clock. `is_there`: the file exists."""
+    """Records of a host's `events` files, by rank. Times are of the host's clock. `is_there`: a file exists."""
 
     pids: dict[int, int] = field(default_factory=dict)
     local: dict[int, int] = field(default_factory=dict)
@@ -145,15 +145,10 @@ class HostRecords:
     is_there: bool = False
 
 
-def read_records(path: Path, host: str) -> HostRecords:
-    """Read the records; empty if the file is missing. Torn and unknown lines are skipped."""
-    found = HostRecords()
-    try:
-        raw = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return found
-    found.is_there = True
-    for line in parse_events(raw):
+def read_records(folder: Path, host: str) -> HostRecords:
+    """Read the records of a host's folder; empty if there are none. Torn and unknown lines are skipped."""
+    found = HostRecords(is_there=bool(event_generations(str(folder))))
+    for line in read_events(str(folder)):
         event = make_event(host, line)
         if event is not None:
             _add(found, event)
@@ -239,9 +234,12 @@ class _Reading:
             if liveness == "ALIVE"
             else None
         )
-        rebooted = (node is not None and node.phase is Phase.LOST) or any(
-            host in event.hosts and _reason_key(event) == "reason.node-rebooted" for event in attempt_events
-        )
+        lost = node.lost or "rebooted" if node is not None and node.phase is Phase.LOST else None
+        for event in attempt_events:
+            if event.code == "node-lost" and host in event.hosts:
+                lost = event.values.get("why")
+            elif lost is None and host in event.hosts and _reason_key(event) == "reason.node-rebooted":
+                lost = "rebooted"  # by an earlier release, without the event
         plog_texts = [line.text for lines in self.plogs(host).values() for line in lines]
         return HostEvidence(
             host=host,
@@ -252,7 +250,7 @@ class _Reading:
             devices=self._devices(gathered),
             stopped_at_s=records.stopped_at_s,
             stopped_by=records.stopped_by,
-            rebooted=rebooted,
+            lost=lost,
             supervisor_lost=records.lost,
             reachable=reachable,
             has_ended=records.has_ended,
@@ -263,7 +261,7 @@ class _Reading:
 
     def records(self, host: str) -> HostRecords:
         if host not in self._records:
-            self._records[host] = read_records(self._folder / host / "events.0", host)
+            self._records[host] = read_records(self._folder / host, host)
         return self._records[host]
 
     def gathered(self, host: str) -> CollectedArtifacts:
@@ -405,7 +403,7 @@ class _Reading:
         """Return the files that the head node does not have."""
         if not folder.is_dir():
             return (Text("explain.no-files", "no files of attempt {attempt}", attempt=self._attempt),)
-        hosts = [host for host in self._stored.job.hosts if not (folder / host).is_dir()]
+        hosts = [host for host in self._stored.job.hosts_of(self._attempt) if not (folder / host).is_dir()]
         return (Text("explain.no-host-files", "no files from {hosts:hosts}", hosts=hosts),) if hosts else ()
 
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ascendrun.core.events import Event
+    from ascendrun.core.jobs.restart import PastAttempt
+    from ascendrun.head.protocol.control_messages import StacksReply
+    from ascendrun.head.spool.spool_files import StreamFiles
     from ascendrun.health.diagnosis import Diagnosis
+    from ascendrun.health.stacks import Frame, RankStack
+    from ascendrun.query.views import JobView
     from ascendrun.text import Text
 
 SLOW_SHOWN = 3
+ABORT_BYTES = 1 << 18
+ABORTED = "Fatal Python error: Aborted"
+"""Python's first line at SIGABRT; the stacks of all threads follow."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one attempt of a job ended, or its state. `attempts`: the number of attempts so far."""
+    """Why one attempt of a job ended, or its state. `attempts`: the number of attempts so far;
+    `past_attempts`: those that ended and were followed by another. `stacks`: of an attempt without progress."""
 
     id: str
     name: str
@@ -25,6 +36,129 @@ class Explanation:
     attempt: int
     attempts: int
     diagnosis: Diagnosis
+    past_attempts: tuple[PastAttempt, ...] = ()
+    stacks: tuple[StackGroup, ...] = ()
+
+
+@dataclass(frozen=True)
+class StackGroup:
+    """Ranks with equal stacks. `frames`: of the main thread, innermost first, (): no Python stack is known. `state`: a
+    letter of /proc, "": the stack was printed at SIGABRT. `threads`: of one rank, all threads with their frames; ():
+    not requested. `is_awaited`: whether the other ranks wait for these."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    state: str
+    wait_channel: str
+    source: str
+    frames: tuple[str, ...]
+    threads: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    is_awaited: bool = False
+
+
+@dataclass(frozen=True)
+class JobStacks:
+    """The stacks of a job's ranks, the largest group first. `problems`: hosts without a reply, and why. `at_s`: UTC,
+    when the controller took them because of a hang; None: they are of now, or were printed at the end."""
+
+    id: str
+    name: str
+    attempt: int
+    groups: tuple[StackGroup, ...]
+    problems: tuple[tuple[str, Text | str], ...] = ()
+    at_s: float | None = None
+
+
+def fold_stacks(job: JobView, replies: Sequence[StacksReply], *, rank: int | None) -> JobStacks:
+    """Return the stacks of a job from the replies of its hosts. `rank`: only this one, with all its threads."""
+    from ascendrun.health.stacks import read_stack
+
+    stacks = [read_stack(reply.host, row) for reply in replies for row in reply.ranks]
+    problems = tuple((reply.host, reply.refused.line()) for reply in replies if reply.refused is not None)
+    return JobStacks(job.id, job.name, job.attempt, _groups(stacks, rank), problems)
+
+
+def kept_stacks(state_dir: Path, ref: str, *, attempt: int | None = None, rank: int | None = None) -> JobStacks | None:
+    """Return the stacks of an attempt that are on the head node: those taken because of a hang, and for ranks without a
+    Python stack those that they printed at SIGABRT. `attempt` None: the newest that has any. None: there are none."""
+    from ascendrun.head.state.state_dir import spool_dir
+    from ascendrun.head.state.store import Store
+    from ascendrun.query.views import choose_attempt
+
+    with Store.open_for_reading(state_dir) as store:
+        stored = store.find(ref)
+    job = stored.job
+    numbers = range(job.attempt, 0, -1) if attempt is None else [choose_attempt(job, attempt)]
+    has_launcher = stored.spec.get("launcher") in ("torchrun", "deepspeed")
+    for number in numbers:
+        stacks, at_s = _read_kept(spool_dir(state_dir, job.id, number), number, has_launcher=has_launcher)
+        if stacks:
+            return JobStacks(job.id, job.name, number, _groups(stacks, rank), at_s=at_s)
+    return None
+
+
+def _read_kept(folder: Path, attempt: int, *, has_launcher: bool) -> tuple[list[RankStack], float | None]:
+    from ascendrun.head.spool.spool_files import find_streams
+    from ascendrun.head.state.state_dir import SPOOL_STACKS
+    from ascendrun.health.stacks import read_stack
+
+    found: dict[int, RankStack] = {}
+    times: list[float] = []
+    for path in sorted(folder.glob(f"*/{SPOOL_STACKS}")):
+        try:
+            values = json.loads(path.read_bytes())
+            found.update((int(row["rank"]), read_stack(path.parent.name, row)) for row in values["ranks"])
+            times.append(float(values["at_s"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    for stream in () if has_launcher else find_streams(folder, attempt, streams=("err",)):
+        if stream.rank not in found or not found[stream.rank].frames:
+            text = _printed_at_abort(stream)
+            if text:
+                seen = found.get(stream.rank)
+                known = {} if seen is None else {"state": seen.state, "wait_channel": seen.wait_channel}
+                row = {**known, "rank": stream.rank, "source": "abort", "text": text}
+                found[stream.rank] = read_stack(stream.host, row)
+    return list(found.values()), min(times, default=None)
+
+
+def _printed_at_abort(stream: StreamFiles) -> str:
+    """Return what Python printed when the rank ended by SIGABRT; "": it did not."""
+    for generation in stream.generations()[-1:]:
+        try:
+            with open(stream.path(generation), "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - ABORT_BYTES))
+                _, mark, text = file.read().decode("utf-8", "replace").rpartition(ABORTED)
+                return text if mark else ""
+        except OSError:
+            continue
+    return ""
+
+
+def _groups(stacks: Sequence[RankStack], rank: int | None) -> tuple[StackGroup, ...]:
+    from ascendrun.health.stacks import Take, find_outliers, fold
+
+    awaited = set(find_outliers(Take(0.0, {one.rank: one for one in stacks})))
+    if rank is not None:
+        stacks = [one for one in stacks if one.rank == rank]
+    hosts = {one.rank: one.host for one in stacks}
+
+    def lines(frames: Sequence[Frame]) -> tuple[str, ...]:
+        return tuple(f"{one.file}:{'?' if one.line is None else one.line} {one.function}" for one in frames)
+
+    return tuple(
+        StackGroup(
+            ranks,
+            tuple(sorted({hosts[one] for one in ranks})),
+            like.state,
+            like.wait_channel,
+            like.source,
+            lines(like.frames),
+            tuple((name, lines(frames)) for name, frames in like.threads) if rank is not None else (),
+            is_awaited=set(ranks) <= awaited,
+        )
+        for ranks, like in fold(stacks)
+    )
 
 
 def explain_job(
@@ -35,13 +169,17 @@ def explain_job(
     lang: str | None = None,
     now_s: float,
     liveness: Mapping[str, Mapping[str, str]] | None = None,
+    fresh: bool = False,
 ) -> Explanation:
     """Explain a job. `ref`: a job id, name or the start of an id. `attempt` None: the newest with any evidence. `lang`
-    None: that of the process. `liveness`: {job id: {host: liveness}} from the controller. Raises NotFoundError,
-    ConflictError, StoreUnusableError."""
+    None: that of the process. `liveness`: {job id: {host: liveness}} from the controller. `fresh`: diagnose again even
+    if the controller stored its diagnosis. Raises NotFoundError, ConflictError, StoreUnusableError."""
+    from ascendrun.head.state.state_dir import spool_dir
     from ascendrun.head.state.store import Store
-    from ascendrun.health.diagnosis import diagnose, render
-    from ascendrun.query.evidence import attempt_to_explain, read_evidence
+    from ascendrun.health.diagnosis import diagnose, outcome_of, render
+    from ascendrun.health.diagnosis.outcomes import hang_now
+    from ascendrun.query.evidence import attempt_to_explain, events_of_attempt, read_evidence
+    from ascendrun.query.judge import stored_diagnosis
     from ascendrun.query.views import choose_attempt
 
     with Store.open_for_reading(state_dir) as store:
@@ -49,11 +187,19 @@ def explain_job(
         events = store.events(stored.job.id)
     job = stored.job
     number = attempt_to_explain(job) if attempt is None else choose_attempt(job, attempt)
+    known = None if fresh else stored_diagnosis(spool_dir(state_dir, job.id, number))
+    own = events_of_attempt(events, number)
+    kept = kept_stacks(state_dir, job.id, attempt=number) if hang_now(own) is not None else None
+    stacks = () if kept is None else kept.groups
+    if known is not None:
+        found = render(replace(known, outcome=outcome_of(own)), lang)
+        return Explanation(job.id, job.name, job.state.value, number, job.attempt, found, job.past, stacks)
     slow = slow_now(events) if job.state.value == "RUNNING" and number == job.attempt else ()
     evidence = read_evidence(
         state_dir, stored, events, attempt=number, now_s=now_s, slow=slow, liveness=(liveness or {}).get(job.id)
     )
-    return Explanation(job.id, job.name, job.state.value, number, job.attempt, render(diagnose(evidence), lang))
+    found = render(diagnose(evidence), lang)
+    return Explanation(job.id, job.name, job.state.value, number, job.attempt, found, job.past, stacks)
 
 
 def slow_now(events: Sequence[Event]) -> tuple[Text, ...]:

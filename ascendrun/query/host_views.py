@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.hosts import load_hosts
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from ascendrun.core.hosts import Host
+    from ascendrun.core.machines import Closure, Hold, Machine, MachineRecord, MachineState
     from ascendrun.head.protocol.control_messages import ExecReply, NodeReply
+    from ascendrun.head.state.store import StoredJob
+    from ascendrun.health.survey.check_context import CheckContext
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,11 @@ class ExecResult:
 
 @dataclass(frozen=True)
 class HostStatus:
-    """One host as `nodes` shows it: reachable or why not, and its report about itself (None: unreachable)."""
+    """One host as `nodes` shows it: reachable or why not, and its report about itself (None: unreachable).
+
+    `holds`, `closures`: why no job is placed there, () if one may be: what holds it, and who closed it. `spare_of`: the
+    job that keeps it as a replacement.
+    """
 
     host: str
     reachable: bool
@@ -39,6 +49,133 @@ class HostStatus:
     free_bytes: int | None
     clock_offset_s: float | None
     job: str | None
+    holds: tuple[Hold, ...] = ()
+    closures: tuple[Closure, ...] = ()
+    spare_of: str | None = None
+
+
+@dataclass(frozen=True)
+class MachineView:
+    """One machine that this head node knows, as `nodes --all` shows it. `names`: in hostfiles. `jobs`: that use it, or
+    whose processes may live there. `reason`, `by`, `since_s`, `until_s`: of its state, None: there is none.
+    `heard_at_s`: when it last reported itself, 0: never. `examined_at_s`: newest check in the background, None: none;
+    `finding`: what it found. Times are UTC seconds."""
+
+    names: tuple[str, ...]
+    address: str
+    state: MachineState
+    jobs: tuple[str, ...]
+    reason: Text | None
+    by: str | None
+    since_s: float | None
+    until_s: float | None
+    heard_at_s: float
+    examined_at_s: float | None = None
+    finding: Text | None = None
+
+
+def make_machine_views(
+    records: Sequence[MachineRecord], held: Sequence[Machine], live: Sequence[StoredJob], *, now_s: float
+) -> tuple[MachineView, ...]:
+    """Make the views of all machines. `held`: those that no job may use; `live`: the jobs that have not ended."""
+    from ascendrun.core.machines import MachineRecord, address_of
+
+    users: dict[str, list[str]] = {}
+    keepers: dict[str, list[str]] = {}
+    for stored in live:
+        for host in load_hosts(stored.hosts):
+            if not stored.job.is_terminal and host.name in stored.job.hosts:
+                users.setdefault(address_of(host), []).append(stored.job.id)
+            elif not stored.job.is_terminal and stored.job.hosts and host.name in stored.job.spares:
+                keepers.setdefault(address_of(host), []).append(stored.job.id)
+    views = [_machine_view(record, held, users, keepers, now_s) for record in records]
+    known = {address for record in records for address in record.addresses}
+    views += [
+        _machine_view(MachineRecord(address, (host,)), held, users, keepers, now_s)
+        for address, host in {
+            address_of(host): host
+            for stored in live
+            for host in load_hosts(stored.hosts)
+            if stored.job.used_hosts and host.name in stored.job.used_hosts
+        }.items()
+        if address not in known
+    ]
+    return tuple(sorted(views, key=lambda view: view.names))
+
+
+def _machine_view(
+    record: MachineRecord,
+    held: Sequence[Machine],
+    users: Mapping[str, Sequence[str]],
+    keepers: Mapping[str, Sequence[str]],
+    now_s: float,
+) -> MachineView:
+    from ascendrun.core.machines import MachineState
+
+    used = [job for address in record.addresses for job in users.get(address, ())]
+    kept = [job for address in record.addresses for job in keepers.get(address, ())]
+    holds = [hold for one in held if one.key == record.key or one.addresses & record.addresses for hold in one.holds]
+    state, reason, closure = MachineState.FREE, None, next(iter(record.closures(now_s)), None)
+    since_s = None
+    if holds:
+        state, reason, since_s = holds[0].state, holds[0].reason(), holds[0].since_s
+    elif closure is not None:
+        is_draining = bool(used) and closure.state is MachineState.DRAINED
+        state = MachineState.DRAINING if is_draining else closure.state
+        reason, since_s = closure.message(), closure.since_s
+    elif used or kept:
+        state = MachineState.HELD if used else MachineState.SPARE
+    return MachineView(
+        names=tuple(dict.fromkeys(host.name for host in record.hosts)),
+        address=min(record.addresses, default="-"),
+        state=state,
+        jobs=tuple(dict.fromkeys((*(hold.job for hold in holds), *used, *kept))),
+        reason=reason,
+        by=closure.by if closure is not None and not holds else None,
+        since_s=since_s,
+        until_s=closure.until_s if closure is not None and not holds else None,
+        heard_at_s=record.heard_at_s,
+        examined_at_s=record.examined_at_s,
+        finding=record.finding,
+    )
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """Use of a device or of ports on a host: a lease of an attempt, or a process outside ascendrun (`pid` is set).
+
+    `type`: npu, cuda, hccl or port; `key`: number or bus id of the device, or first port. `device`: number on the host,
+    None: ports, or unknown. `run_id`, `user`, `since_s` (UTC): of the owner, None: unknown.
+    """
+
+    host: str
+    type: str
+    key: str
+    device: int | None = None
+    user: str | None = None
+    run_id: str | None = None
+    since_s: float | None = None
+    pid: int | None = None
+    command: str | None = None
+
+
+def make_device_uses(context: CheckContext) -> tuple[DeviceUse, ...]:
+    """Return the leases of each host, and after them the processes on its NPUs and GPUs that belong to no attempt."""
+    from ascendrun.health.checks.npu import foreign_processes
+
+    rows: list[DeviceUse] = []
+    for host, facts in context.facts.items():
+        for one in facts.leases or ():
+            rows.append(DeviceUse(host, one.type, one.key, one.device, one.user, one.tag, one.since_s))
+        for pid, device, owner, name in foreign_processes(facts.npu):
+            user, command = (None, name) if owner is None else (owner.user, owner.command or name)
+            rows.append(DeviceUse(host, "npu", str(device), device, user, pid=pid, command=command))
+        for process in facts.gpu_processes or ():
+            if process.is_foreign:
+                user, command = (process.owner.user, process.owner.command) if process.owner else (None, None)
+                key = "?" if process.device is None else str(process.device)
+                rows.append(DeviceUse(host, "cuda", key, process.device, user, pid=process.pid, command=command))
+    return tuple(rows)
 
 
 def make_exec_result(reply: ExecReply, body: bytes, timeout_s: float) -> ExecResult:
@@ -54,9 +191,20 @@ def make_exec_result(reply: ExecReply, body: bytes, timeout_s: float) -> ExecRes
     return ExecResult(reply.host, code, body[: reply.out_bytes], body[reply.out_bytes :], error, reply.wall_s)
 
 
-def make_host_status(reply: NodeReply, holders: Mapping[str, str]) -> HostStatus:
-    """Make the status of one host's reply to `nodes`; `holders`: the job that uses each host."""
+def make_host_status(
+    reply: NodeReply,
+    holders: Mapping[str, str],
+    host: Host,
+    machines: Sequence[Machine],
+    records: Sequence[MachineRecord] = (),
+) -> HostStatus:
+    """Make the status of one host's reply to `nodes`. `holders`: the job that uses each host; `machines`: held;
+    `records`: all that are known."""
+    from ascendrun.core.machines import address_of, machine_id
+
     report, failure = reply.report, reply.refused
+    key = report.machine_key if report else None
+    holds = tuple(hold for machine in machines if machine.is_at(host, key) for hold in machine.holds)
     return HostStatus(
         host=reply.host,
         reachable=report is not None,
@@ -69,4 +217,11 @@ def make_host_status(reply: NodeReply, holders: Mapping[str, str]) -> HostStatus
         free_bytes=report.free_bytes if report else None,
         clock_offset_s=report.clock_offset_s if report else None,
         job=holders.get(reply.host),
+        holds=holds,
+        closures=tuple(
+            closure
+            for record in records
+            if address_of(host) in record.addresses or (key is not None and machine_id(host, key) == record.key)
+            for closure in record.closures(time.time())
+        ),
     )

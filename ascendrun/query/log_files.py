@@ -49,7 +49,7 @@ class AttemptFiles:
 def read_attempt_files(state_dir: Path, job: JobView, attempt: int, view: LogView) -> AttemptFiles:
     """Return the files of the hosts and ranks that `view` selects."""
     directory = spool_dir(state_dir, job.id, attempt)
-    hosts = [host for host in job.hosts if view.has_host(host)]
+    hosts = [host for host in job.pool or job.hosts if view.has_host(host)]
     return AttemptFiles(
         tuple(file for host in hosts for file in _list_files(directory, host) if view.has_rank(file.rank)),
         tuple(

@@ -124,9 +124,10 @@ def _report_problems(found: Sequence[HostHits], warn: Callable[[Text], None]) ->
 def check_choice(detail: JobDetail, view: LogView) -> None:
     """Validate the selection. Raises NotFoundError for hosts or ranks that the job does not have."""
     job = detail.job
-    if view.hosts is not None and not set(view.hosts) & set(job.hosts):
+    hosts = job.pool or job.hosts
+    if view.hosts is not None and not set(view.hosts) & set(hosts):
         unknown = Text("logs.no-node", "{job}: no such node: {hosts:hosts}", job=job.id, hosts=sorted(view.hosts))
-        raise NotFoundError(unknown, hint=Text("logs.nodes", "its nodes are {hosts:hosts}", hosts=list(job.hosts)))
+        raise NotFoundError(unknown, hint=Text("logs.nodes", "its nodes are {hosts:hosts}", hosts=list(hosts)))
     if view.ranks is not None and job.world_size and all(rank >= job.world_size for rank in view.ranks):
         unknown = Text("logs.no-rank", "{job}: no such rank: {ranks:ranks}", job=job.id, ranks=sorted(view.ranks))
         raise NotFoundError(unknown, hint=Text("logs.ranks", "its ranks are 0-{last}", last=job.world_size - 1))

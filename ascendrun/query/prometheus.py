@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from ascendrun import __version__
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs.job import State
+from ascendrun.core.reachability import UNKNOWN
 from ascendrun.core.samples import DeviceDetail
 from ascendrun.health.top.join import STALE_S
 from ascendrun.health.top.view import HostRow, JobRow, TopRow, TopView
@@ -29,7 +30,8 @@ DEVICE_LABELS = ("host", "id", "device_type", "model_name")
 JOB_LABELS = ("job_id", "job_name")
 """Not `job`: Prometheus itself uses that label for a group of targets."""
 RANK_LABELS = (*JOB_LABELS, "rank", "host")
-LIVENESS = ("ALIVE", "SUSPECT", "UNREACHABLE")
+LIVENESS = ("ALIVE", "SUSPECT", "UNREACHABLE", UNKNOWN)
+STATES = (*(state.value for state in State), UNKNOWN)
 
 Read = Callable[[], tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]]
 """Function that returns the view, the number of jobs in each state, and the details of devices."""
@@ -213,7 +215,7 @@ def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence
             "ascendrun_jobs",
             "Number of jobs by state, including ended jobs",
             ("state",),
-            [((state.value,), float(states.get(state.value, 0))) for state in State],
+            [((state,), float(states.get(state, 0))) for state in STATES],
         ),
         _gauge("ascendrun_build_info", "The version is a label; always 1", ("version",), [((__version__,), 1.0)]),
     ]
@@ -316,7 +318,7 @@ def _job_states(rows: Sequence[JobRow]) -> Iterator[Metric]:
         "ascendrun_job_state",
         "1 for the state of a live job",
         (*JOB_LABELS, "state"),
-        [((job.id, job.name, state.value), float(job.state == state.value)) for job in jobs for state in State],
+        [((job.id, job.name, state), float(job.state == state)) for job in jobs for state in STATES],
     )
     restarts = CounterMetricFamily("ascendrun_job_restarts", "Number of restarts of the job", labels=JOB_LABELS)
     for job in jobs:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs.job import State
-from ascendrun.core.metrics import MetricsLine
+from ascendrun.core.metrics import MetricsLine, progress_pattern
 from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.head.spool.clocks import HostClock, read_clocks
-from ascendrun.head.spool.metrics_reader import find_metrics, iter_lines
+from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
+from ascendrun.head.state.job_files import read_plan
 from ascendrun.head.state.sample_store import SampleStore
-from ascendrun.head.state.state_dir import spool_dir
-from ascendrun.head.state.store import Store
-from ascendrun.health.report.data import Material, Report, make_report
+from ascendrun.head.state.state_dir import read_placement, spool_dir
+from ascendrun.head.state.store import Store, StoredJob
+from ascendrun.health.report.data import Fewer, Material, Report, make_report
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job
@@ -27,6 +29,8 @@ LINES = 150_000
 """Step lines of one attempt that are read; of more lines, every second, third … line."""
 LINE_BYTES = 120
 """Bytes, less than a usual line."""
+RUNS_READ = 40
+"""Newest jobs among which a run of the same training on fewer ranks is looked for."""
 POINTS = 1000
 """A series of samples is read at this many times of the job, or at the stored resolution if that is coarser."""
 
@@ -40,10 +44,36 @@ def read_report(store: Store, state_dir: Path, ref: str, *, now_s: float) -> Rep
     lines: dict[int, tuple[MetricsLine, ...]] = {}
     every: dict[int, int] = {}
     for attempt in range(1, job.attempt + 1):
-        lines[attempt], every[attempt] = read_first_rank(spool_dir(state_dir, job.id, attempt))
+        lines[attempt], every[attempt] = read_first_rank(
+            spool_dir(state_dir, job.id, attempt), pattern=progress_pattern(stored.spec)
+        )
     devices, hosts = _read_samples(state_dir, job, since_s=job.created_at_s, until_s=until_s)
-    report = make_report(Material(job, stored.spec, stored.file, events, lines, devices, hosts, every), now_s=now_s)
+    placements = {number: read_placement(spool_dir(state_dir, job.id, number)) for number in lines}
+    material = Material(job, stored.spec, stored.file, events, lines, devices, hosts, every, placements)
+    report = make_report(material, now_s=now_s)
+    report = replace(report, planned=read_plan(state_dir, job.id), fewer=_fewer(store, state_dir, stored, report))
     return replace(report, diagnosis=_diagnose(state_dir, job, now_s=now_s)) if job.state is State.FAILED else report
+
+
+def _fewer(store: Store, state_dir: Path, stored: StoredJob, report: Report) -> Fewer | None:
+    """Return the newest run of the same training on the fewest ranks, where that is fewer than this job's; None: no
+    run. The same: program, command and arguments are equal, but for the sizes of batches."""
+
+    def training_of(spec: Mapping[str, Any]) -> tuple[Any, ...]:
+        args = spec.get("args") or {}
+        return spec.get("program"), spec.get("command"), {name: args[name] for name in args if "batch" not in name}
+
+    found: list[Fewer] = []
+    for one in reversed(store.all_jobs()[-RUNS_READ:]):
+        if 0 < one.job.world_size < report.world_size and one.job.attempt and report.metrics.tokens_per_s:
+            if training_of(one.spec) != training_of(stored.spec):
+                continue
+            lines, _ = read_first_rank(spool_dir(state_dir, one.job.id, one.job.attempt), most=2000)
+            speeds = [line.tokens_per_s for line in lines if line.tokens_per_s and line.event is None]
+            if speeds:
+                ratio = report.metrics.tokens_per_s / report.world_size / (median(speeds) / one.job.world_size)
+                found.append(Fewer(one.job.id, one.job.world_size, ratio))
+    return min(found, key=lambda one: one.ranks, default=None)
 
 
 def _diagnose(state_dir: Path, job: Job, *, now_s: float) -> Diagnosis | None:
@@ -56,19 +86,23 @@ def _diagnose(state_dir: Path, job: Job, *, now_s: float) -> Diagnosis | None:
         return None
 
 
-def read_first_rank(attempt_dir: Path, *, most: int = LINES) -> tuple[tuple[MetricsLine, ...], int]:
-    """Return (lines of the first rank that wrote any, in the head node's time; n if every n-th step line was read)."""
-    files = find_metrics(attempt_dir)
+def read_first_rank(
+    attempt_dir: Path, *, most: int = LINES, pattern: str | None = None
+) -> tuple[tuple[MetricsLine, ...], int]:
+    """Return (lines of the first rank that wrote or printed any, in the head node's time; n if every n-th step line was
+    read). `pattern`: of the job's progress."""
+    files = find_progress(attempt_dir)
     for rank in sorted(files):
         size = sum(path.stat().st_size for path in files[rank])
         if not size:
             continue
         every = 1 + size // (most * LINE_BYTES)
         clock = read_clocks(attempt_dir).get(files[rank][0].parent.name, HostClock())
-        lines = iter_lines(files[rank], every=every)
-        return tuple(
-            line if line.at_s is None else replace(line, at_s=clock.to_head_s(line.at_s)) for line in lines
-        ), every
+        lines = tuple(iter_lines(files[rank], every=every, pattern=pattern))
+        if lines:
+            return tuple(
+                line if line.at_s is None else replace(line, at_s=clock.to_head_s(line.at_s)) for line in lines
+            ), every
     return (), 1
 
 
@@ -84,7 +118,7 @@ def _read_samples(
         for sample in store.rank_series(job=job.id, every_s=max(every_s, 60.0), **window):
             if sample.device is not None:
                 own.setdefault(sample.host, set()).add(sample.device)
-        for host in job.hosts:
+        for host in job.used_hosts:
             mine = store.device_series(host=host, every_s=every_s, **window)
             devices += [device for device in mine if host not in own or device.device in own[host]]
             hosts += store.host_series(host=host, every_s=every_s, **window)

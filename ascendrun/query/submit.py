@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -11,23 +12,24 @@ from functools import partial
 from pathlib import Path
 
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
-from ascendrun.core.hosts import Host, parse_hostfile
+from ascendrun.core.hosts import Host, read_hostfile, select_hosts
 from ascendrun.core.jobfile.pipeline import StageJob
+from ascendrun.core.jobfile.source_text import read_source
 from ascendrun.core.jobfile.spec import (
-    INIT_HINT,
     JobSpec,
     LocalFiles,
+    ProgramOptions,
     load_programs,
+    parse_program_options,
     parse_stages,
     require_hostfile,
     resolve_paths,
 )
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.pipelines import newest_stages
-from ascendrun.core.jobs.plan import Tree, choose_hosts, placement_faults
+from ascendrun.core.jobs.plan import Tree, choose_hosts, placement_faults, pool_of
 from ascendrun.core.node_messages import node_hint, node_text
-from ascendrun.head.state.state_dir import make_state_dir
-from ascendrun.head.survey.staging import tree_file
+from ascendrun.head.state.state_dir import make_state_dir, tree_file
 from ascendrun.head.survey.submission import Submission
 from ascendrun.node import tree_hash
 from ascendrun.text import Text, suggestion
@@ -75,10 +77,11 @@ def read_stages(
 
     `is_placed`: also report what the hosts lack: those of `hostfile`, or of the job's own hostfile.
     """
-    programs = load_programs()
     directory = job_file.absolute().parent
+    text = read_source(job_file)
+    programs = {**load_programs(), **_own_programs(text, directory)}
     stages = parse_stages(
-        _read(job_file),
+        text,
         str(job_file),
         overrides=overrides,
         programs=programs,
@@ -92,6 +95,21 @@ def read_stages(
     return tuple(replace(stage, spec=resolve_paths(stage.spec, str(directory), programs)) for stage in stages)
 
 
+def _own_programs(text: bytes, directory: Path) -> dict[str, ProgramOptions]:
+    """Return the option tables of the programs in the job file's text that are files of the user: FILE.json of each.
+
+    Raises InvalidInputError with the faults of a table.
+    """
+    words = text.decode("utf-8", "replace")
+    names = {name for name in re.findall(r"\./[\w./-]+\.py", words) if (directory / name).is_file()}
+    tables = {name: (directory / name).with_suffix(".json") for name in sorted(names)}
+    return {
+        name: parse_program_options(name, table.read_text(encoding="utf-8"), str(table))
+        for name, table in tables.items()
+        if table.is_file()
+    }
+
+
 def _check_names() -> Mapping[str, str]:
     from ascendrun.health.checks import NAMES, RENAMED
 
@@ -99,14 +117,30 @@ def _check_names() -> Mapping[str, str]:
 
 
 def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -> tuple[Host, ...]:
-    """Return the job's hosts in rank order; `hostfile` overrides the job's own. Raises InvalidInputError."""
-    path = hostfile or Path(require_hostfile(spec, str(job_file)))
-    return choose_hosts(spec, read_hostfile(path))
+    """Return the hosts that the job would use if all were free, in rank order; `hostfile` overrides the job's own.
+
+    Raises InvalidInputError.
+    """
+    return choose_hosts(spec, read_hostfile(hostfile or Path(require_hostfile(spec, str(job_file)))))
 
 
-def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """Return every host of the file. Raises InvalidInputError."""
-    return parse_hostfile(_read(path), str(path))
+@dataclass(frozen=True)
+class Choice:
+    """Choice of hosts, as in `npu[01-03],@group`. `only`: no others; `exclude`: not these; None: all."""
+
+    only: str | None = None
+    exclude: str | None = None
+
+    def of(self, hosts: Sequence[Host]) -> tuple[Host, ...]:
+        """Return the chosen hosts. Raises NotFoundError for a name or group that is not listed."""
+        chosen = select_hosts(hosts, self.only) if self.only else tuple(hosts)
+        gone = select_hosts(hosts, self.exclude) if self.exclude else ()
+        return tuple(host for host in chosen if host not in gone)
+
+
+def read_pool(spec: JobSpec, job_file: Path, *, hostfile: Path | None, choice: Choice) -> tuple[Host, ...]:
+    """Return the hosts that the job may use, in the order of the file. Raises InvalidInputError, NotFoundError."""
+    return pool_of(spec, choice.of(read_hostfile(hostfile or Path(require_hostfile(spec, str(job_file))))))
 
 
 def _placement_faults(
@@ -141,26 +175,34 @@ def make_submission(
 
 
 def make_submissions(
-    job_file: Path, *, overrides: Sequence[str], hostfile: Path | None, state_dir: Path, key: str
+    job_file: Path,
+    *,
+    overrides: Sequence[str],
+    hostfile: Path | None,
+    state_dir: Path,
+    key: str,
+    choice: Choice = Choice(),
+    priority: int = 0,
 ) -> tuple[Submission, ...]:
     """Make one submission for each stage of a pipeline; each key is followed by the name of its stage.
 
     A file that is not a pipeline gives the one submission of its job, without a stage.
     """
     stages = read_stages(job_file, overrides=overrides, is_placed=True, hostfile=hostfile)
-    hosts = [read_hosts(stage.spec, job_file, hostfile=hostfile) for stage in stages]
+    hosts = [read_pool(stage.spec, job_file, hostfile=hostfile, choice=choice) for stage in stages]
     make_state_dir(state_dir)
     return tuple(
         Submission(
             key=key if one.stage is None else f"{key}.{one.stage}",
             spec=one.spec,
-            hosts=taken,
+            hosts=pool,
             trees=pack_trees(one.spec, state_dir),
             file=str(job_file.absolute()),
             stage=one.stage,
             needs=one.needs,
+            priority=priority,
         )
-        for one, taken in zip(stages, hosts)
+        for one, pool in zip(stages, hosts)
     )
 
 
@@ -230,13 +272,13 @@ def _inside(state_dir: Path, folder: str) -> tuple[str, ...]:
 
 
 def _copy_programs(folder: Path) -> None:
-    """Copy the package as ranks need it: its programs, their options and messages, and nothing of head or node."""
+    """Copy the package as ranks need it: its programs, their options, rules and messages, nothing of the head."""
     import ascendrun
 
     package = Path(ascendrun.__file__).resolve().parent
-    for name in ("programs", "text"):
+    for name in ("programs", "planner", "text"):
         shutil.copytree(package / name, folder / "ascendrun" / name, ignore=shutil.ignore_patterns(_CACHE))
-    for name in ("__init__.py", "options.py"):
+    for name in ("__init__.py", "client.py", "options.py"):
         shutil.copy(package / name, folder / "ascendrun")
 
 
@@ -268,14 +310,3 @@ def _write_tar(folder: str, entries: Sequence[tree_hash.Entry], path: Path) -> N
     except BaseException:
         os.unlink(temporary)
         raise
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        why = (error.strerror or type(error).__name__).lower()
-        raise InvalidInputError(
-            [Problem(str(path), None, None, Text("submit.unreadable", "cannot read the file: {why}", why=why))],
-            hint=INIT_HINT,
-        ) from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.jobs.job import State
+from ascendrun.core.metrics import progress_pattern
 from ascendrun.core.samples import Newest
 from ascendrun.head.state.state_dir import StoreUnusableError, spool_dir
 from ascendrun.health.top.view import Progress, RankPlace, Slow, TopJob
@@ -17,6 +18,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job, NodeProgress
+    from ascendrun.core.pulse import Sight
     from ascendrun.head.state.store import StoredJob
 
 WINDOW_S = 900.0
@@ -72,11 +74,11 @@ class TopReader:
         self,
         *,
         now_s: float,
-        liveness: Mapping[str, Mapping[str, str]] | None = None,
+        sight: Sight | None = None,
         window_s: float = WINDOW_S,
         hosts: Collection[str] | None = None,
     ) -> TopInputs:
-        """Read all input. `liveness`: by job and host, from the controller's status.
+        """Read all input. `sight`: what the controller knows, None: nothing.
 
         Raises StoreUnusableError if the store of jobs cannot be read; unreadable samples are not an error.
         """
@@ -86,21 +88,25 @@ class TopReader:
         except StoreUnusableError as error:
             samples_error = error.message
         live, over = _read_jobs(self._state_dir, {sample.job for sample in newest.ranks})
-        jobs = tuple(self._job(stored, (liveness or {}).get(stored.job.id, {}), now_s) for stored in live)
+        jobs = tuple(self._job(stored, sight, now_s) for stored in live)
         alive = {job.id for job in jobs}
         self._known = {key: value for key, value in self._known.items() if key[0] in alive}
         ended = [stored for stored in live if stored.job.state not in WITH_RANKS]
         return TopInputs(jobs, newest, tuple(_ended_job(stored) for stored in (*ended, *over)), samples_error)
 
-    def _job(self, stored: StoredJob, liveness: Mapping[str, str], now_s: float) -> TopJob:
+    def _job(self, stored: StoredJob, sight: Sight | None, now_s: float) -> TopJob:
+        from ascendrun.query.views import state_now
+
         job = stored.job
+        seen = None if sight is None else sight.job(job.id)
+        state, reason = state_now(job, seen)
         nodes = job.nodes if job.state in WITH_RANKS else ()
-        progress = self._progress(job) if nodes else {}
+        progress = self._progress(stored) if nodes else {}
         return TopJob(
             id=job.id,
             name=job.name,
-            state=job.state.value,
-            reason=job.reason,
+            state=state,
+            reason=reason,
             attempt=job.attempt,
             hosts=job.hosts,
             world_size=job.world_size,
@@ -108,19 +114,21 @@ class TopReader:
             places=tuple(place for node in nodes for place in _places(stored, node)),
             progress=progress,
             slow=self._slow(job, now_s) if nodes else {},
-            liveness=dict(liveness),
+            liveness={} if seen is None else dict(seen.liveness),
+            last_state=job.state.value if state != job.state.value else "",
         )
 
-    def _progress(self, job: Job) -> Mapping[int, Progress]:
+    def _progress(self, stored: StoredJob) -> Mapping[int, Progress]:
         from ascendrun.head.spool.clocks import read_clocks
-        from ascendrun.head.spool.metrics_reader import find_metrics
+        from ascendrun.head.spool.metrics_reader import find_progress
         from ascendrun.head.spool.spool_files import size_of
 
+        job = stored.job
         attempt_dir = spool_dir(self._state_dir, job.id, job.attempt)
         clocks = None
         hosts = {rank: node.host for node in job.nodes for rank in node.ranks}
         found: dict[int, Progress] = {}
-        for rank, paths in find_metrics(attempt_dir).items():
+        for rank, paths in find_progress(attempt_dir).items():
             key, sizes = (job.id, job.attempt, rank), tuple(size_of(path) for path in paths)
             known = self._known.get(key)
             if known is None or known[0] != sizes:
@@ -133,6 +141,7 @@ class TopReader:
                         clock,
                         with_total=not found,
                         last_bytes=TAIL_BYTES if len(hosts) <= FEW_RANKS else LEAST_TAIL_BYTES,
+                        pattern=progress_pattern(stored.spec),
                     ),
                 )
                 self._known[key] = known
@@ -174,7 +183,9 @@ def _find_slow(state_dir: Path, job: Job, now_s: float) -> Mapping[int, Slow]:
     }
 
 
-def _read_progress(paths: Sequence[Path], clock: Any, *, with_total: bool, last_bytes: int) -> Progress:
+def _read_progress(
+    paths: Sequence[Path], clock: Any, *, with_total: bool, last_bytes: int, pattern: str | None
+) -> Progress:
     from dataclasses import replace
 
     from ascendrun.core.metrics import parse_line
@@ -182,7 +193,7 @@ def _read_progress(paths: Sequence[Path], clock: Any, *, with_total: bool, last_
     from ascendrun.head.spool.spool_files import read_at
     from ascendrun.health.top.join import progress_of
 
-    progress = progress_of(tuple(iter_lines(paths, last_bytes=last_bytes)))
+    progress = progress_of(tuple(iter_lines(paths, last_bytes=last_bytes, pattern=pattern)))
     if clock is not None and progress.at_s is not None:
         progress = replace(progress, at_s=clock.to_head_s(progress.at_s))
     if with_total and progress.total_steps is None and paths:

@@ -14,11 +14,9 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from ascendrun.core.hosts import Host
     from ascendrun.core.logs.folding import FoldedLine
+    from ascendrun.core.pulse import Sight
     from ascendrun.core.settings import Settings
     from ascendrun.health.top.view import TopView
-
-STATUS_S = 1.0
-"""Seconds that the controller may take to report the state of hosts."""
 
 
 class SampledCluster(Protocol):
@@ -30,7 +28,7 @@ class SampledCluster(Protocol):
 
     def job(self, ref: str) -> Any: ...
 
-    def liveness(self, *, timeout_s: float) -> Mapping[str, Mapping[str, str]]: ...
+    def sight(self) -> Sight: ...
 
     def sample_now(self, hosts: Sequence[Host], *, timeout_s: float) -> tuple[Newest, Mapping[str, Text | str]]: ...
 
@@ -96,7 +94,7 @@ class TopSource:
         """
         from ascendrun.health.top.join import make_view
 
-        seen = self._reader.read(now_s=now_s, liveness=self._liveness())
+        seen = self._reader.read(now_s=now_s, sight=self._sight())
         unsampled, queried = self._unsampled(seen.newest, now_s, QUERY_EVERY_S), False
         if wait_s > 0 and unsampled and not self._unsampled(seen.newest, now_s, KEPT_S):
             self._request(unsampled)
@@ -124,10 +122,9 @@ class TopSource:
         """Refresh as `refresh`, and wait for the hosts that are queried."""
         return self.refresh(now_s=now_s, wait_s=ANSWER_S + LATE_S)
 
-    def _liveness(self) -> Mapping[str, Mapping[str, str]]:
-        """Return the controller's view of hosts; a live job without a controller gets a new controller."""
-        self.cluster.jobs()
-        return self.cluster.liveness(timeout_s=STATUS_S)
+    def _sight(self) -> Sight | None:
+        """Return what the controller knows; a live job without a controller gets a new controller."""
+        return self.cluster.sight() if self.cluster.jobs() else None
 
     def _unsampled(self, newest: Newest, now_s: float, young_s: float) -> tuple[Host, ...]:
         """Return the hosts without a sample newer than `young_s`."""

@@ -6,31 +6,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.core.reachability import UNKNOWN
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.events import Event
     from ascendrun.core.jobs.job import Job, NodeProgress
     from ascendrun.core.jobs.pipelines import PipelineStatus, StageStatus
+    from ascendrun.core.jobs.restart import PastAttempt
+    from ascendrun.core.machines import Hold, Machine
+    from ascendrun.core.pulse import JobSight
     from ascendrun.core.settings import Settings
     from ascendrun.head.state.store import StoredJob
 
 
 @dataclass(frozen=True)
 class NodeView:
-    """One node of one job. `liveness`: ALIVE, SUSPECT, UNREACHABLE, or UNKNOWN if no controller monitors it."""
+    """One node of one job. `liveness`: ALIVE, SUSPECT, UNREACHABLE, or UNKNOWN: nothing recent is known of it.
+    `heard_at_s`: when its agent sent its last message, None: unknown."""
 
     host: str
     node_rank: int
     ranks: tuple[int, ...]
     liveness: str
     phase: str
+    heard_at_s: float | None = None
 
 
 @dataclass(frozen=True)
 class RankView:
     """State of one rank. `exit_code` for an exit, `signal` for a death by signal; both None: it runs or never ran.
-    `stopped`: it ended after ascendrun stopped it. `hung_at_exit`: it finished its work but does not exit."""
+    `stopped`: it ended after ascendrun stopped it. `hung_at_exit`: it finished its work but does not exit.
+    `is_known`: False if nothing recent confirms that it still runs."""
 
     rank: int
     host: str
@@ -40,6 +47,7 @@ class RankView:
     exited_at_s: float | None
     stopped: bool
     hung_at_exit: bool
+    is_known: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,13 @@ class JobView:
     `pipeline`, `stage`: the pipeline's id and the job's stage in it; None: not in a pipeline.
     `stages`: only of a complete pipeline: the state of each stage.
     `world_size`: None: not planned yet.
-    `unreachable_hosts`: of a running job: hosts that do not respond at this moment."""
+    `unreachable_hosts`: of a running job: hosts that do not respond at this moment.
+    `last_state`: the newest stored state; it differs from `state` while that is UNKNOWN, since nothing confirms it.
+    `holds`: hosts that no other job may use, also after the end, and why.
+    `hosts`: of the present attempt, (): it waits in the queue; `nodes`: how many it needs; `pool`: those that it may
+    use; `spares`: hosts that it keeps as replacements. `priority`: higher ones start first. `held_by`: the user who
+    holds it in the queue, None: not held. `starts`: attempts without those that ended before any start,
+    None: unknown."""
 
     id: str
     name: str
@@ -68,13 +82,22 @@ class JobView:
     stage: str | None = None
     stages: tuple[StageStatus, ...] = ()
     unreachable_hosts: tuple[str, ...] = ()
+    last_state: str | None = None
+    holds: tuple[Hold, ...] = ()
+    nodes: int = 0
+    pool: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
+    priority: int = 0
+    held_by: str | None = None
+    starts: int | None = None
 
 
 @dataclass(frozen=True)
 class JobDetail:
     """A job as `show` shows it. `run`: its name on the nodes; `directories`: its location there, by host.
     `first_failure`: names the first failing rank, None: none failed. `unconfirmed_hosts`: hosts whose processes could
-    not be confirmed gone when the job ended."""
+    not be confirmed gone when the job ended. `spares`: why each spare is not ready, None: it is; one that has not been
+    examined yet is missing."""
 
     job: JobView
     run: str
@@ -85,61 +108,88 @@ class JobDetail:
     first_failure: Text | str | None
     unconfirmed_hosts: tuple[str, ...]
     spec: Mapping[str, Any]
+    past_attempts: tuple[PastAttempt, ...] = ()
+    spares: Mapping[str, Text | str | None] = field(default_factory=dict)
 
 
 SLOW_HOSTS = 4
 """Number of slowest hosts that are named while a job's directories are sent."""
 
 
-@dataclass(frozen=True)
-class Reachability:
-    """State of a job's hosts in the controller, by host: `liveness`, seconds without a reply and, while the job is
-    STAGING, the bytes of its directories that are on the host, and their total."""
+def state_now(job: Job, sight: JobSight | None) -> tuple[str, Text | str]:
+    """Return the state of a job and its reason, as every screen and format shows them.
 
-    liveness: Mapping[str, str] = field(default_factory=dict)
-    silence_s: Mapping[str, float] = field(default_factory=dict)
-    staged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-
-
-def unreachable_hosts(job: Job, now: Reachability | None) -> tuple[str, ...]:
-    """Return the hosts of a RUNNING job that do not respond."""
-    if now is None or job.state.value != "RUNNING":
-        return ()
-    return tuple(node.host for node in job.nodes if now.liveness.get(node.host) == "UNREACHABLE")
-
-
-def running_reason(job: Job, now: Reachability | None) -> Text:
-    """Return how many ranks of a RUNNING job run now. `now` None: the controller does not respond."""
-    if now is None:
-        return Text(
-            "state.running-unconfirmed",
-            "{ranks:plural rank ranks} started; the controller does not respond",
-            ranks=job.world_size,
+    `sight`: what may be stated about a live job, None: nothing. A live job that nothing recent confirms is UNKNOWN.
+    """
+    if job.is_terminal:
+        return job.state.value, job.reason
+    if sight is None or not sight.is_known:
+        why = sight.problem if sight is not None and sight.problem is not None else NO_RESPONSE
+        seen_at_s = job.since_s or job.created_at_s
+        if sight is not None and sight.seen_at_s is not None:
+            seen_at_s = max(sight.seen_at_s, seen_at_s)
+        return UNKNOWN, Text(
+            "state.unknown",
+            "{state} when last seen, {seen_at_s:clock}; {why}",
+            state=job.state.value,
+            seen_at_s=seen_at_s,
+            why=why,
         )
-    hosts = unreachable_hosts(job, now)
-    lost = [node for node in job.nodes if node.host in hosts]
-    running = sum(rank not in node.exits for node in job.nodes if node not in lost for rank in node.ranks)
-    if not lost and running == job.world_size:
+    if job.state.value == "RUNNING":
+        return job.state.value, running_reason(job, sight)
+    return job.state.value, staging_reason(job, sight) if job.state.value == "STAGING" else job.reason
+
+
+NO_RESPONSE = Text("state.no-response", "the controller does not respond")
+
+
+def silent_hosts(job: Job, sight: JobSight | None) -> Mapping[str, str]:
+    """Return the hosts of a RUNNING job of which nothing is known now, with their liveness."""
+    if sight is None or job.state.value != "RUNNING":
+        return {}
+    states = {node.host: sight.liveness.get(node.host) for node in job.nodes}
+    return {host: state for host, state in states.items() if state in (UNKNOWN, "UNREACHABLE")}
+
+
+def running_reason(job: Job, sight: JobSight) -> Text:
+    """Return how many ranks of a RUNNING job run now, and which hosts do not confirm theirs."""
+    silent = silent_hosts(job, sight)
+    seen = [node for node in job.nodes if node.host not in silent]
+    running = sum(rank not in node.exits for node in seen for rank in node.ranks)
+    if not silent and running == job.world_size:
         return Text("state.running", "{ranks:plural rank ranks} running", ranks=running)
-    if not lost:
+    if not silent:
         return Text("state.running-some", "{running} of {total} ranks running", running=running, total=job.world_size)
+    hosts = [_silent_text(silent, state, sight) for state in ("UNREACHABLE", UNKNOWN) if state in silent.values()]
+    if not seen:
+        return Text("state.running-unseen", "{hosts}; ranks may still be running", hosts=hosts)
+    ages = [sight.now_s - at_s for at_s in map(sight.heard_at_s.get, (node.host for node in seen)) if at_s is not None]
     return Text(
-        "state.running-unreachable",
-        "{running} of {total} ranks running; {hosts:hosts} unreachable for {silence_s:duration}",
+        "state.running-silent",
+        "{hosts}; {running} of {total} ranks running {age_s:duration} ago",
+        hosts=hosts,
         running=running,
         total=job.world_size,
-        hosts=hosts,
-        silence_s=round(max(now.silence_s.get(host, 0.0) for host in hosts)),
+        age_s=round(max(ages, default=0.0)),
     )
 
 
-def staging_reason(job: Job, now: Reachability | None) -> Text | str:
+def _silent_text(silent: Mapping[str, str], state: str, sight: JobSight) -> Text:
+    hosts = tuple(host for host in silent if silent[host] == state)
+    heard = [at_s for at_s in map(sight.heard_at_s.get, hosts) if at_s is not None]
+    values = {"hosts": hosts, "state": state, "since_s": min(heard, default=None)}
+    if not heard:
+        return Text("state.hosts-unheard", "{hosts:hosts} {state}", **values)
+    return Text("state.hosts-silent", "{hosts:hosts} {state} since {since_s:clock}", **values)
+
+
+def staging_reason(job: Job, sight: JobSight) -> Text | str:
     """Return the progress of sending the directories of a STAGING job to its nodes."""
-    shares = {host: done / total for host, (done, total) in (now.staged if now else {}).items() if total}
-    if not shares or now is None:
+    shares = {host: done / total for host, (done, total) in sight.staged.items() if total}
+    if not shares:
         return job.reason
-    done, total = (sum(pair[which] for pair in now.staged.values()) for which in (0, 1))
-    values = {"done": done, "total": total, "share": done / total, "nodes": len(now.staged)}
+    done, total = (sum(pair[which] for pair in sight.staged.values()) for which in (0, 1))
+    values = {"done": done, "total": total, "share": done / total, "nodes": len(sight.staged)}
     slow = sorted((host for host, share in shares.items() if share < 1), key=lambda host: shares[host])[:SLOW_HOSTS]
     if done == 0 or len(slow) in (0, len(shares)):
         return Text(
@@ -155,22 +205,16 @@ def staging_reason(job: Job, now: Reachability | None) -> Text | str:
     )
 
 
-def reason_now(job: Job, now: Reachability | None) -> Text | str:
-    """Return the reason of a job's state, updated from the controller's present knowledge where that differs."""
-    if job.state.value == "RUNNING":
-        return running_reason(job, now)
-    return staging_reason(job, now) if job.state.value == "STAGING" else job.reason
-
-
-def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, now: Reachability | None = None) -> JobView:
-    """Make the view of a stored job. `now`: state of its hosts, None: unknown."""
+def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, sight: JobSight | None = None) -> JobView:
+    """Make the view of a stored job. `sight`: what may be stated about it now if it is live, None: nothing."""
     job = stored.job
     exit_code = None if job.ended_at_s is None else int(job.state.value != "SUCCEEDED")
+    state, reason = state_now(job, sight)
     return JobView(
         id=job.id,
         name=job.name,
-        state=job.state.value,
-        reason=reason_now(job, now),
+        state=state,
+        reason=reason,
         attempt=job.attempt,
         hosts=job.hosts,
         world_size=job.world_size or None,
@@ -182,22 +226,74 @@ def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, now: Re
         progress=progress,
         pipeline=job.pipeline,
         stage=job.stage,
-        unreachable_hosts=unreachable_hosts(job, now),
+        unreachable_hosts=tuple(silent_hosts(job, sight)) if state != UNKNOWN else (),
+        last_state=job.state.value,
+        holds=_holds(job),
+        nodes=job.request.nodes,
+        pool=job.pool,
+        spares=() if job.is_terminal or not job.hosts else job.spares,
+        priority=job.priority,
+        held_by=job.held_by,
+        starts=job.attempt - job.unstarted,
     )
+
+
+def _holds(job: Job) -> tuple[Hold, ...]:
+    if not job.held_hosts:
+        return ()
+    from ascendrun.core.machines import job_holds
+
+    return job_holds(job)
+
+
+FOUND = "FOUND"
+"""State of an attempt that runs on hosts and that no record explains."""
+
+
+def make_found_views(machines: Sequence[Machine]) -> tuple[JobView, ...]:
+    """Make a view of each found attempt, with its job's id and its tag as name; the newest first."""
+    holds: dict[str, list[Hold]] = {}
+    for machine in machines:
+        for hold in machine.holds:
+            if hold.is_found:
+                holds.setdefault(hold.tag, []).append(hold)
+    views = [
+        JobView(
+            id=found[0].job,
+            name=tag,
+            state=FOUND,
+            reason=found[0].reason(),
+            attempt=int(tag.rpartition(".")[2]),
+            hosts=tuple(sorted(hold.host for hold in found)),
+            world_size=None,
+            created_at_s=min(hold.since_s for hold in found),
+            started_at_s=None,
+            ended_at_s=None,
+            exit_code=None,
+            file=None,
+            progress=None,
+            last_state=FOUND,
+            holds=tuple(found),
+        )
+        for tag, found in holds.items()
+    ]
+    return tuple(sorted(views, key=lambda view: view.created_at_s, reverse=True))
 
 
 def make_pipeline_view(stored: Sequence[StoredJob], status: PipelineStatus, representative: JobView) -> JobView:
     """Make the view of a pipeline. `stored`: all its jobs; `representative`: the view of the representative stage."""
     first = stored[0].job
     is_over = all(one.job.is_terminal for one in stored)
+    state = UNKNOWN if representative.state == UNKNOWN else status.state.value
     starts = [one.job.started_at_s for one in stored if one.job.started_at_s is not None]
     ends = [one.job.ended_at_s or 0.0 for one in stored]
     return replace(
         representative,
         id=str(first.pipeline),
         name=first.name[: -len(f".{first.stage}")],
-        state=status.state.value,
-        reason=representative.reason if status.state.value == representative.state == "RUNNING" else status.reason,
+        state=state,
+        last_state=status.state.value,
+        reason=representative.reason if state == representative.state in ("RUNNING", UNKNOWN) else status.reason,
         created_at_s=first.created_at_s,
         started_at_s=min(starts, default=None),
         ended_at_s=max(ends) if is_over else None,
@@ -207,25 +303,49 @@ def make_pipeline_view(stored: Sequence[StoredJob], status: PipelineStatus, repr
 
 
 def make_job_detail(
-    stored: StoredJob, view: JobView, events: tuple[Event, ...], liveness: Mapping[str, str], settings: Settings
+    stored: StoredJob, view: JobView, events: tuple[Event, ...], sight: JobSight | None, settings: Settings
 ) -> JobDetail:
-    """Make the detailed view of a stored job with nodes and ranks. `liveness`: by host, from the controller."""
+    """Make the detailed view of a stored job with nodes and ranks. `sight`: as for `make_job_view`."""
     job = stored.job
+    liveness, heard_at_s = ({}, {}) if sight is None else (sight.liveness, sight.heard_at_s)
     nodes = tuple(
-        NodeView(node.host, node.node_rank, node.ranks, liveness.get(node.host, "UNKNOWN"), node.phase.value)
+        NodeView(
+            node.host,
+            node.node_rank,
+            node.ranks,
+            liveness.get(node.host, UNKNOWN),
+            node.phase.value,
+            heard_at_s.get(node.host),
+        )
         for node in job.nodes
     )
-    ranks = tuple(_rank_view(node, rank) for node in job.nodes for rank in node.ranks)
+    silent = silent_hosts(job, sight)
+    ranks = tuple(
+        _rank_view(node, rank, is_known=view.state != UNKNOWN and node.host not in silent)
+        for node in job.nodes
+        for rank in node.ranks
+    )
+    keys = {node.host: node.machine_key for node in job.nodes}
     return JobDetail(
         job=view,
         run=job.run,
-        directories={host["name"]: f"{_node_root(settings, host)}/runs/{job.run}" for host in stored.hosts},
+        directories={
+            host["name"]: f"{_node_root(settings, host)}/nodes/{keys.get(host['name']) or '*'}/runs/{job.run}"
+            for host in stored.hosts
+            if host["name"] in job.used_hosts
+        },
         nodes=nodes,
         ranks=ranks,
         events=events,
         first_failure=None if job.first_failure is None else job.first_failure.reason(),
         unconfirmed_hosts=job.unconfirmed,
         spec=stored.spec,
+        past_attempts=job.past,
+        spares={
+            event.hosts[0]: event.values.get("finding")
+            for event in events
+            if event.code in ("spare-ready", "spare-not-ready") and event.hosts[0] in view.spares
+        },
     )
 
 
@@ -236,7 +356,7 @@ def _node_root(settings: Settings, host: Mapping[str, Any]) -> str:
     return str(local_root(settings, host["name"])) if host.get("addr") == "local" else "~/.ascendrun"
 
 
-def _rank_view(node: NodeProgress, rank: int) -> RankView:
+def _rank_view(node: NodeProgress, rank: int, *, is_known: bool) -> RankView:
     end = node.exits.get(rank)
     return RankView(
         rank=rank,
@@ -247,6 +367,7 @@ def _rank_view(node: NodeProgress, rank: int) -> RankView:
         exited_at_s=end.at_ns / 1e9 if end else None,
         stopped=end.stopped if end else False,
         hung_at_exit=rank in node.lingering,
+        is_known=is_known or end is not None,
     )
 
 

@@ -24,8 +24,8 @@ LANGUAGES = ("en", "zh")
 PSEUDO = "pseudo"
 """A test language: English templates with shuffled words, to prove that no code parses a message."""
 _TEXT = "$text"
-_CHINESE_JOINT = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef]) ?\0 ?(?=[\u3000-\u9fff\uff00-\uffef])")
-_MIXED_JOINT = re.compile(r"(?<=[\u4e00-\u9fff])\0(?=[A-Za-z0-9])|(?<=[A-Za-z0-9])\0(?=[\u4e00-\u9fff])")
+_CHINESE_JOINT = r"(?<=[\u3000-\u9fff\uff00-\uffef]) ?\0 ?(?=[\u3000-\u9fff\uff00-\uffef])"
+_MIXED_JOINT = r"(?<=[\u4e00-\u9fff])\0(?=[A-Za-z0-9])|(?<=[A-Za-z0-9])\0(?=[\u4e00-\u9fff])"
 _PLACE = re.compile(r"\{\{|\}\}|\{(\w+)(!r)?(?::([^{}]*))?\}")
 _language = "en"
 
@@ -67,7 +67,8 @@ def fill(key: str, english: str, values: Mapping[str, Any], *, lang: str | None 
     In addition to Python's format specifications:
     `{n:plural rank ranks}` "1 rank", "4 ranks" · `{hosts:hosts}` npu[01-04] · `{ranks:ranks}` 0-3,7
     `{texts:lines}` one per line
-    `{n:bytes}` 1.5 GiB · `{s:duration}` 2 min 5 s · `{x:percent}` 0.31 as 31% · `{x:quote}` 'x'
+    `{n:bytes}` 1.5 GiB · `{s:duration}` 2 min 5 s · `{at_s:clock}` 02:14:07
+    `{x:percent}` 0.31 as 31% · `{x:quote}` 'x'
     """
     lang = lang or _language
 
@@ -87,7 +88,7 @@ def _space(text: str) -> str:
     """Put one space between Chinese and Latin text at the NUL marks around a nested text, none between Chinese."""
     if "\0" not in text:
         return text
-    return _MIXED_JOINT.sub(" ", _CHINESE_JOINT.sub("", text)).replace("\0", "")
+    return re.sub(_MIXED_JOINT, " ", re.sub(_CHINESE_JOINT, "", text)).replace("\0", "")
 
 
 def _show(value: Any, spec: str, lang: str) -> str:

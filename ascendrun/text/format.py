@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
@@ -62,6 +63,12 @@ def format_duration(seconds: float) -> str:
     return " ".join(parts[:2]) or "0 s"
 
 
+def format_clock(at_s: float) -> str:
+    """Format a time in UTC seconds as local time: `02:14:07`, of another day `2026-11-21 02:14:07`."""
+    at, now = time.localtime(at_s), time.localtime()
+    return time.strftime("%H:%M:%S" if at[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", at)
+
+
 def is_hidden(character: str) -> bool:
     """Return whether a character is invisible or reorders its neighbours: controls, bidi marks, line separators."""
     return unicodedata.category(character) in _HIDDEN
@@ -103,6 +110,7 @@ SPECIAL: Mapping[str, Callable[[Any, str], str]] = {
     "ranks": lambda value, _: fold_numbers(value),
     "bytes": lambda value, _: format_bytes(value),
     "duration": lambda value, _: format_duration(value),
+    "clock": lambda value, _: format_clock(value),
     "percent": lambda value, _: f"{100 * value:.0f}%",
     "quote": lambda value, _: quote(str(value)),
 }

@@ -1,4 +1,4 @@
-"""config: the settings and their origin."""
+"""config: the settings and their origin. prune: remove old data by the limits in them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.command import UsageError
-from ascendrun.cli.options import cli_command, output_option
+from ascendrun.cli.options import Duration, cli_command, output_option
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
+    from ascendrun.cluster import PruneReply
 
 DEFAULT = Text("config.default", "default")
 
@@ -69,3 +70,60 @@ def command(ctx: CliContext, action: str, name: str | None, output: str | None) 
         )
     print("" if view.value is None else sanitise_line(view.value))
     return 0
+
+
+HEAD = Text("prune.head", "(head node)")
+
+
+@cli_command(
+    "prune",
+    examples="""
+    ascendrun prune --dry-run                # what would go, by the settings keep_…
+    ascendrun prune --older 7d --keep qwen32b-lora
+""",
+)
+@click.option("--older", type=Duration(), metavar="TIME", help="Age limit instead of the settings.")
+@click.option("--keep", multiple=True, metavar="JOB", help="Keep the logs of this job; may be repeated.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+@output_option
+@click.pass_obj
+def prune_command(
+    ctx: CliContext, older: float | None, keep: tuple[str, ...], dry_run: bool, output: str | None
+) -> int:
+    """Remove logs of ended jobs from the head node and the nodes, and staged directories that nothing has used.
+
+    The controller does the same once a day, on nodes that are connected. Limits: settings `keep_jobs_days`,
+    `keep_jobs_gib`, `keep_node_days`, `keep_node_gib` (`ascendrun config`). Live jobs, checkpoints and files that
+    ranks wrote to their working directory stay. Exit code 6: some nodes are unreachable.
+    """
+    from ascendrun.cli.output import PEOPLE, Column, describe_memory, print_rows
+    from ascendrun.cluster import PruneReply
+
+    screen = ctx.screen()
+    replies: list[PruneReply] = []
+    try:
+        for reply in ctx.cluster.prune(older_s=older, keep=keep, dry_run=dry_run):
+            replies.append(reply)
+            screen.progress(str(Text("prune.progress", "{count:plural host hosts} replied", count=len(replies))))
+    finally:
+        screen.close()
+    columns = [
+        Column("HOST", lambda reply: str(HEAD) if reply.host is None else reply.host),
+        Column("JOBS", lambda reply: str(len(reply.jobs))),
+        Column("DIRECTORIES", lambda reply: str(len(reply.trees))),
+        Column("SIZE", lambda reply: describe_memory(_size(reply))),
+        Column("ERROR", lambda reply: str(reply.refused.message if reply.refused else "")),
+    ]
+    print_rows(replies, columns, output, name="hosts", kind=PruneReply)
+    if output in PEOPLE:
+        total = sum(map(_size, replies))
+        ctx.echo(
+            Text("prune.would-free", "{size:bytes} would be freed", size=total)
+            if dry_run
+            else Text("prune.freed", "{size:bytes} freed", size=total)
+        )
+    return 6 if any(reply.refused for reply in replies) else 0
+
+
+def _size(reply: PruneReply) -> int:
+    return sum(one.size_bytes for one in (*reply.jobs, *reply.trees))

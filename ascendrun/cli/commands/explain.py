@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Attempt to explain.  [default: the newest]")
 @click.option("--all", "everything", is_flag=True, help="Show all evidence and all consequences, uncut.")
 @click.option("--collect", is_flag=True, help="First fetch kernel, device and CANN logs from the nodes.")
+@click.option("--fresh", is_flag=True, help="Diagnose again instead of reading the diagnosis of the controller.")
 @output_option
 @click.pass_obj
-def command(ctx: CliContext, job: str, attempt: int | None, everything: bool, collect: bool, output: str | None) -> int:
+def command(
+    ctx: CliContext, job: str, attempt: int | None, everything: bool, collect: bool, fresh: bool, output: str | None
+) -> int:
     """Find the first failing rank, the cause, the confidence and a fix.
 
     The ends of all other ranks are shown as consequences. The confidence is "certain", "likely" or "unknown". For a
@@ -46,9 +49,41 @@ def command(ctx: CliContext, job: str, attempt: int | None, everything: bool, co
                 if problem
                 else str(Text("explain.collected", "{host}: logs collected", host=host))
             )
-    explanation = ctx.cluster.explain(job, attempt=attempt)
+    explanation = ctx.cluster.explain(job, attempt=attempt, fresh=fresh)
     if not print_record(explanation, output):
         from ascendrun.cli.explain_view import print_explanation
 
         print_explanation(explanation, color=ctx.has_color(sys.stdout), everything=everything or output == "wide")
+    return 0
+
+
+@cli_command(
+    "stacks",
+    examples="""
+    ascendrun stacks j-0001
+    ascendrun stacks j-0001 --rank 9           # all threads of one rank
+    ascendrun stacks j-0001 --attempt 1        # of an attempt that hung and was stopped
+    ascendrun stacks j-0001 -o json | jq '.groups[] | select(.is_awaited)'
+""",
+)
+@click.argument("job")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only this rank, with all its threads.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="The stacks that were kept of this attempt.")
+@output_option
+@click.pass_obj
+def stacks_command(ctx: CliContext, job: str, rank: int | None, attempt: int | None, output: str | None) -> int:
+    """Show what each rank of a job does; ranks with equal stacks are shown once.
+
+    The stacks come from py-spy if the ranks have it on PATH, else from bundled programs themselves. Other programs show
+    the state of /proc. Ranks that the others wait for are marked. No rank is stopped or changed.
+
+    Of a job that hung and has ended, the stacks of that time are shown.
+    """
+    from ascendrun.cli.output import print_record
+
+    found = ctx.cluster.stacks(job, rank=rank, attempt=attempt)
+    if not print_record(found, output):
+        from ascendrun.cli.explain_view import print_stacks
+
+        print_stacks(found, everything=output == "wide")
     return 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,16 +21,25 @@ if TYPE_CHECKING:
     examples="""
     ascendrun validate jobs/*.yaml
     ascendrun validate job.yaml --set nodes=4 hostfiles/cluster.hosts
+    ascendrun validate job.yaml --sample train.log
 """,
 )
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override the job files: args.lr=1e-4.")
+@click.option(
+    "--sample",
+    metavar="LOG",
+    type=click.Path(path_type=Path),
+    help="Print the steps that are read from this output, with progress.pattern of FILE, if FILE has one.",
+)
 @click.pass_obj
-def validate(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...]) -> int:
+def validate(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...], sample: Path | None) -> int:
     """Report every problem of job files (and of hostfiles, named *.hosts), each with its place; ask no node."""
     from ascendrun.cli.output import labelled
     from ascendrun.core.errors import InvalidInputError
 
+    if not files and sample is None:
+        raise click.UsageError(str(Text("cli.missing-files", "missing argument FILE...")))
     problems: list[Problem] = []
     for file in files:
         try:
@@ -38,7 +48,55 @@ def validate(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...
             problems.extend(error.problems)
     if problems:
         raise InvalidInputError(problems)
+    if sample is not None:
+        _print_sample(ctx, sample, [file for file in files if file.suffix != ".hosts"], overrides)
     return 0
+
+
+SAMPLE_ROWS = 10
+"""Rows of a sample that are printed of its start and of its end."""
+SAMPLE_COLUMNS = {
+    "STEP": "step",
+    "TOTAL": "total_steps",
+    "LOSS": "loss",
+    "LEARNING RATE": "learning_rate",
+    "GRAD NORM": "grad_norm",
+    "EPOCH": "epoch",
+    "SAMPLES/S": "samples_per_s",
+    "TOKENS/S": "tokens_per_s",
+}
+
+
+def _print_sample(ctx: CliContext, sample: Path, files: list[Path], overrides: tuple[str, ...]) -> None:
+    """Print the rows that are read from an output. Raises InvalidInputError if it has none."""
+    from ascendrun.cli.output import Column, format_table, labelled
+    from ascendrun.core.errors import InvalidInputError, Problem
+
+    specs = [stage.spec for file in files for stage in ctx.cluster.validate(file, overrides=overrides)]
+    pattern = next((spec.progress.pattern for spec in specs if spec.progress.pattern is not None), None)
+    try:
+        rows = ctx.cluster.sample_progress(sample, pattern=pattern)
+    except OSError as error:
+        message = Text("validate.sample-unreadable", "cannot read: {why}", why=error.strerror or str(error))
+        raise InvalidInputError([Problem(str(sample), None, None, message)]) from None
+    steps = sum(row.get("step") is not None for row in rows)
+    if not steps:
+        message = Text("validate.no-steps", "no step of a training found")
+        hint = Text(
+            "validate.no-steps-hint", "set progress.pattern in the job file, or write metrics (docs/metrics.md)"
+        )
+        raise InvalidInputError([Problem(str(sample), None, None, message, hint)])
+    click.echo(labelled(sample, Text("validate.steps", "{steps:plural step steps} found", steps=steps)))
+    shown = rows if len(rows) <= 2 * SAMPLE_ROWS else [*rows[:SAMPLE_ROWS], {}, *rows[-SAMPLE_ROWS:]]
+    columns = [Column(title, partial(_cell, name=name)) for title, name in SAMPLE_COLUMNS.items()]
+    click.echo(format_table(shown, columns), nl=False)
+
+
+def _cell(row: dict[str, Any], *, name: str) -> str:
+    """Return a value of a row; the empty row stands for those that are omitted."""
+    if not row:
+        return "…"
+    return "" if row.get(name) is None else f"{row[name]:.6g}" if isinstance(row[name], float) else str(row[name])
 
 
 def _describe_valid(ctx: CliContext, file: Path, overrides: tuple[str, ...]) -> Text:

@@ -197,6 +197,10 @@ def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int | None, view: 
     from ascendrun.cli.log_output import format_line
 
     screen, is_empty = ctx.screen(), True
+    if detail.job.attempt > 1:
+        from ascendrun.cli.follow import attempt_line
+
+        ctx.echo(attempt_line(attempt or detail.job.attempt))
     for line in ctx.cluster.logs(detail, view, attempt=attempt, warn=ctx.warn):
         sys.stdout.write(format_line(view, line, screen) + "\n")
         is_empty = False

@@ -1,4 +1,4 @@
-"""nodes: show whether hosts are reachable, and their state."""
+"""nodes: show whether hosts are reachable, and their state. drain, undrain, lost, release: change their state."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
     from ascendrun.cli.output import Column
     from ascendrun.cluster import HostStatus
+    from ascendrun.core.hosts import Host
+    from ascendrun.core.machines import Closure, Hold
 
 TIMEOUT_S = 90.0
 
@@ -24,6 +26,7 @@ TIMEOUT_S = 90.0
     examples="""
     ascendrun nodes --hostfile hostfiles/cluster.hosts
     ascendrun nodes -H cluster.hosts --hosts 'npu[01-04]' -o wide
+    ascendrun nodes --all                                # every machine that jobs have used, and its state
 """,
 )
 @hostfile_option
@@ -31,14 +34,26 @@ TIMEOUT_S = 90.0
 @click.option(
     "--timeout", type=Duration(), metavar="TIME", help="Stop waiting when no host replies for TIME.  [default: 90s]"
 )
+@click.option("--all", "everything", is_flag=True, help="Show every known machine and its state; query none.")
 @output_option
 @click.pass_obj
-def command(ctx: CliContext, hostfile: str | None, names: str | None, timeout: float | None, output: str | None) -> int:
+def command(
+    ctx: CliContext,
+    hostfile: str | None,
+    names: str | None,
+    timeout: float | None,
+    everything: bool,
+    output: str | None,
+) -> int:
     """Show for each host whether it is reachable, its Python, CPUs, memory, disk, clock and job.
 
-    Exit code 6: some hosts are unreachable.
+    HELD: no job starts there, since processes of an earlier job may live (unconfirmed) or do live (leftovers), or since
+    it is drained or quarantined. Exit code 6: some hosts are unreachable.
     """
-    from ascendrun.cli.output import print_rows
+    if everything:
+        return _print_machines(ctx, output)
+    from ascendrun.cli.outcome import print_held
+    from ascendrun.cli.output import PEOPLE, print_rows
     from ascendrun.cluster import HostStatus
 
     hosts = hosts_of(ctx, hostfile=hostfile, names=names)
@@ -53,7 +68,200 @@ def command(ctx: CliContext, hostfile: str | None, names: str | None, timeout: f
         screen.close()
     rows = [replies[host.name] for host in hosts if host.name in replies]
     print_rows(rows, node_columns(), output, name="nodes", kind=HostStatus)
+    if output in PEOPLE:
+        print_held(ctx, (hold for row in rows for hold in row.holds))
     return _print_unreached(ctx, rows)
+
+
+@cli_command(
+    "release",
+    examples="""
+    ascendrun release npu07               # it was replaced, or no process is left there
+    ascendrun release 'npu[01-04]'
+""",
+)
+@click.argument("hosts", nargs=-1, required=True, metavar="HOST...")
+@click.pass_obj
+def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
+    """State that no process of a job is left on hosts that are held, so that jobs may start there.
+
+    A host that responds is queried first: it is not released while it shows processes of the job (exit code 7).
+    """
+    from ascendrun.cli.errors import describe_error
+    from ascendrun.cli.options import parse_host_names
+    from ascendrun.core.errors import AscendrunError
+
+    code = 0
+    for host in parse_host_names(list(hosts)):
+        try:
+            ctx.cluster.release(host.name)
+        except AscendrunError as error:
+            ctx.echo("\n".join(describe_error(error)))
+            code = code or error.exit_code
+        else:
+            ctx.echo(Text("release.done", "{host} released", host=host.name))
+    return code
+
+
+@cli_command(
+    "drain",
+    examples="""
+    ascendrun drain npu07 --reason optics             # running jobs continue
+    ascendrun drain 'npu[01-04]' --for 2h --now       # jobs that may restart continue on other hosts
+""",
+)
+@click.argument("hosts", metavar="HOSTS")
+@click.option("--reason", default="", metavar="TEXT", help="Shown to the jobs that wait.")
+@click.option("--for", "for_s", type=Duration(), metavar="TIME", help="End the drain after TIME.  [default: undrain]")
+@click.option("--now", is_flag=True, help="Stop the jobs there that may restart; they continue on other hosts.")
+@click.pass_obj
+def drain_command(ctx: CliContext, hosts: str, reason: str, for_s: float | None, now: bool) -> int:
+    """Place no new jobs on hosts. Running jobs continue.
+
+    HOSTS are names in the hostfile of a job or of the setting: npu07 or npu[01-04]. With --now, jobs without
+    restart.max_restarts keep running.
+    """
+    import time
+
+    until_s = None if for_s is None else time.time() + for_s
+    drained = ctx.cluster.drain(hosts, reason=reason, until_s=until_s, now=now)
+    names = {host.name for host in drained}
+    ctx.echo(Text("drain.done", "{hosts:hosts} drained", hosts=sorted(names)))
+    for machine in ctx.cluster.machines():
+        if machine.state.value == "draining" and names & set(machine.names):
+            ctx.echo(
+                Text("drain.busy", "{host} is still used by {jobs}", host=machine.names[0], jobs=list(machine.jobs))
+            )
+    return 0
+
+
+@cli_command(
+    "undrain",
+    examples="""
+    ascendrun undrain npu07
+    ascendrun undrain 'npu[01-04]' --no-check
+""",
+)
+@click.argument("hosts", metavar="HOSTS")
+@click.option("--no-check", is_flag=True, help="Open the hosts without a check.")
+@click.pass_obj
+def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
+    """Place jobs on hosts again: ends a drain and a quarantine.
+
+    The checks of `doctor --quick` run first. A host on which one fails, or that is unreachable, stays closed (exit code
+    3).
+    """
+    chosen = ctx.cluster.known_hosts(hosts)
+    refused = set() if no_check else _check_before_undrain(ctx, chosen)
+    ready = [host for host in chosen if host.name not in refused]
+    if ready:
+        ctx.cluster.undrain(ready)
+        ctx.echo(Text("undrain.done", "{hosts:hosts} open to jobs", hosts=sorted({host.name for host in ready})))
+    if refused:
+        ctx.error(Text("undrain.refused", "{hosts:hosts} not ready", hosts=sorted(refused)))
+        ctx.hint(
+            Text("undrain.refused.hint", "run `ascendrun undrain --no-check {hosts:hosts}`", hosts=sorted(refused))
+        )
+    return 3 if refused else 0
+
+
+def _check_before_undrain(ctx: CliContext, hosts: Sequence[Host]) -> set[str]:
+    """Print what the light checks find on the hosts; return those that are not ready."""
+    from ascendrun.cli.output import labelled
+    from ascendrun.core.findings import Severity
+
+    report = ctx.cluster.doctor(hosts, is_full=False)
+    for found in report.findings:
+        if found.severity is not Severity.NOTE:
+            ctx.echo(labelled(f"{found.severity.value} {found.nodes}".strip(), found.message))
+    failed = {host for one in report.findings if one.severity is Severity.FAIL for host in one.hosts}
+    return {*failed, *report.unreached} & {host.name for host in hosts}
+
+
+@cli_command(
+    "lost",
+    examples="""
+    ascendrun lost npu07          # powered off, or taken out of the rack
+    ascendrun lost 'npu[01-04]' --reason rack3-off
+""",
+)
+@click.argument("hosts", metavar="HOSTS")
+@click.option("--reason", default="", metavar="TEXT", help="Shown with the state of the host.")
+@click.pass_obj
+def lost_command(ctx: CliContext, hosts: str, reason: str) -> int:
+    """State that hosts are gone with all their processes. Their jobs end or restart; the hosts are drained.
+
+    State it only of hosts that are certainly off: a process that still runs there could write into the checkpoints of
+    the restarted job. A host that responds is refused (exit code 7).
+    """
+    gone = ctx.cluster.lost(hosts, reason=reason)
+    names = sorted({host.name for host in gone})
+    ctx.echo(Text("lost.done", "{hosts:hosts} lost; drained until `ascendrun undrain`", hosts=names))
+    return 0
+
+
+def _print_machines(ctx: CliContext, output: str | None) -> int:
+    from ascendrun.cli.output import Column, describe_time, print_rows
+    from ascendrun.cluster import MachineView
+
+    columns = [
+        Column("HOST", lambda machine: ",".join(machine.names)),
+        Column("STATE", lambda machine: machine.state.value),
+        Column("HELD BY", lambda machine: ",".join(machine.jobs) or "-"),
+        Column("SINCE", lambda machine: describe_time(machine.since_s)),
+        Column("UNTIL", lambda machine: describe_time(machine.until_s), is_wide=True),
+        Column("ADDRESS", lambda machine: machine.address, is_wide=True),
+        Column("SEEN", lambda machine: describe_time(machine.heard_at_s or None), is_wide=True),
+        Column("CHECKED", lambda machine: describe_time(machine.examined_at_s), is_wide=True),
+        Column("REASON", lambda machine: str(machine.reason or machine.finding or "")),
+    ]
+    print_rows(ctx.cluster.machines(), columns, output, name="machines", kind=MachineView)
+    return 0
+
+
+@cli_command(
+    "leases",
+    examples="""
+    ascendrun leases 'npu[01-04]'
+    ascendrun leases -H cluster.hosts -o json
+""",
+)
+@click.argument("hosts", nargs=-1, metavar="[HOST...]")
+@hostfile_option
+@output_option
+@click.pass_obj
+def leases_command(ctx: CliContext, hosts: tuple[str, ...], hostfile: str | None, output: str | None) -> int:
+    """List what uses devices and ports on each host: runs of all users and head nodes, and other processes on NPUs
+    and GPUs.
+
+    A running attempt has its devices, MASTER_PORT (port) and 32 ports of HCCL (hccl) for itself. CPUs are not leased.
+    Exit code 6: some hosts are unreachable.
+    """
+    from ascendrun.cli.output import print_rows
+    from ascendrun.cluster import DeviceUse
+
+    chosen = hosts_of(ctx, hostfile=hostfile, names=",".join(hosts) or None)
+    rows, unreached = ctx.cluster.leases(chosen)
+    print_rows(rows, lease_columns(), output, name="leases", kind=DeviceUse)
+    for host, why in unreached.items():
+        ctx.error(Text("leases.unreachable", "{host}: {why}", host=host, why=why))
+    return 6 if unreached else 0
+
+
+def lease_columns() -> list[Column]:
+    from ascendrun.cli.output import Column
+    from ascendrun.text.format import format_clock
+
+    return [
+        Column("HOST", lambda row: row.host),
+        Column("TYPE", lambda row: row.type),
+        Column("ID", lambda row: row.key if row.device is None else str(row.device)),
+        Column("USER", lambda row: row.user or "-"),
+        Column("RUN", lambda row: row.run_id or "-"),
+        Column("SINCE", lambda row: "-" if row.since_s is None else format_clock(row.since_s)),
+        Column("PID", lambda row: "-" if row.pid is None else str(row.pid)),
+        Column("COMMAND", lambda row: row.command or "-"),
+    ]
 
 
 def _print_unreached(ctx: CliContext, rows: Sequence[HostStatus]) -> int:
@@ -85,6 +293,16 @@ REACHABLE = Text("nodes.state-reachable", "reachable")
 UNREACHABLE = Text("nodes.state-unreachable", "UNREACHABLE")
 
 
+def held_by(status: HostStatus) -> tuple[Hold | Closure, ...]:
+    return (*status.holds, *status.closures)
+
+
+def _describe_job(status: HostStatus) -> str:
+    if status.job is None and status.spare_of is not None:
+        return str(Text("nodes.spare", "{job} (spare)", job=status.spare_of))
+    return status.job or "-"
+
+
 def node_columns() -> list[Column]:
     from ascendrun.cli.output import Column, describe_memory
 
@@ -100,6 +318,7 @@ def node_columns() -> list[Column]:
         Column("MEMORY", lambda status: describe_memory(status.memory_bytes)),
         Column("DISK FREE", lambda status: describe_memory(status.free_bytes)),
         Column("CLOCK", clock, is_wide=True),
-        Column("JOB", lambda status: status.job or "-"),
+        Column("JOB", _describe_job),
+        Column("HELD", lambda status: ",".join(sorted({one.state.value for one in held_by(status)})) or "-"),
         Column("ERROR", lambda status: str(status.error or "")),
     ]

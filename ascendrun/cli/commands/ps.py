@@ -29,16 +29,20 @@ def command(ctx: CliContext, everything: bool, output: str | None) -> int:
     """List live jobs, the newest first.
 
     A pipeline is one row. REASON shows why a job is in its state; of a running job it counts the ranks that run now.
+    FOUND: an attempt runs on hosts, but its job is unknown; `ascendrun stop` ends it.
     """
+    from ascendrun.cli.outcome import print_held
     from ascendrun.cli.output import PEOPLE, print_rows
     from ascendrun.cluster import JobView
 
-    jobs = ctx.cluster.jobs(everything=everything, folded=True)
+    jobs = (*ctx.cluster.found_attempts(), *ctx.cluster.jobs(everything=everything, folded=True))
     print_rows(jobs, job_columns(time.time()), output, name="jobs", kind=JobView)
     if not jobs and output in PEOPLE:
         ctx.echo(Text("cli.no-jobs", "no jobs") if everything else Text("cli.no-live-jobs", "no live jobs"))
         if not everything:
             ctx.hint(Text("cli.list-ended", "list ended jobs: ascendrun ps -a"))
+    if output in PEOPLE:
+        print_held(ctx, (hold for machine in ctx.cluster.held_machines() for hold in machine.holds))
     return 0
 
 
@@ -58,9 +62,10 @@ def job_columns(now_s: float) -> list[Column]:
         Column("ID", lambda job: job.id),
         Column("NAME", lambda job: job.name),
         Column("STATE", lambda job: job.state),
-        Column("ATTEMPT", lambda job: str(job.attempt), dropped=4),
-        Column("NODES", lambda job: fold_hosts(job.hosts), dropped=1),
+        Column("ATTEMPT", lambda job: str(job.starts or job.attempt), dropped=4),
+        Column("NODES", lambda job: fold_hosts(job.hosts) or str(job.nodes), dropped=1),
         Column("RANKS", lambda job: str(job.world_size or "-"), dropped=3),
+        Column("SPARES", lambda job: fold_hosts(job.spares) or "-", is_wide=True),
         Column("AGE", lambda job: describe_seconds(now_s - job.created_at_s), dropped=5),
         Column("DURATION", lambda job: describe_seconds(duration_s(job)), dropped=2),
         Column("EXIT", lambda job: "-" if job.exit_code is None else str(job.exit_code), is_wide=True),

@@ -104,4 +104,24 @@ def describe_report(report: Report) -> str:
         ],
     )
     caveats = "".join(f"{page.describe_caveat(caveat)}\n" for caveat in report.caveats)
-    return "\n".join(part for part in (format_pairs(pairs), time_use, caveats) if part)
+    return "\n".join(part for part in (format_pairs(pairs), time_use, _describe_attempts(report), caveats) if part)
+
+
+def _describe_attempts(report: Report) -> str:
+    """Return a table of the attempts whose ranks ran, "" if the job had only one."""
+    from ascendrun.cli.output import Column, describe_attempt_failure, format_table
+    from ascendrun.cli.report import page
+    from ascendrun.text.format import fold_hosts
+
+    rows = [row for row in report.attempts if row.ran_s or row.failure is not None]
+    cells = {
+        "attempt": lambda row: str(row.attempt),
+        "nodes": lambda row: fold_hosts(row.hosts),
+        "ran": lambda row: page.duration(row.ran_s),
+        "steps": lambda row: page.describe_steps(row.first_step, row.last_step),
+        "resumed": lambda row: page.count(row.resumed),
+        "lost_steps": lambda row: page.count(row.lost_steps),
+        "cause": lambda row: describe_attempt_failure(row.failure),
+    }
+    columns = [Column(str(page.LABELS[name]).upper(), cell) for name, cell in cells.items()]
+    return format_table(rows, columns) if len(rows) > 1 else ""

@@ -79,6 +79,8 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
         pairs.append((str(Text("show.why", "cause")), why))
         pairs.append((str(Text("show.evidence", "evidence")), f"ascendrun explain {detail.job.id}"))
     parts = [format_pairs(pairs)]
+    if detail.past_attempts:
+        parts.append(_describe_attempts(detail))
     if detail.nodes:
         has_ended = detail.job.ended_at_s is not None
         parts.append(
@@ -88,6 +90,7 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
                     Column("NODE", lambda node: node.host),
                     Column("RANKS", lambda node: fold_numbers(node.ranks)),
                     Column("LIVENESS", lambda node: "-" if has_ended else node.liveness),
+                    Column("SEEN", lambda node: "-" if has_ended else describe_time(node.heard_at_s)),
                     Column("PHASE", lambda node: node.phase),
                 ],
             )
@@ -134,6 +137,8 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
         (Text("show.started", "started"), describe_time(job.started_at_s)),
         (Text("show.ended", "ended"), describe_time(job.ended_at_s)),
     ]
+    if job.spares:
+        pairs.append((Text("show.spares", "spares"), _describe_spares(detail)))
     if job.started_at_s is not None:
         end_s = now_s if job.ended_at_s is None else job.ended_at_s
         pairs.append((Text("show.duration", "duration"), describe_seconds(end_s - job.started_at_s)))
@@ -146,7 +151,43 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
     if detail.unconfirmed_hosts:
         label = Text("show.unconfirmed-hosts", "unconfirmed hosts")
         pairs.append((label, fold_hosts(detail.unconfirmed_hosts)))
+    for hold in job.holds:
+        if hold.processes:
+            pairs.append((Text("show.held-host", "held host"), labelled(hold.host, hold.reason())))
     return [(str(label), value) for label, value in pairs]
+
+
+def _describe_spares(detail: JobDetail) -> str:
+    """Return the hosts that may replace others, and whether each is ready."""
+
+    found: dict[str, list[str]] = {}
+    for host in detail.job.spares:
+        finding = detail.spares.get(host)
+        status = Text("show.spare-not-ready", "not ready: {finding}", finding=finding)
+        if finding is None:
+            is_ready = host in detail.spares
+            status = Text("show.spare-ready", "ready") if is_ready else Text("show.spare-unchecked", "not checked yet")
+        found.setdefault(str(status), []).append(host)
+    spares = [Text("show.spare", "{hosts:hosts} ({status})", hosts=hosts, status=one) for one, hosts in found.items()]
+    return ", ".join(map(str, spares))
+
+
+def _describe_attempts(detail: JobDetail) -> str:
+    """Return a table of the attempts that ended, with the cause that was diagnosed."""
+    from ascendrun.cli.output import Column, describe_attempt_failure, describe_time, format_table
+    from ascendrun.text.format import fold_hosts
+
+    return format_table(
+        detail.past_attempts,
+        [
+            Column("ATTEMPT", lambda one: str(one.number)),
+            Column("NODES", lambda one: fold_hosts(one.hosts) or "-"),
+            Column("STARTED", lambda one: describe_time(one.started_at_s)),
+            Column("ENDED", lambda one: describe_time(one.ended_at_s)),
+            Column("STEP", lambda one: "-" if one.last_step is None else str(one.last_step)),
+            Column("ERROR", lambda one: describe_attempt_failure(one.failure)),
+        ],
+    )
 
 
 def _describe_ranks(detail: JobDetail, *, wide: bool) -> str:
@@ -194,6 +235,8 @@ def describe_rank(rank: RankView) -> str:
         status = Text("show.rank-exited", "exit code {code}", code=rank.exit_code)
     elif rank.pid is None:
         return str(Text("show.rank-never-started", "not started"))
+    elif not rank.is_known:
+        status = Text("show.rank-unknown", "running when last seen")
     else:
         status = Text("show.rank-running", "running")
     if rank.hung_at_exit:

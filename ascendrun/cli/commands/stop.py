@@ -1,4 +1,4 @@
-"""stop: end jobs, and report when their processes are gone. wait: return when a job has ended, with its exit code."""
+"""stop: end jobs and confirm it. retry: start an ended job again. wait: return when a job has ended."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ascendrun.cluster import JobDetail, JobView
 
 POLL_S = 0.2
+FOUND_S = 90.0
+"""Seconds in which a found attempt ends: its grace period, and twice the time to confirm an end."""
 
 
 @cli_command(
@@ -32,15 +34,19 @@ POLL_S = 0.2
 def command(ctx: CliContext, jobs: tuple[str, ...], now: bool, no_wait: bool) -> int:
     """Stop jobs: send the checkpoint signal, wait for the save, then end every process. Waits until they are gone.
 
-    A JOB is an id, the start of an id, or a name; a live job is chosen before an ended one of the same name. Exits 6
-    when a node could not confirm that all processes are gone.
+    A JOB is an id, the start of an id, or a name; a live job is chosen before an ended one of the same name. It may be
+    the id or name of an attempt that `ps` lists as FOUND. Exits 6 when processes are left on a node, or when it could
+    not confirm that all are gone.
     """
     screen = ctx.screen()
-    requested: list[str] = []
+    requested: list[JobView] = []
     try:
         code = _request_all(ctx, jobs, requested, now=now)
-        for job_id in () if no_wait else requested:
-            code = max(code, _print_end(ctx, _wait_until_ended(ctx, job_id, screen)))
+        for job in () if no_wait else requested:
+            if job.state == "FOUND":
+                code = max(code, _await_found(ctx, job, screen))
+            else:
+                code = max(code, _print_end(ctx, _wait_until_ended(ctx, job.id, screen)))
         return code
     except KeyboardInterrupt:
         screen.close()
@@ -51,8 +57,8 @@ def command(ctx: CliContext, jobs: tuple[str, ...], now: bool, no_wait: bool) ->
         return 130
 
 
-def _request_all(ctx: CliContext, refs: tuple[str, ...], requested: list[str], *, now: bool) -> int:
-    """Request every stop, also when one job is unknown; add ids to `requested`. Return the first exit code, or 0."""
+def _request_all(ctx: CliContext, refs: tuple[str, ...], requested: list[JobView], *, now: bool) -> int:
+    """Request every stop, also when one job is unknown; add them to `requested`. Return the first exit code, or 0."""
     import sys
 
     from ascendrun.cli.errors import describe_error
@@ -66,7 +72,7 @@ def _request_all(ctx: CliContext, refs: tuple[str, ...], requested: list[str], *
             print("\n".join(describe_error(error)), file=sys.stderr)
             code = code or error.exit_code
         else:
-            requested.append(job.id)
+            requested.append(job)
             ctx.echo(describe(job))
     return code
 
@@ -95,14 +101,49 @@ def _wait_until_ended(ctx: CliContext, job_id: str, screen: Screen) -> JobDetail
 
 
 def _print_end(ctx: CliContext, detail: JobDetail) -> int:
-    """Return 0, or 6 when a node could not confirm that all processes are gone."""
-    from ascendrun.cli.outcome import print_unconfirmed
+    """Return 0, or 6 when processes are left on a node, or it could not confirm that all are gone."""
+    from ascendrun.cli.outcome import print_left
 
     ctx.echo(describe(detail.job))
-    if not detail.unconfirmed_hosts:
-        return 0
-    print_unconfirmed(ctx, detail)
-    return 6
+    return 6 if print_left(ctx, detail) else 0
+
+
+def _await_found(ctx: CliContext, job: JobView, screen: Screen) -> int:
+    """Wait until a found attempt is gone; return 6 when it is not after FOUND_S."""
+    from ascendrun.cli.outcome import print_held
+
+    deadline = time.monotonic() + FOUND_S
+    while any(one.name == job.name for one in ctx.cluster.found_attempts()):
+        if time.monotonic() > deadline:
+            screen.close()
+            print_held(ctx, job.holds)
+            return 6
+        screen.progress(describe(job))
+        time.sleep(POLL_S)
+    screen.close()
+    ctx.echo(Text("stop.found-gone", "{tag} ended", tag=job.name))
+    return 0
+
+
+@cli_command(
+    "retry",
+    examples="""
+    ascendrun retry j-0001                # the same job again, from its newest checkpoint
+    ascendrun retry train                 # the newest job of this name
+""",
+)
+@click.argument("job")
+@click.pass_obj
+def retry_command(ctx: CliContext, job: str) -> int:
+    """Start the next attempt of a job that failed or was stopped, with a new budget of restarts.
+
+    The job keeps its id, code, settings and checkpoints. A pipeline is resumed as with `submit --resume`. Exits 7 if
+    the job has not ended, or succeeded.
+    """
+    view = ctx.cluster.retry(job)
+    ctx.echo(describe(view))
+    ctx.hint(f"ascendrun logs -f {view.id}")
+    return 0
 
 
 @cli_command(
@@ -121,3 +162,37 @@ def wait_command(ctx: CliContext, job: str, timeout: float | None) -> int:
 
     detail = ctx.cluster.wait(job, timeout_s=timeout)
     return print_outcome(ctx.cluster, detail, screen=ctx.screen())
+
+
+@cli_command(
+    "hold",
+    examples="""
+    ascendrun hold j-0004          # it keeps its place in the queue, and does not start
+    ascendrun hold j-0004 j-0005
+""",
+)
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.pass_obj
+def hold_command(ctx: CliContext, jobs: tuple[str, ...]) -> int:
+    """Keep queued jobs from starting, until `unhold`. A job that has started is refused (exit code 7)."""
+    for ref in jobs:
+        job = ctx.cluster.hold(ref)
+        ctx.echo(Text("hold.done", "{job} held", job=job.id))
+    return 0
+
+
+@cli_command(
+    "unhold",
+    examples="""
+    ascendrun unhold j-0004
+    ascendrun unhold j-0004 j-0005
+""",
+)
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.pass_obj
+def unhold_command(ctx: CliContext, jobs: tuple[str, ...]) -> int:
+    """Let held jobs start."""
+    for ref in jobs:
+        job = ctx.cluster.unhold(ref)
+        ctx.echo(Text("unhold.done", "{job} may start", job=job.id))
+    return 0

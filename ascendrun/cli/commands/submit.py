@@ -16,7 +16,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cluster import JobView, ValidStage
+    from ascendrun.cluster import JobView
     from ascendrun.core.logs.log_view import LogView
 
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     examples="""
     ascendrun submit jobs/quickstart.yaml
     ascendrun submit job.yaml --set args.learning_rate=1e-4 --set nodes=4 --hostfile cluster.hosts
-    ascendrun submit job.yaml --dry-run          # what every rank would run, and the memory estimate
+    ascendrun submit job.yaml --dry-run          # what every rank would run, and its plan
     id=$(ascendrun submit job.yaml --detach -o json | jq -r .id)
     ascendrun submit pipeline.yaml --resume j-0003 --from-stage finetune   # keep the outputs of earlier stages
 """,
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     metavar="STAGE",
     help="With --resume: restart from this stage.  [default: the first that has not succeeded]",
 )
+@click.option("--priority", type=click.IntRange(-1000, 1000), default=0, help="Higher ones start first.  [default: 0]")
+@click.option("--hosts", "only", metavar="HOSTS", help="Use only these hosts of the hostfile: npu[01-04] or @group.")
+@click.option("--exclude", metavar="HOSTS", help="Do not use these hosts of the hostfile.")
 @hostfile_option
 @output_option
 @click.pass_obj
@@ -53,6 +56,9 @@ def command(
     overrides: tuple[str, ...],
     resume: str | None,
     from_stage: str | None,
+    priority: int,
+    only: str | None,
+    exclude: str | None,
     hostfile: str | None,
     output: str | None,
 ) -> int:
@@ -66,9 +72,18 @@ def command(
         raise UsageError(Text("submit.from-stage", "--from-stage requires --resume PIPELINE"))
     hosts_path = Path(hostfile) if hostfile else None
     if dry_run:
-        return _print_plan(ctx, file, overrides, hosts_path, output)
+        return _print_plan(ctx, file, overrides, hosts_path, output, hosts=only, exclude=exclude)
     ctx.cluster.install_training_stack(file, overrides=overrides, hostfile=hosts_path, log=ctx.echo)
-    job = ctx.cluster.submit(file, overrides=overrides, hostfile=hosts_path, resume=resume, from_stage=from_stage)
+    job = ctx.cluster.submit(
+        file,
+        overrides=overrides,
+        hostfile=hosts_path,
+        resume=resume,
+        from_stage=from_stage,
+        priority=priority,
+        hosts=only,
+        exclude=exclude,
+    )
     submitted = Text("submit.submitted", "{job} submitted ({name})", job=job.id, name=job.name)
     stages = len(job.stages)
     if stages:
@@ -88,37 +103,34 @@ def command(
 
 
 def _print_plan(
-    ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: Path | None, output: str | None
+    ctx: CliContext,
+    file: Path,
+    overrides: tuple[str, ...],
+    hostfile: Path | None,
+    output: str | None,
+    *,
+    hosts: str | None,
+    exclude: str | None,
 ) -> int:
+    from ascendrun.cli.commands.plan import exit_code, plan_lines, plan_record
     from ascendrun.cli.output import PEOPLE, print_record
     from ascendrun.cli.sanitise import sanitise
     from ascendrun.core.jobs.plan import render_text
-    from ascendrun.core.records import as_record
 
-    plans = ctx.cluster.plan(file, overrides=overrides, hostfile=hostfile)
-    estimates = ctx.cluster.estimate_memory(file, plans, overrides=overrides, hostfile=hostfile)
+    trainings = ctx.cluster.training_plans(file, overrides=overrides, hostfile=hostfile)
+    plans = ctx.cluster.plan(file, overrides=overrides, hostfile=hostfile, hosts=hosts, exclude=exclude)
     if output in PEOPLE:
         sys.stdout.write(sanitise("\n".join(render_text(plan) for plan in plans)))
-        stages = ctx.cluster.validate(file, overrides=overrides, hostfile=hostfile)
-        for plan, stage, found in zip(plans, stages, estimates):
-            if found is not None:
-                title = title_of(stage, plan["job"])
-                sys.stdout.write(sanitise("".join(f"# {line}\n" for line in ("", title, *found.lines))))
+        bundled = [plan for plan in trainings if plan.program is not None]
+        if bundled:
+            sys.stdout.write("".join(f"# {line}\n" for line in ("", *plan_lines(bundled, file.stem))))
     else:
         whole = [
-            plan if found is None else {**plan, "estimate": as_record(found)} for plan, found in zip(plans, estimates)
+            {**plan, "training": plan_record(training)} if training.program is not None else dict(plan)
+            for plan, training in zip(plans, trainings)
         ]
         print_record(whole[0] if len(whole) == 1 else {"stages": whole}, output)
-    return 3 if any(found is not None and found.fits is False for found in estimates) else 0
-
-
-def title_of(stage: ValidStage, job: str) -> Text:
-    """Return the title of a stage's memory estimate."""
-    if stage.stage is None:
-        return Text("estimate.job", "{job}:", job=job)
-    if stage.needs:
-        return Text("estimate.stage-needs", "stage {stage} (requires {needs}):", stage=stage.stage, needs=stage.needs)
-    return Text("estimate.stage", "stage {stage}:", stage=stage.stage)
+    return exit_code(trainings)
 
 
 def _leave(ctx: CliContext, job: JobView, output: str | None) -> int:

@@ -10,19 +10,20 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun import __version__, text
-from ascendrun.cli.output import describe_memory, describe_seconds
+from ascendrun.cli.output import describe_attempt_failure, describe_memory, describe_seconds
 from ascendrun.cli.sanitise import headline, sanitise_line
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
     from ascendrun.health.diagnosis import Diagnosis
     from ascendrun.health.report.charts import Chart
-    from ascendrun.health.report.data import Caveat, Report
+    from ascendrun.health.report.data import Caveat, JobMetrics, Report
 
 SHOWN_EVENTS = 40
 SHOWN_DEVICES = 64
@@ -49,6 +50,10 @@ LABELS: Mapping[str, Text] = {
     "steps": Text("report.steps", "steps"),
     "resumed": Text("report.resumed", "resumed at"),
     "kept": Text("report.kept", "training kept"),
+    "nodes": Text("report.nodes", "nodes"),
+    "ran": Text("report.ran", "ran"),
+    "lost_steps": Text("report.lost-steps", "steps lost"),
+    "cause": Text("report.cause", "cause"),
     "status": Text("report.status", "status"),
     "in_progress": Text("report.in-progress", "in progress"),
     "device": Text("report.device", "device"),
@@ -69,6 +74,7 @@ USE_NAMES: Mapping[str, Text] = {
     "staging": Text("report.use-staging", "staging"),
     "start-up": Text("report.use-start-up", "start-up"),
     "training": Text("report.use-training", "training"),
+    "running": Text("report.use-running", "running, no steps known"),
     "checkpoint": Text("report.use-checkpoint", "checkpoint"),
     "ending": Text("report.use-ending", "ending"),
     "lost": Text("report.use-lost", "lost to failures"),
@@ -79,6 +85,7 @@ USE_MEANINGS: Mapping[str, Text] = {
     "staging": Text("report.meaning-staging", "sending code to the nodes"),
     "start-up": Text("report.meaning-start-up", "processes, libraries and model, until the first step"),
     "training": Text("report.meaning-training", "steps whose results were kept"),
+    "running": Text("report.meaning-running", "an attempt without steps, in metrics or in output"),
     "checkpoint": Text("report.meaning-checkpoint", "saving, as reported by the program"),
     "ending": Text("report.meaning-ending", "after the last step, until all processes exited"),
     "lost": Text(
@@ -113,17 +120,27 @@ TILE_NAMES: Mapping[str, Text] = {
     "steps": Text("report.tile-steps", "steps"),
     "loss": Text("report.tile-loss", "last loss"),
     "step_s": Text("report.tile-step-s", "step time (median)"),
-    "tokens_per_s": Text("report.tile-tokens-per-s", "tokens/s (median)"),
-    "mfu": Text("report.tile-mfu", "MFU (median)"),
+    "throughput": Text("report.tile-throughput", "throughput (median)"),
     "hours-npu": Text("report.tile-hours-npu", "NPU-hours"),
     "hours-cuda": Text("report.tile-hours-cuda", "GPU-hours"),
     "hours-cpu": Text("report.tile-hours-cpu", "process-hours"),
     "energy": Text("report.tile-energy", "kWh of the devices"),
 }
+PLANNED_NAMES: Mapping[str, tuple[Text, Callable[[float], str]]] = {
+    "memory_bytes": (
+        Text("report.planned-memory", "memory of a device, measured (planned)"),
+        lambda value: describe_memory(int(value)),
+    ),
+    "tokens_per_s": (Text("report.planned-tokens", "tokens/s, measured (planned)"), lambda value: number(value)),
+    "hours": (
+        Text("report.planned-hours", "hours of training, measured (planned)"),
+        lambda value: number(value, digits=3),
+    ),
+}
 CAVEATS: Mapping[str, str] = {
     "no-steps": (
-        "An attempt reported no steps. All of its running time counts as training, or as lost if it "
-        "failed. Write metrics to $ASCENDRUN_METRICS_FILE (docs/metrics.md)."
+        "An attempt reported no steps. The effective training time is unknown. Call ascendrun.log(step=…) in the "
+        "program, or set progress.pattern in the job file (docs/metrics.md)."
     ),
     "no-times": (
         "The metrics have no timestamps. All of the running time counts as training, or as lost if the attempt failed."
@@ -173,7 +190,13 @@ def make_page(report: Report) -> str:
         caveats=[describe_caveat(caveat) for caveat in report.caveats],
         chart_titles=[chart_title(chart) for chart in report.charts],
         attempts=[
-            {**vars(it), "steps": _steps(it.first_step, it.last_step), "reason": _reason(it.reason, report.id)}
+            {
+                **vars(it),
+                "nodes": fold_hosts(it.hosts),
+                "steps": describe_steps(it.first_step, it.last_step),
+                "reason": _reason(it.reason, report.id),
+                "cause": describe_attempt_failure(it.failure),
+            }
             for it in report.attempts
         ],
         are_devices_folded=len(report.devices) > SHOWN_DEVICES,
@@ -196,7 +219,7 @@ def _template() -> Template:
 
     environment = Environment(autoescape=True, finalize=finalize)
     environment.filters.update(
-        when=when, duration=duration, percent=percent, measured=_measured, memory=_memory, count=_count
+        when=when, duration=duration, percent=percent, measured=_measured, memory=_memory, count=count
     )
     return environment.from_string(read_asset("report.html"))
 
@@ -245,11 +268,11 @@ def _memory(value: float | None) -> str:
     return "–" if value is None else describe_memory(int(value))
 
 
-def _count(value: int | None) -> str:
+def count(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
 
 
-def _steps(first: int | None, last: int | None) -> str:
+def describe_steps(first: int | None, last: int | None) -> str:
     return "–" if first is None or last is None else f"{first:,}–{last:,}"
 
 
@@ -294,14 +317,14 @@ def list_tiles(report: Report) -> list[tuple[str, str]]:
         "steps": steps if metrics.steps is not None else None,
         "loss": number(metrics.loss) if metrics.loss is not None else None,
         "step_s": f"{number(metrics.step_s, digits=3)} s" if metrics.step_s is not None else None,
-        "tokens_per_s": number(metrics.tokens_per_s) if metrics.tokens_per_s is not None else None,
-        "mfu": percent(metrics.mfu) if metrics.mfu is not None else None,
+        "throughput": _throughput(metrics),
     }
     tiles: list[tuple[str | None, Text | str]] = [
-        (percent(report.effective_ratio), TILE_NAMES["effective"]),
+        (unknown if report.effective_ratio is None else percent(report.effective_ratio), TILE_NAMES["effective"]),
         (duration(report.wall_s), TILE_NAMES["wall" if report.is_terminal else "wall-live"]),
         *((value, TILE_NAMES[name]) for name, value in optional.items()),
         *((number(value), name) for name, value in list(metrics.evals.items())[:3]),
+        *_planned_tiles(report),
     ]
     hours = unknown if cost.device_hours is None else number(cost.device_hours, digits=3)
     tiles.append((hours, TILE_NAMES[f"hours-{cost.device_type}"]))
@@ -316,6 +339,32 @@ def list_tiles(report: Report) -> list[tuple[str, str]]:
     elif cost.device_type != "cpu":
         tiles.append((unknown, TILE_NAMES["energy"]))
     return [(value, str(label)) for value, label in tiles if value is not None]
+
+
+def _throughput(metrics: JobMetrics) -> str | None:
+    """Return tokens/s, samples/s and MFU in one line; None: none is known."""
+    parts = [
+        None if metrics.tokens_per_s is None else f"{number(metrics.tokens_per_s)} tokens/s",
+        None if metrics.samples_per_s is None else f"{number(metrics.samples_per_s)} samples/s",
+        None if metrics.mfu is None else f"MFU {percent(metrics.mfu)}",
+    ]
+    return ", ".join(filter(None, parts)) or None
+
+
+def _planned_tiles(report: Report) -> Iterator[tuple[str, Text]]:
+    for name, (label, write) in PLANNED_NAMES.items():
+        if name in report.planned:
+            measured = report.measured[name]
+            low, high = map(write, report.planned[name])
+            yield f"{'–' if measured is None else write(measured)} ({low} – {high})", label
+    if report.fewer is not None:
+        label = Text(
+            "report.efficiency",
+            "efficiency, compared with {job} on {ranks:plural rank ranks}",
+            job=report.fewer.job,
+            ranks=report.fewer.ranks,
+        )
+        yield percent(report.fewer.ratio), label
 
 
 def describe_caveat(caveat: Caveat) -> str:

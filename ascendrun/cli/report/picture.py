@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from ascendrun.health.report.data import Report
 
 COLORS = dict(
-    zip(page.USE_NAMES, ("#9aa4b2", "#7d8fb3", "#8f7cc3", "#d09a2d", "#2a9d66", "#2f80c9", "#63b7af", "#d1495b"))
+    zip(
+        page.USE_NAMES,
+        ("#9aa4b2", "#7d8fb3", "#8f7cc3", "#d09a2d", "#2a9d66", "#8aa38f", "#2f80c9", "#63b7af", "#d1495b"),
+    )
 )
 """The light colours of web/report.css."""
 LINE = "#1f6feb"

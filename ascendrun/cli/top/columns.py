@@ -292,7 +292,8 @@ def _slowest(row: JobRow) -> str:
 
 
 def _reason(row: JobRow) -> str:
-    return "" if row.job.state == "RUNNING" else str(row.job.reason)
+    is_silent = any(state in ("UNKNOWN", "UNREACHABLE") for state in row.job.liveness.values())
+    return str(row.job.reason) if is_silent or row.job.state != "RUNNING" else ""
 
 
 def _nodes(row: JobRow) -> str:

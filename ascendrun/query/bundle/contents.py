@@ -208,8 +208,8 @@ def read_samples(subject: Subject, left_out: LeftOut) -> Mapping[str, Sequence[A
     try:
         with SampleStore.open_for_reading(subject.state_dir) as store:
             return {
-                "devices": [sample for sample in store.device_series(**window) if sample.host in job.hosts],
-                "hosts": [sample for sample in store.host_series(**window) if sample.host in job.hosts],
+                "devices": [sample for sample in store.device_series(**window) if sample.host in job.used_hosts],
+                "hosts": [sample for sample in store.host_series(**window) if sample.host in job.used_hosts],
                 "ranks": store.rank_series(job=job.id, **window),
             }
     except AscendrunError as error:

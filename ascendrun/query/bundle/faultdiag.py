@@ -61,7 +61,7 @@ def collect_for_faultdiag(subject: Subject, left_out: LeftOut) -> list[Piece]:
         return []
     attempt, folder = attempts[-1]
     pieces: list[Piece] = []
-    for node in subject.stored.job.hosts:
+    for node in subject.stored.job.hosts_of(attempt):
         pieces += _console_logs(folder, attempt, node)
         pieces += _gathered(folder, node, left_out)
     pieces += _device_tables(subject, left_out)

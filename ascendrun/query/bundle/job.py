@@ -88,7 +88,7 @@ def bundle_job(
     try:
         contents, sha256 = write_archive(path, write)
         done = Bundle(contents, path, path.stat().st_size, sha256)
-        return _parse(done, job.hosts) if request.layout == "ascend-fd" else done
+        return _parse(done, job.used_hosts) if request.layout == "ascend-fd" else done
     except OSError as error:
         file, why = str(error.filename or path), error.strerror or str(error)
         raise CannotWriteError(

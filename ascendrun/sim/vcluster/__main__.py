@@ -12,12 +12,14 @@ from typing import Callable
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.sim.vcluster import state as states
 from ascendrun.sim.vcluster.cluster import DISK, VirtualCluster, clusters, sweep
+from ascendrun.sim.vcluster.faults import NODE_FOLDER
+from ascendrun.sim.vcluster.fuse_server import ERRORS
 from ascendrun.sim.vcluster.machines import HEAD
 from ascendrun.sim.vcluster.requirements import require_all
 
 Verb = Callable[[argparse.Namespace], int]
 
-ON_HOSTS = ("cut", "heal", "kill", "crash", "reboot", "freeze", "thaw", "fill", "unfill", "unblock")
+ON_HOSTS = ("cut", "heal", "kill", "crash", "reboot", "freeze", "thaw", "fill", "unfill", "unblock", "recreate", "wipe")
 ON_HOST_WITH_NUMBER = {
     "loss": "percent of frames lost, each way",
     "delay": "milliseconds, each way",
@@ -56,6 +58,11 @@ def make_parser() -> argparse.ArgumentParser:
     sshd = _add(verbs, "sshd", _on_hosts, "stop, start or restart the sshd of hosts")
     sshd.add_argument("action", choices=("stop", "start", "restart"))
     sshd.add_argument("hosts", nargs="+")
+    fs = _add(verbs, "fs", _fs, "make calls on a directory of hosts fail or wait")
+    fs.add_argument("action", choices=("mount", *ERRORS, "hang", "stick", "heal", "status"))
+    fs.add_argument("hosts", nargs="+")
+    fs.add_argument("--directory", default=NODE_FOLDER, help="default: %(default)s")
+    fs.add_argument("--seconds", type=float, help="how long; default: until heal or clean")
     clean = _add(verbs, "clean", _clean, "undo every fault (of these hosts)")
     clean.add_argument("hosts", nargs="*")
     return parser
@@ -67,6 +74,7 @@ def _add_life(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     up.add_argument("--disk", default=DISK, help="size of each host's disk")
     up.add_argument("--sshd-option", action="append", default=[], help="a line of sshd_config")
     up.add_argument("--share", action="append", default=[], metavar="FOLDER[:WHERE]", help="all hosts see it")
+    up.add_argument("--shared-home", action="store_true", help="all hosts have one ~/.ascendrun and one /home")
     up.add_argument("--user", action="append", default=[], metavar="NAME[:SHELL]", help="an account on every host")
     run = _add(verbs, "exec", _exec, "run a command as the head, or on a host's console")
     run.add_argument("host")
@@ -106,6 +114,7 @@ def _up(arguments: argparse.Namespace) -> int:
         sshd_options=arguments.sshd_option,
         shares=_pairs(arguments.share, lambda source: source),
         users=_pairs(arguments.user, lambda _: "bash"),
+        shared_home=arguments.shared_home,
         is_kept=True,
     )
     print(f"{cluster.cluster_id}: {arguments.count} hosts up in {time.monotonic() - started_s:.2f} s", file=sys.stderr)
@@ -136,6 +145,21 @@ def _on_hosts(arguments: argparse.Namespace) -> int:
     numbers = [arguments.number] if "number" in arguments else []
     for host in arguments.hosts:
         getattr(cluster, name)(host, *numbers)
+    return 0
+
+
+def _fs(arguments: argparse.Namespace) -> int:
+    cluster = _chosen(arguments)
+    for host in arguments.hosts:
+        faulty = cluster.file_system(host, arguments.directory)
+        if arguments.action in ERRORS:
+            faulty.fail(arguments.action, arguments.seconds)
+        elif arguments.action in ("hang", "stick"):
+            getattr(faulty, arguments.action)(arguments.seconds)
+        elif arguments.action == "heal":
+            faulty.heal()
+        status = faulty.status()
+        print(f"{host} {arguments.directory}  {status['fault'] or 'sound'}  {status['stuck']} calls stuck")
     return 0
 
 

@@ -19,9 +19,11 @@ from typing import Callable, NoReturn
 from ascendrun.sim.vcluster import disk, network, provision
 from ascendrun.sim.vcluster import namespaces as ns
 from ascendrun.sim.vcluster.plan import BootPlan, Common, HeadPlan, HostPlan, load_plan
+from ascendrun.sim.vcluster.processes import processes_in
 
 HEAD = "head"
 SSHD_DEADLINE_S = 60.0
+SSHD_LOOK_S = 1.0
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLL_S = 0.01
 
@@ -125,7 +127,7 @@ def _host_init(host: HostPlan, common: Common, ready: int, go: int) -> None:
     else:
         disk.take_over_root(host.kept_disk)
         provision.write_sshd_config(host)
-    provision.start_run_folder()
+    provision.start_run_folder(host.boot_id)
     os.write(ready, struct.pack("=i", host.index))
     os.close(ready)
     if os.read(go, 1) != b"!":
@@ -168,13 +170,33 @@ def _become_init(output: str, environ: dict[str, str]) -> NoReturn:
 
 def _await_sshd(pids: dict[str, int]) -> None:
     waiting: list[str] = list(pids)
-    deadline = time.monotonic() + SSHD_DEADLINE_S
+    deadline, look = time.monotonic() + SSHD_DEADLINE_S, time.monotonic() + SSHD_LOOK_S
     while waiting:
         waiting = [name for name in waiting if not network.listens(pids[name])]
+        if waiting and time.monotonic() > look:
+            look += SSHD_LOOK_S
+            _require_sshd({name: pids[name] for name in waiting})
         if waiting and time.monotonic() > deadline:
-            raise OSError(f"sshd does not listen on {', '.join(waiting)} after {SSHD_DEADLINE_S:.0f} s")
+            words = "; ".join(f"{name}: {_last_words(pids[name])}" for name in waiting)
+            raise OSError(f"sshd does not listen after {SSHD_DEADLINE_S:.0f} s: {words}")
         if waiting:
             time.sleep(_POLL_S)
+
+
+def _require_sshd(pids: dict[str, int]) -> None:
+    """Raise OSError for a host on which nothing runs but its init: its sshd has ended."""
+    ended = [name for name, found in processes_in(pids).items() if len(found) < 2]
+    if ended:
+        raise OSError(f"sshd ended: {'; '.join(f'{name}: {_last_words(pids[name])}' for name in ended)}")
+
+
+def _last_words(pid: int) -> str:
+    """The last line of the sshd.log of the host with this init."""
+    try:
+        lines = Path(f"/proc/{pid}/root{provision.SSHD_LOG_PATH}").read_text(errors="replace").splitlines()
+    except OSError as error:
+        return f"no log ({error.strerror})"
+    return lines[-1].strip() if lines else "an empty log"
 
 
 if __name__ == "__main__":

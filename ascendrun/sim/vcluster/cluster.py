@@ -35,10 +35,11 @@ class VirtualCluster(Faults):
         pythons: Mapping[str, str] | None = None,
         users: Mapping[str, str] | None = None,
         shares: Mapping[str, str] | None = None,
+        shared_home: bool = False,
         is_trusted: bool = True,
         is_kept: bool = False,
     ) -> VirtualCluster:
-        """Boot `count` hosts; the options are those of `ClusterSpec`.
+        """Boot `count` hosts; the options are those of `ClusterSpec`. `shared_home`: all hosts have one ~/.ascendrun.
 
         `is_kept`: it outlives this process, until `down`. Raises NotSupportedError where the machine cannot carry it.
         """
@@ -54,6 +55,7 @@ class VirtualCluster(Faults):
             pythons=pythons or {},
             users=users or {},
             shares=shares or {},
+            has_shared_home=shared_home,
             is_trusted=is_trusted,
         )
         cluster_id, folder = states.make_folder(base)

@@ -11,7 +11,9 @@ from ascendrun.sim.vcluster import namespaces as ns
 from ascendrun.sim.vcluster.plan import Common, HostPlan
 
 PRIVATE_TO_HOST = ("/tmp", "/run", "/var/log", "/usr/local/Ascend")
-PRIVATE_TO_HOME = (".ssh", ".ascendrun", ".local/state", ".config")
+PRIVATE_TO_HOME = (".ssh", ".ascendrun", ".local/state", ".config", ".cache/torch_extensions")
+SHARED_OF_HOME = (".ascendrun", ".local/state", ".config")
+"""What of root's home the hosts of a cluster with a shared home have in common; its keys are the same anyway."""
 NOT_OF_A_DISK = ("proc", "sysfs", "tmpfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue")
 
 
@@ -39,8 +41,12 @@ def build_root(host: HostPlan, common: Common) -> Path:
     for number, path in enumerate(common.covers):
         _overlay(path, Path(f"{root}{path}"), disk / "layers" / str(number))
     home = common.home.rstrip("/")
+    shared = {f"{home}/{name}": name for name in SHARED_OF_HOME} if common.shared_home else {}
     for path in (*PRIVATE_TO_HOST, *(f"{home}/{name}" for name in PRIVATE_TO_HOME)):
-        _private_folder(disk, root, path)
+        if path not in shared:
+            _private_folder(disk, root, path)
+    for path, name in {**shared, **({"/home": "home"} if common.shared_home else {})}.items():
+        _bind_folder(Path(f"{common.shared_home}/{name}"), root, path)
     mount_kernel_folders(root)
     for source, target in common.shares:
         Path(f"{root}{target}").mkdir(parents=True, exist_ok=True)
@@ -62,9 +68,13 @@ def _private_folder(disk: Path, root: Path, path: str) -> None:
     own = disk / "own" / path.strip("/").replace("/", "-")
     own.mkdir(parents=True)
     own.chmod({"/tmp": 0o1777}.get(path, 0o700 if path.endswith(".ssh") else 0o755))
+    _bind_folder(own, root, path)
+
+
+def _bind_folder(source: Path, root: Path, path: str) -> None:
     target = Path(f"{root}{path}")
     target.mkdir(parents=True, exist_ok=True)
-    ns.bind(own, target)
+    ns.bind(source, target)
 
 
 def take_over_root(kept: int) -> None:

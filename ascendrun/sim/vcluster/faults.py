@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.sim.vcluster import network, provision
+from ascendrun.sim.vcluster.faultfs import FaultFs, serve
 from ascendrun.sim.vcluster.machines import HEAD, Machines
 from ascendrun.sim.vcluster.network import ip_in
 from ascendrun.sim.vcluster.processes import Process, await_true, is_of_the_system
 from ascendrun.sim.vcluster.requirements import find_faketime
+from ascendrun.sim.vcluster.spec import root_home
 from ascendrun.sim.vcluster.state import name_process
 
+NODE_FOLDER = f"{root_home()}/.ascendrun"
 FILL_PATH = "/tmp/.vcluster-fill"
 _RELAY = str(Path(__file__).with_name("relay.py"))
 _DEADLINE_S = 20.0
@@ -28,11 +33,13 @@ class Faults(Machines):
 
     _relays: dict[str, subprocess.Popen[bytes]]
     _disks: dict[str, int]
+    _servers: dict[str, subprocess.Popen[bytes]]
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._relays = {}
         self._disks = {}
+        self._servers = {}
 
     # -- power
 
@@ -52,6 +59,15 @@ class Faults(Machines):
 
         The disk of a host that is off is kept by the object that killed it, not across processes.
         """
+        self._boot_again(names, keep_disk=keep_disk, boot_ids={})
+
+    def recreate(self, *names: str) -> None:
+        """As when the container that a host is was made anew: all its processes dead, an empty home and disk, but the
+        machine below it did not boot, so the boot id is what it was."""
+        boot_ids = {name: self.path(name, provision.BOOT_ID_PATH).read_text().strip() for name in names}
+        self._boot_again(names, keep_disk=False, boot_ids=boot_ids)
+
+    def _boot_again(self, names: Sequence[str], *, keep_disk: bool, boot_ids: Mapping[str, str]) -> None:
         for name in names:
             self._set_quality(name, {})
             self._hold_disk(name)
@@ -61,9 +77,16 @@ class Faults(Machines):
         for name in names:
             self._state.faults.pop(name, None)
         try:
-            self._boot(names, kept={name: self._disks[name] for name in names if keep_disk})
+            self._boot(names, kept={name: self._disks[name] for name in names if keep_disk}, boot_ids=boot_ids)
         finally:
             self._let_go_of_disks(names)
+
+    def _power_off(self, names: Sequence[str]) -> None:
+        """A call that never returns would keep its host from dying, so the faulty file systems go first."""
+        for name in names:
+            for folder in self._faulty_folders(name):
+                self._end_file_system(name, folder)
+        super()._power_off(names)
 
     def _hold_disk(self, name: str) -> None:
         """Keep the mounts of a host that is up beyond its death."""
@@ -141,6 +164,66 @@ class Faults(Machines):
             self.path(name, FILL_PATH).unlink()
         self._forget(name, "full")
 
+    # -- its files
+
+    def node_fs(self, name: str, *, kind: str = "fuse") -> FaultFs:
+        """The faulty file system over ascendrun's folder of a host (root's); mounted by the first call."""
+        return self.file_system(name, NODE_FOLDER, kind=kind)
+
+    def file_system(self, name: str, folder: str, *, kind: str = "fuse") -> FaultFs:
+        """The faulty file system over a folder of a host or the "head", mounted by the first call.
+
+        `kind`: its type in /proc/mounts; "fuse.remote" looks like a network's.
+
+        Files that were opened before go past it, so mount it before anything runs there. `clean` heals it; it stays
+        until the host goes down. Raises NotSupportedError where the kernel has no FUSE.
+        """
+        server = self._state.file_systems.get(f"{name}:{folder}")
+        address = f"vcluster-{self.cluster_id}-{name}-{zlib.crc32(folder.encode()):08x}"
+        if server is not None and not server.is_alive:
+            self._end_file_system(name, folder)
+            server = None
+        if server is None:
+            self.path(name, folder).mkdir(parents=True, exist_ok=True)
+            child = serve(self.init_pid(name), folder, address, self.folder / f"{address}.log", kind=kind)
+            server = name_process(child.pid)
+            self._servers[f"{name}:{folder}"] = child
+            self._state.file_systems[f"{name}:{folder}"] = server
+            self._save()
+        return FaultFs(folder, address, server.pid)
+
+    def wipe(self, name: str) -> None:
+        """Everything in ascendrun's folder of a host goes, under its running processes: a cleaner of old files.
+
+        They may write meanwhile, so it is done until nothing is left of what was there; OSError after ten tries.
+        """
+        for path in self.path(name, NODE_FOLDER).iterdir():
+            for tries_left in reversed(range(10)):
+                try:
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                    break
+                except OSError:
+                    if tries_left == 0 and path.exists():
+                        raise
+
+    def _faulty_folders(self, name: str) -> list[str]:
+        served = [key.partition(":") for key in self._state.file_systems]
+        return [folder for host, _, folder in served if host == name]
+
+    def _end_file_system(self, name: str, folder: str) -> None:
+        server = self._state.file_systems[f"{name}:{folder}"]
+        if server.is_alive:
+            self.file_system(name, folder).end()
+        elif self.is_up(name):
+            self.host_run(name, ["umount", "--lazy", folder], check=True, capture_output=True)
+        child = self._servers.pop(f"{name}:{folder}", None)
+        if child is not None:
+            child.wait()
+        del self._state.file_systems[f"{name}:{folder}"]
+        self._save()
+
+    # -- its time
+
     def clock(self, name: str, offset_s: float) -> None:
         """Shifts the wall clock of all that sshd starts from now on; raises NotSupportedError without libfaketime."""
         shifted = f"FAKETIME={offset_s:+.3f} FAKETIME_DONT_FAKE_MONOTONIC=1"
@@ -188,6 +271,11 @@ class Faults(Machines):
             for fault in sorted(self._state.faults.get(name, ())):
                 self._undo(name, fault)
             self._set_quality(name, {})
+            for folder in self._faulty_folders(name):
+                if self._state.file_systems[f"{name}:{folder}"].is_alive:
+                    self.file_system(name, folder).heal()
+                else:
+                    self._end_file_system(name, folder)
 
     def reboot_dead(self, names: Sequence[str] = ()) -> None:
         """Boot the hosts among `names` (none named: all) that are off."""

@@ -68,6 +68,10 @@ class Machines:
     def hosts(self) -> tuple[str, ...]:
         return self._spec.names
 
+    @property
+    def has_shared_home(self) -> bool:
+        return self._spec.has_shared_home
+
     def address(self, name: str) -> str:
         """The IPv4 address of a host, or of the "head"."""
         return self._spec.address(name)
@@ -144,10 +148,18 @@ class Machines:
 
     # -- power
 
-    def _boot(self, names: Sequence[str], *, with_head: bool = False, kept: Mapping[str, int] | None = None) -> None:
-        """`kept`: a descriptor of the last mount namespace of each host that continues with its files."""
+    def _boot(
+        self,
+        names: Sequence[str],
+        *,
+        with_head: bool = False,
+        kept: Mapping[str, int] | None = None,
+        boot_ids: Mapping[str, str] | None = None,
+    ) -> None:
+        """`kept`: a descriptor of the last mount namespace of each host that continues with its files. `boot_ids`: of
+        the hosts that get no new one."""
         disks = kept or {}
-        plan = self._boot_plan(names, with_head=with_head, kept=disks)
+        plan = self._boot_plan(names, with_head=with_head, kept=disks, boot_ids=boot_ids or {})
         argv = [sys.executable, "-I", "-S", "-c", _BOOT]
         done = subprocess.run(
             argv,
@@ -163,16 +175,22 @@ class Machines:
             self._note_inits(line)
         self._save()
 
-    def _boot_plan(self, names: Sequence[str], *, with_head: bool, kept: Mapping[str, int]) -> BootPlan:
+    def _boot_plan(
+        self, names: Sequence[str], *, with_head: bool, kept: Mapping[str, int], boot_ids: Mapping[str, str]
+    ) -> BootPlan:
         plans = []
         for name in names:
             folder = self.folder / name
             folder.mkdir(exist_ok=True)
             groups = self._groups.join_files(name)
-            plans.append(make_host_plan(self._spec, name, folder=folder, groups=groups, kept_disk=kept.get(name)))
+            plans.append(
+                make_host_plan(
+                    self._spec, name, folder=folder, groups=groups, kept_disk=kept.get(name), boot_id=boot_ids.get(name)
+                )
+            )
         head = make_head_plan(self._spec, folder=self.folder, groups=self._groups.join_files(HEAD))
         return BootPlan(
-            common=make_common(self._spec, Path("/proc/self/mountinfo").read_text()),
+            common=make_common(self._spec, self.folder, Path("/proc/self/mountinfo").read_text()),
             hosts=tuple(plans),
             head=head if with_head else None,
             head_pid=None if with_head else self.init_pid(HEAD),

@@ -66,6 +66,11 @@ def bind(source: PathText, target: PathText, *, deep: bool = False) -> None:
     mount(source, target, None, MS_BIND | (MS_REC if deep else 0))
 
 
+def unmount(target: PathText) -> None:
+    """From the tree at once; from the kernel when nobody uses it any more."""
+    _checked(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount of {os.fspath(target)}")
+
+
 def make_mounts_private() -> None:
     """Nothing that this mount namespace mounts from now on is seen outside of it."""
     mount(None, "/", None, MS_REC | MS_PRIVATE)

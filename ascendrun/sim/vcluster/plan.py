@@ -14,6 +14,7 @@ class Common:
 
     `home`: root's home. `users`: (name, shell) of further accounts. `shares`: (machine directory, directory in the
     host).
+    `shared_home`: a machine directory that holds what all hosts share of their homes; None: each has its own.
     `covers`: submounts of the machine's "/" that hosts see too, each as an overlay.
     """
 
@@ -25,6 +26,7 @@ class Common:
     users: tuple[tuple[str, str], ...]
     shares: tuple[tuple[str, str], ...]
     covers: tuple[str, ...]
+    shared_home: str | None
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class HostPlan:
 
     `shell`: root's login shell, None: the machine's. `noise`: what its rc file prints. `python`: what its
     /usr/local/bin/python3 is, None: nothing is put there. `kept_disk`: an inherited descriptor of the mount namespace
-    of its last boot, whose files it continues with; None: an empty disk.
+    of its last boot, whose files it continues with; None: an empty disk. `boot_id`: None: a new one.
     """
 
     name: str
@@ -48,6 +50,7 @@ class HostPlan:
     noise: str | None
     python: str | None
     kept_disk: int | None
+    boot_id: str | None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
-_POLL_S = 0.005
+_POLL_S = (0.005, 0.3)
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,16 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def await_true(fact: Callable[[], bool], *, deadline_s: float) -> bool:
-    """Whether `fact` came true in time."""
+    """Whether `fact` came true in time. After a look that took long the pause is long: others need the processor."""
     end = time.monotonic() + deadline_s
-    while not fact():
-        if time.monotonic() > end:
+    while True:
+        began = time.monotonic()
+        if fact():
+            return True
+        now = time.monotonic()
+        if now > end:
             return False
-        time.sleep(_POLL_S)
-    return True
+        time.sleep(min(max(now - began, _POLL_S[0]), _POLL_S[1]))
 
 
 def processes_in(inits: Mapping[str, int]) -> dict[str, list[Process]]:

@@ -14,7 +14,9 @@ from ascendrun.sim.vcluster.plan import Common, HostPlan
 
 SSHD_CONFIG_PATH = "/etc/ssh/vcluster_sshd_config"
 HOST_KEY_PATH = "/etc/ssh/vcluster_host_key"
-SSHD_ARGV = ("/usr/sbin/sshd", "-E", "/var/log/sshd.log", "-f", SSHD_CONFIG_PATH)
+SSHD_LOG_PATH = "/var/log/sshd.log"
+SSHD_ARGV = ("/usr/sbin/sshd", "-E", SSHD_LOG_PATH, "-f", SSHD_CONFIG_PATH)
+BOOT_ID_PATH = "/run/boot_id"
 SSHD_PID_PATH = "/run/sshd.pid"
 FIRST_USER_ID = 2000
 
@@ -38,10 +40,10 @@ def sshd_config(options: Sequence[str]) -> str:
     return "\n".join((*options, *ours)) + "\n"
 
 
-def start_run_folder() -> None:
+def start_run_folder(boot_id: str | None) -> None:
     """What each boot creates, with the host's tree as "/": a boot id, bound over the kernel's, and sshd's directory."""
-    own = Path("/run/boot_id")
-    own.write_text(f"{uuid.uuid4()}\n")
+    own = Path(BOOT_ID_PATH)
+    own.write_text(f"{boot_id or uuid.uuid4()}\n")
     ns.bind(own, "/proc/sys/kernel/random/boot_id")
     os.makedirs("/run/sshd", mode=0o755)
 

@@ -46,6 +46,8 @@ def requirements() -> Sequence[Requirement]:
     found.extend(_refused_rights())
     if "overlay" not in Path("/proc/filesystems").read_text() and not Path("/sys/module/overlay").exists():
         found.append(Requirement("overlayfs in the kernel", "modprobe overlay, on the machine itself"))
+    if not Path("/dev/null").is_char_device():
+        found.append(Requirement("/dev/null as a device", "rm -f /dev/null && mknod -m 666 /dev/null c 1 3"))
     return found
 
 

@@ -45,7 +45,8 @@ class ClusterSpec:
 
     `disk`: size of each host's disk. `sshd_options`: lines that come first in every sshd_config. `shells`, `rc_noise`,
     `pythons`: by host name. `users`: shells by account name, on every host. `shares`: directories of the machine that
-    all hosts see, read and write ("NFS"). `is_trusted`: whether the head's known_hosts knows the hosts.
+    all hosts see, read and write ("NFS"). `has_shared_home`: whether all hosts have one home. `is_trusted`: whether
+    the head's known_hosts knows the hosts.
     """
 
     names: tuple[str, ...]
@@ -56,6 +57,7 @@ class ClusterSpec:
     pythons: Mapping[str, str]
     users: Mapping[str, str]
     shares: Mapping[str, str]
+    has_shared_home: bool
     is_trusted: bool
     user_key: KeyPair
     host_keys: Mapping[str, KeyPair] = field(repr=False)
@@ -80,6 +82,7 @@ def make_spec(
     pythons: Mapping[str, str],
     users: Mapping[str, str],
     shares: Mapping[str, str],
+    has_shared_home: bool,
     is_trusted: bool,
 ) -> ClusterSpec:
     """Raises ValueError for a name that no host has, NotSupportedError for a shell that is not installed."""
@@ -96,6 +99,7 @@ def make_spec(
         pythons=dict(pythons),
         users={name: find_shell(shell) for name, shell in users.items()},
         shares=dict(shares),
+        has_shared_home=has_shared_home,
         is_trusted=is_trusted,
         user_key=make_key(),
         host_keys={name: make_key() for name in names},
@@ -120,7 +124,11 @@ def etc_hosts(spec: ClusterSpec) -> str:
     return "\n".join(lines + [f"{spec.address(name)} {name}" for name in spec.names]) + "\n"
 
 
-def make_common(spec: ClusterSpec, mountinfo: str) -> Common:
+def make_common(spec: ClusterSpec, folder: Path, mountinfo: str) -> Common:
+    shared_home = folder / "shared-home" if spec.has_shared_home else None
+    if shared_home is not None:
+        for name in (*disk.SHARED_OF_HOME, "home"):
+            (shared_home / name).mkdir(parents=True, exist_ok=True)
     return Common(
         home=root_home(),
         etc_hosts=etc_hosts(spec),
@@ -130,6 +138,7 @@ def make_common(spec: ClusterSpec, mountinfo: str) -> Common:
         users=tuple(spec.users.items()),
         shares=(*_needed_hidden_directories(), *spec.shares.items()),
         covers=tuple(disk.submounts(mountinfo)),
+        shared_home=None if shared_home is None else str(shared_home),
     )
 
 
@@ -140,7 +149,7 @@ def _needed_hidden_directories() -> Sequence[tuple[str, str]]:
 
 
 def make_host_plan(
-    spec: ClusterSpec, name: str, *, folder: Path, groups: tuple[str, ...], kept_disk: int | None
+    spec: ClusterSpec, name: str, *, folder: Path, groups: tuple[str, ...], kept_disk: int | None, boot_id: str | None
 ) -> HostPlan:
     return HostPlan(
         name=name,
@@ -155,6 +164,7 @@ def make_host_plan(
         noise=spec.rc_noise.get(name),
         python=spec.pythons.get(name, os.path.realpath(sys.executable)),
         kept_disk=kept_disk,
+        boot_id=boot_id,
     )
 
 

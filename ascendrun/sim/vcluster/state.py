@@ -34,6 +34,7 @@ class State:
 
     `inits`: init of the head and of each host that was booted. `relays`, `cables`: the relay in a
     host's cable and what it does to frames. `faults`: the faults that are set, by host.
+    `file_systems`: who serves the faulty file systems, by "host:folder".
     `spec`: the cluster's options, as `cluster.py` wrote them.
     """
 
@@ -44,6 +45,7 @@ class State:
     relays: dict[str, ProcessName] = field(default_factory=dict)
     cables: dict[str, dict[str, float]] = field(default_factory=dict)
     faults: dict[str, list[str]] = field(default_factory=dict)
+    file_systems: dict[str, ProcessName] = field(default_factory=dict)
 
     def live_init(self, name: str) -> int | None:
         init = self.inits.get(name)
@@ -72,7 +74,7 @@ def save(folder: Path, state: State) -> None:
 def load(folder: Path) -> State:
     """Raises OSError or ValueError when the directory holds no whole state (its owner died while it booted)."""
     raw = json.loads((folder / "state.json").read_text())
-    for table in ("inits", "relays"):
+    for table in ("inits", "relays", "file_systems"):
         raw[table] = {name: ProcessName(**value) for name, value in raw[table].items()}
     raw["owner"] = ProcessName(**raw["owner"]) if raw["owner"] else None
     return State(**raw)

@@ -1,0 +1,239 @@
+"""Plans of trainings: facts of the nodes and recorded runs, evaluated by the rules and the cost model of planner/."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Callable
+
+from ascendrun.core.errors import PreflightError, Problem
+from ascendrun.core.jobfile.spec import JobSpec, load_programs
+from ascendrun.head.survey.submission import Submission
+from ascendrun.options import batch_of_ranks
+from ascendrun.planner.chips import Chip, chip_of
+from ascendrun.planner.cost import GB, Devices
+from ascendrun.planner.history import RecordedRun, with_history
+from ascendrun.planner.plan import PROGRAMS, Disk, TrainingPlan, make_plan
+from ascendrun.planner.training import ANYWHERE, Training, with_defaults
+from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.head.state.store import StoredJob
+    from ascendrun.health.survey.check_context import CheckContext
+
+PROBES = ("training", "npu-smi", "disk", "write")
+RUNS_READ = 40
+"""Newest jobs whose metrics are read for the speed of a new one."""
+Survey = Callable[[Submission, Sequence[str]], "CheckContext"]
+
+
+def plan_trainings(
+    submissions: Sequence[Submission], survey: Survey, runs_of: Callable[[str, Submission], Sequence[RecordedRun]]
+) -> tuple[TrainingPlan, ...]:
+    """Return the plan of every stage. `survey` queries the hosts of a stage for these paths; `runs_of` returns recorded
+    runs of a program on the hosts of a stage, oldest first."""
+    written: list[str] = []
+    earlier: dict[str, dict[str, Mapping[str, Any]]] = {}
+    plans = []
+    for submission in submissions:
+        name = submission.spec.program or ""
+        stages = earlier.setdefault(name, {})
+        plans.append(_plan(submission, tuple(written), dict(stages), survey, runs_of))
+        if name in PROGRAMS:
+            output = str(submission.spec.args.get("output_dir") or "out")
+            stages[posixpath.normpath(output)] = with_defaults(load_programs()[name], submission.spec.args)
+        written.append(output if name in PROGRAMS else ANYWHERE)
+    return tuple(plans)
+
+
+def refuse(plans: Sequence[TrainingPlan], file: str) -> None:
+    """Raise PreflightError with all problems, fatal or not, if one is fatal."""
+    if not any(plan.fatal for plan in plans):
+        return
+    problems = [
+        Problem(_place(plan, problem.hosts, file), None, None, problem.message, problem.hint)
+        for plan in plans
+        for problem in plan.fatal
+    ]
+    raise PreflightError(
+        Text("plan.refused", "the training would fail: {count:plural problem problems}", count=len(problems)),
+        hint=f"ascendrun plan {file}",
+        problems=problems,
+    )
+
+
+def expected(plan: TrainingPlan) -> dict[str, list[float]]:
+    """Return (lowest, highest) of what a report compares with the measured values; missing: unknown."""
+    chosen = plan.choice.chosen if plan.choice is not None else None
+    cost = plan.cost
+    found = {
+        "memory_bytes": None if chosen is None or plan.memory_bytes is None else chosen.memory.range,
+        "tokens_per_s": None if cost is None else cost.tokens_per_s,
+        "hours": None if cost is None or cost.seconds is None else cost.seconds.times(1 / 3600),
+    }
+    return {name: [value.low, value.high] for name, value in found.items() if value is not None}
+
+
+def _place(plan: TrainingPlan, hosts: Sequence[str], file: str) -> str:
+    from ascendrun.text.format import fold_hosts
+
+    stage = f"{file} ({plan.stage})" if plan.stage else file
+    return f"{stage}: {fold_hosts(hosts)}" if hosts else stage
+
+
+def _plan(
+    submission: Submission,
+    written: tuple[str, ...],
+    earlier: Mapping[str, Mapping[str, Any]],
+    survey: Survey,
+    runs_of: Callable[[str, Submission], Sequence[RecordedRun]],
+) -> TrainingPlan:
+    spec, hosts = submission.spec, tuple(host.name for host in submission.hosts)
+    name = spec.program or ""
+    table = load_programs().get(name)
+    if table is None or name not in PROGRAMS:
+        return TrainingPlan(submission.stage, spec.program, hosts, 0)
+    program = PROGRAMS[name]
+    training = Training(
+        name,
+        with_defaults(table, spec.args),
+        frozenset(spec.args),
+        *_ranks(submission, None),
+        hosts,
+        _family(spec),
+        written=written,
+        has_workdir=spec.workdir is not None,
+        earlier=earlier,
+    )
+    inputs = program.inputs(training)
+    made = {path for path in inputs.values() if training.is_from_stage(path)}
+    paths = [path for path in inputs.values() if path.startswith("/")]
+    world = survey(submission, paths)
+    unknown = [
+        Text("plan.unreached", "files of {host}: {reason}", host=host, reason=one.message)
+        for host, one in world.unreached.items()
+    ]
+    files: dict[str, Mapping[str, Any]] = {}
+    for host, facts in world.facts.items():
+        if facts.training is not None:
+            found = facts.training.items()
+            files[host] = {path: raw for path, raw in found if not (raw.get("missing") and path in made)}
+        elif paths:
+            unknown.append(Text("plan.late", "files of {host}: no reply in time", host=host))
+    for option, path in inputs.items():
+        at = {"option": option, "path": path}
+        if path in made and not any(path in each for each in files.values()):
+            unknown.append(Text("plan.from-stage", "args.{option}: {path} is written by an earlier stage", **at))
+        elif not path.startswith("/") and spec.workdir is not None:
+            unknown.append(Text("plan.in-workdir", "args.{option}: {path} is sent with workdir", **at))
+    chip, memory_bytes = _chip(spec, world)
+    ranks, per_host = _ranks(submission, world)
+    batch = batch_of_ranks(table, spec.args, ranks)
+    training = Training(
+        **{
+            **vars(training),
+            "options": {**training.options, **({} if batch is None else {"global_batch_size": batch})},
+            "ranks": ranks,
+            "ranks_per_host": per_host,
+            "chip": chip,
+            "memory_bytes": memory_bytes,
+            "files": files,
+        }
+    )
+    devices = Devices(
+        training.family,
+        ranks,
+        per_host,
+        None if chip is None or chip.peak_tflops is None else chip.peak_tflops * 1e12,
+        memory_bytes,
+        _compute_bytes(training),
+    )
+    work = program.workload(training) if training.mode in program.TRAINS else None
+    if work is not None:
+        work, devices = with_history(work, devices, runs_of(name, submission))
+    return make_plan(training, devices, work=work, stage=submission.stage, disks=_disks(spec, world), unknown=unknown)
+
+
+def _ranks(submission: Submission, world: CheckContext | None) -> tuple[int, int]:
+    """Return (all ranks, ranks of the fullest host): by the launch plan, else by the job file and the hostfile."""
+    if world is not None and world.plan is not None:
+        each = [len(node.ranks) for node in world.plan.nodes]
+        return sum(each), max(each)
+    devices = submission.spec.devices
+    each = [len(devices.ids or ()) or devices.per_node or host.slots or 1 for host in submission.hosts]
+    return sum(each), max(each)
+
+
+def _family(spec: JobSpec) -> str:
+    given = str(spec.args.get("device") or "auto")
+    return str(spec.devices.type) if given == "auto" else given
+
+
+def _chip(spec: JobSpec, world: CheckContext) -> tuple[Chip | None, int | None]:
+    """Return (the chip, bytes of one device); None: unknown, or they differ."""
+    named = spec.args.get("chip")
+    if named:
+        chip = chip_of(str(named))
+        return chip, None if chip is None or chip.memory_gb is None else int(chip.memory_gb * GB)
+    if _family(spec) == "cpu":
+        return None, None
+    infos = [facts.npu.info for facts in world.facts.values()]
+    names = {chip.name for info in infos if info is not None for chip in info.chips if chip.name}
+    if len(names) != 1:
+        return None, None
+    chip = chip_of(names.pop())
+    return chip, None if chip is None or chip.memory_gb is None else int(chip.memory_gb * GB)
+
+
+def _compute_bytes(training: Training) -> int:
+    dtype = training.options["dtype"]
+    return 4 if dtype == "float32" or (dtype == "auto" and training.family == "cpu") else 2
+
+
+def _disks(spec: JobSpec, world: CheckContext) -> dict[str, Disk]:
+    found = {}
+    for host, facts in world.facts.items():
+        path = spec.checkpoint.dir or facts.root
+        if not path:
+            continue
+        disk = (facts.disks or {}).get(path)
+        write = (facts.writes or {}).get(path)
+        error = write.error if write is not None else None
+        found[host] = Disk(path, disk.free_bytes if disk is not None else None, error)
+    return found
+
+
+def recorded_runs(
+    stored: Sequence[StoredJob], state_dir: Path, program: str, submission: Submission
+) -> tuple[RecordedRun, ...]:
+    """Return the runs of this program on these hosts and this kind of device, oldest first."""
+    from ascendrun.head.state.state_dir import spool_dir
+    from ascendrun.query.report_reader import read_first_rank
+
+    hosts, family = {host.name for host in submission.hosts}, str(submission.spec.devices.type)
+    found: list[RecordedRun] = []
+    for one in reversed(stored[-RUNS_READ:]):
+        spec = one.spec
+        if spec.get("program") != program or (spec.get("devices") or {}).get("type") != family:
+            continue
+        if not hosts & set(one.job.hosts) or not one.job.attempt:
+            continue
+        lines, _ = read_first_rank(spool_dir(state_dir, one.job.id, one.job.attempt), most=2000)
+        start = next((line for line in lines if line.event == "start"), None)
+        speeds = [line.tokens_per_s for line in lines if line.tokens_per_s and line.event is None]
+        if start is None or not speeds or not (start.world_size and start.tokens_per_step and start.flops_per_step):
+            continue
+        speeds = speeds[1:] or speeds  # the first line has the warm-up of caches and kernels
+        found.append(
+            RecordedRun(
+                one.job.id,
+                start.world_size,
+                start.parameters or 0.0,
+                median(speeds),
+                start.tokens_per_step,
+                start.flops_per_step / start.tokens_per_step,
+            )
+        )
+    return tuple(reversed(found))
