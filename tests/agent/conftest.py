@@ -19,7 +19,7 @@ import pytest
 
 from ascendrun.node import layout, pack, procs, reap, tree_hash, wire
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 _Key = tuple[str, str, int]
 
 
@@ -47,10 +47,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 class Client:
     """The head's end of one serving agent."""
 
-    def __init__(self, node: Node, *, python: str, env: dict[str, str]) -> None:
+    def __init__(self, node: Node, *, python: str, hostname: str | None, env: dict[str, str]) -> None:
         self.node = node
+        apart = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        apart += [] if os.geteuid() == 0 else ["--map-root-user"]
+        machine = [*apart, "sh", "-c", 'hostname "$0"; exec "$@"', hostname] if hostname else []
         self.process = subprocess.Popen(
-            [python, "-I", "-S", str(node.agent), "serve"],
+            [*machine, python, "-I", "-S", str(node.agent), "serve"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -141,8 +144,13 @@ class Client:
         self.do("go", **{"tag": job["tag"], "master_port": ready["master_port"], "secret_env": {}, **go})
 
     def story(self, tag: str) -> list[dict[str, Any]]:
-        data = bytes(self.files.get((tag, "events", 0), b""))
-        return [json.loads(line) for line in data.split(b"\n")[:-1] if line]
+        found: dict[tuple[int, str], dict[str, Any]] = {}
+        for key in sorted(key for key in self.files if key[:2] == (tag, "events")):
+            for line in bytes(self.files[key]).split(b"\n")[:-1]:
+                event = json.loads(line or b"{}")
+                if event:
+                    found[event["seq"], event["event"]] = event
+        return list(found.values())
 
     def stories(self) -> dict[str, Any]:
         return {tag: [(e["event"], e.get("rank"), e.get("code")) for e in self.story(tag)] for tag in self.node.tags}
@@ -165,8 +173,16 @@ class Client:
         assert self.process.stderr
         return self.process.stderr.read().decode("utf-8", "replace")
 
+    def pids(self, tag: str) -> list[int]:
+        """The attempt's processes by the agent, without the supervisor."""
+        return [process["pid"] for process in self.do("processes", tag=tag)["processes"]]
+
     def phase(self, tag: str) -> str | None:
         return next((a["phase"] for a in self.do("attempts")["attempts"] if a["tag"] == tag), None)
+
+    def wait_phase(self, tag: str, phase: str) -> None:
+        """Wait for that phase. The end is told before the file is written that makes the phase `ended`."""
+        self.wait(lambda: self.phase(tag) == phase)
 
     def kill(self) -> None:
         self.process.kill()
@@ -197,8 +213,10 @@ class Node:
         self.tags: set[str] = set()
         self.clients: list[Client] = []
 
-    def connect(self, *, python: str = sys.executable, **env: str) -> Client:
-        client = Client(self, python=python, env={**os.environ, layout.ROOT_VARIABLE: str(self.root), **env})
+    def connect(self, *, python: str = sys.executable, hostname: str | None = None, **env: str) -> Client:
+        """`hostname`: on a machine of that name, which shares this account's home and ends with the agent."""
+        environ = {**os.environ, layout.ROOT_VARIABLE: str(self.root), **env}
+        client = Client(self, python=python, hostname=hostname, env=environ)
         self.clients.append(client)
         return client
 
@@ -223,6 +241,9 @@ class Node:
             **fields,
         }
 
+    def work(self, run: str) -> Path:
+        return Path(layout.work_dir(str(self.root), run))
+
     def folder(self, tag: str) -> Path:
         return Path(layout.attempt_dir(str(self.root), tag))
 
@@ -244,7 +265,7 @@ class Node:
         for tag in sorted(self.tags):
             identity_file = self.folder(tag) / layout.IDENTITY
             identity = json.loads(identity_file.read_text()) if identity_file.exists() else {}
-            until = time.monotonic() + 20
+            until = time.monotonic() + DEADLINE_S
             while (self.alive(tag) or procs.is_alive(identity)) and time.monotonic() < until:
                 time.sleep(0.01)
             for pid, start in reap.find_attempt(tag, root=str(self.root)):
@@ -253,6 +274,7 @@ class Node:
             if procs.is_alive(identity):
                 left.append(f"{tag}: its supervisor")
                 procs.send_signal(identity["pid"], identity["start"], 9)
+        shutil.rmtree(layout.local_root(str(self.root)), ignore_errors=True)
         return left
 
 
@@ -267,3 +289,16 @@ def node(tmp_path: Path) -> Iterator[Node]:
 @pytest.fixture
 def agent(node: Node) -> Client:
     return node.connect()
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """A folder to stage, with names and contents of all kinds."""
+    folder = tmp_path / "code a'; echo b\n$(touch pwn) ünï"
+    (folder / "pkg" / "empty").mkdir(parents=True)
+    (folder / "train.py").write_text("print('trained')\n")
+    (folder / "pkg" / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (folder / "pkg" / "run.sh").chmod(0o755)
+    (folder / "pkg" / "-rf ; \\ \n").write_bytes(b"\0\xff")
+    (folder / "link").symlink_to("pkg/run.sh")
+    return folder

@@ -38,7 +38,8 @@ def test_a_killed_supervisor_is_told_and_its_ranks_are_ended_by_a_stop(node, age
     agent.do("stop", tag=TAG, now=False, grace_s=5)
     ended = agent.wait_ended(TAG)
     assert ended["leftovers"] == [] and ended["codes"] == {"0": None, "1": None}
-    assert node.alive(TAG) == [] and agent.phase(TAG) == "ended"
+    agent.wait_phase(TAG, "ended")
+    assert node.alive(TAG) == []
     assert [e["seq"] for e in agent.story(TAG)] == list(range(1, len(agent.story(TAG)) + 1))
     agent.do("stop", tag=TAG, now=True, grace_s=None)
     agent.do("ping")
@@ -129,9 +130,9 @@ def test_killed_while_starting_nothing_runs_twice_and_a_stop_always_ends_it(node
         agent.do("prepare", **job)
         agent.do("go", tag=TAG, master_port=None, secret_env={})
         agent.wait_told(TAG, "rank_started", rank=0)
-    assert len(agent.do("processes", tag=TAG)["pids"]) <= 1
+    assert len(agent.pids(TAG)) <= 1
     agent.do("go", tag=TAG, master_port=None, secret_env={})
-    assert len(agent.do("processes", tag=TAG)["pids"]) <= 1
+    assert len(agent.pids(TAG)) <= 1
     agent.do("stop", tag=TAG, now=True, grace_s=None)
     assert agent.wait_ended(TAG)["leftovers"] == []
     assert node.alive(TAG) == [] and len(agent.told(TAG, "ended")) == 1
@@ -168,7 +169,8 @@ def test_killed_while_stopping_the_next_stop_ends_it_once_and_leaves_nobody(node
     agent.do("follow", tag=TAG, offsets={})
     agent.do("stop", tag=TAG, now=True, grace_s=None)
     assert agent.wait_ended(TAG)["leftovers"] == []
-    assert node.alive(TAG) == [] and agent.phase(TAG) == "ended"
+    agent.wait_phase(TAG, "ended")
+    assert node.alive(TAG) == []
     assert len(agent.told(TAG, "ended")) == 1
 
 
@@ -183,6 +185,22 @@ def test_a_paused_supervisor_does_not_stop_the_agent_from_answering(node):
     assert agent.phase(TAG) == "running"
     procs.send_signal(identity["pid"], identity["start"], signal.SIGCONT)
     agent.wait_ended(TAG)
+
+
+def test_the_next_attempt_starts_as_soon_as_the_end_of_the_last_is_told(node):
+    first = node.connect(ASCENDRUN_FAILPOINT="finish.after_event=pause")
+    first.start(node.job("head-job.1", ["true"]))
+    first.wait_ended("head-job.1")
+    identity = node.identity("head-job.1")
+    first.wait(lambda: procs.read_stat(identity["pid"]).state == "T")
+    first.kill()
+    agent = node.connect()
+    agent.start(node.job("head-job.2", HOLD))
+    agent.wait_told("head-job.2", "rank_started")
+    procs.send_signal(identity["pid"], identity["start"], signal.SIGCONT)
+    agent.wait_phase("head-job.1", "ended")
+    agent.do("stop", tag="head-job.2", now=True, grace_s=None)
+    agent.wait_ended("head-job.2")
 
 
 def test_a_supervisor_that_hangs_is_taken_over_by_a_stop_at_once(node):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import sys
 import time
+from pathlib import Path
 
+from ascendrun.node import head_lease, layout, procs
 from ascendrun.node.op_errors import message
 
 PY = sys.executable
@@ -28,7 +32,8 @@ def test_exit_3_of_one_rank_is_recorded_and_stops_the_others(node, agent):
     assert agent.told(TAG, "stopping")[0]["reason"] == message("rank-exited", rank=1, code=3, signal=None)
     assert ended["codes"] == {"0": -15, "1": 3, "2": -15} and ended["leftovers"] == []
     agent.wait(lambda: agent.output(TAG, 1, "err") == b"last words\n")
-    assert node.alive(TAG) == [] and agent.phase(TAG) == "ended"
+    agent.wait_phase(TAG, "ended")
+    assert node.alive(TAG) == []
 
 
 def test_death_by_a_signal_is_told_as_a_signal(node, agent):
@@ -122,13 +127,13 @@ def test_stop_leaves_nobody_however_they_hide_and_spares_the_same_command_elsewh
         agent.start(node.job(tag, *commands))
     for tag in (TAG, other):
         agent.wait(lambda tag=tag: all(agent.output(tag, n) for n in range(len(commands))))
-    spared = set(agent.do("processes", tag=other)["pids"])
-    hidden = set(agent.do("processes", tag=TAG)["pids"])
+    spared = set(agent.pids(other))
+    hidden = set(agent.pids(TAG))
     assert len(hidden) >= 2 * len(commands) and not hidden & spared
     agent.do("stop", tag=TAG, now=False, grace_s=0.1)
     assert agent.wait_ended(TAG)["leftovers"] == []
-    assert agent.do("processes", tag=TAG)["pids"] == []
-    assert set(agent.do("processes", tag=other)["pids"]) == spared
+    assert agent.pids(TAG) == []
+    assert set(agent.pids(other)) >= spared, "a child may have been forked meanwhile"
     agent.do("stop", tag=other, now=True, grace_s=None)
     agent.wait_ended(other)
 
@@ -173,12 +178,135 @@ def test_an_idle_rank_beside_one_that_ended_well_is_told_once_and_left_alone(nod
 def test_a_shutdown_of_the_node_ends_the_ranks_gently(node, agent):
     agent.start(node.job(TAG, HOLD))
     agent.wait_told(TAG, "rank_started", rank=0)
-    from ascendrun.node import procs
-
     identity = node.identity(TAG)
     procs.send_signal(identity["pid"], identity["start"], signal.SIGTERM)
     agent.wait_ended(TAG)
     assert agent.told(TAG, "stopping")[0]["by"] == "node"
+
+
+def test_ranks_end_without_the_head_when_their_lease_is_over(node, agent):
+    agent.start(node.job(TAG, HOLD, fence_s=head_lease.MARGIN_S + 4, stop={"signal": "TERM", "grace_s": 0}))
+    agent.wait_ended(TAG)
+    assert agent.told(TAG, "rank_started") and agent.told(TAG, "stopping")[0]["by"] == "fence"
+
+
+def test_ranks_run_on_while_the_head_renews_their_lease(node, agent):
+    lease_s, longest_gap_s = 3.0, 0.0
+    agent.start(node.job(TAG, HOLD, fence_s=head_lease.MARGIN_S + lease_s, stop={"signal": "TERM", "grace_s": 0}))
+    began_s = last_s = time.monotonic()
+    at_ns = None
+    while time.monotonic() < began_s + lease_s + 2:
+        at_ns = agent.do("renew", tag=TAG, at_ns=at_ns)["at_ns"]
+        longest_gap_s, last_s = max(longest_gap_s, time.monotonic() - last_s), time.monotonic()
+        agent.pump(0.05)
+    if longest_gap_s < lease_s / 3:  # else this machine was too busy to renew it
+        assert node.alive(TAG) and not agent.told(TAG, "stopping")
+    agent.do("stop", tag=TAG, now=True, grace_s=None)
+    agent.wait_ended(TAG)
+
+
+def test_a_go_that_comes_after_the_lease_starts_nothing(node, agent):
+    agent.do("prepare", **node.job(TAG, HOLD, fence_s=100))
+    os.utime(node.folder(TAG) / layout.RENEWED, ns=(1, 1))
+    agent.do("follow", tag=TAG, offsets={})
+    agent.do("go", tag=TAG, master_port=None, secret_env={})
+    agent.wait_ended(TAG)
+    assert agent.told(TAG, "stopping")[0]["by"] == "fence" and not agent.told(TAG, "rank_started")
+
+
+def test_a_late_or_a_repeated_renewal_does_not_make_a_lease_longer(node, agent):
+    agent.do("prepare", **node.job(TAG, HOLD, fence_s=100))
+    file = node.folder(TAG) / layout.RENEWED
+    first = agent.do("renew", tag=TAG)["at_ns"]
+    second = agent.do("renew", tag=TAG, at_ns=first)["at_ns"]
+    assert file.stat().st_mtime_ns == first
+    agent.do("renew", tag=TAG, at_ns=second)
+    agent.do("renew", tag=TAG, at_ns=first)
+    agent.do("renew", tag=TAG, at_ns=second + 3_600_000_000_000)
+    assert file.stat().st_mtime_ns == second
+    agent.do("abort", tag=TAG)
+
+
+def test_a_rank_that_saves_and_exits_0_at_a_shutdown_was_stopped_and_its_work_is_not_complete(node, agent):
+    save = python(
+        "import os,signal,sys,time\n"
+        "step = os.environ['ASCENDRUN_METRICS_FILE']\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "open(step, 'a').write('{\"step\": 1}\\n')\n"
+        "print('ready', flush=True)\ntime.sleep(600)"
+    )
+    agent.start(node.job(TAG, save))
+    agent.wait(lambda: agent.output(TAG) == b"ready\n")
+    identity = node.identity(TAG)
+    procs.send_signal(identity["pid"], identity["start"], signal.SIGTERM)
+    assert agent.wait_ended(TAG)["codes"] == {"0": 0}
+    assert "done" not in agent.told(TAG, "stopping")[0]
+    exited = agent.told(TAG, "rank_exited")[0]
+    assert exited["stopped"] and "done" not in exited
+
+
+def test_a_shutdown_while_a_rank_that_is_done_exits_does_not_undo_its_work(node, agent):
+    late = python(
+        "import os,signal,sys,time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "open(os.environ['ASCENDRUN_METRICS_FILE'], 'a').write('{\"done\": true}\\n')\n"
+        "print('ready', flush=True)\ntime.sleep(600)"
+    )
+    agent.start(node.job(TAG, late))
+    agent.wait(lambda: agent.output(TAG) == b"ready\n")
+    identity = node.identity(TAG)
+    procs.send_signal(identity["pid"], identity["start"], signal.SIGTERM)
+    assert agent.wait_ended(TAG)["codes"] == {"0": 0}
+    assert agent.told(TAG, "stopping")[0]["done"] and agent.told(TAG, "rank_exited")[0]["done"]
+
+
+def test_a_child_without_any_trace_is_found_on_the_roll_of_a_dead_supervisor(node, agent):
+    """Its environment is cleared, its session is its own, its parent is gone."""
+    agent.start(node.job(TAG, python(HIDERS["double fork, cleared environment"])))
+    agent.wait(lambda: agent.output(TAG) == b"x\n")
+    identity = node.identity(TAG)
+    hidden = [pid for pid in agent.pids(TAG) if pid not in node.alive(TAG)]
+    assert len(hidden) == 1
+    start = procs.read_stat(hidden[0]).start
+    roll = node.folder(TAG) / layout.ROLL
+    agent.wait(lambda: roll.exists() and [hidden[0], start] in json.loads(roll.read_text())["seen"])
+    procs.send_signal(identity["pid"], identity["start"], signal.SIGKILL)
+    agent.wait_told(TAG, "supervisor_lost")
+    assert hidden[0] in agent.pids(TAG)
+    agent.do("stop", tag=TAG, now=True, grace_s=None)
+    agent.wait_ended(TAG)
+    assert procs.describe(hidden[0], start) is None
+
+
+def test_ranks_are_killed_before_their_supervisor_when_memory_runs_out(node, agent):
+    agent.start(node.job(TAG, HOLD))
+    agent.wait_told(TAG, "rank_started", rank=0)
+    pids = [node.identity(TAG)["pid"], *node.alive(TAG)]
+    supervisor, rank = (int(Path("/proc/%d/oom_score_adj" % pid).read_text()) for pid in pids)
+    assert rank == min(1000, supervisor + 100)
+    agent.do("stop", tag=TAG, now=True, grace_s=None)
+    agent.wait_ended(TAG)
+
+
+def test_an_end_that_a_rank_writes_is_replaced_by_the_supervisors(node, agent):
+    forge = python(
+        "import os,sys,time\n"
+        "path = os.path.join(os.path.dirname(os.environ['ASCENDRUN_METRICS_FILE']), 'events.0')\n"
+        'end = \'{"seq":50,"at_ns":1,"event":"ended","leftovers":[],"codes":{"0":0}}\'\n'
+        "open(path, 'a').write(end + '\\n{\"torn')\n"
+        "print('forged', flush=True)\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
+        "sys.exit(3)"
+    )
+    agent.start(node.job(TAG, forge))
+    agent.wait(lambda: agent.output(TAG) == b"forged\n" and agent.told(TAG, "ended"))
+    seen = agent.do("processes", tag=TAG)
+    assert seen["supervisor"] and [one["killed"] for one in seen["processes"]] == [False]
+    assert agent.phase(TAG) == "running"
+    Path(layout.work_dir(str(node.root), "head-job"), "go").touch()
+    true = agent.wait(lambda: [end for end in agent.told(TAG, "ended") if "exits" in end])[0]
+    assert true["exits"] == {"0": {"code": 3, "signal": None, "stopped": False, "done": False}}
+    assert agent.told(TAG, "rank_exited")[-1]["code"] == 3
 
 
 def test_exit_records_carry_time_in_ns_and_what_was_used(node, agent):

@@ -155,7 +155,7 @@ def test_an_agent_file_that_was_altered_is_brought_again(tmp_path):
 
 def recorded(root):
     """The record of the interpreter, once the agent has written it behind its hello."""
-    file = root / (f"agent-{SHA256[:16]}.python")
+    file = root / f"agent-{SHA256[:16]}.{os.uname().nodename}.python"
     until = time.monotonic() + 60
     while not (file.exists() and file.read_bytes().endswith(b"\n")):
         assert time.monotonic() < until

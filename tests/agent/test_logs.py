@@ -8,10 +8,11 @@ import os
 import struct
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from ascendrun.node import wire
+from ascendrun.node import layout, wire
 
 PY = sys.executable
 TAG = "head-job.1"
@@ -51,9 +52,16 @@ def test_binary_bytes_bare_returns_and_a_last_line_without_end_are_kept_when_the
     agent.wait(lambda: agent.output(TAG) == data)
 
 
-def test_every_chunk_has_its_arrival_time(node, agent):
+def test_every_chunk_has_its_arrival_time(node, agent, tmp_path):
     before = time.time_ns()
-    agent.start(node.job(TAG, python("import time\nfor n in range(3): print(n,flush=True); time.sleep(0.05)")))
+    code = (
+        "import os, time\nfor n in range(3):\n    print(n, flush=True)\n"
+        "    while not os.path.exists('go%d' % n): time.sleep(0.01)"
+    )
+    agent.start(node.job(TAG, python(code)))
+    for n, output in enumerate((b"0\n", b"0\n1\n", b"0\n1\n2\n")):
+        agent.wait(lambda output=output: agent.output(TAG) == output)
+        (node.work("head-job") / ("go%d" % n)).touch()
     agent.wait_ended(TAG)
     agent.wait(lambda: len(agent.files.get((TAG, "rank-0.out.times", 0), b"")) >= 16)
     records = list(struct.iter_unpack("!QQ", bytes(agent.files[(TAG, "rank-0.out.times", 0)])))
@@ -99,7 +107,7 @@ def test_a_file_that_a_user_truncates_is_told_and_goes_on_in_the_next_generation
     os.truncate(node.folder(TAG) / "rank-0.out.0", 10)
     told = agent.wait(lambda: [e for e in agent.events if e["event"] == "truncated"])[0]
     assert (told["file"], told["generation"], told["size"]) == ("rank-0.out", 0, 10)
-    (node.root / "runs" / "head-job" / "work" / "go").touch()
+    (node.work("head-job") / "go").touch()
     agent.wait_ended(TAG)
     agent.wait(lambda: agent.output(TAG) == b"a" * 100 + b"after\n")
     assert agent.told(TAG, "log_cut", rank=0, stream="out", generation=0, had=100)
@@ -113,7 +121,7 @@ def test_a_log_that_a_user_deletes_goes_on_in_the_next_generation(node, agent):
     agent.start(node.job(TAG, python(code)))
     agent.wait(lambda: agent.output(TAG) == b"before\n")
     (node.folder(TAG) / "rank-0.out.0").unlink()
-    work = node.root / "runs" / "head-job" / "work"
+    work = node.work("head-job")
     (work / "go0").touch()
     agent.wait(lambda: not holds_open(node, "rank-0.out.0"))
     (work / "go1").touch()
@@ -159,8 +167,8 @@ def test_a_reader_who_stops_reading_costs_no_memory_and_loses_nothing(node, agen
 def test_a_full_disk_costs_log_bytes_that_are_counted_but_no_record(node, tmp_path):
     import subprocess
 
-    runs = node.root / "runs"
-    runs.mkdir(mode=0o700)
+    runs = Path(layout.runs_dir(str(node.root)))
+    runs.mkdir(mode=0o700, parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m,mode=700", "tmpfs", str(runs)], check=True)
     try:
         agent = node.connect()
@@ -170,7 +178,7 @@ def test_a_full_disk_costs_log_bytes_that_are_counted_but_no_record(node, tmp_pa
         dropped = sum(e["bytes"] for e in agent.told(TAG, "log_dropped"))
         agent.wait(lambda: len(agent.files.get((TAG, "rank-0.out", 0), b"")) + dropped == 80 << 20)
         assert dropped > 0 and "ENOSPC" in agent.told(TAG, "log_dropped")[0]["reason"]
-        assert agent.phase(TAG) == "ended"
+        agent.wait_phase(TAG, "ended")
         assert agent.refused("prepare", **node.job("head-job.2", HOLD))["code"] == "disk-full"
         agent.close()
     finally:

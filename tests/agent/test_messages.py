@@ -15,9 +15,9 @@ import pytest
 
 from ascendrun.head.protocol import agent_messages as messages
 from ascendrun.head.protocol.messages import Message, R, Request
-from ascendrun.node import pack, tree_hash, wire
+from ascendrun.node import layout, pack, tree_hash, wire
 from ascendrun.node.agent import agent_info
-from ascendrun.node.agent.follow import Follow, Follower
+from ascendrun.node.agent.follow import Follow
 from ascendrun.node.agent.serve import Agent
 
 TAG = "head-job.1"
@@ -71,7 +71,7 @@ class Node:
         return request.REPLY.from_header(reply), reply_body
 
     def wait(self, condition: Any) -> None:
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + 60.0
         while not condition():
             assert time.monotonic() < deadline
             if not select.select([self.read_fd], [], [], 1.0)[0]:
@@ -124,7 +124,13 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
         max_s=None,
         sampling=None,
         home="head-job",
+        job={"id": "job"},
+        fence_s=1000.0,
+        pointer={"format": "deepspeed", "path": str(tmp_path / "global_step4"), "step": 4},
     )
+    (tmp_path / "latest").write_text("global_step8")
+    first = ask(prepare).pointer
+    assert first == {"path": str(tmp_path / "latest"), "before": "global_step8", "step": 4}
     assert ask(prepare) == messages.PrepareReply()
     assert ask(messages.Abort(TAG)) is not None
     ask(prepare)
@@ -132,16 +138,29 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     assert ask(messages.Go(TAG, None, {"SECRET": "x"})).supervisor_pid > 0
     node.wait(lambda: any(isinstance(one, messages.FileData) and one.file == "rank-0.out" for one in node.events))
     assert ask(messages.Files(TAG)).files["rank-0.out"] == {"0": 6}
+    seen = ask(messages.Processes(TAG))
+    assert ask(messages.Copy(TAG)).job == {"id": "job"}
+    assert ask(messages.Live()).live == (TAG,) and seen.phase == "running"
+    assert seen.supervisor and {one.comm for one in seen.processes} == {"sh", "sleep"}
+    assert all(one.pid > 1 and one.start > 0 and one.state in "SRD" for one in seen.processes)
     found, body = node.ask(messages.Grep(TAG, {"rank-0.out": [0, 0]}, ["hell"], False, False, 10.0))
     assert found.complete and b"hello" in body
     asked.add(messages.Grep)
+    assert ask(messages.Stacks(TAG)).at_ns > 0
+    assert ask(messages.Renew(TAG, 1)).at_ns > 1
+    (tmp_path / "ckpt" / "step-00000004").mkdir(parents=True)
+    (torn,) = ask(messages.Checkpoints(str(tmp_path / "ckpt"))).checkpoints
+    assert (torn["step"], torn["whole"], torn["why"]) == (4, False, "missing")
     assert ask(messages.Release(TAG, {}, 1 << 30)).freed_bytes == 0
+    assert ask(messages.Usage("head")).runs["head-job"] > 0
+    assert ask(messages.Prune(("head-job",), ())).removed == {}, "it runs"
     gathered = ask(
         messages.Gather(TAG, [{"name": "x", "kind": "argv", "file": "f", "commands": [["echo", "a"]]}], 10.0)
     )
     assert [file["name"] for file in gathered.files] == ["x"] and gathered.at_ns > gathered.boot_ns
     ask(messages.Stop(TAG, True, 0.0))
     ask(messages.Unfollow(TAG))
+    assert ask(messages.Processes("head-other.1")) == messages.ProcessesReply()
     ran, body = node.ask(messages.Exec(["echo", "a"], 10.0, 100))
     assert (ran.code, ran.timed_out, body[: ran.out_bytes]) == (0, False, b"a\n")
     asked.add(messages.Exec)
@@ -160,21 +179,17 @@ def test_the_events_of_files_that_cannot_be_followed_and_the_first_event_of_an_a
     def send(header: dict[str, Any], body: bytes) -> None:
         sent.append(messages.EVENTS[header["event"]].from_header(json.loads(json.dumps(header))))
 
-    folder = tmp_path / "runs" / "head-job" / "attempt-1"
+    folder = Path(layout.attempt_dir(str(tmp_path), "head-job.1"))
     folder.mkdir(parents=True)
     (folder / "rank-0.out.0").write_text("a")
     (folder / "rank-1.out.0").write_text("a")
-    follow = Follow(str(tmp_path), TAG, {"rank-0.out": {"0": 5}}, send)
+    follow = Follow(str(tmp_path), TAG, {"rank-0.out": {"0": 5}}, send, {})
     follow._report_unreadable(("rank-1.out", 0), OSError(5, "broken disk"))
     follow.poll(1e9)
     assert sent[0] == messages.FileUnreadable(TAG, "rank-1.out", 0, "[Errno 5] broken disk")
     assert sent[1] == messages.FileTruncated(TAG, "rank-0.out", 0, 1)
-    follower = Follower(str(tmp_path), send=send, note_lost=lambda tag: None)
-    follow.poll = lambda now_s: os.close(-1) or False  # type: ignore[method-assign, func-returns-value]
-    follower._poll_one(TAG, follow, 0.0)
-    assert isinstance(sent[-1], messages.FollowFailed) and sent[-1].tag == TAG
     agent_path = tmp_path / "agent.pyz"
     agent_path.write_bytes(b"x")
-    send(agent_info.hello("/r", str(agent_path)), b"")
+    send(agent_info.hello(str(tmp_path), str(agent_path)), b"")
     info = sent[-1]
-    assert isinstance(info, messages.AgentInfo) and info.root == "/r" and info.uid == os.geteuid()
+    assert isinstance(info, messages.AgentInfo) and info.root == str(tmp_path) and info.uid == os.geteuid()

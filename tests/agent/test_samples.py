@@ -55,7 +55,7 @@ def test_host_ranks_and_tools_are_told_while_the_ranks_run_on_every_python(node,
     agent.wait(lambda: any(rank.get("cpu") for rank in ranks_of(agent, 0)) and said(agent, "talk"))
     agent.wait(lambda: any(line.get("host", {}).get("cpu") is not None for line in lines_of(agent)))
     newest = [rank[-1] for rank in (ranks_of(agent, 0), ranks_of(agent, 1))]
-    pids = {event["rank"]: event["pid"] for event in agent.told(TAG, "rank_started")}
+    pids = {rank: agent.wait_told(TAG, "rank_started", rank=rank)["pid"] for rank in (0, 1)}
     assert [(rank["pid"], rank["device"]) for rank in newest] == [(pids[0], 4), (pids[1], 6)]
     assert newest[1]["state"] == "S" and newest[1]["rss_bytes"] > 0 and newest[1]["threads"] == 1
     assert newest[1]["cpu"] < 1.0 and newest[1]["write_bytes_s"] == 0.0
@@ -141,7 +141,7 @@ def test_a_sampler_that_is_killed_harms_nobody(node, agent):
     rank = agent.wait_told(TAG, "rank_started")["pid"]  # a file of its own, which may come after the samples
     samplers = [pid for pid in node.alive(TAG) if pid != rank]
     assert len(samplers) == 1
-    assert agent.do("processes", tag=TAG)["pids"] == [rank], "it is none of the job's processes"
+    assert agent.pids(TAG) == [rank], "it is none of the job's processes"
     os.kill(samplers[0], signal.SIGKILL)
     agent.wait(lambda: node.alive(TAG) == [rank])
     assert agent.phase(TAG) == "running"

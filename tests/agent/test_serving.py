@@ -34,6 +34,7 @@ def test_a_whole_job_runs_on_every_python_at_hand(node, python, tmp_path):
     )
     assert agent.wait_ended(TAG)["codes"] == {"0": 0, "1": 0}
     assert agent.output(TAG, 1) == b"trained 1 29500\n"
+    agent.wait(lambda: agent.do("processes", tag=TAG)["phase"] == "ended")  # its supervisor writes that last
     second = "head-job.2"
     agent.start(node.job(second, ["sh", "-c", "sleep 600 & setsid sleep 600 & wait"]))
     agent.wait_told(second, "rank_started", rank=0)
@@ -152,6 +153,13 @@ def test_an_idle_agent_that_follows_an_attempt_uses_little(node, agent):
         assert int(rss[0].split()[1]) < 40 << 10
     agent.do("stop", tag=TAG, now=True, grace_s=None)
     agent.wait_ended(TAG)
+
+
+def test_an_agent_whose_file_is_gone_ends_when_it_is_probed(node, agent):
+    assert "at_ns" in agent.do("probe", peers={})
+    node.agent.unlink()
+    agent.post("probe", peers={})
+    assert agent.process.wait(30.0) == 0
 
 
 def test_bye_ends_the_agent(agent):

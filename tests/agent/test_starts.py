@@ -22,18 +22,6 @@ TAG = "head-job.1"
 SHOW = [PY, "-c", "import os,sys,json;print(json.dumps([sys.argv[1:],dict(os.environ)]))"]
 
 
-@pytest.fixture
-def code(tmp_path):
-    folder = tmp_path / "code a'; echo b\n$(touch pwn) ünï"
-    (folder / "pkg" / "empty").mkdir(parents=True)
-    (folder / "train.py").write_text("print('trained')\n")
-    (folder / "pkg" / "run.sh").write_text("#!/bin/sh\necho ran\n")
-    (folder / "pkg" / "run.sh").chmod(0o755)
-    (folder / "pkg" / "-rf ; \\ \n").write_bytes(b"\0\xff")
-    (folder / "link").symlink_to("pkg/run.sh")
-    return folder
-
-
 # --- refusals ---
 
 
@@ -48,6 +36,14 @@ def test_a_taken_port_is_refused_and_named_and_the_next_free_one_is_taken(node, 
         error = agent.refused("prepare", **node.job(TAG, HOLD, ports=[port]))
         assert error["code"] == "port-taken" and error["message"] == message("ports-in-use", ports=[port])
         assert agent.do("prepare", **node.job(TAG, HOLD, ports=[port, free]))["master_port"] == free
+
+
+def test_the_copy_of_the_job_is_next_to_its_preparation_and_private(node, agent):
+    agent.do("prepare", **node.job(TAG, HOLD, job={"id": "job", "schema": 1}))
+    path = node.folder(TAG) / layout.JOB
+    assert json.loads(path.read_text()) == {"id": "job", "schema": 1} and path.stat().st_mode & 0o077 == 0
+    agent.do("abort", tag=TAG)
+    assert not path.exists()
 
 
 def test_a_reserved_port_is_kept_from_others_until_abort(node, agent):
@@ -327,7 +323,7 @@ def test_go_is_repeatable_and_starts_once(node, agent):
     first = agent.do("go", tag=TAG, master_port=None, secret_env={})
     assert first == {**agent.do("go", tag=TAG, master_port=None, secret_env={}), "re": first["re"]}
     agent.wait_told(TAG, "rank_started")
-    assert len(agent.do("processes", tag=TAG)["pids"]) == 1
+    assert len(agent.pids(TAG)) == 1
     agent.do("stop", tag=TAG, now=True, grace_s=None)
     agent.wait_ended(TAG)
     assert len(agent.told(TAG, "supervising")) == len(agent.told(TAG, "rank_started")) == 1
@@ -342,7 +338,7 @@ def test_go_by_several_agents_at_once_starts_once(node):
     assert len({reply["supervisor_pid"] for reply in replies}) == 1
     agents[0].do("follow", tag=TAG, offsets={})
     agents[0].wait_told(TAG, "rank_started", rank=0)
-    assert len(agents[0].do("processes", tag=TAG)["pids"]) == 1
+    assert len(agents[0].pids(TAG)) == 1
     agents[0].do("stop", tag=TAG, now=True, grace_s=None)
     agents[0].wait_ended(TAG)
     assert len(agents[0].told(TAG, "supervising")) == 1

@@ -277,10 +277,15 @@ def test_another_host_or_another_program_on_the_port_is_not_taken_for_the_peer(a
 
 
 def test_nobody_there_is_refused_and_a_round_that_failed_ends_by_itself(agent):
-    came = survey(agent, touch(agent, free_port(), "a", timeout_s=0.5))["connection-tests"]["tests"]
-    assert came[0]["code"] == "refused"
+    came = survey(agent, touch(agent, free_port(), "a", timeout_s=3.0))["connection-tests"]["tests"]
+    assert [one["code"] for one in came] == ["refused"]
     heard = survey(agent, listener(free_port(), timeout_s=0.5))["listen"]["ports"]
     assert [one["heard"] for one in heard.values()] == [[]]
+
+
+def test_a_target_without_time_for_a_try_has_a_result_too(agent):
+    came = survey(agent, touch(agent, free_port(), "a", timeout_s=1e-6))["connection-tests"]["tests"]
+    assert [(one["peer"], "error" in one) for one in came] == [("a", True)]
 
 
 def test_a_listener_tells_a_port_that_it_cannot_have(agent):
@@ -310,5 +315,7 @@ def test_a_survey_answers_on_every_python_at_hand(node, python):
         shell={"setup": "true"},
     )
     assert results["x"]["out"] == "hi\n" and results["l"]["limits"]
+    shm = results["d"]["disks"]["/dev/shm"]
+    assert (shm["kind"], shm["remote"]) == ("tmpfs", False)
     assert results["d"]["disks"]["/"]["free_bytes"] > 0 and results["s"]["stats"]["/no"]["missing"]
     assert agent.close() == 0

@@ -73,6 +73,14 @@ def test_start_measures_each_command(tmp_path: Path) -> None:
     assert {row["what"] for row in rows} >= {"python -c pass", "ascendrun --help", "ascendrun ps --all"}
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_two_checkouts_take_turns(needs_cluster: None, tmp_path: Path) -> None:
+    rows = run("before", str(CHECKOUT), results=tmp_path)
+    assert {row["status"] for row in rows} == {"0"}
+    assert {row["side"] for row in rows} == {"this", "other"} and len(rows) == 10
+
+
 def test_logs_are_merged_folded_and_read_at_a_rate_that_is_told(tmp_path: Path) -> None:
     with pages.Sheet(tmp_path, "logs", logs.COLUMNS) as sheet:
         logs.measure_fold(sheet, 0, 20)

@@ -10,6 +10,7 @@ no_leftovers  after every test: no process of it on any host or the head; after 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,7 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import leftovers
 
 CODE = Path(__file__).resolve().parents[2]
-CONTROLLER_DEADLINE_S = 5.0
+OWN_HOME = re.compile(r"test_(vcluster|held_machines|soak|failpoints)")
+"""Files about the hosts themselves, or with scenarios in which one host's home is removed."""
+CONTROLLER_DEADLINE_S = 30.0
 FOREIGN = ("ASCENDRUN_", "SSH_", "XDG_")
 
 _ids: list[str] = []
@@ -41,6 +44,9 @@ _failed = pytest.StashKey[bool]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", metavar="SEED,ROUNDS", help="cluster: the soak with random faults, and slow scenarios")
+    parser.addoption("--sweep", metavar="N[,SEED]|all", help="cluster: how many pairs of deaths at failpoints")
+    parser.addoption("--soak", metavar="SEED,SECONDS[,ROUND]", default="1,40", help="cluster: how much bad luck")
+    parser.addoption("--history", metavar="FILE", help="cluster: the soak's rounds, to be gone on with")
 
 
 def start_cluster(count: int, **options: Any) -> VirtualCluster:
@@ -102,13 +108,11 @@ class Watch:
 
 
 def end_controller(cluster: VirtualCluster, state_dir: Path) -> None:
-    """By its own command, else by SIGTERM. One that stays all the same, the check for leftovers finds."""
-    if not leftovers.controllers(cluster, state_dir):
-        return
-    argv = [sys.executable, "-m", "ascendrun", "controller", "stop"]
-    cluster.head_run(argv, env=head_environ(state_dir), capture_output=True, cwd=str(state_dir.parent))
-    if not await_true(lambda: not leftovers.controllers(cluster, state_dir), deadline_s=CONTROLLER_DEADLINE_S):
-        leftovers.kill(leftovers.controllers(cluster, state_dir), signal.SIGTERM)
+    """By SIGTERM, its guard with it. One that stays all the same, the check for leftovers finds."""
+    found = leftovers.controllers(cluster, state_dir)
+    guards = {one.ppid for one in found}
+    leftovers.kill([one for one in found if one.pid not in guards], signal.SIGTERM)
+    await_true(lambda: not leftovers.controllers(cluster, state_dir), deadline_s=CONTROLLER_DEADLINE_S)
 
 
 @pytest.fixture
@@ -124,9 +128,20 @@ def no_leftovers(request: pytest.FixtureRequest) -> Watch:
     return Watch(request.node)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Scenarios marked `shared_home` run a second time with one home for all hosts; by --thorough all of them do."""
+    is_asked = metafunc.definition.get_closest_marker("shared_home") or (
+        metafunc.config.getoption("--thorough", default=False)
+        and not OWN_HOME.match(Path(metafunc.module.__file__).name)
+    )
+    if is_asked and "module_cluster" in metafunc.fixturenames:
+        homes = {"own": None, "shared": {"shared_home": True}}
+        metafunc.parametrize("module_cluster", homes.values(), ids=homes, indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module")
-def module_cluster() -> Iterator[VirtualCluster]:
-    with start_cluster(2) as cluster:
+def module_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
+    with start_cluster(2, **(getattr(request, "param", None) or {})) as cluster:
         yield cluster
 
 

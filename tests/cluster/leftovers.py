@@ -14,7 +14,8 @@ from ascendrun.sim.vcluster.groups import groups_present
 from ascendrun.sim.vcluster.machines import HEAD
 from ascendrun.sim.vcluster.processes import Process, await_true, describe, is_of_the_system, start_time
 
-SETTLE_S = 30.0
+CODE = Path(__file__).resolve().parents[2]
+SETTLE_S = 60.0
 """How long after a test its processes may take to end: an sshd session outlives its connection by a moment, which is
 long where the machine is busy."""
 
@@ -58,7 +59,7 @@ def kill(processes: Sequence[Process], number: signal.Signals = signal.SIGKILL) 
 
 
 def controllers(cluster: VirtualCluster, state_dir: Path) -> list[Process]:
-    """Background loops on the head for this state dir: they may outlive a command; all else that stays is left over."""
+    """Guards and controllers on the head for this state dir: they may outlive a command; all else is left over."""
     ours = [one for one in cluster.processes(HEAD) if one.environ.get(STATE_VARIABLE) == str(state_dir)]
     return [one for one in ours if any("controller" in word for word in one.argv)]
 
@@ -83,7 +84,20 @@ def traces(cluster_ids: Sequence[str], namespaces: Sequence[int]) -> list[str]:
     ]
     groups = [f"control group {path}" for cluster_id in cluster_ids for path in groups_present(cluster_id)]
     cables = [f"interface {name}" for name in os.listdir("/sys/class/net") if OUR_INTERFACE.match(name)]
-    return mounts + groups + cables + _inside(namespaces)
+    return mounts + groups + cables + file_systems(cluster_ids) + _inside(namespaces)
+
+
+def file_systems(cluster_ids: Sequence[str]) -> list[str]:
+    """Processes that serve a faulty file system of these clusters."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"fuse_server" in words and any(f"vcluster-{one}-".encode() in words for one in cluster_ids):
+            found.append(f"process {folder.name}")
+    return found
 
 
 def _inside(namespaces: Sequence[int]) -> list[str]:

@@ -2,6 +2,7 @@
 
 print TEXT          a line on standard output        env NAME...      the named variables as one JSON line
 beat SECONDS        a numbered line every 50 ms      touch FILE       makes a file
+beat-on FILE        60 such lines at least, and on until FILE exists
 hang                sleeps until killed              exit CODE        ends
 exit-rank R CODE    ends so if it is rank R          deaf             ignores TERM from here on
 family              leaves children that setsid, that double-fork, and that ignore TERM
@@ -9,6 +10,7 @@ save-on-term        on TERM: prints "saved", exits 0
 meet                waits until every rank of the job has connected to MASTER_ADDR:MASTER_PORT
 """
 
+import itertools
 import json
 import os
 import select
@@ -22,12 +24,24 @@ def say(*words):
     print(*words, flush=True)
 
 
-def beat(seconds):
-    end, number = time.monotonic() + float(seconds), 0
-    while time.monotonic() < end:
+def beats():
+    for number in itertools.count():
         say("beat %d of rank %s" % (number, os.environ["RANK"]))
-        number += 1
+        yield number
         time.sleep(0.05)
+
+
+def beat(seconds):
+    end = time.monotonic() + seconds
+    for _ in beats():
+        if time.monotonic() >= end:
+            return
+
+
+def beat_on(file):
+    for number in beats():
+        if number >= 60 and os.path.exists(file):
+            return
 
 
 def hang():
@@ -96,7 +110,9 @@ def main(words):
             say(json.dumps({name: os.environ.get(name) for name in words}))
             words.clear()
         elif word == "beat":
-            beat(words.pop(0))
+            beat(float(words.pop(0)))
+        elif word == "beat-on":
+            beat_on(words.pop(0))
         elif word == "touch":
             open(words.pop(0), "w").close()
         elif word == "exit":

@@ -6,16 +6,26 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable
 
+from looks import DEADLINE_S
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.head.state.store import Store
+from ascendrun.node import layout
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tree import install_on
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 from ascendrun.sim.vcluster.processes import await_true
 
 RANK_SCRIPT = Path(__file__).resolve().parent / "rank.py"
+ASK_S = 3.0
+ENOUGH = "/tmp/enough"
+BEAT_ON = ("beat-on", ENOUGH)
+"""Words of a rank that goes on until the test has seen what it came for, and calls `Scene.enough`."""
 
 
 class Scene:
@@ -24,9 +34,12 @@ class Scene:
     def __init__(self, ascendrun: Any, cluster: VirtualCluster) -> None:
         self.ascendrun, self.cluster = ascendrun, cluster
         self.folder: Path = ascendrun.folder
+        self._run_ids: dict[str, str] = {}
         code = self.folder / "code"
         code.mkdir(exist_ok=True)
         shutil.copy(RANK_SCRIPT, code)
+        for host in cluster.hosts:
+            Path(cluster.path(host, ENOUGH)).unlink(missing_ok=True)
 
     def job(
         self,
@@ -55,6 +68,11 @@ class Scene:
         assert done.returncode == 0, done.stdout + done.stderr
         return str(json.loads(done.stdout)["id"])
 
+    def enough(self) -> None:
+        """Lets ranks that `beat-on` end."""
+        for host in self.cluster.hosts:
+            Path(self.cluster.path(host, ENOUGH)).touch()
+
     def show(self, job: str) -> dict[str, Any]:
         done = self.ascendrun("show", job, "-o", "json")
         assert done.returncode == 0, done.stdout + done.stderr
@@ -62,7 +80,9 @@ class Scene:
         return detail
 
     def run(self, job: str) -> str:
-        return str(self.show(job)["run"])
+        if job not in self._run_ids:
+            self._run_ids[job] = str(self.show(job)["run"])
+        return self._run_ids[job]
 
     def state(self, job: str) -> str:
         return str(self.show(job)["job"]["state"])
@@ -73,8 +93,8 @@ class Scene:
         reason: dict[str, Any] = changes[-1]["values"]["reason"]
         return reason
 
-    def await_state(self, job: str, *states: str, deadline_s: float = 60.0) -> None:
-        if not await_true(lambda: self.state(job) in states, deadline_s=deadline_s):
+    def await_state(self, job: str, *states: str, deadline_s: float = DEADLINE_S) -> None:
+        if not self._looks_often(job, lambda state: state in states, deadline_s=deadline_s):
             detail = self.show(job)
             log = self.ascendrun.state_dir / "controller.log"
             raise AssertionError(
@@ -82,7 +102,36 @@ class Scene:
                 f"{json.dumps(detail['events'], indent=1)}\n{log.read_text() if log.exists() else ''}"
             )
 
-    def await_line(self, job: str, text: str, *, count: int = 1, deadline_s: float = 60.0) -> None:
+    def stays(self, job: str, *states: str, for_s: float) -> None:
+        """The job's state is one of these for so long."""
+        has_left = self._looks_often(job, lambda state: state not in states, deadline_s=for_s)
+        assert not has_left and self.state(job) in states, self.show(job)["events"]
+
+    def _looks_often(self, job: str, fact: Callable[[str], bool], *, deadline_s: float) -> bool:
+        """Whether the command tells of such a state in time.
+
+        The command is asked now and then, as by a user; between that the store is read, which takes no processor.
+        """
+        asked_mono = float("-inf")
+
+        def is_told() -> bool:
+            nonlocal asked_mono
+            if time.monotonic() < asked_mono + ASK_S and not fact(self._stored_state(job)):
+                return False
+            asked_mono = time.monotonic()
+            return fact(self.state(job))
+
+        return await_true(is_told, deadline_s=deadline_s)
+
+    def _stored_state(self, job: str) -> str:
+        """ "" where the store cannot be read at this moment."""
+        try:
+            with Store.open_for_reading(self.ascendrun.state_dir) as store:
+                return store.find(job).job.state.value
+        except AscendrunError:
+            return ""
+
+    def await_line(self, job: str, text: str, *, count: int = 1, deadline_s: float = DEADLINE_S) -> None:
         """Until `text` stands so many times in the head's copy of the logs."""
 
         def seen() -> bool:
@@ -94,14 +143,21 @@ class Scene:
         folder = self.ascendrun.state_dir / "jobs" / job
         return sorted(path for path in folder.glob(f"attempt-*/*/{pattern}") if ".times." not in path.name)
 
+    def runs_on(self, host: str) -> Path:
+        """The folder of the host's own runs, also where the hosts share a home."""
+        key = layout.make_machine_key(self.cluster.path(host, "/etc/machine-id").read_text().strip(), host)
+        return Path(self.cluster.path(host, layout.runs_dir("/root/.ascendrun", key)))
+
     def on_node(self, job: str, pattern: str = "rank-*") -> dict[str, bytes]:
         """{"host/file": bytes} of the job's pulled files as they lie on the nodes."""
         run = self.run(job)
         files: dict[str, bytes] = {}
         for host in self.cluster.hosts:
-            root = self.cluster.path(host, "/root/.ascendrun/runs")
-            for path in root.glob(f"{run}/attempt-*/{pattern}"):
-                files[f"{host}/{path.name}"] = path.read_bytes()
+            for folder in self.runs_on(host).glob(f"{run}/attempt-*"):
+                where = folder / layout.WHERE
+                streams = json.loads(where.read_text())["streams"] if where.exists() else None
+                for path in (folder if streams is None else self.cluster.path(host, streams)).glob(pattern):
+                    files[f"{host}/{path.name}"] = path.read_bytes()
         return files
 
     def on_head(self, job: str, pattern: str = "rank-*") -> dict[str, bytes]:
@@ -121,7 +177,7 @@ class Scene:
     def everywhere(self, job: str) -> list[int]:
         return [pid for host in self.cluster.hosts for pid in self.ranks_of(job, host)]
 
-    def await_nobody(self, job: str, *, deadline_s: float = 30.0) -> None:
+    def await_nobody(self, job: str, *, deadline_s: float = DEADLINE_S) -> None:
         def left() -> list[int]:
             return [pid for host in self.cluster.hosts for pid in self.ranks_of(job, host, with_sampler=True)]
 
@@ -155,7 +211,7 @@ class NpuScene(Scene):
         return path
 
 
-def await_that(condition: Callable[[], bool], what: str, *, deadline_s: float = 60.0) -> None:
+def await_that(condition: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> None:
     assert await_true(condition, deadline_s=deadline_s), f"within {deadline_s:g} s it never was true: {what}"
 
 

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import leftovers
 import pytest
 from invariants import check_ended, states_of
-from scenes import Scene, await_that, run_text
+from scenes import BEAT_ON, Scene, await_that, run_text
 
 from ascendrun.node.procs import read_stat
 from ascendrun.sim.vcluster.cluster import VirtualCluster
@@ -25,7 +25,9 @@ def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
 
 def controller(scene: Scene) -> int:
     """The pid of the one controller, as the machine sees it."""
-    return leftovers.controllers(scene.cluster, scene.ascendrun.state_dir)[0].pid
+    ours = leftovers.controllers(scene.cluster, scene.ascendrun.state_dir)
+    guards = {one.pid for one in ours}
+    return next(one.pid for one in ours if one.ppid in guards)
 
 
 def agent_fails(scene: Scene, host: str, failpoint: str) -> None:
@@ -70,6 +72,8 @@ def test_a_node_that_refuses_go_ends_the_job_everywhere(scene: Scene) -> None:
 
 @pytest.mark.parametrize("failpoint", ["stage.mid_file", "stage.after_rename", "prepare.after_record"])
 def test_an_agent_that_dies_before_go_means_nobody_starts(scene: Scene, failpoint: str) -> None:
+    if failpoint.startswith("stage.") and scene.cluster.has_shared_home:
+        pytest.skip("one of the hosts stages, and which is open")
     agent_fails(scene, "node2", f"{failpoint}=kill")
     (scene.folder / "code" / failpoint).touch()  # code that no node has yet
     started = f"/tmp/{failpoint}"
@@ -80,6 +84,7 @@ def test_an_agent_that_dies_before_go_means_nobody_starts(scene: Scene, failpoin
     assert not any(scene.cluster.path(host, started).exists() for host in scene.cluster.hosts)
 
 
+@pytest.mark.shared_home
 @pytest.mark.parametrize("failpoint", ["launch.after_claim", "agent.after_exec_before_ack", "agent.after_record:2"])
 def test_whoever_dies_in_the_start_each_rank_starts_once_or_all_are_ended(scene: Scene, failpoint: str) -> None:
     starts_once_or_not_at_all(scene, failpoint)
@@ -103,33 +108,63 @@ def test_whoever_dies_each_rank_starts_once_and_all_are_ended(scene: Scene, fail
 def starts_once_or_not_at_all(scene: Scene, failpoint: str) -> None:
     agent_fails(scene, "node2", f"{failpoint}=kill")
     job = scene.start(scene.job("dying", "family", "print", "ready", "beat", 3, more="timeouts: {start_s: 8}\n"))
-    await_that(lambda: scene.state(job) in ("SUCCEEDED", "FAILED"), "it ends")
+    scene.await_state(job, "SUCCEEDED", "FAILED")
     check_ended(scene, job, state=scene.state(job))
+
+
+def test_a_node_that_shuts_down_lets_all_ranks_save_and_the_job_is_no_success(scene: Scene) -> None:
+    job = scene.start(scene.job("preempted", "save-on-term", "print", "ready", "hang"))
+    scene.await_line(job, "ready", count=4)
+    supervisors = [one for one in scene.cluster.processes("node2") if "supervise" in one.argv]
+    leftovers.kill(supervisors, signal.SIGTERM)
+    scene.await_state(job, "FAILED")
+    reason = scene.reason(job)
+    assert (reason["code"], reason["values"]["host"]) == ("reason.preempted", "node2")
+    scene.await_line(job, "saved", count=4)
+    check_ended(scene, job, state="FAILED")
 
 
 def test_the_logs_of_a_rebooted_node_that_kept_its_disk_still_come(scene: Scene) -> None:
     job = scene.start(scene.job("rebooted", "print", "ready", "beat", 600))
     scene.await_line(job, "ready", count=4)
     scene.cluster.cut("node2")
-    files = scene.cluster.path("node2", "/root/.ascendrun/runs")
+    files = scene.runs_on("node2")
     size = lambda: sum(path.stat().st_size for path in files.glob("*/attempt-1/rank-3.out.0"))  # noqa: E731
     before = size()
     await_that(lambda: size() > before + 500, "it writes on behind the cut cable")
     scene.cluster.reboot("node2", keep_disk=True)
-    scene.await_state(job, "FAILED", deadline_s=60)
+    scene.await_state(job, "FAILED")
     reason = scene.reason(job)
     assert (reason["code"], reason["values"]) == ("reason.node-rebooted", {"host": "node2"})
     check_ended(scene, job, state="FAILED")
 
 
+def test_a_home_on_a_network_that_hangs_delays_neither_ranks_nor_their_output(
+    cluster_of: Callable[..., VirtualCluster], ascendrun: Any
+) -> None:
+    cluster = cluster_of(2)
+    scene, home = Scene(ascendrun.on(cluster), cluster), cluster.node_fs("node2", kind="fuse.remote")
+    job = scene.start(scene.job("hanging", "meet", *BEAT_ON, "print", "done"))
+    scene.await_line(job, "beat 20 of rank 3")
+    home.hang()
+    scene.await_line(job, "beat 120 of rank 3")
+    home.heal()
+    scene.enough()
+    scene.await_state(job, "SUCCEEDED")
+    await_that(lambda: scene.is_drained(job), "every byte is here")
+    assert scene.on_head(job) == scene.on_node(job) and "node2/rank-3.out.0" in scene.on_node(job)
+    assert not list(scene.runs_on("node2").glob("*/attempt-1/rank-*"))
+
+
 def test_a_torn_line_in_a_nodes_records_harms_nothing(scene: Scene) -> None:
-    job = scene.start(scene.job("torn", "print", "ready", "beat", 8))
+    job = scene.start(scene.job("torn", "print", "ready", *BEAT_ON))
     scene.await_line(job, "ready", count=4)
-    events = next(scene.cluster.path("node2", "/root/.ascendrun/runs").glob("*/attempt-1/events.0"))
+    events = next(scene.runs_on("node2").glob("*/attempt-1/events.0"))
     with open(events, "ab") as file:
         file.write(b'{"seq": 9, "event": "rank_exi\n[]\n\xff\n{"event": "rank_exited"}\n')
         file.write(b'{"event": "rank_started", "rank": "x"}\n')
     pid = controller(scene)
+    scene.enough()
     scene.await_state(job, "SUCCEEDED")
     assert controller(scene) == pid, "the controller lived through it"
 
@@ -138,7 +173,7 @@ def test_a_controller_that_was_away_longer_than_a_start_may_take_does_not_blame_
     agent_fails(scene, "node2", "launch.before_claim=pause")
     job = scene.start(scene.job("patient", "print", "ready", "hang", more="timeouts: {start_s: 10}\n"))
     await_that(lambda: any(stopped(scene, "node2")), "the supervisor of node2 pauses before it starts anything")
-    os.kill(controller(scene), signal.SIGKILL)
+    leftovers.kill(leftovers.controllers(scene.cluster, scene.ascendrun.state_dir))  # its guard too
     assert not await_true(lambda: not stopped(scene, "node2"), deadline_s=11)
     os.kill(stopped(scene, "node2")[0], signal.SIGCONT)
     scene.await_state(job, "RUNNING")
@@ -148,15 +183,15 @@ def test_a_controller_that_was_away_longer_than_a_start_may_take_does_not_blame_
 
 @pytest.mark.usefixtures("only_long")
 def test_a_controller_that_sleeps_for_20_s_judges_nobody_when_it_wakes(scene: Scene) -> None:
-    job = scene.start(scene.job("asleep", "print", "ready", "beat", 45))
+    job = scene.start(scene.job("asleep", "print", "ready", "hang"))
     scene.await_line(job, "ready", count=4)
     pid = controller(scene)
     os.kill(pid, signal.SIGSTOP)
-    stays(scene, "RUNNING", for_s=20)
+    scene.stays("j-0001", "RUNNING", "UNKNOWN", for_s=20)
     os.kill(pid, signal.SIGCONT)
     seen: set[str] = set()
     await_true(lambda: bool(seen.update(n["liveness"] for n in scene.show(job)["nodes"])), deadline_s=4)
-    assert seen == {"ALIVE"}, seen
+    assert "ALIVE" in seen and seen <= {"ALIVE", "UNKNOWN"}, seen  # its last pulse may be older than 15 s
     scene.ascendrun("stop", "--now", job)
     check_ended(scene, job, state="STOPPED")
 
@@ -164,17 +199,13 @@ def test_a_controller_that_sleeps_for_20_s_judges_nobody_when_it_wakes(scene: Sc
 # --- cables ---
 
 
-def stays(scene: Scene, state: str, *, for_s: float, job: str = "j-0001") -> None:
-    """The job's state does not change for so long."""
-    assert not await_true(lambda: scene.state(job) != state, deadline_s=for_s), scene.show(job)["events"]
-
-
-def unhurt(scene: Scene, name: str, hurt: Callable[[], None], *, beat_s: int = 20) -> None:
+def unhurt(scene: Scene, name: str, hurt: Callable[[], None]) -> None:
     """A job runs while `hurt` does its work, and neither fails nor is started anew nor loses a byte."""
-    job = scene.start(scene.job(name, "meet", "print", "ready", "beat", beat_s))
+    job = scene.start(scene.job(name, "meet", "print", "ready", *BEAT_ON))
     scene.await_line(job, "ready", count=4)
     hurt()
-    scene.await_state(job, "SUCCEEDED", deadline_s=beat_s + 60)
+    scene.enough()
+    scene.await_state(job, "SUCCEEDED")
     assert [state.value for state in states_of(scene, job)] == [
         "CHECKING",
         "STAGING",
@@ -197,20 +228,20 @@ def test_a_cable_that_carries_one_way_only_is_noticed_and_harms_nothing(scene: S
         )
         scene.cluster.unblock(source)
 
-    unhurt(scene, "one-way", hurt, beat_s=30)
+    unhurt(scene, "one-way", hurt)
 
 
 @pytest.mark.usefixtures("only_long")
 def test_a_fifth_of_all_packets_lost_makes_all_slower_and_breaks_nothing(scene: Scene) -> None:
     scene.cluster.loss("node2", 20)
-    unhurt(scene, "lossy", lambda: None, beat_s=5)
+    unhurt(scene, "lossy", lambda: None)
 
 
 def test_a_slow_and_thin_cable_carries_a_whole_job(scene: Scene) -> None:
     for host in scene.cluster.hosts:
         scene.cluster.delay(host, 50)
         scene.cluster.rate(host, 2000)
-    unhurt(scene, "thin", lambda: None, beat_s=3)
+    unhurt(scene, "thin", lambda: None)
 
 
 @pytest.mark.usefixtures("only_long")
@@ -218,11 +249,11 @@ def test_a_cable_that_comes_and_goes_changes_nothing(scene: Scene) -> None:
     def hurt() -> None:
         for _ in range(5):
             scene.cluster.cut("node2")
-            stays(scene, "RUNNING", for_s=2)
+            scene.stays("j-0001", "RUNNING", for_s=2)
             scene.cluster.heal("node2")
-            stays(scene, "RUNNING", for_s=2)
+            scene.stays("j-0001", "RUNNING", for_s=2)
 
-    unhurt(scene, "flapping", hurt, beat_s=22)
+    unhurt(scene, "flapping", hurt)
 
 
 @pytest.mark.usefixtures("only_long")
@@ -232,20 +263,20 @@ def test_sshd_that_stops_and_comes_back_under_a_job_is_not_noticed(scene: Scene)
         scene.cluster.sshd_stop("node2")
         processes = scene.cluster.processes("node2")  # its sessions too
         leftovers.kill([one for one in processes if "sshd" in one.argv[0] and one.inner_pid != 1])
-        stays(scene, "RUNNING", for_s=3)
+        scene.stays("j-0001", "RUNNING", for_s=3)
         scene.cluster.sshd_start("node2")
 
-    unhurt(scene, "sshd", hurt, beat_s=15)
+    unhurt(scene, "sshd", hurt)
 
 
 @pytest.mark.usefixtures("only_long")
 def test_a_frozen_node_thaws_and_goes_on_where_it_was(scene: Scene) -> None:
     def hurt() -> None:
         scene.cluster.freeze("node2")
-        stays(scene, "RUNNING", for_s=20)
+        scene.stays("j-0001", "RUNNING", for_s=20)
         scene.cluster.thaw("node2")
 
-    unhurt(scene, "frozen", hurt, beat_s=30)
+    unhurt(scene, "frozen", hurt)
 
 
 # --- stops ---
@@ -273,7 +304,7 @@ def test_a_node_that_reboots_before_it_could_hear_the_stop_is_confirmed_by_its_b
     done = scene.ascendrun("stop", "--now", job, timeout=90)
     assert done.returncode == 6, run_text(done)
     scene.cluster.reboot("node2", keep_disk=True)
-    await_that(lambda: scene.show(job)["unconfirmed_hosts"] == [], "node2 is confirmed", deadline_s=40)
+    await_that(lambda: scene.show(job)["unconfirmed_hosts"] == [], "node2 is confirmed")
     check_ended(scene, job, state="STOPPED")
 
 
@@ -296,7 +327,7 @@ def test_a_node_that_freezes_in_the_start_and_thaws_ends_in_all_or_nothing(scene
     for pid in stopped(scene, "node2"):
         os.kill(pid, signal.SIGCONT)
     agent_fails(scene, "node2", "never=kill")
-    await_that(lambda: scene.state(job) in ("FAILED", "SUCCEEDED"), "it ends", deadline_s=60)
+    scene.await_state(job, "SUCCEEDED", "FAILED")
     states = [state.value for state in states_of(scene, job)]
     check_ended(scene, job, state=scene.state(job))
     assert (states[-1] == "FAILED") == ("RUNNING" not in states), scene.show(job)["events"]
@@ -310,7 +341,7 @@ def test_a_node_that_loses_power_in_mid_job_is_out_of_reach_and_not_failed(scene
     await_that(lambda: scene.show(job)["nodes"][1]["liveness"] == "UNREACHABLE", "it is known to be out of reach")
     assert scene.state(job) == "RUNNING"
     scene.cluster.reboot("node2")
-    scene.await_state(job, "FAILED", deadline_s=60)
+    scene.await_state(job, "FAILED")
     reason = scene.reason(job)
     assert (reason["code"], reason["values"]) == ("reason.node-rebooted", {"host": "node2"})
     check_ended(scene, job, state="FAILED", but=["node2"])

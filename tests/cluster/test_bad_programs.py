@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 from invariants import check_ended, too_open
@@ -15,7 +15,6 @@ from ascendrun.sim.vcluster.machines import HEAD
 from ascendrun.sim.vcluster.processes import await_true
 
 Ascendrun = Any
-RUNS = "/root/.ascendrun/runs"
 
 FORKS = """
 import os, sys, time
@@ -96,7 +95,7 @@ def test_a_flood_of_logs_over_a_cut_cable_arrives_whole_and_once(scene: Scene) -
     scene.cluster.cut("node2")
     await_true(lambda: False, deadline_s=3)
     scene.cluster.heal("node2")
-    scene.await_state(job, "SUCCEEDED", deadline_s=90)
+    scene.await_state(job, "SUCCEEDED")
     check_ended(scene, job, state="SUCCEEDED")
     for data in scene.on_head(job, "rank-*.out.0").values():
         lines = data.split()
@@ -171,6 +170,7 @@ def test_nobody_else_may_open_what_ascendrun_keeps_on_head_and_nodes(scene: Scen
     assert not found, "\n".join(found)
 
 
+@pytest.mark.shared_home
 def test_two_heads_on_the_same_nodes_start_their_jobs_side_by_side(scene: Scene) -> None:
     job_file = scene.job("shared", "meet", "print", "ready", "hang", slots=4)
     other = {"ASCENDRUN_STATE_DIR": str(scene.ascendrun.state_dir)[:-5] + "other"}
@@ -199,6 +199,23 @@ def test_two_heads_on_the_same_nodes_start_their_jobs_side_by_side(scene: Scene)
     assert len(left) == 4, "the other head's ranks live on"
     assert scene.ascendrun("stop", "--now", "j-0001", env=other).returncode == 0
     assert scene.ascendrun("controller", "stop", env=other).returncode == 0
+
+
+def test_two_users_of_hosts_with_one_home_run_side_by_side(
+    cluster_of: Callable[..., VirtualCluster], ascendrun: Any
+) -> None:
+    cluster = cluster_of(2, shared_home=True, users={"wang": "sh"})
+    scene = Scene(ascendrun.on(cluster), cluster)
+    jobs = []
+    for user in ("root", "wang"):
+        job_file = scene.job(user, "meet", "print", "ready", "hang", slots=4)
+        (scene.folder / f"{user}.hosts").write_text(cluster.hostfile(slots=4, user=user))
+        jobs.append(scene.start(job_file))
+    for job in jobs:
+        scene.await_line(job, "ready", count=4)
+    assert scene.ascendrun("stop", "--now", jobs[0]).returncode == 0
+    assert scene.state(jobs[1]) == "RUNNING" and len(scene.everywhere(jobs[1])) == 4
+    assert scene.ascendrun("stop", "--now", jobs[1]).returncode == 0
 
 
 def test_one_machine_under_two_names_is_refused_with_both_names(scene: Scene) -> None:
@@ -244,7 +261,7 @@ def test_two_hundred_oddly_named_files_are_staged_as_they_are(scene: Scene) -> N
     done = scene.ascendrun("submit", scene.job("odd", "print", "ok"))
     assert done.returncode == 0, run_text(done)
     for host in scene.cluster.hosts:
-        work = next(scene.cluster.path(host, RUNS).glob("*/work"))
+        work = next(scene.runs_on(host).glob("*/work"))
         tree = next(scene.cluster.path(host, "/root/.ascendrun/trees").glob("[0-9a-f]*/empty")).parent
         assert {name for name in os.listdir(os.fsencode(tree)) if name[:3].isdigit()} == set(names)
         assert all(Path(os.fsdecode(os.path.join(os.fsencode(tree), name))).read_bytes() == name for name in names)

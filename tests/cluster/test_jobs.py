@@ -10,10 +10,10 @@ from typing import Any, Callable
 
 import leftovers
 import pytest
-from scenes import Scene, await_that, run_text, venv_python
+from scenes import BEAT_ON, Scene, await_that, run_text, venv_python
 
+from ascendrun.node.files import remove_tree
 from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.processes import await_true
 
 Ascendrun = Any
 
@@ -26,18 +26,19 @@ def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
 # --- a node says no: nobody starts ---
 
 
-def test_a_taken_port_on_the_rank_0_node_means_nobody_starts_and_is_named(scene: Scene) -> None:
-    job_file = scene.job("taken", "touch", "/tmp/started", more="env: {MASTER_PORT: 29555}\n")
+def test_a_taken_port_on_the_rank_0_node_is_named_and_waited_for(scene: Scene) -> None:
+    job_file = scene.job("taken", "touch", "/tmp/started-later", more="env: {MASTER_PORT: 29555}\n")
     program = "import socket,time; s=socket.create_server(('', 29555)); print(1, flush=True); time.sleep(600)"
     listen = ["python3", "-c", program]
     with scene.cluster.host_popen("node1", listen, stdout=-1, env=dict(scene.cluster.host_environ())) as squatter:
         assert squatter.stdout.readline()
-        done = scene.ascendrun("submit", job_file)
+        job = scene.start(job_file)
+        scene.await_state(job, "BACKOFF")
+        assert not any(scene.cluster.path(host, "/tmp/started-later").exists() for host in scene.cluster.hosts)
         squatter.kill()
-    assert done.returncode == 1, run_text(done)
-    assert "node1" in done.stderr and "29555" in done.stderr
-    assert scene.reason("j-0001")["code"] == "reason.preflight-failed"
-    assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
+    [held] = [event for event in scene.show(job)["events"] if event["code"] == "held"][:1]
+    assert held["hosts"] == ["node1"] and held["values"]["reason"]["values"]["what"]["values"]["port"] == 29555
+    scene.await_state(job, "SUCCEEDED")
 
 
 def test_a_missing_python_on_one_node_means_nobody_starts_and_is_named(scene: Scene) -> None:
@@ -61,9 +62,12 @@ def test_code_altered_on_one_node_means_nobody_starts_and_the_file_is_named(scen
     tree.write_text("print('altered')\n")
     done = scene.ascendrun("submit", scene.job("second", "touch", "/tmp/started"))
     assert done.returncode == 1, run_text(done)
-    assert "node2" in done.stderr and "rank.py" in done.stderr
+    trees = {host: scene.cluster.path(host, "/root/.ascendrun/trees") for host in scene.cluster.hosts}
+    altered = [host for host in trees if "altered" in next(trees[host].glob("[0-9a-f]*/rank.py")).read_text()]
+    assert any(host in done.stderr for host in altered) and "rank.py" in done.stderr
     assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
-    scene.cluster.reboot("node2")  # a fresh disk: the altered tree must not meet the other tests
+    for path in trees["node2"].iterdir():
+        remove_tree(str(path))  # the altered tree must not meet the other tests
 
 
 def test_an_unreachable_node_means_nobody_starts_and_is_named(scene: Scene) -> None:
@@ -103,8 +107,9 @@ def test_a_rank_killed_by_a_signal_is_named_with_the_signal(scene: Scene) -> Non
 # --- head and cable die, training does not ---
 
 
+@pytest.mark.shared_home
 def test_training_outlives_the_controller_and_a_cut_cable_and_every_byte_arrives_once(scene: Scene) -> None:
-    job = scene.start(scene.job("outliving", "meet", "beat", 45, "print", "done"))
+    job = scene.start(scene.job("outliving", "meet", *BEAT_ON, "print", "done"))
     scene.await_line(job, "beat 20")
     leftovers.kill(leftovers.controllers(scene.cluster, scene.ascendrun.state_dir))
     scene.cluster.cut("node2")
@@ -117,9 +122,10 @@ def test_training_outlives_the_controller_and_a_cut_cable_and_every_byte_arrives
         "node1 alive, node2 unreachable",
         deadline_s=60,
     )
-    assert not await_true(lambda: scene.state(job) != "RUNNING", deadline_s=15)
+    scene.stays(job, "RUNNING", for_s=15)
     scene.cluster.heal("node2")
-    scene.await_state(job, "SUCCEEDED", deadline_s=90)
+    scene.enough()
+    scene.await_state(job, "SUCCEEDED")
     await_that(lambda: scene.is_drained(job), "every byte is here")
     assert scene.on_head(job) == scene.on_node(job)
     assert all(data.endswith(b"done\n") for name, data in scene.on_head(job, "rank-*.out.0").items())
@@ -130,7 +136,7 @@ def test_a_rebooted_node_fails_the_job_with_that_reason(scene: Scene) -> None:
     job = scene.start(scene.job("rebooted", "meet", "print", "met", "hang"))
     scene.await_line(job, "met", count=4)
     scene.cluster.reboot("node2")
-    scene.await_state(job, "FAILED", deadline_s=90)
+    scene.await_state(job, "FAILED")
     reason = scene.reason(job)
     assert (reason["code"], reason["values"]) == ("reason.node-rebooted", {"host": "node2"})
     scene.await_nobody(job)
@@ -139,6 +145,7 @@ def test_a_rebooted_node_fails_the_job_with_that_reason(scene: Scene) -> None:
 # --- stop ---
 
 
+@pytest.mark.shared_home
 def test_stop_leaves_nothing_and_a_job_with_the_same_command_line_lives_on(scene: Scene) -> None:
     words = ("meet", "family", "print", "met", "deaf", "hang")
     victim = scene.start(scene.job("victim", *words, slots=4, more="checkpoint: {grace_period_s: 2}\n"))
@@ -174,7 +181,7 @@ def test_a_stop_that_a_cut_node_could_not_hear_reaches_it_when_it_answers(scene:
     assert detail["job"]["state"] == "STOPPED" and detail["unconfirmed_hosts"] == ["node2"]
     assert len(scene.ranks_of(job, "node2")) == 2
     scene.cluster.heal("node2")
-    await_that(lambda: scene.show(job)["unconfirmed_hosts"] == [], "node2 confirmed", deadline_s=60)
+    await_that(lambda: scene.show(job)["unconfirmed_hosts"] == [], "node2 confirmed")
     scene.await_nobody(job)
 
 
@@ -196,6 +203,7 @@ def test_a_job_waits_for_nodes_that_another_holds_and_says_whose(scene: Scene) -
 # --- the good day ---
 
 
+@pytest.mark.shared_home
 def test_every_rank_of_two_hosts_gets_torchruns_environment_and_its_own_numbers(scene: Scene) -> None:
     names = (
         "RANK",
@@ -228,7 +236,7 @@ import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([float(dist.get_rank())])
 dist.all_reduce(total)
-print("sum", total.item(), flush=True)
+os.write(1, f"sum {total.item()}\\n".encode())  # at once: ranks of torchrun share a pipe
 dist.barrier()
 time.sleep(0.05)
 dist.destroy_process_group()
@@ -265,9 +273,9 @@ def test_the_bundled_classifier_trains_over_two_hosts_and_beats_the_majority(sce
         timeout=400,
     )
     assert done.returncode == 0, run_text(done)
-    found = scene.cluster.path("node1", "/root/.ascendrun/runs").glob("*/work/out/report.json")
+    found = scene.runs_on("node1").glob("*/work/out/report.json")
     report = json.loads(next(found).read_text())
-    assert report["test"]["macro_f1"] > report["majority_baseline"]["macro_f1"]
+    assert report["test"]["macro_f1"] > report["comparison"]["majority"]["pieces"]["macro_f1"]["value"]
     assert "macro F1" in done.stdout and "majority class" in done.stdout
 
 
@@ -291,3 +299,30 @@ def test_login_shells_noise_and_a_single_session_do_not_matter(
     said = {data for name, data in scene.on_head("j-0001", "rank-*.out.0").items()}
     assert said == {b"hello $(touch /tmp/pwn) 'quoted' \"too\"\n"}
     assert not any(cluster.path(host, "/tmp/pwn").exists() for host in cluster.hosts)
+
+
+@pytest.mark.thorough
+def test_nodes_that_train_separately_are_an_error_of_the_job(scene: Scene) -> None:
+    """As LLaMA-Factory does without NNODES: the process of each node starts ranks of a world of its own."""
+    inner = "WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 sh -c 'sleep 600; :'"
+    text = f'test "$NNODES-$NPROC_PER_NODE-$LOCAL_WORLD_SIZE" = 2-2-1 && {inner}; exit'
+    more = "launcher: none\nsampling: {interval_s: 0.5}\n"
+    job = scene.start(scene.job("apart", command=["sh", "-c", text], more=more))
+
+    def found() -> list[dict[str, Any]]:
+        return [event for event in scene.show(job)["events"] if event["code"] == "separate-trainings"]
+
+    await_that(lambda: bool(found()), "the separate trainings are recorded")
+    (event,) = found()
+    assert event["values"] == {"world_size": 2} and event["severity"] == "error", event
+    scene.ascendrun("stop", "--now", job)
+
+
+@pytest.mark.thorough
+def test_a_command_on_nodes_without_ascendrun_reports_its_steps(scene: Scene) -> None:
+    text = "import ascendrun; from ascendrun import callback, log; callback(); log(step=3, loss=0.5)"
+    job = scene.start(scene.job("logs", command=["python3", "-S", "-c", text]))
+    scene.await_state(job, "SUCCEEDED")
+    await_that(lambda: scene.is_drained(job), "every byte is here")
+    lines = [json.loads(path.read_bytes()) for path in scene.spooled(job, "rank-*.metrics.0")]
+    assert [(line["step"], line["loss"]) for line in lines] == [(3, 0.5)] * 4

@@ -12,7 +12,7 @@ from ascendrun.sim.ascend.__main__ import main
 from ascendrun.sim.vcluster.processes import await_true
 
 SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=60", "-o", "KexAlgorithms=curve25519-sha256"]
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 def ask(cluster, name, command):

@@ -13,6 +13,7 @@ from pexpect import EOF
 
 from ascendrun.sim.vcluster import state as states
 from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.machines import BootError
 from ascendrun.sim.vcluster.requirements import requirements
 
 CODE = Path(__file__).resolve().parents[2]
@@ -105,3 +106,18 @@ def test_a_disk_that_the_machine_mounts_below_its_root_is_on_every_host_too_and_
     assert done.returncode == 0, done.stderr
     assert "vcluster" in done.stdout.split() and "/srv/more" in done.stdout.split()
     assert not (CODE / "ascendrun/sim/more").exists()
+
+
+def test_an_sshd_that_ends_is_told_at_once_with_its_last_line():
+    with pytest.raises(BootError, match="sshd ended: node1: .*bad configuration options"):
+        VirtualCluster.up(1, sshd_options=["Nonsense yes"])
+
+
+def test_a_null_device_that_is_a_file_is_named_before_anything_starts(tmp_path):
+    script = "from ascendrun.sim.vcluster.requirements import requirements; print(*requirements())"
+    (tmp_path / "null").touch()
+    mounted = f'mount --bind {tmp_path}/null /dev/null && {sys.executable} -c "$SCRIPT"'
+    environ = {**os.environ, "PYTHONPATH": str(CODE), "SCRIPT": script}
+    argv = ["unshare", "--mount", "sh", "-c", mounted]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=200)
+    assert "/dev/null as a device" in done.stdout, done.stderr

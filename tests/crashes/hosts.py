@@ -53,7 +53,7 @@ class Hosts:
             "python": sys.executable,
             "devices": {"type": "cpu", "per_node": RANKS // 2},
             "args": {**training.arguments, "output": f"{home}/out"},
-            "restart": {"max": 0},
+            "restart": {"max_restarts": 0},
             "env": QUIET,
             "checkpoint": {"dir": f"{home}/checkpoints", "grace_period_s": 120},
         }
@@ -116,7 +116,7 @@ class Job:
             path
             for host in self.hosts.cluster.hosts
             if self.hosts.cluster.is_up(host)
-            for path in self.hosts.on(host, f"/root/.ascendrun/runs/{self.run}").glob(f"attempt-1/{name}")
+            for path in self.hosts.on(host, "/root/.ascendrun/nodes").glob(f"*/runs/{self.run}/attempt-1/{name}")
         ]
 
     def told(self) -> Story:

@@ -27,8 +27,16 @@ CLOCK = (
 
 
 def whole_in(parent: Path) -> set[Save]:
-    """Checkpoints here of which every byte is as its manifest says, and the manifest as it was written."""
-    return {save for folder in parent.glob("step-*") for save in [whole(folder)] if save is not None}
+    """Checkpoints here of which every byte is as its manifest says, and the manifest as it was written; without those
+    that an attempt saved after a later one had begun before them (docs/epochs.md)."""
+    starts = {int(file.stem): json.loads(file.read_text())["from_step"] for file in parent.glob(".epochs/0*.json")}
+    found = {}
+    for folder in parent.glob("step-*"):
+        _, step, *epoch = folder.name.replace("-e", "-").split("-")
+        later = [start for number, start in starts.items() if number > int(epoch[0] if epoch else 0)]
+        if all(start is None or int(step) <= start for start in later):
+            found[folder] = whole(folder)
+    return {save for save in found.values() if save is not None}
 
 
 def whole(folder: Path) -> Save | None:

@@ -9,12 +9,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
 import pytest
+
+from ascendrun.sim.vcluster.processes import await_true
 
 CODE = Path(__file__).resolve().parents[2]
 DEADLINE_S = 150.0
@@ -41,7 +42,7 @@ class Head:
         (folder / "job.yaml").write_text(f"name: crashing\ncommand: {json.dumps(command)}\nhostfile: two.hosts\n")
 
     def environ(self, failpoint: str = "") -> dict[str, str]:
-        more = {"ASCENDRUN_FAILPOINT": failpoint} if failpoint else {}
+        more = {"ASCENDRUN_FAILPOINT": failpoint, "ASCENDRUN_CONTROLLER_GUARD": "test"} if failpoint else {}
         return {**os.environ, "PYTHONPATH": str(CODE), "ASCENDRUN_STATE_DIR": str(self.state_dir), **more}
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -77,17 +78,14 @@ class Head:
 
 
 def await_that(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until, "not within the deadline"
-        time.sleep(0.02)
+    assert await_true(condition, deadline_s=DEADLINE_S), "not within the deadline"
 
 
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[Head]:
     head = Head(tmp_path)
     yield head
-    for job in ("j-0001", "j-0002"):
+    for job in sorted(path.name for path in (head.state_dir / "jobs").glob("j-*")):
         head.run("stop", "--now", job)
     head.run("controller", "stop")
 

@@ -22,15 +22,22 @@ from ascendrun.core.hosts import Host
 from ascendrun.head.loop.daemon import is_running
 from ascendrun.head.protocol.control_messages import Exec
 from ascendrun.head.protocol.control_socket import ControlClient
+from ascendrun.head.spool.pull_limits import allocated_bytes
 
 __all__ = ["head"]
 
 TALK = """
 import os, sys, time
 folder = sys.argv[1]
+print("x" * 40000, flush=True)
 while not os.path.exists(os.path.join(folder, "go")):
-    print("x" * 1000, flush=True)
     time.sleep(0.05)
+print("y" * 40000, flush=True)
+"""
+SPARSE = """
+import os
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "wb") as file:
+    file.truncate(900 << 20)
 """
 HANG = "import signal, sys\nprint('ready', flush=True)\nsignal.pause()\n"
 
@@ -113,6 +120,18 @@ def test_a_store_that_another_program_holds_for_a_while_delays_and_breaks_nothin
     await_state(head, job, "STOPPED")
 
 
+def test_a_sparse_error_file_of_900_mib_leaves_a_few_blocks_here_and_is_reported(head: Head) -> None:
+    (head.folder / "rank.py").write_text(SPARSE)
+    job = submit(head)
+    assert head.run("wait", job).returncode == 0
+    await_that(lambda: (head.state_dir / "jobs" / job / "attempt-1" / "complete").exists())
+    copies = list((head.state_dir / "jobs" / job).glob("attempt-1/*/rank-*.error.0"))
+    assert copies and all(copy.stat().st_size == 16 << 20 for copy in copies)
+    assert allocated_bytes(head.state_dir) < 4 << 20
+    limited = [event for event in head.show(job)["events"] if event["code"] == "file-limited"]
+    assert limited and {event["values"]["size"] for event in limited} == {900 << 20}
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
@@ -139,7 +158,7 @@ def fill(folder: Path) -> Path:
 
 
 def test_a_head_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_path: Path, small_disk: Path) -> None:
-    """Its nodes' folders lie elsewhere: only the head's own disk is full."""
+    """Its nodes' folders lie elsewhere: only the head's own disk is full, and the ranks write when it is."""
     head = Head(tmp_path)
     head.state_dir = small_disk / "state"
     head.state_dir.mkdir(mode=0o700)
@@ -152,11 +171,11 @@ def test_a_head_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_pa
     try:
         refused = head.run("submit", "job.yaml", "--detach")
         assert refused.returncode == 8, refused.stdout + refused.stderr
-        assert "full" in refused.stderr and "Traceback" not in refused.stderr
+        assert "free disk space" in refused.stderr and "Traceback" not in refused.stderr
         assert head.run("ps").returncode == 0
         assert head.show(job)["job"]["state"] == "RUNNING"
         (head.folder / "go").touch()
-        nodes = list((tmp_path / "local").glob("*/runs/*/attempt-1"))
+        nodes = list((tmp_path / "local").glob("*/nodes/*/runs/*/attempt-1"))
         assert len(nodes) == 2
         await_that(lambda: all((path / "ended.json").exists() for path in nodes))
         stopping = head.run("stop", "--now", "--no-wait", job)
@@ -167,7 +186,7 @@ def test_a_head_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_pa
         await_that(lambda: (spool / "complete").exists())
         for node in nodes:
             for path in node.glob("rank-*.out.0"):
-                assert (spool / node.parents[2].name / path.name).read_bytes() == path.read_bytes()
+                assert (spool / node.parents[4].name / path.name).read_bytes() == path.read_bytes()
     finally:
         filler.unlink(missing_ok=True)
         head.run("stop", "--now", job)
@@ -220,3 +239,29 @@ def test_a_terminal_that_closes_in_mid_follow_ends_the_command_and_nothing_else(
         follow.wait(timeout=DEADLINE_S)
     assert head.show(job)["job"]["state"] == "RUNNING"
     assert head.run("controller", "status").returncode == 0
+
+
+def lock_owner(head: Head) -> int:
+    return int((head.state_dir / "controller.lock").read_text())
+
+
+def test_a_frozen_controller_is_unknown_and_a_killed_one_is_replaced(head: Head) -> None:
+    def state() -> tuple[str, str]:
+        job = head.show("j-0001")["job"]
+        return job["state"], job["last_state"]
+
+    long_job(head)
+    pid = int((head.state_dir / "controller.lock").read_text())
+    pulse = head.state_dir / "pulse.json"
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        old = json.loads(pulse.read_text())
+        pulse.write_text(json.dumps({**old, "boot_s": old["boot_s"] - 60, "at_s": old["at_s"] - 60}))
+        assert state() == ("UNKNOWN", "RUNNING")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await_that(lambda: state() == ("RUNNING", "RUNNING"))
+    os.kill(pid, signal.SIGKILL)
+    await_that(
+        lambda: state() == ("RUNNING", "RUNNING") and int((head.state_dir / "controller.lock").read_text()) != pid
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 TRACKS: Mapping[str, Any] = {
+    "data_path": "generated",
     "synthetic_tracks": 80,
     "hidden_size": 16,
     "num_hidden_layers": 1,
@@ -19,6 +20,7 @@ TRACKS: Mapping[str, Any] = {
     "save_steps": 3,
 }
 ROWS: Mapping[str, Any] = {
+    "data_path": "generated",
     "synthetic_samples": 120,
     "global_batch_size": 8,
     "max_steps": 36,
@@ -69,7 +71,7 @@ ALL = {
         Training(
             "finetune",
             "trajectory",
-            {**TRACKS, "mode": "finetune", "freeze_backbone_epochs": 3},
+            {**TRACKS, "mode": "finetune", "baselines": [], "boosted_trees": False, "freeze_backbone_epochs": 3},
             54,
             ("best/model.pt", "final/model.pt", "predictions.jsonl"),
             folders=("head", ""),

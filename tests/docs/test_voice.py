@@ -40,7 +40,7 @@ def test_no_sentence_of_the_docs_is_longer_than_30_words() -> None:
 
 
 LONG_SUBJECTS = {"signatures: English message, cause and hint next to the code, Chinese by key": 1}
-"""How many commits have this subject; they were published before the check."""
+"""How many commits have this subject; others build on them."""
 
 
 def test_new_commit_subjects_are_short() -> None:

@@ -13,10 +13,12 @@ import yaml
 from phrases import PHRASES, fill
 
 from ascendrun.core.events import Event
+from ascendrun.core.jobs.reasons import FirstFailure
 from ascendrun.core.logs.log_lines import parse_ranks
 from ascendrun.head.state.old_stores import read_reason
 from ascendrun.health.diagnosis import DeviceFact, Evidence, FixedClock, HostEvidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines.launchers import error_lines
+from ascendrun.text import Text
 
 FOLDER = Path(__file__).parent / "cases"
 BEGAN_S = 1_790_000_000.0
@@ -220,7 +222,7 @@ class Builder:
             name="case",
             state=row.get("state", "FAILED"),
             cause=row.get("cause", "failure"),
-            reason=read_reason(row.get("reason", "a rank failed"), count=self.count),
+            reason=_reason(row.get("reason", "a rank failed"), count=self.count),
             device_type=row.get("family", "cpu"),
             launcher=row.get("launcher", "spawn"),
             world_size=int(row.get("world", self.count)),
@@ -299,7 +301,7 @@ class Builder:
             devices=tuple(DeviceFact(int(device), problem) for device, problem in row.get("devices", {}).items()),
             stopped_at_s=BEGAN_S + stop_s[host] + clock.offset_s if host in stop_s else None,
             stopped_by="failure" if host in stop_s else None,
-            rebooted=row.get("rebooted", False),
+            lost=row.get("lost"),
             supervisor_lost=row.get("supervisor_lost", False),
             reachable=row.get("reachable"),
             has_ended=row.get("reachable") is not False,
@@ -430,7 +432,11 @@ def _noise(line: Line, chance: random.Random) -> Line:
     )
 
 
-def _changed(state: str, reason: str) -> Event:
-    """A change of state with the reason that an earlier release would have written as this sentence."""
-    text = read_reason(reason, count=1)
+def _changed(state: str, reason: str | Mapping[str, str]) -> Event:
+    text = _reason(reason, count=1)
     return Event("state-changed", {"state": state, "reason": text}, (text.values["host"],), (), 1, BEGAN_S + 300)
+
+
+def _reason(reason: str | Mapping[str, str], *, count: int) -> Text:
+    """{kind, host} of a first failure, or a sentence that an earlier release would have written."""
+    return read_reason(reason, count=count) if isinstance(reason, str) else FirstFailure(**reason).reason()

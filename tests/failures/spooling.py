@@ -53,7 +53,8 @@ def _make_job(evidence: Evidence, job_id: str, head_id: str) -> Job:
         NodeProgress(
             host=host.host,
             node_rank=number,
-            phase=Phase.LOST if host.rebooted else Phase.ENDED,
+            phase=Phase.LOST if host.lost else Phase.ENDED,
+            lost=host.lost,
             boot_id="b",
             ranks=tuple(rank.rank for rank in evidence.ranks_of(host.host)),
             exits={

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ascendrun.programs.trainer import distributed
+from ascendrun.programs.trainer import attention, distributed
 from ascendrun.programs.trainer.devices import accelerator, kernels
+
+PLAIN: dict[str, Any] = {"window": None, "segments": None, "scale": 0.3}
 
 
 def main(argv: list[str]) -> None:
@@ -36,16 +38,8 @@ def here() -> accelerator.Accelerator:
 def fused() -> dict[str, float]:
     """The largest difference of answers and gradients from the formula, by operator."""
     device = here().device
-    hidden = torch.ones(9, 9, dtype=torch.bool).triu(1).expand(2, 1, 9, 9).contiguous()
     row = (2, 4, 9, 8)
     cases: dict[str, Any] = {
-        "attention": (
-            lambda q, k, v: kernels.npu_attention(q, k, v, hidden.to(q.device), scale=0.3),
-            lambda q, k, v: kernels.attention_formula(q, k, v, hidden, scale=0.3),
-            row,
-            (2, 2, 9, 8),
-            (2, 2, 9, 8),
-        ),
         "rms_norm": (
             lambda x, w: kernels.npu_rms_norm(x, w, 1e-6),
             lambda x, w: kernels.rms_norm_formula(x, w, 1e-6),
@@ -71,6 +65,72 @@ def worst(device: torch.device, operator: Any, formula: Any, *shapes: Sequence[i
     return max(float((one - other.cpu()).abs().max()) for one, other in pairs)
 
 
+CALLS = ("input_layout", "sparse_mode", "pre_tockens", "next_tockens", "actual_seq_qlen", "actual_seq_kvlen")
+
+
+def attention_cases(dtype: str) -> dict[str, Any]:
+    """{case: (largest difference from the formula, what the operator was called with, the case)}."""
+    import torch_npu
+    from attentioncases import CASES, largest_difference
+
+    device, operator, calls = here(), torch_npu.npu_fusion_attention, []
+
+    def recorded(q: Any, k: Any, v: Any, heads: int, layout: str, **given: Any) -> Any:
+        calls.append({name: value for name, value in {"input_layout": layout, **given}.items() if name in CALLS})
+        return operator(q, k, v, heads, layout, **given)
+
+    assert "attention" in kernels.sound_kernels(device, getattr(torch, dtype))[0]
+    torch_npu.npu_fusion_attention = recorded
+    found = {}
+    for case in CASES:
+        calls.clear()
+        off = largest_difference(case, device.device, getattr(torch, dtype))
+        found[case] = off, list(calls), CASES[case]
+    return found
+
+
+def sparse_modes() -> dict[str, Any]:
+    """Whom each query attends to, by sparse mode, in calls with 3 queries and 5 keys; and what wrong calls say."""
+    import torch_npu
+
+    at = here().device
+    mask = attention.compressed_mask(at)
+    q, k, v = torch.zeros(1, 1, 3, 5), torch.zeros(1, 1, 5, 5), torch.eye(5)[None, None]
+
+    def seen(*tensors: torch.Tensor, layout: str = "BNSD", **given: Any) -> Any:
+        moved = [x.to(at) for x in tensors]
+        answer = torch_npu.npu_fusion_attention(*moved, 1, layout, **{"atten_mask": mask, **given})[0]
+        return (answer.cpu() > 0).int().flatten(0, -2).tolist()
+
+    def refused(*tensors: torch.Tensor, **given: Any) -> str:
+        try:
+            seen(*tensors, **given)
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        return ""
+
+    token_major = [x[0].transpose(0, 1) for x in (q, k, v)]
+    own = torch.ones(3, 5, dtype=torch.bool).triu(2).to(at)
+    ends = {"actual_seq_qlen": [1, 3, 0], "actual_seq_kvlen": [2, 5, 0]}
+    return {
+        "0": seen(q, k, v, atten_mask=own),
+        "1": seen(q, k, v, atten_mask=own, sparse_mode=1),
+        "2": seen(q, k, v, sparse_mode=2),
+        "3": seen(q, k, v, sparse_mode=3),
+        "4": seen(q, k, v, sparse_mode=4, pre_tockens=1, next_tockens=0),
+        "3 without mask": seen(q, k, v, sparse_mode=3, atten_mask=None),
+        "TND": seen(*token_major, layout="TND", sparse_mode=3, **ends),
+        "BSND": seen(*(x.transpose(1, 2) for x in (q, k, v)), layout="BSND", sparse_mode=3),
+        "refused": [
+            refused(q, k, v, sparse_mode=3, atten_mask=own),
+            refused(q, k, v, sparse_mode=2, atten_mask=~mask),
+            refused(q, k, v, sparse_mode=5),
+            refused(*token_major, layout="TND", sparse_mode=3),
+            refused(*token_major, layout="TND", sparse_mode=3, actual_seq_qlen=[1, 3], actual_seq_kvlen=[2, 9]),
+        ],
+    }
+
+
 def sound() -> Any:
     return [kernels.sound_kernels(here(), dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
 
@@ -80,11 +140,10 @@ def autocast() -> float:
     device = here()
     chance = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(2, 4, 9, 8, generator=chance).bfloat16() for _ in range(3))
-    hidden = torch.ones(9, 9, dtype=torch.bool).triu(1).expand(2, 1, 9, 9).contiguous()
-    wanted = kernels.attention_formula(query.float(), key.float(), value.float(), hidden, scale=0.3)
+    wanted = attention.formula(query.float(), key.float(), value.float(), scale=0.3)
     at = device.device
     with device.autocast(torch.bfloat16):
-        found = kernels.npu_attention(query.to(at), key.to(at), value.to(at), hidden.to(at), scale=0.3)
+        found = attention.npu_attention(query.to(at), key.to(at), value.to(at), **PLAIN, causal=True, dropout=0.0)
     return float((found.cpu().float() - wanted).abs().max())
 
 
@@ -97,7 +156,7 @@ def dropped() -> dict[str, float]:
 
     def answer(q: torch.Tensor, v: torch.Tensor, *, seed: int = 1, dropout: float = 0.3) -> torch.Tensor:
         device.seed(seed)
-        return kernels.npu_attention(q, key, v, None, scale=0.3, dropout=dropout)
+        return attention.npu_attention(q, key, v, **PLAIN, causal=False, dropout=dropout)
 
     first = answer(query, value)
     mean = torch.stack([answer(query, value, seed=seed) for seed in range(100)]).mean(0)
@@ -184,7 +243,8 @@ def classifier(folder: str) -> Any:
 
     texts = [words.text() for words in as_texts(generate(6, seed=9), grammar="motion", resolution=10)]
     here()
-    said = [Classifier(folder, device=family).predict_batch(texts, return_probs=True) for family in ("npu", "cpu")]
+    made = (Classifier(folder, device=family, dtype="float32") for family in ("npu", "cpu"))
+    said = [each.predict_batch(texts, return_probs=True) for each in made]
     off = max(
         abs(one["probabilities"][name] - share)
         for one, other in zip(*said)

@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
 LAUNCHERS = {"spawn": 2, "torchrun": 2, "deepspeed": 2, "python": 1}
 """Ranks that each starts on a node."""
 QWEN = {
+    "data_path": "generated",
     "synthetic_samples": 120,
     "global_batch_size": 8,
     "max_steps": 6,
@@ -43,6 +44,7 @@ QWEN = {
     "lora_dropout": 0.0,
 }
 TRAJECTORY = {
+    "data_path": "generated",
     "synthetic_tracks": 80,
     "hidden_size": 16,
     "num_hidden_layers": 1,
@@ -51,6 +53,7 @@ TRAJECTORY = {
     "num_train_epochs": 2,
     "logging_steps": 1,
     "dropout": 0.0,
+    "dtype": "float32",
 }
 MESHTEST = {
     "message_sizes": ["65536"],
@@ -125,7 +128,7 @@ def test_the_job_for_two_servers_runs_as_it_is_shipped_but_small(submit, table):
         "logging_steps",
         "lora_dropout",
     )
-    job = shipped("qwen32b.yaml", **{name: QWEN[name] for name in kept}, base_model="", data_path="")
+    job = shipped("qwen32b.yaml", **{name: QWEN[name] for name in kept}, base_model="", data_path="generated")
     del job["setup"], job["checkpoint"]["dir"]
     cpu = {**job, "args": {**job["args"], "dtype": "bfloat16"}}
     wanted = submit(cpu, family="cpu").succeed().losses()
@@ -163,6 +166,7 @@ def pipeline(submit, cluster, ascendrun):  # noqa: F811
         job = shipped("trajectory.yaml", **TRAJECTORY)
         for stage in job["stages"]:
             stage["args"].pop("num_train_epochs", None)
+            stage["args"].pop("pretraining", None)  # all generated tracks have a class
         done = submit({**job, "name": f"stages-{family}"}, family=family).succeed()
         by_stage = {
             stage["name"]: Done(0, "", done.spool.with_name(f"{done.spool.name}-{number}")).losses()

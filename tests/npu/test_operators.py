@@ -21,7 +21,37 @@ def check(launch):
 
 
 def test_fused_operators_and_their_gradients_are_the_formulas(check):
-    assert check("fused") == pytest.approx(dict.fromkeys(["attention", "rms_norm", "rotary", "swiglu"], 0.0), abs=1e-5)
+    assert check("fused") == pytest.approx(dict.fromkeys(["rms_norm", "rotary", "swiglu"], 0.0), abs=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-5), ("float16", 2e-2), ("bfloat16", 2e-2)])
+def test_attention_calls_the_operator_in_the_layout_and_mode_of_each_use(check, dtype, most):
+    found = check("attention_cases", dtype)
+    assert max(off for off, *_ in found.values()) <= most
+    ends = [7, 30, 40, 80, 81, 82, 112, 120]
+    for name, (_, calls, (causal, window, packed, _)) in found.items():
+        wanted = {"input_layout": "TND" if packed else "BSND"}
+        if packed:
+            wanted.update(actual_seq_qlen=ends, actual_seq_kvlen=ends)
+        if window is not None:
+            wanted.update(sparse_mode=4, pre_tockens=window - 1, next_tockens=0 if causal else window - 1)
+        elif causal:
+            wanted.update(sparse_mode=3)
+        assert calls == [wanted], name
+
+
+def test_the_simulated_operator_attends_as_its_sparse_mode_is_documented(check):
+    found = check("sparse_modes")
+    own = [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]
+    assert found["0"] == found["1"] == own
+    assert found["2"] == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]
+    assert found["3"] == found["BSND"] == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert found["4"] == [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
+    assert found["3 without mask"] == [[1] * 5] * 3
+    assert found["TND"] == [[1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
+    small, inverted, mode, ends, beyond = found["refused"]
+    assert "2048 x 2048" in small and "above the diagonal" in inverted and "sparse_mode 0 to 4" in mode
+    assert "actual_seq_qlen" in ends and "within the tokens" in beyond
 
 
 def test_the_trainer_takes_all_fused_operators_in_every_precision(check):

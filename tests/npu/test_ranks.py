@@ -92,7 +92,8 @@ def test_a_multi_bit_ecc_error_names_itself_and_the_peer_only_waits(launch):
 
 
 def test_a_silent_rank_is_named_by_its_peer_after_hccls_timeout(launch):
-    run = launch("tiny", ["{}"], ranks=2, env={"ASCENDRUN_SIM_NPU_FAULTS": "silent:1@4", **HURRY})
+    # Its first calls of HCCL are the broadcasts of the weights.
+    run = launch("tiny", ["{}"], ranks=2, env={"ASCENDRUN_SIM_NPU_FAULTS": "silent:1@40", **HURRY})
     until_rank_0_ended(run)
     text = run.out[0].read_text()
     assert "EI0002" in text and "from remote rank [1]" in text and "error code is 507048" in text

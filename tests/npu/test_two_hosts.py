@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 
 from tests.cluster.conftest import (  # noqa: F401  # fixtures
     ascendrun,
@@ -19,7 +20,7 @@ from tests.programs.conftest import TINY
 
 def test_a_bundled_program_trains_over_two_hosts_as_it_does_on_the_cpu(submit, launch):  # noqa: F811
     words = (option[2:].split("=") for option in (*TINY, "--dropout=0"))
-    args = {name: json.loads(value) for name, value in words}
+    args = {name: yaml.safe_load(value or "[]") for name, value in words}
     found = submit({"name": "ships", "program": "trajectory", "args": args}, per_node=1).succeed().losses()
     on_cpu = launch("trajectory", [*TINY, "--dropout=0"], ranks=2, family="cpu").succeed().losses()
     assert len(on_cpu) > 3
@@ -32,6 +33,7 @@ def test_explain_names_the_rank_whose_memory_broke_not_the_one_that_waited(submi
         "program": "meshtest",
         "args": {"message_sizes": ["65536"], "max_iterations": 3, "time_per_size_s": 0.1},
         "env": {"HCCL_EXEC_TIMEOUT": "68"},
+        "restart": {"max_restarts": 0},
     }
     done = submit(job, per_node=1, SPEEDUP=60, FAULTS="hbm-ecc:1@2")
     assert done.code == 1, done.said

@@ -176,7 +176,7 @@ def test_the_quickstart_trains_from_the_wheel(user: dict[str, str], tmp_path: Pa
 
 def test_the_installed_package_knows_its_programs(installed: Path, environ: dict[str, str]) -> None:
     code = "from ascendrun.core.jobfile.spec import load_programs; print(sorted(load_programs()))"
-    assert ask(installed, environ, code) == "['meshtest', 'qwen_lora', 'trajectory']\n"
+    assert ask(installed, environ, code) == "['codon', 'meshtest', 'nanochat', 'qwen_lora', 'trajectory']\n"
 
 
 def test_the_metadata_names_what_it_needs(installed: Path, environ: dict[str, str]) -> None:

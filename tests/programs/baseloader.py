@@ -92,7 +92,8 @@ def hold(strategy: str, home: Path, here: runtime.Runtime) -> Any:
         return model
     options = option_table.parse(["--lora_r=2"], option_table.read_table(OPTIONS))
     precision = accelerator.choose_precision("float32", here.accelerator)
-    return modes.make_engine(base.folder_config(home), options, home, here, precision, Layout(strategy, False, False))
+    layout, make_optimizer = Layout(strategy, False, False), modes.optimizer_of(options, 10)
+    return modes.make_engine(base.folder_config(home), options, home, here, precision, layout, make_optimizer)
 
 
 def forget_peak() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,10 +14,13 @@ from typing import Any, Callable
 
 import pytest
 
+from tests.ports import free_port
+
 REPO = Path(__file__).resolve().parents[2]
 DEADLINE_S = 200.0
 
 TINY = (
+    "--data_path=generated",
     "--synthetic_tracks=80",
     "--hidden_size=16",
     "--num_hidden_layers=1",
@@ -26,8 +28,22 @@ TINY = (
     "--global_batch_size=10",
     "--num_train_epochs=2",
     "--logging_steps=1",
+    "--baselines=",
+    "--boosted_trees=false",
+    "--dtype=float32",
 )
 """About 56 training tracks in 6 steps an epoch."""
+
+
+@pytest.fixture
+def usual_positions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """transformers' own rotary positions, whatever a program in this process has put in their place, now or before."""
+    from transformers.models.qwen2 import modeling_qwen2
+
+    present = modeling_qwen2.apply_rotary_pos_emb
+    usual: Callable[..., Any] = getattr(present, "original", present)
+    monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", usual)
+    return usual
 
 
 class Server:
@@ -71,9 +87,7 @@ class Run:
     ) -> None:
         self.server, self.folder = server, folder
         folder.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
+        port = free_port()
         self.out = [folder / f"rank-{rank}.log" for rank in range(ranks)]
         self.metrics_files = [folder / f"rank-{rank}.metrics" for rank in range(ranks)]
         self.error_files = [folder / f"rank-{rank}.error" for rank in range(ranks)]

@@ -16,7 +16,7 @@ from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.data import prepare
 from ascendrun.programs.trajectory.model import config_of_folder, word_pieces
-from ascendrun.programs.trajectory.points.read_ais import NO_TIME, read_tracks
+from ascendrun.programs.trajectory.points.read_ais import NO_TIME, Reading, read_tracks
 from ascendrun.programs.trajectory.points.tracks import Limits
 from ascendrun.programs.trajectory.records import from_tracks, load_prepared, read_texts
 from ascendrun.programs.trajectory.split import split_records
@@ -49,13 +49,13 @@ def write(path: Path, content: str | bytes) -> Path:
 
 def problem(path: Path) -> str:
     with pytest.raises(InvalidDataError) as caught:
-        read_tracks(path, columns={}, limits=LIMITS)
+        read_tracks(path, Reading(), limits=LIMITS)
     return str(caught.value)
 
 
 def test_a_name_in_another_encoding_and_zero_bytes_do_not_keep_the_points_from_being_read(tmp_path):
     text = HEADER + "".join(row(i, name="François") for i in range(4)) + "\0\0" + row(5)
-    (track,), cleaning = read_tracks(write(tmp_path / "t.csv", text.encode("latin-1")), columns={}, limits=LIMITS)
+    (track,), cleaning = read_tracks(write(tmp_path / "t.csv", text.encode("latin-1")), Reading(), limits=LIMITS)
     assert (len(track), cleaning.bad_points) == (5, 0)
 
 
@@ -65,9 +65,8 @@ def test_a_name_in_another_encoding_and_zero_bytes_do_not_keep_the_points_from_b
         ("utf16.csv", (HEADER + row(1)).encode("utf-16"), "not valid UTF-8"),
         ("archive.csv", b"PK\x03\x04" + bytes(range(256)), "not valid UTF-8"),
         ("plain.csv.gz", HEADER + row(1), "Not a gzipped file"),
-        ("cut.csv.gz", gzip.compress((HEADER + "".join(map(row, range(60)))).encode())[:90], "ended before"),
+        ("cut.csv.gz", gzip.compress((HEADER + "".join(map(row, range(60)))).encode(), mtime=0)[:90], "ended before"),
         ("no.parquet", "PAR1 nothing", "Parquet"),
-        ("semicolons.csv", (HEADER + row(1)).replace(",", ";"), "separated by ';'"),
         ("quote.csv", HEADER + row(1) + '7,"' + "x" * 140_000, "line 3"),
     ],
 )
@@ -78,7 +77,7 @@ def test_a_file_that_is_no_table_is_named_with_what_it_is(tmp_path, name, conten
 
 def test_lines_that_an_open_quote_swallows_are_counted(tmp_path):
     text = HEADER + "".join(map(row, range(4))) + '7,"2022' + row(5) * 6
-    _, cleaning = read_tracks(write(tmp_path / "t.csv", text), columns={}, limits=LIMITS)
+    _, cleaning = read_tracks(write(tmp_path / "t.csv", text), Reading(), limits=LIMITS)
     assert (cleaning.points, cleaning.bad_points) == (10, 6)
 
 
@@ -108,7 +107,7 @@ def test_an_unknown_split_is_told_with_all_others_and_dealing_anew_is_a_way_out(
         for i in range(3)
     )
     path = write(tmp_path / "t.csv", HEADER.replace("name", "split") + rows)
-    records = from_tracks(read_tracks(path, columns={}, limits=LIMITS)[0], grammar="motion", resolution=1)
+    records = from_tracks(read_tracks(path, Reading(), limits=LIMITS)[0], grammar="motion", resolution=1)
     with pytest.raises(InvalidDataError, match="(?s)extra, holdout.*split_column=false"):
         split_records(records, val=0.2, test=0.2, seed=1)
     assert split_records(records, val=0.2, test=0.2, seed=1, use_column=False)["val"]
@@ -126,7 +125,7 @@ def test_points_in_python_that_lack_something_are_told_in_their_own_words():
 
 def test_points_that_are_left_out_are_told_with_their_reasons_where_others_are_left(tmp_path):
     text = HEADER + "".join(map(row, range(4))) + row(4, time="noon")
-    _, cleaning = read_tracks(write(tmp_path / "t.csv", text), columns={}, limits=LIMITS)
+    _, cleaning = read_tracks(write(tmp_path / "t.csv", text), Reading(), limits=LIMITS)
     (why,) = cleaning.why_bad
     assert why == Text(
         "program.dropped",
@@ -158,20 +157,12 @@ def test_all_bad_lines_of_a_text_file_are_told_together(tmp_path):
 def test_damaged_files_are_told_as_damaged(tmp_path):
     for name in ("model.pt", "prepared.json", "samples.jsonl.gz", "config.json", "model.safetensors"):
         write(tmp_path / name, "{ cut")
-    for look in (
-        load_trained,
-        load_prepared,
-        lambda folder: config_of_folder(folder, words=9, dropout=0.0),
-        file_of_tensor,
-    ):
+    for look in (load_trained, load_prepared, lambda folder: config_of_folder(folder, words=9), file_of_tensor):
         with pytest.raises((InvalidDataError, InvalidWeightsError), match="again"):
             look(tmp_path)
     write(tmp_path / "tokenizer.json", "{ cut")
     write(tmp_path / "config.json", '{"model_type": "qwen2", "hidden_size": "big"}')
-    for look in (
-        lambda folder: word_pieces(folder, ["a"]),
-        lambda folder: config_of_folder(folder, words=9, dropout=0.0),
-    ):
+    for look in (lambda folder: word_pieces(folder, ["a"]), lambda folder: config_of_folder(folder, words=9)):
         with pytest.raises(InvalidDataError, match=r"(?s)(tokenizer|config)\.json: .*copy the base again"):
             look(tmp_path)
     torch.save({"weights": {}}, tmp_path / "model.pt")

@@ -6,7 +6,7 @@ import pytest
 
 from ascendrun.ascend import chips
 from ascendrun.ascend.tables import load_table
-from ascendrun.programs.trainer.devices.chips import CHIPS, chip_of
+from ascendrun.planner.chips import CHIPS, chip_of
 
 NPUS = [
     "910B1",

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import collections
+import importlib.util
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from ascendrun.programs.trajectory.batches import augment
+from ascendrun.programs.trainer.devices.accelerator import open_accelerator
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trajectory.batches import Groups, Hiding, augment
+from ascendrun.programs.trajectory.evaluation.baselines import baselines, missing
 from ascendrun.programs.trajectory.evaluation.calibrate import Adjustment, choose_adjustment, measure
+from ascendrun.programs.trajectory.evaluation.compare import MODEL, compare
 from ascendrun.programs.trajectory.evaluation.evaluate import merge
-from ascendrun.programs.trajectory.evaluation.scores import majority, score
+from ascendrun.programs.trajectory.evaluation.scores import score
+from ascendrun.programs.trajectory.grammars import as_texts
+from ascendrun.programs.trajectory.grammars.motion import PLACE_DEGREES
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model, pad
-from ascendrun.programs.trajectory.stages.evaluate_stage import vote_by_ship
-from ascendrun.programs.trajectory.tokens import Encoded
+from ascendrun.programs.trajectory.points.generate import generate
+from ascendrun.programs.trajectory.points.summary import FEATURES
+from ascendrun.programs.trajectory.store import Trained, load_trained, save_trained
+from ascendrun.programs.trajectory.tokens import Encoded, encode, make_vocabulary
+from ascendrun.programs.trajectory.trees import LEAVES, grow_trees
 
-CONFIG = config_of_sizes(words=30, hidden=16, layers=2, heads=2, max_length=32, dropout=0.0)
+CONFIG = config_of_sizes(words=30, hidden=16, layers=2, heads=2, max_length=32)
 
 
 def test_scores_agree_with_scikit_learn():
@@ -31,11 +42,6 @@ def test_scores_agree_with_scikit_learn():
     assert np.array_equal(scores.confusion, metrics.confusion_matrix(truth, called, labels=range(4)))
 
 
-def test_the_baseline_says_the_most_common_class_of_training():
-    baseline = majority([0, 1, 1, 2], [0, 0, 0, 1], ["a", "b", "c"])
-    assert baseline.accuracy == 0.25 and baseline.macro_f1 == pytest.approx(0.2)
-
-
 def test_a_sample_lost_or_counted_twice_is_noticed():
     row = np.ones(2)
     assert merge([([1], [row]), ([0], [row])], 2, 2).tolist() == [[1, 1], [1, 1]]
@@ -47,15 +53,52 @@ def test_a_sample_lost_or_counted_twice_is_noticed():
 def test_augmentation_follows_from_its_key_and_keeps_the_head():
     sample = Encoded(np.array([2, 3]), tuple(np.arange(4, 44).reshape(20, 2)), 0)
 
+    groups = Groups(np.zeros(60, dtype=np.int64))
+
     def cropped(epoch):
-        return augment(sample, min_points=5, crop=1.0, hide=0.0, unknown=1, key=(1, epoch, 7)).tolist()
+        how = Hiding(crop=1.0, min_points=5)
+        return augment(sample, how, groups, unknown=1, key=(1, epoch, 7)).ids().tolist()
 
     seen = [cropped(epoch) for epoch in range(20)]
     assert seen[3] == cropped(3)
     assert all(ids[:2] == [2, 3] and len(ids) >= 12 for ids in seen)
     assert len(collections.Counter(map(len, seen))) > 3
-    hidden = augment(sample, min_points=5, crop=0.0, hide=0.5, unknown=1, key=(1, 0, 7))
+    hidden = augment(sample, Hiding(token=0.5), groups, unknown=1, key=(1, 0, 7)).ids()
     assert 5 < (hidden == 1).sum() < 37
+
+
+def test_a_ship_is_seen_without_its_size_and_with_every_depth_of_its_place():
+    tracks = [replace(track, length=90.0, width=15.0) for track in generate(30, seed=2)]
+    texts = as_texts(tracks, grammar="motion", resolution=10)
+    vocabulary = make_vocabulary(enumerate(texts), min_count=1)
+    groups, sample = Groups.make(vocabulary), encode(texts[0], vocabulary, 0)
+    depths, sizes = collections.Counter(), collections.Counter()
+    for epoch in range(200):
+        seen = augment(sample, Hiding(place=0.9, size=0.5), groups, unknown=1, key=(1, epoch, 0))
+        levels = sorted({*groups.of[seen.head][groups.of[seen.head] > 0].tolist()})
+        assert levels == list(range(1, len(levels) + 1))
+        depths[len(levels)] += 1
+        sizes[bool((groups.of[seen.head] < 0).any())] += 1
+        assert np.isnan(seen.values[FEATURES.index("length")]) == (not (groups.of[seen.head] < 0).any())
+        assert np.isnan(seen.values[FEATURES.index("lat")]) == (not levels)
+    assert len(depths) == len(PLACE_DEGREES) + 1 and 60 < sizes[True] < 140
+    assert not np.isnan(sample.values[FEATURES.index("length")])
+
+
+def test_numbers_of_a_summary_change_the_answer_and_unknown_ones_are_no_number():
+    sizes = Sizes(CONFIG, 3, 0.0, "mean", "causal", [[0.0, 1.0, 4.0], [5.0], []])
+    model = make_model(sizes, seed=1).eval()
+
+    def ask(*values):
+        with torch.no_grad():
+            rows = pad([np.arange(2, 9)], multiple=1)
+            return model(*rows, values=torch.tensor([values], dtype=torch.float32))
+
+    nan = float("nan")
+    assert ask(0.5, 5.0, 1.0).isfinite().all() and ask(nan, nan, nan).isfinite().all()
+    assert not torch.allclose(ask(0.5, 5.0, nan), ask(0.7, 5.0, nan), atol=1e-6)
+    assert not torch.allclose(ask(0.0, 5.0, nan), ask(nan, 5.0, nan), atol=1e-6)
+    torch.testing.assert_close(ask(4.0, 5.0, nan), ask(99.0, 5.0, nan))
 
 
 @pytest.mark.parametrize("pooling, attention", [("mean", "causal"), ("last", "causal"), ("mean", "bidirectional")])
@@ -96,6 +139,108 @@ def test_a_prior_shift_calls_rare_classes_more():
     assert Adjustment(1.0, 1.0).apply(row, [0.9, 0.1]).argmax() == 1
 
 
+def test_intervals_are_those_of_ships_and_wider_than_those_of_pieces_that_repeat_a_ship():
+    rng = np.random.default_rng(3)
+    truth = rng.integers(0, 2, 60)
+    called = np.where(rng.uniform(size=60) < 0.7, truth, 1 - truth)
+    alone = compare({MODEL: np.eye(2)[called]}, truth.tolist(), [str(i) for i in range(60)])[MODEL]
+    names = [str(i // 8) for i in range(480)]
+    eight = compare({MODEL: np.eye(2)[called.repeat(8)]}, truth.repeat(8).tolist(), names)[MODEL]
+    assert alone.pieces["accuracy"].value == pytest.approx((truth == called).mean(), abs=1e-4)
+    assert alone.pieces["accuracy"].low < alone.pieces["accuracy"].value < alone.pieces["accuracy"].high
+    assert eight.pieces["accuracy"].low == pytest.approx(alone.pieces["accuracy"].low, abs=0.04)
+    assert eight.ships["accuracy"].value == alone.ships["accuracy"].value
+
+
+def test_a_method_is_called_worse_only_if_the_interval_of_the_difference_says_so():
+    rng = np.random.default_rng(5)
+    truth = rng.integers(0, 3, 300)
+    right, often = np.eye(3)[truth], np.eye(3)[np.where(rng.uniform(size=300) < 0.6, truth, 0)]
+    same = np.eye(3)[np.where(rng.uniform(size=300) < 0.6, truth, 0)]
+    ships = [str(i) for i in range(300)]
+    verdicts = {
+        name: each.verdict
+        for name, each in compare(
+            {MODEL: often, "forest": right, "boosting": same, "majority": np.eye(3)[np.zeros(300, dtype=int)]},
+            truth.tolist(),
+            ships,
+        ).items()
+    }
+    assert verdicts == {MODEL: None, "forest": "worse", "boosting": "equal", "majority": "better"}
+
+
 def test_a_ship_of_several_segments_is_judged_once_by_their_mean():
-    ships, means, truth = vote_by_ship(["x", "y", "x"], np.array([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]]), [0, 1, 0])
-    assert ships == ["x", "y"] and truth == [0, 1] and means[0] == pytest.approx([0.6, 0.4])
+    rows = np.array([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]])
+    found = compare({MODEL: rows}, [0, 1, 0], ["x", "y", "x"])[MODEL]
+    assert found.ships["accuracy"].value == 1.0 and found.pieces["accuracy"].value == pytest.approx(2 / 3, abs=1e-3)
+
+
+def tracks_of(values: np.ndarray, labels: np.ndarray) -> list[Encoded]:
+    return [Encoded(np.array([3]), (), int(label), np.float32(row)) for row, label in zip(values, labels)]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_trees_kept_as_arrays_answer_as_scikit_learn_does_also_after_a_file(tmp_path, classes):
+    ensemble = pytest.importorskip("sklearn.ensemble")
+    rng = np.random.default_rng(classes)
+    values = rng.normal(size=(300, 5)).round(1).astype(np.float32)  # many equal numbers, some at a border
+    labels = (values[:, 0] > 0).astype(int) + (values[:, 1] > 0.3) * (classes - 2)
+    values[:, 2] = np.nan
+    values[rng.uniform(size=300) < 0.3, 3] = np.nan
+    labels[labels == classes - 1] += 1  # a class that no training track has
+    usual = ensemble.HistGradientBoostingClassifier(
+        max_iter=3, max_leaf_nodes=LEAVES, early_stopping=False, random_state=0
+    ).fit(values[:200, [0, 1, 3, 4]].astype(float), labels[:200])
+    model = make_model(Sizes(CONFIG, classes + 1, 0.0, "mean", "causal", [[0.0, 1.0]] * 5), seed=1)
+    model.trees = grow_trees(tracks_of(values[:200], labels[:200]), classes + 1, rounds=3)
+    save_trained(Trained(model, model.sizes, {}, [*"abcd"][: classes + 1], {}, [0.1]), tmp_path)
+    loaded = load_trained(tmp_path).model.trees
+    for trees in (model.trees, loaded):
+        found = trees.ask(tracks_of(values, labels))
+        np.testing.assert_allclose(
+            found[:, usual.classes_], usual.predict_proba(values[:, [0, 1, 3, 4]].astype(float)), atol=1e-12
+        )
+        assert not found[:, classes - 1].any()
+        assert trees.expected.tolist() == [True, True, False, False, True]
+
+
+def test_trees_have_the_weight_that_fits_unseen_tracks_and_none_where_an_expected_number_is_absent():
+    pytest.importorskip("sklearn")
+    values = np.random.default_rng(1).normal(size=(400, 2)).astype(np.float32)
+    labels = (values[:, 0] > 0).astype(int)
+    train, unseen = (tracks_of(values[part], labels[part]) for part in (slice(200), slice(200, 400)))
+    trees, truth = grow_trees(train, 2, rounds=20), np.eye(2)[labels[200:]]
+    assert trees.weighed(np.full((200, 2), 0.5), unseen).weight > 0.8
+    assert trees.weighed(truth, unseen).weight < 0.2
+    network = np.full((2, 2), 0.5)
+    mixed = replace(trees, weight=0.5).vote(network, tracks_of(np.float32([[2.0, 0.0], [2.0, np.nan]]), np.ones(2)))
+    assert mixed[0, 1] > 0.7 and mixed[1].tolist() == [0.5, 0.5]
+    assert np.allclose(mixed.sum(1), 1)
+
+
+@pytest.mark.parametrize("has_summary", [True, False])
+def test_baselines_learn_from_the_same_inputs_and_keep_to_their_time(has_summary):
+    pytest.importorskip("sklearn")
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 2, 120)
+    samples = [
+        Encoded(np.array([3 + label]), (np.array([5]),), int(label), np.float32([label, np.nan] if has_summary else []))
+        for label in labels
+    ]
+    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    found = baselines(samples[:80], samples[80:], here, words=6, classes=3, seconds=0.0)
+    assert list(found) == ["majority", "forest", "boosting", "tokens"]
+    for name in ("forest", "boosting", "tokens"):
+        assert (
+            found[name].shape == (40, 3)
+            and (found[name].argmax(1) == labels[80:]).all()
+            and not found[name][:, 2].any()
+        )
+
+
+def test_without_scikit_learn_the_majority_class_remains_and_the_report_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    samples = [Encoded(np.array([3]), (), label) for label in (0, 1, 1)]
+    assert list(baselines(samples, samples, here, words=4, classes=2, seconds=1.0)) == ["majority"]
+    assert missing().key == "program.no-scikit-learn"

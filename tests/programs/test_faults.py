@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import errno
 import io
+from pathlib import Path
 
 import pytest
 import torch
 
+from ascendrun import programs
+from ascendrun.programs.qwen_lora.dataset import read_texts
+from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.devices.accelerator import NoDeviceError, open_accelerator
-from ascendrun.programs.trainer.errors import in_words
+from ascendrun.programs.trainer.errors import InvalidDataError, in_words
+from ascendrun.programs.trajectory.data import load_data
 from tests.programs.conftest import TINY
 
 
@@ -34,7 +39,7 @@ def test_a_full_disk_is_told_also_where_torch_hides_it():
     [
         ("trajectory", ["--mode=train", *TINY]),
         ("trajectory", ["--mode=pretrain", *TINY]),
-        ("qwen_lora", ["--synthetic_samples=20", "--num_train_epochs=1"]),
+        ("qwen_lora", ["--data_path=generated", "--synthetic_samples=20", "--num_train_epochs=1"]),
     ],
 )
 def test_an_output_that_cannot_be_written_is_told_before_a_step_is_taken(launch, tmp_path, program, options):
@@ -43,6 +48,16 @@ def test_an_output_that_cannot_be_written_is_told_before_a_step_is_taken(launch,
     assert run.wait() == [1]
     assert "file/out" in run.text() and "expected a directory, found a file" in run.text()
     assert "Traceback" not in run.text() and "step 1/" not in run.text()
+
+
+@pytest.mark.parametrize(
+    "program, read", [("trajectory", load_data), ("qwen_lora", read_texts)], ids=["trajectory", "qwen_lora"]
+)
+def test_a_program_without_data_does_not_make_its_own(program, read):
+    table = option_table.read_table(Path(programs.__file__).parent / program / "options.json")
+    with pytest.raises(InvalidDataError, match="--data_path=generated"):
+        read(option_table.parse([], table))
+    assert read(option_table.parse(["--data_path=generated"], table))
 
 
 def test_a_device_that_is_not_there_is_told_without_a_trace(start):

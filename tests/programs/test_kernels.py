@@ -7,15 +7,15 @@ import types
 
 import pytest
 import torch
-from torch.nn import functional
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2 import modeling_qwen2
 
+from ascendrun.programs.trainer import attention
 from ascendrun.programs.trainer.devices import cpu_kernels, fused_ops, kernels
 from ascendrun.programs.trainer.devices.accelerator import Accelerator
-from ascendrun.programs.trainer.packing import attention_mask
 
 CALLS = []
+NPU = Accelerator("npu", torch.device("cpu"), "Ascend910B1", None)
 
 
 def some(*shape):
@@ -23,15 +23,27 @@ def some(*shape):
 
 
 @pytest.fixture
-def npu(monkeypatch):
+def npu(monkeypatch, usual_positions):
     """A torch_npu whose operators compute their formulas, in the words of the real one's documentation."""
     module = types.ModuleType("torch_npu")
 
-    def npu_fusion_attention(query, key, value, head_num, input_layout, atten_mask=None, scale=1.0, keep_prob=1.0):
-        assert input_layout == "BNSD" and head_num == query.shape[1] and keep_prob == 1.0
-        assert atten_mask is None or atten_mask.dtype == torch.bool and atten_mask.is_contiguous()
+    def npu_fusion_attention(query, key, value, head_num, input_layout, scale=1.0, keep_prob=1.0, **given):
+        assert head_num == query.shape[-2] and keep_prob == 1.0
+        mode, ends = given.get("sparse_mode", 0), given.get("actual_seq_qlen")
+        assert (mode == 0) == (given.get("atten_mask") is None) and (input_layout == "TND") == (ends is not None)
+        if ends is None:
+            segments = None
+        else:
+            segments = attention.Segments.of([end - start for start, end in zip([0, *ends], ends)])
+            query, key, value = query[None], key[None], value[None]
+        how = {
+            0: {"causal": False},
+            3: {"causal": True},
+            4: {"causal": given.get("next_tockens") == 0, "window": given.get("pre_tockens", 0) + 1},
+        }
         CALLS.append("attention")
-        return kernels.attention_formula(query, key, value, atten_mask, scale=scale), None, None, None, 0, 0, 0
+        answer = attention.formula(query, key, value, scale=scale, segments=segments, **how[mode])
+        return (answer if ends is None else answer[0]), None, None, None, 0, 0, 0
 
     module.npu_fusion_attention = npu_fusion_attention
     module.npu_rms_norm = lambda x, gamma, epsilon=1e-6: (
@@ -41,19 +53,9 @@ def npu(monkeypatch):
     module.npu_rotary_mul = lambda x, r1, r2: (CALLS.append("rotary"), kernels.rotary_formula(x, r1, r2))[1]
     module.npu_swiglu = lambda x, dim=-1: (CALLS.append("swiglu"), kernels.swiglu_formula(*x.chunk(2, dim)))[1]
     monkeypatch.setitem(sys.modules, "torch_npu", module)
-    monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
+    monkeypatch.setattr(attention, "KERNELS", {})
     CALLS.clear()
     return module
-
-
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_the_attention_formula_is_torchs(is_causal):
-    query, key, value = some(2, 4, 9, 8), some(2, 2, 9, 8), some(2, 2, 9, 8) * 2
-    hidden = torch.ones(9, 9, dtype=torch.bool).triu(1) if is_causal else None
-    wanted = functional.scaled_dot_product_attention(
-        query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), is_causal=is_causal, scale=0.3
-    )
-    torch.testing.assert_close(kernels.attention_formula(query, key, value, hidden, scale=0.3), wanted)
 
 
 def test_the_other_formulas_are_those_of_the_models_layers():
@@ -72,10 +74,9 @@ def test_the_other_formulas_are_those_of_the_models_layers():
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_model_with_fused_operators_says_what_it_said_before(npu, is_packed):
     ids = torch.arange(20).reshape(2, 10) % 17
-    segments = torch.tensor([[1] * 4 + [2] * 6, [1] * 8 + [0] * 2])
-    more = {"attention_mask": attention_mask(segments, torch.float32)} if is_packed else {}
+    more = {"segments": attention.Segments.of_rows([[4, 6], [8]], 10)} if is_packed else {}
 
-    def make(how):
+    def make():
         torch.manual_seed(0)
         return Qwen2ForCausalLM(
             Qwen2Config(
@@ -85,13 +86,14 @@ def test_a_model_with_fused_operators_says_what_it_said_before(npu, is_packed):
                 num_hidden_layers=2,
                 num_attention_heads=4,
                 num_key_value_heads=2,
-                attn_implementation=how,
+                attn_implementation=attention.register(),
             )
         )
 
-    usual = make("sdpa")(input_ids=ids, **more).logits
-    everything = ["attention", "rms_norm", "rotary", "swiglu"]
-    model = make(kernels.attention_implementation(everything))
+    usual = make()(input_ids=ids, **more).logits
+    everything, _ = kernels.sound_kernels(NPU, torch.float32)
+    CALLS.clear()
+    model = make()
     said = fused_ops.fuse(model, kernels.operators_of(everything), device="cpu")
     assert said == ["Qwen2MLP x 2", "Qwen2RMSNorm x 5", "apply_rotary_pos_emb x 1"]
     torch.testing.assert_close(model(input_ids=ids, **more).logits, usual, rtol=1e-4, atol=1e-5)
@@ -99,20 +101,57 @@ def test_a_model_with_fused_operators_says_what_it_said_before(npu, is_packed):
 
 
 def test_an_operator_that_answers_wrongly_or_is_not_there_is_not_used_and_said(npu):
-    here = Accelerator("npu", torch.device("cpu"), "Ascend910B1", None)
-    assert kernels.sound_kernels(here, torch.float32) == (["attention", "rms_norm", "rotary", "swiglu"], [])
+    assert kernels.sound_kernels(NPU, torch.float32) == (["attention", "rms_norm", "rotary", "swiglu"], [])
     npu.npu_rms_norm = lambda x, gamma, epsilon=1e-6: (x * 1.5, None)
     del npu.npu_swiglu
-    sound, reasons = kernels.sound_kernels(here, torch.float32)
-    assert sound == ["attention", "rotary"]
-    assert (reasons[0].key, reasons[0].values["name"]) == ("program.kernel-differs", "rms_norm")
-    assert reasons[1].startswith("swiglu: ")
+    assert attention.kernel_of("cpu") is attention.npu_attention
+    usual = npu.npu_fusion_attention
+    npu.npu_fusion_attention = lambda *given, **named: (usual(*given, **named)[0] * 1.5, None)
+    sound, reasons = kernels.sound_kernels(NPU, torch.float32)
+    assert sound == ["rotary"] and attention.kernel_of("cpu") is attention.torch_attention
+    assert [(each.key, each.values["name"]) for each in reasons[:2]] == [
+        ("program.kernel-differs", name) for name in ("attention", "rms_norm")
+    ]
+    assert reasons[2].startswith("swiglu: ")
+
+
+def varlen_of_torch_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1)):
+    assert max_q == max_k and torch.equal(cu_seq_q, cu_seq_k)
+    back, ahead = window_size
+    given = {"causal": ahead == 0, "window": None if back < 0 else back + 1, "scale": scale}
+    segments = attention.Segments.of(cu_seq_q.diff().tolist())
+    return attention.formula(query[None], key[None], value[None], segments=segments, **given)[0]
+
+
+def varlen_of_torch_2_13(query, key, value, *more, enable_gqa=False, **given):
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    return varlen_of_torch_2_11(query, key, value, *more, **given)
+
+
+def varlen_of_torch_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False):
+    raise AssertionError("its arguments do not fit")
+
+
+@pytest.mark.parametrize(
+    "varlen, sound",
+    [(varlen_of_torch_2_11, ["attention"]), (varlen_of_torch_2_13, ["attention"]), (varlen_of_torch_2_10, [])],
+)
+def test_the_attention_of_a_gpu_fits_the_arguments_of_every_torch(monkeypatch, varlen, sound):
+    """A torch whose function has others is no error: torch's kernel for each sample is used, and said."""
+    monkeypatch.setattr(attention, "KERNELS", {})
+    module = types.ModuleType("torch.nn.attention.varlen")
+    module.varlen_attn = varlen
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
+    gpu = Accelerator("cuda", torch.device("cpu"), "NVIDIA H100 80GB HBM3", None)
+    found, reasons = kernels.sound_kernels(gpu, torch.bfloat16)
+    assert found == sound and len(reasons) == 1 - len(sound), reasons
+    assert (attention.kernel_of("cpu") is attention.cuda_attention) == bool(sound)
 
 
 def test_other_devices_keep_torchs_own(npu):
     cpu = Accelerator("cpu", torch.device("cpu"), "cpu", None)
     assert kernels.sound_kernels(cpu, torch.float32) == ([], [])
-    assert kernels.attention_implementation([]) == "sdpa"
+    assert attention.kernel_of("cpu") is attention.torch_attention
 
 
 @pytest.mark.parametrize("width", [4, 6])
@@ -128,8 +167,7 @@ def test_the_cpus_norm_and_positions_have_the_slopes_that_arithmetic_gives(width
     assert torch.autograd.gradcheck(lambda x: cpu_kernels.Rotary.apply(x, cos, sin), (doubles(1, 2, 3, width),))
 
 
-def test_a_model_says_and_learns_the_same_with_the_cpus_forms(monkeypatch):
-    monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
+def test_a_model_says_and_learns_the_same_with_the_cpus_forms(usual_positions):
     config = Qwen2Config(
         vocab_size=20,
         hidden_size=16,
@@ -154,9 +192,7 @@ def test_a_model_says_and_learns_the_same_with_the_cpus_forms(monkeypatch):
     assert said == ["Qwen2RMSNorm x 5", "apply_rotary_pos_emb x 1"]
 
 
-def test_a_model_on_another_device_keeps_its_own_positions(monkeypatch):
-    usual = modeling_qwen2.apply_rotary_pos_emb
-    monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", usual)
+def test_a_model_on_another_device_keeps_its_own_positions(usual_positions):
     config = Qwen2Config(
         vocab_size=20,
         hidden_size=16,
@@ -174,4 +210,4 @@ def test_a_model_on_another_device_keeps_its_own_positions(monkeypatch):
     for _ in range(2):  # a second model of that device does not take the first for what stood there
         fused_ops.fuse(Qwen2ForCausalLM(config), fused_ops.Operators(rotary=not_for_a_cpu), device="npu")
     assert torch.equal(model(input_ids=ids).logits, before)
-    assert modeling_qwen2.apply_rotary_pos_emb.original is usual
+    assert modeling_qwen2.apply_rotary_pos_emb.original is usual_positions

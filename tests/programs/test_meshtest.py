@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from ascendrun.programs.meshtest import burn as burning
+from tests.ports import free_port
 
 REPO = Path(__file__).resolve().parents[2]
 QUICK = ("--message_sizes=1024,65536", "--max_iterations=3", "--time_per_size_s=0.5", "--device=cpu")
@@ -21,9 +21,7 @@ QUICK = ("--message_sizes=1024,65536", "--max_iterations=3", "--time_per_size_s=
 
 def run(folder: Path, options: list[str], *, nodes: int, per_node: int) -> list[list[dict[str, Any]]]:
     """Each rank's lines."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = free_port()
     ranks = []
     for rank in range(nodes * per_node):
         env = {

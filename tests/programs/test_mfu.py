@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ascendrun.planner.models import flops_per_token
 from ascendrun.programs.trainer.devices.accelerator import Accelerator
-from ascendrun.programs.trainer.metrics import flops_per_token, mfu, mfu_words, peak_flops
+from ascendrun.programs.trainer.metrics import mfu, mfu_words, peak_flops
 
 CARD = Accelerator("npu", torch.device("cpu"), "Ascend910B3", None)
 

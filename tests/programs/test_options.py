@@ -110,6 +110,12 @@ def test_a_broken_table_is_reported_in_full():
     ]
 
 
+def test_a_value_may_follow_its_name_which_may_have_dashes():
+    """S2-B3: upstream of guide 002 reads `--key=value` only; its later versions write dashes."""
+    values = parse(["--warmup-steps", "7", "--learning-rate=0.5", "--epochs", "3"], TABLE)
+    assert (values["warmup_steps"], values["learning_rate"], values["epochs"]) == (7, 0.5, 3)
+
+
 def test_an_option_without_its_value_is_an_error(capsys):
     assert problems("--epochs", "--lr") == [
         ("epochs", "options.no-value", "suggest.write"),
@@ -135,3 +141,34 @@ def test_a_wrong_command_line_ends_with_code_2_before_torch_is_loaded():
     )
     assert ended.returncode == 2
     assert "--grammar" in ended.stderr and "| torch\n" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "program, given, ranks, batch",
+    [
+        ("trajectory", ["--micro_batch_size=8"], 4, 32),
+        ("trajectory", ["--micro_batch_size=8"], 1, 8),
+        ("trajectory", ["--micro_batch_size=8", "--mode=plan", "--world_size=16"], 1, 128),
+        ("trajectory", ["--micro_batch_size=8", "--global_batch_size=64"], 4, 64),
+        ("trajectory", ["--micro_batch_size=0"], 4, 64),
+        ("trajectory", [], 4, 64),
+        ("qwen_lora", ["--micro_batch_size=2"], 4, 128),
+        ("qwen_lora", ["--micro_batch_size=2", "--packing=false"], 4, 8),
+    ],
+)
+def test_the_batch_of_a_device_alone_sets_that_of_all(monkeypatch, program, given, ranks, batch):
+    """S0-37, S1-13: 8 and 6 a card, on any number of cards. A packed sequence has no fixed number of samples."""
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    values = parse(given, read_table(PROGRAMS / program / "options.json"))
+    assert values["global_batch_size"] == batch
+
+
+def test_a_list_of_mappings_is_json_on_the_command_line():
+    table = read_table(PROGRAMS / "nanochat" / "options.json")
+    given = [{"kind": "sums", "rows": 3}, {"file": "/data/a b.jsonl", "kind": "gsm8k"}]
+    assert parse(["--mixture=" + json.dumps(given)], table)["mixture"] == given
+    assert parse(list(options.make_arguments({"mixture": tuple(given)})), table)["mixture"] == given
+    assert parse([], table)["mixture"] == []
+    for wrong in ("sums", '{"kind": "sums"}', "[1]", '[{"kid": "sums"}]', '[{"kind": ["sums"]}]'):
+        with pytest.raises(InvalidOptionsError):
+            parse(["--mixture=" + wrong], table)

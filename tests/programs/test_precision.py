@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import math
 import types
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, choose_precision, open_accelerator
+from ascendrun import programs
+from ascendrun.programs.trainer import checkpoint
+from ascendrun.programs.trainer import options as option_table
+from ascendrun.programs.trainer.devices.accelerator import (
+    Accelerator,
+    Precision,
+    choose_precision,
+    make_scaler,
+    open_accelerator,
+    precision_of,
+)
 from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trainer.optim import adamw
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.engine import Adam, cast
+from ascendrun.programs.trainer.strategies.engine import cast
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.strategies.zero3 import configuration
 from ascendrun.text import Text
@@ -73,22 +85,44 @@ def test_a_step_whose_float16_gradients_overflow_is_left_out_and_the_next_has_ha
     here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
     torch.manual_seed(1)
     engine, resumed = (
-        wrap(nn.Linear(4, 4), here, strategy="none", adam=Adam(lr=0.1), precision=HALF) for _ in range(2)
+        wrap(nn.Linear(4, 4), here, strategy="none", make_optimizer=lambda model: adamw(model, 0.1), precision=HALF)
+        for _ in range(2)
     )
     before = engine.module.weight.detach().clone()
     norms = []
+    engine.begin(0)
     for _ in range(3):
         with engine.autocast():
             loss = engine.model(torch.ones(2, 4)).sum()
         engine.backward(loss)
-        norms.append(engine.finish(0.0))
+        norms.append(float(engine.finish(0.0)))
         if len(norms) < 3:  # twice the scale, by the batch of two
             assert torch.equal(engine.module.weight, before)
     assert math.isinf(norms[0]) and math.isinf(norms[1])
     assert norms[2] == pytest.approx(math.sqrt(20 * 2**2)) and engine.scaler.get_scale() == 2**14
     assert not torch.equal(engine.module.weight, before)
-    resumed.load_state(engine.common_state(), engine.own_state())
+    state = engine.state()
+    resumed.load_state(checkpoint.reader([checkpoint.as_plain(state.common)]), state.plain, {})
     assert resumed.scaler.get_scale() == 2**14, "a resumed run need not search anew"
+
+
+@pytest.mark.parametrize("given, scale", [(0.0, 65536.0), (128.0, 128.0)])
+def test_the_loss_scale_that_is_asked_for_is_the_first(given, scale):
+    chosen = precision_of({"dtype": "float16", "loss_scale": given}, card("Ascend910A"))
+    assert make_scaler(open_accelerator("cpu", 0), chosen).get_scale() == scale
+    assert 2 ** configuration(chosen, trained=9, offload=False)["fp16"]["initial_scale_power"] == scale
+
+
+@pytest.mark.parametrize("program", ["trajectory", "qwen_lora"])
+def test_every_program_chooses_its_precision_by_the_device(program):
+    table = option_table.read_table(Path(programs.__file__).parent / program / "options.json")
+    assert (table.options["dtype"].default, table.options["loss_scale"].default) == ("auto", 0)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "hsdp"])
+def test_half_precision_gradients_are_summed_over_ranks_in_float32(launch, strategy):
+    run = launch("reduced", [strategy], ranks=2).succeed()
+    assert "gradient [128.5, 128.5, 128.5, 128.5]" in run.text()
 
 
 def test_deepspeed_scales_where_float16_is_taken_and_has_no_optimizer_or_schedule_of_its_own():

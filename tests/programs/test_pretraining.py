@@ -17,7 +17,7 @@ from ascendrun.programs.trajectory.tokens import MASK, SPECIAL, encode, make_voc
 
 def corpus(grammar):
     texts = as_texts(generate(60, seed=3), grammar=grammar, resolution=6)
-    vocabulary = make_vocabulary(texts, min_count=1)
+    vocabulary = make_vocabulary(enumerate(texts), min_count=1)
     return vocabulary, [encode(words, vocabulary, 0).ids() for words in texts]
 
 
@@ -82,13 +82,16 @@ def test_what_is_hidden_follows_from_the_key():
 def test_in_a_batch_each_answer_stands_at_the_row_and_place_that_is_asked(objective):
     """S0-B3 once more, behind cropping and padding: rows of unlike length, answers of all in one tensor."""
     texts = as_texts(generate(12, seed=5), grammar="motion", resolution=6)
-    vocabulary = make_vocabulary(texts, min_count=1)
+    vocabulary = make_vocabulary(enumerate(texts), min_count=1)
     encoded = [encode(words, vocabulary, 0) for words in texts]
     samples = Samples({}, {"train": encoded, "val": []}, vocabulary, ["one"], {}, {}, "")
     options = {
         "objective": objective,
         "mlm_probability": 0.3,
         "random_crop_prob": 0.0,
+        "place_dropout_prob": 0.0,
+        "size_dropout_prob": 0.0,
+        "token_mask_prob": 0.0,
         "min_segment_size": 5,
         "pad_to_multiple_of": 16,
     }

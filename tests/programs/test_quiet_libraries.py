@@ -11,6 +11,7 @@ import pytest
 from tests.programs.conftest import REPO, TINY
 
 QWEN = (
+    "--data_path=generated",
     "--synthetic_samples=60",
     "--num_train_epochs=1",
     "--global_batch_size=16",

@@ -46,7 +46,7 @@ def home(tmp_path_factory, here, tokenizer):
 
 
 def make(home, here, **changes):
-    model = lora.add_lora(base.empty_model(base.folder_config(home), attention="sdpa"), {**OPTIONS, **changes})
+    model = lora.add_lora(base.empty_model(base.folder_config(home)), {**OPTIONS, **changes})
     with base.weights_of(home) as read:
         values = lora.first_values(model, seed=3, read=read, here=here)
     lora.put_values(model, values)
@@ -154,7 +154,7 @@ def test_the_adapter_drops_out_in_training_as_asked(home, here):
 
 def test_a_base_is_read_to_its_place_without_a_second_copy(home, here):
     """S3-B4: weights go from the file to where they stay; nothing is made first."""
-    model = lora.add_lora(base.empty_model(base.folder_config(home), attention="sdpa"), OPTIONS)
+    model = lora.add_lora(base.empty_model(base.folder_config(home)), OPTIONS)
     assert all(weight.is_meta for name, weight in model.named_parameters() if "lora" not in name)
     with base.weights_of(home) as read:
         lora.put_values(model, lora.first_values(model, seed=3, read=read, here=here))

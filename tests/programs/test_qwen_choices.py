@@ -6,12 +6,12 @@ import random
 
 import pytest
 import torch
-from transformers.models.qwen2 import modeling_qwen2
 
 from ascendrun.programs.qwen_lora import base, chat_template, modes, sizing
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
-from ascendrun.programs.qwen_lora.dataset import make_course, make_lessons, read_texts
+from ascendrun.programs.qwen_lora.dataset import make_course, make_lessons, read_texts, split
 from ascendrun.programs.qwen_lora.sft_task import forward
+from ascendrun.programs.trainer import attention, optim
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
@@ -36,6 +36,7 @@ def test_rows_hold_several_samples_unless_packing_is_turned_off():
     """S3-B7."""
     for packing in ("true", "false"):
         options = options_of(
+            "--data_path=generated",
             "--synthetic_samples=40",
             "--global_batch_size=8",
             "--cutoff_len=512",
@@ -44,33 +45,42 @@ def test_rows_hold_several_samples_unless_packing_is_turned_off():
         )
         texts = read_texts(options)
         lessons = make_lessons(
-            texts, chat_template.wrap_tokenizer(chat_template.make_tokenizer(texts.train, words=400)), options
+            texts,
+            chat_template.wrap_tokenizer(chat_template.make_tokenizer(texts.train.conversations, words=400)),
+            options,
         )
         course = make_course(lessons, options, world_size=1)
         assert len(course.samples(0)) == 8 and (len(course.units(0)) < 8) == (packing == "true")
 
 
 @pytest.mark.parametrize("is_anew", [False, True])
-def test_what_was_chosen_of_activations_is_what_a_run_does_and_its_attention_is_fused(tmp_path, monkeypatch, is_anew):
+def test_what_was_chosen_of_activations_is_what_a_run_does_and_its_attention_is_fused(
+    tmp_path, usual_positions, is_anew
+):
     """S3-B7: no bit tells whether a forward pass was made a second time; who counts the passes knows."""
-    monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
-    base.write_model(tmp_path / "base", base.build(base.shape_config("tiny", vocab_size=64), attention="sdpa"))
+    base.write_model(tmp_path / "base", base.build(base.shape_config("tiny", vocab_size=64)))
     here, chosen = Runtime(0, 0, 1, None, open_accelerator("cpu", 0)), sizing.Layout("ddp", False, is_anew)
     model, engine, _ = modes.make_engine(
-        base.folder_config(tmp_path / "base"), options_of("--lora_r=2"), tmp_path / "base", here, FLOAT, chosen
+        base.folder_config(tmp_path / "base"),
+        options_of("--lora_r=2"),
+        tmp_path / "base",
+        here,
+        FLOAT,
+        chosen,
+        lambda model: optim.adamw(model, 1e-3),
     )
-    assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == attention.NAME
     passes = []
     first = next(module for name, module in engine.module.named_modules() if name.endswith("layers.0.mlp"))
     first.register_forward_pre_hook(lambda *_: passes.append("forward"))
     tensors = {"ids": torch.arange(12)[None], "kept": torch.arange(4), "targets": torch.arange(4)[None]}
-    engine.backward(forward(engine.model.train(), tensors, torch.float32).sum())
+    engine.backward(forward(engine.model.train(), tensors).sum())
     assert len(passes) == 1 + is_anew
 
 
 def test_which_rows_are_kept_to_validate_on_follows_from_the_seed():
     """S3-B8: shuffled by whatever was drawn before."""
-    options = options_of("--synthetic_samples=60", "--val_size=0.2")
-    first = read_texts(options)
+    options = options_of("--val_size=0.2")
+    first = [list(part) for part in split(60, options)]
     random.random()
-    assert read_texts(options) == first and len(first.val) == 12
+    assert [list(part) for part in split(60, options)] == first and len(first[1]) == 12

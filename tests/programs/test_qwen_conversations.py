@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from ascendrun.programs.qwen_lora import chat_template
+from ascendrun.programs.qwen_lora.__main__ import OPTIONS
 from ascendrun.programs.qwen_lora.conversations import Conversation, make_conversations, read_conversations
-from ascendrun.programs.qwen_lora.dataset import read_texts
+from ascendrun.programs.qwen_lora.dataset import make_lessons, read_texts, split
 from ascendrun.programs.qwen_lora.evaluation import read_questions
 from ascendrun.programs.qwen_lora.modes import first_exchange
 from ascendrun.programs.qwen_lora.sft_task import Rows, forward
+from ascendrun.programs.trainer import attention
+from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.packing import IGNORED
 
@@ -97,43 +102,80 @@ def test_a_file_that_is_no_list_of_rows_is_told_as_what_it_is(tmp_path, content,
         read_conversations(path, system="")
 
 
-def test_a_single_row_cannot_be_learned_and_validated_on(tmp_path):
-    path = tmp_path / "rows.json"
-    path.write_text('[{"instruction": "a", "output": "b"}]')
-    options = {"data_path": str(path), "val_data_path": "", "val_size": 0.05, "default_system": "", "seed": 1}
+def lessons_of(tokenizer, path, rows, *given):
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    own = (f"--data_path={path}", f"--data_cache_dir={path.parent}/cache")
+    options = option_table.parse([*own, *given], option_table.read_table(OPTIONS))
+    return make_lessons(read_texts(options), tokenizer, options)
+
+
+def test_a_single_row_cannot_be_learned_and_validated_on(tokenizer, tmp_path):
+    row = {"instruction": "a", "output": "b"}
     with pytest.raises(InvalidDataError, match="(?s)1 sample for training and validation.*--val_size=0"):
-        read_texts(options)
-    assert len(read_texts({**options, "val_size": 0.0}).train) == 1
+        lessons_of(tokenizer, tmp_path / "rows.json", [row], "--val_size=0.05")
+    assert len(lessons_of(tokenizer, tmp_path / "rows.json", [row], "--val_size=0").train.samples) == 1
 
 
 def test_only_the_assistants_words_and_their_end_are_learned(tokenizer):
     turns = (("system", "Be kind."), ("user", "A?"), ("assistant", "B."), ("user", "C?"), ("assistant", "D."))
-    sample = chat_template.encode(tokenizer, Conversation(turns), 0, cutoff=999)
+    sample = chat_template.encode(tokenizer, Conversation(turns), cutoff=999)
     learned = tokenizer.decode([label for label in sample.labels if label != IGNORED])
     assert learned == "B.<|im_end|>D.<|im_end|>"
     whole = chat_template.render(
         tokenizer, [{"role": role, "content": text} for role, text in turns], add_generation_prompt=False
     )
     assert tokenizer.decode(sample.ids) == whole.rstrip("\n")
-    assert len(chat_template.encode(tokenizer, Conversation(turns), 0, cutoff=10).ids) == 10
+    assert len(chat_template.encode(tokenizer, Conversation(turns), cutoff=10).ids) == 10
 
 
 def test_a_template_that_rewrites_what_was_said_is_refused(tokenizer):
     own, tokenizer.chat_template = tokenizer.chat_template, "{{ messages | length }}{{ messages[-1]['content'] }}"
     try:
         with pytest.raises(InvalidDataError, match="--template=chatml"):
-            chat_template.encode(tokenizer, Conversation((("user", "A?"), ("assistant", "B."))), 0, cutoff=99)
+            chat_template.encode(tokenizer, Conversation((("user", "A?"), ("assistant", "B."))), cutoff=99)
     finally:
         tokenizer.chat_template = own
 
 
-def test_rows_whose_answers_are_cut_off_are_counted_and_left_out(tokenizer):
-    long = Conversation((("user", "A" * 500), ("assistant", "B.")))
-    short = Conversation((("user", "A?"), ("assistant", "B.")))
-    kept, cut = chat_template.encode_all(tokenizer, [long, short], ("all",), cutoff=60)
-    assert (len(kept), cut) == (1, 1)
+def test_rows_whose_answers_are_cut_off_are_counted_and_left_out(tokenizer, tmp_path):
+    long, short = ({"instruction": "A" * count, "output": "B."} for count in (500, 1))
+    lessons = lessons_of(tokenizer, tmp_path / "rows.json", [long, short], "--cutoff_len=60", "--val_size=0")
+    assert (len(lessons.train.samples), lessons.cut) == (1, 1)
     with pytest.raises(InvalidDataError, match="--cutoff_len=60"):
-        chat_template.encode_all(tokenizer, [long], ("all",), cutoff=60)
+        lessons_of(tokenizer, tmp_path / "rows.json", [long], "--cutoff_len=60", "--val_size=0")
+
+
+def test_encoded_rows_are_those_encoded_one_by_one_by_split_and_level(tokenizer, tmp_path):
+    """The texts of a level, of either split, and their labels; also when the directory is there already."""
+    rows = [
+        {"instruction": f"{level} {number}?", "output": "B." * number, "difficulty": level}
+        for number in range(1, 31)
+        for level in ("explain", "topology")
+    ]
+    for _ in range(2):
+        lessons = lessons_of(tokenizer, tmp_path / "rows.json", rows, "--val_size=0.1", "--curriculum=on")
+        assert (len(lessons.train.samples), len(lessons.val.samples)) == (54, 6)
+        texts, numbers = lessons.val_texts
+        for number, sample in zip(numbers, lessons.val.samples):
+            alone = chat_template.encode(tokenizer, texts.conversations[number], cutoff=2048)
+            assert (list(sample.ids), list(sample.labels)) == (list(alone.ids), list(alone.labels))
+        assert [len(each) for each in lessons.numbers] == [
+            sum(row["difficulty"] == level for i, row in enumerate(rows) if i not in numbers)
+            for level in ("explain", "topology")
+        ]
+        for level, name in enumerate(lessons.table.levels):
+            for number in lessons.numbers[level]:
+                sample = lessons.train.samples[number]
+                assert name in tokenizer.decode(sample.ids) and sample.level == level
+
+
+def test_the_split_of_earlier_runs_stays_and_takes_little_memory():
+    """A run that resumes from an older checkpoint must find the same samples."""
+    order = list(range(1000))
+    random.Random(5).shuffle(order)
+    found = split(1000, {"val_size": 0.05, "seed": 5})
+    assert [each.tolist() for each in found] == [sorted(order[50:]), sorted(order[:50])]
+    assert sum(each.nbytes for each in found) == 4 * 1000
 
 
 def test_packed_rows_have_the_losses_of_their_samples_one_by_one(tokenizer):
@@ -148,16 +190,20 @@ def test_packed_rows_have_the_losses_of_their_samples_one_by_one(tokenizer):
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
+            attn_implementation=attention.register(),
         )
     ).eval()
     conversations = make_conversations(10, seed=5, system="")
     levels = ("explain", "reasoning", "topology")
-    samples, _ = chat_template.encode_all(tokenizer, conversations, levels, cutoff=200)
+    samples = [
+        replace(chat_template.encode(tokenizer, each, cutoff=200), level=levels.index(each.level))
+        for each in conversations
+    ]
     rows = Rows(samples, levels, 0, 8)
     with torch.no_grad():
         packed = rows.batch([(0, 3, 5), (1, 2), (4, 6, 7, 8, 9)])
-        together = forward(model, packed.tensors, torch.float32)
-        alone = [float(forward(model, rows.batch([(number,)]).tensors, torch.float32).sum()) for number in range(10)]
+        together = forward(model, packed.tensors)
+        alone = [float(forward(model, rows.batch([(number,)]).tensors).sum()) for number in range(10)]
     assert float(together.sum()) == pytest.approx(sum(alone), rel=1e-5)
     assert packed.weight == sum(sample.learned for sample in samples) and packed.samples == 10
     of_levels = packed.tensors["target_levels"]

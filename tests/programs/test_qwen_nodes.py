@@ -11,6 +11,7 @@ def test_every_node_has_the_base_that_the_program_made(launch, tmp_path):
     run = launch(
         "qwen_lora",
         [
+            "--data_path=generated",
             "--synthetic_samples=60",
             "--global_batch_size=4",
             "--max_steps=2",

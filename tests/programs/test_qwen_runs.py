@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from ascendrun.programs.trainer.strategies.zero3 import PERSISTED_ELEMENTS
 
 TINY = (
+    "--data_path=generated",
     "--synthetic_samples=120",
     "--global_batch_size=8",
     "--max_steps=9",

@@ -7,18 +7,20 @@ import json
 import pytest
 import torch
 
+from ascendrun.planner.chips import chip_of
 from ascendrun.programs.qwen_lora import base, chat_template, modes, sizing
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
 from ascendrun.programs.qwen_lora.dataset import read_texts
+from ascendrun.programs.trainer import attention
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, open_accelerator
-from ascendrun.programs.trainer.devices.chips import chip_of
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.text import Text
 
 TINY = (
+    "--data_path=generated",
     "--synthetic_samples=120",
     "--global_batch_size=8",
     "--max_steps=4",
@@ -59,7 +61,9 @@ def options_of(*given):
 
 def wrapped_tokenizer():
     return chat_template.wrap_tokenizer(
-        chat_template.make_tokenizer(read_texts(options_of("--synthetic_samples=20")).train, words=300)
+        chat_template.make_tokenizer(
+            read_texts(options_of("--data_path=generated", "--synthetic_samples=20")).train.conversations, words=300
+        )
     )
 
 
@@ -173,13 +177,11 @@ def test_a_damaged_base_is_told_in_a_line_that_names_the_file(launch, tmp_path, 
     assert f"{home}/{file}" in line and "copy the base again" in run.text()
 
 
-def test_a_model_that_sees_only_a_window_is_not_packed_beyond_it(tmp_path):
-    config = base.shape_config("tiny", use_sliding_window=True, sliding_window=256)
-    (tmp_path / "config.json").write_text(config.to_json_string())
-    with pytest.raises(InvalidDataError, match="(?s)256 tokens back.*--packing=false, or --cutoff_len=256"):
-        base.folder_config(tmp_path, packed_tokens=512)
-    assert base.folder_config(tmp_path, packed_tokens=256).sliding_window == 256
-    base.folder_config(tmp_path)
+def test_the_window_of_a_model_is_kept_where_the_model_uses_it(tmp_path):
+    for used, window in ((True, 256), (False, None)):
+        config = base.shape_config("tiny", use_sliding_window=used, sliding_window=256)
+        (tmp_path / "config.json").write_text(config.to_json_string())
+        assert base.folder_config(tmp_path).sliding_window == window
 
 
 # --- chosen, and said ---
@@ -206,6 +208,7 @@ def test_activations_are_kept_while_they_fit_and_made_anew_before_the_base_is_cu
 def test_what_fits_by_no_way_is_told_with_the_least_of_all_needs():
     found = estimated(device_bytes=1000)
     assert found.chosen is None and found.problems[0].key == "program.does-not-fit" and len(found.lines) == 1 + 8
+    assert "LoRA" not in str(found.problems[0]), "it is LoRA already"
 
 
 def test_offloading_that_is_asked_for_is_never_forgotten():
@@ -223,15 +226,17 @@ def test_a_way_that_was_asked_for_is_taken_and_activations_are_still_looked_at()
     assert layout.gradient_checkpointing and lines == [Text("program.chosen-requested", "", chosen=layout.text())]
 
 
-def test_packing_is_on_and_attention_is_a_fused_one_whatever_the_base_says(tmp_path):
+def test_packing_is_on_and_attention_is_ours_whatever_the_base_says(tmp_path):
     """S3-B7: eager attention keeps every score of every head; it is never taken silently."""
     assert options_of()["packing"] is True
     config = base.shape_config("tiny")
     text = json.loads(config.to_json_string())
     text.update(attn_implementation="eager", _attn_implementation="eager")
     (tmp_path / "config.json").write_text(json.dumps(text))
-    model = base.empty_model(base.folder_config(tmp_path), attention="sdpa")
-    assert {module.config._attn_implementation for module in model.modules() if hasattr(module, "config")} == {"sdpa"}
+    model = base.empty_model(base.folder_config(tmp_path))
+    assert {module.config._attn_implementation for module in model.modules() if hasattr(module, "config")} == {
+        attention.NAME
+    }
 
 
 # --- a speed that no card has ---
@@ -240,9 +245,8 @@ def test_packing_is_on_and_attention_is_a_fused_one_whatever_the_base_says(tmp_p
 def test_the_plan_tells_what_the_cards_cannot_exceed():
     """S3-B10: 50 to 80 rows of 2048 tokens a second were stated for 32 billion weights on 16 cards."""
     config = base.shape_config("qwen2.5-32b")
-    sizes = sizing.simulated_step(
-        config, options_of(), {"rows": 1, "length": 64, "kept": 64, "pieces": 1}, FLOAT, is_cast=True, recomputes=False
-    )
+    piece, target = {"rows": 1, "length": 64, "kept": 64, "pieces": 1}, memory.Target("npu", FLOAT, 16)
+    sizes = sizing.simulated_step(config, options_of(), piece, target, is_cast=True, recomputes=False)
     line = sizing.speed_limit(config, sizes, chip_of("910B3"), ranks=16, mean_length=2048)
     assert 5 < line.values["rate"] < 50 and line.values["peak"] == 294.9
     assert sizing.speed_limit(config, sizes, chip_of("310P3"), ranks=16, mean_length=2048) is None

@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trajectory.__main__ import OPTIONS
+from ascendrun.programs.trajectory.data import make_samples
 from ascendrun.programs.trajectory.points.generate import KINDS, generate
-from ascendrun.programs.trajectory.points.read_ais import read_tracks
+from ascendrun.programs.trajectory.points.read_ais import Reading, read_tracks
 from ascendrun.programs.trajectory.points.tracks import Limits, Track, cut_tracks, without_outliers
 from ascendrun.programs.trajectory.records import from_tracks
-from ascendrun.programs.trajectory.split import check_disjoint, deal, split_records
+from ascendrun.programs.trajectory.split import check_disjoint, deal, doubts, split_records
 
 HEADER = "vessel_id,time,lat,lon,sog,cog,vessel_class,split\n"
 LOOSE = Limits(gap_s=600, segment_points=30, min_points=2, max_knots=0)
@@ -36,7 +39,7 @@ def test_points_are_ordered_cleaned_and_counted(tmp_path):
         "7,2022-01-03 00:03:00,91,20,4,80,Cargo,train\n"
         "7,not a time,10,20,4,80,Cargo,train\n",
     )
-    (track,), cleaning = read_tracks(path, columns={}, limits=LOOSE)
+    (track,), cleaning = read_tracks(path, Reading(), limits=LOOSE)
     assert track.lat.tolist() == [10.0, 10.1, 10.2]
     assert np.diff(track.time).tolist() == [60, 60]
     assert np.isnan(track.sog).tolist() == [True, True, False]
@@ -51,13 +54,13 @@ def test_a_torn_line_counts_as_an_unusable_point_and_an_empty_one_as_none(tmp_pa
         "7,2022-01-03T00:01:00,10.1\n"
         "7,2022-01-03T00:02:00,10.2,20,5,90,Cargo,train\n",
     )
-    (track,), cleaning = read_tracks(path, columns={}, limits=LOOSE)
+    (track,), cleaning = read_tracks(path, Reading(), limits=LOOSE)
     assert (len(track), cleaning.points, cleaning.bad_points) == (2, 3, 1)
 
 
 def test_silences_and_length_cut_a_track_and_short_pieces_go(tmp_path):
     rows = "".join(f"1,{seconds},10,20,5,90,Cargo,train\n" for seconds in [*range(1, 80), *range(5000, 5005)])
-    tracks, cleaning = read_tracks(write(tmp_path, rows), columns={}, limits=Limits(600, 30, 10, 0))
+    tracks, cleaning = read_tracks(write(tmp_path, rows), Reading(), limits=Limits(600, 30, 10, 0))
     assert [len(track) for track in tracks] == [30, 30, 19]
     assert len({track.id for track in tracks}) == 3 and {track.ship for track in tracks} == {"1"}
     assert cleaning.short_pieces == 1
@@ -78,7 +81,7 @@ def test_csv_gz_parquet_and_a_folder_of_ship_files_read_alike(tmp_path):
     columns = dict(zip(header.strip().split(","), map(list, zip(*rows))))
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     read = [
-        read_tracks(path, columns={}, limits=LOOSE)[0]
+        read_tracks(path, Reading(), limits=LOOSE)[0]
         for path in (plain, tmp_path / "t.csv.gz", tmp_path / "t.parquet", tmp_path / "ships")
     ]
     assert [len(tracks) for tracks in read] == [1, 1, 1, 2]
@@ -90,11 +93,11 @@ def test_csv_gz_parquet_and_a_folder_of_ship_files_read_alike(tmp_path):
 
 def test_columns_can_be_named_and_missing_ones_are_all_told(tmp_path):
     path = write(tmp_path, "1,1,10,20,5\n1,2,10,20,5\n", header="MMSI,when,Latitude,LON,knots\n")
-    with pytest.raises(InvalidDataError, match="no column for time, sog, cog"):
-        read_tracks(path, columns={}, limits=LOOSE)
+    with pytest.raises(InvalidDataError, match="no column for time among"):
+        read_tracks(path, Reading(), limits=LOOSE)
     with pytest.raises(InvalidDataError, match="absent"):
-        read_tracks(path, columns={"time": "absent"}, limits=LOOSE)
-    tracks, _ = read_tracks(path, columns={"time": "when", "sog": "knots", "cog": "knots"}, limits=LOOSE)
+        read_tracks(path, Reading({"time": "absent"}), limits=LOOSE)
+    tracks, _ = read_tracks(path, Reading({"time": "when", "sog": "knots", "cog": "knots"}), limits=LOOSE)
     assert tracks[0].ship == "1" and tracks[0].label is None
 
 
@@ -111,6 +114,22 @@ def test_ships_are_dealt_whole_and_alike_whatever_else_there_is():
     assert {track.ship for track in fewer["test"]} <= ships["test"]
 
 
+def test_two_ships_are_refused_with_the_way_out_which_says_that_it_leaks(tmp_path):
+    rows = "".join(
+        f"{ship},{1000 * i + 40000 * part},{10 + i / 100 + part},{19 + ship},2.2,0,{kind},\n"
+        for ship, kind in ((1, "Cargo"), (2, "Tug"))
+        for part in range(40)
+        for i in range(12)
+    )
+    given = [f"--data_path={write(tmp_path, rows)}", "--max_gap_s=2000"]
+    table = option_table.read_table(OPTIONS)
+    with pytest.raises(InvalidDataError, match="--split=segment"):
+        make_samples(option_table.parse(given, table))
+    samples = make_samples(option_table.parse([*given, "--split=segment"], table))
+    assert samples.is_leaky and all(samples.records[name] for name in ("train", "val", "test"))
+    assert {each.ship for each in samples.records["train"]} == {each.ship for each in samples.records["test"]}
+
+
 def test_a_ship_is_dealt_alike_on_every_machine_and_another_seed_deals_anew():
     """S0-B8: a split without a seed. Python's own hash is another in every process."""
     ships = ("366000001", "366000002", "219000001", "104694", "11")
@@ -124,7 +143,7 @@ def test_the_data_s_own_split_is_kept_and_refused_when_it_shares_a_ship(tmp_path
         for ship, split in [(1, "train"), (2, "validation"), (3, "test")]
         for i in range(1, 5)
     )
-    tracks, _ = read_tracks(write(tmp_path, rows), columns={}, limits=LOOSE)
+    tracks, _ = read_tracks(write(tmp_path, rows), Reading(), limits=LOOSE)
     parts = split_records(from_tracks(tracks, grammar="motion", resolution=1), val=0.2, test=0.2, seed=1)
     assert {name: [track.ship for track in part] for name, part in parts.items()} == {
         "train": ["1"],
@@ -203,7 +222,7 @@ def test_files_of_marine_cadastre_are_read_without_a_word_about_their_columns(tm
     )
     rows += "366000002,2022-01-03T00:00:00,29.9,-90.1,0.1,10,511,A,,B,0,0,0,0,,,B\n"
     rows += "366000002,2022-01-03T00:01:00,29.9,-90.1,0.1,10,511,A,,B,,0,,,,,B\n"
-    tracks, _ = read_tracks(write(tmp_path, rows, header=MARINE_CADASTRE), columns={}, limits=LOOSE)
+    tracks, _ = read_tracks(write(tmp_path, rows, header=MARINE_CADASTRE), Reading(), limits=LOOSE)
     first, second = tracks
     assert (first.ship, first.label, first.length, first.width) == ("366000001", "Cargo", 180.0, 32.0)
     assert first.heading[0] == 174 and np.isnan(first.heading[1:]).all()
@@ -217,7 +236,37 @@ def test_files_of_the_danish_authority_are_read_and_base_stations_left_out(tmp_p
     )
     rows += "03/02/2022 00:00:00,Base Station,2190068,56.4,11.1,,,,,,,,,Undefined,,,\n" * 2
     rows += "03/02/2022 00:00:00,Class A,219000002,91.0,0.0,,,,,,,,,Undefined,,,\n"
-    (track,), cleaning = read_tracks(write(tmp_path, rows, header=DANISH), columns={}, limits=LOOSE)
+    (track,), cleaning = read_tracks(write(tmp_path, rows, header=DANISH), Reading(), limits=LOOSE)
     assert (track.ship, track.label, track.length, track.width) == ("219000001", "Fishing", 20.0, 6.0)
     assert track.time[0] == 1643846400, "the third of February, not the second of March"
     assert cleaning.bad_points == 3
+
+
+def fleet(ships: int, pieces: int = 1) -> list[Track]:
+    return [
+        replace(track, id=f"{track.id}/{i}", label="Rare" if number < 5 else "Common")
+        for number, track in enumerate(generate(ships, seed=1))
+        for i in range(pieces)
+    ]
+
+
+def test_each_ship_is_tested_in_one_fold_and_each_class_in_every_fold():
+    tracks, tested = fleet(60, pieces=2), []
+    for fold in range(5):
+        parts = split_records(tracks, val=0.2, test=0.5, seed=1, folds=5, fold=fold)
+        assert {track.label for track in parts["test"]} == {"Rare", "Common"} and len(parts["test"]) == 24
+        assert 0 < len(parts["val"]) < 0.4 * len(tracks)
+        tested += [track.ship for track in parts["test"]]
+    assert sorted(tested) == sorted(track.ship for track in tracks)
+
+
+def test_a_split_that_says_little_is_named_with_its_numbers():
+    tracks = fleet(120)
+    parts = {"train": tracks[:80], "val": [*tracks[:3], *tracks[80:100]], "test": tracks[100:]}
+    few, absent = doubts(parts)
+    assert (few.key, few.values["ships"]) == ("program.few-test-ships", 20)
+    assert (absent.values["split"], absent.values["names"]) == ("test", ["Rare"])
+    crowd = [replace(tracks[110], id=str(i)) for i in range(40)]
+    (ship,) = doubts({"train": tracks, "val": tracks, "test": [*tracks, *crowd]})
+    assert (ship.values["ship"], ship.values["count"]) == (tracks[110].ship, 41)
+    assert not doubts(dict.fromkeys(parts, tracks))

@@ -12,12 +12,16 @@ import pytest
 import torch
 
 from ascendrun.programs.trainer import checkpoint
+from ascendrun.programs.trajectory.evaluation.compare import VERDICTS
+from ascendrun.programs.trajectory.store import load_trained
 
 
 def last_state(folder: Path) -> dict[str, Any]:
     _, newest = checkpoint.listed(folder / "ckpt", "step")[0]
     assert checkpoint.fault(newest) is None
-    return checkpoint.load(newest)
+    state = checkpoint.load(newest)
+    pieces = {key.partition("model/")[2]: piece for key, piece in state["pieces"].items() if key.startswith("model/")}
+    return {**state, "model": {name: piece["data"].view(piece["shape"]) for name, piece in pieces.items()}}
 
 
 def tensors(value: Any, path: str = "") -> list[tuple[str, torch.Tensor]]:
@@ -124,12 +128,28 @@ def test_only_rank_0_prints(start):
 
 
 def test_a_process_without_launcher_trains_and_prints_the_table_with_the_baseline(start):
-    run = start("--num_train_epochs=1").succeed()
+    run = start("--num_train_epochs=1", "--baselines=forest,tokens", "--boosted_trees=true").succeed()
     text = run.out[0].read_text()
     assert "majority class" in text and str(run.folder / "out") in text
     report = run.report()
-    assert report["test"]["confusion"] and report["majority_baseline"]["accuracy"] > 0
+    methods = {"model", "network", "no_place", "majority", "forest", "tokens"}  # generated tracks have no size
+    assert set(report["comparison"]) == methods and report["comparison"]["forest"]["verdict"] in VERDICTS
+    assert load_trained(run.folder / "out" / "best").model.trees.weight == report["trees_weight"]
+    assert report["test"]["confusion"] and report["comparison"]["majority"]["pieces"]["accuracy"]["value"] > 0
     assert (run.folder / "out" / "report.txt").read_text().count("\n") > 10
+
+
+def test_folds_test_each_ship_once_and_a_fold_that_is_complete_is_not_trained_again(start):
+    given = ("--folds=2", "--max_steps=2", "--baselines=tokens")
+    out = start(*given, "--fold=1", name="folds").succeed().folder / "out"
+    assert not (out / "report.json").exists()
+    trained = (out / "fold-1" / "best" / "model.pt").stat()
+    run = start(*given, name="folds").succeed()
+    assert (out / "fold-1" / "best" / "model.pt").stat().st_ino == trained.st_ino
+    tested = [json.loads((out / f"fold-{number}" / "methods.json").read_text())["ships"] for number in range(2)]
+    assert sorted(tested[0] + tested[1]) == [f"gen{number:06d}" for number in range(80)]
+    counts = run.report()["test"]["confusion"]
+    assert sum(map(sum, counts)) == 80 and run.report()["comparison"]["tokens"]["verdict"] in VERDICTS
 
 
 def test_two_ranks_learn_what_one_rank_learns_from_the_same_global_batches(start):
@@ -179,8 +199,8 @@ def test_a_torn_checkpoint_is_skipped_and_the_result_stays_the_same_to_the_bit(s
     assert_same_bits(last_state(straight.folder), last_state(second.folder))
 
 
-def test_ranks_without_the_checkpoint_folder_get_the_state_from_rank_0(start):
-    """Node-local folders: only rank 0's holds anything."""
+def test_ranks_without_the_checkpoint_folder_get_the_state_from_rank_0_and_keep_it_from_then_on(start):
+    """Node-local folders: at first only rank 0's holds anything."""
     options = ("--num_train_epochs=30", "--eval_steps=45", "--save_steps=0")
     straight = start(*options, ranks=2, name="straight").succeed()
     first = start(*options, ranks=2, name="local")
@@ -189,7 +209,8 @@ def test_ranks_without_the_checkpoint_folder_get_the_state_from_rank_0(start):
     first.succeed()
     empty = first.folder / "empty"
     second = start(*options, ranks=2, name="local", rank_env={1: {"ASCENDRUN_CHECKPOINT_DIR": str(empty)}}).succeed()
-    assert not empty.exists()
+    kept = [checkpoint.listed(each, "step")[0] for each in (first.folder / "ckpt", empty)]
+    assert kept[0][0] == kept[1][0] and checkpoint.fault(kept[1][1]) is None
     assert_same_bits(last_state(straight.folder), last_state(second.folder))
 
 
@@ -246,4 +267,4 @@ def test_real_tracks_beat_the_majority_class_within_an_epoch_or_two(start):
         "--global_batch_size=64",
         ranks=2,
     ).succeed()
-    assert run.report()["test"]["macro_f1"] > run.report()["majority_baseline"]["macro_f1"]
+    assert run.report()["test"]["macro_f1"] > run.report()["comparison"]["majority"]["pieces"]["macro_f1"]["value"]

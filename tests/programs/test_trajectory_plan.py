@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from transformers.models.qwen2 import modeling_qwen2
 
+from ascendrun.planner import cost
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.errors import InvalidDataError, ModelTooLargeError
@@ -40,13 +40,14 @@ CAUSAL = (
 
 
 @pytest.fixture
-def here(monkeypatch):
-    monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
+def here(usual_positions):
     return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
 
 
 def options_of(*argv):
-    return option_table.parse(["--synthetic_tracks=70", "--grammar=motion", *argv], option_table.read_table(OPTIONS))
+    return option_table.parse(
+        ["--data_path=generated", "--synthetic_tracks=70", "--grammar=motion", *argv], option_table.read_table(OPTIONS)
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,12 +66,12 @@ def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
         else:
             loop = make_pretraining(options, samples, make_guesser(sizes, seed=1), here, tmp_path)
         loop.engine.module.train()
-        for step in range(2 * loop.plan.steps_per_epoch):  # the second epoch has the optimizer's moments throughout
-            for piece in loop.loader.share(step).pieces:
+        for step in range(2 * loop.source.plan.steps_per_epoch):  # the second epoch has moments throughout
+            for piece in loop.source.loader.share(step).pieces:
                 loop.engine.backward(loop.task.loss(loop.engine.model, piece.tensors) / piece.weight)
             loop.engine.finish(1.0)
-        loop.loader.close()
-        return loop.plan
+        loop.source.loader.close()
+        return loop.source.plan
 
     plans = []
     measured = peak_of(lambda: plans.append(train()), here)
@@ -122,5 +123,5 @@ def test_a_card_that_nobody_knows_or_that_cannot_is_refused(here, argv, said):
 
 def test_a_card_that_is_planned_for_has_its_own_format_and_memory(here):
     target = memory.target_of(here.accelerator, "auto", 1, chip="910A")
-    assert (target.family, target.precision.scales, target.memory_bytes) == ("npu", True, 32 * memory.GB)
+    assert (target.family, target.precision.scales, target.memory_bytes) == ("npu", True, 32 * cost.GB)
     assert memory.target_of(here.accelerator, "auto", 1, chip="H100").family == "cuda"

@@ -12,11 +12,18 @@ import pytest
 import torch
 
 from ascendrun.programs.trainer import checkpoint
+from ascendrun.programs.trainer import options as option_table
+from ascendrun.programs.trainer.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.api import Classifier
+from ascendrun.programs.trajectory.data import Samples
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_guesser, make_model, take_words
 from ascendrun.programs.trajectory.records import Prepared, Record, load_prepared, save_prepared
-from ascendrun.programs.trajectory.tokens import Words
+from ascendrun.programs.trajectory.stages.common import start_with
+from ascendrun.programs.trajectory.store import save_pretrained
+from ascendrun.programs.trajectory.tokens import SPECIAL, Words, encode
 from tests.programs.test_training import assert_same_bits, last_state
 
 
@@ -28,6 +35,7 @@ def prepared(start: Any) -> Path:
 def test_the_stages_hand_their_work_on_and_the_report_holds_what_it_promises(start, prepared):
     given = f"--prepared_dir={prepared}"
     first = start("--mode=pretrain", given, "--output_dir=out", ranks=2, name="pretrain").succeed()
+    assert [(line["phase"], line["state"]) for line in first.metrics()[:2]] == [("data", "begin"), ("data", "end")]
     asked = [line["eval_mask_ratio"] for line in first.metrics() if "eval_mask_ratio" in line]
     assert asked and all(0.1 < share < 0.16 for share in asked), "S0-B4"
     second = start(
@@ -40,7 +48,7 @@ def test_the_stages_hand_their_work_on_and_the_report_holds_what_it_promises(sta
     ).succeed()
     assert "starting from" in second.text() and "val split" in second.text()
     frozen, whole = (line for line in second.metrics() if line.get("event") == "start")
-    assert 0 < frozen["parameters"] < 0.1 * whole["parameters"] and 2 * frozen["total_steps"] == whole["total_steps"]
+    assert 0 < frozen["parameters"] < whole["parameters"] and 2 * frozen["total_steps"] == whole["total_steps"]
     assert "test" not in second.report(), "test ships are looked at once, by evaluate"
     members = ",".join(str(second.folder / "out" / name) for name in ("best", "final"))
     third = start(
@@ -119,12 +127,12 @@ def test_pretrained_layers_arrive_and_frozen_ones_stay_as_they_came(start, prepa
     other = torch.load(tuned.folder / "out" / "best" / "model.pt", weights_only=True)["weights"]
     shared = [name for name in one if name.startswith("backbone.")]
     assert len(shared) > 8 and all(torch.equal(one[name], other[name]) for name in shared)
-    wrong = start("--mode=finetune", f"--base_model={base}", "--grammar=motion", name="wrong")
+    wrong = start("--mode=finetune", f"--base_model={base}", "--grammar=guide", name="wrong")
     assert wrong.wait() == [1] and "use the same grammar" in wrong.text()
 
 
 def test_pretrained_words_are_known_by_their_names_whatever_their_numbers():
-    config = config_of_sizes(words=6, hidden=8, layers=1, heads=2, max_length=8, dropout=0.0)
+    config = config_of_sizes(words=6, hidden=8, layers=1, heads=2, max_length=8)
     sizes = Sizes(config, 2, 0.0, "mean", "causal")
     pretrained, fresh = make_guesser(sizes, seed=1), make_model(sizes, seed=2)
     theirs, ours = {word: i for i, word in enumerate("abcdef")}, {word: i for i, word in enumerate("fxabcy")}
@@ -132,6 +140,19 @@ def test_pretrained_words_are_known_by_their_names_whatever_their_numbers():
     assert take_words(fresh, pretrained.state_dict(), theirs, ours) == 4
     table, known = fresh.backbone.embed_tokens.weight, pretrained.backbone.embed_tokens.weight
     assert all(torch.equal(table[i], known[theirs[word]] if word in theirs else own[i]) for word, i in ours.items())
+
+
+def test_a_base_that_was_pretrained_on_other_tokens_is_refused(tmp_path):
+    config = config_of_sizes(words=5, hidden=8, layers=1, heads=2, max_length=8)
+    sizes, text = Sizes(config, 2, 0.0, "mean", "causal"), {"grammar": "texts", "resolution": 0}
+    weights = make_guesser(sizes, seed=1).state_dict()
+    save_pretrained(weights, sizes, {word: i for i, word in enumerate([*SPECIAL, "a", "b"])}, text, tmp_path)
+    vocabulary = {word: i for i, word in enumerate([*SPECIAL, "a", "other"])}
+    rows = {"train": [encode(Words((), (("a", "other", "other"),)), vocabulary, 0)]}
+    samples = Samples({}, rows, vocabulary, ["Tug", "Ferry"], text, {}, "")
+    options = option_table.parse([f"--base_model={tmp_path}"], option_table.read_table(OPTIONS))
+    with pytest.raises(InvalidDataError, match="33%"):
+        start_with(options, samples, Runtime(0, 0, 1, None, open_accelerator("cpu", 0)))
 
 
 def test_an_early_stop_leaves_the_best_and_the_last_model(start, prepared):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.models.qwen2 import modeling_qwen2
 
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.devices.accelerator import open_accelerator
@@ -27,9 +28,17 @@ from ascendrun.programs.trajectory.stages.evaluate_stage import adjusted
 from ascendrun.programs.trajectory.stages.plan import plan_stage
 from ascendrun.programs.trajectory.store import Trained, Vote
 from ascendrun.programs.trajectory.tokens import UNKNOWN, encode, make_vocabulary
-from ascendrun.programs.trajectory.train import Classification, class_weights, make_engine, make_loop, plan_of
+from ascendrun.programs.trajectory.train import (
+    Classification,
+    class_weights,
+    make_engine,
+    make_loop,
+    plan_of,
+    ship_weights,
+)
 
 PLAIN = (
+    "--data_path=generated",
     "--synthetic_tracks=60",
     "--grammar=motion",
     "--hidden_size=16",
@@ -41,6 +50,8 @@ PLAIN = (
     "--dropout=0",
     "--label_smoothing_factor=0",
     "--class_weights=none",
+    "--place_dropout_prob=0",
+    "--size_dropout_prob=0",
 )
 
 
@@ -54,8 +65,7 @@ def samples():
 
 
 @pytest.fixture
-def here(monkeypatch):
-    monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
+def here(usual_positions):
     return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
 
 
@@ -112,6 +122,22 @@ def test_a_rare_class_weighs_more_as_asked_and_the_mean_over_all_tracks_stays_on
     assert 0.9 * common + 0.1 * other == pytest.approx(1)
 
 
+def test_a_ship_with_many_pieces_weighs_as_much_as_one_with_few_where_ships_count():
+    weights = ship_weights(["many"] * 9 + ["one"], "balanced")
+    assert sum(weights[:9]) == pytest.approx(weights[9]) and sum(weights) == pytest.approx(10)
+    assert ship_weights(["many"] * 9 + ["one"], "none") == [1.0] * 10
+
+
+def test_an_epoch_by_ship_takes_each_ship_equally_often_and_its_pieces_in_turn(task):
+    asked = task("--sample_by=ship")
+    asked.pieces = [[0, 1, 2, 3], [4]]
+    asked.train_set = asked.train_set[:5]
+    drawn = [[asked.piece(number, epoch) for number in range(5)] for epoch in range(8)]
+    counts = collections.Counter(number for epoch in drawn for number in epoch)
+    assert counts == {0: 5, 1: 5, 2: 5, 3: 5, 4: 20}
+    assert all(2 <= epoch.count(4) <= 3 for epoch in drawn)
+
+
 def test_the_loss_is_the_smoothed_one_of_each_track_by_the_weight_of_its_class(task):
     asked = task("--class_weights=balanced", "--label_smoothing_factor=0.2")
     asked.model.eval()
@@ -119,7 +145,9 @@ def test_the_loss_is_the_smoothed_one_of_each_track_by_the_weight_of_its_class(t
     labels = batch.tensors["labels"]
     weights = torch.tensor(class_weights(asked.samples.labels("train"), len(asked.samples.names), "balanced"))[labels]
     assert len(set(weights.tolist())) > 1 and batch.weight == pytest.approx(float(weights.sum()))
-    said = functional.log_softmax(asked.model(batch.tensors["ids"], batch.tensors["lengths"]), -1)
+    said = functional.log_softmax(
+        asked.model(batch.tensors["ids"], batch.tensors["lengths"], values=batch.tensors["values"]), -1
+    )
     each = -0.8 * said[torch.arange(20), labels] - 0.2 * said.mean(1)
     torch.testing.assert_close(asked.loss(asked.model, batch.tensors), (each * weights).sum())
 
@@ -151,9 +179,10 @@ def test_pretraining_crops_what_it_trains_on_and_never_what_it_is_judged_by(samp
 def test_a_track_longer_than_512_words_reaches_the_model_whole(here):
     """S0-B5, behind the grammar: no batch is cut, and the model has a place for every word."""
     texts = as_texts(generate(4, seed=2, min_points=30, max_points=30), grammar="guide", resolution=10)
-    vocabulary = make_vocabulary(texts, min_count=1)
+    vocabulary = make_vocabulary(enumerate(texts), min_count=1)
     train = [encode(words, vocabulary, 0) for words in texts]
-    long = Samples({}, {"train": train, "val": []}, vocabulary, ["one"], {}, {}, "")
+    records = [SimpleNamespace(ship=str(number)) for number in range(4)]
+    long = Samples({"train": records}, {"train": train, "val": []}, vocabulary, ["one"], {}, {}, "")
     options = options_of()
     sizes = common.own_sizes(options, long)
     assert sizes.config["max_position_embeddings"] >= long.longest() == 630
@@ -164,11 +193,11 @@ def test_a_track_longer_than_512_words_reaches_the_model_whole(here):
 
 
 @pytest.mark.parametrize("make", [make_model, make_guesser])
-def test_dropout_is_as_large_as_asked_in_the_words_the_attention_and_the_head(samples, make):
+def test_dropout_is_as_large_as_asked_in_the_words_and_the_head_and_none_in_the_attention(samples, make):
     for rate in (0.0, 0.3):
         model = make(common.own_sizes(options_of(f"--dropout={rate}"), samples), seed=1)
         assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {rate}
-        assert {layer.self_attn.attention_dropout for layer in model.backbone.layers} == {rate}
+        assert {layer.self_attn.attention_dropout for layer in model.backbone.layers} == {0.0}
 
 
 def test_dropout_is_off_while_tracks_are_judged_and_on_again_afterwards(task, samples, here):
@@ -211,15 +240,16 @@ def test_activations_are_made_anew_only_where_that_is_asked_for(samples, here, t
         loop = make_loop(options, samples, model, here, tmp_path)
         passes = []
         model.backbone.layers[0].mlp.register_forward_pre_hook(lambda *_, seen=passes: seen.append("forward"))
-        loop.engine.backward(loop.task.loss(loop.engine.model, loop.loader.share(0).pieces[0].tensors))
-        loop.loader.close()
+        loop.engine.backward(loop.task.loss(loop.engine.model, loop.source.loader.share(0).pieces[0].tensors))
+        loop.source.loader.close()
         assert len(passes) == (2 if asked == "true" else 1)
 
 
 def test_matrices_decay_as_asked_and_vectors_do_not(samples, here):
     options = options_of("--weight_decay=0.3")
-    engine = make_engine(options, make_model(common.own_sizes(options, samples), seed=1), here)
-    assert {group["weight_decay"] for group in engine.optimizer.param_groups} == {0.3, 0.0}
+    engine = make_engine(options, make_model(common.own_sizes(options, samples), seed=1), here, steps=10)
+    decays = {(weight.ndim > 1, group.weight_decay) for group in engine.plan.groups for weight in group.params}
+    assert decays == {(True, 0.3), (False, 0.0)}
 
 
 @pytest.mark.parametrize(
@@ -228,7 +258,7 @@ def test_matrices_decay_as_asked_and_vectors_do_not(samples, here):
 def test_the_model_that_is_kept_is_the_best_by_the_score_that_was_asked_for(samples, here, tmp_path, wanted, kept):
     options = options_of(f"--metric_for_best_model={wanted}" if wanted else "--load_best_model_at_end=false")
     loop = make_loop(options, samples, make_model(common.own_sizes(options, samples), seed=1), here, tmp_path)
-    loop.loader.close()
+    loop.source.loader.close()
     assert (loop.settings.best, loop.settings.best_is_low) == kept
 
 

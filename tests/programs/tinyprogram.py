@@ -16,12 +16,13 @@ from accelerate import init_empty_weights
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.programs.trainer import data, runtime
+from ascendrun.programs.trainer import data, optim, runtime, schedule
 from ascendrun.programs.trainer.data import Batch, Unit
 from ascendrun.programs.trainer.devices import accelerator
 from ascendrun.programs.trainer.loop import Loop
+from ascendrun.programs.trainer.optim import Group, OptimizerPlan, adamw
+from ascendrun.programs.trainer.source import Rollouts
 from ascendrun.programs.trainer.strategies import weights
-from ascendrun.programs.trainer.strategies.engine import Adam
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings, Task
 
@@ -42,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "frozen": False,
     "poison": None,
     "kill": None,
+    "superseded_at": None,
     "eval_steps": 0,
     "best": "",
     "identity": 0,
@@ -53,10 +55,16 @@ DEFAULTS: dict[str, Any] = {
     "room": None,
     "load": None,
     "silent": [0, 0],
+    "muon": False,
+    "shard": False,
+    "shard_size": 0,
+    "cut_elements": optim.CUT_ELEMENTS,
+    "rollouts": 0,
 }
-"""[step, rank], counted from 0: `poison` makes the loss nan, `kill` ends the rank with SIGKILL, `stop_at` with SIGTERM.
-`full_disk`: [from step, to step], in which no file can grow; `silent`: the same, in which no word is asked for;
-`room`: rows that fit, by rank."""
+"""[step, rank], counted from 0: `poison` makes the loss nan, `kill` ends the rank with SIGKILL, `stop_at` with SIGTERM;
+`superseded_at`: before it a later attempt claims the checkpoint folder. `full_disk`: [from step, to step], in which no
+file can grow; `silent`: the same, in which no word is asked for; `room`: rows that fit, by rank. `rollouts`: rows that
+the model makes, for that many steps at once; 0: planned ones."""
 
 
 class Block(nn.Module):
@@ -118,6 +126,8 @@ class Counting(Task):
         for option, number in (("kill", signal.SIGKILL), ("stop_at", signal.SIGTERM)):
             if self.options[option] == [step, me]:
                 os.kill(os.getpid(), number)
+        if self.options["superseded_at"] == [step, me]:
+            (runtime.checkpoint_folder("out") / ".epochs" / "000099.json").write_text('{"tag": "other.1"}')
         if self.options["full_disk"]:
             first, last = self.options["full_disk"]
             limit = FULL_BYTES if first <= step < last else resource.RLIM_INFINITY
@@ -135,9 +145,40 @@ class Counting(Task):
         bad = self.options["poison"] == [step, me]
         return by_row.sum() * (float("nan") if bad else 1.0), parts
 
-    def evaluate(self, step: int) -> dict[str, float]:
+    def rollouts(self, step: int) -> list[list[Batch]]:
+        """Rows that the model continues by chance. Every rank makes all of them, and takes its own."""
+        updates, size, seed = self.options["rollouts"], self.options["batch_size"], self.options["seed"]
+        made: list[list[Batch]] = []
+        self.engine.module.eval()
+        for update in range(updates):
+            rows = []
+            for i in range(size):
+                chance = torch.Generator().manual_seed(data.seed_of(seed, 9, step + update, i))
+                row = [(step + i) % WORDS]
+                while len(row) < 4 + i % 3:
+                    with torch.no_grad():
+                        chances = self.engine.model(torch.tensor([row]))[0, -1].float().softmax(0)
+                    row.append(int(torch.multinomial(chances, 1, generator=chance)))
+                rows.append(row)
+            self.rows = rows
+            mine = [(i,) for i in range(self.here.rank, size, self.here.world_size)]
+            made.append([self.collate(mine[:2], step + update), self.collate(mine[2:] or mine[:1], step + update)])
+        self.engine.module.train()
+        return made
+
+    def evaluate(self, name: str, step: int) -> dict[str, float]:
         """Worse than ever after step 6, so that the best is not the last."""
         return {"score": float(step if step <= 6 else -step)}
+
+
+def optimizer(model: nn.Module, options: dict[str, Any], steps: int) -> OptimizerPlan:
+    rate = schedule.of_options(options, steps, warmup=3)
+    if not options["muon"]:
+        return adamw(model, rate)
+    matrices = [weight for weight in model.layers.parameters() if weight.ndim == 2]  # type: ignore[union-attr]
+    rest = [weight for weight in model.parameters() if not any(weight is each for each in matrices)]
+    ours = Group(matrices, "muon", rate, momentum=schedule.ramp(0.8, 0.95, 10), weight_decay=0.1)
+    return OptimizerPlan([ours, Group(rest, "adamw", rate)], shard=options["shard"])
 
 
 def main(argv: list[str]) -> None:
@@ -147,9 +188,10 @@ def main(argv: list[str]) -> None:
 
 def train(options: dict[str, Any], here: runtime.Runtime) -> None:
     torch.manual_seed(options["seed"])
-    with init_empty_weights() if options["load"] and options["strategy"] == "fsdp2" else contextlib.nullcontext():
+    is_sharded = options["strategy"] in ("fsdp2", "hsdp")
+    with init_empty_weights() if options["load"] and is_sharded else contextlib.nullcontext():
         network = Network(options["dropout"])
-    if options["load"] and options["strategy"] != "fsdp2":
+    if options["load"] and not is_sharded:
         weights.read_into(network, Path(options["load"]))
     if options["frozen"]:
         network.words.requires_grad_(False)
@@ -157,17 +199,27 @@ def train(options: dict[str, Any], here: runtime.Runtime) -> None:
     lengths = [len(row) for row in work.rows]
     plan: Any = data.Buckets(lengths, batch_size=options["batch_size"], seed=options["seed"], window=2)
     precision = accelerator.choose_precision(options["dtype"], here.accelerator)
-    engine = wrap(
-        network, here, strategy=options["strategy"], adam=Adam(lr=options["learning_rate"]), precision=precision
-    )
-    if options["load"] and options["strategy"] == "fsdp2":
-        weights.read_into(network, Path(options["load"]))
     steps = options["max_steps"] or options["epochs"] * plan.steps_per_epoch
-    settings = Settings.of(options, steps=steps, warmup_steps=3)
+    optim.CUT_ELEMENTS = options["cut_elements"]
+    engine = wrap(
+        network,
+        here,
+        strategy=options["strategy"],
+        make_optimizer=lambda model: optimizer(model, options, steps),
+        precision=precision,
+        shard_size=options["shard_size"],
+    )
+    if options["load"] and is_sharded:
+        weights.read_into(network, Path(options["load"]))
+    settings = Settings.of(options, steps=steps)
+    work.engine = engine
+    source: Any = plan
+    if options["rollouts"]:
+        source = Rollouts(work.rollouts, here, updates=options["rollouts"], steps_per_epoch=plan.steps_per_epoch)
     loop = Loop(
         here,
         engine,
-        plan,
+        source,
         work,
         settings,
         folder=runtime.checkpoint_folder("out"),
@@ -181,6 +233,13 @@ def train(options: dict[str, Any], here: runtime.Runtime) -> None:
     here.log(f"ending: {ending.value}")
     if ending.is_complete:
         here.log(f"best: {loop.load_best()}")
+        state = engine.state()
+        pieces = {**state.common, **state.own}
+        held = {key.split("/")[0]: 0 for key in pieces}
+        for key, piece in pieces.items():
+            held[key.split("/")[0]] += piece.data.numel()
+        if options["muon"]:
+            here.record(event="held", **held)
         final = engine.full_weights()
         if here.is_first:
             torch.save(final, "final.pt")

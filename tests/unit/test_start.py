@@ -91,14 +91,29 @@ def test_a_controller_comes_up_without_what_only_people_and_jobs_need(tmp_path: 
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert (tmp_path / "state.db").exists()
-    names = set(imported(run.stderr))
+    order = imported(run.stderr)
+    assert order.index("ascendrun.head.loop.guard") < order.index("ascendrun.cli")  # only a child loads the rest
+    names = set(order)
     assert not names & {
         "ascendrun.head.loop.job_runner",
         "ascendrun.core.jobs.job",
         "ascendrun.core.jobs.plan",
         "ascendrun.cluster.jobs",
+        "ascendrun.core.logs.redaction",
+        "ascendrun.ascend.hccl_env",
     }
     assert not {name.split(".")[0] for name in names} & ((HEAVY | {"click"}) - {"sqlite3"})
+
+
+def test_a_controller_comes_up_without_the_methods_of_messages_that_it_does_not_use() -> None:
+    code = (
+        "import ascendrun.head.loop.controller; from ascendrun.head.protocol.messages import Message, Request; "
+        "kinds = {*Message.__subclasses__(), *Request.__subclasses__()} - {Request}; "
+        "print(len(kinds), [kind.__name__ for kind in kinds if '__repr__' in vars(kind)])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=60)
+    count, _, made = run.stdout.strip().partition(" ")
+    assert (int(count) > 50, made) == (True, "[]"), run.stderr
 
 
 def test_a_python_that_is_too_old_is_told_so(
@@ -109,3 +124,20 @@ def test_a_python_that_is_too_old_is_told_so(
     monkeypatch.setattr(sys, "version_info", (3, 8, 18))
     assert __main__.main() == 3
     assert "needs Python 3.9 or newer" in capsys.readouterr().err
+
+
+def test_hosts_are_read_without_what_reads_job_files(tmp_path: Path) -> None:
+    """`exec` and `nodes` read a hostfile each time."""
+    (tmp_path / "hosts").write_text("npu01 slots=8\n")
+    code = (
+        "import sys; import ascendrun.query.host_views; from ascendrun.cluster import Cluster; "
+        "Cluster().hosts(hostfile=sys.argv[1]); print(*sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "hosts")], text=True, capture_output=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
+    names = set(run.stdout.split())
+    assert "ascendrun.core.hosts" in names
+    assert not names & {"ascendrun.core.jobs.job", "ascendrun.core.machines", "ascendrun.core.events"}
+    assert {name.split(".")[0] for name in run.stdout.split()} & HEAVY == set()

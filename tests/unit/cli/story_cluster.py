@@ -6,7 +6,7 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,14 @@ from typing import Any
 from ascendrun.cluster import Cluster, ExecResult, HostStatus, JobDetail, JobView, NodeView, RankView
 from ascendrun.core.errors import ConflictError, DeadlineExceededError, NotFoundError
 from ascendrun.core.events import Event
+from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.hosts import Host
+from ascendrun.core.machines import Machine
+from ascendrun.core.names import expand_names
 from ascendrun.core.settings import Settings
 from ascendrun.head.state.state_dir import spool_dir
+from ascendrun.health.comparison import DoctorReport, make_report
+from ascendrun.health.survey.check_context import CheckContext
 
 HOSTS = ("n1", "n2")
 Step = Callable[["StoryCluster"], None]
@@ -53,8 +58,11 @@ class StoryCluster(Cluster):
     unconfirmed: tuple[str, ...] = ()
     answers: Sequence[ExecResult] = ()
     statuses: Sequence[HostStatus] = ()
+    machines: tuple[Machine, ...] = ()
     job_events: tuple[Event, ...] = ()
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    spares: Mapping[str, str | None] = field(default_factory=dict)
+    refused: Sequence[str] = ()
 
     # what the command line calls
 
@@ -67,6 +75,9 @@ class StoryCluster(Cluster):
         key: str | None = None,
         resume: str | None = None,
         from_stage: str | None = None,
+        priority: int = 0,
+        hosts: str | None = None,
+        exclude: str | None = None,
     ) -> JobView:
         self.calls.append(("submit", job_file.name, tuple(overrides), hostfile))
         return self.view
@@ -85,13 +96,14 @@ class StoryCluster(Cluster):
         return JobDetail(
             job=self.view,
             run=f"abcd-{self.view.id}",
-            directories=dict.fromkeys(HOSTS, f"~/.ascendrun/runs/abcd-{self.view.id}"),
+            directories=dict.fromkeys(HOSTS, f"~/.ascendrun/nodes/*/runs/abcd-{self.view.id}"),
             nodes=nodes,
             ranks=self.ranks,
             events=self.job_events,
             first_failure=self.first_failure,
             unconfirmed_hosts=self.unconfirmed,
             spec={"name": "demo"},
+            spares=self.spares,
         )
 
     def stop(self, ref: str, *, now: bool = False) -> JobView:
@@ -120,6 +132,30 @@ class StoryCluster(Cluster):
     def nodes(self, hosts: Sequence[Host], *, timeout_s: float = 15.0) -> Iterator[HostStatus]:
         self.calls.append(("nodes", tuple(host.name for host in hosts), timeout_s))
         yield from self.statuses
+
+    def held_machines(self) -> tuple[Machine, ...]:
+        return self.machines
+
+    def known_hosts(self, names: str) -> tuple[Host, ...]:
+        return tuple(map(Host, expand_names(names)))
+
+    def doctor(self, hosts: Sequence[Host], *, is_full: bool) -> DoctorReport:
+        """The light checks: the disks of the hosts in `refused` are full."""
+        assert not is_full
+        full = [Finding("disk-full", Severity.FAIL, (host,), {"path": "/r", "free": 5}) for host in self.refused]
+        return make_report(CheckContext({}), tuple(full), checks=1, wall_s=0.1)
+
+    def undrain(self, hosts: Sequence[Host]) -> tuple[Host, ...]:
+        self.calls.append(("undrain", tuple(host.name for host in hosts)))
+        return tuple(hosts)
+
+    def release(self, host: str) -> None:
+        self.calls.append(("release", host))
+        found = [machine for machine in self.machines if host in machine.names]
+        if not found:
+            raise NotFoundError(f"{host} is not held")
+        if found[0].holds[0].processes:
+            raise ConflictError(f"{host} shows processes")
 
     def ensure_controller(self) -> None:
         self.calls.append(("ensure_controller",))

@@ -78,6 +78,7 @@ TOUR: dict[str, tuple[str, ...]] = {
         "good.yaml --from-stage one",
         "good.yaml --resume j-0009",
     ),
+    "plan": ("", "missing.yaml", "bad.yaml", "program.yaml"),
     "ps": ("", "-a", "-a -o wide", "-o xml", "--nosuch", "extra", "-a -o json", "--until"),
     "show": ("", "nothing", "j-0001", "j-0002", "JOB"),
     "top": ("--once", "--once --problems", "--once --sort x", "--once --interval soon", "--once -o json"),
@@ -101,6 +102,7 @@ TOUR: dict[str, tuple[str, ...]] = {
     ),
     "events": ("", "JOB", "nothing", "--kind x", "--since x", "--since 2h --until 3h", "JOB -o json"),
     "report": ("", "nothing", "j-0001", "JOB -O report.html", "JOB -o x", "j-0002"),
+    "stacks": ("", "nothing", "JOB", "JOB --rank x"),
     "explain": ("", "nothing", "JOB", "JOB --all", "JOB --attempt 9", "j-0001", "j-0002"),
     "bundle": (
         "",
@@ -122,6 +124,15 @@ TOUR: dict[str, tuple[str, ...]] = {
     "doctor": ("", "missing.yaml", "-H missing.hosts", "-H all.hosts --hosts n9", "--device-type x", "-H bad.hosts"),
     "env": ("", "missing.yaml", "-H missing.hosts"),
     "nodes": ("", "-H missing.hosts", "-H all.hosts --hosts n9", "--timeout x -H all.hosts"),
+    "release": ("", "n[1-"),
+    "drain": ("", "n9 --for x"),
+    "undrain": ("",),
+    "lost": ("",),
+    "hold": ("", "nothing"),
+    "unhold": ("", "nothing"),
+    "retry": ("", "nothing"),
+    "leases": ("nowhere",),
+    "prune": ("extra", "--older soon"),
     "exec": ("", "-H all.hosts", "-H all.hosts --hosts n7 -- x", "--hosts n[1- -- x", "-H all.hosts --timeout x -- x"),
     "trust": ("", "n[1-", "all.hosts", "-H missing.hosts", "--replace"),
     "notify": ("", "--test nowhere"),
@@ -138,6 +149,7 @@ OTHERS = (
     "missing ), unterminated subpattern at position 0",  # Python's message about a pattern
     "activations are not finite",  # an exception of the program
     "a rank failed",  # the reason that an old store has
+    "step epoch loss",  # names of metrics in `ps`
 )
 
 

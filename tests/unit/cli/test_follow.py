@@ -57,7 +57,7 @@ def test_following_goes_on_over_a_new_attempt(desk: Desk) -> None:
     desk.cluster.story = STORIES["again"]()
     result = desk.say("submit", "job.yaml")
     assert (result.code, result.out) == (0, "[0-3] first\n[0-3] second\n")
-    assert "attempt 2 started" in result.err
+    assert "── attempt 2 ──" in result.err
 
 
 def test_bytes_that_arrive_after_the_job_has_ended_are_shown(desk: Desk) -> None:

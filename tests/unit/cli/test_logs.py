@@ -66,7 +66,8 @@ def test_timestamps_stand_first(story: Desk, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_newest_attempt_is_shown_and_an_earlier_one_on_demand(story: Desk) -> None:
     story.cluster.view = make_job(state="SUCCEEDED", attempt=2, ended_at_s=2.0)
     story.cluster.write(0, b"again\n", at_s=200.0)
-    assert story.say("logs", "demo").out == "[0] again\n"
+    shown = story.say("logs", "demo")
+    assert shown.out == "[0] again\n" and "── attempt 2 ──" in shown.err
     assert story.say("logs", "demo", "--attempt", "1", "--rank", "0").out == "[0] start\n[0] step of 0\n"
     assert story.say("logs", "demo", "--attempt", "3").code == 4
 

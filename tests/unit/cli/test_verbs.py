@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,12 @@ def test_ps_is_a_table_of_live_jobs(desk: Desk) -> None:
     assert "step 5 · loss 2.31" in lines[1]
 
 
+def test_ps_names_the_phase_in_which_a_program_makes_no_steps(desk: Desk) -> None:
+    for progress, shown in [({"phase": "data"}, "phase data"), ({"step": 5, "phase": "evaluation"}, "step 5 · phase")]:
+        desk.cluster.view = make_job(state="RUNNING", started_at_s=1.0, attempt=1, progress=progress)
+        assert shown in desk.say("ps").out
+
+
 def test_at_80_columns_ps_keeps_the_reason() -> None:
     from ascendrun.cli.commands.ps import job_columns
     from ascendrun.cli.output import format_table, width_of
@@ -51,36 +56,6 @@ def test_at_80_columns_ps_keeps_the_reason() -> None:
     assert lines[0].split()[:3] == ["ID", "NAME", "STATE"] and lines[0].split()[-1] == "REASON"
     assert "28 of 32 ranks running" in lines[1]
     assert "PROGRESS" in format_table([job], job_columns(9e9)), "in a pipe nothing is dropped"
-
-
-def test_a_running_job_has_the_reason_of_this_moment() -> None:
-    from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, State
-    from ascendrun.query.views import Reachability, running_reason, unreachable_hosts
-
-    nodes = tuple(
-        NodeProgress(host, i, Phase.STARTED, (2 * i, 2 * i + 1), "boot", 0.5, {}, {}, ()) for i, host in enumerate("ab")
-    )
-    job = Job(
-        id="j-1",
-        name="n",
-        run="r",
-        hosts=("a", "b"),
-        grace_s=1,
-        start_s=1,
-        created_at_s=1.0,
-        nodes=nodes,
-        state=State.RUNNING,
-        world_size=4,
-    )
-    assert running_reason(job, None).key == "state.running-unconfirmed"
-    fine = Reachability({"a": "ALIVE", "b": "SUSPECT"}, {"a": 1.0, "b": 7.0})
-    assert running_reason(job, fine).key == "state.running" and unreachable_hosts(job, fine) == ()
-    cut = Reachability({"a": "ALIVE", "b": "UNREACHABLE"}, {"a": 1.0, "b": 20.2})
-    reason = running_reason(job, cut)
-    assert reason.values == {"running": 2, "total": 4, "hosts": ("b",), "silence_s": 20}
-    assert unreachable_hosts(job, cut) == ("b",)
-    done = replace(job, nodes=(replace(nodes[0], exits={1: Exit(0, None, 12, False)}), nodes[1]))
-    assert running_reason(done, fine).values == {"running": 3, "total": 4}
 
 
 def test_an_empty_ps_says_where_ended_jobs_are(desk: Desk) -> None:
@@ -259,6 +234,26 @@ def test_validate_reports_every_problem_of_every_file(desk: Desk) -> None:
     assert "    1 | n1 slot=8\n           ^\n" in result.err
 
 
+def test_validate_prints_the_steps_of_a_sample(desk: Desk) -> None:
+    (desk.folder / "train.log").write_text("loading\n" + "".join(f"iter {n}: loss {n / 2}\n" for n in range(1, 31)))
+    result = desk.say("validate", "--sample", "train.log")
+    rows = [line.split() for line in result.out.splitlines()]
+    assert result.code == 0 and rows[1][:3] == ["STEP", "TOTAL", "LOSS"]
+    assert [row[0] for row in rows[2:]] == [*map(str, range(1, 11)), "…", *map(str, range(21, 31))]
+    pattern = "progress: {pattern: 'done (?P<step>\\d+)'}\n"
+    (desk.folder / "own.yaml").write_text("name: own\ncommand: [x]\nhostfile: all.hosts\n" + pattern)
+    (desk.folder / "own.log").write_text("iter 1: loss 2\ndone 7\n")
+    own = desk.say("validate", "own.yaml", "--sample", "own.log")
+    assert own.code == 0 and own.out.splitlines()[-1].split()[0] == "7"
+
+
+def test_validate_of_a_sample_without_steps_fails(desk: Desk) -> None:
+    (desk.folder / "train.log").write_text("the loss of step 3 was fine\n")
+    assert desk.say("validate", "--sample", "train.log").code == 2
+    assert desk.say("validate", "--sample", "missing.log").code == 2
+    assert desk.say("validate").code == 2
+
+
 def test_the_schema_is_json(desk: Desk) -> None:
     assert "properties" in json.loads(desk.say("schema").out)
 
@@ -268,7 +263,7 @@ def test_completion_answers_with_verbs(desk: Desk, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COMP_WORDS", "ascendrun s")
     monkeypatch.setenv("COMP_CWORD", "1")
     words = [line.split(",")[1] for line in desk.say().out.splitlines()]
-    assert words == ["submit", "show", "stop", "schema", "sim"]
+    assert words == ["submit", "show", "stacks", "stop", "schema", "sim"]
 
 
 def test_init_lists_and_copies(desk: Desk) -> None:

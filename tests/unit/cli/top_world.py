@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.core.jobs.job import TERMINAL, Job, NodeProgress, Phase, State
+from ascendrun.core.pulse import PULSE_NAME, Clock, Pulse
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample
 from ascendrun.head.loop.daemon import LOCK_NAME
 from ascendrun.head.state.sample_store import SampleStore
@@ -226,14 +227,24 @@ class TopWorld:
             store.close()
 
 
+def write_pulse(state_dir: Path, *, age_s: float = 0.0, pulse: Pulse | None = None) -> None:
+    """Writes what a controller knew `age_s` ago; by default that it runs, and nothing of hosts."""
+    now = Clock.now()
+    made = pulse or Pulse(now.at_s - age_s, now.boot_s - age_s, now.boot_id, os.getpid())
+    (state_dir / PULSE_NAME).write_text(json.dumps(made.to_json()))
+
+
 @contextmanager
 def controller_lock(state_dir: Path) -> Iterator[None]:
-    """As if a controller ran, so that looking starts none."""
+    """As if a controller ran that wrote its pulse just now, so that looking starts none."""
+    write_pulse(state_dir)
     fd = os.open(state_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)  # else no pulse is of this controller, and each look waits for one
     try:
         yield
     finally:
+        os.ftruncate(fd, 0)
         os.close(fd)
 
 

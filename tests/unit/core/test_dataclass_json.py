@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.dataclass_json import load_dataclass
+from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.errors import AscendrunError, PreflightError, Problem
 from ascendrun.core.hosts import Host, load_hosts
-from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, State, dump_job, load_job
+from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, Request, State, dump_job, load_job
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.jobs.reasons import FirstFailure
 from ascendrun.text import Text
@@ -19,6 +19,8 @@ from ascendrun.text import Text
 NODE = NodeProgress("n1", Phase.ENDED, ranks=(0,), pids={0: 5}, exits={0: Exit(code=1, signal=None, at_ns=7)})
 JOB = replace(
     Job(id="j-0001", name="a", run="r", hosts=("n1",), grace_s=1.0, start_s=2.0, created_at_s=3.0),
+    pool=("n1", "n2"),
+    request=Request(1),
     state=State.FAILED,
     nodes=(NODE,),
     first_failure=FirstFailure("rank-exited", "n1", 0, 1),
@@ -50,3 +52,9 @@ def test_an_error_a_host_and_a_directory_of_another_version_are_read() -> None:
 def test_a_field_without_a_default_must_be_there() -> None:
     with pytest.raises(TypeError):
         load_dataclass(Host, {"slots": 4})
+
+
+def test_the_hosts_of_an_old_record_are_its_pool() -> None:
+    record = json.loads(json.dumps(dump_job(replace(JOB, hosts=("n2", "n1")))))
+    del record["pool"], record["request"]
+    assert (load_job(record).pool, load_job(record).request) == (("n2", "n1"), Request(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,9 +13,21 @@ import pytest
 from ascendrun.core.events import Event
 from ascendrun.core.jobs import inputs, reasons
 from ascendrun.core.jobs.inputs import JobInput
-from ascendrun.core.jobs.job import Exit, Job, Phase, State
-from ascendrun.core.jobs.lifecycle import CONFIRM_S, TRANSITIONS, InvalidTransitionError, Step, _Draft, advance, resume
+from ascendrun.core.jobs.job import Cause, Exit, Job, Leftover, NodeProgress, Phase, Request, State, dump_job, load_job
+from ascendrun.core.jobs.lifecycle import (
+    CONFIRM_S,
+    HELD_S,
+    HUNG_GRACE_S,
+    TRANSITIONS,
+    InvalidTransitionError,
+    Step,
+    _Draft,
+    advance,
+    resume,
+)
 from ascendrun.core.jobs.reasons import FirstFailure
+from ascendrun.core.jobs.restart import PastAttempt
+from ascendrun.text import Text
 
 HOSTS = ("node1", "node2")
 
@@ -48,7 +61,7 @@ class Story:
 
 def to_starting() -> tuple[JobInput, ...]:
     return (
-        inputs.NodesAvailable(),
+        inputs.NodesFree(HOSTS),
         inputs.NodeReported("node1", "b1", 0.0),
         inputs.NodeReported("node2", "b2", 0.0),
         inputs.Planned({"node1": (0, 1), "node2": (2, 3)}, 4),
@@ -77,15 +90,65 @@ def test_one_refusal_and_nobody_starts() -> None:
         *to_starting(), inputs.NodeReady("node1", 29400), inputs.Refused("node2", "port 29500 is taken")
     )
     assert story.job.state is State.FAILED
-    assert story.actions == [inputs.AbortNodes("head-j-0001.1")]
+    assert story.actions == [inputs.AbortNodes("head-j-0001.1", HOSTS)]
     assert story.job.reason == reasons.preflight_failed(
         ["node2"], reasons.on_host("node2", story.job.reason.values["why"].values["why"])
     )
 
 
+def pooled(*pool: str, nodes: int = 2, **changes: Any) -> Job:
+    return make_job(hosts=(), pool=pool, request=Request(nodes), **changes)
+
+
+def test_a_host_that_is_not_ready_is_passed_over_and_the_job_placed_again() -> None:
+    story = Story(pooled("node1", "node2", "node3")).tell(*to_starting(), inputs.Refused("node2", "no disk"))
+    assert (story.job.state, story.job.attempt, story.job.hosts) == (State.QUEUED, 2, ())
+    assert story.actions == [inputs.AbortNodes("head-j-0001.1", HOSTS)], "what was prepared is given back"
+    assert set(story.job.passed_over) == {"node2"} and story.job.past[-1].counted is False
+    [event] = [event for event in story.events if event.code == "host-passed-over"]
+    assert (event.hosts, event.values["why"]) == (("node2",), "no disk")
+    story.tell(inputs.Refused("node1", "late"))
+    assert story.job.state is State.QUEUED, "a refusal of the attempt that was given up"
+    story.tell(inputs.NodesFree(("node1", "node3")))
+    assert (story.job.state, story.job.hosts, len(story.job.nodes)) == (State.CHECKING, ("node1", "node3"), 2)
+
+
+def test_without_other_hosts_the_first_start_fails_and_a_restart_waits() -> None:
+    story = Story(pooled("node1", "node2")).tell(*to_starting(), inputs.Refused("node2", "no", is_away=True))
+    assert (story.job.state, story.job.cause) == (State.FAILED, Cause.REFUSED)
+    past = (PastAttempt(1, HOSTS, 1.0, 2.0),)
+    story = Story(pooled("node1", "node2", past=past)).tell(*to_starting(), inputs.Refused("node2", "no", is_away=True))
+    assert story.job.state is State.QUEUED
+
+
+def test_what_most_hosts_refuse_is_wrong_with_the_job() -> None:
+    pool = ("node1", "node2", "node3", "node4", "node5")
+    story = Story(pooled(*pool)).tell(*to_starting(), inputs.Refused(None, "no python", HOSTS))
+    assert story.job.state is State.FAILED
+    story = Story(pooled(*pool, nodes=1))
+    for host, state in (("node1", State.QUEUED), ("node2", State.QUEUED), ("node3", State.FAILED)):
+        story.tell(inputs.NodesFree((host,)), inputs.Refused(host, "no python"))
+        assert story.job.state is state
+    story = Story(pooled(*pool, nodes=1))
+    for host in pool[:4]:
+        story.tell(inputs.NodesFree((host,)), inputs.Refused(host, "no route", is_away=True))
+        assert story.job.state is State.QUEUED, "hosts that do not respond are no fault of the job"
+
+
+def test_a_hold_is_recorded_with_its_user_and_ends_once() -> None:
+    story = Story(make_job()).tell(inputs.HoldChanged("wang"), inputs.HoldChanged("wang"))
+    assert story.job.held_by == "wang"
+    story.tell(inputs.HoldChanged(None), inputs.HoldChanged(None))
+    assert story.job.held_by is None
+    assert [(event.code, event.values) for event in story.events] == [
+        ("hold-started", {"by": "wang"}),
+        ("hold-ended", {"by": "wang"}),
+    ]
+
+
 def test_a_node_that_gets_ready_after_another_refused_is_told_to_forget_it() -> None:
     story = Story(make_job()).tell(*to_starting(), inputs.Refused("node2", "no"), inputs.NodeReady("node1", 29400))
-    assert story.actions == [inputs.AbortNodes("head-j-0001.1")]
+    assert story.actions == [inputs.AbortNodes("head-j-0001.1", ("node1",))]
 
 
 def test_the_first_failing_rank_is_named_after_clock_offsets_are_removed() -> None:
@@ -118,6 +181,100 @@ def test_ranks_that_die_because_they_were_stopped_are_never_the_first_failure() 
     story.tell(inputs.NodeEnded("node1"), inputs.NodeEnded("node2"))
     assert story.job.state is State.STOPPED
     assert story.job.first_failure is None
+
+
+@pytest.mark.parametrize("by", ["node", "head"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_ranks_that_save_and_exit_0_because_they_were_stopped_are_no_success(by: str, restarted: bool) -> None:
+    """SIGTERM to a supervisor, as a node's shutdown sends it; and a stop that a restored store does not know."""
+    story = Story(make_job()).tell(*to_running())
+    told: list[JobInput] = [inputs.StopStarted("node1", by, "SIGTERM", 1.0)]
+    told += [ended(rank, stopped=True) for rank in range(4)]
+    told += [inputs.NodeEnded(host) for host in HOSTS]
+    story.tell(*(one for event in told for one in ([event, event] if restarted else [event])))
+    assert story.job.state is State.FAILED
+    if by == "node":
+        assert (story.job.cause, story.job.reason.key) == (Cause.PREEMPTED, "reason.preempted")
+        assert story.job.reason.values["host"] == "node1"
+
+
+def test_a_host_that_shuts_down_lets_all_ranks_save() -> None:
+    story = Story(make_job()).tell(*to_running(), inputs.StopStarted("node1", "node", "SIGTERM", 1.0))
+    assert story.actions[-1] == inputs.StopNodes(HOSTS, now=False, grace_s=30)
+
+
+def test_a_shutdown_after_the_work_is_complete_is_a_success() -> None:
+    story = Story(make_job()).tell(*to_running(), inputs.StopStarted("node1", "node", "SIGTERM", 1.0, done=True))
+    exits = [inputs.RankExited("node1", rank, Exit(0, None, 5, stopped=True, done=True)) for rank in (0, 1)]
+    story.tell(*exits, ended(2), ended(3), *(inputs.NodeEnded(host) for host in HOSTS))
+    assert story.job.state is State.SUCCEEDED
+
+
+def test_the_end_of_a_host_corrects_what_its_ranks_may_have_written_about_themselves() -> None:
+    story = Story(make_job()).tell(*to_running(), *(ended(rank) for rank in range(4)), inputs.NodeEnded("node2"))
+    true = {0: Exit(0, None, 9, stopped=False), 1: Exit(3, None, 9, stopped=False)}
+    story.tell(inputs.NodeEnded("node1", exits=true))
+    assert story.job.state is State.FAILED
+    assert story.job.first_failure == FirstFailure("rank-exited", "node1", 1, code=3)
+
+
+def test_the_end_of_a_host_names_exits_whose_records_were_lost() -> None:
+    exits = [{rank: Exit(0, None, 9, stopped=False) for rank in ranks} for ranks in ((0, 1), (2, 3))]
+    story = Story(make_job()).tell(*to_running())
+    story.tell(*(inputs.NodeEnded(host, exits=found) for host, found in zip(HOSTS, exits)))
+    assert story.job.state is State.SUCCEEDED and set(story.job.nodes[0].exits) == {0, 1}
+
+
+def test_trouble_of_a_node_is_an_event_once_and_ends_nothing() -> None:
+    trouble = inputs.NodeTrouble("node1", "io-error", {"step": "logs", "errno": "EIO", "count": 1}, 7)
+    story = Story(make_job()).tell(*to_running(), trouble, trouble)
+    assert [event.code for event in story.events].count("io-error") == 1 and story.job.state is State.RUNNING
+
+
+@pytest.mark.parametrize("is_unreachable, key", [(False, "reason.hung"), (True, "reason.hung-without-host")])
+def test_a_hung_job_is_stopped_with_its_stacks_and_fails(is_unreachable: bool, key: str) -> None:
+    hung = inputs.Hung(("node2",), (2,), Text("hang.x", "rank 2 is stopped"), is_unreachable=is_unreachable)
+    story = Story(make_job()).tell(*to_running(), hung, hung)
+    assert story.actions.count(inputs.StopNodes(HOSTS, now=False, grace_s=HUNG_GRACE_S, hung=True)) == 1
+    assert (story.job.cause, story.job.reason.key, story.job.reason.values["ranks"]) == (Cause.HUNG, key, [2])
+    stop = next(event for event in story.events if event.values.get("state") == "STOPPING")
+    assert (stop.hosts, stop.ranks) == (("node2",), (2,))
+    story.tell(*(ended(rank, 134, stopped=True) for rank in range(4)))
+    story.tell(*(inputs.NodeEnded(host) for host in HOSTS))
+    assert (story.job.state, story.job.reason.key) == (State.FAILED, key)
+
+
+@pytest.mark.parametrize("events", [[], [inputs.StopRequested(now=False)]])
+def test_a_job_that_does_not_run_is_not_hung(events: list[JobInput]) -> None:
+    story = Story(make_job()).tell(*(to_running() if events else ()), *events)
+    before = story.job
+    assert story.tell(inputs.Hung((), (), Text("hang.x", "x"))).job == before
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        inputs.NodeReported("node1", "b1", 0.0),
+        inputs.NodeStaged("node1"),
+        inputs.NodeReady("node1", 29400),
+        inputs.RankStarted("node1", 0, 100),
+        ended(0, 3),
+        inputs.RankHungAtExit("node1", 0, "x", 1.0),
+        inputs.StartFailed("node1", 0, "x"),
+        inputs.NodeEnded("node1"),
+        inputs.LeftoversGone("node1"),
+        inputs.NodeLost("node1", "by-user"),
+        inputs.SupervisorLost("node1"),
+        inputs.StopStarted("node1", "node", "x", 1.0),
+        inputs.NodeTrouble("node1", "x", {}, 1),
+    ],
+)
+@pytest.mark.parametrize("state", [State.QUEUED, State.CHECKING, State.STARTING, State.RUNNING])
+def test_what_arrives_from_a_host_that_the_attempt_does_not_use_changes_nothing(late: Any, state: State) -> None:
+    """A host of the attempt before is asked and answers while the next one is placed elsewhere."""
+    nodes = () if state is State.QUEUED else (NodeProgress("node2", 0, Phase.STARTED, (0,)),)
+    job = make_job(state=state, attempt=2, pool=HOSTS, hosts=tuple(node.host for node in nodes), nodes=nodes)
+    assert advance(job, late, now_s=5.0) == Step(job)
 
 
 def test_a_silent_node_does_not_end_a_running_job() -> None:
@@ -173,9 +330,44 @@ def test_a_head_that_could_not_look_lets_its_waits_begin_anew() -> None:
 
 
 def test_a_rebooted_node_is_a_fact_that_fails_the_job() -> None:
-    story = Story(make_job()).tell(*to_running(), inputs.NodeRebooted("node2"), inputs.NodeEnded("node1"))
+    story = Story(make_job()).tell(*to_running(), inputs.NodeLost("node2", "rebooted"), inputs.NodeEnded("node1"))
     assert story.job.state is State.FAILED
     assert (story.job.reason.key, story.job.reason.values["host"]) == ("reason.node-rebooted", "node2")
+
+
+def test_a_node_whose_folder_vanished_is_lost_although_its_boot_id_is_the_same() -> None:
+    story = Story(make_job()).tell(*to_running(), inputs.NodeLost("node2", "directory-gone"), inputs.NodeEnded("node1"))
+    assert story.job.state is State.FAILED and story.job.cause is Cause.NODE_LOST
+    assert (story.job.reason.key, story.job.reason.values["host"]) == ("reason.node-directory-gone", "node2")
+    assert story.job.node("node2").lost == "directory-gone"
+    assert [(event.hosts, event.values["why"]) for event in story.events if event.code == "node-lost"] == [
+        (("node2",), "directory-gone")
+    ]
+
+
+@pytest.mark.parametrize("why", sorted(reasons.LOST))
+def test_a_lost_node_ends_what_was_unconfirmed_there(why: str) -> None:
+    story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=True), inputs.NodeEnded("node1"))
+    story.now_s += 100.0
+    story.tell(inputs.Tick(frozenset({"node1"})))
+    assert (story.job.state, story.job.unconfirmed) == (State.STOPPED, ("node2",))
+    story.tell(inputs.NodeLost("node2", why))
+    assert (story.job.state, story.job.unconfirmed, story.job.node("node2").lost) == (State.STOPPED, (), why)
+    assert story.job.first_failure is None, "the job had ended before"
+
+
+def test_processes_that_survive_a_kill_hold_their_host_after_the_end_until_they_are_gone() -> None:
+    stuck = Leftover(50, 1234, "python", "D", "fuse_wait_answer", 7)
+    story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=True), inputs.NodeEnded("node1"))
+    story.tell(inputs.NodeEnded("node2", (stuck,)), inputs.NodeEnded("node2"))
+    assert (story.job.state, story.job.held_hosts) == (State.STOPPED, ("node2",))
+    assert load_job(json.loads(json.dumps(dump_job(story.job)))).node("node2").leftovers == (stuck,)
+    remain = [event for event in story.events if event.code == "processes-remain"]
+    assert [(event.hosts, event.values["pids"]) for event in remain] == [(("node2",), [50])]
+    assert remain[0].values["processes"][0]["wait_channel"] == "fuse_wait_answer"
+    story.tell(inputs.LeftoversGone("node2"), inputs.LeftoversGone("node2"))
+    assert (story.job.state, story.job.held_hosts) == (State.STOPPED, ())
+    assert [event.hosts for event in story.events if event.code == "leftovers-gone"] == [("node2",)]
 
 
 def test_ranks_not_alive_by_the_deadline_fail_the_start_and_are_named() -> None:
@@ -222,7 +414,67 @@ def test_a_new_controller_begins_an_unfinished_start_again_as_the_next_attempt()
     assert story.job.attempt == 2
     assert story.job.run_id == "head-j-0001.2"
     assert State.BACKOFF in story.states
-    assert story.actions == [inputs.AbortNodes("head-j-0001.1")], "what the old attempt had reserved is given back"
+    assert story.actions == [inputs.AbortNodes("head-j-0001.1", HOSTS)], (
+        "what the old attempt had reserved is given back"
+    )
+
+
+# --- devices and ports that something else uses ---
+
+
+def tick(story: Story, at_s: float) -> Story:
+    story.take(advance(story.job, inputs.Tick(frozenset(HOSTS)), now_s=at_s))
+    return story
+
+
+@pytest.mark.parametrize("steps", [1, 3, 6])
+def test_what_is_held_by_others_returns_the_job_to_the_queue_and_uses_no_restart(steps: int) -> None:
+    events = [event for event in to_starting() if steps == 6 or not isinstance(event, inputs.NodeStaged)][:steps]
+    story = Story(make_job()).tell(*events, inputs.Held("node2", "NPU 3 is in use", "theirs-j-0007.1"))
+    assert story.job.state is State.BACKOFF and story.job.past == () and story.job.cause is Cause.HELD
+    assert inputs.AbortNodes("head-j-0001.1", HOSTS) in story.actions
+    assert [(e.hosts, e.values["by"]) for e in story.events if e.code == "held"] == [(("node2",), "theirs-j-0007.1")]
+    assert story.job.not_before_s is not None
+    assert tick(story, story.job.not_before_s - 0.1).job.state is State.BACKOFF
+    assert tick(story, story.job.not_before_s).job.state is State.QUEUED
+    assert (story.job.attempt, story.job.cause, story.job.nodes) == (2, None, ())
+    assert story.job.unstarted == 1, "nothing was started"
+
+
+def test_pauses_grow_to_a_limit_and_start_again_after_go() -> None:
+    story, pauses = Story(make_job()), []
+    for _ in range(9):
+        story.tell(inputs.NodesFree(HOSTS), inputs.Held("node1", "in use"))
+        assert story.job.not_before_s is not None
+        pauses.append(story.job.not_before_s - story.now_s)
+        story.now_s = story.job.not_before_s
+        tick(story, story.now_s)
+    first, last = HELD_S
+    assert all(0.75 * pause <= found <= 1.25 * pause for pause, found in zip((5, 10, 20, 40, 80, 160), pauses))
+    assert pauses[0] >= 0.75 * first and 0.75 * last <= pauses[-1] <= 1.25 * last
+    story.tell(*to_starting(), inputs.NodeReady("node1", 29400), inputs.NodeReady("node2", None))
+    assert story.job.go_sent_at_s is not None and story.job.refusals == 0
+
+
+def test_a_user_stops_a_job_that_waits_for_others() -> None:
+    story = Story(make_job()).tell(*to_starting(), inputs.Held("node1", "in use"), inputs.StopRequested(False))
+    assert (story.job.state, story.job.cause) == (State.STOPPED, Cause.USER)
+    started = to_running()[:-2]
+    story = Story(make_job()).tell(*started, inputs.Held("node2", "in use"), inputs.StopRequested(False))
+    assert story.job.state is State.STOPPING
+    story.tell(inputs.NodeEnded("node1"), inputs.NodeEnded("node2"))
+    assert story.job.state is State.STOPPED
+
+
+def test_the_lowest_block_of_ports_that_all_nodes_hold_is_the_base_without_one_the_job_waits() -> None:
+    ready = inputs.NodeReady("node1", 29400, (61024, 61056, 61088)), inputs.NodeReady("node2", None, (61088, 61056))
+    story = Story(make_job()).tell(*to_starting(), *ready)
+    assert story.job.hccl_base == 61056 and story.actions == [inputs.StartNodes()]
+    assert load_job(json.loads(json.dumps(dump_job(story.job)))).nodes == story.job.nodes
+    none = inputs.NodeReady("node2", None, (61120,))
+    story = Story(make_job()).tell(*to_starting(), ready[0], none)
+    assert story.job.state is State.BACKOFF and story.job.go_sent_at_s is None
+    assert story.job.reason.key == "reason.no-common-ports"
 
 
 def test_a_new_controller_says_go_again_when_go_was_decided() -> None:
@@ -252,18 +504,22 @@ def any_event(rng: random.Random) -> JobInput:
     host, rank = rng.choice(HOSTS), rng.randrange(4)
     host = "node1" if rank < 2 else "node2"
     choices: Sequence[JobInput] = (
-        inputs.NodesAvailable(),
+        inputs.NodesFree(HOSTS),
         inputs.WaitingForNodes("held"),
         inputs.NodeReported(host, "b", 0.0),
         inputs.Planned({"node1": (0, 1), "node2": (2, 3)}, 4),
         inputs.NodeStaged(host),
         inputs.NodeReady(host, 29400),
+        inputs.NodeReady(host, 29400, rng.choice(((61024,), (61056,), (61024, 61056)))),
         inputs.Refused(host, "no"),
+        inputs.Held(host, "NPU 3 is in use"),
         inputs.RankStarted(host, rank, 1),
         ended(rank),
         ended(rank, 3),
         inputs.NodeEnded(host),
-        inputs.NodeRebooted(host),
+        inputs.NodeEnded(host, (Leftover(50),)),
+        inputs.LeftoversGone(host),
+        inputs.NodeLost(host, rng.choice(("rebooted", "directory-gone", "by-user"))),
         inputs.SupervisorLost(host),
         inputs.StopRequested(rng.random() < 0.5),
         inputs.Tick(frozenset(rng.sample(HOSTS, rng.randrange(3)))),
@@ -282,7 +538,7 @@ def test_no_order_of_events_makes_an_illegal_move_or_wakes_an_ended_job(seed: in
         before = story.job
         event = any_event(rng)
         if not before.nodes and not isinstance(
-            event, (inputs.NodesAvailable, inputs.WaitingForNodes, inputs.StopRequested, inputs.Tick)
+            event, (inputs.NodesFree, inputs.WaitingForNodes, inputs.StopRequested, inputs.Tick)
         ):
             continue  # nothing on the nodes can speak of a job that was never looked at
         story.tell(event)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.model import JobSpec
+from ascendrun.core.jobs.checkpoints import ResumePoint
 from ascendrun.core.jobs.plan import (
     PORT_TOKEN,
     Folders,
@@ -66,7 +67,7 @@ def meshed(hosts, source="10.0.0.{}", interface="eth0"):
     }
 
 
-def plan(spec, hostfile, reports=None, trees=()):
+def plan(spec, hostfile, reports=None, trees=(), resume=None):
     hosts = parse_hostfile(hostfile, "h")
     reports = meshed(hosts) if reports is None else reports
     return make_plan(
@@ -78,6 +79,7 @@ def plan(spec, hostfile, reports=None, trees=()):
         run_id="h-j1.1",
         folders={host.name: FOLDERS for host in hosts},
         trees=trees,
+        resume=resume,
     )
 
 
@@ -102,6 +104,15 @@ def test_the_plan_and_the_node_agree_on_the_words_between_them():
     assert env["TORCHELASTIC_ERROR_FILE"] == layout.attempt_dir("/r", "h-j1.2") + "/rank-0.error.0"
     assert env["ASCENDRUN_METRICS_FILE"] == layout.attempt_dir("/r", "h-j1.2") + "/rank-0.metrics.0"
     assert env[layout.TAG_VARIABLE] == "h-j1.2"
+
+
+@pytest.mark.parametrize(("pointer", "step"), [("repair", 4), ("repair", 0), (None, 4)])
+def test_a_pointer_file_is_set_back_only_if_the_job_says_so(pointer, step):
+    resume = ResumePoint(step, "deepspeed", {"a": "/a/global_step4", "b": "/b/global_step4"} if step else {})
+    planned = plan(job(checkpoint={"pointer": pointer}), "a\nb\n", resume=resume)
+    sent = [prepare_request(node, planned).get("pointer") for node in planned.nodes]
+    wanted = [{"format": "deepspeed", "path": path, "step": 4} for path in resume.paths.values()]
+    assert sent == (wanted if pointer and step else [None, None])
 
 
 def test_fewer_hosts_than_nodes_do_not_fit():
@@ -263,6 +274,70 @@ def test_a_rank_gets_every_variable_that_torchrun_sets():
     assert "MASTER_PORT" not in env, "the agent adds it when the port is known"
 
 
+@pytest.mark.parametrize(
+    "fields, expected",
+    [
+        ({"launcher": "none", "devices": {"per_node": 4}}, ("2", "4")),
+        ({"launcher": "none"}, ("2", "1")),
+        ({}, ("2", "1")),
+        ({"env": {"NNODES": "1"}}, ("1", "1")),
+        ({"devices": {"per_node": 2}}, (None, None)),
+        ({"launcher": "torchrun"}, (None, None)),
+    ],
+)
+def test_the_only_process_of_a_node_can_start_torchrun_for_one_training(fields, expected):
+    first, *_, last = ranks_of(plan(job(**fields), "a\nb\n"))
+    assert (first.env.get("NNODES"), first.env.get("NPROC_PER_NODE")) == expected
+    assert [(rank.env["NODE_RANK"], rank.env["MASTER_ADDR"]) for rank in (first, last)] == [
+        ("0", "10.0.0.1"),
+        ("1", "10.0.0.1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields, path",
+    [
+        ({"python": "/opt/conda/bin/python"}, b"/opt/conda/bin:/usr/bin:/bin"),
+        ({"python": "python3.11"}, b"/usr/bin:/bin"),
+        ({}, b"/usr/bin:/bin"),
+        ({"python": "/opt/py", "env": {"PATH": "/mine"}}, b"/mine"),
+        ({"python": "/opt/py", "launcher": "torchrun"}, b"/opt:/usr/bin:/bin"),
+    ],
+)
+def test_commands_next_to_the_jobs_interpreter_are_found_first(fields, path):
+    planned = plan(job(**fields), "a\n")
+    env = agent_ranks.rank_environ(
+        {b"PATH": b"/usr/bin:/bin"}, ranks_of(planned)[0].env, master_port=1, secret={}, tag="t", root="/r"
+    )
+    assert env[b"PATH"] == path
+    lines = render_text(render_plan(planned)).splitlines()
+    shell = subprocess.run(
+        ["sh", "-c", "\n".join([line for line in lines if line.startswith("export ")] + ['printf %s "$PATH"'])],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        check=True,
+    )
+    assert shell.stdout == path
+
+
+@pytest.mark.parametrize(
+    "fields, count, is_refused",
+    [
+        ({"command": ("llamafactory-cli", "train", "x.yaml")}, 2, True),
+        ({"command": ("/opt/bin/lmf", "train", "x.yaml"), "launcher": "torchrun"}, 2, True),
+        ({"command": ("llamafactory-cli", "train", "x.yaml")}, 1, False),
+        ({"command": ("llamafactory-cli", "version")}, 2, False),
+        ({"command": ("llamafactory-cli", "train", "x.yaml"), "launcher": "none"}, 2, False),
+        ({"command": ("swift", "sft")}, 2, False),
+    ],
+)
+def test_a_command_that_starts_torchrun_runs_once_on_a_node(fields, count, is_refused):
+    found = placement_faults(job(**fields), parse_hostfile(f"a slots={count}\nb slots={count}\n", "h"))
+    assert [(key, message.key) for key, message, _ in found] == (
+        [(("command",), "plan.starts-torchrun")] if is_refused else []
+    )
+
+
 def test_what_we_set_ourselves_is_what_users_may_not_set():
     env = ranks_of(plan(job(), "a\n"))[0].env
     assert set(OWN_VARIABLES) <= set(env)
@@ -337,6 +412,7 @@ def test_a_program_runs_under_the_agents_python_here_and_python3_elsewhere():
         (("python", "-u", "t.py", "-x"), ("t.py", "-x")),
         (("/opt/python3.10", "-m", "pkg.t", "-x"), ("--module", "pkg.t", "-x")),
         (("python", "-X", "dev", "t.py"), ("--no-python", "python", "-X", "dev", "t.py")),
+        (("train.py", "-x"), ("train.py", "-x")),
         (("./run.sh", "a b"), ("--no-python", "./run.sh", "a b")),
         (("python",), ("--no-python", "python")),
     ],

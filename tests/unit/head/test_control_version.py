@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import socket
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ascendrun.core.errors import AuthenticationError, ConflictError
+from ascendrun.cluster.controller import ControllerCalls
+from ascendrun.core.errors import AuthenticationError, ConflictError, DeadlineExceededError
+from ascendrun.head.loop.guard import LOCK_NAME
 from ascendrun.head.protocol import control_socket
 from ascendrun.head.protocol.control_messages import ControllerStatus, Nodes, Shutdown, Status, Stop
 from ascendrun.head.protocol.control_socket import Answer, ControlClient, ControlServer
@@ -49,6 +54,24 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
     server.start()
     yield tmp_path
     server.close()
+
+
+def test_the_status_of_a_controller_that_ends_is_requested_again(tmp_path: Path) -> None:
+    calls = ControllerCalls(state_dir=tmp_path)
+    assert calls.controller_status() is None
+    with open(tmp_path / LOCK_NAME, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DeadlineExceededError):  # it holds the lock, but does not listen
+            calls.controller_status(timeout_s=0.1)
+        with socket.socket(socket.AF_UNIX) as ending, ThreadPoolExecutor(1) as pool:
+            ending.bind(str(tmp_path / control_socket.SOCKET_NAME))
+            ending.listen()
+            asked = pool.submit(calls.controller_status, timeout_s=60.0)
+            ending.accept()[0].close()
+            server = ControlServer(tmp_path, handle)
+            server.start()
+            assert asked.result() == ControllerStatus(7)
+            server.close()
 
 
 def test_one_version_is_served(state_dir: Path) -> None:

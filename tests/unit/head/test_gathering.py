@@ -116,6 +116,8 @@ def test_what_a_host_gives_is_there_once_all_of_it_is(world: World) -> None:
     assert found.problems == (("hccn", "no such command: hccn_tool"),)
     assert hosts_collected(world.attempt_dir) == ("n1",)
     assert hosts_awaited(world.state_dir, "j-0001", 1) == ("n2",)
+    gathered = world.attempt_dir / "n1" / "gathered"
+    assert [path for path in (gathered, *gathered.rglob("*")) if path.stat().st_mode & 0o077] == []
 
 
 def test_a_file_that_is_empty_is_there_too(world: World) -> None:

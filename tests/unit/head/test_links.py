@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 from ascendrun.core.errors import AgentVersionError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.agents.connections import Connections
-from ascendrun.head.protocol.agent_bootstrap import AgentImage
-from ascendrun.head.protocol.agent_messages import Ping, Pong
-from ascendrun.head.protocol.remote import AgentConnection, is_permanent, read_reply
+from ascendrun.head.protocol.agent_bootstrap import LOGIN_BYTES, AgentBootstrap, AgentImage
+from ascendrun.head.protocol.agent_messages import Ping, Pong, Processes
+from ascendrun.head.protocol.remote import FLOOD_FRAMES, AgentConnection, Reply, is_permanent, read_reply
 from ascendrun.head.ssh.transport import Receiver
 from ascendrun.node import wire
 from ascendrun.text import Text
@@ -44,8 +45,17 @@ class OtherAgent:
         receiver.on_data(self.data)
         return self
 
+    def send(self, data: bytes, *, deadline_s: float) -> None:
+        self.sent = getattr(self, "sent", b"") + data
+
     def close(self) -> None:
         pass
+
+
+HELLO = {
+    **dict.fromkeys(("root", "hostname", "boot_id", "user", "python", "python_version", "kernel", "arch"), "x"),
+    "cpus": 4,
+}
 
 
 class Deaf:
@@ -106,9 +116,61 @@ def test_an_agent_of_another_version_is_reported_with_the_fix() -> None:
     assert isinstance(old, AgentVersionError) and isinstance(old.message, Text) and old.message.values["agent"] is None
 
 
+def test_an_agent_of_the_version_before_is_used_for_what_it_has() -> None:
+    hello = {"event": "hello", "protocol": wire.PROTOCOL - 1, **HELLO}
+    link = connect(hello)
+    assert link.is_up, link.last_error
+    replies: list[Reply[Any]] = []
+    for request in (Processes("j.1"), Ping()):
+        link.call(request, deadline_s=60.0, done=replies.append)
+    assert [reply.error.code for reply in replies if reply.error is not None] == ["unknown-op"]
+
+
 def test_an_event_that_cannot_be_read_ends_the_connection() -> None:
     error = connect({"event": "data", "tag": "j.1", "file": "events"}).last_error
     assert error is not None and isinstance(error.message, Text) and error.message.key == "agent.invalid-data"
+
+
+NONSENSE = (None, True, -1, 1 << 70, 0.5, "x", "\0", [], [[]], {}, {"a": {}}, [1] * 50)
+
+
+def test_whatever_a_host_sends_is_that_hosts_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    luck = random.Random(7)
+    data = {"event": "data", "tag": "j.1", "file": "events", "generation": 0, "offset": 0}
+    hello = {"event": "hello", "protocol": wire.PROTOCOL, **HELLO}
+    frames = [hello, data, {"re": 1, "ok": True}, {"re": 1, "ok": False, "error": {"code": "x", "message": "y"}}]
+    for _ in range(400):
+        frame = dict(luck.choice(frames))
+        for name in luck.sample(sorted(frame), luck.randint(1, 2)):
+            frame[name] = luck.choice(NONSENSE)
+        error = connect(hello, frame).last_error
+        if error is not None:
+            assert isinstance(error, UnreachableError) and error.exit_code == 5 and isinstance(error.message, Text)
+            assert error.message.key in ("agent.invalid-data", "agent.other-version"), (frame, error.message)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_reply_with_a_wrong_type_is_an_error_of_the_host() -> None:
+    for value in NONSENSE:
+        reply = read_reply(Ping(), {"ok": False, "error": value}, b"")
+        assert reply.error is not None
+    assert read_reply(Ping(), {"ok": True, "at_ns": {}}, b"").error is not None
+
+
+def test_deep_json_is_no_frame() -> None:
+    deep = b'{"a":' * 100_000
+    with pytest.raises(wire.FrameError):
+        wire.FrameReader().feed(len(deep).to_bytes(4, "big") + bytes(4) + deep)
+
+
+def test_a_host_that_floods_is_cut() -> None:
+    beats = [{"event": "beat"}] * (FLOOD_FRAMES + 1)
+    error = connect({"event": "hello", "protocol": wire.PROTOCOL, **HELLO}, *beats).last_error
+    assert error is not None and isinstance(error.message, Text) and error.message.key == "agent.invalid-data"
+    bootstrap = AgentBootstrap("n1", AgentImage(b"", "", ""))
+    with pytest.raises(wire.FrameError):
+        for _ in range(LOGIN_BYTES // 65536 + 1):
+            bootstrap.feed(b"y" * 65536)
 
 
 def test_a_reply_that_cannot_be_read_is_an_error_of_the_request() -> None:

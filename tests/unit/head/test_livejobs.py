@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from ascendrun.core import node_messages
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.spec import JobSpec
-from ascendrun.core.jobs.inputs import NodeStaged, RankStarted, Tick
-from ascendrun.core.jobs.job import NodeProgress, Phase, State
+from ascendrun.core.jobs.checkpoints import ResumePoint
+from ascendrun.core.jobs.inputs import Diagnosed, HoldChanged, NodeStaged, RankStarted, ResumeChosen, Tick
+from ascendrun.core.jobs.job import Cause, NodeProgress, Phase, State
+from ascendrun.core.jobs.restart import Failure, Kind, PastAttempt, RestartPolicy
+from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.live_jobs import Guard, LiveJobs
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
@@ -46,7 +50,14 @@ class Live:
         self.links = Connections(Nowhere(), AgentImage(b"", "", ""), Deaf())  # type: ignore[arg-type]
         nobody: Any = Deaf
         self.jobs = LiveJobs(
-            folder, self.store, self.links, post=lambda call: call(), guard=Guard(), artifacts=nobody, samples=nobody
+            folder,
+            self.store,
+            self.links,
+            post=lambda call: call(),
+            guard=Guard(),
+            artifacts=nobody,
+            retention=Retention(),
+            samples=nobody,
         )
 
     def add(self, key: str) -> Any:
@@ -96,7 +107,7 @@ def test_a_job_for_which_an_action_cannot_be_done_ends_with_the_fault_and_the_pl
 ) -> None:
     runner = live.add("mine")  # without the plan that nodes are prepared by
     node = NodeProgress("n1", 0, Phase.REPORTED, (0,))
-    runner.job = replace(runner.job, state=State.STAGING, nodes=(node,), world_size=1)
+    runner.job = replace(runner.job, state=State.STAGING, hosts=("n1",), nodes=(node,), world_size=1)
     live.jobs.feed(runner.job.id, NodeStaged("n1"))
     live.jobs.work_off_events()
     live.jobs.work_off_events()
@@ -104,6 +115,20 @@ def test_a_job_for_which_an_action_cannot_be_done_ends_with_the_fault_and_the_pl
     why = job.reason.values["why"]
     assert job.is_terminal and (job.reason.key, why.key) == ("reason.preflight-failed", "reason.internal-error")
     assert "controller.log" in why.values["log"] and "Traceback" in capfd.readouterr().err
+
+
+def test_an_internal_error_in_one_job_loses_no_input_of_the_others(
+    live: Live, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bad, good = live.add("bad"), live.add("good")
+    bad.job = replace(bad.job, state=State.CHECKING, hosts=("n1",), nodes=(NodeProgress("n1", 0),))
+    before = bad.job
+    live.jobs.feed(good.job.id, HoldChanged("wang"))
+    live.jobs.feed(bad.job.id, ResumeChosen(ResumePoint(5, "hf", {})))  # a checkpoint that lies nowhere
+    live.jobs.feed(good.job.id, HoldChanged(None))
+    live.jobs.feed(good.job.id, HoldChanged("li"))
+    live.jobs.work_off_events()
+    assert (good.job.held_by, bad.job) == ("li", before) and "Traceback" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("trouble", "code", "generation"), [(CUT, "file-truncated", 0), (HELD, "file-unreadable", 1)])
@@ -115,3 +140,31 @@ def test_the_trouble_of_a_node_with_a_file_stands_in_the_story_of_the_job_whose_
     event = live.jobs.events_of(mine.job.id)[-1]
     assert (event.code, event.hosts, event.values["generation"]) == (code, ("n1",), generation)
     assert code not in [event.code for event in live.jobs.events_of(other.job.id)]
+
+
+@pytest.mark.parametrize(("kind", "is_closed", "strikes"), [(Kind.DEVICE, 1, 0), (Kind.HCCL, 0, 1), (Kind.INFRA, 0, 0)])
+def test_a_bad_device_closes_its_machine_a_bad_link_is_a_strike_and_a_reboot_nothing(
+    live: Live, kind: Kind, is_closed: int, strikes: int
+) -> None:
+    runner = live.add("job")
+    runner.job = replace(runner.job, state=State.STOPPING, cause=Cause.FAILURE, policy=RestartPolicy(9))
+    live.jobs.feed(runner.job.id, Diagnosed(1, Failure(kind, "x", ("n1",), (0,), "certain")))
+    live.jobs.work_off_events()
+    live.jobs.machines.tick()
+    records = live.store.machines()
+    assert sum(record.quarantine is not None for record in records) == is_closed
+    assert sum(len(record.strikes) for record in records) == strikes
+
+
+@pytest.mark.parametrize(("kind", "passed_over"), [(Kind.STORAGE, set()), (Kind.HCCL, {"n1"})])
+def test_a_restart_after_a_storage_failure_waits_for_space(live: Live, kind: Kind, passed_over: set[str]) -> None:
+    runner = live.add("full")
+    past = (PastAttempt(1, ("n1",), 1.0, 2.0, Failure(kind, "x")),)
+    job = replace(runner.job, state=State.STARTING, attempt=2, past=past, hosts=("n1",), nodes=(NodeProgress("n1", 0),))
+    runner.job = replace(job, policy=RestartPolicy(3))
+    runner._refuse("n1", node_messages.Failure("disk-full", "/ckpt is full"))
+    live.jobs.work_off_events()
+    assert set(runner.job.passed_over) == passed_over
+    if not passed_over:
+        assert (runner.job.state, runner.job.cause, runner.job.reason.key) == (State.BACKOFF, Cause.HELD, "reason.held")
+        assert runner.job.past == past, "a wait is no attempt"

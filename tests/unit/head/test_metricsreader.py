@@ -125,6 +125,29 @@ def test_the_goal_told_at_the_start_stands_beside_the_last_step(tmp_path: Path) 
     assert newest_values(tmp_path, 0, host="a") == {"step": 3, "total_steps": 50}
 
 
+def phase(name: str, state: str) -> str:
+    return json.dumps({"event": "phase", "phase": name, "state": state}) + "\n"
+
+
+def test_the_phase_is_told_while_it_lasts_also_before_the_first_step(tmp_path: Path) -> None:
+    begun, ended = phase("data", "begin"), phase("data", "end")
+    start = '{"event": "start", "total_steps": 50}\n'
+    for text, newest in [
+        (begun, {"phase": "data"}),
+        (ended, None),
+        (start, None),
+        (steps(1, 3), {"step": 3, "total_steps": 50}),
+        (phase("evaluation", "begin"), {"step": 3, "total_steps": 50, "phase": "evaluation"}),
+        (phase("data", "begin"), {"step": 3, "total_steps": 50, "phase": "data"}),
+        (phase("data", "end"), {"step": 3, "total_steps": 50, "phase": "evaluation"}),
+        (phase("evaluation", "end"), {"step": 3, "total_steps": 50}),
+        ('{"event": "phase", "phase": 5, "state": "begin"}\n', {"step": 3, "total_steps": 50}),
+        (steps(4, 4), {"step": 4, "total_steps": 50}),
+    ]:
+        write(tmp_path, "a", 0, text)
+        assert newest_values(tmp_path, 0, host="a") == newest, text
+
+
 def test_links_out_of_the_spool_are_not_followed(tmp_path: Path) -> None:
     write(tmp_path / "elsewhere", "a", 0, steps(1, 1))
     (tmp_path / "attempt").mkdir()

@@ -96,7 +96,7 @@ def test_earlier_attempts_keep_their_cause(state_dir: Path) -> None:
     for attempt, cause in ((1, "head-restarted"), (2, "user")):
         assert read_evidence(state_dir, stored, events, attempt=attempt, now_s=5000.0).cause == cause
     rebooted = read_evidence(state_dir, store.find("j-0005"), store.events("j-0005"), now_s=5000.0)
-    assert [host.host for host in rebooted.hosts if host.rebooted] == ["npu02"]
+    assert [host.host for host in rebooted.hosts if host.lost == "rebooted"] == ["npu02"]
     store.close()
 
 
@@ -111,7 +111,7 @@ def test_job_specs_with_old_keys_are_read_resumed_and_explained(state_dir: Path)
         assert (spec.checkpoint.dir, spec.checkpoint.grace_period_s) == ("/data/ckpt", 30.0)
         assert (spec.timeouts.run_s, spec.sampling.interval_s) == (86400.0, 10.0)
         assert spec.env == {"HCCL_EXEC_TIMEOUT": "600", "stage": "kept"}
-        assert [claim.ids for claim in claims_of(spec, submission.hosts)] == [(4, 5), (4, 5)]
+        assert [claim.ids for claim in claims_of(spec, submission.hosts).values()] == [(4, 5), (4, 5)]
         evidence = read_evidence(state_dir, stored, store.events(stored.job.id), now_s=5000.0)
         assert (evidence.device_type, evidence.launcher, evidence.exec_timeout_s) == ("npu", "none", 600.0)
     assert [stored.job.name for stored in store.live_jobs() if not stored.job.is_terminal] == ["running"]

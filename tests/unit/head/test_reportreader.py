@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
+from ascendrun.cli.report.page import list_tiles
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, NodeProgress, State
 from ascendrun.core.jobs.reasons import legacy
 from ascendrun.core.samples import DeviceSample, RankSample
 from ascendrun.head.spool.metrics_reader import find_metrics
+from ascendrun.head.state.job_files import write_plan
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.store import Store
-from ascendrun.health.report.data import Report
-from ascendrun.query.report_reader import find_report, read_first_rank
+from ascendrun.health.report.data import Fewer, Report
+from ascendrun.query.report_reader import find_report, read_first_rank, read_report
 
 BEGAN_S = 1_790_000_000.0
 STORY = [
@@ -129,6 +131,32 @@ def test_both_attempts_are_read_each_with_its_hosts_clock_taken_off(made: Path) 
         "ending": 5.0,
     }
     assert report.wall_s == 130.0 and report.cost.devices == 2 and report.cost.energy_kwh is None
+
+
+def test_a_report_compares_with_the_plan_and_with_the_same_training_on_fewer_ranks(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    for name, ranks, speed in (("one", 1, 100.0), ("other", 1, 7.0), ("four", 4, 300.0)):
+        batch = {"global_batch_size": 8 * ranks, "hidden_size": 8 if name == "other" else 64}
+
+        def make(job_id: str, head_id: str, name: str = name, ranks: int = ranks) -> Job:
+            times = {"created_at_s": BEGAN_S, "ended_at_s": BEGAN_S + 60}
+            own = {"grace_s": 1, "start_s": 1, "state": State.SUCCEEDED, "attempt": 1, "world_size": ranks}
+            return Job(id=job_id, name=name, run="r", hosts=("a",), **times, **own)
+
+        spec = {"program": "trajectory", "args": batch, "devices": {"type": "cpu"}}
+        job = store.add_job(key=name, make_job=make, spec=spec, hosts=[], trees=[], file=None, now_s=BEGAN_S)
+        line = {"step": 1, "at_s": BEGAN_S + 9, "step_s": 1.0, "tokens_per_s": speed, "samples_per_s": 9.0, "mfu": 0.4}
+        folder = tmp_path / "jobs" / job.id / "attempt-1" / "a"
+        folder.mkdir(parents=True)
+        (folder / "rank-0.metrics.0").write_text(json.dumps(line) + "\n")
+    write_plan(tmp_path, job.id, {"tokens_per_s": [250.0, 500.0], "memory_bytes": [2.0**30, 2.0**31]})
+    report = read_report(store, tmp_path, "four", now_s=BEGAN_S + 60)
+    store.close()
+    assert report.fewer == Fewer("j-0001", 1, 0.75) and report.measured["tokens_per_s"] == 300.0
+    tiles = {label: value for value, label in list_tiles(report)}
+    assert "300 tokens/s, 9 samples/s, MFU 40.0%" in tiles.values() and "75.0%" in tiles.values()
+    assert tiles["tokens/s, measured (planned)"] == "300 (250 – 500)"
+    assert tiles["memory of a device, measured (planned)"].startswith("– (")
 
 
 def test_energy_is_that_of_the_jobs_own_devices(made: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.jobs import inputs, reasons
 from ascendrun.core.jobs.inputs import JobInput
-from ascendrun.core.jobs.job import Exit, Job
+from ascendrun.core.jobs.job import Exit, Job, Leftover
 from ascendrun.core.jobs.lifecycle import Step, advance, resume
 from ascendrun.core.jobs.schedule import check_dependency
 from ascendrun.core.notices import notice_of
@@ -66,7 +66,7 @@ class Life:
     def check(self) -> None:
         self.feed(
             inputs.WaitingForNodes(reasons.nodes_in_use("j-0099", "other", ["npu01"])),
-            inputs.NodesAvailable(),
+            inputs.NodesFree(HOSTS),
             inputs.NodeReported("npu01", "boot1", 0.0),
             inputs.NodeReported("npu02", "boot2", 0.01),
             inputs.Checked(((Finding("disk-low", Severity.WARN, ("npu01",)), "disk is 93% full"),)),
@@ -112,7 +112,7 @@ def rank_failure(store: Store) -> None:
     life.feed(
         inputs.RankHungAtExit("npu01", 0, "idle", 60.0), inputs.RankExited("npu02", 3, Exit(7, None, 10**12, False))
     )
-    life.feed(inputs.NodeEnded("npu01", (4711,)), inputs.NodeEnded("npu02"))
+    life.feed(inputs.NodeEnded("npu01", (Leftover(4711),)), inputs.NodeEnded("npu02"))
 
 
 def refused(store: Store) -> None:
@@ -125,7 +125,7 @@ def rebooted(store: Store) -> None:
     life = Life(store, "rebooted")
     life.run()
     life.record("unreachable", "npu02")
-    life.feed(inputs.NodeRebooted("npu02"), inputs.NodeEnded("npu01"))
+    life.feed(inputs.NodeLost("npu02", "rebooted"), inputs.NodeEnded("npu01"))
 
 
 def start_timeout(store: Store) -> None:
@@ -181,7 +181,7 @@ def facts(state_dir: Path, stored: StoredJob, store: Store) -> dict[str, Any]:
         found[f"attempt {attempt}"] = (
             evidence.cause,
             evidence.reason.key if evidence.reason is not None else None,
-            [(host.host, host.rebooted, host.reachable) for host in evidence.hosts],
+            [(host.host, host.lost, host.reachable) for host in evidence.hosts],
             [event.code for event in evidence.events],
             (diagnosis.code, diagnosis.confidence, diagnosis.hosts, diagnosis.ranks, diagnosis.retry),
         )

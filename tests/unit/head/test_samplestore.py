@@ -260,12 +260,14 @@ def test_a_refused_batch_leaves_nothing_and_the_next_one_is_whole(store: SampleS
     assert store.newest(since_s=0).devices == (device(T, host="new", number=8),)
 
 
-def test_a_broken_file_is_told_with_the_way_out(tmp_path: Path) -> None:
+def test_a_broken_file_is_refused_to_readers_and_replaced_by_the_controller(tmp_path: Path) -> None:
     (tmp_path / "samples.db").write_bytes(b"no database at all" * 100)
-    for open_it in (SampleStore.open, SampleStore.open_for_reading):
-        with pytest.raises(StoreUnusableError) as caught:
-            open_it(tmp_path)
-        assert "samples.db" in str(caught.value.message) and caught.value.hint.key == "samples.move-aside"
+    with pytest.raises(StoreUnusableError) as caught:
+        SampleStore.open_for_reading(tmp_path)
+    assert caught.value.message.key == "store.damaged"
+    with SampleStore.open(tmp_path) as store:
+        store.add([device(T)])
+        assert store.set_aside_at is not None and store.set_aside_at.read_bytes().startswith(b"no database")
 
 
 def test_a_file_of_a_newer_version_is_left_alone(store: SampleStore, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.errors import InvalidInputError
-from ascendrun.core.settings import load_settings, user_file
+from ascendrun.core.settings import LIMITS, load_settings, user_file, view_settings
 from ascendrun.head.state.state_dir import make_spool_dir
 
 
@@ -32,6 +32,8 @@ def test_a_stronger_source_wins_and_says_so(tmp_path: Path) -> None:
         "hostfile": str(system),
         "transport": "default",
         "lang": "default",
+        "idle_check_s": "default",
+        **dict.fromkeys(LIMITS, "default"),
     }
 
 
@@ -82,3 +84,19 @@ def test_a_spool_is_private_at_every_level_whatever_the_umask(tmp_path: Path) ->
         os.umask(before)
     levels = [folder, *list(folder.parents)[:3]]
     assert [stat.S_IMODE(level.stat().st_mode) for level in levels] == [0o700] * 4
+
+
+def test_limits_are_given_in_their_unit_and_kept_in_bytes_and_seconds(tmp_path: Path) -> None:
+    file = write(tmp_path / "user.yaml", "keep_jobs_days: 1.5\npull_job_gib: 2\n")
+    settings = load_settings({"HOME": "/h"}, files=[file])
+    assert (settings.retention.keep_jobs_s, settings.retention.pull_job_bytes) == (129_600, 2 << 30)
+    shown = {view.name: view.value for view in view_settings(settings)}
+    assert (shown["keep_jobs_days"], shown["pull_job_gib"], shown["pull_error_mib"]) == ("1.5", "2", "16")
+    with pytest.raises(InvalidInputError):
+        load_settings({"HOME": "/h", "ASCENDRUN_KEEP_NODE_GIB": "-1"}, files=[])
+
+
+@pytest.mark.parametrize("text, value", [("off", None), ("600", 600.0)])
+def test_idle_hosts_are_checked_at_an_interval_or_never(tmp_path: Path, text: str, value: float | None) -> None:
+    settings = load_settings({"ASCENDRUN_IDLE_CHECK_S": text, "HOME": str(tmp_path)}, files=[])
+    assert settings.idle_check_s == value

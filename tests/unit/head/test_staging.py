@@ -10,10 +10,11 @@ import pytest
 
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.plan import Tree
+from ascendrun.core.pulse import JobSight
 from ascendrun.head.protocol.agent_messages import HasTreeReply
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.survey import staging
-from ascendrun.query.views import Reachability, reason_now
+from ascendrun.query.views import state_now
 from ascendrun.text import Text
 
 JOB = Job(id="j-0001", name="a", run="r", hosts=("n1", "n2"), grace_s=0.0, start_s=600.0, created_at_s=0.0, since_s=0.0)
@@ -37,10 +38,20 @@ def test_bytes_are_counted_as_they_arrive_and_when_they_are_there(tmp_path: Path
     assert seen == [0, 0, 4, 8, 10] and (push.done_bytes, push.total_bytes) == (17, 17)
 
 
+def test_nodes_that_share_a_home_wait_for_one_of_them() -> None:
+    begun: dict[str, Callable[[], None]] = {}
+    staging.push_once_per_home(("n1", "n2", "n3", "n4"), {"n1": "n3", "n3": "n3", "n4": "n3"}, begun.__setitem__)
+    assert list(begun) == ["n1", "n2"]
+    begun["n2"]()
+    assert list(begun) == ["n1", "n2"]
+    begun["n1"]()
+    assert list(begun) == ["n1", "n2", "n3", "n4"]
+
+
 def test_the_reason_of_a_staging_job_has_bytes_share_and_slow_hosts() -> None:
     job = replace(JOB, state=State.STAGING)
-    reason = reason_now(job, Reachability(staged={"n1": (100, 100), "n2": (20, 100)}))
+    _, reason = state_now(job, JobSight(True, staged={"n1": (100, 100), "n2": (20, 100)}))
     assert isinstance(reason, Text) and reason.key == "state.staging-slow"
     assert reason.values == {"done": 120, "total": 200, "share": 0.6, "nodes": 2, "hosts": ["n2"]}
-    assert reason_now(job, None) == job.reason
-    assert reason_now(JOB, Reachability(staged={"n1": (1, 2)})) == JOB.reason
+    assert state_now(job, JobSight(True)) == ("STAGING", job.reason)
+    assert state_now(JOB, JobSight(True, staged={"n1": (1, 2)})) == ("QUEUED", JOB.reason)

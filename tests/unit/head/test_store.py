@@ -15,8 +15,9 @@ import pytest
 
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, State
+from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, Request, State
 from ascendrun.core.jobs.reasons import legacy
+from ascendrun.head.state.head_file import HeadFile
 from ascendrun.head.state.state_dir import StoreUnusableError, filesystem_of
 from ascendrun.head.state.store import LostLeaseError, Store
 
@@ -28,7 +29,9 @@ def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:
         id=job_id,
         name=name,
         run=f"{head_id}-{job_id}",
-        hosts=("a",),
+        hosts=(),
+        pool=("a",),
+        request=Request(1),
         grace_s=1,
         start_s=1,
         created_at_s=1.0,
@@ -126,18 +129,21 @@ def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "state.db") as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
+    head = HeadFile.load(tmp_path)
+    assert head is not None
+    replace(head, schema=99).write(tmp_path)
     with pytest.raises(StoreUnusableError, match=".") as caught:
         Store.open(tmp_path)
     assert caught.value.message.key == "store.newer"
     assert "ASCENDRUN_STATE_DIR" in str(caught.value.hint)
 
 
-def test_a_file_that_is_no_database_is_refused_not_overwritten(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_kept_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(b"this is a letter, not a database\n" * 100)
-    with pytest.raises(StoreUnusableError):
-        Store.open(tmp_path)
-    assert path.read_bytes().startswith(b"this is a letter")
+    with Store.open(tmp_path) as store:
+        assert store.set_aside_at is not None and store.set_aside_at.read_bytes().startswith(b"this is a letter")
+        assert store.set_aside_at.parent.stat().st_mode & 0o077 == 0 and store.all_jobs() == ()
 
 
 def test_names_find_the_newest_and_ids_may_be_shortened(tmp_path: Path) -> None:

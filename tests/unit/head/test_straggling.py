@@ -89,7 +89,7 @@ class Desk:
 
     def look(self, job: Job) -> None:
         self.straggling.check([job])
-        self.calls.get(timeout=30)()
+        self.calls.get(timeout=60)()
 
 
 def make_job(state: State = State.RUNNING) -> Job:

@@ -136,6 +136,7 @@ def _host_answers(number, address):
         "addresses": ran(f"1: lo    inet 127.0.0.1/8 scope host lo\n2: eth0    inet {address}/24 scope global eth0\n"),
         "sshd": ran("maxstartups 100:30:200\nmaxsessions 64\n"),
         "logind": {"texts": {}},
+        "null-device": ran("character special file 1,3 666\n"),
         "linger": {"names": []},
         "python": ran(f"{json.dumps(python)}\n"),
         "environ": ran("".join(f"{key}={value}\0" for key, value in environ.items())),

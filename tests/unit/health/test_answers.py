@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.comparison import fact_rows
 from ascendrun.health.env_view import make_env_report, mask, write_env_file
+from ascendrun.health.survey import scripts
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.connection_test_plan import (
     ALL_PAIRS_UP_TO,
@@ -18,6 +23,7 @@ from ascendrun.health.survey.connection_test_plan import (
     plan_connection_tests,
 )
 from ascendrun.health.survey.facts import NodeFacts, PythonFacts
+from ascendrun.health.survey.npu_scripts import GPUS as GPU_SCRIPT
 from ascendrun.health.survey.parsers import (
     read_addresses,
     read_logind,
@@ -179,9 +185,9 @@ def test_few_hosts_try_every_pair_and_many_try_a_sample_in_which_nobody_is_left_
 
 
 def test_ports_are_those_that_are_free_everywhere():
-    assert choose_ports((20001, 20002, 20003), [[20001], [20002]], device_type="cpu") == (20003,)
-    assert choose_ports((20001,), [[60000, 60001]], device_type="npu") == (20001, 60002)
-    assert choose_ports((20001,), [[20001]], device_type="cpu") == ()
+    assert choose_ports((20001, 20002, 20003), (), [[20001], [20002]]) == (20003,)
+    assert choose_ports((20001,), (61024, 61056, 61088), [[61055], []]) == (20001, 61056)
+    assert choose_ports((20001,), (61024,), [[20001], [61024]]) == ()
 
 
 def report_of(host, routes):
@@ -268,3 +274,77 @@ def test_the_table_shows_the_majority_first_then_outliers_then_who_is_not_known(
     assert rows["kernel"] == [("5.10", 4), ("4.19", 1), (None, 1)]
     assert rows["python"] == [("3.9.1", 1), (None, 5)]
     assert "torch" not in rows
+
+
+GPUS = """@@ gpus
+index, pci.bus_id
+0, 00000000:3B:00.0
+1, 00000000:86:00.0
+
+@@= 0
+@@ apps
+gpu_bus_id, pid, used_gpu_memory [MiB]
+00000000:86:00.0, 4242, 512 MiB
+00000000:86:00.0, 4243, [N/A]
+00000000:3B:00.0, 4244, 30 MiB
+00000000:3B:00.0, 4245, 9000 MiB
+
+@@= 0
+@@ owners
+4242\talice\t\tpython notebook.py
+4244\troot\t\tnvidia-cuda-mps-server
+4245\tbob\thead-j-7.2\tpython train.py
+
+@@= 0
+"""
+
+
+def test_processes_on_gpus_are_read_with_their_owners_and_those_of_attempts_are_not_foreign():
+    found = read_results({"gpu-processes": {"out": GPUS}})["gpu-processes"]
+    assert [(one.pid, one.device, one.memory_mb, one.is_foreign) for one in found] == [
+        (4242, 1, 512, True),
+        (4243, 1, None, True),
+        (4244, 0, 30, False),
+        (4245, 0, 9000, False),
+    ]
+    assert found[0].owner is not None and found[0].owner.user == "alice" and found[1].owner is None
+
+
+@pytest.mark.parametrize("out", ["", "@@ none\n\n@@= 0\n", GPUS.partition("@@ apps")[0], GPUS.replace("pid", "x")])
+def test_without_an_answer_of_nvidia_smi_the_processes_on_gpus_are_unknown(out):
+    assert read_results({"gpu-processes": {"out": out}}).get("gpu-processes") is None
+
+
+def test_the_script_asks_nvidia_smi_and_names_the_owner_of_each_process(tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\ncase $1 in\n*index*) printf 'index, pci.bus_id\\n0, 00000000:3B:00.0\\n';;\n"
+        f"*) printf 'gpu_bus_id, pid, used_gpu_memory [MiB]\\n00000000:3B:00.0, {os.getpid()}, 5 MiB\\n"
+        "00000000:3B:00.0, 4194303, 5 MiB\\n';;\nesac\n"
+    )
+    tool.chmod(0o755)
+
+    def ask(**more):
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **more}
+        done = subprocess.run(["sh", "-c", GPU_SCRIPT], env=env, stdout=subprocess.PIPE, text=True, check=True)
+        return read_results({"gpu-processes": {"out": done.stdout}}).get("gpu-processes")
+
+    mine, gone = ask()
+    assert (mine.pid, mine.device, gone.pid, gone.owner) == (os.getpid(), 0, 4194303, None)
+    assert mine.owner is not None and "python" in mine.owner.command
+    assert ask(ASCENDRUN_SIM_ROOT=str(tmp_path)) is None, "a simulated node has no GPUs of this machine"
+
+
+def test_locks_of_torch_extensions_are_listed_with_whether_a_process_holds_them(tmp_path):
+    paths = [tmp_path / "torch_extensions" / part / "lock" for part in ("py310_cpu/left", "held", "a/b/too-deep")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.touch()
+        os.utime(path, (1, 1))
+    with open(paths[1], "rb"):
+        for env in ({"XDG_CACHE_HOME": str(tmp_path)}, {"TORCH_EXTENSIONS_DIR": str(tmp_path / "torch_extensions")}):
+            done = subprocess.run([sys.executable, "-c", scripts.VERSIONS, "cpu"], capture_output=True, env=env)
+            python = read_python(ran(done.stdout.decode()))
+            assert set(python.locks) == {str(paths[0]), str(paths[1])} and python.locks[str(paths[1])] is None
+            assert python.locks[str(paths[0])] > 1e9
+    assert python.version and python.modules is not None and read_python(ran('{"locks": 3}')).locks == {}

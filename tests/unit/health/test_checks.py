@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from dataclasses import fields, replace
 from string import Formatter
 
@@ -16,6 +17,7 @@ from ascendrun.core.findings import Finding, Severity, fold_findings
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.spec import parse_stages
 from ascendrun.core.jobs.plan import Folders, make_plan
+from ascendrun.core.network import candidate_bases
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.checks import CHECKS, NPU_CHECKS, RENAMED, choose_checks, run_checks
 from ascendrun.health.comparison import finding_line
@@ -23,6 +25,7 @@ from ascendrun.health.survey.check_context import CheckContext, compare
 from ascendrun.health.survey.facts import (
     ConnectionTest,
     Disk,
+    Lease,
     NodeFacts,
     PathSize,
     PortHolder,
@@ -32,8 +35,9 @@ from ascendrun.health.survey.facts import (
     Unreached,
     WriteResult,
 )
-from ascendrun.health.survey.npu_facts import InstallFiles, NpuFacts
+from ascendrun.health.survey.npu_facts import GpuProcess, InstallFiles, NpuFacts, Owner
 from ascendrun.health.texts import finding_texts, fix_of, hint_of, message_of, templates
+from ascendrun.query.host_views import make_device_uses
 from ascendrun.text import LANGUAGES, PSEUDO, from_json, to_json, translations
 
 GIB = 1 << 30
@@ -162,6 +166,7 @@ PLANTED = {
     "disk-full": ({"disks": {"/ckpt": Disk("/ckpt", 0, 900 * GIB, 5, 10)}}, Severity.FAIL),
     "disk-low": ({"disks": {"/ckpt": Disk("/ckpt", 500 << 20, 900 * GIB, 10**6, 10**6)}}, Severity.WARN),
     "inodes-low": ({"disks": {"/ckpt": Disk("/ckpt", GIB * 90, 900 * GIB, 0, 10**6)}}, Severity.FAIL),
+    "null-device-broken": ({"null_device": "regular file 0,0 644"}, Severity.FAIL),
     "shm-missing": ({"disks": {"/dev/shm": Disk("/dev", GIB, GIB)}}, Severity.WARN),
     "shm-small": ({"disks": {"/dev/shm": Disk("/dev/shm", 64 << 20, 64 << 20)}}, Severity.WARN),
     "shm-full": ({"disks": {"/dev/shm": Disk("/dev/shm", 1 << 20, 700 * GIB)}}, Severity.WARN),
@@ -196,6 +201,14 @@ PLANTED = {
     "setup-failed": ({"python": PythonFacts(setup="failed", error="set_env.sh: No such file")}, Severity.FAIL),
     "python-missing": ({"python": PythonFacts(setup="no-command", error="exit code 127")}, Severity.FAIL),
     "python-broken": ({"python": PythonFacts(error="libpython3.10.so: cannot open")}, Severity.FAIL),
+    "python-slow": (
+        {"python": PythonFacts(setup="failed", error="killed after 8 s"), "late": ("python",)},
+        Severity.WARN,
+    ),
+    "build-lock-left": (
+        {"python": PythonFacts(version="3.10.13", locks={"/c/op/lock": 601.0, "/c/new/lock": 9.0, "/c/x/lock": None})},
+        Severity.WARN,
+    ),
     "python-differs": ({"python": PythonFacts(version="3.8.10")}, Severity.WARN),
     "python-patch-differs": ({"python": PythonFacts(version="3.10.2")}, Severity.NOTE),
     "package-differs": (
@@ -209,9 +222,13 @@ PLANTED = {
     "interface-missing": ({"environ": {"GLOO_SOCKET_IFNAME": "enp9"}}, Severity.FAIL),
     "variable-differs": ({"environ": {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/opt/old"}}, Severity.NOTE),
 }
+BASES = candidate_bases("doctor", {})
 NPU_PLANTED = {
-    "hccl-port-taken": ({"taken_ports": {60000: PortHolder(0, 77, "python old.py")}}, Severity.FAIL),
-    "ports-not-reserved": ({"port_ranges": ((32768, 60999), ())}, Severity.WARN),
+    "hccl-port-taken": (
+        {"taken_ports": {base + 31: PortHolder(0, 77, "python old.py") for base in BASES}},
+        Severity.WARN,
+    ),
+    "ports-not-reserved": ({"port_ranges": ((1024, 65535), ((60000, 60031),))}, Severity.WARN),
     "variable-wrong": ({"environ": {"HCCL_CONNECT_TIMEOUT": "soon"}}, Severity.FAIL),
     "variable-conflict": ({"environ": {"HCCL_CONNECT_TIMEOUT": "3000"}}, Severity.WARN),
     "if-ip-foreign": ({"environ": {"HCCL_IF_IP": "10.0.0.1"}}, Severity.FAIL),
@@ -303,6 +320,17 @@ def test_two_names_of_one_machine_are_told_but_containers_of_one_machine_are_two
     assert run_checks(world(*local)) == ()
 
 
+def test_nodes_that_share_a_home_are_told_once_and_others_are_not_counted_in():
+    shared = {"neighbours": ("k1", "k3"), "machine_key": "k2"}
+    first, third = sound("n1", machine_key="k1", neighbours=()), sound("n3", machine_key="k3", neighbours=("k1",))
+    (one,) = found(world(first, sound("n2", **shared), third), "home-shared")
+    assert one.severity is Severity.NOTE and one.hosts == NAMES and one.values["path"] == "/root/.ascendrun"
+    (one,) = found(world(first, sound("n2", **{**shared, "root": "/other"}), third), "home-shared")
+    assert one.hosts == ("n1", "n3")
+    local = [sound(name, is_local=True, root=f"/state/{name}", machine_key="k1", neighbours=()) for name in NAMES]
+    assert not found(world(*local), "home-shared")
+
+
 def test_every_way_of_not_being_reached_has_its_own_code():
     reasons = {
         "auth-failed": "auth-failed",
@@ -328,11 +356,44 @@ def test_the_users_own_master_port_must_be_free_where_the_ranks_meet():
     assert found(world(job=job), "port-ephemeral")[0].severity is Severity.NOTE
 
 
-def test_ports_of_a_running_job_are_a_note_unless_another_job_wants_them():
-    ours = sound("n2", taken_ports={60000: PortHolder(0, 77, "python train.py", "h-j-9.1")})
-    (one,) = found(world(ours, family="npu"), "hccl-port-taken")
-    assert one.severity is Severity.NOTE and one.values["holder"].values["run_id"] == "h-j-9.1"
-    assert found(world(ours, family="npu", job=JOB % "npu"), "hccl-port-taken")[0].severity is Severity.FAIL
+def test_ports_of_a_running_job_stop_another_job_if_no_block_of_its_choice_is_free():
+    holder = PortHolder(0, 77, "python train.py", "h-j-9.1")
+    job = JOB % "npu" + "env: {HCCL_IF_BASE_PORT: 60000}\n"
+    for port in (60000, 60031):
+        world_of_job = world(sound("n2", taken_ports={port: holder}), family="npu", job=job)
+        (one,) = found(world_of_job, "hccl-port-taken")
+        assert one.severity is Severity.FAIL and one.values["holder"].values["run_id"] == "h-j-9.1"
+    one_block = sound("n2", taken_ports={BASES[0]: holder})
+    assert not found(world(one_block, family="npu"), "hccl-port-taken")
+    assert not found(world(sound("n2", taken_ports={60000: holder}), family="npu"), "hccl-port-taken")
+
+
+def test_devices_that_another_run_has_leased_stop_a_job_that_would_use_them():
+    ours = [Lease("npu", str(number), number, "wang", 1.0, "h-j-9.1") for number in (0, 7)]
+    (one,) = found(world(sound("n2", leases=tuple(ours)), family="npu", job=JOB % "npu"), "device-leased")
+    assert (one.severity, one.hosts, one.values["device"]) == (Severity.FAIL, ("n2",), 0)
+    assert (one.values["run"], one.values["user"]) == ("h-j-9.1", "wang")
+    assert not found(world(sound("n2", leases=tuple(ours)), family="npu"), "device-leased")
+    used = world(sound("n2", leases=tuple(ours)), family="npu", job=JOB % "npu")
+    (one,) = [one for one in run_checks(used, skip=["device_lease"]) if one.code == "device-leased"]
+    assert one.severity is Severity.WARN, "a job that skips the check learns what it shares its devices with"
+
+
+def test_a_process_on_a_gpu_that_belongs_to_no_run_is_named_and_prevents_no_start():
+    alice = GpuProcess(4242, 0, 512, Owner("alice", "python notebook.py"))
+    others = (GpuProcess(4243, 7, None), GpuProcess(4244, 0, 9, Owner("bob", "python x.py", "h-j-9.1")))
+    node = sound("n2", gpu_processes=(alice, *others))
+    mine, elsewhere = found(world(node, family="cuda", job=JOB % "cuda"), "gpu-busy")
+    assert (mine.severity, elsewhere.severity) == (Severity.WARN, Severity.NOTE)
+    assert (mine.hosts, mine.values["gpu"], mine.values["user"]) == (("n2",), 0, "alice")
+    assert (mine.values["command"], mine.values["memory_mb"]) == ("python notebook.py", 512)
+    assert elsewhere.values["user"] == "?", "it is in a container"
+    assert {one.severity for one in found(world(node, family="cuda"), "gpu-busy")} == {Severity.WARN}
+    rows = make_device_uses(world(node, family="cuda"))
+    assert [(one.type, one.device, one.pid, one.user) for one in rows] == [
+        ("cuda", 0, 4242, "alice"),
+        ("cuda", 7, 4243, None),
+    ]
 
 
 def test_torch_that_cannot_be_imported_stops_a_job_but_is_a_note_in_a_plain_login():
@@ -458,9 +519,32 @@ def test_every_code_of_the_hosts_checks_is_planted_here():
     codes = {code for check in CHECKS if check not in NPU_CHECKS for code in check.codes}
     elsewhere = {
         "unreachable", "auth-failed", "host-key-unknown", "host-key-changed", "no-python", "limit-locked",
-        "same-machine", "port-taken", "port-ephemeral", "torch-import", "torch-missing",
+        "same-machine", "port-taken", "port-ephemeral", "torch-import", "torch-missing", "home-shared", "device-leased",
+        "gpu-busy", "checkpoints-local",
     }  # fmt: skip
     assert codes - elsewhere == set(PLANTED) | set(NPU_PLANTED)
+
+
+def test_two_paths_on_a_full_disk_are_one_fault_though_its_free_space_changes():
+    first, second = (Disk(path, free, 900 * GIB, 5, 10, "ext4", False, 259) for path, free in (("/a", 0), ("/b", 4096)))
+    other = replace(first, at="/c", device=260)
+    (one,) = found(world(sound("n2", disks={"/a": first, "/b": second})), "disk-full")
+    assert one.values == {"path": "/a", "free": 0}
+    assert len(found(world(sound("n2", disks={"/a": first, "/b": second, "/c": other})), "disk-full")) == 2
+
+
+def test_checkpoints_on_the_nodes_own_disks_are_told_to_jobs_that_restart():
+    def on(kind, is_remote, restarts=3, hosts=NAMES, **more):
+        disks = {"/ckpt": Disk("/ckpt", 900 * GIB, 1000 * GIB, 10**8, 10**8, kind, is_remote)}
+        job = f"{JOB % 'cpu'}checkpoint: {{dir: /ckpt}}\nrestart: {{max_restarts: {restarts}}}\n"
+        return found(world(*(sound(host, disks=disks, **more) for host in hosts), job=job), "checkpoints-local")
+
+    (local,) = on("xfs", False)
+    assert (local.severity, local.hosts) == (Severity.WARN, tuple(NAMES))
+    assert local.values == {"path": "/ckpt", "kind": "xfs"}
+    assert on("xfs", False, hosts=NAMES[:1])[0].hosts == tuple(NAMES[:1])
+    assert not on("nfs4", True) and not on(None, None) and not on("xfs", False, restarts=0)
+    assert not on("ext4", False, is_local=True)
 
 
 def test_a_program_of_ours_needs_torch():
@@ -496,3 +580,22 @@ def test_who_could_not_be_asked_is_neither_majority_nor_outlier():
         {"value": "2", "hosts": ("c", "d")},
         {"value": "1", "hosts": ("a",)},
     ]
+
+
+def test_a_lock_that_a_process_of_any_node_holds_is_of_a_running_build():
+    left, held = PythonFacts(locks={"/home/me/op/lock": 5000.0}), PythonFacts(locks={"/home/me/op/lock": None})
+    assert found(world(sound("n2", python=left)), "build-lock-left")
+    assert not found(world(sound("n2", python=left), sound("n1", python=held)), "build-lock-left")
+
+
+def test_the_shown_command_starts_the_interpreter_in_the_environment_of_the_job(tmp_path):
+    setup = "export FROM_SETUP='it'\\''s'\n# sources set_env.sh\nexport AND=\"$FROM_ENV\\\\t\""
+    python = tmp_path / "py"
+    python.write_text('#!/bin/sh\nprintf "%s|" "$FROM_ENV" "$FROM_SETUP" "$AND" "$@"\n')
+    python.chmod(0o755)
+    job = f"command: [./x]\npython: {python}\nenv: {{FROM_ENV: 'a b'}}\nsetup: {json.dumps(setup)}\n"
+    (one,) = found(world(sound("n2", python=PythonFacts(error="broken")), job=job), "python-broken")
+    shown = subprocess.run(["bash", "-c", one.values["command"]], capture_output=True, check=True).stdout
+    assert shown.decode() == "a b|it's|a b\\t|-c|print(1)|"
+    (plain,) = found(world(sound("n2", python=PythonFacts(error="broken"))), "python-broken")
+    assert plain.values["command"] == "python3 -c 'print(1)'"

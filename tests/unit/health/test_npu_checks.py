@@ -10,6 +10,7 @@ import pytest
 
 from ascendrun.core.findings import Severity
 from ascendrun.health.checks import NPU_CHECKS, run_checks
+from ascendrun.health.checks.npu import unowned_memory
 from ascendrun.health.comparison import finding_line
 from ascendrun.health.survey.npu_facts import DeviceNode
 from ascendrun.health.texts import fix_of
@@ -92,6 +93,20 @@ def test_what_a_planned_job_does_not_take_does_not_stop_it():
         nodes = [node("n1", **RESERVED), node("n2", None, fault, **RESERVED)]
         assert the(world(*nodes, per_node=4), code).severity is Severity.WARN, code
         assert the(world(*nodes, per_node=8), code).severity is Severity.FAIL, code
+
+
+@pytest.mark.parametrize("devices, severity", [(8, Severity.FAIL), (4, Severity.WARN)])
+def test_memory_beyond_that_of_earlier_starts_keeps_its_device_from_the_next_job(devices, severity):
+    idle = unowned_memory(node("n1").npu, is_idle=True)
+    assert set(idle) == set(range(8)) and unowned_memory(node("n1", None, ("ghost_process", 6)).npu).keys() == set(idle)
+    ill = world(node("n1", None, ("hbm_held", 5), **RESERVED), per_node=devices)
+    assert the(ill, "hbm-owner-unknown").severity is Severity.WARN, "no earlier start is known"
+    ill = replace(ill, idle_memory={"n1": idle})
+    found = the(ill, "hbm-not-released")
+    assert (found.severity, found.values["npus"]) == (severity, (5,)) and found.values["memory_mb"] > 1000
+    assert "hbm-owner-unknown" not in codes(ill)
+    well = replace(world(node("n1", **RESERVED), per_node=8), idle_memory={"n1": idle})
+    assert "hbm-not-released" not in codes(well)
 
 
 def test_one_node_alone_trains_without_its_ports():

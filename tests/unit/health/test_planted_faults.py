@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from ascendrun.core.network import candidate_bases
 from ascendrun.head.protocol.control_messages import SurveyReply
+from ascendrun.head.survey.survey_reader import read_world
 from ascendrun.health.checks import CHECKS, run_checks
-from ascendrun.query.survey_reader import read_world
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
 from ascendrun.sim.ascend.tool.families import FAMILIES
 
@@ -97,6 +98,7 @@ OF_THE_NPUS = [
 ]
 
 # What the raw answers say: the code, and what stands at a place of the answer instead of the sound value.
+HOLDER = {"uid": 0, "pid": 77, "command": "python old.py"}
 OF_THE_ANSWERS = [
     ("npu-smi-unreadable", {"results.npu-smi": ran(section("info", "\x00\x9f{]]\x1bGW\n\x07~~"))}),
     ("npu-smi-missing", {"results.npu-smi": ran(section("none", ""))}),
@@ -124,6 +126,7 @@ OF_THE_ANSWERS = [
     ("disk-full", {f"results.disk.disks.{ROOT}": disk(free_bytes=0)}),
     ("disk-low", {"results.disk.disks./tmp": disk(free_bytes=500 << 20)}),
     ("inodes-low", {"results.disk.disks./tmp": disk(free_inodes=0)}),
+    ("null-device-broken", {"results.null-device": ran("regular empty file 0,0 644\n")}),
     ("shm-small", {"results.disk.disks./dev/shm": disk(at="/dev/shm", free_bytes=64 << 20, total_bytes=64 << 20)}),
     ("shm-missing", {"results.disk.disks./dev/shm": disk(at="/dev")}),
     ("directory-hangs", {f"results.write.folders.{ROOT}": {"at": ROOT, "late": True}}),
@@ -150,8 +153,8 @@ OF_THE_ANSWERS = [
             ]
         },
     ),
-    ("hccl-port-taken", {"results.ports.taken": {"60000": {"uid": 0, "pid": 77, "command": "python old.py"}}}),
-    ("ports-not-reserved", {"results.port-ranges.texts./proc/sys/net/ipv4/ip_local_reserved_ports": "\n"}),
+    ("hccl-port-taken", {"results.ports.taken": {str(base): HOLDER for base in candidate_bases("doctor", {})}}),
+    ("ports-not-reserved", {"results.port-ranges.texts./proc/sys/net/ipv4/ip_local_port_range": "1024 65535\n"}),
     ("python-missing", {"results.python": ran("", code=127, setup="no-command", err="python3: not found")}),
     ("python-differs", {"results.python": python("3.8.10")}),
     ("package-differs", {"results.python": python(numpy="2.0.0")}),

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from ascendrun.cli.commands.report import describe_report
+from ascendrun.cli.report.page import make_page
 from ascendrun.core.jobs.job import State
+from ascendrun.core.jobs.restart import Failure, Kind, PastAttempt
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.records import as_record
 from ascendrun.health.report.charts import POINTS, Chart
@@ -60,6 +63,49 @@ def test_a_month_with_failures_tells_each_attempt_and_what_of_it_was_kept(a_mont
     assert spent["lost"] == pytest.approx(redone_s + 5 * 3600 + 1300 + 2 * 180, rel=0.06)
     assert spent["checkpoint"] == 40.0 * (22 + 50 + 48)  # those of steps that were kept
     assert a_month.metrics.steps == a_month.metrics.total_steps == 60_000
+
+
+def test_each_attempt_has_its_nodes_its_cause_and_the_steps_that_it_lost() -> None:
+    story = month()
+    first = PastAttempt(1, ("npu01", "npu02"), 1.0, 2.0, Failure(Kind.OOM, "host-oom", ("npu02",), (13,), "certain"))
+    second = PastAttempt(2, ("npu01", "npu03"), 3.0, 4.0, Failure(Kind.INFRA, "node-rebooted", ("npu03",)), 11_000)
+    job = replace(story.job, past=(first, second))
+    report = report_on(replace(story, job=job))
+    assert [one.hosts for one in report.attempts] == [first.hosts, second.hosts, story.job.hosts]
+    assert [one.failure for one in report.attempts] == [first.failure, second.failure, None]
+    assert [one.lost_steps for one in report.attempts] == [300, 480, 0]
+    assert all(one.ran_s > one.kept_s for one in report.attempts)
+    text, page = describe_report(report), make_page(report)
+    for words in ("oom: host-oom (npu02)", "infra: node-rebooted (npu03)", "npu[01-02]", "npu[01,03]"):
+        assert words in text and words in page
+
+
+def test_a_start_line_after_the_phases_before_it_has_the_input_of_the_throughput(a_month: Report) -> None:
+    story = month()
+    phase = MetricsLine(at_s=BEGAN_S + 1, event="phase", phase="data", begins=True)
+    told = report_on(replace(story, lines={number: [phase, *found] for number, found in story.lines.items()}))
+    assert told.metrics.tokens_per_s == a_month.metrics.tokens_per_s is not None
+
+
+def test_nodes_of_an_attempt_that_the_record_has_no_longer_come_from_its_files() -> None:
+    story = short()
+    past = tuple(replace(event, attempt=1) for event in story.events)
+    report = report_on(replace(story, job=replace(story.job, attempt=2), events=past, placements={1: ("old01",)}))
+    assert [one.hosts for one in report.attempts] == [("old01",)]
+
+
+@pytest.mark.parametrize(
+    ("state", "saves", "lost"),
+    [(State.FAILED, (20,), 5), (State.FAILED, (), 25), (State.STOPPED, (20,), 0), (State.SUCCEEDED, (), 0)],
+)
+def test_what_the_last_attempt_lost_is_what_its_last_checkpoint_lacks(
+    state: State, saves: tuple[int, ...], lost: int
+) -> None:
+    story = short()
+    lines = [MetricsLine(at_s=BEGAN_S + step, step=step) for step in range(1, 26)]
+    lines += [MetricsLine(at_s=BEGAN_S + 30, event="checkpoint", step=step) for step in saves]
+    report = report_on(replace(story, job=replace(story.job, state=state), lines={1: lines}))
+    assert [one.lost_steps for one in report.attempts] == [lost]
 
 
 def test_cost_is_what_was_held_and_energy_only_what_was_measured(a_month: Report) -> None:
@@ -129,7 +175,8 @@ def test_a_job_that_lives_is_reported_up_to_now() -> None:
 
 def test_twenty_seconds_of_a_program_that_writes_nothing_are_a_report_too() -> None:
     report = report_on(short())
-    assert {one.use: one.seconds for one in report.time if one.seconds}["training"] == 20.0
+    assert {one.use: one.seconds for one in report.time if one.seconds}["running"] == 20.0
+    assert report.effective_ratio is None
     assert report.charts == () and [caveat.code for caveat in report.caveats] == ["no-steps"]
     assert (report.cost.device_type, report.cost.energy_kwh) == ("cpu", None)
 

@@ -107,12 +107,19 @@ def test_a_job_that_was_stopped_by_its_user_has_lost_nothing() -> None:
     assert "lost" not in found
 
 
-def test_a_program_that_tells_nothing_trained_while_it_ran_as_far_as_one_knows() -> None:
+def test_a_program_without_steps_ran_but_is_never_called_effective() -> None:
     stays = find_stays([*START, (100.0, S.SUCCEEDED)], created_s=0.0, until_s=100.0)
-    for told, doubt in (({}, "no-steps"), ({1: AttemptSteps(((None, 1), (None, 2)))}, "no-times")):
-        found = account(stays, told)
-        check(found, 100.0)
-        assert (found.spent_ms["training"], found.caveats) == (80_000, (doubt,))
+    found = account(stays, {})
+    check(found, 100.0)
+    assert (found.spent_ms["running"], found.spent_ms["training"], found.effective) == (80_000, 0, None)
+    assert found.caveats == ("no-steps",)
+
+
+def test_steps_without_times_trained_while_the_program_ran_as_far_as_one_knows() -> None:
+    stays = find_stays([*START, (100.0, S.SUCCEEDED)], created_s=0.0, until_s=100.0)
+    found = account(stays, {1: AttemptSteps(((None, 1), (None, 2)))})
+    check(found, 100.0)
+    assert (found.spent_ms["training"], found.caveats) == (80_000, ("no-times",))
 
 
 def test_of_a_job_that_lives_the_time_so_far_is_told() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from ascendrun.cli.doctor_view import print_report
 from ascendrun.head.protocol.control_messages import SurveyReply
+from ascendrun.head.survey.survey_reader import read_world
 from ascendrun.health.checks import choose_checks, run_checks
 from ascendrun.health.comparison import make_report
-from ascendrun.query.survey_reader import read_world
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))

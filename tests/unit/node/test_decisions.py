@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascendrun.core import rank_env
 from ascendrun.core.jobs import plan
 from ascendrun.node import cgroup, failpoint, procs, ranks, reap, stopping, wire
 from ascendrun.node.agent import routes
@@ -39,6 +40,13 @@ def test_a_failure_waits_for_nobody_longer_than_five_seconds(grace_s, kill_at):
     steps = ladder("failure", grace_s)
     assert taken(steps, 100.0) == [("TERM", True)]
     assert steps.next_s() == kill_at
+
+
+def test_hung_ranks_print_their_stacks_before_they_are_killed():
+    steps = ladder("hung", 5.0)
+    assert taken(steps, 100.0) == [("ABRT", False)]
+    assert taken(steps, 105.0) == [("TERM", True)] and steps.next_s() == 107.0
+    assert taken(steps, 107.0) == [("KILL", True)]
 
 
 def test_a_slower_way_never_replaces_a_quicker_one():
@@ -176,8 +184,9 @@ def test_failpoints_count():
     assert failpoint.parse("a.b:3=kill,c=raise") == {"a.b": [3, "kill"], "c": [1, "raise"]}
 
 
-def test_the_port_token_is_the_plans():
+def test_the_tokens_are_the_plans():
     assert ranks.PORT_TOKEN == plan.PORT_TOKEN
+    assert ranks.PATH_TOKEN == rank_env.PATH_TOKEN.encode()
     assert ranks.put_port("--port=" + plan.PORT_TOKEN, 29500) == "--port=29500"
 
 

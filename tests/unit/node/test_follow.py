@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -47,7 +48,7 @@ def test_a_generation_that_cannot_be_opened_holds_the_later_ones_back_and_comes_
         (folder / name).write_text(data)
     (folder / "rank-0.out.0").chmod(0)
     said: list[tuple[dict[str, Any], bytes]] = []
-    follow = Follow(str(root), TAG, {}, lambda header, body: said.append((header, body)))
+    follow = Follow(str(root), TAG, {}, lambda header, body: said.append((header, body)), {})
     with as_nobody():
         assert [follow.poll(now_s) for now_s in (1.0, 2.0)] == [False, False]  # not asked again and again at once
     assert [(header["event"], header["file"], header["generation"], body) for header, body in said] == [
@@ -62,3 +63,36 @@ def test_a_generation_that_cannot_be_opened_holds_the_later_ones_back_and_comes_
         ("data", 0, b"first"),
         ("data", 1, b"second"),
     ]
+
+
+def test_only_the_start_of_a_file_over_its_limit_is_sent_and_that_is_reported_once(root: Path) -> None:
+    folder = Path(layout.attempt_dir(str(root), TAG))
+    with open(folder / "rank-0.error.0", "wb") as file:
+        file.truncate(900 << 20)
+    (folder / "rank-0.out.0").write_bytes(b"x" * 100)
+    said: list[tuple[dict[str, Any], bytes]] = []
+    follow = Follow(str(root), TAG, {}, lambda header, body: said.append((header, body)), {"error": 1 << 17, "out": 0})
+    while follow.poll(1.0):
+        pass
+    follow.poll(2.0)
+    assert sum(len(body) for _, body in said) == 1 << 17
+    limited = [header for header, _ in said if header["event"] == "follow_limited"]
+    assert [(one["file"], one["size"], one["limit"]) for one in limited] == [("rank-0.error", 900 << 20, 1 << 17)]
+
+
+def test_a_close_that_fails_ends_no_transfer(tmp_path: Path) -> None:
+    folder = Path(layout.attempt_dir(str(tmp_path), TAG))
+    folder.mkdir(parents=True)
+    (folder / "rank-0.out.0").write_text("words")
+    said: list[tuple[str, bytes]] = []
+    follow = Follow(str(tmp_path), TAG, {}, lambda header, body: said.append((header["event"], body)), {})
+
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.MonkeyPatch.context() as patch:  # a file server that has gone since the file was opened
+        patch.setattr(os, "pread", fail)
+        patch.setattr(os, "close", fail)
+        assert not follow.poll(1.0)
+    assert not follow.poll(2.0)
+    assert said == [("follow_held", b""), ("data", b"words")]

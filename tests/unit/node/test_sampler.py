@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.sampler import host_metrics, rank_metrics
-from ascendrun.node.sampler.rank_metrics import Process
+from ascendrun.node.sampler.rank_metrics import Leader, Process, RankFigures
 from ascendrun.node.sampler.sample import SPACE_CHECK_S, SampleFile
 
 
@@ -91,6 +93,38 @@ def test_what_may_not_be_read_is_not_known() -> None:
     assert rank_metrics.read_io(0) is None and rank_metrics.read_memory(0) is None
     assert rank_metrics.read_process(0) is None
     assert rank_metrics.read_process(os.getpid()) is not None
+
+
+@pytest.mark.parametrize(
+    "environ, world",
+    [
+        (b"WORLD_SIZE=2\0LOCAL_WORLD_SIZE=2", 2),
+        (b"WORLD_SIZE=4\0LOCAL_WORLD_SIZE=2", None),
+        (b"WORLD_SIZE=8\0LOCAL_SIZE=8\0LOCAL_WORLD_SIZE=1", 8),
+        (b"WORLD_SIZE=16\0LOCAL_SIZE=8\0LOCAL_WORLD_SIZE=1", None),
+        (b"WORLD_SIZE=2", None),
+        (b"WORLD_SIZE=x\0LOCAL_WORLD_SIZE=2", None),
+        (b"", None),
+    ],
+)
+def test_a_world_of_one_node_is_seen_in_the_environment(environ: bytes, world: int | None) -> None:
+    assert rank_metrics.own_world(environ) == world
+
+
+@pytest.mark.parametrize("world, may_launch, expected", [("2", True, 2), ("2", False, None), ("4", True, None)])
+def test_the_ranks_of_a_launcher_below_a_rank_show_their_world(
+    world: str, may_launch: bool, expected: int | None
+) -> None:
+    env = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": "2", "RANK": "0"}
+    process = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env)
+    try:
+        found = rank_metrics.read_process(process.pid)
+        assert found is not None
+        figures = RankFigures([Leader(process.pid, found.start, 0, 0, may_launch=may_launch)], group=None, devices=None)
+        figures.take(time.monotonic())
+        assert figures.own_world == expected
+    finally:
+        process.communicate()
 
 
 def names(folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ascendrun.node import tree_hash
-from ascendrun.node.agent import trees
+from ascendrun.node.agent import prune, trees
 from ascendrun.node.agent.trees import link_tree
 from ascendrun.node.op_errors import message
 from ascendrun.node.tree_hash import Entry, InvalidTreeError
@@ -267,3 +267,17 @@ def test_links_that_are_right_are_left_alone_while_others_may_be_using_them(tmp_
     assert link("two") == ["new.py"]
     assert (work / "train.py").read_text() == "two" and (work / "new.py").read_text() == "the user's own"
     assert sorted(os.listdir(str(work))) == ["new.py", "train.py"]
+
+
+def test_a_tree_that_a_start_asked_for_after_the_list_was_made_stays(tmp_path):
+    root = str(tmp_path)
+    old, asked = ("a" * 64, "b" * 64)
+    for sha256 in (old, asked):
+        folder = tmp_path / "trees" / sha256
+        folder.mkdir(parents=True)
+        (tmp_path / "trees" / f"{sha256}.listing").write_bytes(b"")
+        os.utime(folder, (1e9, 1e9))
+    unused = {sha256: seconds for sha256, (_, seconds) in prune.usage(root, "head")["trees"].items()}
+    assert set(unused) == {old, asked} and trees.Trees(root).have(asked)
+    done = prune.prune(root, {"trees": unused}, forget=lambda tag: None)
+    assert set(done["removed"]) == {old} and trees.Trees(root).have(asked)

@@ -1,0 +1,142 @@
+"""Nodes that are not as a job left them: recreated containers, wiped homes, processes that cannot be killed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+
+import leftovers
+import pytest
+from conftest import Ascendrun
+from scenes import Scene, await_that
+
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+
+STUCK = ["sh", "-c", "echo ready; while :; do ls /data > /dev/null; sleep 0.1; done"]
+
+
+@pytest.fixture
+def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
+    return Scene(ascendrun, cluster)
+
+
+def why_lost(scene: Scene, job: str) -> tuple[str, str]:
+    reason = scene.reason(job)
+    return reason["code"], reason["values"]["host"]
+
+
+def test_a_recreated_container_ends_its_job_and_the_next_job_runs_there(scene: Scene) -> None:
+    job = scene.start(scene.job("recreated", "meet", "print", "met", "hang"))
+    scene.await_line(job, "met", count=4)
+    scene.cluster.recreate("node2")
+    scene.await_state(job, "FAILED")
+    assert why_lost(scene, job) == ("reason.node-directory-gone", "node2")
+    scene.await_nobody(job)
+    later = scene.start(scene.job("later", "print", "done"))
+    scene.await_state(later, "SUCCEEDED")
+
+
+def test_after_a_wiped_home_a_stop_ends_the_ranks_and_the_host_is_free(scene: Scene) -> None:
+    job = scene.start(scene.job("wiped", "meet", "print", "met", "hang"))
+    scene.await_line(job, "met", count=4)
+    scene.cluster.wipe("node2")
+    done = scene.ascendrun("stop", job, "--now")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert scene.state(job) == "STOPPED"
+    scene.await_nobody(job)
+    later = scene.start(scene.job("later", "print", "done"))
+    scene.await_state(later, "SUCCEEDED")
+
+
+def test_a_process_in_state_d_holds_its_host_until_it_is_gone(scene: Scene) -> None:
+    data = scene.cluster.file_system("node2", "/data")
+    job = scene.start(scene.job("stuck", hosts=["node2"], per_node=1, command=STUCK))
+    scene.await_line(job, "ready")
+    data.stick()
+    await_that(lambda: data.status()["stuck"] > 0, "a rank waits in the file system")
+    done = scene.ascendrun("stop", job, "--now")
+    assert done.returncode == 6 and "node2" in done.stderr, done.stdout + done.stderr
+    [row] = json.loads(scene.ascendrun("nodes", "--hostfile", "stuck.hosts", "-o", "json").stdout)["nodes"]
+    [hold] = row["holds"]
+    assert (hold["state"], hold["job"], hold["processes"][0]["state"]) == ("leftovers", job, "D")
+    later = scene.start(scene.job("later", "print", "done", hosts=["node2"]))
+    elsewhere = scene.start(scene.job("elsewhere", "print", "done", more="nodes: 1\n", hosts=["node2", "node1"]))
+    scene.await_state(elsewhere, "SUCCEEDED")
+    waiting = scene.show(later)["job"]
+    assert (waiting["state"], waiting["reason_code"]) == ("QUEUED", "reason.too-few-hosts")
+    refused = scene.ascendrun("release", "node2")
+    assert refused.returncode == 7, refused.stderr
+    data.heal()
+    scene.await_state(later, "SUCCEEDED")
+
+
+def test_an_unreachable_host_is_released_by_the_word_of_a_person(scene: Scene) -> None:
+    job = scene.start(scene.job("cut", "meet", "print", "met", "hang", more="checkpoint: {grace_period_s: 1}\n"))
+    scene.await_line(job, "met", count=4)
+    scene.cluster.cut("node2")
+    assert scene.ascendrun("stop", job, "--now").returncode == 6
+    assert scene.ascendrun("release", "node2").returncode == 0
+    assert scene.ascendrun("release", "node2").returncode == 4
+    scene.cluster.heal("node2")
+    scene.await_nobody(job)
+    later = scene.start(scene.job("later", "print", "done"))
+    scene.await_state(later, "SUCCEEDED")
+
+
+def lose_the_records(scene: Scene, job: str) -> None:
+    leftovers.kill(leftovers.controllers(scene.cluster, scene.ascendrun.state_dir), signal.SIGKILL)
+    shutil.rmtree(scene.ascendrun.state_dir / "jobs" / job)
+    for path in scene.ascendrun.state_dir.glob("state.db*"):
+        path.unlink()
+
+
+def test_a_job_whose_records_are_lost_is_adopted_and_can_be_stopped(scene: Scene) -> None:
+    job = scene.start(scene.job("lost", "meet", "print", "met", "beat", 600))
+    scene.await_line(job, "met", count=4)
+    lose_the_records(scene, job)
+    assert scene.ascendrun("nodes", "--hostfile", "lost.hosts").returncode == 0
+    await_that(lambda: scene.ascendrun("show", job).returncode == 0, "the job is known again")
+    scene.await_state(job, "RUNNING")
+    scene.await_line(job, "met", count=4)
+    assert scene.ascendrun("stop", job).returncode == 0
+    scene.await_nobody(job)
+
+
+def test_an_attempt_without_a_copy_of_its_job_is_found_and_can_be_stopped(scene: Scene) -> None:
+    path = scene.job("bare", "print", "ready", "beat", 600, hosts=["node1"])
+    job = scene.start(path)
+    scene.await_line(job, "ready", count=2)
+    tag = f"{scene.run(job)}.1"
+    (scene.runs_on("node1") / scene.run(job) / "attempt-1" / "job.json").unlink()
+    lose_the_records(scene, job)
+    assert scene.ascendrun("nodes", "--hostfile", "bare.hosts").returncode == 0
+    rows = json.loads(scene.ascendrun("ps", "-o", "json").stdout)["jobs"]
+    assert [(row["id"], row["name"], row["state"], row["hosts"]) for row in rows] == [(job, tag, "FOUND", ["node1"])]
+    later = scene.start(scene.job("later", "print", "done", hosts=["node1"]))
+    assert later != job, "no id is given twice"
+    await_that(lambda: scene.show(later)["job"]["reason_code"] == "reason.too-few-hosts", "it waits for the host")
+    assert scene.ascendrun("stop", tag).returncode == 0
+    scene.await_state(later, "SUCCEEDED")
+    assert scene.cluster.processes("node1") and not [
+        one for one in scene.cluster.processes("node1") if one.environ.get("ASCENDRUN_RUN_ID") == tag
+    ]
+
+
+@pytest.mark.thorough
+def test_one_dead_host_stops_no_job_that_fits_on_the_others(
+    cluster_of: Callable[..., VirtualCluster], ascendrun: Ascendrun
+) -> None:
+    cluster = cluster_of(4)
+    scene = Scene(ascendrun.on(cluster), cluster)
+    cluster.cut("node1")
+    first = [
+        scene.start(scene.job(f"two-{number}", "print", "done", slots=8, more="nodes: 2\n")) for number in range(2)
+    ]
+    whole = scene.start(scene.job("whole", "print", "done", slots=8, more="nodes: 3\n"))
+    last = scene.start(scene.job("one", "print", "done", slots=8, more="nodes: 1\n"), "--priority", 5)
+    for job in (*first, whole, last):
+        scene.await_state(job, "SUCCEEDED", "FAILED")
+        shown = scene.show(job)["job"]
+        assert (shown["state"], "node1" in shown["hosts"]) == ("SUCCEEDED", False), shown["reason"]

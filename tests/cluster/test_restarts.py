@@ -1,0 +1,98 @@
+"""Jobs that start again by themselves: what restarts, and what does not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from typing import Any
+
+import leftovers
+import pytest
+from invariants import check_ended
+from scenes import BEAT_ON, Scene, await_that
+
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+
+AGAIN = "restart: {max_restarts: 1, backoff_s: [1, 2]}\n"
+
+
+@pytest.fixture
+def scene(ascendrun: Any, cluster: VirtualCluster) -> Scene:
+    return Scene(ascendrun, cluster)
+
+
+def codes(scene: Scene, job: str) -> list[str]:
+    return [event["code"] for event in scene.show(job)["events"]]
+
+
+def test_a_killed_rank_starts_the_job_again_and_an_exception_does_not(scene: Scene) -> None:
+    job = scene.start(scene.job("killed", "family", "print", "ready", *BEAT_ON, more=AGAIN))
+    scene.await_line(job, "ready", count=4)
+    victims = [one for one in scene.cluster.processes("node2") if one.environ.get("RANK") == "3"]
+    leftovers.kill([one for one in victims if "rank.py" in one.argv], signal.SIGKILL)
+    await_that(lambda: scene.show(job)["job"]["attempt"] == 2, "attempt 2")
+    scene.enough()
+    raising = scene.start(
+        scene.job("raising", more=AGAIN, command=["python3", "-c", "raise ValueError('no such layer')"])
+    )
+    scene.await_state(job, "SUCCEEDED", "FAILED")
+    check_ended(scene, job, state="SUCCEEDED")
+    assert codes(scene, job).count("restarting") == 1
+    scene.await_line(job, "ready", count=8)
+
+    scene.await_state(raising, "FAILED")
+    assert scene.show(raising)["job"]["attempt"] == 1
+    gave_up = [event["values"] for event in scene.show(raising)["events"] if event["code"] == "gave-up"]
+    assert [(one["kind"], one["rule"]) for one in gave_up] == [("user", "cause")]
+
+    assert scene.ascendrun("retry", job).returncode == 7, "it succeeded"
+    assert scene.ascendrun("retry", raising).returncode == 0
+    await_that(lambda: codes(scene, raising).count("gave-up") == 2, "attempt 2 ends as attempt 1 did")
+    assert [one["number"] for one in scene.show(raising)["past_attempts"]] == [1]
+    explained = json.loads(scene.ascendrun("explain", raising, "-o", "json").stdout)
+    assert (explained["attempt"], explained["diagnosis"]["code"]) == (2, gave_up[0]["finding"])
+
+
+def test_a_checkpoint_that_is_torn_on_one_host_is_passed_over_for_the_older_common_one(scene: Scene) -> None:
+    folder = "/root/checkpoints-of-torn"
+    for host in scene.cluster.hosts:
+        for step in (10, 20):
+            path = scene.cluster.path(host, f"{folder}/checkpoint-{step}")
+            path.mkdir(parents=True)
+            (path / "pytorch_model.bin").write_bytes(b"weights")
+            state = json.dumps({"global_step": step})
+            is_torn = step == 20 and host == scene.cluster.hosts[1]
+            (path / "trainer_state.json").write_text(state[:-4] if is_torn else state)
+    program = "import os; print('from', os.environ['ASCENDRUN_RESUME_STEP'], os.environ['ASCENDRUN_RESUME_PATH'])"
+    more = f"checkpoint: {{dir: {folder}}}\n"
+    job = scene.start(scene.job("torn", more=more, command=["python3", "-c", program]))
+    scene.await_state(job, "SUCCEEDED", "FAILED")
+    check_ended(scene, job, state="SUCCEEDED")
+    scene.await_line(job, f"from 10 {folder}/checkpoint-10", count=4)
+    events = {event["code"]: event for event in scene.show(job)["events"]}
+    assert events["resume-chosen"]["values"]["step"] == 10
+    torn = events["checkpoint-incomplete"]
+    assert torn["values"]["why"] == "invalid" and torn["values"]["path"] == f"{folder}/checkpoint-20"
+
+
+@pytest.mark.thorough
+def test_a_node_ends_its_ranks_when_its_lease_is_over_and_the_job_starts_again(scene: Scene) -> None:
+    fence = "restart: {max_restarts: 1, backoff_s: [1, 2], on_unreachable_node: fence, fence_after_s: 90}\n"
+    more = f"{fence}checkpoint: {{grace_period_s: 0}}\n"
+    job = scene.start(scene.job("leased", "print", "ready", "hang", hosts=["node2"], more=more))
+    scene.await_line(job, "ready", count=2)
+    time.sleep(70)  # longer than a lease that is not renewed
+    assert scene.state(job) == "RUNNING" and scene.show(job)["job"]["attempt"] == 1
+    scene.cluster.cut("node2")
+    await_that(
+        lambda: not [one for one in scene.cluster.processes("node2") if "rank.py" in one.argv],
+        "no ranks",
+        deadline_s=90,
+    )
+    assert scene.state(job) == "RUNNING", "the head does not know it"
+    scene.cluster.heal("node2")
+    scene.await_line(job, "ready", count=4)
+    assert [one["counted"] for one in scene.show(job)["past_attempts"]] == [False]
+    scene.ascendrun("stop", job, "--now")
+    check_ended(scene, job, state="STOPPED")

@@ -1,0 +1,216 @@
+"""Nodes of running jobs that fall silent, lose their power or boot again: what the job does, with another host at hand.
+
+The windows of the hang detection are divided by 20: a job with a silent host is stopped after 9 s without a step.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+from conftest import Ascendrun
+from invariants import check_ended
+from looks import DEADLINE_S
+from scenes import Scene, await_that, run_text
+
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+
+pytestmark = pytest.mark.thorough
+DIVISOR = {"ASCENDRUN_HANG_DIVISOR": "20"}
+SAVED = "/ckpt"
+FENCE_S = 90
+
+
+class Lossy(Scene):
+    """Three hosts, and a job on two of them that saves into a folder that all of them see."""
+
+    def train(self, name: str, *, mode: str = "auto", more: str = "", is_fenced: bool = False) -> str:
+        """Start the training; it runs, and has saved a checkpoint."""
+        fence = f", fence_after_s: {FENCE_S}" if mode == "fence" else ""
+        path = self.job(
+            name,
+            per_node=1,
+            slots=1,
+            command=["python3", "training.py", SAVED],
+            more=(
+                f"nodes: 2\nrestart: {{max_restarts: 3, backoff_s: [1, 2], on_unreachable_node: {mode}{fence}}}\n"
+                f"checkpoint: {{dir: {SAVED}, grace_period_s: 0, fenced: {str(is_fenced).lower()}}}\n"
+                f"sampling: {{interval_s: 0.5}}\n{more}"
+            ),
+        )
+        job = self.start(path, env=DIVISOR)
+        self.await_state(job, "RUNNING")
+        self.await_line(job, "saved 20")
+        assert self.show(job)["job"]["hosts"] == ["node1", "node2"]
+        return job
+
+    def saved(self) -> list[int]:
+        found = (self.folder / "saved").glob("checkpoint-*")
+        return sorted(int(path.name.rpartition("-")[2]) for path in found)
+
+    def await_attempt(self, job: str, number: int, *, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
+        """Wait until ranks of the attempt train; what `show` has of the job."""
+        self.await_that_of(job, lambda row: row["attempt"] == number, f"attempt {number}", deadline_s=deadline_s)
+        self.await_state(job, "RUNNING")
+        shown: dict[str, Any] = self.show(job)["job"]
+        assert shown["attempt"] == number
+        return shown
+
+    def await_that_of(
+        self, job: str, fact: Callable[[Any], bool], what: str, *, deadline_s: float = DEADLINE_S
+    ) -> None:
+        try:
+            await_that(lambda: fact(self.show(job)["job"]), what, deadline_s=deadline_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{json.dumps(self.show(job)['events'], indent=1)}") from error
+
+    def lives(self, job: str, attempt: int) -> list[tuple[float, float]]:
+        """When each rank of the attempt began and was seen last, by the one clock of all hosts."""
+        found = []
+        for host in filter(self.cluster.is_up, self.cluster.hosts):
+            for path in self.cluster.path(host, "/tmp").glob(f"alive-{self.run(job)}.{attempt}-*"):
+                times = [float(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+                found += [(times[0], times[-1])] if times else []
+        return found
+
+    def check_apart(self, job: str, attempts: int) -> None:
+        """No rank of an attempt lived when one of the next began."""
+        await_that(lambda: len(self.lives(job, attempts)) == 2, f"the ranks of attempt {attempts} live")
+        for number in range(1, attempts):
+            earlier, later = self.lives(job, number), self.lives(job, number + 1)
+            assert earlier and later, (earlier, later)
+            assert max(last for _, last in earlier) < min(first for first, _ in later)
+
+    def stop(self, job: str) -> None:
+        """End the job and check it. Hosts that are off boot again: their last words before that are nobody's."""
+        off = [host for host in self.cluster.hosts if not self.cluster.is_up(host)]
+        for host in off:
+            self.cluster.reboot(host, keep_disk=True)
+        done = self.ascendrun("stop", job, "--now")
+        assert done.returncode == 0, run_text(done)
+        if not off:
+            attempts = [*(self.ascendrun.state_dir / "jobs" / job).glob("attempt-*")]
+            await_that(lambda: all((one / "complete").exists() for one in attempts), "every attempt's bytes are here")
+        check_ended(self, job, state="STOPPED", but=off)
+
+    def events(self, job: str, code: str) -> list[dict[str, Any]]:
+        return [event for event in self.show(job)["events"] if event["code"] == code]
+
+
+@pytest.fixture
+def scene(ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster], tmp_path: Path) -> Lossy:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    cluster = cluster_of(3, shares={str(folder): SAVED})
+    made = Lossy(ascendrun.on(cluster), cluster)
+    for name in ("hanging.py", "training.py"):
+        shutil.copy(Path(__file__).with_name(name), made.folder / "code")
+    return made
+
+
+def test_with_fence_a_cut_node_ends_its_ranks_and_then_the_job_runs_elsewhere(scene: Lossy) -> None:
+    job = scene.train("fenced", mode="fence")
+    scene.cluster.cut("node2")
+    shown = scene.await_attempt(job, 2, deadline_s=3 * FENCE_S)
+    assert shown["hosts"] == ["node1", "node3"]
+    assert not scene.ranks_of(job, "node2")
+    scene.check_apart(job, 2)
+    [fenced] = scene.events(job, "host-fenced")
+    assert (fenced["hosts"], fenced["values"]["by"]) == (["node2"], "lease")
+    scene.cluster.heal("node2")
+    scene.await_line(job, f"saved {scene.saved()[-1] + 10}")
+    assert scene.show(job)["job"]["attempt"] == 2
+    scene.stop(job)
+
+
+def test_after_a_power_loss_the_spare_takes_the_place_with_code_that_it_has(scene: Lossy) -> None:
+    job = scene.train("spared", is_fenced=True, more="spare_nodes: 1\n")
+    await_that(lambda: bool(scene.events(job, "spare-ready")), "the spare is examined and staged")
+    [ready] = scene.events(job, "spare-ready")
+    assert ready["hosts"] == ["node3"]
+    before = trees(scene.cluster, "node3")
+    assert before
+    scene.cluster.crash("node1")
+    shown = scene.await_attempt(job, 2)
+    assert shown["hosts"] == ["node3", "node2"], "it takes rank 0"
+    resumed = scene.events(job, "resume-chosen")[-1]["values"]["step"]
+    scene.await_line(job, f"from {resumed}", count=2)
+    scene.await_line(job, f"saved {resumed + 5}")  # there was no newer one: a checkpoint is never saved twice
+    assert trees(scene.cluster, "node3") == before
+    [fenced] = scene.events(job, "host-fenced")
+    assert (fenced["hosts"], fenced["values"]["by"]) == (["node1"], "epoch")
+    scene.stop(job)
+
+
+def trees(cluster: VirtualCluster, host: str) -> dict[str, tuple[int, int]]:
+    """By path, the inode and the time of each file of staged code."""
+    folder = cluster.path(host, "/root/.ascendrun/trees")
+    found = {str(path.relative_to(folder)): path.lstat() for path in folder.rglob("*") if path.suffix == ".py"}
+    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in found.items()}
+
+
+def test_a_cut_of_20_s_restarts_nothing_and_loses_no_byte(scene: Lossy) -> None:
+    """The two nodes reach each other: only the head is away."""
+    job = scene.train("away", mode="wait")
+    for source, target in (("head", "node2"), ("node2", "head")):
+        scene.cluster.block(source, target)
+    await_that(lambda: bool(scene.events(job, "unreachable")), "it is unreachable")
+    step = scene.saved()[-1]
+    await_that(lambda: scene.saved()[-1] >= step + 100, "the training goes on")
+    scene.cluster.unblock("head")
+    scene.cluster.unblock("node2")
+    await_that(lambda: bool(scene.events(job, "reachable")), "it responds again")
+    shown = scene.show(job)["job"]
+    assert (shown["state"], shown["attempt"]) == ("RUNNING", 1)
+    scene.stop(job)
+
+
+@pytest.mark.parametrize("mode", ["auto", "wait"])
+def test_without_a_fence_a_powered_off_node_holds_the_job_until_a_person_gives_it_up(scene: Lossy, mode: str) -> None:
+    job = scene.train("waits", mode=mode)
+    scene.cluster.crash("node2")
+    scene.await_that_of(job, lambda row: row["reason_code"] == "reason.waiting-for-end", "it waits")
+    scene.stays(job, "BACKOFF", for_s=10)
+    assert not scene.everywhere(job)
+    done = scene.ascendrun("lost", "node2")
+    assert done.returncode == 0, run_text(done)
+    assert scene.await_attempt(job, 2)["hosts"] == ["node1", "node3"]
+    scene.await_line(job, "from", count=4)
+    scene.stop(job)
+
+
+def test_a_node_that_boots_again_is_a_fact_and_the_job_restarts_without_a_person(scene: Lossy) -> None:
+    job = scene.train("rebooted", mode="wait")
+    scene.cluster.reboot("node2", keep_disk=True)
+    shown = scene.await_attempt(job, 2)
+    assert shown["hosts"] == ["node1", "node3"], "who has just failed is chosen last"
+    [lost] = scene.events(job, "node-lost")
+    assert (lost["hosts"], lost["values"]["why"]) == (["node2"], "rebooted")
+    scene.check_apart(job, 2)
+    scene.stop(job)
+
+
+def test_a_stage_waits_for_the_host_of_the_stage_before_and_moves_when_a_person_gives_it_up(scene: Lossy) -> None:
+    stages = [
+        {"name": "prepare", "command": ["python3", "rank.py", "print", "prepared", "touch", "here"]},
+        {"name": "train", "command": ["python3", "rank.py", "print", "trains", "hang"]},
+    ]
+    pipeline = scene.start(scene.job("stages", per_node=1, more=f"nodes: 1\nstages: {json.dumps(stages)}\n"))
+    train = f"{pipeline}-2"
+    scene.await_line(train, "trains")
+    [host] = scene.show(train)["job"]["hosts"]
+    assert scene.show(f"{pipeline}-1")["job"]["hosts"] == [host]
+    assert scene.ascendrun("stop", "--now", pipeline).returncode == 0
+    scene.cluster.crash(host)
+    done = scene.ascendrun("retry", train)
+    assert done.returncode == 0, run_text(done)
+    resumed = str(scene.show(pipeline)["job"]["id"])
+    scene.await_that_of(resumed, lambda row: row["reason_code"] == "reason.too-few-hosts", "it waits")
+    done = scene.ascendrun("lost", host)
+    assert done.returncode == 0, run_text(done)
+    scene.await_state(resumed, "RUNNING")
+    assert host not in scene.show(resumed)["job"]["hosts"]
+    scene.stop(resumed)

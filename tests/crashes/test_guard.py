@@ -1,0 +1,253 @@
+"""Without any command: the controller comes back by its guard, or its crontab line, and a dead rank is noticed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_controller_crashes import CODE, DEADLINE_S, Head, await_that, head
+from test_head_bad_days import long_job
+
+from ascendrun.cluster.controller import ControllerCalls
+from ascendrun.cluster.install import install, installed, key_of, uninstall
+from ascendrun.core.jobs.job import Job
+from ascendrun.head.loop.daemon import is_running, start_controller
+from ascendrun.head.loop.guard import should_run
+from ascendrun.head.protocol.control_messages import ControllerStatus
+from ascendrun.head.state.head_file import HeadFile
+from ascendrun.head.state.state_dir import StoreUnusableError
+from ascendrun.head.state.store import Store
+from ascendrun.text import Text
+
+__all__ = ["head"]
+
+CRONTAB = """#!{python}
+import os, sys
+path = {path!r}
+if sys.argv[1:] == ["-l"]:
+    if not os.path.exists(path):
+        sys.exit("no crontab for you")
+    sys.stdout.write(open(path).read())
+else:
+    open(path, "w").write(sys.stdin.read())
+"""
+
+
+def status(head: Head) -> ControllerStatus:
+    found = ControllerCalls(state_dir=head.state_dir).controller_status(timeout_s=DEADLINE_S)
+    assert found is not None, "no controller runs"
+    return found
+
+
+def stored(head: Head) -> Job:
+    """The job by its record: looking with a command would start a controller."""
+    with Store.open_for_reading(head.state_dir) as store:
+        return store.find("j-0001").job
+
+
+def kill_a_rank(head: Head) -> None:
+    node = stored(head).nodes[0]
+    os.kill(node.pids[min(node.pids)], signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def await_end(head: Head) -> None:
+    pids = [pid for node in stored(head).nodes for pid in node.pids.values()]
+    await_that(lambda: stored(head).is_terminal)
+    assert stored(head).state.value == "FAILED" and not any(map(is_alive, pids))
+
+
+@pytest.fixture
+def notices(head: Head, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that gets a line for each notification."""
+    told, config = head.folder / "notices", head.folder / "config" / "ascendrun"
+    config.mkdir(parents=True)
+    hook = head.folder / "hook"
+    hook.write_text(f"#!/bin/sh\ncat >> {told}\n")
+    hook.chmod(0o700)
+    (config / "config.yaml").write_text(f"hook: {{command: [{hook}]}}\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(config.parent))
+    return told
+
+
+def test_at_night_a_killed_controller_comes_back_and_stops_the_peers_of_a_dead_rank(head: Head, notices: Path) -> None:
+    long_job(head)
+    first = status(head)
+    assert first.guard_pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    kill_a_rank(head)
+    await_end(head)
+    await_that(lambda: notices.exists() and "j-0001" in notices.read_text())
+    again = status(head)
+    assert again.guard_pid == first.guard_pid and again.pid != first.pid
+    head.run("controller", "stop")
+    await_that(lambda: not is_alive(again.guard_pid or 0))  # ended on purpose
+
+
+@pytest.fixture
+def fake_cron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A crontab command before all others on PATH, and no systemd user manager; the file that it writes."""
+    path = tmp_path / "crontab.txt"
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (
+        ("crontab", CRONTAB.format(python=sys.executable, path=str(path))),
+        ("systemctl", "#!/bin/sh\nexit 1\n"),
+    ):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    return path
+
+
+def run_crontab(path: Path) -> None:
+    """What cron does each minute (no cron runs here)."""
+    for line in path.read_text().splitlines():
+        if line.startswith("* * * * * "):
+            command = line[len("* * * * * ") :].replace("\\%", "%")
+            environ = {"HOME": os.environ["HOME"], "PATH": "/usr/bin:/bin"}
+            subprocess.run(["/bin/sh", "-c", command], env=environ, cwd="/", timeout=DEADLINE_S, check=True)
+
+
+def test_with_the_guard_killed_too_the_crontab_line_brings_the_controller_back(head: Head, fake_cron: Path) -> None:
+    fake_cron.write_text("0 5 * * * backup 100\\%\n")
+    assert head.run("controller", "install").returncode == 0
+    long_job(head)
+    first = status(head)
+    assert first.guard_pid is not None
+    run_crontab(fake_cron)
+    assert status(head).pid == first.pid, "a running controller is left alone"
+    os.kill(first.guard_pid, signal.SIGKILL)
+    os.kill(first.pid, signal.SIGKILL)
+    await_that(lambda: not is_running(head.state_dir))
+    kill_a_rank(head)
+    run_crontab(fake_cron)
+    await_end(head)
+    assert head.run("controller", "uninstall").returncode == 0
+    assert fake_cron.read_text() == "0 5 * * * backup 100\\%\n"
+
+
+def test_a_controller_that_ended_on_purpose_is_not_started_again(head: Head) -> None:
+    head.run("doctor", "job.yaml", "--quick")
+    await_that(lambda: is_running(head.state_dir))
+    head.run("controller", "stop")
+    assert not should_run(str(head.state_dir)) and not should_run(str(head.folder))
+    assert not is_running(head.state_dir)
+
+
+def test_a_controller_that_cannot_start_is_reported_and_not_guarded(head: Head) -> None:
+    head.state_dir.mkdir(mode=0o700)
+    (head.state_dir / "state.db").mkdir()
+    done = head.run("controller", "run")
+    assert done.returncode == 8, done.stderr
+
+
+def test_a_command_that_starts_a_controller_reports_why_it_refuses(head: Head) -> None:
+    with Store.open(head.state_dir) as store:
+        newer = len(store.MIGRATIONS) + 1
+    with sqlite3.connect(head.state_dir / "state.db") as database:
+        database.execute(f"PRAGMA user_version = {newer}")
+    written = HeadFile.load(head.state_dir)
+    assert written is not None
+    replace(written, schema=newer).write(head.state_dir)
+    with pytest.raises(StoreUnusableError) as caught:
+        start_controller(head.state_dir, deadline_s=DEADLINE_S)
+    message = caught.value.message
+    assert isinstance(message, Text) and (message.key, message.values["found"]) == ("store.newer", newer)
+    assert caught.value.hint is not None and caught.value.exit_code == 8
+
+
+def test_every_state_directory_has_its_own_entry(fake_cron: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "one % two", tmp_path / "other"
+    environ = {"ASCENDRUN_COLOR": "never", "SECRET_TOKEN": "x"}
+    for folder in (one, other, one):
+        folder.mkdir(exist_ok=True)
+        install(folder, environ)
+    lines = fake_cron.read_text().splitlines()
+    assert len(lines) == 4 and sum(key_of(one) in line for line in lines) == 2
+    assert all("ASCENDRUN_COLOR=never" in line and "SECRET" not in line for line in lines)
+    assert "one \\% two" in fake_cron.read_text()
+    assert uninstall(one) and installed(one) is None and installed(other) is not None
+    assert not uninstall(one)
+
+
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >> {log}
+case "$*" in *Linger) echo Linger={linger};; esac
+"""
+
+
+@pytest.mark.parametrize("linger", ["yes", "no"])
+def test_systemd_gets_a_service_and_a_timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linger: str) -> None:
+    tools, log = tmp_path / "tools", tmp_path / "log"
+    tools.mkdir()
+    for name in ("systemctl", "loginctl"):
+        (tools / name).write_text(SYSTEMCTL.format(log=log, linger=linger))
+        (tools / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    state = tmp_path / 'a "b" % c'
+    found = install(state, {})
+    assert found.kind == "systemd" and (found.warning is None) == (linger == "yes")
+    service = (tmp_path / "config/systemd/user" / f"{key_of(state)}.service").read_text()
+    assert "KillMode=process" in service and 'a \\"b\\" %% c"' in service
+    assert f"enable --now {key_of(state)}.timer" in log.read_text()
+    assert uninstall(state) and installed(state) is None
+    assert list((tmp_path / "config/systemd/user").iterdir()) == []
+
+
+def test_where_neither_is_there_the_message_names_both(head: Head, tmp_path: Path, monkeypatch: Any) -> None:
+    tools = tmp_path / "none"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    done = subprocess.run(
+        [sys.executable, "-m", "ascendrun", "controller", "install"],
+        env={**head.environ(), "PYTHONPATH": str(CODE), "PATH": str(tools)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 3 and "systemd" in done.stderr and "crontab" in done.stderr
+
+
+def test_a_controller_that_died_and_was_stopped_by_a_person_does_not_come_back(head: Head) -> None:
+    start_controller(head.state_dir, deadline_s=DEADLINE_S)
+    controller = status(head).pid
+    guard = int(Path(f"/proc/{controller}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(controller, signal.SIGKILL)
+    assert head.run("controller", "stop").returncode == 0
+    await_that(lambda: not is_alive(guard))
+    assert not is_running(head.state_dir) and not should_run(str(head.state_dir))
+
+
+def test_a_controller_ends_when_its_state_directory_is_moved_away(head: Head) -> None:
+    job = long_job(head)
+    first, ranks = status(head), head.show(job)["ranks"]
+    away = head.state_dir.rename(head.folder / "away")
+    try:
+        await_that(lambda: not is_alive(first.pid))
+        assert head.run("controller", "status").returncode == 4
+        assert [line for line in head.run("ps", "--all", "-o", "json").stdout.split() if job in line] == []
+        assert head.run("exec", "--hostfile", "two.hosts", "--", "true").returncode == 0  # starts one of its own
+        second = status(head)
+        assert second.pid != first.pid and second.jobs == ()
+        assert head.run("controller", "stop").returncode == 0
+    finally:
+        shutil.rmtree(head.state_dir, ignore_errors=True)
+        away.rename(head.state_dir)
+    await_that(lambda: head.show(job)["job"]["state"] == "RUNNING")
+    assert [rank["pid"] for rank in head.show(job)["ranks"]] == [rank["pid"] for rank in ranks]

@@ -1,0 +1,137 @@
+"""The job list is damaged under a running, a killed or an ended controller while a job runs: no job is lost.
+
+Five seeds share one head, so that damage follows damage. `--thorough`: 200 seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_controller_crashes import Head, await_that, head
+from test_head_bad_days import await_state, long_job, submit
+
+from ascendrun.head.loop.daemon import is_running
+
+__all__ = ["head"]
+AT_ONCE = 5
+
+
+def overwrite(path: Path, at: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def flip(path: Path, rng: random.Random) -> None:
+    for _ in range(rng.choice((1, 1, 16))):
+        at = rng.randrange(path.stat().st_size)
+        overwrite(path, at, bytes([path.read_bytes()[at] ^ 1 << rng.randrange(8)]))
+
+
+def cut(path: Path, rng: random.Random) -> None:
+    os.truncate(path, rng.randrange(path.stat().st_size))
+
+
+def zero(path: Path, rng: random.Random) -> None:
+    at = rng.randrange(path.stat().st_size)
+    overwrite(path, at, bytes(min(8192, path.stat().st_size - at)))
+
+
+def delete(path: Path, rng: random.Random) -> None:
+    path.unlink()
+
+
+def rename(path: Path, rng: random.Random) -> None:
+    path.rename(path.with_name(f"{path.name}.renamed"))
+
+
+def restore(path: Path, rng: random.Random) -> None:
+    """Put an old backup in the place of the file, as a new file or into the old one."""
+    backup = path.with_name("backup")
+    if rng.random() < 0.5:
+        shutil.copy(backup, path)
+    else:
+        shutil.copy(backup, path.with_name("copied"))
+        path.with_name("copied").rename(path)
+
+
+WAYS: tuple[Callable[[Path, random.Random], None], ...] = (flip, flip, cut, zero, delete, rename, restore)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "first" in metafunc.fixturenames:
+        count = 200 if metafunc.config.getoption("--thorough") else 2 * AT_ONCE
+        metafunc.parametrize("first", range(0, count, AT_ONCE))
+
+
+def kill_controller(head: Head) -> None:
+    if is_running(head.state_dir):
+        os.kill(int((head.state_dir / "controller.lock").read_text()), signal.SIGKILL)
+        await_that(lambda: not is_running(head.state_dir))
+
+
+def end_controller(head: Head) -> None:
+    assert head.run("controller", "stop").returncode == 0
+
+
+def listed(head: Head) -> dict[str, str]:
+    done = head.run("ps", "-a", "-o", "json")
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    return {job["id"]: job["state"] for job in json.loads(done.stdout)["jobs"]}
+
+
+def test_no_damage_of_the_store_loses_a_job_or_gives_an_id_twice(head: Head, first: int) -> None:
+    running = long_job(head)
+    known = {running: "RUNNING"}
+    try:
+        shutil.copy(head.state_dir / "state.db", head.state_dir / "backup")
+        for seed in range(first, first + AT_ONCE):
+            rng = random.Random(seed)
+            before = submit(head)
+            assert before not in known
+            known[before] = "QUEUED"
+            done = head.run("stop", before)
+            assert done.returncode == 0, done.stderr
+            known[before] = "STOPPED"
+            state = rng.choice(("alive", "killed", "ended"))
+            {"alive": lambda head: None, "killed": kill_controller, "ended": end_controller}[state](head)
+            files = [path for path in head.state_dir.glob("state.db*") if path.suffix in (".db", ".db-wal")]
+            path, how = rng.choice([file for file in files if file.stat().st_size]), rng.choice(WAYS)
+            what = f"seed {seed}: {how.__name__} {path.name}, controller {state}"
+            if how is restore:
+                path = head.state_dir / "state.db"
+            how(path, rng)
+            assert listed(head) == known, what
+            assert listed(head) == known, what
+        assert head.run("stop", "--now", running).returncode == 0
+        await_state(head, running, "STOPPED")
+        assert "Traceback" not in (head.state_dir / "controller.log").read_text()
+    finally:
+        print((head.state_dir / "controller.log").read_text())
+        head.run("stop", "--now", running)
+
+
+def test_nobody_else_reads_anything_of_a_failed_job_or_of_a_rebuilt_store(head: Head) -> None:
+    (head.folder / "rank.py").write_text("import sys\nprint('bad', flush=True)\nsys.exit(3)\n")
+    old = os.umask(0o022)
+    try:
+        job = submit(head)
+        assert head.run("wait", job).returncode == 1
+        assert head.run("explain", job).returncode in (0, 1)
+        end_controller(head)
+        (head.state_dir / "state.db").write_bytes(b"damaged")
+        assert listed(head) == {job: "FAILED"}
+    finally:
+        os.umask(old)
+    found = [path for path in head.state_dir.rglob("*") if head.state_dir / "local" not in path.parents]
+    names = {path.name for path in found}
+    assert {"job.json", "record.json", "head.json", "gathered", "damaged", "complete"} <= names
+    open_to_others = [path for path in found if not path.is_symlink() and path.stat().st_mode & 0o077]
+    assert open_to_others == []

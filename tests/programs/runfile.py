@@ -1,0 +1,12 @@
+"""Runs a file as Python does: its path, then its arguments."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str]) -> None:
+    sys.argv = list(argv)
+    runpy.run_path(argv[0], run_name="__main__")

@@ -1,0 +1,91 @@
+"""The program of docs/own-program.md: its files are taken from the page, and run as the page says."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from ascendrun.core.errors import InvalidInputError
+from ascendrun.core.jobfile.launchers import program_command
+from ascendrun.query.submit import read_job
+from tests.programs.conftest import REPO
+
+PAGE = REPO / "docs" / "own-program.md"
+FILES = {"yaml": "my_gpt.yaml", "json": "my_gpt.json", "python": "my_gpt.py"}
+SMALL = ("--num_train_epochs=3", "--seq_len=32", "--width=32", "--save_steps=2", "--logging_steps=1", "--dtype=float32")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    blocks = re.findall(r"```(yaml|json|python)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert [kind for kind, _ in blocks] == list(FILES)
+    home = tmp_path / "own"
+    home.mkdir()
+    for kind, text in blocks:
+        (home / FILES[kind]).write_text(text, encoding="utf-8")
+    (home / "cluster.hosts").write_text("local1 slots=8 addr=local\nlocal2 slots=8 addr=local\n")
+    (home / "book.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
+    return home
+
+
+def test_a_run_that_was_killed_on_two_hosts_resumes_to_the_bit(launch, folder, tmp_path):
+    def begin(name: str):
+        hosts = [tmp_path / name / f"host{rank}" for rank in range(2)]  # no shared disk
+        for host in hosts:
+            host.mkdir(parents=True, exist_ok=True)
+        env = {rank: {"ASCENDRUN_CHECKPOINT_DIR": str(host / "ckpt")} for rank, host in enumerate(hosts)}
+        argv = [str(folder / "my_gpt.py"), f"--data_path={folder / 'book.txt'}", *SMALL]
+        return launch("file", argv, ranks=2, name=name, rank_env=env, folders=hosts)
+
+    straight = begin("straight").succeed()
+    broken = begin("broken")
+    broken.until_step(7)
+    broken.signal(1, signal.SIGKILL)
+    assert broken.wait()[1] == -signal.SIGKILL
+    again = begin("broken").succeed()
+    assert "resumed at step" in again.text()
+    one, other = (torch.load(tmp_path / name / "host0" / "out" / "model.pt") for name in ("straight", "broken"))
+    assert all(torch.equal(one[name], other[name]) for name in one) and len(one) > 10
+    losses = straight.losses()
+    assert again.losses().items() <= {**losses, **again.losses()}.items() == losses.items()
+    assert min(losses.values()) < 0.8 * losses[1] and "The " in straight.out[0].read_text().splitlines()[-1]
+
+
+def test_the_job_file_is_checked_with_the_programs_own_options(folder):
+    spec = read_job(folder / "my_gpt.yaml", overrides=["args.data_path=book.txt", "args.seq_len=64"])
+    assert spec.program == "./my_gpt.py" and spec.args == {
+        "num_train_epochs": 2,
+        "data_path": str(folder / "book.txt"),
+        "seq_len": 64,
+    }
+    assert program_command(spec.program, ["--a=1"], python="python3") == ("python3", "./my_gpt.py", "--a=1")
+    with pytest.raises(InvalidInputError) as caught:
+        read_job(folder / "my_gpt.yaml", overrides=["args.seq_length=64", "args.width=1"])
+    assert len(caught.value.problems) == 2
+
+
+@pytest.mark.parametrize(
+    "change, key",
+    [
+        (("workdir: {path: .}\n", ""), "jobfile.own-program-workdir"),
+        (("./my_gpt.py", "./other.py"), "jobfile.own-program-options"),
+        (("./my_gpt.py", "./../my_gpt.py"), "jobfile.own-program-options"),
+    ],
+)
+def test_what_is_missing_is_named(folder, change, key):
+    job = folder / "my_gpt.yaml"
+    job.write_text(job.read_text().replace(*change))
+    with pytest.raises(InvalidInputError) as caught:
+        read_job(job)
+    assert key in {problem.message.key for problem in caught.value.problems}
+
+
+def test_a_table_with_a_fault_is_reported_with_its_file(folder):
+    (folder / "my_gpt.json").write_text('{"options": {"data_path": {"type": "no"}}}')
+    with pytest.raises(InvalidInputError) as caught:
+        read_job(folder / "my_gpt.yaml")
+    assert caught.value.problems[0].file.endswith("my_gpt.json")

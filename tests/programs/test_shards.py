@@ -1,0 +1,168 @@
+"""Encoded data is built once, survives a kill at any time, and costs a further rank next to nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ascendrun.programs.trainer import shards
+from ascendrun.programs.trainer.packing import IGNORED
+from ascendrun.programs.trainer.shards import SHARD_ROWS, Source, open_or_build
+
+COUNT = 2 * SHARD_ROWS + 100
+
+
+class Encoder:
+    """Row n has n % 7 tokens from n % 50 on, trained on from the second. Calls are noted; `stop`: it blocks there."""
+
+    def __init__(self, notes: Path, *, stop: int | None = None, fails: bool = False) -> None:
+        self.notes, self.stop, self.fails = notes, stop, fails
+
+    def __call__(self, rows):
+        with open(self.notes, "a") as file:
+            file.write(f"{rows[0]}\n")
+        if rows[0] == self.stop:
+            if self.fails:
+                raise OSError(28, "No space left on device")
+            signal.pause()
+        return [
+            ([row % 50 + i for i in range(row % 7)], [i > 0 for i in range(row % 7)]) if row % 7 > 1 else ([], [])
+            for row in rows
+        ]
+
+
+def source(tmp_path, *, count=COUNT, vocabulary=60, **given):
+    groups = [(None, "easy", "hard")[row % 3] for row in range(count)]
+    return Source(range(count), groups, Encoder(tmp_path / "notes", **given), vocabulary)
+
+
+def open_(folder, tmp_path, **given):
+    return open_or_build(folder, lambda: source(tmp_path, **given), log=lambda text: None)
+
+
+def calls(tmp_path):
+    return sorted(int(line) for line in (tmp_path / "notes").read_text().split())
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def one_core(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+
+
+def forked(body):
+    """Run the function in a forked process; return its pid."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            body()
+        finally:
+            os._exit(0)
+    return pid
+
+
+@pytest.mark.parametrize("vocabulary", [60, 1 << 20])
+def test_samples_come_back_with_their_labels_groups_and_lengths(tmp_path, vocabulary):
+    tokens = open_(tmp_path / "key", tmp_path, vocabulary=vocabulary)
+    assert (len(tokens), tokens.names) == (COUNT, ["easy", "hard"])
+    wanted = [row % 7 if row % 7 > 1 else 0 for row in range(COUNT)]
+    assert tokens.lengths.tolist() == wanted and tokens.levels.tolist() == [row % 3 for row in range(COUNT)]
+    for row in (2, 5, SHARD_ROWS - 1, SHARD_ROWS, 2 * SHARD_ROWS + 99):
+        sample = tokens[row]
+        assert sample.ids.tolist() == [row % 50 + i for i in range(wanted[row])]
+        assert sample.labels.tolist() == [row % 50 + i if i else IGNORED for i in range(wanted[row])]
+    assert len(tokens.parts[0]["tokens"]) == sum(wanted[:SHARD_ROWS])
+    assert tokens.parts[0]["tokens"].itemsize == (2 if vocabulary == 60 else 4)
+    assert tokens.manifest["tokens"] == sum(wanted) and tokens.manifest["learned"] == sum(max(0, n - 1) for n in wanted)
+
+
+def test_some_of_the_samples_and_a_copy_in_another_process_are_the_same(tmp_path):
+    tokens = open_(tmp_path / "key", tmp_path)
+    some = tokens.select(np.array([8005, 2, 4099]), np.array([1, 0, 1], dtype=np.uint8))
+    sent = pickle.dumps(some)
+    assert len(sent) < 2000
+    for each in (some, pickle.loads(sent)):
+        assert each.lengths.tolist() == [4, 2, 4] and each.levels.tolist() == [1, 0, 1]
+        assert [sample.ids.tolist()[0] for sample in each] == [5, 2, 49] and each[0].level == 1
+
+
+def test_a_build_that_was_killed_continues_and_gives_the_same_bytes(tmp_path, one_core):
+    whole = tmp_path / "whole"
+    open_(whole, tmp_path)
+    (tmp_path / "notes").unlink()
+    folder, fresh = tmp_path / "cut", tmp_path / "cut.building"
+    pid = forked(lambda: open_(folder, tmp_path, stop=SHARD_ROWS))
+    while not (fresh / "00000.json").exists() or len(calls(tmp_path)) < 2:
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert not shards.is_built(folder)
+    (fresh / "00002.tokens").write_bytes(b"torn")
+    open_(folder, tmp_path)
+    assert calls(tmp_path) == [0, SHARD_ROWS, SHARD_ROWS, 2 * SHARD_ROWS]
+    assert files(folder) == files(whole)
+
+
+def test_a_build_that_failed_names_the_error_and_the_next_one_continues(tmp_path, one_core):
+    with pytest.raises(OSError, match="No space left"):
+        open_(tmp_path / "key", tmp_path, stop=SHARD_ROWS, fails=True)
+    assert not shards.is_built(tmp_path / "key")
+    open_(tmp_path / "key", tmp_path)
+    assert calls(tmp_path).count(0) == 1
+
+
+def test_several_processes_that_need_the_same_data_build_it_once(tmp_path):
+    pids = [forked(lambda: open_(tmp_path / "key", tmp_path)) for _ in range(3)]
+    for pid in pids:
+        os.waitpid(pid, 0)
+    assert calls(tmp_path) == [0, SHARD_ROWS, 2 * SHARD_ROWS] and shards.is_built(tmp_path / "key")
+
+
+def test_whoever_waits_takes_over_when_the_builder_is_killed(tmp_path, one_core):
+    builder = forked(lambda: open_(tmp_path / "key", tmp_path, stop=SHARD_ROWS))
+    while not (tmp_path / "notes").exists() or len(calls(tmp_path)) < 2:
+        time.sleep(0.01)
+    waiting = forked(lambda: open_(tmp_path / "key", tmp_path))
+    os.kill(builder, signal.SIGKILL)
+    os.waitpid(builder, 0)
+    os.waitpid(waiting, 0)
+    assert shards.is_built(tmp_path / "key") and calls(tmp_path).count(0) == 1
+
+
+class Long(Encoder):
+    def __call__(self, rows):
+        return [([1] * 200, [True] * 200)] * len(rows)
+
+
+def test_a_further_rank_holds_a_tenth_of_the_tokens_at_most(tmp_path):
+    made = Source(range(COUNT), [None] * COUNT, Long(tmp_path / "notes"), 60)
+    open_or_build(tmp_path / "key", lambda: made, log=lambda text: None)
+    tracemalloc.start()
+    tokens = open_(tmp_path / "key", tmp_path)
+    some = tokens.select(np.arange(COUNT, dtype=np.int32))
+    assert sum(len(sample.ids) for sample in (some[i] for i in range(0, COUNT, 97))) > 0
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak <= 0.1 * 2 * tokens.manifest["tokens"]
+
+
+def test_what_is_in_a_cache_is_listed_with_its_size_and_age(tmp_path):
+    assert shards.listed(tmp_path / "absent", now_s=0.0) == []
+    open_(tmp_path / "cache" / "key", tmp_path)
+    (held,) = shards.listed(tmp_path / "cache", now_s=time.time() + 60)
+    assert (held.key, held.rows) == ("key", COUNT) and held.bytes > COUNT and 59 < held.age_s < 600
+
+
+def test_the_name_of_a_directory_follows_from_all_that_shapes_it():
+    assert shards.key_of("a", 1) == shards.key_of("a", 1)
+    assert len({shards.key_of("a", 1), shards.key_of("a", 2), shards.key_of("a1"), shards.key_of("a", 1, "")}) == 4

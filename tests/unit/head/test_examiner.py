@@ -1,0 +1,216 @@
+"""Light checks in the background: idle hosts and spares, what they do to machines, and what ends a quarantine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.job import Job, NodeProgress, Phase, Request, State
+from ascendrun.core.machines import STRIKE_S, TAKEN_S, MachineState
+from ascendrun.core.node_messages import Failure
+from ascendrun.head.loop.examiner import LOOK_S, SPARES_S, Examiner
+from ascendrun.head.loop.operations import Operations
+from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.control_messages import ChangeMachines, SurveyReply
+from ascendrun.text import Text
+from tests.unit.head.test_machines import N1, N2, World, change
+
+N3 = Host("n3")
+NO_SPACE = {"at": "/r", "free_bytes": 5, "total_bytes": 1 << 40, "free_inodes": 9, "total_inodes": 9}
+FULL = {"disk": {"disks": {"/r": NO_SPACE}}}
+
+
+class Health(World):
+    """A world with examinations. `later` lets their time pass: nothing here waits."""
+
+    def start_agents(self) -> None:
+        pass
+
+    def examine(self, *, idle_every_s: float | None = None) -> Examiner:
+        links: Any = self
+        operations = Operations(links, lambda call: call())
+        self.examiner = Examiner(self.jobs, links, operations, post=lambda call: call(), idle_every_s=idle_every_s)
+        self.tick()
+        return self.examiner
+
+    def tick(self) -> None:
+        self.examiner._due_mono = 0.0
+        self.examiner.tick()
+        self.turn()
+
+    def later(self, seconds: float) -> None:
+        """Let the time between two examinations pass, and a strike be another one."""
+        self.examiner._tried = {key: at - seconds for key, at in self.examiner._tried.items()}
+        for record in tuple(self.jobs.machines._records.values()):
+            strikes = tuple(at_s - STRIKE_S for at_s in record.strikes)
+            self.jobs.machines._keep(replace(record, strikes=strikes))
+        self.tick()
+
+    def surveys(self, host: Host) -> int:
+        return sum(isinstance(one, agent.Survey) for one in self.get(host).node.asked)
+
+    def known(self, *hosts: Host) -> None:
+        """Machines that jobs have used, and that answer surveys."""
+        for host in hosts:
+            node = self.get(host).node
+            node.survey = {}
+            if not node.live:
+                node.boot_id = f"b-{host.name}"
+        self.up(*hosts)
+        change(self, "undrain", *hosts)
+
+    def codes(self, job_id: str = "") -> list[str]:
+        return [event.code for event in self.store.events(job_id)]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Health]:
+    made = Health(tmp_path)
+    yield made
+    made.store.close()
+
+
+def with_spare(world: Health, *, state: State = State.RUNNING) -> Job:
+    node = NodeProgress("n1", 0, Phase.STARTED, (0,), "b", machine_key="key-n1", incarnation="i")
+    job = world.job(
+        N1, N2, hosts=("n1",), spares=("n2",), nodes=(node,), state=state, world_size=1, go_sent_at_s=time.time()
+    )
+    live = world.get(N1).node.live
+    assert live is not None
+    live.add(job.run_id)
+    return job
+
+
+def test_an_idle_host_is_quarantined_by_the_second_failed_examination(world: Health) -> None:
+    world.known(N1, N2)
+    world.nodes["n1"].survey = FULL
+    world.examine(idle_every_s=60.0)
+    [record] = world.jobs.machines._records_at(N1)
+    assert (record.finding and record.finding.key, len(record.strikes)) == ("finding.disk-full.message", 1)
+    world.tick()
+    assert world.surveys(N1) == 1, "its time has not come"
+    world.later(61.0)
+    [record] = world.store.machines() and [one for one in world.store.machines() if one.hosts == (N1,)]
+    assert record.quarantine and record.quarantine.state is MachineState.QUARANTINED
+    assert world.codes() == ["host-strike", "host-strike", "host-closed"]
+    [other] = world.jobs.machines._records_at(N2)
+    assert other.examined_at_s and other.finding is None and not other.strikes
+    surveys = world.surveys(N1)
+    world.later(61.0)
+    assert (world.surveys(N1), world.surveys(N2)) == (surveys, 3), "a closed host is left alone"
+
+
+def test_a_fault_of_most_hosts_is_no_strike(world: Health) -> None:
+    world.known(N1, N2)
+    for host in (N1, N2):
+        world.get(host).node.survey = FULL
+    world.examine(idle_every_s=60.0)
+    records = [one for host in (N1, N2) for one in world.jobs.machines._records_at(host)]
+    assert all(one.finding is not None and not one.strikes for one in records)
+
+
+def test_a_host_with_a_job_is_never_examined_and_nothing_is_without_the_setting(world: Health) -> None:
+    job = world.running(N1)
+    world.known(N1, N2)
+    world.examine()
+    assert world.surveys(N2) == 0
+    world.examine(idle_every_s=60.0)
+    assert (world.surveys(N1), world.surveys(N2)) == (0, 1) and world.now(job).state is State.RUNNING
+
+
+def test_the_result_of_a_host_that_a_job_took_meanwhile_counts_nothing(world: Health) -> None:
+    world.known(N1)
+    world.nodes["n1"].survey = None
+    world.examine(idle_every_s=60.0)
+    world.running(N1)
+    take = world.examiner._take
+    take([SurveyReply("n1", Failure("unreachable", "x"))], [N1], None, None)
+    [record] = world.jobs.machines._records_at(N1)
+    assert record.examined_at_s is None
+
+
+def test_a_spare_is_examined_staged_and_reported_once_each_time_that_it_changes(world: Health) -> None:
+    job = with_spare(world)
+    world.known(N1, N2)
+    world.examine()
+    assert world.codes(job.id)[-1:] == ["spare-ready"] and world.surveys(N1) == 0
+    world.later(SPARES_S + 1)
+    assert world.codes(job.id).count("spare-ready") == 1 and world.surveys(N2) >= 2
+    world.nodes["n2"].survey = FULL
+    world.later(SPARES_S + 1)
+    event = world.store.events(job.id)[-1]
+    assert (event.code, event.hosts, event.values["finding"].key) == (
+        "spare-not-ready",
+        ("n2",),
+        "finding.disk-full.message",
+    )
+    world.later(SPARES_S + 1)
+    [record] = world.jobs.machines._records_at(N2)
+    assert record.quarantine is not None and world.codes(job.id).count("spare-not-ready") == 1
+    world.nodes["n2"].survey = {}
+    world.later(SPARES_S + 1)
+    assert world.codes(job.id)[-1] == "spare-ready" and record.quarantine.until_s
+    assert LOOK_S < SPARES_S
+
+
+def test_a_deep_examination_ends_a_quarantine_and_no_drain(world: Health) -> None:
+    world.known(N1, N2)
+    for host in (N1, N2):
+        world.jobs.machines.quarantine(host, Text("x", "x"))
+    change(world, "drain", N2, reason="optics")
+    change(world, "deep", N1, N2)
+    records = [one for host in (N1, N2) for one in world.jobs.machines._records_at(host)]
+    assert [(one.quarantine, one.drain is not None, one.quarantines) for one in records] == [
+        (None, False, 0),
+        (None, True, 0),
+    ]
+    change(world, "undrain", N2)
+    opened = [event.values["how"] for event in world.store.events("") if event.code == "host-opened"]
+    assert opened == ["deep", "deep", "undrain"]
+
+
+def test_only_a_job_that_measures_its_hosts_is_placed_on_closed_ones(world: Health) -> None:
+    world.known(N1, N2)
+    world.jobs.machines.quarantine(N1, Text("x", "x"))
+    change(world, "drain", N2)
+    for node in world.nodes.values():
+        node.survey = None
+    usual, measure = world.job(N1, N2, request=Request(1)), world.job(N1, N2, request=Request(2, examines=True))
+    world.turn()
+    assert (world.now(usual).state, world.now(measure).state) == (State.QUEUED, State.CHECKING)
+
+
+def test_a_drain_without_any_job_is_stored(world: Health) -> None:
+    world.up(N3)
+    world.jobs.machines.change(ChangeMachines((N3,), "drain", "wang"))
+    assert world.jobs, "there is something to store"
+    world.turn()
+    assert not world.jobs and [one.drain is not None for one in world.store.machines()] == [True]
+    assert world.codes() == ["host-closed"]
+
+
+def test_memory_that_stays_in_use_is_noted_and_closes_its_machine_after_a_minute(world: Health) -> None:
+    world.known(N1)
+    machines, taken = world.jobs.machines, Text("x", "x")
+    machines.note_memory(N1, {0: 3400, 1: 3300}, None)
+    machines.note_memory(N1, {0: 3350}, None)
+    assert machines.idle_memory(N1) == {0: 3350, 1: 3300}
+    machines.note_memory(N1, {0: 9000}, taken)
+    [record] = machines._records_at(N1)
+    assert machines.idle_memory(N1)[0] == 3350 and record.taken_since_s and record.quarantine is None
+    machines._keep(replace(record, taken_since_s=record.taken_since_s - TAKEN_S - 1))
+    machines.note_memory(N1, {0: 9000}, taken)
+    world.turn()
+    [record] = world.store.machines()
+    assert record.quarantine and record.quarantine.reason == taken
+    machines.note_memory(N1, {0: 3350}, None)
+    [record] = machines._records_at(N1)
+    assert record.taken_since_s is None and record.quarantine is not None
+    change(world, "undrain", N1)
+    assert machines.idle_memory(N1) == {} and world.codes()[-2:] == ["host-closed", "host-opened"]

@@ -1,0 +1,104 @@
+"""What a look for hangs reads of the files and samples of an attempt: its real ranks, also below a launcher."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State
+from ascendrun.core.samples import RankSample
+from ascendrun.head.loop.hang import JobReader, Question
+from ascendrun.head.state.sample_store import SampleStore
+from ascendrun.head.state.state_dir import spool_dir
+from ascendrun.health.hang import HangWatch, Look, Verdict, Windows
+
+HOSTS = ("n1", "n2")
+
+
+class World:
+    """Two nodes with a launcher each, and two ranks below each launcher."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now_s = folder, time.time()
+        nodes = tuple(NodeProgress(host, rank, Phase.STARTED, (rank,)) for rank, host in enumerate(HOSTS))
+        self.job = Job(
+            "j-0001",
+            "demo",
+            "h-j-0001",
+            HOSTS,
+            5.0,
+            60.0,
+            1.0,
+            state=State.RUNNING,
+            nodes=nodes,
+            pool=HOSTS,
+            world_size=4,
+        )
+        self.reader = JobReader(folder, self.job)
+
+    def report(self, launcher: int, step: int) -> None:
+        path = spool_dir(self.folder, "j-0001", 1) / HOSTS[launcher] / f"rank-{launcher}.metrics.0"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "time": self.now_s, "loss": 1.0}) + "\n")
+
+    def sample(self, states: str, *, age_s: float = 1.0) -> None:
+        """The states of ranks 0 to 3; a blank: the rank is gone."""
+        store = SampleStore.open(self.folder)
+        store.add(
+            [
+                RankSample(self.now_s - age_s, HOSTS[rank // 2], "j-0001", 1, rank, cpu=99.0, state=state)
+                for rank, state in enumerate(states)
+                if state != " "
+            ]
+        )
+        store.close()
+
+    def look(self, *, has_launcher: bool = True) -> Look:
+        question = Question(self.job, 3600.0, "cpu", 30.0, frozenset(), False, False, has_launcher)
+        return self.reader.look(question, now_s=self.now_s)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_below_a_launcher_each_rank_has_its_own_processes_and_the_steps_of_its_launcher(world: World) -> None:
+    world.report(0, 7)
+    world.report(1, 6)
+    world.sample("SSTS")
+    look = world.look()
+    found = {rank: (one.host, one.step, one.state) for rank, one in look.ranks.items()}
+    assert found == {0: ("n1", 7, "S"), 1: ("n1", 7, "S"), 2: ("n2", 6, "T"), 3: ("n2", 6, "S")}
+
+
+def test_without_recent_samples_the_launchers_stand_for_their_ranks(world: World) -> None:
+    world.report(0, 7)
+    world.sample("SSTS", age_s=600.0)
+    assert {rank: (one.host, one.step, one.cpu) for rank, one in world.look().ranks.items()} == {
+        0: ("n1", 7, None),
+        1: ("n2", None, None),
+    }
+
+
+def test_ranks_that_the_supervisor_started_are_those_of_the_plan(world: World) -> None:
+    world.sample("SSTS")
+    assert set(world.look(has_launcher=False).ranks) == {0, 1}
+
+
+def test_a_stopped_rank_below_a_launcher_is_the_one_that_differs(world: World) -> None:
+    world.report(0, 7)
+    world.report(1, 7)
+    world.sample("SSTS")
+    watch, look = HangWatch(Windows()), world.look()
+    found: list[Verdict] = []
+    for turn in range(20):
+        verdict = watch.observe(
+            Look(look.at_s + 15.0 * turn, look.age_s, look.ranks, "cpu", interval_s=0.1, tells_phases=True)
+        )
+        found += [] if verdict is None else [verdict]
+    assert found and "rank-differs" in found[-1].signs

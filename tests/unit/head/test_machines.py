@@ -1,0 +1,587 @@
+"""Nodes as they report themselves against the records: over a small world of nodes, with the real store and jobs."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascendrun.core.errors import AscendrunError, ConflictError
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobfile.spec import JobSpec
+from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs.job import Job, Leftover, NodeProgress, Phase, Request, State
+from ascendrun.core.machines import MachineState
+from ascendrun.core.node_messages import Failure
+from ascendrun.core.retention import Retention
+from ascendrun.head.agents.connections import dialled
+from ascendrun.head.loop.live_jobs import Guard, LiveJobs
+from ascendrun.head.loop.machines import LOOK_S
+from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.agent_bootstrap import Login
+from ascendrun.head.protocol.control_messages import ChangeMachines
+from ascendrun.head.protocol.messages import Done
+from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.state.job_files import read_copy
+from ascendrun.head.state.state_dir import StoreUnusableError
+from ascendrun.head.state.store import Store
+from ascendrun.head.survey.submission import Submission, make_job
+from ascendrun.query.host_views import make_machine_views
+from ascendrun.text import Text
+from tests.unit.head.test_links import Deaf
+
+STUCK = Leftover(50, 9, "python", "D", "fuse_wait_answer", 7)
+PROCESS = agent.Process(50, 9, "python", "D", "fuse_wait_answer")
+
+
+class Node:
+    """One machine as its agent reports it. `survey`: its results, None: it answers no survey and no probe. `asked`: the
+    requests that it got."""
+
+    def __init__(self, key: str) -> None:
+        self.key, self.boot_id, self.incarnation = key, "b", "i"
+        self.live: set[str] | None = set()
+        self.processes: dict[str, tuple[agent.Process, ...]] = {}
+        self.phases: dict[str, str] = {}
+        self.copies: dict[str, Any] = {}
+        self.survey: dict[str, Any] | None = None
+        self.asked: list[Any] = []
+
+    def answer(self, request: Any) -> Any:
+        self.asked.append(request)
+        if isinstance(request, (agent.Survey, agent.Probe)) and self.survey is not None:
+            is_probe = isinstance(request, agent.Probe)
+            return agent.ProbeReply(time.time_ns(), 1 << 40) if is_probe else agent.SurveyReply(self.survey)
+        if isinstance(request, agent.HasTree):
+            return agent.HasTreeReply(True)
+        if isinstance(request, agent.Copy):
+            return agent.CopyReply(self.copies.get(request.tag))
+        if isinstance(request, agent.Live):
+            return agent.LiveReply(self.boot_id, self.incarnation, None if self.live is None else tuple(self.live))
+        if isinstance(request, agent.Processes):
+            return agent.ProcessesReply(self.processes.get(request.tag, ()), False, self.phases.get(request.tag))
+        if isinstance(request, agent.Stop):
+            self.processes.pop(request.tag, None)
+            self.phases[request.tag] = "ended"
+            if self.live is not None:
+                self.live.discard(request.tag)
+            return Done()
+        return agent.FilesReply({}) if isinstance(request, agent.Files) else None
+
+    def stopped(self) -> list[str]:
+        return [one.tag for one in self.asked if isinstance(one, agent.Stop)]
+
+
+class Link:
+    def __init__(self, host: Host, node: Node) -> None:
+        self.host, self.node, self.is_up, self.failures = host, node, False, 0
+        self.last_error: AscendrunError | None = None
+        self.login, self.peer_address = Login(), host.name
+
+    @property
+    def info(self) -> agent.AgentInfo:
+        live = None if self.node.live is None else tuple(self.node.live)
+        names = dict.fromkeys(("root", "hostname", "user", "python", "python_version", "kernel", "arch"), "x")
+        key, kind = self.node.key, self.node.incarnation
+        return agent.AgentInfo(**names, boot_id=self.node.boot_id, cpus=1, machine_key=key, incarnation=kind, live=live)
+
+    def connect(self) -> None:
+        pass
+
+    def call(self, request: Any, body: bytes = b"", *, deadline_s: float, done: Any) -> None:
+        """What is not of interest here is never answered."""
+        answer = self.node.answer(request) if self.is_up else None
+        if answer is not None:
+            done(Reply(answer))
+        elif not self.is_up:
+            done(Reply(None, error=Failure("connection-lost", "lost")))
+
+
+class NoSamples:
+    def offsets(self, source: Any) -> Any:
+        return {}
+
+    def lacks(self, source: Any, sizes: Any) -> bool:
+        return False
+
+    def finish(self, source: Any) -> None:
+        pass
+
+
+class World:
+    """Nodes by address; links to them; live jobs over a real store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes: dict[str, Node] = {}
+        self.links: dict[Host, Link] = {}
+        self.start()
+
+    def start(self) -> None:
+        """Start a controller: nothing but the store survives."""
+        self.links.clear()
+        self.store = Store.open(self.folder)
+        links: Any = self
+        nobody: Any = Deaf
+        samples: Any = NoSamples
+        self.jobs = LiveJobs(
+            self.folder,
+            self.store,
+            links,
+            post=lambda call: call(),
+            guard=Guard(),
+            artifacts=nobody,
+            retention=Retention(),
+            samples=samples,
+        )
+        for stored in self.store.live_jobs():
+            self.jobs.adopt(stored)
+
+    def restart(self) -> None:
+        self.store.close()
+        self.start()
+
+    def get(self, host: Host) -> Link:
+        node = self.nodes.setdefault(host.addr or host.name, Node(f"key-{host.addr or host.name}"))
+        return self.links.setdefault(dialled(host), Link(host, node))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(tuple(self.links.values()))
+
+    def same(self, one: Host, other: Host) -> bool:
+        return dialled(one) == dialled(other)
+
+    def job(self, *hosts: Host, **changes: Any) -> Job:
+        """A job in the queue; with `nodes` a job of which they are the nodes."""
+        key = f"k{time.monotonic_ns()}"
+        submission = Submission(key, JobSpec(name="demo", command=("true",)), hosts, (), None)
+        job = self.store.add_job(
+            key=key,
+            make_job=lambda i, h: replace(make_job(submission, i, h, 1.0), **changes),
+            spec=submission.spec_values,
+            hosts=submission.host_values,
+            trees=[],
+            file=None,
+            now_s=1.0,
+        )
+        self.jobs.add(job, submission)
+        return job
+
+    def running(self, *hosts: Host, state: State = State.RUNNING, **changes: Any) -> Job:
+        nodes = tuple(
+            NodeProgress(
+                host.name, rank, Phase.STARTED, (rank,), "b", machine_key=self.get(host).node.key, incarnation="i"
+            )
+            for rank, host in enumerate(hosts)
+        )
+        names = tuple(host.name for host in hosts)
+        job = self.job(
+            *hosts, hosts=names, state=state, nodes=nodes, world_size=len(hosts), go_sent_at_s=time.time(), **changes
+        )
+        for host in hosts:
+            node = self.get(host).node
+            assert node.live is not None
+            node.live.add(job.run_id)
+            node.phases[job.run_id] = "running"
+            node.processes[job.run_id] = (PROCESS,)
+        return job
+
+    def up(self, *hosts: Host) -> None:
+        for host in hosts:
+            link: Any = self.get(host)
+            link.is_up = True
+            self.jobs.on_up(link)
+        self.turn()
+
+    def look(self) -> None:
+        """The look of each minute."""
+        self.jobs.machines._due_mono = 0.0
+        self.turn()
+
+    def turn(self) -> None:
+        self.jobs.work_off_events()
+        self.jobs.tick(was_away=False)
+        self.jobs.work_off_events()
+
+    def now(self, job: Job) -> Job:
+        return self.store.find(job.id).job
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.store.close()
+
+
+N1, N2 = Host("n1"), Host("n2")
+OTHER_NAME = Host("npu-2", addr="10.0.0.2")
+
+
+def vanish(world: World, job: Job, host: Host, *, alive: bool = False) -> Node:
+    """The home of a node is made again, with the same boot id."""
+    node = world.get(host).node
+    node.live, node.incarnation = set(), "k"
+    node.phases.pop(job.run_id)
+    if not alive:
+        node.processes.clear()
+    return node
+
+
+def test_nodes_are_compared_although_nothing_can_be_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = world.running(N1)
+
+    def refuse(records: Any) -> None:
+        raise StoreUnusableError("no space left on device")
+
+    monkeypatch.setattr(world.store, "save_machines", refuse)
+    world.up(N1)
+    vanish(world, job, N1)
+    world.look()
+    assert world.now(job).node("n1").lost == "directory-gone"
+
+
+@pytest.mark.parametrize("how", ["look", "up"])
+def test_a_recreated_container_ends_the_job_and_its_host_is_free_for_the_next(world: World, how: str) -> None:
+    job = world.running(N1, N2)
+    world.up(N1, N2)
+    assert world.now(job).state is State.RUNNING
+    vanish(world, job, N2)
+    if how == "look":
+        world.look()
+    else:
+        world.up(N2)
+    assert (world.now(job).state, world.now(job).node("n2").lost) == (State.STOPPING, "directory-gone")
+    assert world.nodes["n1"].stopped() == [job.run_id]
+    world.jobs.feed(job.id, inputs.NodeEnded("n1"))
+    world.turn()
+    assert (world.now(job).state, world.now(job).reason.key) == (State.FAILED, "reason.node-directory-gone")
+    later = world.job(N2)
+    world.turn()
+    assert world.now(later).state is State.CHECKING
+
+
+def test_ranks_without_their_directory_end_only_at_the_second_look(world: World) -> None:
+    job = world.running(N1)
+    world.up(N1)
+    node = vanish(world, job, N1, alive=True)
+    world.look()
+    assert node.stopped() == [], "a home that is not mounted for a moment"
+    seen = world.jobs.machines._strays
+    world.jobs.machines._strays = {key: at - LOOK_S for key, at in seen.items()}
+    world.look()
+    assert node.stopped() == [job.run_id]
+    assert (world.now(job).state, world.now(job).node("n1").lost) == (State.FAILED, "directory-gone")
+
+
+def test_what_a_node_cannot_read_proves_nothing(world: World) -> None:
+    job = world.running(N1)
+    world.up(N1)
+    world.nodes["n1"].live, world.nodes["n1"].incarnation = None, None  # type: ignore[assignment]
+    world.look()
+    world.up(N1)
+    assert world.now(job).state is State.RUNNING and world.nodes["n1"].stopped() == []
+
+
+def test_a_stuck_process_holds_its_machine_under_every_name_until_it_is_gone(world: World) -> None:
+    job = world.running(N1, N2)
+    world.up(N1, N2)
+    world.nodes["n1"].processes.clear()
+    world.jobs.feed(job.id, inputs.StopRequested(now=True))
+    world.jobs.feed(job.id, inputs.NodeEnded("n1"))
+    world.jobs.feed(job.id, inputs.NodeEnded("n2", (STUCK,)))
+    world.nodes["n2"].live = set()
+    world.nodes["n2"].processes[job.run_id] = (PROCESS,)
+    world.turn()
+    assert world.now(job).state is State.STOPPED
+    world.nodes["10.0.0.2"] = world.nodes["n2"]
+    elsewhere, there, by_name = world.job(N1), world.job(N2), world.job(OTHER_NAME, Host("n3"))
+    world.turn()
+    assert world.now(elsewhere).state is State.CHECKING
+    why = world.now(there).reason
+    assert (why.key, why.values["hosts"]) == ("reason.too-few-hosts", ["n2"])
+    assert (why.values["why"].values["pid"], why.values["why"].values["channel"]) == (50, "fuse_wait_answer")
+    assert world.now(by_name).reason.values["why"].key == "reason.host-unidentified"
+    world.up(OTHER_NAME, Host("n3"))
+    assert world.now(by_name).reason.values["hosts"] == ["npu-2"]
+    [held] = world.store.held_machines()
+    assert (held.state, held.holds[0].processes, set(held.names)) == (MachineState.LEFTOVERS, (STUCK,), {"n2", "npu-2"})
+    world.look()
+    assert world.now(there).state is State.QUEUED
+    world.nodes["n2"].processes.clear()
+    world.look()
+    world.turn()
+    assert world.now(there).state is State.CHECKING and world.store.held_machines() == ()
+    assert "leftovers-gone" in [event.code for event in world.store.events(job.id)]
+
+
+def test_a_held_machine_stays_held_when_the_controller_is_started_again(world: World) -> None:
+    job = world.running(N1)
+    world.up(N1)
+    world.jobs.feed(job.id, inputs.StopRequested(now=True))
+    world.jobs.feed(job.id, inputs.NodeEnded("n1", (STUCK,)))
+    world.nodes["n1"].live = set()
+    world.turn()
+    world.restart()
+    later = world.job(N1)
+    world.turn()
+    assert world.now(later).reason.key == "reason.too-few-hosts"
+    world.nodes["n1"].boot_id = "c"
+    world.up(N1)
+    world.turn()
+    assert world.now(later).state is State.CHECKING, "another boot id is a proof"
+
+
+def release(world: World, host: str) -> AscendrunError | None:
+    found: list[AscendrunError | None] = []
+    world.jobs.machines.release(host, "wang", found.append)
+    world.turn()
+    world.turn()
+    assert len(found) == 1
+    return found[0]
+
+
+def unconfirmed(world: World) -> Job:
+    """A job that was stopped while its second host did not respond."""
+    job = world.running(N1, N2, state=State.STOPPED, ended_at_s=1.0, unconfirmed=("n2",))
+    world.get(N2).failures = 3
+    world.up(N1)
+    return job
+
+
+def test_an_unreachable_host_is_free_by_the_word_of_a_person_and_the_story_says_whose(world: World) -> None:
+    job = unconfirmed(world)
+    later = world.job(N2)
+    world.turn()
+    assert world.now(later).reason.values["why"].key == "machine.unconfirmed"
+    assert release(world, "n2") is None
+    assert (world.now(job).state, world.now(job).held_hosts, world.now(job).first_failure) == (State.STOPPED, (), None)
+    [event] = [event for event in world.store.events(job.id) if event.code == "host-released"]
+    assert (event.hosts, event.values["by"], event.attempt) == (("n2",), "wang", 1)
+    assert world.now(later).state is State.CHECKING
+
+
+def test_a_host_that_shows_processes_is_not_released(world: World) -> None:
+    job = unconfirmed(world)
+    world.links[dialled(N2)].is_up = True
+    error = release(world, "n2")
+    assert error is not None and (error.exit_code, error.message.key) == (7, "release.processes")  # type: ignore[union-attr]
+    assert world.now(job).held_hosts == ("n2",)
+
+
+def test_a_release_waits_for_the_connection_that_is_being_made(world: World) -> None:
+    job = unconfirmed(world)
+    world.get(N2).failures = 0
+    found: list[AscendrunError | None] = []
+    world.jobs.machines.release("n2", "wang", found.append)
+    world.turn()
+    assert found == []
+    world.get(N2).is_up = True
+    world.turn()
+    assert [type(one) for one in found] == [ConflictError] and world.now(job).held_hosts == ("n2",)
+
+
+def test_a_host_that_is_free_cannot_be_released(world: World) -> None:
+    unconfirmed(world)
+    error = release(world, "n1")
+    assert error is not None and error.exit_code == 4
+
+
+def test_processes_of_a_job_whose_host_was_released_are_stopped_when_it_responds_again(world: World) -> None:
+    job = unconfirmed(world)
+    release(world, "n2")
+    assert world.nodes["n2"].stopped() == []
+    world.up(N2)
+    assert world.nodes["n2"].stopped() == [job.run_id]
+
+
+def test_an_attempt_that_no_record_explains_holds_its_machine_until_it_is_stopped(world: World) -> None:
+    tag, strange = f"{world.store.head_id}-j-0007.2", "ffffffff-j-0007.1"
+    node = world.get(N1).node
+    node.live, node.processes = {tag, strange, "junk"}, {tag: (PROCESS,), strange: (PROCESS,)}
+    job = world.job(N1, N2)
+    world.up(N1, N2)
+    world.turn()
+    [held] = world.store.held_machines()
+    assert [(hold.tag, hold.job, hold.is_found) for hold in held.holds] == [(tag, "j-0007", True)]
+    assert world.now(world.job(N1)).state is State.QUEUED
+    world.restart()
+    assert world.store.held_machines()[0].holds[0].tag == tag
+    world.up(N1)
+    assert node.stopped() == [], "what no record explains is not touched"
+    assert not world.jobs.machines.stop_found("j-0008", now=True)
+    assert world.jobs.machines.stop_found("j-0007", now=True)
+    world.turn()
+    world.turn()
+    assert node.stopped() == [tag] and world.store.held_machines() == ()
+    assert job.id == "j-0001"
+
+
+def lose_the_store(world: World) -> None:
+    """The head node has a new disk, with the identity of the old one."""
+    world.store.close()
+    for path in world.folder.iterdir():
+        if path.name == "jobs":
+            shutil.rmtree(path)
+        elif path.name.startswith("state.db"):
+            path.unlink()
+    world.start()
+
+
+def test_an_attempt_whose_job_the_store_lost_is_adopted_from_the_copy_on_a_node(world: World) -> None:
+    lost = world.running(N1, N2, attempt=2)
+    copy = read_copy(world.folder, lost.id)
+    assert copy is not None
+    world.nodes["n1"].copies[lost.run_id] = copy.to_json()
+    lose_the_store(world)
+    world.up(N1)
+    world.turn()
+    job = world.now(lost)
+    assert (job.id, job.run_id, job.hosts, job.state) == (lost.id, lost.run_id, ("n1", "n2"), State.STARTING)
+    assert "adopted" in [event.code for event in world.store.events(job.id)]
+    world.up(N2)
+    for rank, host in enumerate(job.hosts):
+        world.jobs.feed(job.id, inputs.RankStarted(host, rank, 100 + rank))
+    world.turn()
+    assert world.now(lost).state is State.RUNNING and world.store.held_machines() == ()
+    world.jobs.feed(job.id, inputs.StopRequested(now=True))
+    world.turn()
+    assert [world.nodes[host].stopped() for host in job.hosts] == [[lost.run_id]] * 2
+
+
+def test_a_reboot_after_a_job_was_adopted_is_a_fact(world: World) -> None:
+    lost = world.running(N1)
+    copy = read_copy(world.folder, lost.id)
+    assert copy is not None
+    node = world.nodes["n1"]
+    node.copies[lost.run_id] = copy.to_json()
+    lose_the_store(world)
+    world.up(N1)
+    world.turn()
+    world.up(N1)
+    world.turn()
+    assert world.now(lost).node("n1").boot_id == node.boot_id
+    node.boot_id = "another"
+    world.up(N1)
+    world.turn()
+    failure = world.now(lost).first_failure
+    assert failure is not None and (failure.kind, failure.host) == ("node-rebooted", "n1")
+
+
+@pytest.mark.parametrize("state", [State.QUEUED, State.CHECKING])
+def test_a_job_that_is_known_only_as_it_was_submitted_is_adopted_and_not_started_again(
+    world: World, state: State
+) -> None:
+    job = world.job(N1)
+    copy = read_copy(world.folder, job.id)
+    assert copy is not None
+    if state is State.CHECKING:
+        world.turn()
+    node = world.get(N1).node
+    node.live, node.copies[job.run_id] = {job.run_id}, copy.to_json()
+    world.up(N1)
+    world.turn()
+    assert (world.now(job).state, world.now(job).attempt) == (State.STARTING, 1)
+    assert not [one for one in node.asked if isinstance(one, agent.Prepare)] and world.store.held_machines() == ()
+
+
+def test_what_was_prepared_for_a_job_that_is_over_is_removed_and_nothing_recorded(world: World) -> None:
+    over = world.job(N1, state=State.FAILED, ended_at_s=1.0)
+    world.store.mark_drained(over.id)
+    world.restart()
+    node = world.get(N1).node
+    node.live = {over.run_id}
+    world.up(N1)
+    assert [one.tag for one in node.asked if isinstance(one, agent.Abort)] == [over.run_id] and not node.stopped()
+
+
+def test_an_attempt_of_a_job_that_is_over_and_forgotten_is_stopped(world: World) -> None:
+    over = world.job(N1, state=State.FAILED, go_sent_at_s=0.5, ended_at_s=1.0)
+    world.store.mark_drained(over.id)
+    world.restart()
+    node = world.get(N1).node
+    node.live = {over.run_id}
+    world.up(N1)
+    assert node.stopped() == [over.run_id] and world.store.held_machines() == ()
+    assert asdict(world.now(over)) == asdict(over)
+
+
+def change(world: World, what: str, *hosts: Host, **more: Any) -> None:
+    world.jobs.machines.change(ChangeMachines(hosts, what, "wang", **more))
+    world.turn()
+
+
+def test_a_drained_host_gets_no_job_until_the_drain_ends_also_by_another_name(world: World) -> None:
+    world.up(N1, N2)
+    change(world, "drain", N1, reason="optics")
+    waiting, elsewhere = world.job(N1), world.job(N1, N2, request=Request(1))
+    world.turn()
+    why = world.now(waiting).reason.values["why"]
+    assert (why.key, why.values["by"], why.values["reason"]) == ("machine.drained", "wang", "optics")
+    assert (world.now(elsewhere).state, world.now(elsewhere).hosts) == (State.CHECKING, ("n2",))
+    world.restart()
+    world.turn()
+    assert world.now(waiting).state is State.QUEUED, "it is stored"
+    change(world, "undrain", N1)
+    assert world.now(waiting).state is State.CHECKING
+
+
+def test_a_drain_ends_by_its_time_and_a_running_job_continues(world: World) -> None:
+    job = world.running(N1)
+    world.up(N1)
+    change(world, "drain", N1, until_s=time.time() + 3600.0)
+    assert world.now(job).state is State.RUNNING
+    [view] = make_machine_views(world.store.machines(), (), world.store.live_jobs(), now_s=time.time())
+    assert (view.state, view.jobs, view.by) == (MachineState.DRAINING, (job.id,), "wang")
+    [view] = make_machine_views(world.store.machines(), (), world.store.live_jobs(), now_s=time.time() + 3601.0)
+    assert view.state is MachineState.HELD
+
+
+def test_a_lost_host_ends_what_ran_there_and_is_closed(world: World) -> None:
+    job = world.running(N1, N2)
+    world.up(N1, N2)
+    world.get(N2).is_up = False
+    change(world, "lost", N2)
+    assert (world.now(job).node("n2").lost, world.now(job).node("n2").phase) == ("by-user", Phase.LOST)
+    later = world.job(N2)
+    world.turn()
+    assert world.now(later).reason.values["why"].key == "machine.drained"
+    with pytest.raises(ConflictError):
+        change(world, "lost", N1)
+    assert world.now(job).node("n1").phase is Phase.STARTED
+
+
+def test_a_stage_leaves_a_lost_host_and_waits_for_a_drained_one(world: World) -> None:
+    prepare = world.job(N1, N2, request=Request(1), hosts=("n1",), state=State.SUCCEEDED, ended_at_s=1.0)
+    world.up(N2)
+    change(world, "drain", N1)
+    train = world.job(N1, N2, request=Request(1, same_as=prepare.id))
+    world.turn()
+    assert world.now(train).reason.key == "reason.too-few-hosts"
+    change(world, "lost", N1, reason="fire")
+    world.restart()
+    world.turn()
+    assert world.now(train).hosts == ("n2",)
+
+
+def test_the_second_strike_of_a_host_is_a_quarantine_and_each_one_is_longer(world: World) -> None:
+    world.up(N1)
+    job, reason = world.job(N1, N2, request=Request(1)), Text("x", "x")
+    for _ in range(2):  # reported by two jobs
+        world.jobs.machines.strike(N1, reason)
+    [record] = world.jobs.machines._records_at(N1)
+    assert not record.closures(time.time()) and len(record.strikes) == 1
+    world.jobs.machines._keep(replace(record, strikes=(record.strikes[0] - 3600.0,)))
+    world.jobs.machines.strike(N1, reason)
+    [record] = world.jobs.machines._records_at(N1)
+    [first] = record.closures(time.time())
+    again = record.quarantined(reason, time.time()).quarantine
+    assert first.until_s and again and again.until_s
+    assert again.until_s - again.since_s == pytest.approx(2 * (first.until_s - first.since_s))
+    world.turn()
+    assert world.now(job).hosts == ("n2",)

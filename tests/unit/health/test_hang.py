@@ -1,0 +1,486 @@
+"""Hangs by their signs: simulated jobs over hours, look by look, with figures of ranks that hang or only wait."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from ascendrun.health.hang import DeviceLook, HangWatch, Look, RankLook, Verdict, Windows
+from ascendrun.health.stacks import Frame, RankStack, Take, find_outliers, fold, read_stack
+
+WAITS = (Frame("/x/torch/distributed/distributed_c10d.py", "all_reduce", 1), Frame("/w/train.py", "step", 9))
+BARRIER = (Frame("/x/torch/distributed/distributed_c10d.py", "barrier", 1), Frame("/w/train.py", "check", 9))
+READS = (Frame("/w/data.py", "read_shard", 7), Frame("/w/train.py", "step", 3))
+SAVES = (Frame("/x/torch/serialization.py", "save", 7), Frame("/w/train.py", "save", 3))
+COMPILES = (Frame("/x/torch/_inductor/compile_fx.py", "compile", 7), Frame("/w/train.py", "step", 3))
+STEP_S = 4.0
+
+
+@dataclass
+class Rank:
+    """What a rank truly does from now on. `cpu` with noise; `moves`: its stack changes all the time."""
+
+    host: str
+    step: int = 0
+    reported: int = 0
+    cpu: float = 300.0
+    state: str = "S"
+    writes: float = 0.0
+    phases: frozenset[str] = frozenset()
+    frames: tuple[Frame, ...] = WAITS
+    moves: bool = True
+    below: tuple[str, ...] = ()
+    output: int = 0
+
+
+@dataclass
+class World:
+    """A training of `count` ranks on two hosts that is looked at every 15 s, with the takes that the watch wants."""
+
+    count: int = 8
+    device_type: str = "npu"
+    windows: Windows = Windows()
+    stacks: bool = True
+    metrics: bool = True
+    tells_phases: bool = True
+    spins: bool = False
+    at_s: float = 1000.0
+    age_s: float = 2000.0
+    busy: bool = True
+    unreachable: frozenset[str] = frozenset()
+    seed: int = 1
+    hung: list[tuple[float, Verdict]] = field(default_factory=list)
+    acted: list[tuple[float, Verdict]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.ranks = {rank: Rank("npu01" if 2 * rank < self.count else "npu02") for rank in range(self.count)}
+        self.watch = HangWatch(self.windows)
+
+    def look(self) -> Look:
+        ranks = {
+            rank: RankLook(
+                one.host,
+                one.step if self.metrics and one.step else None,
+                one.reported if self.metrics else 0,
+                one.output,
+                one.phases,
+                cpu=max(0.0, one.cpu + self.random.uniform(-0.5, 0.5)),
+                state=one.state,
+                writes_bytes_s=one.writes,
+            )
+            for rank, one in self.ranks.items()
+        }
+        usual = self.random.uniform(85, 99) if self.busy else 0.0
+        devices = {(one.host, rank): DeviceLook(usual, 3e10, 90.0) for rank, one in self.ranks.items()}
+        return Look(
+            self.at_s,
+            self.age_s,
+            ranks,
+            self.device_type,
+            self.unreachable,
+            STEP_S if self.metrics else None,
+            self.tells_phases and self.metrics,
+            devices if self.device_type != "cpu" else {},
+            2e9 if self.busy else 1e5,
+        )
+
+    def take(self) -> Take:
+        def frames(one: Rank) -> tuple[Frame, ...]:
+            if not self.stacks or one.state == "T":
+                return ()
+            line = self.random.randrange(10**6) if one.moves else 5
+            return (replace(one.frames[0], line=line), *one.frames[1:])
+
+        return Take(
+            self.at_s,
+            {
+                rank: RankStack(rank, one.host, rank, one.state, frames=frames(one), below=one.below)
+                for rank, one in self.ranks.items()
+                if one.host not in self.unreachable
+            },
+        )
+
+    def run(self, seconds: float, *, steps: bool = False, logs: bool = False) -> None:
+        """Let time pass. `steps`: all ranks train."""
+        end_s = self.at_s + seconds
+        while self.at_s < end_s:
+            self.at_s, self.age_s = self.at_s + 15.0, self.age_s + 15.0
+            for one in self.ranks.values():
+                if steps:
+                    one.step, one.reported = one.step + int(15.0 / STEP_S), one.reported + 300
+                one.output += 100 if logs else 0
+            verdict = self.watch.observe(self.look())
+            if verdict is not None and verdict.wants_stacks:
+                self.watch.take(self.take())
+                verdict = self.watch.observe(self.look()) or verdict
+            if verdict is not None and verdict.is_hung:
+                self.hung.append((self.at_s, verdict))
+            if verdict is not None and verdict.acts:
+                self.acted.append((self.at_s, verdict))
+
+    def train(self, seconds: float = 600.0) -> None:
+        self.busy = True
+        self.set(self.ranks, cpu=300.0, state="S", writes=0.0, phases=frozenset(), moves=True, below=(), frames=WAITS)
+        self.run(seconds, steps=True)
+
+    def set(self, ranks: Iterable[int], **changes: object) -> None:
+        for rank in ranks:
+            self.ranks[rank] = replace(self.ranks[rank], **changes)  # type: ignore[arg-type]
+
+    def others_wait(self, *odd: int) -> None:
+        """The other ranks wait for `odd`: they spin on an NPU, and sleep with gloo."""
+        self.busy = False
+        cpu = 100.0 if self.device_type == "npu" else 0.5
+        self.set(set(self.ranks) - set(odd), cpu=cpu, moves=False, frames=WAITS)
+
+
+def stopped(world: World) -> tuple[int, ...]:
+    world.set([5], state="T", cpu=0.0, moves=False)
+    world.others_wait(5)
+    return (5,)
+
+
+def deadlock(world: World) -> tuple[int, ...]:
+    world.set([5], cpu=0.5, moves=False, frames=READS)
+    world.others_wait(5)
+    return (5,)
+
+
+def endless_loop(world: World) -> tuple[int, ...]:
+    """One rank spins in C below one Python line."""
+    world.set([5], cpu=100.0, moves=False, frames=READS)
+    world.others_wait(5)
+    return (5,)
+
+
+def other_collective(world: World) -> tuple[int, ...]:
+    world.set([5], cpu=100.0 if world.device_type == "npu" else 0.5, moves=False, frames=BARRIER)
+    world.others_wait(5)
+    return (5,)
+
+
+def blocked(world: World) -> tuple[int, ...]:
+    world.set([5], cpu=0.0, state="D", moves=False, frames=READS)
+    world.others_wait(5)
+    return (5,)
+
+
+def whole_node(world: World) -> tuple[int, ...]:
+    world.set([4, 5, 6, 7], state="T", cpu=0.0, moves=False)
+    world.others_wait(4, 5, 6, 7)
+    return (4, 5, 6, 7)
+
+
+KINDS = [stopped, deadlock, endless_loop, other_collective, blocked, whole_node]
+
+
+@pytest.mark.parametrize("device_type", ["npu", "cuda", "cpu"])
+@pytest.mark.parametrize("hang", KINDS, ids=lambda kind: kind.__name__)
+def test_a_hang_is_known_within_120_seconds_and_names_its_rank(
+    hang: Callable[[World], tuple[int, ...]], device_type: str
+) -> None:
+    world = World(device_type=device_type)
+    world.train()
+    began_s = world.at_s
+    odd = hang(world)
+    world.run(300.0)
+    assert world.hung and world.hung[0][0] - began_s <= 120.0
+    assert all(verdict.ranks == odd for _, verdict in world.hung)
+    assert not world.acted
+    world.run(700.0)
+    assert 900.0 <= world.acted[0][0] - began_s <= 930.0
+
+
+def test_a_rank_that_continues_resolves_it() -> None:
+    world = World()
+    world.train()
+    stopped(world)
+    world.run(400.0)
+    assert world.hung
+    world.train()
+    world.hung.clear()
+    world.run(60.0, steps=True)
+    assert not world.hung and not world.acted
+
+
+def test_a_stopped_rank_is_known_without_any_python_stack() -> None:
+    world = World(stacks=False)
+    world.train()
+    stopped(world)
+    world.run(1000.0)
+    assert world.hung[0][1].ranks == (5,) and world.acted
+
+
+def test_ranks_that_all_burn_cpu_without_stacks_are_reported_and_never_stopped() -> None:
+    """Waiting in HCCL and compiling in the process look the same."""
+    world = World(stacks=False)
+    world.train()
+    world.busy = False
+    world.set(world.ranks, cpu=100.0)
+    world.run(4 * 3600.0)
+    assert world.hung and not world.acted
+
+
+def test_a_hang_of_a_job_with_null_is_only_reported() -> None:
+    world = World(windows=Windows(hang_s=None))
+    world.train()
+    stopped(world)
+    world.run(7200.0)
+    assert world.hung and not world.acted
+
+
+def test_a_host_that_does_not_respond_is_no_hang_while_the_others_train() -> None:
+    world = World()
+    world.train()
+    world.unreachable = frozenset({"npu02"})
+    world.run(1800.0, steps=True)
+    assert not world.hung
+
+
+def test_a_host_that_is_gone_while_the_others_wait_for_it_is_acted_on_early() -> None:
+    world = World()
+    world.train()
+    began_s = world.at_s
+    world.unreachable = frozenset({"npu02"})
+    world.others_wait(4, 5, 6, 7)
+    world.run(300.0)
+    assert world.hung[0][0] - began_s <= 120.0 and world.hung[0][1].hosts == ("npu02",)
+    assert 180.0 <= world.acted[0][0] - began_s <= 210.0 and world.acted[0][1].is_unreachable
+
+
+def test_unreachable_hosts_alone_are_never_a_hang() -> None:
+    world = World()
+    world.train()
+    world.unreachable = frozenset({"npu01", "npu02"})
+    world.run(3600.0)
+    assert not world.hung
+
+
+# Slow modes: nothing of this may stop a job, and what its program tells is not even reported.
+
+
+def checkpoint(world: World) -> None:
+    world.set(world.ranks, phases=frozenset({"checkpoint"}), moves=False, frames=WAITS, cpu=1.0)
+    world.set([0], frames=SAVES, cpu=40.0, writes=5e7)
+    world.busy = False
+    world.run(600.0)
+
+
+def checkpoint_on_a_slow_disk(world: World) -> None:
+    """The writer is blocked for 10 minutes; nothing is written."""
+    world.set(world.ranks, phases=frozenset({"checkpoint"}), moves=False, frames=WAITS, cpu=1.0)
+    world.set([0], frames=SAVES, cpu=0.0, state="D")
+    world.busy = False
+    world.run(600.0)
+
+
+def evaluation(world: World) -> None:
+    world.set(world.ranks, phases=frozenset({"evaluation"}))
+    world.run(1500.0)
+
+
+def compile_below(world: World) -> None:
+    """A shape that is new to one rank: its compiler runs 20 minutes, the others wait."""
+    world.others_wait(3)
+    world.set([3], frames=READS, cpu=400.0, moves=False, below=("ccec", "python3"))
+    world.run(1200.0)
+
+
+def compile_in_process(world: World) -> None:
+    world.busy = False
+    world.set(world.ranks, frames=COMPILES, cpu=100.0, moves=False)
+    world.run(1200.0)
+
+
+def slow_step(world: World) -> None:
+    """One step takes 10 minutes and computes."""
+    world.set(world.ranks, cpu=100.0)
+    world.run(600.0)
+
+
+def quiet_log(world: World) -> None:
+    world.run(1800.0, steps=True)
+
+
+def laptop_sleep(world: World) -> None:
+    world.at_s += 7200.0
+    world.age_s += 7200.0
+    world.run(60.0)
+
+
+def head_is_blind(world: World) -> None:
+    """The disk of the head node is full: no data of the ranks arrives."""
+    watch, end_s = world.watch, world.at_s + 1800.0
+    while world.at_s < end_s:
+        world.at_s, world.age_s = world.at_s + 15.0, world.age_s + 15.0
+        assert watch.observe(replace(world.look(), is_blind=True)) is None
+        for one in world.ranks.values():
+            one.step, one.reported = one.step + 3, one.reported + 300
+
+
+SLOW = [
+    checkpoint,
+    checkpoint_on_a_slow_disk,
+    evaluation,
+    compile_below,
+    compile_in_process,
+    slow_step,
+    quiet_log,
+    laptop_sleep,
+    head_is_blind,
+]
+
+
+@pytest.mark.parametrize("device_type", ["npu", "cuda", "cpu"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_24_hours_of_slow_modes_are_never_taken_for_a_hang(device_type: str, seed: int) -> None:
+    world = World(device_type=device_type, seed=seed)
+    began_s = world.at_s
+    order = random.Random(seed)
+    met: set[str] = set()
+    while world.at_s - began_s < 24 * 3600.0 or len(met) < len(SLOW):
+        world.train(order.uniform(120.0, 900.0))
+        mode = order.choice(SLOW)
+        met.add(mode.__name__)
+        mode(world)
+        assert not world.acted and not world.hung, f"{mode.__name__} is taken for a hang"
+
+
+def foreign_checkpoint(world: World) -> None:
+    """A program of one's own: rank 0 writes for 10 minutes, the others wait in a barrier."""
+    world.others_wait(0)
+    world.set([0], frames=SAVES, cpu=60.0, writes=5e7)
+    world.run(600.0)
+
+
+@pytest.mark.parametrize("metrics", [True, False])
+@pytest.mark.parametrize("device_type", ["npu", "cuda", "cpu"])
+def test_24_hours_of_a_foreign_program_are_never_acted_on(device_type: str, metrics: bool) -> None:
+    world = World(device_type=device_type, metrics=metrics, tells_phases=False, stacks=False)
+    began_s = world.at_s
+    order = random.Random(7)
+    while world.at_s - began_s < 24 * 3600.0:
+        world.train(order.uniform(120.0, 900.0))
+        world.run(60.0, steps=True, logs=True)
+        order.choice([foreign_checkpoint, slow_step, quiet_log, laptop_sleep, compile_below])(world)
+        assert not world.acted
+
+
+def test_nothing_is_judged_before_the_first_step() -> None:
+    world = World(age_s=0.0)
+    world.others_wait(0)
+    world.run(1700.0)
+    assert not world.hung
+
+
+def prepare_data(world: World, seconds: float) -> None:
+    """Rank 0 reads and tokenizes before the first step; the others wait for it, and all report the phase."""
+    world.others_wait(0)
+    world.set(world.ranks, phases=frozenset({"data"}))
+    world.set([0], frames=READS, cpu=100.0, moves=True)
+    world.run(seconds)
+
+
+def test_data_that_are_prepared_for_an_hour_are_no_hang_and_the_model_has_its_time_after_them() -> None:
+    world = World(age_s=0.0)
+    prepare_data(world, 3500.0)
+    world.set(world.ranks, phases=frozenset())
+    world.others_wait(0)
+    world.run(1700.0)
+    assert not world.hung and not world.acted
+
+
+def test_data_that_are_never_ready_are_a_hang_in_the_end() -> None:
+    world = World(age_s=0.0)
+    prepare_data(world, 60.0)
+    world.set([0], moves=False, cpu=0.5, state="D")
+    world.run(2 * 3600.0)
+    assert world.hung and world.hung[0][1].ranks == (0,)
+
+
+def test_a_rank_with_rare_reports_gets_wider_windows() -> None:
+    world = World()
+    world.train()
+    watch = world.watch
+    world.others_wait(5)
+    world.set([5], state="T", cpu=0.0)
+    for _ in range(60):  # 15 minutes; a report comes every 2
+        world.at_s += 15.0
+        assert not (verdict := watch.observe(replace(world.look(), interval_s=120.0))) or not verdict.is_hung
+
+
+def test_a_finding_names_rank_place_and_call() -> None:
+    world = World()
+    world.train()
+    deadlock(world)
+    world.run(130.0)
+    verdict = world.hung[0][1]
+    assert (verdict.where, verdict.others) == ("w/data.py:read_shard", "all_reduce")
+    text = verdict.finding()
+    assert text.key == "hang.finding-others"
+    assert text.values["what"].key == "hang.is-in" and text.values["what"].values["ranks"] == [5]
+
+
+# Stacks as nodes send them.
+
+PRINTED = """Thread 0x00007f0001 (most recent call first):
+  File "/usr/lib/python3.9/threading.py", line 312 in wait
+  File "/usr/lib/python3.9/queue.py", line 180 in get
+
+Current thread 0x00007f0002 (most recent call first):
+  File "/x/torch/distributed/distributed_c10d.py", line ??? in all_reduce
+  File "/w/train.py", line 9 in step
+"""
+
+
+def row(rank: int = 0, **values: object) -> dict[str, object]:
+    return {"rank": rank, "pid": 7, "state": "S", "source": "signal", "text": PRINTED, **values}
+
+
+def test_what_python_prints_is_read_with_its_main_thread_last() -> None:
+    stack = read_stack("npu01", row())
+    assert stack.frames == (
+        Frame("/x/torch/distributed/distributed_c10d.py", "all_reduce", None),
+        Frame("/w/train.py", "step", 9),
+    )
+    assert (stack.waits_for_peers, stack.where, len(stack.threads)) == (True, "all_reduce", 2)
+
+
+def test_what_py_spy_prints_is_read() -> None:
+    frames = [
+        {"filename": "/w/data.py", "name": "read_shard", "line": 41},
+        {"filename": "/w/t.py", "name": "x", "line": 1},
+    ]
+    text = json.dumps([{"os_thread_id": 8, "frames": []}, {"os_thread_id": 7, "thread_name": "m", "frames": frames}])
+    stack = read_stack("npu01", row(source="py-spy", text=text))
+    assert (stack.where, stack.waits_for_peers) == ("w/data.py:read_shard", False)
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", '{"a": 1}', "Segmentation fault", '  File "x", line 1 in y'])
+@pytest.mark.parametrize("source", ["py-spy", "signal", "proc", "other"])
+def test_a_text_that_cannot_be_read_has_no_frames(source: str, text: str) -> None:
+    assert read_stack("npu01", row(source=source, text=text)).frames == ()
+
+
+def test_a_stuck_data_loader_is_where_the_program_asked_for_its_batch() -> None:
+    frames = (
+        Frame("/usr/lib/python3.9/threading.py", "wait", 312),
+        Frame("/usr/lib/python3.9/queue.py", "get", 180),
+        Frame("/w/loader.py", "next_batch", 12),
+    )
+    stack = RankStack(3, "npu02", 7, "S", frames=frames)
+    assert (stack.where, stack.waits_for_peers) == ("w/loader.py:next_batch", False)
+    take = Take(0.0, {0: RankStack(0, "npu01", 6, "S", frames=WAITS), 3: stack})
+    assert find_outliers(take) == (3,)
+
+
+def test_equal_stacks_are_one_group_and_the_largest_is_first() -> None:
+    ranks = {rank: RankStack(rank, "npu01", rank, "S", frames=READS if rank == 2 else WAITS) for rank in range(4)}
+    assert [found for found, _ in fold(list(ranks.values()))] == [(0, 1, 3), (2,)]
+    assert find_outliers(Take(0.0, ranks)) == (2,)
+    assert find_outliers(Take(0.0, {rank: ranks[rank] for rank in (0, 1)})) == ()

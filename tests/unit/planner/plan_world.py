@@ -1,0 +1,247 @@
+"""Two hosts as directories: what the agents would read of a job's files, without agents, torch or devices."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ascendrun.cluster import Cluster
+from ascendrun.core.settings import Settings
+from ascendrun.head.protocol.control_messages import Plan, Submit
+from ascendrun.head.survey.submission import Submission
+from ascendrun.health.survey.check_context import CheckContext
+from ascendrun.health.survey.facts import Disk, NodeFacts
+from ascendrun.node.agent import training_files
+
+HOSTS = ("n1", "n2")
+CONFIG = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 2000,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+LAYER = {
+    "self_attn.q_proj": (64, 64),
+    "self_attn.k_proj": (32, 64),
+    "self_attn.v_proj": (32, 64),
+    "self_attn.o_proj": (64, 64),
+    "mlp.gate_proj": (176, 64),
+    "mlp.up_proj": (176, 64),
+    "mlp.down_proj": (64, 176),
+}
+TENSORS = {
+    "model.embed_tokens.weight": (2000, 64),
+    **{f"model.layers.{n}.{name}.weight": shape for n in range(2) for name, shape in LAYER.items()},
+}
+CHAT = [
+    {"instruction": f"question {n}", "output": f"answer {n}", "difficulty": ("explain", "reasoning", "topology")[n % 3]}
+    for n in range(120)
+]
+POINTS = "MMSI,BaseDateTime,LAT,LON,SOG,COG,class\n" + "".join(
+    f"{211000000 + ship},2024-01-01T{hour:02d}:00:00,{54 + hour / 100:.4f},{10 + ship / 10:.4f},{ship + 1}.5,90.0,"
+    f"{('Cargo', 'Tug')[ship % 2]}\n"
+    for ship in range(8)
+    for hour in range(24)
+)
+
+
+def safetensors(tensors: Mapping[str, Sequence[int]], *, cut: int = 0) -> bytes:
+    header, at = {}, 0
+    for name, shape in tensors.items():
+        size = 2
+        for each in shape:
+            size *= each
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    return (struct.pack("<Q", len(text)) + text + bytes(at))[: -cut or None]
+
+
+def files() -> dict[str, bytes]:
+    """The files of a healthy host, by path."""
+    return {
+        "/base/config.json": json.dumps(CONFIG).encode(),
+        "/base/tokenizer.json": json.dumps({"model": {"vocab": {"a": 0}}}).encode(),
+        "/base/model.safetensors": safetensors(TENSORS),
+        "/data/chat.json": json.dumps(CHAT).encode(),
+        "/data/points.csv": POINTS.encode(),
+    }
+
+
+QWEN = {"base_model": "/base", "data_path": "/data/chat.json", "global_batch_size": 16, "warmup_steps": 2}
+SHIPS = {"data_path": "/data/points.csv"}
+Change = Mapping[str, Any]
+
+
+def rows(change: Callable[[list[Any]], Any]) -> bytes:
+    changed = json.loads(json.dumps(CHAT))
+    return json.dumps(change(changed) or changed).encode()
+
+
+def config(**changes: Any) -> bytes:
+    return json.dumps({**CONFIG, **changes}).encode()
+
+
+INDEX = json.dumps({"weight_map": {name: f"model-{at % 2}.safetensors" for at, name in enumerate(TENSORS)}}).encode()
+HALF = safetensors({name: shape for at, (name, shape) in enumerate(TENSORS.items()) if at % 2 == 0})
+BAD: dict[str, tuple[str, Change, Change, str]] = {
+    # name: (program, options, files of the second host or of both hosts, code)
+    "no data": ("qwen_lora", {"data_path": "/data/none.json"}, {}, "not-found"),
+    "no data is named": ("qwen_lora", {"data_path": ""}, {}, "no-data-path"),
+    "no tracks are named": ("trajectory", {"data_path": None}, {}, "no-data-path"),
+    "data on one host only": ("qwen_lora", {}, {"n2:/data/chat.json": None}, "not-found"),
+    "data differs": ("qwen_lora", {}, {"n2:/data/chat.json": rows(lambda found: found[:-1])}, "data-differs"),
+    "no base": ("qwen_lora", {"base_model": "/none"}, {}, "not-found"),
+    "no config": ("qwen_lora", {}, {"/base/config.json": None}, "no-config"),
+    "config is not JSON": ("qwen_lora", {}, {"/base/config.json": b"{"}, "bad-config"),
+    "config without sizes": ("qwen_lora", {}, {"/base/config.json": b"{}"}, "no-sizes"),
+    "no tokenizer": ("qwen_lora", {}, {"/base/tokenizer.json": None}, "no-tokenizer"),
+    "tokenizer is cut": ("qwen_lora", {}, {"/base/tokenizer.json": b'{"model"'}, "bad-tokenizer"),
+    "no weights": ("qwen_lora", {}, {"/base/model.safetensors": None}, "no-weights"),
+    "half the shards": (
+        "qwen_lora",
+        {},
+        {
+            "/base/model.safetensors": None,
+            "/base/model-0.safetensors": HALF,
+            "/base/model.safetensors.index.json": INDEX,
+        },
+        "missing-shards",
+    ),
+    "a shard is cut": ("qwen_lora", {}, {"n2:/base/model.safetensors": safetensors(TENSORS, cut=100)}, "truncated"),
+    "not safetensors": ("qwen_lora", {}, {"/base/model.safetensors": b"PK\x03\x04" * 9}, "bad-weights"),
+    "an adapter as base": (
+        "qwen_lora",
+        {},
+        {"/base/config.json": None, "/base/adapter_config.json": b"{}"},
+        "is-adapter",
+    ),
+    "unknown targets": ("qwen_lora", {"target_modules": ["wqkv"]}, {}, "unknown-target"),
+    "sharded with float16": ("qwen_lora", {"strategy": "fsdp2", "dtype": "float16"}, {}, "no-scaling"),
+    "float16 on a CPU": ("qwen_lora", {"dtype": "float16"}, {}, "float16-cpu"),
+    "a quantised base": ("qwen_lora", {"quantization_bit": "4"}, {}, "no-qlora"),
+    "offload without shards": ("qwen_lora", {"strategy": "ddp", "cpu_offload": True}, {}, "offload"),
+    "groups that do not divide": ("qwen_lora", {"strategy": "hsdp", "shard_size": 3}, {}, "shard-size"),
+    "a stage that is none": ("qwen_lora", {"curriculum_schedule": ["half"]}, {}, "stage-form"),
+    "stages that fall": ("qwen_lora", {"curriculum_schedule": ["1=1/1/1", "0.5=1/1/1"]}, {}, "stage-order"),
+    "curriculum without difficulty": (
+        "qwen_lora",
+        {"curriculum": "on"},
+        {"/data/chat.json": rows(lambda found: [{k: v for k, v in row.items() if k != "difficulty"} for row in found])},
+        "no-difficulty",
+    ),
+    "some without difficulty": (
+        "qwen_lora",
+        {},
+        {"/data/chat.json": rows(lambda found: found[0].pop("difficulty") and None)},
+        "some-difficulty",
+    ),
+    "unknown difficulty": ("qwen_lora", {"difficulty_levels": ["explain", "hard", "x"]}, {}, "unknown-level"),
+    "not UTF-8": ("qwen_lora", {}, {"/data/chat.json": b'[{"instruction": "\xff"}]'}, "not-utf8"),
+    "not JSON": ("qwen_lora", {}, {"/data/chat.json": b"[\n{\n"}, "bad-row"),
+    "no samples": ("qwen_lora", {}, {"/data/chat.json": b"[]"}, "no-rows"),
+    "no reply": ("qwen_lora", {}, {"/data/chat.json": rows(lambda found: found[3].update(output=" "))}, "bad-row"),
+    "texts for another program": ("qwen_lora", {}, {"/data/chat.json": b'{"text": "a b", "label": 1}\n'}, "other-form"),
+    "a table instead of samples": ("qwen_lora", {"data_path": "/data/points.csv"}, {}, "other-form"),
+    "a model that fits on no device": (
+        "qwen_lora",
+        {"base_model": None, "model_preset": "qwen2.5-72b", "chip": "910B4", "device": "npu", "strategy": "ddp"},
+        {},
+        "does-not-fit",
+    ),
+    "an unknown preset": ("qwen_lora", {"base_model": None, "model_preset": "qwen9"}, {}, "unknown-preset"),
+    "an unknown chip": ("qwen_lora", {"chip": "911"}, {}, "unknown-chip"),
+    "heads do not divide": ("trajectory", {"hidden_size": 65}, {}, "hidden-heads"),
+    "every token sees the next": (
+        "trajectory",
+        {"mode": "pretrain", "objective": "clm", "attention": "bidirectional"},
+        {},
+        "clm-bidirectional",
+    ),
+    "foreign columns": (
+        "trajectory",
+        {},
+        {"/data/points.csv": POINTS.replace("BaseDateTime", "T").replace("LAT", "Y").replace("LON", "X").encode()},
+        "no-column",
+    ),
+    "columns that are not there": ("trajectory", {"column_map": ["time=when"]}, {}, "unknown-columns"),
+    "an empty table": ("trajectory", {}, {"/data/points.csv": b""}, "table-empty"),
+    "one class": ("trajectory", {}, {"/data/points.csv": POINTS.replace("Tug", "Cargo").encode()}, "one-class"),
+    "two ships": (
+        "trajectory",
+        {},
+        {"/data/points.csv": "".join(POINTS.splitlines(keepends=True)[: 1 + 2 * 24]).encode()},
+        "few-ships",
+    ),
+    "another kind of file": ("trajectory", {"data_path": "/base/config.json"}, {}, "data-form"),
+    "sizes of segments": ("trajectory", {"segment_size": 5}, {}, "segment-sizes"),
+    "no model to evaluate": ("trajectory", {"mode": "evaluate"}, {}, "model-required"),
+    "another architecture": (
+        "trajectory",
+        {"base_model": "/base"},
+        {"/base/config.json": config(model_type="llama")},
+        "model-type",
+    ),
+    "nobody writes it": ("trajectory", {"prepared_dir": "out"}, {}, "not-written"),
+}
+
+
+@dataclass
+class PlanCluster(Cluster):
+    """A cluster whose hosts are directories below `root`; `stored`: submissions that the controller got."""
+
+    settings: Settings
+    root: Path
+    chip: str = ""
+    free_bytes: int = 10**12
+    stored: list[Any] = field(default_factory=list)
+
+    def write(self, host: str, path: str, data: bytes | None) -> None:
+        """Write a file of a host; None: remove it."""
+        place = self.root / host / path.lstrip("/")
+        if data is None:
+            place.unlink()
+            return
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+
+    def held_machines(self) -> tuple[Any, ...]:
+        return ()
+
+    def install_training_stack(self, *args: Any, **options: Any) -> None:
+        pass
+
+    def _survey(self, hosts: Any, submission: Submission | None, **options: Any) -> CheckContext:
+        facts = {}
+        for host in (each.name for each in hosts):
+            inside = {str(self.root / host) + path: path for path in options["paths"]}
+            found = training_files.examine({"paths": list(inside)}, time.monotonic() + 30)["paths"]
+            facts[host] = NodeFacts(
+                host=host,
+                root="/root/.ascendrun",
+                disks={"/root/.ascendrun": Disk("/", free_bytes=self.free_bytes)},
+                training={inside[path]: raw for path, raw in found.items()},
+            )
+        return CheckContext(facts=facts)
+
+    def _request(self, request: Any, **options: Any) -> Any:
+        if isinstance(request, Plan):
+            return PlanReply()
+        assert isinstance(request, Submit)
+        self.stored.append(request.submissions)
+        raise SystemExit(0)
+
+
+@dataclass
+class PlanReply:
+    plan: Mapping[str, Any] = field(default_factory=dict)

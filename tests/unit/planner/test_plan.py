@@ -1,0 +1,357 @@
+"""A bad input is reported before anything is held: by plan, by --dry-run and by submit, in the same words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plan_world import BAD, HOSTS, POINTS, QWEN, SHIPS, Change, PlanCluster, files
+
+from ascendrun.cli import main
+from ascendrun.core.settings import Settings
+from ascendrun.head.state.job_files import read_plan
+from ascendrun.node.agent import training_files
+from ascendrun.planner.cost import Devices, Range, compare, layouts
+from ascendrun.planner.history import RecordedRun, with_history
+from ascendrun.planner.models import preset_config, shape_of
+from ascendrun.planner.workload import Workload
+from ascendrun.query.planner import expected
+from tests.thorough import examples
+
+
+class Head:
+    """The command line of a head node that has two hosts and no data."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.capsys = folder, capsys
+        self.cluster = PlanCluster(Settings(state_dir=folder / "state"), folder / "hosts")
+        for host in HOSTS:
+            for path, data in files().items():
+                self.cluster.write(host, path, data)
+        (folder / "two.hosts").write_text("n1 addr=10.0.0.1 slots=2\nn2 addr=10.0.0.2 slots=2\n")
+
+    def change(self, changes: Change) -> None:
+        for place, data in changes.items():
+            host, _, path = place.rpartition(":")
+            for each in (host,) if host else HOSTS:
+                self.cluster.write(each, path, data)
+
+    def write_job(self, program: str, args: Change, **more: Any) -> str:
+        job = {
+            "name": "job",
+            "program": program,
+            "nodes": 2,
+            "devices": {"type": "cpu", "per_node": 2},
+            "hostfile": "two.hosts",
+            "args": {**(QWEN if program == "qwen_lora" else SHIPS), **args},
+            **more,
+        }
+        path = self.folder / "job.yaml"
+        path.write_text(yaml.safe_dump(job))
+        return str(path)
+
+    def say(self, *argv: str) -> tuple[int, str, str]:
+        self.capsys.readouterr()
+        try:
+            code = main(argv, make_cluster=lambda settings: self.cluster)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        captured = self.capsys.readouterr()
+        return code, captured.out, captured.err
+
+
+@pytest.fixture
+def head(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Head:
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    return Head(tmp_path, capsys)
+
+
+def codes(out: str) -> list[str]:
+    return [problem["code"] for problem in json.loads(out)["problems"]]
+
+
+@pytest.mark.parametrize("program", ["qwen_lora", "trajectory"])
+def test_a_healthy_job_has_no_problem(head: Head, program: str) -> None:
+    code, out, _ = head.say("plan", head.write_job(program, {}), "-o", "json")
+    assert (code, [each["code"] for each in json.loads(out)["problems"] if each["is_fatal"]]) == (0, [])
+
+
+@pytest.mark.parametrize("program", ["qwen_lora", "trajectory"])
+def test_generated_data_must_be_asked_for(head: Head, program: str) -> None:
+    code, out, _ = head.say("plan", head.write_job(program, {"data_path": "generated"}), "-o", "json")
+    assert (code, json.loads(out)["work"]["steps"] is None) == (0, False)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_input_is_found_before_the_start(head: Head, name: str) -> None:
+    program, args, changes, code = BAD[name]
+    head.change(changes)
+    exit_code, out, _ = head.say("plan", head.write_job(program, args), "-o", "json")
+    assert exit_code == 3 and code in codes(out)
+    refused, _, _ = head.say("submit", "--detach", head.write_job(program, args))
+    assert refused == 3 and not head.cluster.stored, "no job, so no lease of a device"
+
+
+def test_there_are_at_least_30_bad_inputs() -> None:
+    assert len(BAD) >= 30 and len({code for _, _, _, code in BAD.values()}) >= 30
+
+
+@pytest.mark.parametrize(
+    "program, args, found",
+    [
+        (
+            "qwen_lora",
+            {"base_model": "/none", "data_path": "/data/none.json", "target_modules": ["wqkv"], "chip": "911"},
+            {"not-found": 2, "unknown-chip": 1},
+        ),
+        ("qwen_lora", {"target_modules": ["wqkv"], "data_path": ""}, {"unknown-target": 1, "no-data-path": 1}),
+        ("trajectory", {"hidden_size": 65, "data_path": "/none"}, {"hidden-heads": 1, "not-found": 1}),
+    ],
+)
+def test_all_problems_are_reported_at_once_by_every_command(
+    head: Head, program: str, args: Change, found: Mapping[str, int]
+) -> None:
+    job = head.write_job(program, args)
+    code, out, _ = head.say("plan", job, "-o", "json")
+    dry, whole, _ = head.say("submit", "--dry-run", "-o", "json", job)
+    assert code == dry == 3
+    for each in (json.loads(out)["problems"], json.loads(whole)["training"]["problems"]):
+        fatal = [one["code"] for one in each if one["is_fatal"]]
+        assert {code: fatal.count(code) for code in fatal} == found
+
+
+def test_submit_refuses_with_all_problems_and_stores_nothing(head: Head) -> None:
+    head.change({"n2:/data/chat.json": None, "/base/tokenizer.json": None})
+    job = head.write_job("qwen_lora", {"target_modules": ["wqkv"], "quantization_bit": "4"})
+    code, _, err = head.say("submit", "--detach", job)
+    assert (code, head.cluster.stored) == (3, [])
+    assert all(what in err for what in ("n2: args.data_path", "tokenizer", "wqkv", "quantization_bit"))
+
+
+def test_foreign_columns_get_the_line_to_write(head: Head) -> None:
+    _, _, changes, _ = BAD["foreign columns"]
+    head.change(changes)
+    _, out, _ = head.say("plan", head.write_job("trajectory", {}))
+    assert "column_map: [time=T, lat=Y, lon=X" in out
+
+
+def test_a_ship_column_of_another_name_gets_the_line_to_write(head: Head) -> None:
+    head.change({"/data/points.csv": POINTS.replace("MMSI", "Rufnummer").encode()})
+    _, out, _ = head.say("plan", head.write_job("trajectory", {}))
+    assert "column_map: [ship=Rufnummer" in out
+    _, out, _ = head.say("plan", head.write_job("trajectory", {"column_map": ["ship=Rufnummer"]}))
+    assert "column_map: [" not in out
+
+
+def test_what_was_planned_is_kept_for_the_report(head: Head) -> None:
+    job = head.write_job("qwen_lora", {"chip": "910B3", "device": "npu"})
+    (plan,) = head.cluster.training_plans(job)
+    found = expected(plan)
+    assert set(found) == {"memory_bytes", "tokens_per_s", "hours"} and all(low < high for low, high in found.values())
+    head.cluster._keep_plans({"j-0007": plan})
+    assert read_plan(head.cluster.settings.state_dir, "j-0007") == {}, "a job without a directory is no error"
+    (head.cluster.settings.state_dir / "jobs" / "j-0007").mkdir(parents=True)
+    head.cluster._keep_plans({"j-0007": plan})
+    assert read_plan(head.cluster.settings.state_dir, "j-0007") == found
+
+
+def test_a_warning_does_not_refuse(head: Head) -> None:
+    job = head.write_job("qwen_lora", {"warmup_steps": 10_000, "cutoff_len": 8192})
+    code, out, _ = head.say("plan", job, "-o", "json")
+    assert code == 0 and {"warmup-too-long", "over-positions"} <= set(codes(out))
+
+
+def test_a_micro_batch_alone_is_the_batch_of_one_device_for_the_plan_too(head: Head) -> None:
+    job = head.write_job("trajectory", {"micro_batch_size": 3})
+    code, out, _ = head.say("plan", job, "-o", "json")
+    assert code == 0 and "uneven-batch" not in codes(out)
+    job = head.write_job("trajectory", {"micro_batch_size": 3, "global_batch_size": 64})
+    assert "uneven-batch" in codes(head.say("plan", job, "-o", "json")[1])
+
+
+STAGES = [
+    {"name": "prepare", "args": {"mode": "prepare", "output_dir": "out/prepared"}},
+    {"name": "pretrain", "args": {"mode": "pretrain", "prepared_dir": "/out/prepared", "output_dir": "/out/pre"}},
+    {"name": "finetune", "args": {"mode": "finetune", "prepared_dir": "out/prepared", "base_model": "/out/pre"}},
+    {"name": "evaluate", "args": {"mode": "evaluate", "model_path": ["out/best"], "prepared_dir": "out/prepared"}},
+]
+
+
+def test_what_an_earlier_stage_writes_is_unknown_and_what_none_writes_is_an_error(head: Head) -> None:
+    job = head.write_job("trajectory", {}, stages=STAGES)
+    code, out, _ = head.say("plan", job, "-o", "json")
+    stages = json.loads(out)["stages"]
+    assert code == 3 and [[each["code"] for each in stage["problems"] if each["is_fatal"]] for stage in stages] == [
+        *([], ["not-found"], [], [])
+    ]
+    texts = ["\n".join(line for line in stage["text"] if line.startswith("unknown: args.")) for stage in stages]
+    assert texts[0] == texts[1] == ""
+    assert "prepared_dir: out/prepared is written" in texts[2] and "base_model: /out/pre is written" in texts[2]
+    assert "model_path: out/best is written" in texts[3]
+
+
+def test_a_stage_of_another_program_may_write_any_path(head: Head) -> None:
+    make = {"name": "make", "program": None, "command": ["python", "make.py"], "args": None}
+    job = head.write_job("trajectory", {"data_path": "/data/new.csv"}, stages=[make, {"name": "train"}])
+    code, out, _ = head.say("plan", job, "-o", "json")
+    train = json.loads(out)["stages"][1]
+    assert code == 0 and any("/data/new.csv is written" in line for line in train["text"])
+
+
+def test_the_plan_says_that_the_bandwidths_of_its_table_are_not_verified(head: Head) -> None:
+    _, out, _ = head.say("plan", head.write_job("qwen_lora", {"chip": "910B3", "device": "npu"}), "-o", "json")
+    found = json.loads(out)
+    assert found["links"] == [28e9, 12e9] and any("not verified" in line for line in found["text"])
+
+
+def test_a_full_disk_is_found(head: Head) -> None:
+    head.cluster.free_bytes = 1000
+    code, out, _ = head.say("plan", head.write_job("qwen_lora", {}), "-o", "json")
+    assert code == 3 and "disk-full" in codes(out)
+
+
+OF_BOTH = {
+    "global_batch_size": st.integers(1, 64),
+    "micro_batch_size": st.integers(0, 8),
+    "dtype": st.sampled_from(["auto", "float32", "float16", "bfloat16"]),
+    "num_train_epochs": st.integers(1, 5),
+    "max_steps": st.integers(0, 40),
+    "warmup_steps": st.integers(0, 50),
+    "chip": st.sampled_from(["910B3", "910A", "911"]),
+    "data_path": st.sampled_from(["", "generated", "/data/none", "/data/chat.json", "/data/points.csv"]),
+}
+OF_ONE = {
+    "qwen_lora": {
+        "base_model": st.sampled_from(["/base", "/none", ""]),
+        "model_preset": st.sampled_from(["tiny", "qwen2.5-72b", "none"]),
+        "target_modules": st.sampled_from([["q_proj"], ["wqkv"], ["all"]]),
+        "strategy": st.sampled_from(["auto", "ddp", "fsdp2", "hsdp", "zero3"]),
+        "shard_size": st.integers(0, 4),
+        "cpu_offload": st.booleans(),
+        "cutoff_len": st.sampled_from([32, 2048, 8192]),
+        "packing": st.booleans(),
+        "curriculum": st.sampled_from(["auto", "on", "off"]),
+        "quantization_bit": st.sampled_from(["none", "4"]),
+        "val_size": st.sampled_from([0.0, 0.5]),
+    },
+    "trajectory": {
+        "mode": st.sampled_from(["train", "prepare", "pretrain", "finetune", "evaluate"]),
+        "base_model": st.sampled_from(["", "/base", "/none"]),
+        "prepared_dir": st.sampled_from(["", "/data"]),
+        "hidden_size": st.sampled_from([64, 65]),
+        "segment_size": st.sampled_from([5, 100]),
+        "objective": st.sampled_from(["mlm", "clm"]),
+        "attention": st.sampled_from(["causal", "bidirectional"]),
+        "split": st.sampled_from(["ship", "segment"]),
+    },
+}
+
+
+@settings(max_examples=examples(5, 40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(sorted(OF_ONE)).flatmap(
+        lambda program: st.tuples(st.just(program), st.fixed_dictionaries({}, optional={**OF_BOTH, **OF_ONE[program]}))
+    )
+)
+def test_plan_dry_run_and_submit_never_disagree(head: Head, given: tuple[str, Change]) -> None:
+    program, args = given
+    head.cluster.stored.clear()
+    job = head.write_job(program, args)
+    planned, text, _ = head.say("plan", job, "-o", "json")
+    dry, whole, _ = head.say("submit", "--dry-run", "-o", "json", job)
+    refused, _, _ = head.say("submit", "--detach", job)
+    assert planned in (0, 3) and planned == dry == refused and bool(head.cluster.stored) == (planned == 0)
+    assert {**json.loads(whole)["training"], "schema_version": 2} == json.loads(text)
+
+
+LIST, OBJECT = b'[{"instruction": "a", "output": "\xe4\xb8\xad"}', b'{"data":\n [{"instruction": "a"'
+
+
+@pytest.mark.parametrize("start, rows", [(LIST, True), (OBJECT, False)])
+def test_a_large_file_is_read_in_part(tmp_path: Path, start: bytes, rows: bool) -> None:
+    row = b', {"instruction": "a", "output": "\xe4\xb8\xad"}'
+    (tmp_path / "large.json").write_bytes(start + row * ((33 << 20) // len(row)))
+    file = training_files.examine({"paths": [str(tmp_path)]}, time.monotonic() + 30)["paths"][str(tmp_path)]["files"][0]
+    assert not file["whole"] and not file["faults"] and "not_utf8" not in file
+    assert (file["rows_estimate"] > 500_000) is rows
+
+
+def test_no_torch_is_imported() -> None:
+    code = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; import ascendrun.query.planner"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- cost ---
+
+
+def work(preset: str, **changes: Any) -> Workload:
+    model = shape_of(preset_config(preset) or {})
+    assert model is not None
+    values: dict[str, Any] = {
+        "model": model,
+        "trained": sum(64 * sum(sizes) * model.layers for sizes in model.linear.values()),
+        "is_frozen": True,
+        "steps": 100,
+        "samples_per_step": 128,
+        "tokens_per_step": 128 * 1000.0,
+        "mean_length": 1000.0,
+        "micro_rows": 1,
+        "micro_length": 2048,
+        "micro_learned": 1024,
+        "micro_batches": 4,
+        "is_exact": True,
+        "weight_bytes_saved": 0,
+    }
+    return Workload(**{**values, **changes})
+
+
+def npus(**changes: Any) -> Devices:
+    return Devices(
+        **{"family": "npu", "ranks": 16, "ranks_per_host": 8, "peak_flops": 3e14, "memory_bytes": 64 << 30, **changes}
+    )
+
+
+EVERY = ("ddp", "hsdp", "fsdp2", "zero3")
+
+
+def test_a_small_model_is_replicated_and_a_large_one_sharded_inside_hosts() -> None:
+    small = compare(work("qwen2.5-1.5b"), npus(), layouts(EVERY, recompute=True, offload=False)).chosen
+    large = compare(work("qwen2.5-32b"), npus(), layouts(EVERY, recompute=True, offload=False)).chosen
+    assert small is not None and small.layout.strategy == "ddp"
+    assert large is not None and large.layout.strategy == "hsdp"
+
+
+def test_a_model_that_fits_in_no_way_has_no_choice() -> None:
+    choice = compare(
+        work("qwen2.5-72b"), npus(ranks=1, ranks_per_host=1), layouts(("ddp",), recompute=None, offload=False)
+    )
+    assert choice.chosen is None and choice.options
+
+
+def test_shards_inside_hosts_move_less_between_them() -> None:
+    times = {
+        option.layout.strategy: option.step_s
+        for option in compare(
+            work("qwen2.5-32b"), npus(), layouts(("hsdp", "fsdp2"), recompute=True, offload=False)
+        ).options
+    }
+    assert times["hsdp"] is not None and times["fsdp2"] is not None and times["hsdp"].high < times["fsdp2"].high
+
+
+def test_one_recorded_run_gives_a_range_of_at_most_twice_its_lower_end() -> None:
+    small = work("tiny", is_frozen=False)
+    run = RecordedRun("j-1", 4, float(small.trained), 5000.0, small.tokens_per_step, small.flops_per_token)
+    same, devices = with_history(small, Devices("cpu", 4, 2), [run])
+    assert devices.recorded is not None
+    speed = devices.recorded.times(4 / same.flops_per_token)
+    assert speed.low < 5000.0 < speed.high <= 2 * speed.low
+    assert isinstance(speed, Range)

@@ -1,0 +1,179 @@
+"""The numbers of a plan add up, whatever the options: parts of the memory, steps, tokens, time, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascendrun.core.jobfile.spec import load_programs
+from ascendrun.planner import cost, qwen_lora, trajectory
+from ascendrun.planner.cost import Devices, Option, Range
+from ascendrun.planner.models import LINEAR
+from ascendrun.planner.plan import PROGRAMS, TrainingPlan, make_plan, render
+from ascendrun.planner.training import Training, with_defaults
+from tests.thorough import examples
+
+SHARED = {
+    "data_path": st.just("generated"),
+    "global_batch_size": st.integers(1, 300),
+    "micro_batch_size": st.integers(0, 16),
+    "num_train_epochs": st.integers(1, 5),
+    "max_steps": st.integers(0, 500),
+    "save_steps": st.integers(0, 200),
+    "save_total_limit": st.integers(1, 4),
+}
+OF_PROGRAM = {
+    "qwen_lora": {
+        **SHARED,
+        "synthetic_samples": st.integers(20, 5000),
+        "val_size": st.sampled_from([0.0, 0.05, 0.3]),
+        "model_preset": st.sampled_from(["tiny", "qwen2.5-1.5b", "qwen2.5-32b"]),
+        "lora_r": st.integers(1, 64),
+        "lora_dropout": st.sampled_from([0.0, 0.1]),
+        "target_modules": st.lists(st.sampled_from(LINEAR), min_size=1, unique=True),
+        "cutoff_len": st.sampled_from([64, 1024, 2048]),
+        "packing": st.booleans(),
+        "gradient_checkpointing": st.sampled_from([None, True, False]),
+        "strategy": st.sampled_from(["auto", "ddp", "fsdp2", "hsdp", "zero3"]),
+        "cpu_offload": st.booleans(),
+    },
+    "trajectory": {
+        **SHARED,
+        "mode": st.sampled_from(["train", "pretrain"]),
+        "synthetic_tracks": st.integers(20, 5000),
+        "hidden_size": st.sampled_from([48, 96, 768]),
+        "num_attention_heads": st.sampled_from([2, 4]),
+        "num_hidden_layers": st.integers(1, 12),
+        "max_tokens_per_micro_batch": st.sampled_from([-1, 0, 5000]),
+        "gradient_checkpointing": st.booleans(),
+    },
+}
+PEAK, MEMORY = 3e14, 64 << 30
+
+
+@st.composite
+def trainings(draw: st.DrawFn) -> tuple[Training, Devices]:
+    program = draw(st.sampled_from(sorted(OF_PROGRAM)))
+    family, hosts, each = (
+        draw(st.sampled_from(["cpu", "cuda", "npu"])),
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 8)),
+    )
+    args = draw(st.fixed_dictionaries({}, optional=OF_PROGRAM[program])) | {"data_path": "generated"}
+    if args.get("strategy") in ("fsdp2", "hsdp", "zero3") and hosts * each == 1:
+        args["strategy"] = "auto"
+    if args.get("strategy") == "ddp" or hosts * each == 1:
+        args.pop("cpu_offload", None)
+    names = tuple(f"n{number}" for number in range(hosts))
+    options = with_defaults(load_programs()[program], args)
+    training = Training(program, options, frozenset(args), hosts * each, each, names, family)
+    recorded = draw(st.sampled_from([None, Range(1e9, 1.5e9)]))
+    is_known = family != "cpu"
+    devices = Devices(
+        family, hosts * each, each, PEAK if is_known else None, MEMORY if is_known else None, recorded=recorded
+    )
+    return training, devices
+
+
+@settings(max_examples=examples(60, 600))
+@given(trainings())
+def test_the_numbers_of_a_plan_add_up(given: tuple[Training, Devices]) -> None:
+    training, devices = given
+    work = PROGRAMS[training.program].workload(training)
+    plan = make_plan(training, devices, work=work)
+    assert render(plan) and plan.work is not None and plan.choice is not None and plan.choice.options
+    for option in plan.choice.options:
+        check_memory(option, plan, devices)
+    check_passes(plan, training)
+    check_time(plan, devices)
+    check_checkpoints(plan, training.options)
+
+
+def check_memory(option: Option, plan: TrainingPlan, devices: Devices) -> None:
+    memory, work = option.memory, plan.work
+    assert work is not None and min(memory.parts.values()) >= 0
+    assert memory.total == sum(memory.parts.values()) and memory.range.low <= memory.total <= memory.range.high
+    assert set(memory.parts) <= set(cost.PARTS), "every part has a name"
+    tensors = memory.total - memory.parts["overhead"]
+    assert memory.parts["overhead"] == cost.overhead_of(tensors, devices.family)
+    assert option.fits is (None if devices.memory_bytes is None else memory.range.low <= devices.memory_bytes)
+    whole = 4 * work.trained + (work.model.weights * devices.compute_bytes if work.is_frozen else 0)
+    if option.layout.offloads:
+        assert memory.host * devices.ranks >= whole and "weights" not in memory.parts
+        return
+    group = {"ddp": 1, "hsdp": devices.ranks_per_host}.get(option.layout.strategy, devices.ranks)
+    assert 0 <= memory.parts["weights"] * group - whole < group, "shards of the weights are the weights"
+    assert 0 <= memory.parts["optimizer"] * group - 8 * work.trained < group
+
+
+def check_passes(plan: TrainingPlan, training: Training) -> None:
+    """A step's passes have room for its samples, and none of them is superfluous."""
+    work, batch = plan.work, int(training.options["global_batch_size"])
+    assert work is not None and work.samples_per_step == batch
+    assert math.isclose(work.tokens_per_step, batch * work.mean_length)
+    assert work.micro_learned <= (work.micro_rows * work.micro_length if not work.is_frozen else work.micro_length)
+    if training.options.get("packing"):
+        room = work.micro_rows * work.micro_batches * training.ranks * work.micro_length
+        assert room >= min(work.tokens_per_step, batch * training.options["cutoff_len"])
+        return
+    mine = -(-batch // training.ranks)
+    assert work.micro_rows * (work.micro_batches - 1) < mine <= work.micro_rows * work.micro_batches
+
+
+def check_time(plan: TrainingPlan, devices: Devices) -> None:
+    costs, work, choice = plan.cost, plan.work, plan.choice
+    assert costs is not None and work is not None and work.steps is not None and choice is not None
+    times = [option.step_s for option in choice.options]
+    if devices.speed is None:
+        assert times == [None] * len(times) and costs.step_s is costs.seconds is costs.tokens_per_s is None
+        return
+    highest = [each.high for each in times if each is not None]
+    assert len(highest) == len(times) and highest == sorted(highest)
+    usable = [option for option in choice.options if option.fits is not False]
+    assert choice.chosen is (usable[0] if usable else None)
+    assert costs.step_s is (choice.chosen or choice.options[0]).step_s
+    assert costs.step_s is not None and costs.seconds is not None and costs.device_hours is not None
+    assert costs.tokens_per_s is not None and costs.step_s.low <= costs.step_s.high
+    assert numbers(costs.seconds) == pytest.approx(numbers(costs.step_s.times(work.steps)))
+    assert numbers(costs.device_hours) == pytest.approx(
+        [each * devices.ranks / 3600 for each in numbers(costs.seconds)]
+    )
+    whole = work.tokens_per_step * work.steps
+    assert costs.tokens_per_s.low * costs.seconds.high == pytest.approx(whole)
+    assert costs.tokens_per_s.high * costs.seconds.low == pytest.approx(whole)
+
+
+def numbers(found: Range) -> list[float]:
+    return [found.low, found.high]
+
+
+def check_checkpoints(plan: TrainingPlan, options: dict[str, Any]) -> None:
+    """As the loop saves: every `save_steps`, and at the end."""
+    costs, work, every = plan.cost, plan.work, int(options["save_steps"])
+    assert costs is not None and work is not None and work.steps is not None
+    saved = [step for step in range(1, work.steps + 1) if step == work.steps or (every and step % every == 0)]
+    assert costs.checkpoints == len(saved)
+    together = min(len(saved), options["save_total_limit"] + 1)
+    assert costs.kept_bytes == together * costs.checkpoint_bytes + work.weight_bytes_saved
+    assert costs.checkpoint_bytes == 3 * 4 * work.trained, "weights and two moments"
+
+
+@settings(max_examples=examples(40, 600))
+@given(trainings())
+def test_the_steps_of_a_plan_are_those_of_its_epochs(given: tuple[Training, Devices]) -> None:
+    training, _ = given
+    options, batch = training.options, int(training.options["global_batch_size"])
+    if training.program == "qwen_lora":
+        found, rows = qwen_lora.steps(training), qwen_lora.train_rows(training)
+        is_limit = False
+    else:
+        found, rows = trajectory.steps(training), int(options["synthetic_tracks"] * 0.7)
+        is_limit = True
+    assert rows is not None and found is not None
+    of_data = options["num_train_epochs"] * len(range(0, rows, batch))
+    limit = options["max_steps"]
+    assert found == ((min(limit, of_data) if is_limit else limit) if limit else of_data)

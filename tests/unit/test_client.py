@@ -1,0 +1,135 @@
+"""ascendrun.log and ascendrun.callback: in a rank of any launcher, outside ascendrun, and from the agent's archive."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import ascendrun
+from ascendrun.core.metrics import parse_line
+from ascendrun.node import pack
+
+REPO = Path(ascendrun.__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def metrics(tmp_path, monkeypatch):
+    path = tmp_path / "rank-0.metrics.0"
+    monkeypatch.setenv("ASCENDRUN_METRICS_FILE", str(path))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    return path
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Scalar:
+    """As a tensor with one element."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __float__(self):
+        return float(self.value)
+
+
+class Batch:
+    def __float__(self):
+        raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+
+
+def test_a_step_is_a_line_that_the_head_understands(metrics):
+    ascendrun.log(step=7, loss=Scalar(2.5), learning_rate=1e-4, tokens_per_s=10, note="text", flag=True, bad=Batch())
+    (row,) = rows(metrics)
+    assert set(row) == {"timestamp", "step", "loss", "learning_rate", "tokens_per_s"}
+    line = parse_line(metrics.read_bytes())
+    assert (line.step, line.loss, line.lr, line.tokens_per_s) == (7, 2.5, 1e-4, 10)
+
+
+def test_a_call_without_a_step_is_the_next_one_and_a_loss_may_diverge(metrics):
+    ascendrun.log(step=41, loss=1)
+    ascendrun.log(loss=float("nan"))
+    ascendrun.log(step="many", loss=2)
+    assert [row["step"] for row in rows(metrics)] == [41, 42]
+    assert parse_line(metrics.read_bytes().splitlines()[1]).diverged
+
+
+@pytest.mark.parametrize(
+    "rank, local_rank, file, writes",
+    [
+        ("3", "1", "rank-3.metrics.0", True),  # spawn: its own file
+        ("2", "0", "rank-1.metrics.0", True),  # torchrun on node 1: the first rank there
+        ("3", "1", "rank-1.metrics.0", False),
+        ("1", "1", "rank-0.metrics.0", False),
+        (None, None, "rank-0.metrics.0", True),
+        ("5", "5", "mine.jsonl", True),
+    ],
+)
+def test_one_process_writes_each_file(tmp_path, monkeypatch, rank, local_rank, file, writes):
+    for name, value in (("RANK", rank), ("LOCAL_RANK", local_rank), ("ASCENDRUN_METRICS_FILE", str(tmp_path / file))):
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
+    ascendrun.log(step=1, loss=1.0)
+    assert bool(rows(tmp_path / file)) == writes
+
+
+def test_a_full_disk_or_no_ascendrun_never_ends_the_training(metrics, monkeypatch):
+    monkeypatch.setenv("ASCENDRUN_METRICS_FILE", "/dev/full")
+    ascendrun.log(step=1, loss=1.0)
+    monkeypatch.setenv("ASCENDRUN_METRICS_FILE", "/no/such/folder/file")
+    ascendrun.log(step=1, loss=1.0)
+    monkeypatch.delenv("ASCENDRUN_METRICS_FILE")
+    ascendrun.log(step=1, loss=1.0)
+    assert not metrics.exists()
+
+
+def test_a_trainer_and_an_accelerator_report_through_the_callback(metrics):
+    made = ascendrun.callback()
+    state = SimpleNamespace(global_step=10, max_steps=40)
+    made.on_train_begin(None, state, None)
+    made.on_log(None, state, None, logs={"loss": 3.0, "epoch": 0.5, "grad_norm": 1.5}, model=None)
+    assert made.on_any_other_event(None, state, None) is None
+    made.store_init_configuration({"lr": 1.0})
+    made.log({"train_loss": Scalar(4), "loss": 2.0}, step=11)
+    made.log({"loss": 1.0})
+    made.finish()
+    start, *steps = rows(metrics)
+    assert (start["event"], start["total_steps"]) == ("start", 40)
+    assert [(row["step"], row["loss"], row.get("total_steps")) for row in steps] == [
+        (10, 3.0, 40),
+        (11, 2.0, None),
+        (12, 1.0, None),
+    ]
+    with pytest.raises(AttributeError):
+        _ = made.no_event
+
+
+SCRIPT = """
+import ascendrun
+from ascendrun import callback, log
+log(step=3, loss=0.5)
+callback()
+try:
+    from ascendrun.node import pack
+    from ascendrun.core import hosts
+    print("all of it")
+except ImportError:
+    print("client only")
+"""
+
+
+@pytest.mark.parametrize("others, said", [((), "client only"), ((str(REPO),), "all of it")])
+def test_ranks_find_it_in_the_agents_archive_and_an_installed_ascendrun_stays_whole(tmp_path, others, said):
+    archive = tmp_path / "agent-0123.pyz"
+    archive.write_bytes(pack.agent_pyz()[0])
+    path, env = os.pathsep.join((str(archive), *others)), {"ASCENDRUN_METRICS_FILE": str(tmp_path / "metrics")}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", SCRIPT], env={**env, "PYTHONPATH": path}, cwd=tmp_path, capture_output=True
+    )
+    assert (done.stdout.decode().strip(), done.stderr.decode()) == (said, "")
+    assert [(row["step"], row["loss"]) for row in rows(tmp_path / "metrics")] == [(3, 0.5)]
