@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.core.errors import AscendrunError, ConflictError, ControllerReplacedError, UnreachableError
+from ascendrun.core.errors import AscendrunError, ConflictError, ControllerReplacedError, DeadlineExceededError, UnreachableError
 from ascendrun.core.settings import Settings, load_settings
 from ascendrun.text import Text
 
@@ -61,13 +61,13 @@ class ControllerCalls:
             try:
                 with ControlClient(self.settings.state_dir) as client:
                     return client.call(Status(), timeout_s=max(POLL_S, until_mono - time.monotonic()))
-            except ControllerReplacedError:
+            except (ControllerReplacedError, DeadlineExceededError):
                 pass
             except UnreachableError:
                 if running_pid(self.settings.state_dir) is None:
                     return None
             if time.monotonic() > until_mono:
-                raise no_reply(Status.OP, timeout_s)
+                raise no_reply(Status.OP, timeout_s)  # not what one of the tries had left
             time.sleep(POLL_S)  # it starts, or becomes another release
 
     def sight(self) -> Sight:
@@ -83,11 +83,10 @@ class ControllerCalls:
         is_of_this = sight.pulse is not None and sight.pulse.pid == pid  # not of one that has died since
         if (sight.is_known and is_of_this) or time.monotonic() < self._sight_mono:
             return replace(sight, problem=self._sight_problem)
-        until_mono = time.monotonic() + PULSE_WAIT_S
         try:
             if pid is None:
                 self._client(start_s=PULSE_WAIT_S).close()
-            status = self.controller_status(timeout_s=max(POLL_S, until_mono - time.monotonic()))
+            status = self.controller_status(timeout_s=PULSE_WAIT_S)
             if status is not None and status.pulse is not None:
                 return Sight(status.pulse, Clock.now(), is_new=True)
             self._sight_problem = None if status is None else OLD_CONTROLLER

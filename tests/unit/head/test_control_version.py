@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ascendrun.cluster.controller import ControllerCalls
+from ascendrun.cluster.controller import PULSE_WAIT_S, ControllerCalls
 from ascendrun.core.errors import AuthenticationError, ConflictError, DeadlineExceededError
 from ascendrun.head.loop.guard import LOCK_NAME
 from ascendrun.head.protocol import control_socket
@@ -72,6 +72,21 @@ def test_the_status_of_a_controller_that_ends_is_requested_again(tmp_path: Path)
             server.start()
             assert asked.result() == ControllerStatus(7)
             server.close()
+
+
+@pytest.mark.parametrize("is_heard", [False, True], ids=["no-socket", "silent"])
+def test_a_controller_that_says_nothing_is_reported_with_the_limit_of_the_caller(tmp_path: Path, is_heard: bool) -> None:
+    with open(tmp_path / LOCK_NAME, "w") as lock, socket.socket(socket.AF_UNIX) as silent:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_heard:
+            silent.bind(str(tmp_path / control_socket.SOCKET_NAME))
+            silent.listen()
+        calls = ControllerCalls(state_dir=tmp_path)
+        with pytest.raises(DeadlineExceededError) as caught:
+            calls.controller_status(timeout_s=0.2)
+        assert isinstance(caught.value.message, Text) and caught.value.message.values["limit_s"] == 0.2
+        problem = calls.sight().problem
+        assert isinstance(problem, Text) and problem.values["limit_s"] == PULSE_WAIT_S
 
 
 def test_one_version_is_served(state_dir: Path) -> None:
