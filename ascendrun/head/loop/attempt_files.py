@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -79,6 +80,7 @@ class AttemptFiles:
         self._spools: dict[str, NodeSpool] = {}
         self._complete: set[str] = set()
         self._sizes_requested: set[str] = set()
+        self._open_stops: Counter[str] = Counter()
         self._due: dict[str, float] = {}
         self._clocks, self._clock_files = ClockTracker(self._ping, self._keep_clock), ClockFiles()
         self._pruner = LogPruner(self._release)
@@ -108,6 +110,16 @@ class AttemptFiles:
         self._call(host, agent.Follow(self.name.tag, offsets, self._context.limits.of_files()), then=replied)
         self._clocks.measure(host)
         self.take_records(host)
+
+    def stop(self, host: str, request: agent.Stop, *, then: Callable[[Reply[Done]], None] = lambda reply: None) -> None:
+        """Send a stop request. Until its reply the node may write the record of the end, also after a reboot."""
+
+        def replied(reply: Reply[Done]) -> None:
+            self._open_stops[host] -= 1
+            then(reply)
+
+        self._open_stops[host] += 1
+        self._call(host, request, then=replied)
 
     def follow_later(self, host: str, *, wait_s: float = AGAIN_S) -> None:
         self._due.setdefault(host, time.monotonic() + wait_s)
@@ -159,7 +171,8 @@ class AttemptFiles:
         `growing`: hosts where processes of the attempt may live. Call periodically after the attempt's end.
         """
         for host in hosts:
-            is_known = host in self._complete or host in self._sizes_requested or host in growing
+            is_growing = host in growing or self._open_stops[host] > 0
+            is_known = is_growing or host in self._complete or host in self._sizes_requested
             if not is_known and self._context.link(host).is_up:
                 self._sizes_requested.add(host)
                 self._call(host, agent.Files(self.name.tag), then=partial(self._compare, host))
@@ -172,7 +185,7 @@ class AttemptFiles:
 
     def _compare(self, host: str, reply: Reply[agent.FilesReply]) -> None:
         self._sizes_requested.discard(host)
-        if reply.error is not None:
+        if reply.error is not None or self._open_stops[host] > 0:
             return
         sizes = dict(self._context.limits.expected(reply.message.files))
         lacks_samples = self._context.samples.lacks(self._source(host), sizes.pop("samples", {}))

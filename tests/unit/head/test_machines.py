@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 
@@ -41,7 +41,7 @@ PROCESS = agent.Process(50, 9, "python", "D", "fuse_wait_answer")
 
 class Node:
     """One machine as its agent reports it. `survey`: its results, None: it answers no survey and no probe. `asked`: the
-    requests that it got."""
+    requests that it got. `slow`: answers to stop requests, which wait to be called; None: it answers at once."""
 
     def __init__(self, key: str) -> None:
         self.key, self.boot_id, self.incarnation = key, "b", "i"
@@ -51,6 +51,7 @@ class Node:
         self.copies: dict[str, Any] = {}
         self.survey: dict[str, Any] | None = None
         self.asked: list[Any] = []
+        self.slow: list[Callable[[], None]] | None = None
 
     def answer(self, request: Any) -> Any:
         self.asked.append(request)
@@ -95,6 +96,9 @@ class Link:
 
     def call(self, request: Any, body: bytes = b"", *, deadline_s: float, done: Any) -> None:
         """What is not of interest here is never answered."""
+        if self.is_up and isinstance(request, agent.Stop) and self.node.slow is not None:
+            self.node.slow.append(lambda: done(Reply(self.node.answer(request))))
+            return
         answer = self.node.answer(request) if self.is_up else None
         if answer is not None:
             done(Reply(answer))
@@ -264,6 +268,23 @@ def test_a_recreated_container_ends_the_job_and_its_host_is_free_for_the_next(wo
     later = world.job(N2)
     world.turn()
     assert world.now(later).state is State.CHECKING
+
+
+def test_a_node_that_still_handles_a_stop_after_its_reboot_may_write_more(world: World) -> None:
+    job = world.running(N1)
+    world.up(N1)
+    node = world.nodes["n1"]
+    node.slow = []
+    world.jobs.feed(job.id, inputs.StopRequested(now=True))
+    world.turn()
+    node.boot_id = "c"
+    world.up(N1)
+    world.turn()
+    complete = world.folder / "jobs" / job.id / "attempt-1" / "complete"
+    assert world.now(job).state is State.STOPPED and len(node.slow) == 1 and not complete.exists()
+    node.slow[0]()
+    world.turn()
+    assert complete.exists()
 
 
 def test_ranks_without_their_directory_end_only_at_the_second_look(world: World) -> None:
