@@ -8,7 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.core.errors import AscendrunError, ConflictError, ControllerReplacedError, DeadlineExceededError, UnreachableError
+from ascendrun.core.errors import (
+    AscendrunError,
+    ConflictError,
+    ControllerReplacedError,
+    DeadlineExceededError,
+    UnreachableError,
+)
 from ascendrun.core.settings import Settings, load_settings
 from ascendrun.text import Text
 

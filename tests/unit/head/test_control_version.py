@@ -75,7 +75,9 @@ def test_the_status_of_a_controller_that_ends_is_requested_again(tmp_path: Path)
 
 
 @pytest.mark.parametrize("is_heard", [False, True], ids=["no-socket", "silent"])
-def test_a_controller_that_says_nothing_is_reported_with_the_limit_of_the_caller(tmp_path: Path, is_heard: bool) -> None:
+def test_a_controller_that_says_nothing_is_reported_with_the_limit_of_the_caller(
+    tmp_path: Path, is_heard: bool
+) -> None:
     with open(tmp_path / LOCK_NAME, "w") as lock, socket.socket(socket.AF_UNIX) as silent:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if is_heard:
