@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -80,7 +79,6 @@ class AttemptFiles:
         self._spools: dict[str, NodeSpool] = {}
         self._complete: set[str] = set()
         self._sizes_requested: set[str] = set()
-        self._open_stops: Counter[str] = Counter()
         self._due: dict[str, float] = {}
         self._clocks, self._clock_files = ClockTracker(self._ping, self._keep_clock), ClockFiles()
         self._pruner = LogPruner(self._release)
@@ -110,16 +108,6 @@ class AttemptFiles:
         self._call(host, agent.Follow(self.name.tag, offsets, self._context.limits.of_files()), then=replied)
         self._clocks.measure(host)
         self.take_records(host)
-
-    def stop(self, host: str, request: agent.Stop, *, then: Callable[[Reply[Done]], None] = lambda reply: None) -> None:
-        """Send a stop request. Until its reply the node may write the record of the end, also after a reboot."""
-
-        def replied(reply: Reply[Done]) -> None:
-            self._open_stops[host] -= 1
-            then(reply)
-
-        self._open_stops[host] += 1
-        self._call(host, request, then=replied)
 
     def follow_later(self, host: str, *, wait_s: float = AGAIN_S) -> None:
         self._due.setdefault(host, time.monotonic() + wait_s)
@@ -168,11 +156,11 @@ class AttemptFiles:
     def is_complete(self, hosts: Collection[str], *, growing: Collection[str] = ()) -> bool:
         """Compare with the sizes on the nodes; True when every byte of `hosts` is here and the directory is marked so.
 
-        `growing`: hosts where processes of the attempt may live. Call periodically after the attempt's end.
+        `growing`: hosts where processes of the attempt may live although its end is recorded. Call periodically after
+        the attempt's end.
         """
         for host in hosts:
-            is_growing = host in growing or self._open_stops[host] > 0
-            is_known = is_growing or host in self._complete or host in self._sizes_requested
+            is_known = host in self._complete or host in self._sizes_requested or host in growing
             if not is_known and self._context.link(host).is_up:
                 self._sizes_requested.add(host)
                 self._call(host, agent.Files(self.name.tag), then=partial(self._compare, host))
@@ -185,8 +173,8 @@ class AttemptFiles:
 
     def _compare(self, host: str, reply: Reply[agent.FilesReply]) -> None:
         self._sizes_requested.discard(host)
-        if reply.error is not None or self._open_stops[host] > 0:
-            return
+        if reply.error is not None or reply.message.phase not in (None, "ended"):
+            return  # what still runs there, or was there when the node lost its power, is ended first: loop/machines.py
         sizes = dict(self._context.limits.expected(reply.message.files))
         lacks_samples = self._context.samples.lacks(self._source(host), sizes.pop("samples", {}))
         if lacks_samples or self.spool(host).differs_from(sizes):

@@ -389,16 +389,15 @@ class JobRunner:
     def _stop(self, host: str) -> None:
         """Request the stop. The proof is the event `ended`, also if the host never started anything: follow it."""
         now, grace_s, hung = self.job.stop_now, stop_grace_s(self.job), self.job.cause is Cause.HUNG
-        files = self._files
-        files.follow(host)
+        self._files.follow(host)
         self._stop_due[host] = time.monotonic() + grace_s + PROOF_S
 
         def replied(reply: Reply[Done]) -> None:
-            if reply.error is not None and files is self._files:
+            if reply.error is not None:
                 self._stop_due[host] = time.monotonic() + AGAIN_S
 
-        events = files.spool(host).offsets().get("events", {})
-        files.stop(host, agent.Stop(self.job.run_id, now, grace_s, events, hung), then=replied)
+        events = self._files.spool(host).offsets().get("events", {})
+        self._call(host, agent.Stop(self.job.run_id, now, grace_s, events, hung), then=replied)
 
     # Requests that are repeated
 
@@ -410,10 +409,7 @@ class JobRunner:
                 self._confirm_end(host)
         for files in (self._files, *self._earlier):
             files.tick()
-        unconfirmed = self.job.unconfirmed
-        self._earlier = tuple(
-            files for files in self._earlier if not files.is_complete(files.hosts, growing=unconfirmed)
-        )
+        self._earlier = tuple(files for files in self._earlier if not files.is_complete(files.hosts))
         self._check_limits()
         self._renew_leases(now)
         if self.job.state is not State.STOPPING and not self.job.held_hosts:
@@ -534,7 +530,7 @@ class JobRunner:
             elif reply.message.supervisor:
                 self._end_due[host] = time.monotonic() + END_AGAIN_S
             else:
-                self._files.stop(host, agent.Stop(self.job.run_id, True, 0.0))
+                self._call(host, agent.Stop(self.job.run_id, True, 0.0))
 
         self._call(host, agent.Processes(self.job.run_id), then=replied)
 

@@ -193,6 +193,8 @@ class Machines:
             self._abort(link, tag, seen)
         elif runner is not None and host is not None:
             self._act(runner, host, verdict)
+            if verdict is Verdict.REBOOTED and tag in (seen.live or ()):
+                self._stop(link, tag, seen)  # its disk has survived: the end is recorded there, and copied
 
     def _complete(self, runner: JobRunner, host: str, link: AgentConnection, seen: NodeState) -> None:
         """Give a job that was rebuilt without it the identity of the node that runs it: its next reboot is then one."""

@@ -212,8 +212,11 @@ class Unfollow(Request[Done]):
 
 @dataclass(frozen=True)
 class FilesReply(Message):
+    """Reply to Files. `phase`: of the attempt when the sizes were read, see ProcessesReply."""
+
     OP = "files"
     files: Sizes
+    phase: str | None = None
 
 
 @dataclass(frozen=True)

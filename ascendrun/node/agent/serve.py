@@ -247,10 +247,12 @@ class Agent:
         return prune(self._root, request, self._attempts().forget)
 
     def _files(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the sizes of an attempt's files, with the record of its supervisor's loss."""
+        """Return the sizes of an attempt's files, with the record of its supervisor's loss, and its phase: one that has
+        ended does not grow."""
         with contextlib.suppress(OSError):
             self._attempts().note_lost(request["tag"])
-        return {"files": file_sizes(self._root, request["tag"])}
+        phase = self._attempts().phase(request["tag"])
+        return {"files": file_sizes(self._root, request["tag"]), "phase": phase}
 
     def _checkpoints(self, request: dict[str, Any]) -> dict[str, Any]:
         from ascendrun.node.agent.checkpoints import listing

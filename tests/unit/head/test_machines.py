@@ -72,7 +72,9 @@ class Node:
             if self.live is not None:
                 self.live.discard(request.tag)
             return Done()
-        return agent.FilesReply({}) if isinstance(request, agent.Files) else None
+        if isinstance(request, agent.Files):
+            return agent.FilesReply({}, self.phases.get(request.tag))
+        return None
 
     def stopped(self) -> list[str]:
         return [one.tag for one in self.asked if isinstance(one, agent.Stop)]
@@ -270,21 +272,46 @@ def test_a_recreated_container_ends_the_job_and_its_host_is_free_for_the_next(wo
     assert world.now(later).state is State.CHECKING
 
 
-def test_a_node_that_still_handles_a_stop_after_its_reboot_may_write_more(world: World) -> None:
+def is_complete(world: World, job: Job, attempt: int) -> bool:
+    return (world.folder / "jobs" / job.id / f"attempt-{attempt}" / "complete").exists()
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "running"])
+def test_the_files_of_a_rebooted_host_are_complete_when_its_end_is_recorded_there(
+    world: World, is_stopped: bool
+) -> None:
     job = world.running(N1)
     world.up(N1)
     node = world.nodes["n1"]
     node.slow = []
-    world.jobs.feed(job.id, inputs.StopRequested(now=True))
-    world.turn()
+    if is_stopped:
+        world.jobs.feed(job.id, inputs.StopRequested(now=True))
+        world.turn()
     node.boot_id = "c"
+    node.phases[job.run_id] = "lost"
     world.up(N1)
     world.turn()
-    complete = world.folder / "jobs" / job.id / "attempt-1" / "complete"
-    assert world.now(job).state is State.STOPPED and len(node.slow) == 1 and not complete.exists()
-    node.slow[0]()
+    assert world.now(job).is_terminal and node.slow and not is_complete(world, job, 1)
+    node.slow[-1]()
     world.turn()
-    assert complete.exists()
+    assert is_complete(world, job, 1)
+
+
+def test_the_files_of_an_earlier_attempt_are_complete_when_its_ranks_have_ended(world: World) -> None:
+    job = world.running(N1, N2)
+    world.up(N1, N2)
+    [runner] = world.jobs
+    runner.job = replace(runner.job, attempt=2, hosts=("n1",), nodes=runner.job.nodes[:1])  # n2 was unreachable
+    runner.begin_attempt()
+    for node in world.nodes.values():
+        node.slow = []
+    world.up(N1, N2)
+    world.turn()
+    assert all(node.slow for node in world.nodes.values()) and not is_complete(world, job, 1)
+    for node in world.nodes.values():
+        node.slow[-1]()
+    world.turn()
+    assert is_complete(world, job, 1)
 
 
 def test_ranks_without_their_directory_end_only_at_the_second_look(world: World) -> None:
