@@ -34,7 +34,10 @@ def main() -> int:
         guard()
     from ascendrun.cli import main as command_line
 
-    return command_line()
+    try:
+        return command_line()
+    finally:
+        gc.freeze()  # the end of the process frees everything without a search
 
 
 if __name__ == "__main__":

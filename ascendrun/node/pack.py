@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import zipfile
+from typing import Mapping
 
 LEFT_OUT = ("pack.py", "loader.py")
 """Files for the head only."""
@@ -52,12 +53,17 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @functools.lru_cache(maxsize=1)
 def agent_pyz() -> tuple[bytes, str]:
-    """Return (the archive, its SHA-256 in hex)."""
-    data = pack_files(_sources())
+    """Return (the archive, its SHA-256 in hex) of the files on disk."""
+    return pack_agent(read_sources())
+
+
+def pack_agent(files: Mapping[str, bytes]) -> tuple[bytes, str]:
+    """Return (the archive, its SHA-256 in hex) of `files`, as read_sources returns them."""
+    data = pack_files(files)
     return data, hashlib.sha256(data).hexdigest()
 
 
-def pack_files(files: dict[str, bytes]) -> bytes:
+def pack_files(files: Mapping[str, bytes]) -> bytes:
     """Return a zip archive that depends on names and contents only."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", compresslevel=3) as archive:
@@ -70,7 +76,8 @@ def pack_files(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def _sources() -> dict[str, bytes]:
+def read_sources() -> dict[str, bytes]:
+    """Return the files of the agent by name in its archive."""
     folder = os.path.dirname(os.path.abspath(__file__))
     files = {"__main__.py": MAIN}
     for name, more in (("__init__.py", OTHERS), ("client.py", b"")):

@@ -37,6 +37,7 @@ from ascendrun.head.state.job_files import pruned_at_s
 from ascendrun.head.state.state_dir import StoreDamagedError
 from ascendrun.head.state.store import LostLeaseError, Store, StoredJob
 from ascendrun.node.failpoint import failpoint
+from ascendrun.node.pack import read_sources
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Controller:
             self._restore()
         self._notifier = notifier(self._store)
         self._store.outbox = self._notifier.outbox
-        image = AgentImage.make()
+        image = AgentImage(read_sources())
         listener = ConnectionListener(
             on_up=lambda link: self.post(lambda: self._on_up(link)),
             on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError, PreflightError, UnreachableError
 from ascendrun.node import loader, wire
-from ascendrun.node.pack import agent_pyz
+from ascendrun.node.pack import pack_agent
 from ascendrun.text import Text
 
 NOISE_BYTES = 2048
@@ -17,18 +18,25 @@ LOGIN_BYTES = 16 << 20
 """Bytes of output before the agent starts, after which the login counts as a flood."""
 
 
-@dataclass(frozen=True)
 class AgentImage:
-    """The agent's archive and the line that starts it."""
+    """The agent's archive and the line that starts it, packed when they are first used. Any thread."""
 
-    pyz: bytes
-    sha256: str
-    login_command: str
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        """`files`: by name in the archive. Read them early: a command without agents waits for no packing."""
+        self._files = files
+        self._packing = threading.Lock()
+        self._packed: tuple[bytes, str] | None = None
 
-    @classmethod
-    def make(cls) -> AgentImage:
-        pyz, sha256 = agent_pyz()
-        return cls(pyz, sha256, loader.login_command(sha256[:16]))
+    def pack(self) -> tuple[bytes, str]:
+        """Return (the archive, its SHA-256 in hex)."""
+        with self._packing:
+            if self._packed is None:
+                self._packed = pack_agent(self._files)
+            return self._packed
+
+    @property
+    def login_command(self) -> str:
+        return loader.login_command(self.pack()[1][:16])
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ class AgentBootstrap:
         return needs
 
     def upload(self) -> bytes:
-        return loader.upload(self._image.pyz, self._image.sha256)
+        return loader.upload(*self._image.pack())
 
     def why_closed(self, reason: Text, status: int | None) -> AscendrunError:
         """Return the error of an ended stream: the reason in the protocol, or the last output of the login."""

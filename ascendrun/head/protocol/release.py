@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 import threading
+import zlib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -27,18 +28,24 @@ PRELOAD_PAUSE_S = 0.05
 
 
 def release_on_disk() -> str:
-    """Return 12 hex digits of the names, sizes and times of the package's files. Takes about 4 ms."""
-    digest = hashlib.sha256()
-    for part in PARTS:
-        for folder, folders, files in os.walk(PACKAGE / part):
-            folders[:] = sorted(name for name in folders if name != "__pycache__")
-            for name in sorted(files):
-                try:
-                    found = os.stat(os.path.join(folder, name))
-                except FileNotFoundError:  # replaced at this moment
-                    continue
-                digest.update(f"{folder}/{name} {found.st_size} {found.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:12]
+    """Return 8 hex digits of the names, sizes and times of the package's files. Each command does this: 2 ms."""
+    lines, folders = [], [str(PACKAGE / part) for part in PARTS]
+    for folder in folders:
+        for entry in _entries(folder):
+            with suppress(FileNotFoundError):  # replaced at this moment
+                if entry.is_file():
+                    lines.append(f"{entry.path} {entry.stat().st_size} {entry.stat().st_mtime_ns}\n")
+                elif entry.name != "__pycache__":
+                    folders.append(entry.path)
+    return f"{zlib.crc32(''.join(lines).encode()):08x}"  # hashlib would take 3 ms to import
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []
 
 
 @cache

@@ -73,7 +73,7 @@ def hasty() -> Any:
 
 
 def test_threads_that_ask_for_the_same_hosts_at_once_get_the_same_links(hasty: Any) -> None:
-    links = Connections(Nowhere(), AgentImage(b"", "", ""), Deaf())  # type: ignore[arg-type]
+    links = Connections(Nowhere(), AgentImage({}), Deaf())  # type: ignore[arg-type]
     hosts = [Host(f"n{number}") for number in range(200)]
     together, found = threading.Barrier(4), []  # type: ignore[var-annotated]
 
@@ -97,7 +97,7 @@ def connect(*frames: dict[str, Any]) -> AgentConnection:
     link = AgentConnection(
         Host("n1"),
         backend=OtherAgent(*frames),
-        image=AgentImage(b"", "", ""),
+        image=AgentImage({}),
         listener=Deaf(),  # type: ignore[arg-type]
         connecting=now,
         sending=now,
@@ -167,7 +167,7 @@ def test_a_host_that_floods_is_cut() -> None:
     beats = [{"event": "beat"}] * (FLOOD_FRAMES + 1)
     error = connect({"event": "hello", "protocol": wire.PROTOCOL, **HELLO}, *beats).last_error
     assert error is not None and isinstance(error.message, Text) and error.message.key == "agent.invalid-data"
-    bootstrap = AgentBootstrap("n1", AgentImage(b"", "", ""))
+    bootstrap = AgentBootstrap("n1", AgentImage({}))
     with pytest.raises(wire.FrameError):
         for _ in range(LOGIN_BYTES // 65536 + 1):
             bootstrap.feed(b"y" * 65536)

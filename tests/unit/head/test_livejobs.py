@@ -47,7 +47,7 @@ class Live:
 
     def __init__(self, folder: Path) -> None:
         self.store = FullDisk.open(folder)
-        self.links = Connections(Nowhere(), AgentImage(b"", "", ""), Deaf())  # type: ignore[arg-type]
+        self.links = Connections(Nowhere(), AgentImage({}), Deaf())  # type: ignore[arg-type]
         nobody: Any = Deaf
         self.jobs = LiveJobs(
             folder,
