@@ -54,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     kept = "ASCENDRUN_ASCEND_SAMPLES"  # real answers of Ascend tools, which are not ours to commit
     for name in [name for name in os.environ if name.startswith(("ASCENDRUN_", "XDG_")) and name != kept]:
         del os.environ[name]
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of a thousand processes would compile the package again
     home = Path(tempfile.mkdtemp(prefix="ascendrun-home-"))
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     os.environ["HOME"] = str(home)
