@@ -32,6 +32,9 @@ BACKLOG = 128
 """Clients in a burst are queued, instead of retrying after a second."""
 POLL_S = 0.2
 LINGER_S = 1.0
+REFUSAL_TURNS = 20
+"""Turns of the event loop in which the last refusals are sent: turns, not seconds, so that a suspended process has
+them after it resumes."""
 GATHER_S = 0.002
 """Seconds that a request waits for others to join its batch."""
 READERS = 2
@@ -210,8 +213,9 @@ class Server:
         self.listener = await asyncio.start_server(self.converse, sock=self.socket, limit=limit, backlog=BACKLOG)
         self.listens.set()
         await self.ending.wait()
-        deadline_s = time.monotonic() + POLL_S
-        while self.waiting and time.monotonic() < deadline_s:  # refusals that are being sent
+        for _ in range(REFUSAL_TURNS):  # refusals that are being sent
+            if not self.waiting:
+                break
             await asyncio.sleep(POLL_S / 20)
         for writer in list(self.connections):
             writer.transport.abort()
