@@ -206,9 +206,10 @@ def test_a_card_drops_at_a_moment_and_comes_back_when_the_fault_is_undone(sim_no
 
 def test_a_driver_reset_answers_nothing_for_a_while_and_leaves_seven_devices(sim_node):
     with Rank(sim_node, {"ASCENDRUN_SIM_NPU": "2"}) as rank:
-        control.set_fault(sim_node.root, 6, "driver_reset", value="1.5")
+        control.set_fault(sim_node.root, 6, "driver_reset", value="3600")
         away = sim_node.run("npu-smi", "info")
         assert away.returncode and npu_smi.parse_info(away.stdout).errors[0].code == -8005
+        control.set_fault(sim_node.root, 6, "driver_reset", value="0.1")
         done = awaited(lambda: sim_node.run("npu-smi", "info"), lambda done: done.returncode == 0)
         info = npu_smi.parse_info(done.stdout)
         assert npu_smi.npu_ids(info) == (0, 1, 2, 3, 4, 5, 7)
@@ -250,12 +251,13 @@ def test_a_slow_tool_answers_all_the_same(sim_node):
 
 def test_a_trickling_tool_gives_its_bytes_one_by_one(sim_node):
     control.set_fault(sim_node.root, None, "trickle", value="0.05")
-    process = sim_node.popen("npu-smi", "-v", stdout=subprocess.PIPE)
-    chunks = []
-    while chunk := os.read(process.stdout.fileno(), 65536):
-        chunks.append(chunk)
-    process.communicate(timeout=DEADLINE_S)
-    assert b"".join(chunks) == b"npu-smi version: 24.1.rc2\n" and len(chunks) > 5
+    end, start = os.pipe2(os.O_DIRECT)  # a packet for each write, however late it is read
+    process = sim_node.popen("npu-smi", "-v", stdout=start)
+    os.close(start)
+    with open(end, "rb", buffering=0) as pipe:
+        chunks = list(iter(lambda: pipe.read(65536), b""))
+    process.wait(DEADLINE_S)
+    assert b"".join(chunks) == b"npu-smi version: 24.1.rc2\n" and {len(chunk) for chunk in chunks} == {1}
 
 
 def test_garbage_and_half_an_answer_are_read_without_a_wrong_card(sim_node):
