@@ -22,7 +22,7 @@ from tests.chinese import english_lines, sentences
 
 RANK = """
 import json, os, signal, sys, time
-rank, seconds, bad = int(os.environ["RANK"]), float(sys.argv[1]), sys.argv[2:]
+rank, seconds, bad = int(os.environ["RANK"]), float(sys.argv[1]), sys.argv[2:]  # seconds 0: until it is stopped
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 print(f"rank {rank}：开始", flush=True)
 with open(os.environ["ASCENDRUN_METRICS_FILE"], "a") as metrics:
@@ -30,6 +30,8 @@ with open(os.environ["ASCENDRUN_METRICS_FILE"], "a") as metrics:
         line = {"step": step, "timestamp": time.time(), "loss": 1 / step, "step_s": 0.1, "tokens_per_s": 1000.0}
         print(json.dumps(line), file=metrics, flush=True)
         time.sleep(seconds / 5)
+if not seconds:
+    signal.pause()
 if str(rank) in bad:
     raise ValueError("样本 17 没有标签")
 """
@@ -125,7 +127,7 @@ def tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_jobs_from_start_to_end(tour: Tour) -> None:
     tour.write("good-1", 1)
     tour.write("bad-1", 1, 3)
-    tour.write("long-1", 60)
+    tour.write("long-1", 0)
     tour.write("lost-1", python3="nosuchprogram")
     tour.write("setup-1", **{"setup: source": "setup: exit 3; source"})
     (tour.folder / "pipe.yaml").write_text(PIPELINE, encoding="utf-8")
