@@ -8,26 +8,26 @@ from typing import Any
 
 from ascendrun.options import GENERATED
 from ascendrun.planner import rules
+from ascendrun.planner.codon_optimization import OPTIMIZES, check_optimization, is_file
+from ascendrun.planner.codon_vocabulary import LONGEST, ORGANISMS, TOKENS
 from ascendrun.planner.models import Shape, shape_of
 from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
 from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
 
 TRAINS = ("pretrain", "finetune")
-TOKENS, ORGANISMS = 90, 164
-"""Of the vocabulary; another number of organisms changes little."""
 TABLES = (".csv", ".csv.gz")
 COLUMNS = {"dna": ("dna", "predicted_dna"), "organism": ("organism",)}
-MEAN_TOKENS, LONGEST = 350.0, 2048
+MEAN_TOKENS = 350.0
 """Of coding sequences that are not prepared yet: assumed."""
 GENERATED_TOKENS, GENERATED_LONGEST = 71.0, 122
 
 
 def inputs(training: Training) -> dict[str, str]:
     """Return the paths that the stage reads, by option."""
-    if training.mode == "optimize":
-        given = str(training.options["input"])
-        found = {"model_path": str(training.options["model_path"]), "input": given if "." in given else ""}
+    if training.mode in OPTIMIZES:
+        given = str(training.options["input"]) if training.mode == "optimize" else ""
+        found = {"model_path": str(training.options["model_path"]), "input": given if is_file(given) else ""}
         return {name: path for name, path in found.items() if path}
     names = ["prepared_dir", "data_path"]
     names += ["base_model"] if training.mode in (*TRAINS, "prepare") else ["model_path"]
@@ -38,7 +38,7 @@ def inputs(training: Training) -> dict[str, str]:
 def check_inputs(training: Training) -> Iterator[PlanProblem]:
     for option, path in inputs(training).items():
         yield from rules.input_problems(training, option, path)
-    if training.mode == "optimize":
+    if training.mode in OPTIMIZES:
         return
     if not training.options["prepared_dir"]:
         yield from rules.data_problems(training)
@@ -79,7 +79,7 @@ def check_options(training: Training) -> Iterator[PlanProblem]:
         message = Text("plan.codon-base", "args.base_model is required with mode: finetune")
         hint = Text("plan.codon-pretrain", "set it to a model, or mode: pretrain to train a new one")
         yield PlanProblem("codon-base", message, hint, "base_model")
-    if training.mode in ("evaluate", "optimize") and not options["model_path"]:
+    if training.mode in ("evaluate", *OPTIMIZES) and not options["model_path"]:
         message = Text("plan.model-required", "args.model_path is required with mode: {mode}", mode=training.mode)
         hint = Text("plan.model-hint", "set it to the directory `best` of a training")
         yield PlanProblem("model-required", message, hint, "model_path")
@@ -87,9 +87,6 @@ def check_options(training: Training) -> Iterator[PlanProblem]:
         message = Text("plan.codon-input", "args.input is required with mode: optimize")
         hint = Text("plan.codon-input-hint", "set it to a file of proteins, or to one protein in letters")
         yield PlanProblem("codon-input", message, hint, "input")
-    if training.mode == "optimize" and options["deterministic"] and options["num_sequences"] > 1:
-        message = Text("plan.codon-several", "args.num_sequences above 1 requires deterministic: false")
-        yield PlanProblem("codon-several", message, None, "num_sequences")
 
 
 def check_sizes(training: Training) -> Iterator[PlanProblem]:
@@ -173,7 +170,7 @@ def check_batch(training: Training) -> Iterator[PlanProblem]:
 
 def flops_per_token(hidden: int, inner: int, layers: int, mean_length: float, learned: float) -> float:
     """Return FLOPs of forward and backward pass. `learned`: fraction of the tokens that the last layers see."""
-    matrices = layers * (4 * hidden * hidden + 2 * hidden * inner) + learned * hidden * (hidden + TOKENS)
+    matrices = layers * (4 * hidden * hidden + 2 * hidden * inner) + learned * hidden * (hidden + len(TOKENS))
     return 6.0 * matrices + 12.0 * layers * hidden * mean_length
 
 
@@ -218,8 +215,8 @@ def shape(training: Training) -> CodonShape | None:
         if not isinstance(raw.get("config"), Mapping):
             return None
         config = raw["config"]
-    found = shape_of({**config, "vocab_size": TOKENS, "tie_word_embeddings": True})
-    organisms = int(config.get("type_vocab_size") or ORGANISMS)
+    found = shape_of({**config, "vocab_size": len(TOKENS), "tie_word_embeddings": True})
+    organisms = int(config.get("type_vocab_size") or len(ORGANISMS))
     return None if found is None else CodonShape(**vars(found), organisms=organisms)
 
 
@@ -255,6 +252,7 @@ def workload(training: Training) -> Workload | None:
 RULES: tuple[Rule, ...] = (
     check_inputs,
     check_options,
+    check_optimization,
     check_sizes,
     check_batch,
     rules.device_problems,

@@ -4,7 +4,7 @@ Each path becomes one of these; texts of users are not sent, only their forms an
 
     {"missing": True} | {"error": text}
     {"kind": "folder", "names": […]}
-    {"kind": "model", "names", "config", "config_error", "tokenizer", "files", "tensors", "not_on_disk"}
+    {"kind": "model", "names", "config", "config_error", "organisms", "tokenizer", "files", "tensors", "not_on_disk"}
     {"kind": "prepared", "facts"}                         the output of mode prepare of the program trajectory
     {"kind": "data", "files": [{"name", "bytes", "form", …}], "more"}
 
@@ -26,6 +26,7 @@ import time
 import zlib
 from collections import Counter
 
+from ascendrun.node.agent import protein_files
 from ascendrun.node.ranks import to_bytes
 
 TYPE_CHECKING = False
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 WHOLE_BYTES, START_BYTES, HEADER_BYTES = 32 << 20, 1 << 20, 64 << 20
 MOST_FILES, MOST_NAMES, ROWS_SHOWN, VALUES = 20, 200, 5, 300
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-DATA = (".json", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
+FASTA = tuple(f".{name}{packed}" for name in protein_files.FASTA for packed in ("", ".gz"))
+DATA = (".json", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet", *FASTA)
 SEPARATORS = ",;\t|"
 ROLES = (*("human", "gpt", "function_call", "observation", "user"), *("assistant", "system", "tool", "function"))
 REPLIES = ("assistant", "gpt", "function_call")
@@ -88,6 +90,7 @@ def _folder(path: str, deadline: float) -> Raw:
 def _model(path: str, names: list[str], deadline: float) -> Raw:
     raw: Raw = {"kind": "model", "names": names[:MOST_NAMES], "files": {}, "tensors": {}, "not_on_disk": []}
     raw["config"], raw["config_error"] = _json(path, "config.json", names)
+    raw["organisms"], _ = _json(path, "organisms.json", names)
     tokenizer, error = _json(path, "tokenizer.json", names)
     settings, _ = _json(path, "tokenizer_config.json", names)
     vocabulary = (tokenizer or {}).get("model", {}).get("vocab") if isinstance(tokenizer, dict) else None
@@ -187,8 +190,13 @@ def _data_file(path: str, size: int, deadline: float) -> Raw:
         else:
             raw["not_utf8"] = error.start
             return raw
+    proteins = protein_files.read(raw["form"], text, deadline)
+    if proteins is not None:
+        raw["proteins"] = proteins
     if raw["form"].startswith("csv"):
         raw.update(_csv(text, deadline))
+    elif name.endswith(FASTA):
+        raw["rows"] = text.count("\n>") + text.startswith(">")
     else:
         raw.update(_rows(text, is_whole))
     read = max(1, len(data))

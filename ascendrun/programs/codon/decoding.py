@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from ascendrun.programs.codon.constraints import BASES, NO_CONSTRAINTS, Constraints
-from ascendrun.programs.codon.vocabulary import CODONS, FIRST_CODON, RESIDUES, codons_of
+from ascendrun.planner.codon_constraints import BASES, NO_CONSTRAINTS, Constraints, Words
+from ascendrun.planner.codon_proteins import Drawing
+from ascendrun.planner.codon_vocabulary import CODONS, FIRST_CODON, RESIDUES, codons_of
 from ascendrun.programs.trainer.errors import ProgramError
 from ascendrun.text import Text
 
@@ -37,15 +39,6 @@ CHOICES = {
 }
 """The codons of each residue, the last one repeated; the repeated ones have the score -inf."""
 EPSILON = 1e-9
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """The likeliest codons that together have the probability `top_p` are drawn, after division by `temperature`."""
-
-    temperature: float = 0.2
-    top_p: float = 0.95
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,12 +107,21 @@ def nucleus(scores: np.ndarray, drawing: Drawing) -> np.ndarray:
     return np.where(np.isfinite(scores), logs, -np.inf)
 
 
+@lru_cache(maxsize=8)
+def next_codons(words: Words) -> np.ndarray:
+    """Return [states, 64]: the state after each codon."""
+    table = np.array(words.table, dtype=np.int32)
+    after = [table[table[table[:, one], two], three] for one, two, three in BASE_CODES]
+    return np.stack(after, axis=1)
+
+
 class _Task:
     """One protein, the scores of the codons of each residue, and what the sequence must keep."""
 
     def __init__(self, protein: str, choices: np.ndarray, scores: np.ndarray, constraints: Constraints) -> None:
         self.protein, self.choices, self.scores, self.constraints = protein, choices, scores, constraints
         self.words = constraints.words
+        self.next_codon = next_codons(self.words)
         self.bases = 3 * len(protein)
         self.ahead = self._best_ahead()
 
@@ -165,7 +167,7 @@ class _Task:
         ahead = np.zeros((len(self.protein) + 1, self.words.dead + 1))
         ahead[:, self.words.dead] = -np.inf
         for place in range(len(self.protein) - 1, -1, -1):
-            after = ahead[place + 1][self.words.next_codon[:, self.choices[place]]]
+            after = ahead[place + 1][self.next_codon[:, self.choices[place]]]
             ahead[place] = (after + self.scores[place]).max(1)
         if ahead[0, 0] == -np.inf:
             raise self._words_everywhere()
@@ -177,7 +179,7 @@ class _Task:
             return likeliest
         path, state = [], 0
         for place, own in enumerate(self.choices):
-            after = self.words.next_codon[state, own]
+            after = self.next_codon[state, own]
             best = int((self.scores[place] + self.ahead[place + 1][after]).argmax())
             path.append(int(own[best]))
             state = int(after[best])
@@ -187,7 +189,7 @@ class _Task:
         """Return the error of the first residue that no sequence of codons gets past."""
         states = np.zeros(1, dtype=np.int32)
         for place, own in enumerate(self.choices):
-            after = np.unique(self.words.next_codon[states][:, own])
+            after = np.unique(self.next_codon[states][:, own])
             after = after[after != self.words.dead]
             if not len(after):
                 sites = {word for state in states for codon in own for word in self.words.completed(int(state), codon)}
@@ -297,7 +299,7 @@ class _Search:
         steps: list[tuple[np.ndarray, np.ndarray]] = []
         was_cut = False
         for place, own in enumerate(task.choices):
-            after = task.words.next_codon[state][:, own]
+            after = task.next_codon[state][:, own]
             bound = total[:, None] + task.scores[place] + task.ahead[place + 1][after]
             parent, column = np.nonzero((bound > above) & (bound > -np.inf))
             codon, new_state, bound = own[column], after[parent, column], bound[parent, column]

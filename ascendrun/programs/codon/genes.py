@@ -15,16 +15,15 @@ from typing import Any, TextIO
 import numpy as np
 
 from ascendrun.options import GENERATED
-from ascendrun.programs.codon import vocabulary as v
-from ascendrun.programs.codon.vocabulary import Organisms
+from ascendrun.planner import codon_vocabulary as v
+from ascendrun.planner.codon_proteins import FASTA, GENE_FILES, TABLES, form_of
+from ascendrun.planner.codon_vocabulary import Organisms
 from ascendrun.programs.trainer import errors
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.text import Text
 
 Array = Any
-TABLES, FASTA, LINES = (".csv",), (".fasta", ".fa", ".fna", ".ffn"), (".jsonl", ".json")
-FORMS = (*TABLES, *FASTA, *LINES)
 COLUMNS = {"dna": ("dna", "predicted_dna"), "protein": ("protein", "protein_sequence"), "organism": ("organism",)}
 """Columns of a table by meaning, with the names of CodonTransformer's predictions."""
 PREPARED = "prepared.json"
@@ -98,7 +97,7 @@ class Genes:
         """Return these genes with the organisms' numbers of a model; those that it does not have are added to it."""
         used = [self.names.names[number] for number in np.unique(self.organisms)]
         names = names.with_new(used)
-        numbers = np.array([names.number_of(each) if each in used else 0 for each in self.names.names], np.int32)
+        numbers = np.array([names.names.index(each) if each in used else 0 for each in self.names.names], np.int32)
         return replace(self, organisms=numbers[np.asarray(self.organisms)], names=names)
 
     def numbers(self, *, val: bool) -> Array:
@@ -307,18 +306,13 @@ def biopython(use: str) -> None:
 # --- files ---
 
 
-def form_of(path: Path) -> str:
-    name = path.name[:-3] if path.name.endswith(".gz") else path.name
-    return Path(name).suffix.lower()
-
-
 def files_of(path: Path) -> list[Path]:
     """Return the files of a path in the order of their names. Raises InvalidDataError."""
     inside = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
-    found = [each for each in inside if form_of(each) in FORMS and not each.name.startswith(".")]
+    found = [each for each in inside if form_of(each.name) in GENE_FILES and not each.name.startswith(".")]
     if not found:
         raise InvalidDataError(
-            "program.no-text-files", "{path}: no file found that ends in {forms}", path=path, forms=list(FORMS)
+            "program.no-text-files", "{path}: no file found that ends in {forms}", path=path, forms=list(GENE_FILES)
         )
     return found
 
@@ -331,7 +325,7 @@ def open_text(path: Path) -> TextIO:
 
 def rows_of(path: Path, organism: str) -> Iterator[Row | Text]:
     """Yield the sequences of a file, and a Text for each problem. `organism`: of sequences that name none."""
-    form = form_of(path)
+    form = form_of(path.name)
     with open_text(path) as file:
         yield from (
             rows_of_table(path, file, organism)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ascendrun.programs.codon import vocabulary as v
+from ascendrun.planner import codon_vocabulary as v
 from ascendrun.programs.trainer.attention import Segments, attention
 from ascendrun.programs.trainer.data import seed_of
 from ascendrun.programs.trainer.errors import InvalidDataError

@@ -6,7 +6,7 @@ import csv
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from ascendrun.programs.codon import vocabulary as v
-from ascendrun.programs.codon.constraints import NO_CONSTRAINTS, Constraints, read_constraints
-from ascendrun.programs.codon.decoding import Drawing, InfeasibleError, decode, decode_freely
-from ascendrun.programs.codon.files import load_stored
+from ascendrun.planner import codon_vocabulary as v
+from ascendrun.planner.codon_constraints import NO_CONSTRAINTS, Constraints
+from ascendrun.planner.codon_proteins import Asked, Drawing, read_ambiguity, read_asked
+from ascendrun.planner.codon_vocabulary import MAX_RESIDUES, ORGANISMS, Organisms
+from ascendrun.programs.codon.decoding import InfeasibleError, decode, decode_freely
+from ascendrun.programs.codon.files import Stored, load_stored
 from ascendrun.programs.codon.masking import batch_of
 from ascendrun.programs.codon.measures import CodonTable, measures, similarity, summary, table_choice, uniform_choice
 from ascendrun.programs.codon.model import CodonModel
-from ascendrun.programs.codon.proteins import Ambiguity, Protein, complete, read_proteins
+from ascendrun.programs.codon.proteins import Protein, complete, read_proteins
 from ascendrun.programs.codon.scores import read_counts
-from ascendrun.programs.codon.vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.trainer import errors
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
 from ascendrun.programs.trainer.devices import accelerator
 from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, choose_precision, open_accelerator
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.text import Text
 
-FORMS = (".csv", ".fasta", ".jsonl")
 COLUMNS = ("id", "organism", "protein", "predicted_dna", "log_prob", "is_best", "error")
 BACKGROUND = Drawing(temperature=1.0, top_p=1.0)
 
@@ -62,77 +61,90 @@ def log_probs_of(
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What of each protein is made. `drawings`: one sequence each; None: the likeliest."""
+class Optimizer:
+    """A model on its device, with the codon tables of its organisms. `rows`: proteins in a pass."""
 
-    constraints: Constraints
-    drawings: tuple[Drawing | None, ...]
+    model: CodonModel
+    organisms: Organisms
+    tables: Mapping[str, CodonTable]
+    accelerator: Accelerator
+    precision: Precision
+    rows: int
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> tuple[Wanted, list[Text]]:
-        constraints, problems = read_constraints(
-            ",".join(options["avoid"]), options["gc"], options["max_homopolymer"], options["no_repeat_bases"]
-        )
-        count = options["num_sequences"]
-        if options["deterministic"] and count > 1:
-            problems.append(
-                Text("program.codon-several", "--num_sequences={count} requires --deterministic=false", count=count)
-            )
-        first = None if options["deterministic"] else Drawing(options["temperature"], options["top_p"], options["seed"])
-        drawings = tuple(first and replace(first, seed=first.seed + number) for number in range(count))
-        return cls(constraints, drawings), problems
+    def of(cls, stored: Stored, options: Mapping[str, Any], here: Runtime) -> Optimizer:
+        """Move a model that was read from `model_path` to this rank's device."""
+        tables = {name: CodonTable(tuple(counts)) for name, counts in read_counts(Path(options["model_path"])).items()}
+        precision = accelerator.precision_of(options, here.accelerator)
+        model = stored.make().to(here.device).eval()
+        return cls(model, stored.organisms, tables, here.accelerator, precision, options["eval_batch_size"])
+
+    def log_probs_of(self, proteins: Sequence[Protein]) -> Iterator[tuple[int, np.ndarray]]:
+        given = [(each.residues, each.organism) for each in proteins]
+        return log_probs_of(self.model, given, self.accelerator, self.precision, self.rows)
+
+    def sequences_of(self, protein: Protein, log_probs: np.ndarray, asked: Asked) -> list[dict[str, Any]]:
+        """Return a row with measures for each sequence of a protein. Raises InfeasibleError."""
+        organism = self.organisms.names[protein.organism]
+        rows = []
+        for number, drawing in enumerate(asked.drawings, start=1):
+            decoded = decode(protein.residues, log_probs, asked.constraints, drawing)
+            row = row_of(protein, organism, number if len(asked.drawings) > 1 else None)
+            row.update(predicted_dna=decoded.dna, log_prob=round(decoded.log_prob, 6), is_best=decoded.is_best)
+            found = measures(decoded.dna, self.tables.get(organism))
+            row.update({key: round(value, 4) for key, value in found.items()})
+            if len(protein.dna) == len(decoded.dna):
+                row["similarity"] = round(similarity(protein.dna, decoded.dna), 4)
+            rows.append(row)
+        return rows
+
+    def rows_of(self, protein: Protein, log_probs: np.ndarray, asked: Asked) -> list[dict[str, Any]]:
+        """Return the sequences of a protein, or one row with the error where there are none."""
+        try:
+            return self.sequences_of(protein, log_probs, asked)
+        except InfeasibleError as error:
+            return [{**row_of(protein, self.organisms.names[protein.organism]), "error": str(error)}]
+
+
+def row_of(protein: Protein, organism: str, number: int | None = None) -> dict[str, Any]:
+    name = protein.name if number is None else f"{protein.name}.{number}"
+    return {**dict.fromkeys(COLUMNS, ""), "id": name, "organism": organism, "protein": protein.residues}
+
+
+def most_residues(stored: Stored) -> int:
+    """Return the number of residues with the stop that the model can read."""
+    return min(MAX_RESIDUES, stored.config.max_position_embeddings - 2)
+
+
+def open_stored(options: Mapping[str, Any]) -> Stored:
+    """Read `model_path`. Raises InvalidDataError."""
+    if not options["model_path"]:
+        raise InvalidDataError("program.codon-model-required", "--model_path is required: the directory of a model")
+    return load_stored(Path(options["model_path"]))
 
 
 def optimize_stage(options: Mapping[str, Any], here: Runtime) -> None:
     """Make DNA of the proteins of --input and write it with a report."""
-    output = Path(options["output_dir"]).absolute()
-    target = output / options["output"]
-    path = Path(options["model_path"])
-    wanted, problems = Wanted.of(options)
-    if target.suffix not in FORMS:
-        problems.append(
-            Text(
-                "program.codon-output",
-                "--output={got}: expected a name that ends in {forms}",
-                got=options["output"],
-                forms=list(FORMS),
-            )
-        )
-    if not options["model_path"]:
-        problems.append(Text("program.codon-model-required", "--model_path is required: the directory of a model"))
-        raise InvalidDataError.of(problems)
-    stored = load_stored(path)
+    target = Path(options["output_dir"]).absolute() / options["output"]
+    asked, problems = read_asked(options)
+    stored = open_stored(options)
+    proteins: list[Protein] = []
     try:
-        ambiguity = Ambiguity.of(options["ambiguous"], seed=options["seed"])
-        proteins, found = read_proteins(options["input"], options["organism"], stored.organisms, ambiguity)
+        proteins, found = read_proteins(
+            options["input"], options["organism"], stored.organisms, asked.ambiguity, most=most_residues(stored)
+        )
         problems += found
     except InvalidDataError as error:
         problems.append(error.args[0])
-        proteins = []
-    positions = stored.config.max_position_embeddings
-    problems += [
-        Text(
-            "program.codon-protein-positions",
-            "{name}: {count} residues with the stop (the model has positions for {most})",
-            name=each.name,
-            count=len(each.residues),
-            most=positions - 2,
-        )
-        for each in proteins
-        if len(each.residues) + 2 > positions
-    ]
     if problems:
         raise InvalidDataError.of(problems)
     errors.check_writable(target.parent)
-    precision = accelerator.precision_of(options, here.accelerator)
-    model = stored.make().to(here.device).eval()
-    tables = {name: CodonTable(tuple(counts)) for name, counts in read_counts(path).items()}
+    optimizer = Optimizer.of(stored, options, here)
     started_s = time.monotonic()
     mine = range(here.rank, len(proteins), here.world_size)
-    given = [(proteins[place].residues, proteins[place].organism) for place in mine]
     made = {
-        mine[at]: rows_of(proteins[mine[at]], log_probs, wanted, stored.organisms, tables)
-        for at, log_probs in log_probs_of(model, given, here.accelerator, precision, options["eval_batch_size"])
+        mine[at]: optimizer.rows_of(proteins[mine[at]], log_probs, asked)
+        for at, log_probs in optimizer.log_probs_of([proteins[place] for place in mine])
     }
     every = {place: rows for part in here.gather(made) for place, rows in part.items()}
     seconds = time.monotonic() - started_s
@@ -140,7 +152,7 @@ def optimize_stage(options: Mapping[str, Any], here: Runtime) -> None:
     failed = [row for row in rows if row["error"]]
     if here.is_first:
         write_rows(target, rows)
-        report = report_of(rows, proteins, tables, stored.organisms)
+        report = report_of(rows, proteins, optimizer.tables, stored.organisms)
         replace_text(target.with_suffix(".report.json"), json.dumps(report, indent=1) + "\n")
     residues = sum(len(each.residues) for each in proteins)
     here.record(done=True, proteins=len(proteins), duration_s=seconds, residues_per_s=residues / seconds)
@@ -154,28 +166,6 @@ def optimize_stage(options: Mapping[str, Any], here: Runtime) -> None:
     )
     if failed:
         raise InvalidDataError.of([f"{row['id']}: {row['error']}" for row in failed])
-
-
-def rows_of(
-    protein: Protein, log_probs: np.ndarray, wanted: Wanted, organisms: Organisms, tables: Mapping[str, CodonTable]
-) -> list[dict[str, Any]]:
-    """Return a row for each sequence of a protein, with its measures; one row with the error where there is none."""
-    organism = organisms.names[protein.organism]
-    rows = []
-    for number, drawing in enumerate(wanted.drawings, start=1):
-        name = protein.name if len(wanted.drawings) == 1 else f"{protein.name}.{number}"
-        row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
-        row.update(id=name, organism=organism, protein=protein.residues)
-        try:
-            decoded = decode(protein.residues, log_probs, wanted.constraints, drawing)
-        except InfeasibleError as error:
-            return [{**row, "id": protein.name, "error": str(error)}]
-        row.update(predicted_dna=decoded.dna, log_prob=round(decoded.log_prob, 6), is_best=decoded.is_best)
-        row.update({key: round(value, 4) for key, value in measures(decoded.dna, tables.get(organism)).items()})
-        if len(protein.dna) == len(decoded.dna):
-            row["similarity"] = round(similarity(protein.dna, decoded.dna), 4)
-        rows.append(row)
-    return rows
 
 
 def report_of(
@@ -279,13 +269,13 @@ def predict_dna_sequence(
     machine = open_accelerator(where.type, where.index or 0)
     ready, organisms = (model, ORGANISMS) if isinstance(model, CodonModel) else _loaded(str(model), where)
     ready = ready.to(where).eval()
-    try:
-        number = organisms.number_of(organism)
-        residues, wrong = complete(protein, Ambiguity.of(ambiguous, seed=seed))
-    except InvalidDataError as error:
-        raise ValueError(str(error)) from error
-    if wrong:
-        raise ValueError("\n".join(map(str, wrong)))
+    number = organisms.find(organism)
+    ambiguity, wrong = read_ambiguity(ambiguous, seed=seed)
+    residues, more = complete(protein, ambiguity)
+    if number is None:
+        more.append(organisms.unknown(organism))
+    if number is None or wrong or more:
+        raise ValueError("\n".join(map(str, [*wrong, *more])))
     [(_, log_probs)] = log_probs_of(ready, [(residues, number)], machine, choose_precision("float32", machine), 1)
     found = []
     for place in range(num_sequences):

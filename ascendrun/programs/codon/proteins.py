@@ -5,22 +5,29 @@ from __future__ import annotations
 import csv
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ascendrun.programs.codon import vocabulary as v
-from ascendrun.programs.codon.genes import FASTA, FORMS, NAMED_ORGANISM, TABLES, biopython, form_of, open_text
-from ascendrun.programs.codon.vocabulary import Organisms
+from ascendrun.planner.codon_proteins import (
+    AMBIGUOUS,
+    LINES,
+    PROTEIN_FILES,
+    TABLES,
+    Ambiguity,
+    form_of,
+    odd_letters,
+    problems_of,
+    residues_of,
+)
+from ascendrun.planner.codon_vocabulary import MAX_RESIDUES, Organisms
+from ascendrun.programs.codon.genes import NAMED_ORGANISM, biopython, open_text
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.text import Text
 
-AMBIGUOUS: Mapping[str, str] = {"B": "ND", "Z": "QE", "X": "A", "J": "LI", "U": "C", "O": "K"}
-"""Letters that stand for one of several amino acids, or for a rare one, and what may take their place."""
-SHOWN_PLACES = 5
 COLUMNS = {
     "protein": ("protein", "protein_sequence"),
     "organism": ("organism",),
@@ -39,103 +46,43 @@ class Protein:
     dna: str = ""
 
 
-@dataclass(frozen=True)
-class Ambiguity:
-    """What becomes of B, Z, X, J, U and O: `error`, `deterministic` (the first of AMBIGUOUS), `random` by the seed and
-    the protein, or the letters of `table`; one that it lacks is an error."""
-
-    way: str = "error"
-    table: Mapping[str, str] | None = None
-    seed: int = 0
-
-    @classmethod
-    def of(cls, text: str, *, seed: int = 0) -> Ambiguity:
-        """Read the option: a way, or a table such as X=A,B=N. Raises InvalidDataError."""
-        if text in ("error", "deterministic", "random"):
-            return cls(text, seed=seed)
-        pairs = dict(pair.strip().upper().partition("=")[::2] for pair in text.split(","))
-        residues = set(v.RESIDUES) - {v.STOP}
-        if not all(letter in AMBIGUOUS and to in residues for letter, to in pairs.items()):
-            raise InvalidDataError(
-                "program.codon-ambiguous-option",
-                "--ambiguous={got}: expected error, deterministic, random, or a table such as X=A,B=N",
-                got=text,
-            )
-        return cls("error", pairs)
-
-    def replace(self, residues: str) -> str:
-        """Return the residues with what is known to take the place of ambiguous ones."""
-        random = np.random.default_rng([self.seed, zlib.crc32(residues.encode())])
-        table = self.table or {}
-        found = []
-        for letter in residues:
-            options = AMBIGUOUS.get(letter, "")
-            if letter in table:
-                letter = table[letter]
-            elif options and self.way == "deterministic":
-                letter = options[0]
-            elif options and self.way == "random":
-                letter = options[int(random.integers(len(options)))]
-            found.append(letter)
-        return "".join(found)
+def replaced(residues: str, ambiguity: Ambiguity) -> str:
+    """Return the residues with what takes the place of ambiguous ones, where it is known."""
+    random = np.random.default_rng([ambiguity.seed, zlib.crc32(residues.encode())])
+    found = []
+    for letter in residues:
+        options = AMBIGUOUS.get(letter, "")
+        if letter in ambiguity.table:
+            letter = ambiguity.table[letter]
+        elif options and ambiguity.way == "deterministic":
+            letter = options[0]
+        elif options and ambiguity.way == "random":
+            letter = options[int(random.integers(len(options)))]
+        found.append(letter)
+    return "".join(found)
 
 
-def complete(text: str, ambiguity: Ambiguity) -> tuple[str, list[Text]]:
-    """Return the residues of a protein with its stop, and all problems of it."""
-    given = "".join(text.split()).upper().replace("*", v.STOP)
-    residues = ambiguity.replace(given if given.endswith(v.STOP) else given + v.STOP)
-    if len(residues) == 1:
-        return residues, [Text("program.codon-no-protein", "the protein is empty")]
-    problems = []
-    unknown = [f"{letter}{at}" for at, letter in enumerate(residues, start=1) if letter not in v.RESIDUES]
-    stops = [at for at, letter in enumerate(residues[:-1], start=1) if letter == v.STOP]
-    if unknown:
-        problems.append(
-            Text(
-                "program.codon-residues",
-                "{count:plural letter letters} other than the 20 amino acids: {places}",
-                count=len(unknown),
-                places=unknown[:SHOWN_PLACES],
-            )
-        )
-        if any(place[0] in AMBIGUOUS for place in unknown):
-            problems.append(
-                Text(
-                    "program.codon-ambiguous",
-                    "ambiguous residues; set --ambiguous to deterministic, random, or a table such as X=A",
-                )
-            )
-    if stops:
-        problems.append(Text("program.codon-inner-stops", "a stop before the end, at {places}", places=stops))
-    if len(residues) > v.MAX_RESIDUES:
-        problems.append(
-            Text(
-                "program.codon-long",
-                "{count} residues with the stop (expected at most {most})",
-                count=len(residues),
-                most=v.MAX_RESIDUES,
-            )
-        )
-    return residues, problems
+def complete(text: str, ambiguity: Ambiguity, *, most: int = MAX_RESIDUES) -> tuple[str, list[Text]]:
+    """Return the residues of a protein with its stop, at most so many, and all problems of it."""
+    residues = replaced(residues_of(text), ambiguity)
+    return residues, problems_of(len(residues), odd_letters(residues), ambiguity, most=most)
 
 
 def read_proteins(
-    given: str, organism: str, organisms: Organisms, ambiguity: Ambiguity
+    given: str, organism: str, organisms: Organisms, ambiguity: Ambiguity, *, most: int = MAX_RESIDUES
 ) -> tuple[list[Protein], list[Text]]:
     """Return the proteins of a file, or the one in letters, and all problems of them with file and place.
 
-    `organism`: of proteins that name none, by name or number.
+    `organism`: of proteins that name none, by name or number. `most`: residues with the stop that the model reads.
     """
     proteins: list[Protein] = []
     problems: list[Text] = []
     for place, name, text, named, dna in rows_of(given):
-        residues, found = complete(text, ambiguity)
-        number = None
-        try:
-            number = organisms.number_of(named or organism)
-        except InvalidDataError as error:
-            found.append(error.args[0])
-        if number is not None and not found:
+        residues, found = complete(text, ambiguity, most=most)
+        number = organisms.find(named or organism)
+        if number is None:
+            found.append(organisms.unknown(named or organism))
+        elif not found:
             proteins.append(Protein(name, residues, number, "".join(dna.split()).upper()))
         problems += [Text("program.codon-protein", "{place}: {problem}", place=place, problem=each) for each in found]
     if not proteins and not problems:
@@ -146,19 +93,27 @@ def read_proteins(
 def rows_of(given: str) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield place, name, residues, organism and DNA of each protein. Raises InvalidDataError for other files."""
     path = Path(given)
-    if form_of(path) not in FORMS:
+    if form_of(path.name) not in PROTEIN_FILES:
         if path.exists() or not given or "." in given or "/" in given:
             raise InvalidDataError(
                 "program.codon-input",
-                "--input={got}: expected a protein, or a file that ends in {forms}",
+                "input: {got:quote} (expected a protein, or a file that ends in {forms})",
                 got=given,
-                forms=list(FORMS),
+                forms=list(PROTEIN_FILES),
             )
-        yield "--input", "1", given, "", ""
+        yield "input", "1", given, "", ""
         return
     try:
         with open_text(path) as file:
-            if form_of(path) in FASTA:
+            if form_of(path.name) in TABLES:
+                reader = csv.DictReader(file)
+                for row in reader:
+                    yield _row(path, reader.line_num, row)
+            elif form_of(path.name) in LINES:
+                for line, text in enumerate(file, start=1):
+                    if text.strip():
+                        yield _row(path, line, json.loads(text))
+            else:
                 biopython(given)
                 from Bio.SeqIO import FastaIO
 
@@ -167,14 +122,6 @@ def rows_of(given: str) -> Iterator[tuple[str, str, str, str, str]]:
                     named = NAMED_ORGANISM.search(title)
                     name = (title.split() or [str(number)])[0]
                     yield f"{path}:{name}", name, text, named[1] if named else "", ""
-            elif form_of(path) in TABLES:
-                reader = csv.DictReader(file)
-                for row in reader:
-                    yield _row(path, reader.line_num, row)
-            else:
-                for line, text in enumerate(file, start=1):
-                    if text.strip():
-                        yield _row(path, line, json.loads(text))
     except (OSError, ValueError, csv.Error) as error:
         raise InvalidDataError(
             "program.codon-unreadable", "{path}: cannot be read: {reason}", path=path, reason=str(error)

@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn import functional
 
 from ascendrun.planner.codon import flops_per_token
+from ascendrun.planner.codon_vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.codon import scores
 from ascendrun.programs.codon.files import Stored, load_stored, save_model
 from ascendrun.programs.codon.genes import REASONS, Genes, facts_of, read_genes, save
 from ascendrun.programs.codon.masking import batch_of, masked
 from ascendrun.programs.codon.model import CodonModel, Config, make_model
 from ascendrun.programs.codon.scores import ALL, Scoring
-from ascendrun.programs.codon.vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.trainer import errors, runtime, schedule
 from ascendrun.programs.trainer.checkpoint import replace_text
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ascendrun.planner import codon as plan
+from ascendrun.planner import codon_vocabulary as v
 from ascendrun.programs.codon import files
-from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.model import CodonModel, Config, make_model
 from ascendrun.programs.trainer import schedule
 from ascendrun.programs.trainer.attention import Segments

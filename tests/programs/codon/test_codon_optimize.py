@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ascendrun.planner.codon_constraints import Constraints
+from ascendrun.planner.codon_proteins import Ambiguity, Drawing, read_ambiguity, read_asked
+from ascendrun.planner.codon_vocabulary import CODONS, ORGANISMS, translate
 from ascendrun.programs.codon.__main__ import OPTIONS
-from ascendrun.programs.codon.constraints import Constraints
-from ascendrun.programs.codon.decoding import Drawing, InfeasibleError
+from ascendrun.programs.codon.decoding import InfeasibleError
 from ascendrun.programs.codon.files import save_model
 from ascendrun.programs.codon.model import CodonModel, Config, make_model
-from ascendrun.programs.codon.optimize import Wanted, log_probs_of, optimize_stage, predict_dna_sequence, write_rows
-from ascendrun.programs.codon.proteins import Ambiguity, complete, read_proteins
+from ascendrun.programs.codon.optimize import log_probs_of, optimize_stage, predict_dna_sequence, write_rows
+from ascendrun.programs.codon.proteins import complete, read_proteins
 from ascendrun.programs.codon.scores import write_counts
-from ascendrun.programs.codon.vocabulary import CODONS, ORGANISMS, translate
 from ascendrun.programs.trainer.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.options import parse, read_table
@@ -113,20 +114,25 @@ def test_proteins_of_each_form_are_read(tmp_path: Path) -> None:
             read_proteins(given, "51", ORGANISMS, Ambiguity())
 
 
+def ambiguity(text: str, *, seed: int = 0) -> Ambiguity:
+    found, problems = read_ambiguity(text, seed=seed)
+    assert not problems
+    return found
+
+
 def test_ambiguous_residues_are_an_error_or_take_the_place_that_is_asked_for() -> None:
     assert [each.key for each in complete("MBX", Ambiguity())[1]] == [
         "program.codon-residues",
         "program.codon-ambiguous",
     ]
-    assert complete("MBZXJUO", Ambiguity.of("deterministic")) == ("MNQALCK_", [])
-    assert complete("MBX", Ambiguity.of("x=G, b=D")) == ("MDG_", [])
-    assert [each.values["places"] for each in complete("MBX", Ambiguity.of("X=G"))[1][:1]] == [["B2"]]
-    drawn = {complete("MBZJ", Ambiguity.of("random", seed=seed))[0] for seed in range(40)}
+    assert complete("MBZXJUO", ambiguity("deterministic")) == ("MNQALCK_", [])
+    assert complete("MBX", ambiguity("x=G, b=D")) == ("MDG_", [])
+    assert [each.values["places"] for each in complete("MBX", ambiguity("X=G"))[1][:1]] == [["B2"]]
+    drawn = {complete("MBZJ", ambiguity("random", seed=seed))[0] for seed in range(40)}
     assert drawn == {f"M{b}{z}{j}_" for b in "ND" for z in "QE" for j in "LI"}
-    assert complete("MBZJ", Ambiguity.of("random", seed=3)) == complete("MBZJ", Ambiguity.of("random", seed=3))
+    assert complete("MBZJ", ambiguity("random", seed=3)) == complete("MBZJ", ambiguity("random", seed=3))
     for wrong in ("perhaps", "X=1", "A=G"):
-        with pytest.raises(InvalidDataError):
-            Ambiguity.of(wrong)
+        assert [each.key for each in read_ambiguity(wrong)[1]] == ["program.codon-ambiguous-option"]
 
 
 def test_probabilities_do_not_depend_on_the_batch(model: CodonModel) -> None:
@@ -175,13 +181,15 @@ def test_the_function_for_scripts_has_the_arguments_errors_and_result_of_the_ori
 
 
 def test_sequences_are_numbered_by_seed() -> None:
-    options = {"avoid": ["GAATTC"], "gc": "", "max_homopolymer": 0, "no_repeat_bases": 0, "deterministic": False}
-    draws = {"temperature": 0.5, "top_p": 0.9, "num_sequences": 2, "seed": 7}
-    wanted, problems = Wanted.of({**options, **draws})
-    assert wanted.drawings == (Drawing(0.5, 0.9, 7), Drawing(0.5, 0.9, 8)) and not problems
-    assert [each.key for each in Wanted.of({**options, **draws, "deterministic": True, "gc": "x"})[1]] == [
-        "program.codon-gc",
-        "program.codon-several",
+    draws = ["--temperature=0.5", "--top_p=0.9", "--num_sequences=2", "--seed=7"]
+    asked, problems = read_asked(parse(["--mode=optimize", "--deterministic=false", *draws], read_table(OPTIONS)))
+    assert asked.drawings == (Drawing(0.5, 0.9, 7), Drawing(0.5, 0.9, 8)) and not problems
+    wrong = parse(["--mode=optimize", "--gc=x", "--ambiguous=B=1", "--output=a", *draws], read_table(OPTIONS))
+    assert [each.key.partition("codon-")[2] for each in read_asked(wrong)[1]] == [
+        "gc",
+        "ambiguous-option",
+        "several",
+        "output",
     ]
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
 
+from ascendrun.node.agent import protein_files, training_files
 from ascendrun.options import read_table
 from ascendrun.planner import codon as plan
+from ascendrun.planner.codon_proteins import odd_letters, read_ambiguity, residues_of
+from ascendrun.planner.codon_vocabulary import ORGANISMS
 from ascendrun.planner.training import Training, judge, with_defaults
 from ascendrun.programs import codon as program
+from ascendrun.programs.codon.proteins import read_proteins
 
 TABLE = read_table("codon", Path(program.__file__).with_name("options.json").read_text(encoding="utf-8"))
 FACTS = {"sequences": {"train": 102, "val": 5}, "mean_tokens": 300.0, "longest": 1500}
@@ -64,3 +70,104 @@ def test_steps_and_size_of_the_guides_training(ranks, args, steps):
     assert (
         work.weights == 89_579_610 and work.micro_length == 1504 and work.tokens_per_step == 300 * work.samples_per_step
     )
+
+
+# --- optimization ---
+
+MODEL = {"kind": "model", "config": {"max_position_embeddings": 40}, "organisms": {"organisms": ["Yeast", "E. coli"]}}
+
+
+def optimization(files=None, earlier=None, **args):
+    options = {"mode": "optimize", "model_path": "/model", "organism": "Yeast", "input": "MKT", **args}
+    found = training(files={"/model": MODEL, **(files or {})}, **options)
+    return Training(**{**vars(found), "earlier": earlier or {}})
+
+
+def codes(found):
+    return [problem.code for problem in judge(found, plan.RULES)]
+
+
+@pytest.mark.parametrize(
+    "args, found",
+    [
+        ({}, []),
+        ({"avoid": ["GAATTC"]}, []),
+        ({"avoid": ["ATG", "GAAJ"]}, ["codon-site"]),
+        ({"avoid": ["ATG"], "gc": "40-60/50"}, ["codon-no-codon"]),
+        ({"gc": "60-40"}, ["codon-gc-range"]),
+        ({"no_repeat_bases": 3, "ambiguous": "perhaps"}, ["codon-repeat", "codon-ambiguous-option"]),
+        ({"organism": "Yeasts", "input": "M1"}, ["codon-organism", "codon-residues"]),
+        ({"organism": ""}, ["codon-organism"]),
+        ({"input": "M" * 38}, ["codon-long"]),
+        ({"input": "MX"}, ["codon-residues", "codon-ambiguous"]),
+        ({"input": "MX", "ambiguous": "X=G"}, []),
+        ({"input": "/data/proteins.txt"}, ["codon-input-form"]),
+        ({"output": "dna.txt", "num_sequences": 2}, ["codon-several", "codon-output"]),
+        ({"mode": "serve", "input": "", "avoid": ["TGG"]}, ["codon-no-codon"]),
+    ],
+)
+def test_an_optimization_that_is_impossible_is_refused(args, found):
+    assert codes(optimization(**args)) == found
+
+
+def test_organisms_and_positions_are_those_of_the_stage_that_trains_the_model():
+    stage = with_defaults(TABLE, {"mode": "pretrain", "new_organisms": ["Moss"], "max_position_embeddings": 30})
+    args = {"earlier": {"out": stage}, "model_path": "out/best"}
+    own = Training(**{**vars(optimization(**args, organism="Moss", input="M" * 28)), "written": ("out",)})
+    assert codes(own) == ["codon-long"]
+    other = Training(**{**vars(optimization(**args, organism="Mosses")), "written": ("out",)})
+    assert codes(other) == ["codon-organism"]
+    unknown = {"out": {**stage, "base_model": "/models/base"}}
+    assert codes(Training(**{**vars(other), "earlier": unknown})) == []
+
+
+PROTEINS = ["MKT", "MA1K", "M*K", "MKBX*", "", "M" * 2046, "mk t_"]
+
+
+def write_proteins(path):
+    rows = [{"id": f"p{at}", "protein": each, "organism": "51" if at else "nobody"} for at, each in enumerate(PROTEINS)]
+    if path.suffix == ".csv":
+        text = "id,protein,organism\n" + "".join(f"{row['id']},{row['protein']},{row['organism']}\n" for row in rows)
+    elif path.suffix == ".jsonl":
+        text = "".join(json.dumps(row) + "\n\n" for row in rows)
+    else:
+        text = "".join(f">{row['id']} [organism={row['organism']}]\n{row['protein']}\n" for row in rows)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "faa"])
+def test_the_plan_finds_the_same_problems_in_a_file_as_the_program(tmp_path, ending):
+    path = tmp_path / f"proteins.{ending}"
+    write_proteins(path)
+    seen = training_files.examine({"paths": [str(path)]}, time.monotonic() + 60)["paths"]
+    found = optimization(
+        {**seen, "/model": {**MODEL, "config": {"model_type": "big_bird"}, "organisms": None}},
+        input=str(path),
+        organism="",
+    )
+    problems = judge(found, plan.RULES)
+    proteins, expected = read_proteins(str(path), "", ORGANISMS, read_ambiguity("error")[0])
+    assert len(proteins) == 1 and len(expected) == 7
+    assert sorted(str(each.message) for each in problems) == sorted(map(str, expected))
+    assert {each.hosts for each in problems} == {("a",)}
+
+
+@pytest.mark.parametrize("text", [*PROTEINS, "XX*XX1XX*XXX", "*", "m k\nt"])
+def test_the_node_counts_letters_as_the_program_does(text):
+    size, odd = protein_files.odd_letters(text)
+    residues = residues_of(text)
+    assert size == len(residues)
+    assert {letter: (count, tuple(first)) for letter, (count, first) in odd.items()} == {
+        letter: (count, tuple(first)) for letter, (count, first) in odd_letters(residues).items()
+    }
+
+
+def test_rows_without_a_protein_and_other_models_are_refused(tmp_path):
+    path = tmp_path / "proteins.jsonl"
+    path.write_text('{"protein": "MK"}\n{"dna": "ATG"}\nno\n')
+    (tmp_path / "model").mkdir()
+    paths = [str(path), str(tmp_path / "model")]
+    seen = training_files.examine({"paths": paths}, time.monotonic() + 60)["paths"]
+    found = judge(optimization(seen, input=paths[0], model_path=paths[1], organism="51"), plan.RULES)
+    assert [each.code for each in found] == ["no-config", "codon-no-protein", "codon-no-protein"]
+    assert [each.message.values["place"].rpartition(":")[2] for each in found[1:]] == ["2", "3"]

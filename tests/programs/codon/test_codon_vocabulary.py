@@ -6,8 +6,7 @@ import hashlib
 
 import pytest
 
-from ascendrun.programs.codon import vocabulary as v
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.planner import codon_vocabulary as v
 
 
 def test_there_are_90_tokens_in_the_order_of_the_published_model():
@@ -49,15 +48,15 @@ def test_a_merged_sequence_and_its_dna():
 def test_organisms_are_found_by_name_and_by_number():
     organisms = v.ORGANISMS
     assert len(organisms) == 164
-    assert [organisms.number_of(each) for each in ("Escherichia coli general", "52", 59)] == [51, 52, 59]
+    assert [organisms.find(each) for each in ("Escherichia coli general", "52", 59)] == [51, 52, 59]
     assert organisms.names[120] == "Saccharomyces cerevisiae" and v.table_of("Saccharomyces cerevisiae") == 1
     assert v.table_of("Escherichia coli general") == 11
     more = organisms.with_new(["Yarrowia lipolytica", "Homo sapiens", "Yarrowia lipolytica"])
-    assert len(more) == 165 and more.number_of("Yarrowia lipolytica") == 164
+    assert len(more) == 165 and more.find("Yarrowia lipolytica") == 164
 
 
 @pytest.mark.parametrize("organism", ["Escherichia", "164", -1, ""])
 def test_an_unknown_organism_is_refused_with_similar_names(organism):
-    with pytest.raises(InvalidDataError) as error:
-        v.ORGANISMS.number_of(organism)
-    assert organism != "Escherichia" or "Escherichia" in str(error.value)
+    assert v.ORGANISMS.find(organism) is None
+    near = v.ORGANISMS.unknown(organism).values["near"]
+    assert near and (organism != "Escherichia" or near[0].startswith("Escherichia"))

@@ -75,11 +75,13 @@ def files() -> dict[str, bytes]:
         "/base/model.safetensors": safetensors(TENSORS),
         "/data/chat.json": json.dumps(CHAT).encode(),
         "/data/points.csv": POINTS.encode(),
+        "/data/proteins.csv": b"protein\nMAK\n",
     }
 
 
 QWEN = {"base_model": "/base", "data_path": "/data/chat.json", "global_batch_size": 16, "warmup_steps": 2}
 SHIPS = {"data_path": "/data/points.csv"}
+DNA = {"mode": "optimize", "model_path": "/base", "input": "/data/proteins.csv", "organism": "51"}
 Change = Mapping[str, Any]
 
 
@@ -192,6 +194,10 @@ BAD: dict[str, tuple[str, Change, Change, str]] = {
         {"/base/config.json": config(model_type="llama")},
         "model-type",
     ),
+    "no proteins": ("codon", {**DNA, "input": "/data/none.csv"}, {}, "not-found"),
+    "a protein of other letters": ("codon", DNA, {"n2:/data/proteins.csv": b"protein\nMA1K\n"}, "codon-residues"),
+    "no codon is left": ("codon", {**DNA, "avoid": ["ATG"]}, {}, "codon-no-codon"),
+    "an unknown organism": ("codon", {**DNA, "organism": "Escherichia"}, {}, "codon-organism"),
     "nobody writes it": ("trajectory", {"prepared_dir": "out"}, {}, "not-written"),
 }
 

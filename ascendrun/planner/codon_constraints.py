@@ -7,9 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
-from ascendrun.programs.codon.vocabulary import CODONS, FIRST_CODON, RESIDUES, codons_of
+from ascendrun.planner.codon_vocabulary import CODONS, RESIDUES, STANDARD
 from ascendrun.text import Text
 
 BASES = "ACGT"
@@ -68,20 +66,20 @@ class Constraints:
             return [
                 Text(
                     "program.codon-sites-large",
-                    "sites {sites}: too many letters that stand for several bases; give sites with fewer of them",
+                    "avoid: {sites} have too many letters that stand for several bases; give sites with fewer of them",
                     sites=self.avoid,
                 )
             ]
         return [
             Text(
                 "program.codon-no-codon",
-                "{residue}: every codon has one of the forbidden sites {sites}",
+                "avoid: every codon of {residue} has one of the forbidden sites {sites}",
                 residue=residue,
                 sites=sorted({site for codon in own for site in words.completed(0, codon)}),
             )
             for residue in RESIDUES
-            for own in [[token - FIRST_CODON for token in codons_of(residue)]]
-            if all(words.next_codon[0, codon] == words.dead for codon in own)
+            for own in [[number for number, codon in enumerate(CODONS) if STANDARD[codon] == residue]]
+            if all(words.completed(0, codon) for codon in own)
         ]
 
 
@@ -91,7 +89,7 @@ NO_CONSTRAINTS = Constraints()
 class Words:
     """A deterministic automaton that reads DNA: its state is the set of words that may be under way.
 
-    `next_codon[state, codon]`: the next state, `dead` once a word is complete. State 0 is the start.
+    `table[state][base]`: the next state, `dead` once a word is complete. State 0 is the start.
     Raises OverflowError for words that need more than MOST_STATES states.
     """
 
@@ -110,11 +108,11 @@ class Words:
             self._ends |= self._end_of[-1]
         self._sets = [0]
         numbers = {0: 0}
-        rows: list[list[int]] = []
-        while len(rows) < len(self._sets):
+        self.table: list[list[int]] = []
+        while len(self.table) < len(self._sets):
             row = []
             for base in BASES:
-                state = self._step(self._sets[len(rows)], base)
+                state = self._step(self._sets[len(self.table)], base)
                 if state & self._ends:
                     row.append(-1)
                     continue
@@ -124,14 +122,9 @@ class Words:
                     numbers[state] = len(self._sets)
                     self._sets.append(state)
                 row.append(numbers[state])
-            rows.append(row)
-        self.dead = len(rows)
-        table = np.array([*rows, [self.dead] * 4], dtype=np.int32)
-        table[table < 0] = self.dead
-        self.next_codon = np.empty((self.dead + 1, len(CODONS)), dtype=np.int32)
-        for codon, bases in enumerate(CODONS):
-            one, two, three = (BASES.index(base) for base in bases)
-            self.next_codon[:, codon] = table[table[table[:, one], two], three]
+            self.table.append(row)
+        self.dead = len(self.table)
+        self.table = [[self.dead if state < 0 else state for state in row] for row in [*self.table, [-1] * len(BASES)]]
 
     def _step(self, state: int, base: str) -> int:
         return ((state << 1) | self._starts) & self._letters[base]
@@ -171,7 +164,7 @@ def read_constraints(
         problems.append(
             Text(
                 "program.codon-repeat",
-                "repeat: {got} bases (expected {low} to {high}, or 0)",
+                "no_repeat_bases: {got} (expected {low} to {high}, or 0)",
                 got=repeat,
                 low=SHORTEST_REPEAT,
                 high=LONGEST_REPEAT,

@@ -7,13 +7,14 @@ methionine whose codon is not known. The last residue is the stop, `_`.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.text import Text
 
 UNK, CLS, SEP, PAD, MASK = range(5)
 STOP = "_"
@@ -114,24 +115,19 @@ class Organisms:
             return self.names.index(text)
         return int(text) if text.isdecimal() and int(text) < len(self.names) else None
 
-    def number_of(self, organism: str | int) -> int:
-        """Return the number of an organism by its name or number. Raises InvalidDataError with similar names."""
-        number = self.find(organism)
-        if number is None:
-            import difflib
-
-            near = difflib.get_close_matches(str(organism), self.names, n=3, cutoff=0.5) or list(self.names[:3])
-            raise InvalidDataError(
-                "program.codon-organism",
-                "unknown organism {organism:quote}; similar: {near}\n"
-                "hint: expected the name of one of {count} organisms, or its number from 0 to {last}",
-                organism=str(organism),
-                near=near,
-                count=len(self.names),
-                last=len(self.names) - 1,
-            )
-        return number
+    def unknown(self, organism: str | int) -> Text:
+        """Return the problem of an organism that is not found, with similar names."""
+        near = difflib.get_close_matches(str(organism), self.names, n=3, cutoff=0.5) or self.names[:3]
+        return Text(
+            "program.codon-organism",
+            "unknown organism {organism:quote} (expected one of {count} names, or a number from 0 to {last}; "
+            "similar: {near})",
+            organism=str(organism),
+            near=list(near),
+            count=len(self.names),
+            last=len(self.names) - 1,
+        )
 
 
-ORGANISMS = Organisms.read(Path(__file__).with_name("organisms.json"))
+ORGANISMS = Organisms.read(Path(__file__).with_name("codon_organisms.json"))
 """Those of CodonTransformer; the file has the source."""
