@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ascendrun.options import GENERATED
 from ascendrun.planner import rules
-from ascendrun.planner.models import Shape
 from ascendrun.planner.nanochat_sizes import (
     INHERITED,
     ON_CHATS,
@@ -21,6 +20,7 @@ from ascendrun.planner.nanochat_sizes import (
     horizon_of,
     settled,
 )
+from ascendrun.planner.nanochat_work import ChatWorkload, shape_of
 from ascendrun.planner.training import PlanProblem, Rule, Training
 from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
@@ -105,11 +105,12 @@ def check_tasks(training: Training) -> Iterator[PlanProblem]:
     """Refuse tasks of unknown kinds, and files of other kinds."""
     if training.mode not in (*ON_CHATS, "evaluate"):
         return
-    tasks, is_scored = training.options["mixture"], training.mode == "evaluate"
-    if is_scored and not (tasks or training.options["data_path"]):
+    tasks, is_scored = training.options["mixture"], training.mode in ("evaluate", "rl")
+    may_lack = training.mode == "evaluate"
+    if may_lack and not (tasks or training.options["data_path"]):
         message = Text("plan.nothing-to-evaluate", "args.data_path or args.mixture is required with mode: evaluate")
         yield PlanProblem("no-mixture", message, Text("plan.mixture-form", "write - {{kind: sums}}"), "mixture")
-    if not tasks and not is_scored:
+    if not tasks and not may_lack:
         message = Text("plan.no-mixture", "args.mixture is required with mode: {mode}", mode=training.mode)
         yield PlanProblem("no-mixture", message, Text("plan.mixture-form", "write - {{kind: sums}}"), "mixture")
     for at, task in enumerate(tasks):
@@ -248,7 +249,7 @@ def check_sizes(training: Training) -> Iterator[PlanProblem]:
 
 def check_batch(training: Training) -> Iterator[PlanProblem]:
     """Refuse a batch that the ranks cannot share in whole passes, with the nearest that they can."""
-    if training.mode not in TRAINS:
+    if training.mode not in TRAINS or training.mode == "rl":
         return
     options, sizes = planned(training)
     if sizes is None:
@@ -298,56 +299,39 @@ def examples_problem(asked: int, rows: int, ranks: int, near: list[int]) -> Plan
     return PlanProblem("batch-examples", message, hint, "target_examples_per_step")
 
 
+def check_replies(training: Training) -> Iterator[PlanProblem]:
+    """Refuse questions that the ranks cannot share equally, and settings of rl that train nothing."""
+    if training.mode != "rl":
+        return
+    options = settled(training.options)
+    asked, ranks = int(options["target_examples_per_step"]), training.ranks
+    if asked % ranks:
+        message = Text(
+            "plan.rl-questions",
+            "args.target_examples_per_step: {asked} is not a multiple of {ranks:plural rank ranks}",
+            asked=asked,
+            ranks=ranks,
+        )
+        near = [each for each in (asked // ranks * ranks, (asked // ranks + 1) * ranks) if each]
+        hint = Text("plan.batch-examples-near", "set target_examples_per_step to one of {near}", near=near)
+        yield PlanProblem("rl-questions", message, hint, "target_examples_per_step")
+    if int(options["num_samples"]) < 2:
+        message = Text(
+            "plan.rl-samples",
+            "args.num_samples: {samples}: a single reply is its own mean, so nothing is learned; expected at least 2",
+            samples=options["num_samples"],
+        )
+        yield PlanProblem("rl-samples", message, None, "num_samples")
+    if int(options["rollout_updates"]) > 1 and not options["clip"]:
+        message = Text("plan.rl-updates", "args.rollout_updates above 1 requires args.clip")
+        yield PlanProblem("rl-updates", message, Text("plan.rl-clip", "set clip to 0.2"), "rollout_updates")
+
+
 def check_steps(training: Training) -> Iterator[PlanProblem]:
     if training.mode in TRAINS:
         options, sizes = planned(training)
         steps = None if sizes is None else length_of(training, options, sizes).steps or None
         yield from rules.steps_problems(replace(training, options=options), steps)
-
-
-@dataclass(frozen=True)
-class ChatShape(Shape):
-    """The decoder of this program: two matrices in the feed-forward part, value embeddings, no norms."""
-
-    sizes: Sizes
-
-    @property
-    def layer_weights(self) -> int:
-        return self.sizes.layer_matrices // self.sizes.layers
-
-    @property
-    def outside(self) -> int:
-        return self.sizes.weights - self.layers * self.layer_weights
-
-
-@dataclass(frozen=True)
-class ChatWorkload(Workload):
-    shares_state: bool = False
-
-    def moments(self, ranks: int = 1) -> int:
-        assert isinstance(self.model, ChatShape)
-        return self.model.sizes.state_values(ranks if self.shares_state else 1)
-
-    @property
-    def flops_per_token(self) -> float:
-        assert isinstance(self.model, ChatShape)
-        return self.model.sizes.flops_per_token
-
-
-def shape_of(sizes: Sizes) -> ChatShape:
-    return ChatShape(
-        hidden=sizes.hidden,
-        inner=4 * sizes.hidden,
-        layers=sizes.layers,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head=sizes.head,
-        vocabulary=sizes.padded_vocabulary,
-        is_tied=False,
-        has_bias=False,
-        positions=None,
-        sizes=sizes,
-    )
 
 
 def workload(training: Training) -> Workload | None:
@@ -357,7 +341,10 @@ def workload(training: Training) -> Workload | None:
     if sizes is None:
         return None
     horizon, length = length_of(training, options, sizes), int(options["max_seq_len"])
+    is_rl = training.mode == "rl"
     rows = max(1, horizon.batch_tokens // length)
+    if is_rl:  # every reply as long as it may be
+        rows = int(options["target_examples_per_step"]) * int(options["num_samples"])
     mine = -(-rows // training.ranks)
     micro = min(mine, int(options["micro_batch_size"]) or mine)
     given: dict[str, Any] = {"mean_length": float(length), "micro_length": length, "micro_learned": micro * length}
@@ -365,9 +352,9 @@ def workload(training: Training) -> Workload | None:
         model=shape_of(sizes),
         trained=sizes.weights,
         is_frozen=False,
-        steps=horizon.steps or None,
+        steps=None if is_rl else horizon.steps or None,  # replies take longer than the steps that the plan knows
         samples_per_step=rows,
-        tokens_per_step=float(horizon.batch_tokens),
+        tokens_per_step=float(rows * length if is_rl else horizon.batch_tokens),
         micro_rows=micro,
         micro_batches=-(-mine // micro),
         is_exact=training.mode == "base",
@@ -383,6 +370,7 @@ RULES: tuple[Rule, ...] = (
     check_tasks,
     check_sizes,
     check_batch,
+    check_replies,
     check_steps,
     rules.device_problems,
     rules.chip_problems,

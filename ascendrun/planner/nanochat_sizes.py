@@ -14,7 +14,7 @@ REFERENCE_DEPTH, REFERENCE_BATCH = 12, 1 << 19
 """The model whose rates were tuned, and the tokens of its steps; other depths are scaled from it."""
 BATCH_EXPONENT = 0.383
 """The best batch grows with the tokens of the training to this power (arXiv 2505.13738)."""
-ON_CHATS = ("mid", "sft")
+ON_CHATS = ("mid", "sft", "rl")
 """Stages that train a model of an earlier stage on conversations."""
 INHERITED: Mapping[str, Any] = {
     "max_seq_len": 2048,
@@ -25,13 +25,17 @@ INHERITED: Mapping[str, Any] = {
     "scalar_lr": 0.5,
 }
 """Options that a stage on conversations takes from the model's own training, and their defaults in base."""
-OF_STAGE: Mapping[str, tuple[Any, Any]] = {
-    "warmup_steps": (40, 0),
-    "warmdown_ratio": (0.65, 0.5),
-    "final_lr_frac": (0.05, 0.0),
-    "init_lr_frac": (1.0, 0.8),
+OF_STAGE: Mapping[str, tuple[Any, Any, Any]] = {
+    "warmup_steps": (40, 0, 0),
+    "warmdown_ratio": (0.65, 0.5, 1.0),
+    "final_lr_frac": (0.05, 0.0, 0.0),
+    "init_lr_frac": (1.0, 0.8, 0.05),
+    "num_samples": (1, 1, 16),
+    "temperature": (0.6, 0.6, 1.0),
 }
-"""Defaults in base, and on conversations."""
+"""Defaults in base and in modes that do not train, in mid and sft, and in rl."""
+RL_QUESTIONS = 16
+"""Questions of a step of rl, if none are given."""
 
 
 def settled(options: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -42,9 +46,12 @@ def settled(options: Mapping[str, Any], config: Mapping[str, Any] | None = None)
     for name, default in INHERITED.items():
         if found[name] is None or (name == "total_batch_size" and not found[name]):
             found[name] = before.get(name, default) if is_on_chats else default
+    is_rl = options.get("mode") == "rl"
     for name, defaults in OF_STAGE.items():
-        found[name] = defaults[is_on_chats] if found[name] is None else found[name]
-    if is_on_chats and found.get("target_examples_per_step"):
+        found[name] = defaults[is_on_chats + is_rl] if found[name] is None else found[name]
+    if is_rl:
+        found["target_examples_per_step"] = found.get("target_examples_per_step") or RL_QUESTIONS
+    elif is_on_chats and found.get("target_examples_per_step"):
         found["total_batch_size"] = found["target_examples_per_step"] * found["max_seq_len"]
     return found
 
@@ -252,7 +259,9 @@ def horizon_of(sizes: Sizes, options: Mapping[str, Any]) -> Horizon:
 
 
 def chat_horizon(sizes: Sizes, options: Mapping[str, Any], steps: int) -> Horizon:
-    """Return the length and batch of a training on conversations, from its settled options. Matrices do not decay."""
+    """Return the length and batch of a training on conversations, from its settled options. Matrices do not decay.
+
+    In rl the batch is that of the model's own training, which its rates are for."""
     batch = int(options["total_batch_size"]) or REFERENCE_BATCH
     return Horizon(steps * batch, batch, steps, math.sqrt(batch / REFERENCE_BATCH), 0.0)
 

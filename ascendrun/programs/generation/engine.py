@@ -27,7 +27,7 @@ class Completion:
     """A text that is generated. `stop`: tokens that end it, which are not part of it. `limit`: tokens at most.
 
     `hook(text)`: called after each token; the tokens that it returns come next, whatever the model would choose.
-    `given`: places in `tokens` of those that the hook returned.
+    `given`: places in `tokens` of those that the hook returned. `final`: the token of `stop` that ended it.
     `ended`: stop, length, cancelled, or error (the model's numbers are not finite); None: not yet.
     """
 
@@ -40,6 +40,7 @@ class Completion:
     tokens: list[int] = field(default_factory=list)
     ended: str | None = None
     given: set[int] = field(default_factory=set)
+    final: int | None = None
     forced: deque[int] = field(default_factory=deque)
     chance: torch.Generator = field(default_factory=torch.Generator)
 
@@ -56,7 +57,7 @@ class Completion:
         if token == NOT_FINITE:
             self.ended = "error"
         elif token in self.stop:
-            self.ended = "stop"
+            self.ended, self.final = "stop", token
         else:
             self.tokens.append(token)
             if self.hook is not None and not self.forced:

@@ -14,6 +14,7 @@ STAGES = {
     "base": ("base", "base_stage"),
     "mid": ("sft", "sft_stage"),
     "sft": ("sft", "sft_stage"),
+    "rl": ("rl", "rl_stage"),
     "evaluate": ("evaluation", "evaluate_stage"),
     "chat": ("inference", "chat"),
     "serve": ("inference", "serve"),

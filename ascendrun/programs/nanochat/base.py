@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from tokenizers import Tokenizer
@@ -41,6 +41,7 @@ FREE_TO_CHANGE = (
     "data_path", "tokenizer_dir", "output_dir", "data_cache_dir", "device", "resume_from_checkpoint",
     "model_dir", "mixture", "target_examples_per_step",
     "logging_steps", "eval_steps", "eval_tokens", "save_steps", "save_total_limit", "on_save_failure",
+    "max_num_seqs", "eval_questions",
     "micro_batch_size", "gradient_checkpointing", "shard_optimizer", "dataloader_num_workers", "dist_timeout_s",
     "loss_scale", "max_time_s", "peak_tflops", "profile_dir", "chip", "tokenizer", "vocab_size", "max_chars", "doc_cap",
 )  # fmt: skip
@@ -108,22 +109,33 @@ def base_stage(options: Options, here: Runtime) -> None:
         here.log(line)
     model = make_model(sizes, seed=options["seed"], recomputes=options["gradient_checkpointing"])
     facts = {"documents": len(corpus.documents), "first_val": corpus.first_val, "digest": corpus.digest}
-    train_model(Course(model, tokenizer, horizon, train, val, facts), options, here)
+    objective = next_token(train, val, tokenizer, options)
+    train_model(Course(model, tokenizer, horizon, objective, facts, tokens_of(horizon)), options, here)
 
 
 @dataclass(frozen=True)
 class Course:
-    """A training. `data`: facts of its data, with its digest. `inherited`: where the optimizer's state comes from, a
-    directory of checkpoints, None: it is new. `marks`: more values that a resumed training must share."""
+    """A training. `objective`: makes the loop's source of batches and its task. `data`: facts of its data, with its
+    digest. `work`: facts of its steps. `inherited`: where the optimizer's state comes from, a directory of checkpoints,
+    None: it is new. `marks`: more values that a resumed training must share."""
 
     model: NanoChat
     tokenizer: Tokenizer
     horizon: Horizon
-    train: Rows
-    val: Rows
+    objective: Callable[[Engine], tuple[Any, Task]]
     data: Mapping[str, Any]
+    work: Mapping[str, Any]
     inherited: Path | None = None
     marks: Mapping[str, Any] = field(default_factory=dict)
+
+
+def next_token(train: Rows, val: Rows, tokenizer: Tokenizer, options: Options) -> Callable[[Engine], tuple[Any, Task]]:
+    sizes = words.token_bytes(tokenizer)
+    return lambda engine: (train, NextToken(train, val, engine, sizes, options))
+
+
+def tokens_of(horizon: Horizon) -> dict[str, int]:
+    return {"tokens_seen": horizon.steps * horizon.batch_tokens}
 
 
 def train_model(course: Course, options: Options, here: Runtime) -> None:
@@ -141,10 +153,10 @@ def train_model(course: Course, options: Options, here: Runtime) -> None:
         precision=precision,
     )
     here.log("program.attention", "attention: {kernel}", kernel=attention.kernel_of(here.device.type).__name__)
-    task = NextToken(course.train, course.val, engine, words.token_bytes(tokenizer), options)
+    source, task = course.objective(engine)
     settings = Settings.of(options, steps=horizon.steps, flops_per_token=model.sizes.flops_per_token)
     folder = runtime.checkpoint_folder(options["output_dir"])
-    loop = Loop(here, engine, course.train, task, settings, folder=folder, identity=identity_of(course, options))
+    loop = Loop(here, engine, source, task, settings, folder=folder, identity=identity_of(course, options))
     if not loop.resume(options["resume_from_checkpoint"]) and course.inherited is not None:
         inherit(loop, course.inherited, here)
     if not loop.run().is_complete:
@@ -284,7 +296,7 @@ def write_report(folder: Path, course: Course, history: Sequence[Mapping[str, An
     sizes, horizon = course.model.sizes, course.horizon
     report = {
         "model": {**vars(sizes), "weights": sizes.weights, "flops_per_token": sizes.flops_per_token},
-        "training": {**vars(horizon), "tokens_seen": horizon.steps * horizon.batch_tokens},
+        "training": {**vars(horizon), **course.work},
         "data": dict(course.data),
         "evaluations": list(history),
     }

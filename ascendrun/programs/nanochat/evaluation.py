@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ascendrun.planner.nanochat_sizes import Horizon
+from ascendrun.planner.nanochat_sizes import Horizon, settled
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.engine import Completion, Generator, generate
 from ascendrun.programs.generation.sampling import Sampling
@@ -58,6 +58,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
             "--data_path or --mixture is required\n"
             'hint: --mixture=\'[{{"kind": "sums"}}]\' has generated questions, which need no file',
         )
+    options = settled(options)
     tasks = open_tasks(options["mixture"], options["seed"])
     model, tokenizer = open_model(options)
     pupil = Pupil(open_engine(model, options, here), tokenizer, model.sizes.context, here)
@@ -90,21 +91,27 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
 def open_tasks(specs: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Sequence[Example]]:
     """Open tasks by name. Raises InvalidDataError, also for tasks that have no answers to compare with."""
     found: dict[str, Sequence[Example]] = {}
+    refuse_tasks(specs)
+    for spec in specs:
+        examples = read_task(spec, seed)
+        stem = Path(str(spec.get("file") or spec["kind"])).stem
+        name = stem if stem not in found else f"{stem}-{len(found) + 1}"
+        found[name] = examples
+    return found
+
+
+def refuse_tasks(specs: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InvalidDataError for tasks without answers, and for code where it cannot be isolated."""
     if any(spec.get("kind") == "code" for spec in specs):
         check_sandbox()
     for spec in specs:
-        examples = read_task(spec, seed)
-        if examples[0].answer is None:
+        if spec.get("kind") == "messages":
             raise InvalidDataError(
                 "program.no-answers",
                 "--mixture: {file}: the kind {kind} has no answers to compare replies with",
                 file=spec.get("file") or "",
                 kind=str(spec.get("kind")),
             )
-        stem = Path(str(spec.get("file") or spec["kind"])).stem
-        name = stem if stem not in found else f"{stem}-{len(found) + 1}"
-        found[name] = examples
-    return found
 
 
 def check_sandbox() -> None:
@@ -145,7 +152,7 @@ def score(pupil: Pupil, examples: Sequence[Example], options: Options) -> dict[s
     has_letters = examples[0].letters is not None
     samples = 1 if has_letters else options["num_samples"]
     rewards, texts = replies(pupil, mine, options, samples=samples, limit=LETTER_TOKENS if has_letters else None)
-    sums = {f"pass@{k}": sum(passed(samples, sum(each), k) for each in rewards) for k in range(1, samples + 1)}
+    sums = passes(rewards, samples)
     if has_letters:
         sums["letters"] = float(sum(likeliest(pupil, [example for _, example in mine], options)))
         sums["chance"] = sum(1 / len(example.letters or ()) for _, example in mine)
@@ -164,6 +171,11 @@ def score(pupil: Pupil, examples: Sequence[Example], options: Options) -> dict[s
     }
 
 
+def passes(rewards: Sequence[Sequence[int]], samples: int) -> dict[str, float]:
+    """Return pass@k of these questions, summed, for each k."""
+    return {f"pass@{k}": sum(passed(samples, sum(each), k) for each in rewards) for k in range(1, samples + 1)}
+
+
 def passed(samples: int, right: int, k: int) -> float:
     """Return the chance that at least one of `k` of the samples is right, drawn without order (arXiv 2107.03374)."""
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
@@ -174,8 +186,26 @@ def replies(
 ) -> tuple[list[list[int]], list[tuple[int, str, str]]]:
     """Return (rewards of the samples of each question, the first replies as (number, text, answer)).
 
-    One sample is greedy; several are drawn, from seeds that follow from the question's number. A question that does
-    not fit into the context is wrong.
+    A question that does not fit into the context is wrong.
+    """
+    texts = completions(pupil, asked, options, samples=samples, limit=limit)
+    rewards, shown = [], []
+    for number, example in asked:
+        replied = [
+            decoded(pupil.tokenizer, texts[key].tokens) for key in ((number, s) for s in range(samples)) if key in texts
+        ]
+        rewards.append([int(example.reward(text) >= 1.0) for text in replied] or [0])
+        shown.append((number, replied[0] if replied else "", str(example.answer)))
+    return rewards, shown
+
+
+def completions(
+    pupil: Pupil, asked: Sequence[tuple[int, Example]], options: Options, *, samples: int, limit: int | None = None
+) -> dict[tuple[int, int], Completion]:
+    """Return the replies by (number of the question, number of the sample); none to a question that does not fit into
+    the context.
+
+    One sample is greedy; several are drawn, from seeds that follow from the question's number.
     """
     call, tokenizer = of_model(pupil.engine.module), pupil.tokenizer
     generator = Generator.of(pupil.engine, call, context=pupil.context, rows=options["max_num_seqs"])
@@ -191,14 +221,7 @@ def replies(
             most = limit or options["max_new_tokens"] or pupil.context
             texts[number, sample] = Completion(prompt, most, sampling, stop, tools)
     generate(generator, list(texts.values()))
-    rewards, shown = [], []
-    for number, example in asked:
-        replied = [
-            decoded(tokenizer, texts[key].tokens) for key in ((number, s) for s in range(samples)) if key in texts
-        ]
-        rewards.append([int(example.reward(text) >= 1.0) for text in replied] or [0])
-        shown.append((number, replied[0] if replied else "", str(example.answer)))
-    return rewards, shown
+    return texts
 
 
 def seed_of(*parts: int) -> int:

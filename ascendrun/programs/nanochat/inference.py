@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from ascendrun.planner.nanochat_sizes import settled
 from ascendrun.programs.generation import chat as chats
 from ascendrun.programs.generation.cache import Cache, of_model
 from ascendrun.programs.generation.chat import Talker
@@ -45,6 +46,7 @@ def chat(options: Options, here: Runtime) -> None:
 
 
 def open_talker(options: Options, here: Runtime, *, rows: int) -> Talker:
+    options = settled(options)
     model, tokenizer = open_model(options)
     context = model.sizes.context
     generator = Generator.of(open_engine(model, options, here), of_model(model), context=context, rows=rows)

@@ -39,7 +39,9 @@ def shape_of(options: Mapping[str, Any], steps: int) -> Schedule:
 
 def momentum_of(options: Mapping[str, Any], steps: int) -> Schedule:
     """Return Muon's momentum: in base it rises over the first steps, and falls while the rates fall; on conversations
-    it rises to a lower level and stays."""
+    it rises to a lower level and stays, which in rl it has from the start."""
+    if options.get("mode") == "rl":
+        return schedule.ramp(CHAT_MOMENTUM, CHAT_MOMENTUM, 0)
     if options.get("mode") in ON_CHATS:
         return schedule.ramp(MOMENTUM_START, CHAT_MOMENTUM, CHAT_MOMENTUM_WARMUP)
     down = round(options["warmdown_ratio"] * steps)

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from ascendrun.planner.nanochat_sizes import Sizes, chat_horizon, settled
 from ascendrun.programs.nanochat import tokenizer as words
-from ascendrun.programs.nanochat.base import Course, Options, refuse, train_model
+from ascendrun.programs.nanochat.base import Course, Options, next_token, refuse, tokens_of, train_model
 from ascendrun.programs.nanochat.conversations import ConversationEncoder
 from ascendrun.programs.nanochat.model import NanoChat, empty_model
 from ascendrun.programs.nanochat.tasks import Example, Joined, read_task
@@ -33,9 +34,46 @@ from ascendrun.text import Text
 
 def sft_stage(options: Options, here: Runtime) -> None:
     """Train a model on conversations, from that of `model_dir`."""
-    folder = Path(options["model_dir"])
+    start = open_start(options)
+    options, model, tokenizer = start.options, start.model, start.tokenizer
+    refuse(options, chat_horizon(model.sizes, options, 1), here)
+    mixture = read_mixture(options)
+    marks = start.agree(mixture, here)
+    train, val, facts = make_rows(mixture, words.mark_of(tokenizer), tokenizer, options, here)
+    horizon = chat_horizon(model.sizes, options, options["max_steps"] or train.steps_per_epoch)
+    here.log(introduce(facts, train, val, horizon.steps))
+    objective, inherited = next_token(train, val, tokenizer, options), None
+    if options["load_optimizer"] and start.training.get("checkpoints"):
+        inherited = Path(start.training["checkpoints"])
+    train_model(
+        Course(model, tokenizer, horizon, objective, facts, tokens_of(horizon), inherited, marks), options, here
+    )
+
+
+@dataclass(frozen=True)
+class Start:
+    """The model that a stage starts from. `options`: settled by its own training, of which `training` has facts."""
+
+    options: Mapping[str, Any]
+    model: NanoChat
+    tokenizer: Tokenizer
+    training: Mapping[str, Any]
+
+    def agree(self, mixture: Mixture, here: Runtime) -> dict[str, Any]:
+        """Check that all ranks have the same model and tasks; return the marks of both."""
+        file = Path(self.options["model_dir"], "model.safetensors")
+        weights = here.share(shards.hash_of_file(file) if here.is_first else "")
+        known = {**self.training, "checkpoints": ""}  # each node may have them elsewhere
+        tokens = words.mark_of(self.tokenizer)
+        here.check_same(shards.key_of(mixture.digest, tokens, vars(self.model.sizes), known))
+        parts = [[given["kind"], given.get("rows") or 0, given.get("epochs") or 1] for given in self.options["mixture"]]
+        return {"model": weights[:16], "mixture": parts}
+
+
+def open_start(options: Options) -> Start:
+    """Open the model and the tokenizer of `model_dir`. Raises InvalidDataError."""
     config, model = open_model(options["model_dir"], recomputes=options["gradient_checkpointing"])
-    options, tokenizer, before = settled(options, config), words.load(folder), config.get("training") or {}
+    options, tokenizer = settled(options, config), words.load(Path(options["model_dir"]))
     if options["max_seq_len"] > model.sizes.context:
         raise InvalidDataError(
             "program.long-context",
@@ -44,18 +82,7 @@ def sft_stage(options: Options, here: Runtime) -> None:
             length=options["max_seq_len"],
             context=model.sizes.context,
         )
-    refuse(options, chat_horizon(model.sizes, options, 1), here)
-    mixture = read_mixture(options)
-    weights = here.share(shards.hash_of_file(folder / "model.safetensors") if here.is_first else "")
-    known = {**before, "checkpoints": ""}  # each node may have them elsewhere
-    here.check_same(shards.key_of(mixture.digest, words.mark_of(tokenizer), vars(model.sizes), known))
-    train, val, facts = make_rows(mixture, words.mark_of(tokenizer), tokenizer, options, here)
-    horizon = chat_horizon(model.sizes, options, options["max_steps"] or train.steps_per_epoch)
-    here.log(introduce(facts, train, val, horizon.steps))
-    inherited = Path(before["checkpoints"]) if options["load_optimizer"] and before.get("checkpoints") else None
-    parts = [[given["kind"], given.get("rows") or 0, given.get("epochs") or 1] for given in options["mixture"]]
-    marks = {"model": weights[:16], "mixture": parts}
-    train_model(Course(model, tokenizer, horizon, train, val, facts, inherited, marks), options, here)
+    return Start(options, model, tokenizer, config.get("training") or {})
 
 
 def open_model(path: str, *, recomputes: bool) -> tuple[dict[str, Any], NanoChat]:
@@ -91,6 +118,15 @@ class Mixture:
     train: Sequence[tuple[range, int]]
     val: Sequence[range]
     digest: str
+
+    @property
+    def train_numbers(self) -> Any:
+        """The numbers of the training examples, each as often as its task has epochs."""
+        return np.concatenate([np.tile(np.array(numbers), epochs) for numbers, epochs in self.train])
+
+    @property
+    def val_numbers(self) -> Any:
+        return np.concatenate([np.array(numbers) for numbers in self.val])
 
 
 def read_mixture(options: Options) -> Mixture:
@@ -134,9 +170,8 @@ def make_rows(
     length = options["max_seq_len"]
     fits = every.lengths <= length + 1
     # In another order than the tasks have, so that a row has conversations of several.
-    train = np.concatenate([np.tile(np.array(numbers), epochs) for numbers, epochs in mixture.train])
-    train = np.random.default_rng([options["seed"], 4]).permutation(train)
-    val = np.concatenate([np.array(numbers) for numbers in mixture.val])
+    train = np.random.default_rng([options["seed"], 4]).permutation(mixture.train_numbers)
+    val = mixture.val_numbers
     facts = {
         "conversations": int(fits[train].sum()),
         "val": int(fits[val].sum()),

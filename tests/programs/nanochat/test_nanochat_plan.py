@@ -164,6 +164,29 @@ def test_stages_on_conversations_without_a_model_or_a_task_are_problems(args, co
     assert code in chat_problems(8, **args)
 
 
+def test_the_guides_line_for_rewards_is_valid_on_eight_ranks_and_refused_on_five():
+    """16 questions of 16 replies, 4 in a pass: upstream stops with an assertion where the ranks cannot share them."""
+    guide = {"mode": "rl", "micro_batch_size": 4, "target_examples_per_step": 16}
+    assert chat_problems(8, **guide) == {}
+    refused = chat_problems(5, **guide)["rl-questions"]
+    assert refused.is_fatal and refused.hint.values["near"] == [15, 20]
+    assert chat_problems(8, mode="rl", num_samples=1).keys() == {"rl-samples"}
+    assert chat_problems(8, mode="rl", rollout_updates=2).keys() == {"rl-updates"}
+    assert chat_problems(8, mode="rl", rollout_updates=2, clip=0.2) == {}
+    assert "no-answers" in chat_problems(8, mode="rl", mixture=({"kind": "messages", "file": "/x.jsonl"},))
+    work = nanochat.workload(chat(**guide, base={"depth": 4}))
+    assert (work.samples_per_step, work.micro_rows, work.micro_batches, work.steps) == (256, 4, 8, None)
+
+
+def test_the_rates_of_rl_are_a_twentieth_of_those_of_the_model_and_fall_to_zero():
+    from ascendrun.programs.nanochat.recipe import momentum_of, shape_of
+
+    options, _ = nanochat.planned(chat(mode="rl", base={"matrix_lr": 0.5}))
+    assert (options["matrix_lr"], options["num_samples"], options["temperature"]) == (0.5, 16, 1.0)
+    rates = [shape_of(options, 400)(step) for step in (0, 200, 400)]
+    assert rates == pytest.approx([0.05, 0.025, 0.0]) and momentum_of(options, 400)(0) == 0.95
+
+
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 CHOICE = {"question": "a", "choices": ["b", "c"], "answer": "B"}
 SOLUTION = {"question": "a", "answer": "#### 1"}
