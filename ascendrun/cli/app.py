@@ -36,6 +36,7 @@ COMMANDS = (
     CommandEntry("explain", "explain", "Find the first failing rank, the cause, the confidence and a fix."),
     CommandEntry("stacks", "explain", "Show what each rank of a running job does.", attribute="stacks_command"),
     CommandEntry("bundle", "bundle", "Pack the records and logs of a job without credentials."),
+    CommandEntry("fetch", "fetch", "Fetch files that a job left on its nodes."),
     CommandEntry("stop", "stop", "Stop jobs after they have saved a checkpoint."),
     CommandEntry("retry", "stop", "Start the next attempt of a job that has ended.", attribute="retry_command"),
     CommandEntry("wait", "stop", "Wait until a job has ended; exit with its exit code.", attribute="wait_command"),

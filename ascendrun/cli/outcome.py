@@ -50,6 +50,23 @@ def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int
     return exit_code_of(job)
 
 
+def print_outputs(cluster: Cluster, job: JobView, screen: Screen) -> None:
+    """Wait for the declared outputs of an ended job or pipeline, and name their directory.
+
+    ^C leaves the rest to the controller."""
+    from ascendrun.cli.outputs import fetch_outputs, output_lines
+
+    try:
+        replies = fetch_outputs(cluster.fetch(job.id), screen)
+    except KeyboardInterrupt:
+        screen.close()
+        screen.echo(Text("outputs.detached", "detached; the outputs of {job} are still being fetched", job=job.id))
+        screen.echo("\n".join(hint_lines(f"ascendrun fetch {job.id}")))
+        return
+    for line in output_lines(job.id, replies):
+        screen.echo(line)
+
+
 def print_left(screen: Screen | CliContext, detail: JobDetail) -> bool:
     """Print on which hosts processes of an ended job may live; return whether there are any."""
     if detail.unconfirmed_hosts:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job
     from ascendrun.core.machines import Machine
     from ascendrun.core.pulse import Sight
-    from ascendrun.head.protocol.control_messages import PruneReply
+    from ascendrun.head.protocol.control_messages import FetchReply, PruneReply
     from ascendrun.head.state.store import StoredJob
     from ascendrun.head.survey.submission import Submission
     from ascendrun.health.survey.check_context import CheckContext
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 RELEASE_S = 60.0
 PRUNE_S = 900.0
+FETCH_S = 3600.0
+"""Seconds without progress: a node may hash a file of terabytes, or send the outputs of other jobs first."""
 SURVEY_S = 180.0
 """Seconds, more than the sum of all deadlines of a survey: connect, probe, compare, connection tests."""
 WAITING = ("QUEUED", "BACKOFF")
@@ -317,6 +319,24 @@ class JobCalls(ControllerCalls):
         with self._client() as client:
             for reply, _ in client.stream(Prune(older_s, tuple(keep), dry_run), timeout_s=PRUNE_S):
                 yield reply
+
+    def fetch(self, ref: str, paths: Sequence[str] = (), *, into: str | Path | None = None) -> Iterator[FetchReply]:
+        """Fetch files that a job, or the stages of a pipeline, left on its nodes. Yield the progress of each host; its
+        last reply has `ended`.
+
+        `paths`: files, directories or patterns, relative to the working directory of the ranks, or absolute; (): the
+        `outputs` of the job file. `into`: directory on this machine, None: that of the job's outputs. What is there
+        already is not sent again. Raises NotFoundError if nothing is declared, ConflictError.
+        """
+        from ascendrun.head.protocol.control_messages import Fetch
+
+        target = None if into is None else str(Path(into).absolute())
+        declaring = [] if paths else [stored for stored in self.stages(ref) if stored.spec.get("outputs")]
+        started = [stored.job.id for stored in declaring if stored.job.go_sent_at_s is not None]
+        for job_id in started or [self.job(ref).job.id]:
+            with self._client() as client:
+                for reply, _ in client.stream(Fetch(job_id, tuple(paths), target), timeout_s=FETCH_S):
+                    yield reply
 
     def job_names(self) -> Mapping[str, str]:
         """Return the name of every job by its id, the oldest first. Works without a controller."""

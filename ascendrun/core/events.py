@@ -409,6 +409,33 @@ _TYPES = (
         {"file": "name", "generation": "number of the rotated file", "size": "bytes", "limit": "bytes"},
     ),
     EventType(
+        "outputs-fetched",
+        Severity.INFO,
+        "{hosts:hosts}: {files:plural file files} ({size:bytes}) fetched to {directory}",
+        "The declared outputs of a host are on the head node. The job has ended.",
+        {"files": "number", "size": "bytes", "directory": "path on the head node"},
+    ),
+    EventType(
+        "outputs-missing",
+        Severity.WARNING,
+        "{hosts:hosts}: no file matches outputs {patterns}",
+        "The job has ended, and declared outputs do not exist on a host.",
+        {"patterns": "list of paths and patterns"},
+    ),
+    EventType(
+        "outputs-waiting",
+        Severity.WARNING,
+        "{hosts:hosts} unreachable; outputs there are fetched when it is reachable again",
+        "The job has ended, and a host with declared outputs does not respond.",
+    ),
+    EventType(
+        "outputs-failed",
+        Severity.WARNING,
+        "{hosts:hosts}: outputs not fetched: {reason}",
+        "Declared outputs could not be fetched. `ascendrun fetch` tries again.",
+        {"reason": _REASON},
+    ),
+    EventType(
         "pull-paused",
         Severity.WARNING,
         "logs stay on the nodes: {cause}",

@@ -17,7 +17,8 @@ class Retention:
     """Limits in bytes and seconds; see the settings of LIMITS (core/settings.py).
 
     Copied to the head node: `pull_error_bytes` of a rank's error file, `pull_metrics_bytes` of its metrics,
-    `pull_job_bytes` of a job, nothing but events while less than `min_free_bytes` of the disk are free. Kept: jobs for
+    `pull_job_bytes` of a job, nothing but events while less than `min_free_bytes` of the disk are free. Of its declared
+    outputs `outputs_job_bytes` are fetched without a command. Kept: jobs for
     `keep_jobs_s` after their end and `keep_jobs_bytes` of all, on each node for `keep_node_s` and `keep_node_bytes`.
     Sizes are those of allocated blocks: a sparse file counts as what it occupies.
     """
@@ -25,6 +26,7 @@ class Retention:
     pull_error_bytes: int = 16 * MIB
     pull_metrics_bytes: int = GIB
     pull_job_bytes: int = 100 * GIB
+    outputs_job_bytes: int = 50 * GIB
     min_free_bytes: int = GIB
     keep_jobs_s: float = 30 * DAY_S
     keep_jobs_bytes: int = 50 * GIB

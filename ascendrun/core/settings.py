@@ -146,6 +146,11 @@ LIMITS: Mapping[str, tuple[str, float, Text]] = {
         GIB,
         Text("settings.pull-job", "GiB of a job on the head node; its further logs stay on the nodes"),
     ),
+    "outputs_job_gib": (
+        "outputs_job_bytes",
+        GIB,
+        Text("settings.outputs-job", "GiB of a job's `outputs` that are fetched to the head node at its end"),
+    ),
     "min_free_gib": (
         "min_free_bytes",
         GIB,

@@ -158,6 +158,13 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
         messages.Gather(TAG, [{"name": "x", "kind": "argv", "file": "f", "commands": [["echo", "a"]]}], 10.0)
     )
     assert [file["name"] for file in gathered.files] == ["x"] and gathered.at_ns > gathered.boot_ns
+    (tmp_path / "left").write_bytes(b"abc")
+    left = str(tmp_path / "left")
+    assert [file[:2] for file in ask(messages.Outputs("head-job", (left,))).files] == [(left, 3)]
+    found, block = node.ask(messages.ReadOutput("head-job", left, 1))
+    assert (found.size_bytes, block) == (3, b"bc")
+    asked.add(messages.ReadOutput)
+    assert ask(messages.HashOutput("head-job", left)).sha256.startswith("ba7816bf")
     ask(messages.Stop(TAG, True, 0.0))
     ask(messages.Unfollow(TAG))
     assert ask(messages.Processes("head-other.1")) == messages.ProcessesReply()

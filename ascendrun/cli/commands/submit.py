@@ -193,6 +193,10 @@ def follow_stages(
         )
     elif code == 1:
         ctx.hint(f"ascendrun submit {whole.file} --resume {whole.id}")
+    if code in (0, 1) and any(stage.spec.get("outputs") for stage in ctx.cluster.stages(whole.id)):
+        from ascendrun.cli.outcome import print_outputs
+
+        print_outputs(ctx.cluster, whole, ctx.screen())
     return code
 
 
@@ -203,7 +207,7 @@ def follow_to_the_end(
     screen = ctx.screen()
     try:
         from ascendrun.cli.follow import follow_job
-        from ascendrun.cli.outcome import print_outcome
+        from ascendrun.cli.outcome import print_outcome, print_outputs
         from ascendrun.cli.output import print_record
         from ascendrun.core.logs.log_view import LogView
 
@@ -214,5 +218,7 @@ def follow_to_the_end(
         ctx.hint(f"ascendrun logs -f {job_id}")
         return 130
     code = print_outcome(ctx.cluster, detail, screen=screen)
+    if detail.job.pipeline is None and detail.spec.get("outputs") and detail.job.started_at_s is not None:
+        print_outputs(ctx.cluster, detail.job, screen)
     print_record(detail.job, output)
     return code

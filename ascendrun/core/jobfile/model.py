@@ -194,6 +194,11 @@ class JobBody(Strict):
     """Monitoring of devices, hosts and ranks while the job runs."""
     progress: Progress = Field(Progress(), examples=[{"pattern": PATTERN_EXAMPLE}])
     """How the steps of the training are read from its output."""
+    outputs: Tuple[FileName, ...] = Field((), examples=[["out/", "logs/*.csv"]])
+    """Files and directories to fetch to the head node when the job has ended: paths or patterns (`**`: any depth),
+    relative to the working directory of the ranks, or absolute. `ascendrun show` prints where they are."""
+    outputs_from: Literal["rank0", "all"] = Field("rank0", examples=["all"])
+    """Hosts whose outputs are fetched: the host of rank 0, or all, each into a directory of its name."""
 
 
 class PipelineStage(JobBody):

@@ -393,6 +393,25 @@ def _workdir(draft: Draft) -> Iterator[Problem]:
             )
 
 
+def _outputs(draft: Draft) -> Iterator[Problem]:
+    patterns = draft.data.get("outputs")
+    for index, item in enumerate(patterns if isinstance(patterns, tuple) else ()):
+        if not isinstance(item, str) or draft.is_invalid("outputs", index):
+            continue
+        if item.startswith("~"):
+            yield _home_problem(draft, "outputs", index)
+        elif ".." in item.split("/"):
+            yield draft.value("outputs", index).problem(
+                Text("jobfile.outputs-parent", "outputs: {pattern:quote} contains `..`", pattern=item),
+                Text("jobfile.outputs-parent-hint", "write an absolute path, or set output_dir below the directory"),
+            )
+        elif item.startswith("/") and not item.strip("/*?"):
+            yield draft.value("outputs", index).problem(
+                Text("jobfile.outputs-root", "outputs: {pattern:quote} names the whole disk", pattern=item),
+                write("outputs: [out/]"),
+            )
+
+
 def _checks(draft: Draft) -> Iterator[Problem]:
     """Check names of checks, written with - or _; not checked where the names are not known."""
     known = draft.check_names() if draft.check_names is not None and draft.section("checks") else None
@@ -491,6 +510,7 @@ _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
     _paths,
     _progress,
     _workdir,
+    _outputs,
     _checks,
     _restart,
     _unsupported,

@@ -34,6 +34,7 @@ from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener
 from ascendrun.head.spool.artifact_store import requests_dir
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.job_files import pruned_at_s
+from ascendrun.head.state.outputs import waiting_jobs
 from ascendrun.head.state.state_dir import StoreDamagedError
 from ascendrun.head.state.store import LostLeaseError, Store, StoredJob
 from ascendrun.node.failpoint import failpoint
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from ascendrun.head.loop.hang import HangMonitor
     from ascendrun.head.loop.stragglers import StragglerMonitor
     from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
+    from ascendrun.head.spool.output_fetch import OutputFetcher
     from ascendrun.head.spool.sample_ingest import SampleIngest, Source
 
 # Modules for jobs are imported with the first job: a controller started for `exec` replies 0.1 s earlier.
@@ -103,6 +105,7 @@ class Controller:
         self._links = Connections(backend, image, listener)
         self._operations = Operations(self._links, self.post)
         self._fetcher: ArtifactFetcher | None = None
+        self._output_fetcher: OutputFetcher | None = None
         self._stragglers: StragglerMonitor | None = None
         self._hangs: HangMonitor | None = None
         self._samples: SampleIngest | None = None
@@ -113,6 +116,7 @@ class Controller:
             post=self.post,
             guard=self._guard,
             artifacts=self._artifacts,
+            outputs=self._fetch_outputs,
             samples=self._keep_samples,
             retention=self._retention,
         )
@@ -166,6 +170,8 @@ class Controller:
         self._jobs.adopt_missing()
         if requests_dir(self._state_dir).is_dir():
             self._guard(self._artifacts().resume)
+        if waiting_jobs(self._state_dir):
+            self._guard(self._fetch_outputs().resume)
         self._guard(self._notifier.start)
         self._server.start()
         next_tick = time.monotonic()
@@ -303,7 +309,9 @@ class Controller:
 
     def _is_busy(self) -> bool:
         """Return whether any work is in progress."""
-        return self._operations.is_busy or self._notifier.is_waiting or self._jobs.is_busy(now_s=time.time())
+        is_fetching = self._output_fetcher is not None and self._output_fetcher.is_busy
+        is_working = self._operations.is_busy or self._notifier.is_waiting or is_fetching
+        return is_working or self._jobs.is_busy(now_s=time.time())
 
     def _is_quiet(self) -> bool:
         """Return whether nothing is in progress that an immediate restart would repeat or refuse."""
@@ -324,6 +332,21 @@ class Controller:
                 self._state_dir, self._links, self.post, lambda job_id: load_subject(self._store.find(job_id))
             )
         return self._fetcher
+
+    def _fetch_outputs(self) -> OutputFetcher:
+        if self._output_fetcher is None:
+            from ascendrun.head.spool.output_fetch import OutputFetcher
+            from ascendrun.head.survey.submission import load_outputs
+
+            self._output_fetcher = OutputFetcher(
+                self._state_dir,
+                self._links,
+                self.post,
+                lambda job_id: load_outputs(self._store.find(job_id)),
+                self._jobs.record,
+                self._retention,
+            )
+        return self._output_fetcher
 
     def _keep_samples(self) -> SampleIngest:
         from ascendrun.head.spool.sample_ingest import SampleIngest
@@ -346,8 +369,9 @@ class Controller:
     def _on_up(self, link: AgentConnection) -> None:
         self._jobs.on_up(link)
         self._operations.on_up()
-        if self._fetcher is not None:
-            self._fetcher.on_up(link)
+        for fetcher in (self._fetcher, self._output_fetcher):
+            if fetcher is not None:
+                fetcher.on_up(link)
 
     def _on_down(self, link: AgentConnection, error: AscendrunError) -> None:
         self._jobs.on_down(link, error)
@@ -380,6 +404,7 @@ class Controller:
             messages.Shutdown: self._shutdown,
             messages.CheckStore: self._check_store,
             messages.Gather: lambda request, answer: self._artifacts().serve(request, answer),
+            messages.Fetch: lambda request, answer: self._fetch_outputs().serve(request, answer),
         }
         again = {kind: partial(self._with_sound_store, handler) for kind, handler in handlers.items()}
         handle_request(again, op, header, answer, log=self._state_dir / "controller.log")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ascendrun.head.loop.judging import Judging
     from ascendrun.head.loop.machines import Machines
     from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
+    from ascendrun.head.spool.output_fetch import OutputFetcher
     from ascendrun.head.spool.sample_ingest import SampleIngest
     from ascendrun.head.survey.submission import Submission
 
@@ -78,8 +79,8 @@ class Guard:
 class LiveJobs:
     """The jobs with a runner: live jobs, and ended jobs whose last bytes are awaited.
 
-    Use from the controller's thread, except `handle_message`. `artifacts` and `samples` create their object at the
-    first call.
+    Use from the controller's thread, except `handle_message`. `artifacts`, `outputs` and `samples` create their object
+    at the first call.
     """
 
     def __init__(
@@ -91,12 +92,13 @@ class LiveJobs:
         post: Callable[[Callable[[], None]], None],
         guard: Guard,
         artifacts: Callable[[], ArtifactFetcher],
+        outputs: Callable[[], OutputFetcher],
         samples: Callable[[], SampleIngest],
         retention: Retention,
     ) -> None:
         self._state_dir, self._store, self._links = state_dir, store, links
         self._post, self._guard, self._artifacts, self._samples = post, guard, artifacts, samples
-        self._retention = retention
+        self._retention, self._outputs = retention, outputs
         self._runners: dict[str, JobRunner] = {}
         self._submissions: dict[str, Submission] = {}
         self._claims: dict[str, Mapping[str, Claim]] = {}
@@ -149,6 +151,9 @@ class LiveJobs:
             attempt = unrequested_attempt(stored.job, now_s=time.time())
             if attempt is not None:
                 self._guard(partial(self._artifacts().fetch, stored.job.id, attempt, only_missing=True))
+            noted = {event.code for event in self.events_of(stored.job.id) if event.attempt == stored.job.attempt}
+            if not noted & {"outputs-fetched", "outputs-missing", "outputs-failed"}:
+                self._fetch_outputs(runner)
         if runner.job.go_sent_at_s is not None:
             for host in runner.job.hosts:
                 runner.read_records(host)
@@ -313,9 +318,10 @@ class LiveJobs:
         return self._store.events(job_id)
 
     def record(self, job_id: str, events: Sequence[Event]) -> None:
-        """Store events that do not change the job."""
-        if job_id in self._runners:
-            self._store.save(self._runners[job_id].job, events, now_s=time.time())
+        """Store events that do not change the job, which may have ended."""
+        job = self._job(job_id)
+        if job is not None:
+            self._store.save(job, events, now_s=time.time())
 
     def _record_trouble(self, runner: JobRunner, host: str, trouble: FileTrouble) -> None:
         self.record(runner.job.id, [file_event(host, trouble, attempt=split_tag(trouble.tag)[1], now_s=time.time())])
@@ -392,7 +398,12 @@ class LiveJobs:
         if step.transitions:
             self._fetch_artifacts(before, step)
         if step.transitions and step.job.is_terminal:
+            self._fetch_outputs(runner)
             runner.drain()
+
+    def _fetch_outputs(self, runner: JobRunner) -> None:
+        if runner.spec.outputs and runner.job.go_sent_at_s is not None:
+            self._guard(partial(self._outputs().request, runner.job.id))
 
     def _fetch_artifacts(self, before: Job, step: Step) -> None:
         """Request the files that may explain a failure immediately: logs rotate, and devices recover."""

@@ -473,6 +473,60 @@ class Gather(Request[GatherReply]):
     timeout_s: float
 
 
+@dataclass(frozen=True)
+class OutputsReply(Message):
+    """Reply to Outputs. `files`: (path, bytes, mtime_ns) by path; `missing`: patterns without a file; `folder`: the
+    working directory."""
+
+    OP = "outputs"
+    folder: str
+    files: tuple[tuple[str, int, int], ...] = converted(
+        lambda rows: tuple((str(p), int(b), int(m)) for p, b, m in rows)
+    )
+    missing: tuple[str, ...] = converted(tuple)
+
+
+@dataclass(frozen=True)
+class Outputs(Request[OutputsReply]):
+    """List the files of a run that match patterns; see node/agent/outputs.py."""
+
+    OP, REPLY = "outputs", OutputsReply
+    run: str
+    patterns: Sequence[str]
+
+
+@dataclass(frozen=True)
+class ReadOutputReply(Message):
+    """Reply to ReadOutput: the body, and `size_bytes` and `mtime_ns` of the file after the read."""
+
+    OP = "read_output"
+    size_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class ReadOutput(Request[ReadOutputReply]):
+    """Read a block of a file that Outputs listed."""
+
+    OP, REPLY = "read_output", ReadOutputReply
+    run: str
+    path: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class HashOutputReply(Message):
+    OP = "hash_output"
+    sha256: str
+
+
+@dataclass(frozen=True)
+class HashOutput(Request[HashOutputReply]):
+    OP, REPLY = "hash_output", HashOutputReply
+    run: str
+    path: str
+
+
 # Events: sent by the agent without a request
 
 

@@ -294,6 +294,36 @@ class Gather(Request[GatherReply]):
 
 
 @dataclass(frozen=True)
+class FetchReply(Message):
+    """Progress of the outputs of one host: `files` of `total_files` and `done_bytes` of `total_bytes` are in `folder`.
+
+    `ended`: this is the last reply about the host. `missing`: patterns that matched no file. `problem`: why files are
+    missing, None: no problem."""
+
+    OP = "fetch"
+    host: str
+    folder: str
+    files: int = 0
+    total_files: int = 0
+    done_bytes: int = 0
+    total_bytes: int = 0
+    missing: tuple[str, ...] = converted(tuple, default=())
+    ended: bool = False
+    problem: Failure | None = converted(Failure.from_json, default=None)
+
+
+@dataclass(frozen=True)
+class Fetch(Request[FetchReply]):
+    """Fetch outputs of a job; several replies from each host. `patterns` (): those that the job declares; `into`: an
+    absolute directory on this machine, None: that of the job's outputs."""
+
+    OP, REPLY = "fetch", FetchReply
+    job: str
+    patterns: tuple[str, ...] = converted(tuple, default=())
+    into: str | None = None
+
+
+@dataclass(frozen=True)
 class StacksReply(Message):
     """The stacks of one host's ranks as node/stacks.py has them, or why there are none."""
 

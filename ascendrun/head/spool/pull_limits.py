@@ -41,9 +41,8 @@ class PullLimits:
         if allocated_bytes(self._folder) >= self._retention.pull_job_bytes:
             self.pause = Pause.JOB
         else:
-            free, total = _disk(self._folder)
-            least = min(self._retention.min_free_bytes, total // SMALL_DISK)
-            self.pause = Pause.DISK if free < least * (2 if before else 1) else None
+            least = self._retention.min_free_bytes
+            self.pause = Pause.DISK if free_bytes_beyond(self._folder, least, times=2 if before else 1) < 0 else None
         return self.pause is not before
 
     def of_files(self) -> Mapping[str, int]:
@@ -68,9 +67,13 @@ def allocated_bytes(folder: Path) -> int:
     return total
 
 
-def _disk(folder: Path) -> tuple[int, int]:
-    """Return free and total bytes of the disk on which a directory is or will be."""
+def free_bytes_beyond(folder: Path, least: int, *, times: int = 1) -> int:
+    """Return the bytes that may be written to a directory, which may not exist yet, while `least` stay free.
+
+    Negative: less is free. Of a small disk a part is kept free, `times` that.
+    """
     while not folder.exists():
         folder = folder.parent
     found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    least = min(least, found.f_blocks * found.f_frsize // SMALL_DISK)
+    return found.f_bavail * found.f_frsize - least * times

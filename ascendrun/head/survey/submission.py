@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ascendrun.core.jobfile.spec import JobSpec
     from ascendrun.core.jobs.schedule import Claim
     from ascendrun.head.spool.artifact_fetch import Subject
+    from ascendrun.head.spool.output_fetch import JobOutputs
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,27 @@ def load_subject(stored: StoredJob) -> Subject:
     hosts = tuple(host for host in submission.hosts if host.name in job.used_hosts)
     used = {number: job.hosts_of(number) for number in range(1, job.attempt + 1)}
     return Subject(job.id, job.run, submission.spec.devices.type, job.attempt, hosts, used)
+
+
+def load_outputs(stored: StoredJob) -> JobOutputs:
+    """Return the outputs of a stored job; without hosts if no attempt was started."""
+    from ascendrun.head.spool.output_fetch import JobOutputs
+
+    submission = Submission.from_stored(stored)
+    spec, job = submission.spec, stored.job
+    attempt = job.attempt if job.go_sent_at_s is not None else job.attempt - 1
+    names = job.hosts_of(attempt) if attempt > 0 else ()
+    is_separate = spec.outputs_from == "all"
+    hosts = tuple(host for name in names for host in submission.hosts if host.name == name)
+    return JobOutputs(
+        job_id=job.id,
+        folder=job.pipeline or job.id,
+        run=job.home or job.run,
+        attempt=job.attempt,
+        patterns=spec.outputs,
+        hosts=hosts if is_separate else hosts[:1],
+        separate=is_separate,
+    )
 
 
 def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) -> Job:

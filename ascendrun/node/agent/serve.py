@@ -213,6 +213,9 @@ class Agent:
             "sample": Operation(simple(self._sample), "own", None),
             "gather": Operation(simple(self._gather), "own", None),
             "grep": Operation(lambda r, body: self._grep(r), "own", None),
+            "outputs": Operation(lambda r, body: self._outputs("list", r), "own", None),
+            "read_output": Operation(lambda r, body: self._outputs("read", r), "own", None),
+            "hash_output": Operation(lambda r, body: self._outputs("hash", r), "own", None),
         }
 
     def _live(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -263,6 +266,13 @@ class Agent:
         from ascendrun.node.agent.grep import grep
 
         return grep(self._root, request, agent=self._agent, commands=self._commands(), login=self._clean_login)
+
+    def _outputs(self, what: str, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        from ascendrun.node.agent.outputs import hash_output, list_outputs, read_output
+
+        if what == "read":
+            return read_output(self._root, request)
+        return {"list": list_outputs, "hash": hash_output}[what](self._root, request), b""
 
     def _gather(self, request: dict[str, Any]) -> dict[str, Any]:
         from ascendrun.node.agent.artifacts import ArtifactCollection

@@ -56,6 +56,7 @@ class Live:
             post=lambda call: call(),
             guard=Guard(),
             artifacts=nobody,
+            outputs=nobody,
             retention=Retention(),
             samples=nobody,
         )

@@ -142,6 +142,7 @@ class World:
             post=lambda call: call(),
             guard=Guard(),
             artifacts=nobody,
+            outputs=nobody,
             retention=Retention(),
             samples=samples,
         )

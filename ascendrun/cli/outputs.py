@@ -1,0 +1,64 @@
+"""Outputs of a job as they arrive: the bottom line of the terminal, and the lines about their end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ascendrun.cli.errors import hint_lines, warning_lines
+from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.cli.screen import Screen
+    from ascendrun.cluster import FetchReply
+
+
+def fetch_outputs(replies: Iterable[FetchReply], screen: Screen) -> list[FetchReply]:
+    """Show the progress; return the last reply of each host."""
+    newest: dict[str, FetchReply] = {}
+    ended: list[FetchReply] = []
+    try:
+        for reply in replies:
+            newest[reply.host] = reply
+            if reply.ended:
+                ended.append(newest.pop(reply.host))
+            screen.progress(str(_progress(list(newest.values()))) if newest else "")
+    finally:
+        screen.close()
+    return ended
+
+
+def _progress(replies: list[FetchReply]) -> Text:
+    return Text(
+        "outputs.progress",
+        "fetching outputs: {files} of {total_files} files, {done:bytes} of {total:bytes}",
+        files=sum(reply.files for reply in replies),
+        total_files=sum(reply.total_files for reply in replies),
+        done=sum(reply.done_bytes for reply in replies),
+        total=sum(reply.total_bytes for reply in replies),
+    )
+
+
+def missing_text(reply: FetchReply) -> Text:
+    return Text("outputs.missing", "{host}: no file matches {patterns}", host=reply.host, patterns=list(reply.missing))
+
+
+def output_lines(job_id: str, replies: list[FetchReply]) -> Iterator[str]:
+    """Return the lines about fetched outputs: problems first, each directory with its files last."""
+    for reply in replies:
+        if reply.missing:
+            yield from warning_lines(missing_text(reply))
+        if reply.problem is not None:
+            why = reply.problem.message
+            yield from warning_lines(
+                Text("outputs.problem", "{host}: outputs not fetched: {why}", host=reply.host, why=why)
+            )
+            yield from hint_lines(reply.problem.hint or f"ascendrun fetch {job_id}")
+    sizes: dict[str, list[int]] = {}
+    for reply in replies:
+        if reply.files:
+            size = sizes.setdefault(reply.folder, [0, 0])
+            size[0], size[1] = size[0] + reply.files, size[1] + reply.done_bytes
+    for folder, (files, size_bytes) in sizes.items():
+        values = {"files": files, "size": size_bytes, "directory": folder}
+        yield str(Text("outputs.directory", "outputs: {directory} ({files:plural file files}, {size:bytes})", **values))

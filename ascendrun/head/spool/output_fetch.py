@@ -1,0 +1,315 @@
+"""Fetches outputs of jobs from nodes: those that a job declares, at its end, and others on request.
+
+The declared outputs of a job that are not here yet are a small file until every host has sent its own, so that this
+survives the end of this process and an unreachable host. Nothing else waits for a transfer.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from typing import Callable
+
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.errors import ConflictError, NotFoundError
+from ascendrun.core.events import Event
+from ascendrun.core.hosts import Host
+from ascendrun.core.node_messages import Failure
+from ascendrun.core.retention import Retention
+from ascendrun.head.agents.connections import Connections, dialled
+from ascendrun.head.protocol.control_messages import Fetch, FetchReply
+from ascendrun.head.protocol.control_socket import Answer
+from ascendrun.head.protocol.messages import R, Request
+from ascendrun.head.protocol.remote import AgentConnection, Reply
+from ascendrun.head.spool.output_transfer import TRIES, Progress, TransferError, disk_full, make_folder, transfer
+from ascendrun.head.spool.pull_limits import free_bytes_beyond
+from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_file, waiting_jobs
+from ascendrun.node.files import write_json
+from ascendrun.text import Text
+
+AT_ONCE = 4
+"""Hosts that send outputs at the same time."""
+CONNECT_S = 15.0
+"""Seconds after which a host that is not connected is named."""
+REPORT_S = 0.5
+"""Seconds between two reports of progress."""
+
+
+@dataclass(frozen=True)
+class JobOutputs:
+    """The outputs of a job. `folder`: their name on the head node; `run`: whose working directory they are in.
+
+    `hosts`: of the newest attempt, those that have outputs. `separate`: each host has a directory of its own."""
+
+    job_id: str
+    folder: str
+    run: str
+    attempt: int
+    patterns: tuple[str, ...]
+    hosts: tuple[Host, ...]
+    separate: bool
+
+
+@dataclass
+class _Transfer:
+    """Files of one host. `is_declared`: what the job declares, to the place for it."""
+
+    outputs: JobOutputs
+    host: Host
+    patterns: tuple[str, ...]
+    into: Path
+    is_declared: bool
+    listeners: list[Callable[[FetchReply], None]] = field(default_factory=list)
+    progress: Progress = Progress()
+    is_running: bool = False
+    tries: int = 0
+    is_reported_waiting: bool = False
+
+    @property
+    def folder(self) -> Path:
+        return self.into / self.host.name if self.outputs.separate else self.into
+
+    def reply(self, *, ended: bool = False, problem: Failure | None = None) -> FetchReply:
+        one = self.progress
+        counts = (one.files, one.total_files, one.done_bytes, one.total_bytes, one.missing)
+        return FetchReply(self.host.name, str(self.folder), *counts, ended=ended, problem=problem)
+
+
+class OutputFetcher:
+    """Use from the controller's thread. `find(job id)` raises NotFoundError; `record(job id, events)` stores events."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        links: Connections,
+        post: Callable[[Callable[[], None]], None],
+        find: Callable[[str], JobOutputs],
+        record: Callable[[str, Sequence[Event]], None],
+        retention: Retention,
+        *,
+        connect_s: float = CONNECT_S,
+    ) -> None:
+        self._state_dir, self._links, self._post, self._find, self._record = state_dir, links, post, find, record
+        self._retention, self._connect_s = retention, connect_s
+        self._transfers: dict[tuple[str, str, tuple[str, ...], Path], _Transfer] = {}
+        self._slots = threading.Semaphore(AT_ONCE)
+        self._one_each: dict[Host, threading.Lock] = defaultdict(threading.Lock)
+        self._admitting = threading.Lock()
+        self._admitted: dict[str, dict[str, int]] = defaultdict(dict)
+
+    @property
+    def is_busy(self) -> bool:
+        return any(one.is_running for one in self._transfers.values())
+
+    def resume(self) -> None:
+        """Continue what an earlier controller left, except what failed for a reason that only a user can remove."""
+        for job_id in waiting_jobs(self._state_dir):
+            hosts = read_waiting(self._state_dir, job_id)
+            try:
+                outputs = self._find(job_id)
+            except NotFoundError:
+                waiting_file(self._state_dir, job_id).unlink(missing_ok=True)
+                continue
+            for host in outputs.hosts:
+                if host.name in hosts and hosts[host.name] is None:
+                    self._add(outputs, host, outputs.patterns, outputs_dir(self._state_dir, outputs.folder), None)
+
+    def request(self, job_id: str) -> None:
+        """Fetch what an ended job declares."""
+        outputs = self._find(job_id)
+        if not (outputs.patterns and outputs.hosts):
+            return
+        self._write_waiting(job_id, {host.name: None for host in outputs.hosts})
+        for host in outputs.hosts:
+            self._add(outputs, host, outputs.patterns, outputs_dir(self._state_dir, outputs.folder), None)
+
+    def serve(self, request: Fetch, answer: Answer) -> None:
+        """Fetch for a command that waits. A host that is not connected in time gets a problem as its last reply."""
+        outputs = self._find(request.job)
+        patterns = request.patterns or outputs.patterns
+        if not patterns:
+            what = Text("outputs.none-declared", "{job} declares no outputs", job=outputs.job_id)
+            raise NotFoundError(what, hint=f"ascendrun fetch {outputs.job_id} PATH")
+        if not outputs.hosts:
+            raise ConflictError(Text("outputs.not-started", "{job} was not started on a host", job=outputs.job_id))
+        waiting = {host.name for host in outputs.hosts}
+        into = Path(request.into) if request.into is not None else outputs_dir(self._state_dir, outputs.folder)
+
+        def listen(reply: FetchReply) -> None:
+            if reply.ended:
+                waiting.discard(reply.host)
+            answer(reply, b"", not waiting)
+
+        for host in outputs.hosts:
+            self._add(outputs, host, patterns, into, listen)
+
+    def on_up(self, link: AgentConnection) -> None:
+        for one in tuple(self._transfers.values()):
+            if not one.is_running and dialled(one.host) == dialled(link.host):
+                self._start(one)
+
+    # One transfer
+
+    def _add(
+        self,
+        outputs: JobOutputs,
+        host: Host,
+        patterns: tuple[str, ...],
+        into: Path,
+        listen: Callable[[FetchReply], None] | None,
+    ) -> None:
+        key = (outputs.job_id, host.name, patterns, into)
+        one = self._transfers.get(key)
+        if one is None:
+            is_declared = patterns == outputs.patterns and into == outputs_dir(self._state_dir, outputs.folder)
+            one = self._transfers[key] = _Transfer(outputs, host, patterns, into, is_declared)
+        if listen is not None:
+            one.listeners.append(listen)
+        if self._links.get(host).is_up:
+            self._start(one)
+        else:
+            self._await_host(one)
+
+    def _start(self, one: _Transfer) -> None:
+        if not one.is_running:
+            one.is_running = True
+            lock = self._one_each[dialled(one.host)]
+            threading.Thread(target=self._run, args=(one, lock), daemon=True, name="outputs").start()
+
+    def _run(self, one: _Transfer, lock: threading.Lock) -> None:
+        """Run the transfer, in a thread of its own: it waits for the node and for the disk."""
+        due_mono = 0.0
+
+        def report(progress: Progress) -> None:
+            nonlocal due_mono
+            if progress.done_bytes > one.progress.done_bytes:
+                one.tries = 0
+            one.progress = progress
+            if time.monotonic() >= due_mono:
+                due_mono = time.monotonic() + REPORT_S
+                for listen in tuple(one.listeners):
+                    listen(one.reply())
+
+        error: TransferError | None = None
+        try:
+            with lock, self._slots:
+                make_folder(one.folder)
+                one.progress = transfer(
+                    partial(self._ask, one.host),
+                    one.outputs.run,
+                    one.patterns,
+                    one.folder,
+                    admit=partial(self._admit, one),
+                    report=report,
+                )
+        except TransferError as failed:
+            error = failed
+        except OSError as failed:  # of `make_folder`
+            error = TransferError(Failure("io-error", f"{failed.filename}: {failed.strerror}"))
+        self._post(partial(self._take_end, one, error))
+
+    def _ask(self, host: Host, request: Request[R], *, deadline_s: float) -> Reply[R]:
+        replies: queue.SimpleQueue[Reply[R]] = queue.SimpleQueue()
+        self._links.get(host).call(request, deadline_s=deadline_s, done=replies.put)
+        return replies.get()
+
+    def _admit(self, one: _Transfer, total: int, missing: int) -> None:
+        """Check the limit of the job, unless a user requested the transfer, and the disk."""
+        job_id, limit = one.outputs.job_id, self._retention.outputs_job_bytes
+        with self._admitting:
+            sizes = {**self._admitted[job_id], one.host.name: total}
+            if not one.listeners and sum(sizes.values()) > limit:
+                what = Text(
+                    "outputs.limit",
+                    "{size:bytes} exceed the limit of {limit:bytes} (setting outputs_job_gib)",
+                    size=sum(sizes.values()),
+                    limit=limit,
+                )
+                raise TransferError(Failure("output-limit", what, f"ascendrun fetch {job_id}"))
+            if missing > free_bytes_beyond(one.into, self._retention.min_free_bytes):
+                raise TransferError(disk_full(one.into))
+            self._admitted[job_id] = sizes
+
+    def _take_end(self, one: _Transfer, error: TransferError | None) -> None:
+        one.is_running = False
+        if error is not None and error.is_lost:
+            one.tries += 1
+            is_up = self._links.get(one.host).is_up
+            if one.tries < TRIES or not is_up:
+                if is_up:
+                    self._start(one)
+                else:
+                    self._await_host(one)
+                return
+        self._end(one, None if error is None else error.failure)
+
+    def _end(self, one: _Transfer, failure: Failure | None) -> None:
+        self._transfers.pop((one.outputs.job_id, one.host.name, one.patterns, one.into), None)
+        if one.is_declared:
+            self._note_end(one, failure)
+        for listen in one.listeners:
+            listen(one.reply(ended=True, problem=failure))
+
+    def _note_end(self, one: _Transfer, failure: Failure | None) -> None:
+        """Record the end of a declared transfer in the events and in the file of what is not here."""
+        job_id, progress = one.outputs.job_id, one.progress
+        hosts = dict(read_waiting(self._state_dir, job_id))
+        if one.host.name not in hosts:
+            return
+        hosts[one.host.name] = failure
+        if failure is None:
+            del hosts[one.host.name]
+        self._write_waiting(job_id, hosts)
+        if failure is not None:
+            self._note(one, "outputs-failed", reason=failure.line())
+            return
+        if progress.missing:
+            self._note(one, "outputs-missing", patterns=list(progress.missing))
+        if progress.total_files:
+            values = {"files": progress.total_files, "size": progress.total_bytes, "directory": str(one.folder)}
+            self._note(one, "outputs-fetched", **values)
+
+    def _note(self, one: _Transfer, code: str, **values: object) -> None:
+        event = Event(code, values, (one.host.name,), attempt=one.outputs.attempt, at_s=time.time())
+        self._record(one.outputs.job_id, [event])
+
+    # Hosts that are not connected
+
+    def _await_host(self, one: _Transfer) -> None:
+        self._later(self._connect_s, partial(self._name_host, one))
+
+    def _name_host(self, one: _Transfer) -> None:
+        """Name a host that is still not connected: to the commands that wait, and in the events of the job."""
+        key = one.outputs.job_id, one.host.name, one.patterns, one.into
+        if one.is_running or self._transfers.get(key) is not one:
+            return
+        is_waiting = one.is_declared and one.host.name in read_waiting(self._state_dir, one.outputs.job_id)
+        if not is_waiting:
+            del self._transfers[key]
+        elif not one.is_reported_waiting:
+            one.is_reported_waiting = True
+            self._note(one, "outputs-waiting")
+        later = Text("outputs.waiting", "not reachable; fetched when it is reachable again")
+        what = later if is_waiting else Text("outputs.unreachable", "not reachable")
+        listeners, one.listeners = one.listeners, []
+        for listen in listeners:
+            listen(one.reply(ended=True, problem=Failure("unreachable", what)))
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, partial(self._post, call))
+        timer.daemon = True
+        timer.start()
+
+    def _write_waiting(self, job_id: str, hosts: Mapping[str, Failure | None]) -> None:
+        path = waiting_file(self._state_dir, job_id)
+        if not hosts:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_json(str(path), {name: None if why is None else why.to_json() for name, why in hosts.items()})

@@ -1,0 +1,239 @@
+"""Outputs arrive whole: cut, changed, damaged, too large or of a host that is gone, over the node's own code."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+
+from ascendrun.core.errors import NotFoundError
+from ascendrun.core.events import Event
+from ascendrun.core.hosts import Host
+from ascendrun.core.node_messages import Failure
+from ascendrun.core.retention import Retention
+from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.control_messages import Fetch, FetchReply
+from ascendrun.head.protocol.messages import Request
+from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.spool.output_fetch import JobOutputs, OutputFetcher
+from ascendrun.head.spool.output_transfer import PART, TransferError, transfer
+from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_jobs
+from ascendrun.node import layout
+from ascendrun.node.agent.outputs import BLOCK_BYTES, hash_output, list_outputs, read_output
+from ascendrun.node.op_errors import OperationError
+
+RUN = "head-j-0001"
+LOST = Failure("connection-lost", "cut")
+
+
+class Node:
+    """A node with one run, and the blocks that it sent. `cuts`: numbers of reads whose reply is lost."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.work = Path(layout.work_dir(str(root), RUN))
+        self.work.mkdir(parents=True)
+        self.sent: Counter[tuple[str, int]] = Counter()
+        self.cuts: set[int] = set()
+        self.damages: set[int] = set()
+        self.before_read: Callable[[], None] = lambda: None
+
+    def write(self, path: str, data: bytes) -> bytes:
+        place = self.work / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+        return data
+
+    def ask(self, request: Request[Any], *, deadline_s: float) -> Reply[Any]:
+        header, body = request.to_header(), b""
+        try:
+            if isinstance(request, agent.ReadOutput):
+                self.before_read()
+                fields, body = read_output(str(self.root), header)
+                self.sent[request.path, request.offset] += 1
+                number = sum(self.sent.values())
+                if number in self.cuts:
+                    return Reply(None, error=LOST)
+                if number in self.damages:
+                    body = bytes([body[0] ^ 1]) + body[1:]
+            else:
+                act = list_outputs if isinstance(request, agent.Outputs) else hash_output
+                fields = act(str(self.root), header)
+        except OperationError as error:
+            return Reply(None, error=Failure.of_node(error.as_json()))
+        return Reply(request.REPLY.from_header(fields), body)
+
+    def fetch(self, into: Path, *patterns: str) -> Any:
+        return transfer(self.ask, RUN, patterns, into)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "node")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_transfer_that_is_cut_three_times_sends_at_most_one_block_twice_each(node: Node, tmp_path: Path) -> None:
+    data = node.write("out/model.bin", os.urandom(9 * BLOCK_BYTES + 17))
+    node.write("out/sub/empty", b"")
+    node.cuts = {2, 5, 9}
+    into = tmp_path / "into"
+    for _ in node.cuts:
+        with pytest.raises(TransferError) as cut:
+            node.fetch(into, "out")
+        assert cut.value.is_lost and not (into / "out/model.bin").exists()
+    with open(next((into / "out").glob(f"{PART}*")), "ab") as part:
+        part.write(b"half a block, as a head that was killed leaves it")
+    progress = node.fetch(into, "out")
+    assert (into / "out/model.bin").read_bytes() == data and names(into) == ["out/model.bin", "out/sub/empty"]
+    assert (progress.files, progress.done_bytes) == (2, len(data))
+    assert max(node.sent.values()) == 2 and sum(count - 1 for count in node.sent.values()) == len(node.cuts)
+    before = sum(node.sent.values())
+    assert node.fetch(into, "out").files == 2 and sum(node.sent.values()) == before, "what is here is not sent again"
+
+
+def test_what_is_damaged_or_changes_on_the_way_arrives_as_it_is_on_the_node(node: Node, tmp_path: Path) -> None:
+    damaged = node.write("damaged", os.urandom(2 * BLOCK_BYTES))
+    node.damages = {2}
+    node.fetch(tmp_path / "into", "damaged")
+    versions = [b"the second", b"first version"]
+    node.write("changed", b"x")
+    node.before_read = lambda: void(versions and node.write("changed", versions.pop()))
+    node.fetch(tmp_path / "into", "changed")
+    assert (tmp_path / "into/damaged").read_bytes() == damaged
+    assert (tmp_path / "into/changed").read_bytes() == b"the second"
+    node.before_read = lambda: void(node.write("growing", (node.work / "growing").read_bytes() + b"x"))
+    node.write("growing", b"x")
+    with pytest.raises(TransferError) as error:
+        node.fetch(tmp_path / "into", "growing")
+    assert error.value.failure.code == "output-changed"
+
+
+def void(_: object) -> None:
+    """Ignore the result of an expression."""
+
+
+def test_patterns_name_files_and_nothing_that_was_staged(node: Node, tmp_path: Path) -> None:
+    tree = node.root / "trees" / ("a" * 64)
+    tree.mkdir(parents=True)
+    (tree / "train.py").write_text("")
+    (node.work / "train.py").symlink_to(tree / "train.py")
+    for path in ("out/a/b/m.csv", "out/top.csv", "other.txt"):
+        node.write(path, b"1")
+    os.mkfifo(node.work / "out/pipe")
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far/x.bin").write_bytes(b"2")
+    progress = node.fetch(tmp_path / "into", "**/*.csv", "*", "none*", str(tmp_path / "far"), "train.py")
+    expected = ["other.txt", "out/a/b/m.csv", "out/top.csv", f"{tmp_path}/far/x.bin"[1:]]
+    assert names(tmp_path / "into") == sorted(expected)
+    assert progress.missing == ("none*", "train.py")
+    evil = agent.OutputsReply(folder="", files=(("../../evil", 1, 1),), missing=())
+    with pytest.raises(TransferError, match="invalid path"):
+        transfer(lambda request, *, deadline_s: Reply(evil), RUN, ["x"], tmp_path / "into")  # type: ignore[arg-type]
+
+
+class Link:
+    def __init__(self, node: Node) -> None:
+        self.node, self.is_up = node, True
+
+    def call(self, request: Any, *, deadline_s: float, done: Callable[[Any], None]) -> None:
+        done(self.node.ask(request, deadline_s=deadline_s))
+
+
+class World:
+    """Two hosts, the head's state directory, and the controller's thread: `work` runs what was posted to it."""
+
+    def __init__(self, folder: Path, *patterns: str) -> None:
+        self.state_dir = folder / "state"
+        self.state_dir.mkdir()
+        self.hosts = (Host("n1"), Host("n2"))
+        self.nodes = {host: Node(folder / host.name) for host in self.hosts}
+        self.links = {host: Link(node) for host, node in self.nodes.items()}
+        self.outputs = JobOutputs("j-0001", "j-0001", RUN, 1, patterns, self.hosts, separate=True)
+        self.events: list[Event] = []
+        self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.folder = outputs_dir(self.state_dir, "j-0001")
+
+    def get(self, host: Host) -> Link:
+        return self.links[host]
+
+    def start(self, **limits: int) -> OutputFetcher:
+        links: Any = self
+
+        def record(job_id: str, events: Sequence[Event]) -> None:
+            self.events.extend(events)
+
+        retention = Retention(**limits)
+        return OutputFetcher(
+            self.state_dir, links, self.posted.put, lambda _: self.outputs, record, retention, connect_s=0.01
+        )
+
+    def work(self, is_done: Callable[[], object]) -> None:
+        while not is_done():
+            self.posted.get(timeout=60)()
+
+    def codes(self) -> list[tuple[str, str]]:
+        return sorted((event.hosts[0], event.code) for event in self.events)
+
+    def serve(self, fetcher: OutputFetcher, *patterns: str, into: Path | None = None) -> list[FetchReply]:
+        last: list[FetchReply] = []
+        ends: list[bool] = []
+
+        def answer(reply: Any, body: bytes, is_last: bool) -> None:
+            ends.append(is_last)
+            last.extend([reply] if reply.ended else [])
+
+        fetcher.serve(Fetch("j-0001", patterns, None if into is None else str(into)), answer)
+        self.work(lambda: ends[-1:] == [True])
+        return last
+
+
+def test_a_host_that_is_gone_is_named_and_sends_when_it_is_back(tmp_path: Path) -> None:
+    world = World(tmp_path, "out/", "none")
+    for node in world.nodes.values():
+        node.write("out/model", b"weights")
+    gone = world.links[world.hosts[1]]
+    gone.is_up = False
+    world.start().request("j-0001")
+    world.work(lambda: len(world.events) == 3)
+    assert world.codes() == [("n1", "outputs-fetched"), ("n1", "outputs-missing"), ("n2", "outputs-waiting")]
+    assert names(world.folder) == ["n1/out/model"] and dict(read_waiting(world.state_dir, "j-0001")) == {"n2": None}
+    fetcher = world.start()  # as after the end of the controller
+    fetcher.resume()
+    (ended,) = [reply for reply in world.serve(fetcher) if reply.problem is not None]
+    assert (ended.host, ended.problem.code if ended.problem else "") == ("n2", "unreachable")
+    gone.is_up = True
+    link: Any = gone
+    gone.host = world.hosts[1]  # type: ignore[attr-defined]
+    fetcher.on_up(link)
+    world.work(lambda: not waiting_jobs(world.state_dir))
+    assert names(world.folder) == ["n1/out/model", "n2/out/model"]
+
+
+def test_too_much_is_refused_with_its_limit_until_a_user_fetches_it(tmp_path: Path) -> None:
+    world = World(tmp_path, "out")
+    for node in world.nodes.values():
+        node.write("out/model", b"x" * 600)
+    fetcher = world.start(outputs_job_bytes=1000)
+    fetcher.request("j-0001")
+    world.work(lambda: len(world.events) == 2)
+    assert sorted(event.code for event in world.events) == ["outputs-failed", "outputs-fetched"]
+    ((_, failure),) = read_waiting(world.state_dir, "j-0001").items()
+    assert failure is not None and failure.code == "output-limit" and failure.hint == "ascendrun fetch j-0001"
+    assert all(reply.problem is None for reply in world.serve(fetcher))
+    assert len(names(world.folder)) == 2 and not waiting_jobs(world.state_dir)
+    with open(world.nodes[world.hosts[0]].work / "huge", "wb") as file:
+        file.truncate(8 << 40)
+    full = {reply.host: reply.problem for reply in world.serve(fetcher, "huge", into=tmp_path / "here")}
+    assert full["n1"] is not None and full["n1"].code == "disk-full" and full["n2"] is None
+    world.outputs = JobOutputs("j-0001", "j-0001", RUN, 1, (), world.hosts, separate=False)
+    with pytest.raises(NotFoundError, match="declares no outputs"):
+        world.serve(fetcher)
