@@ -114,6 +114,7 @@ TOUR: dict[str, tuple[str, ...]] = {
         "JOB --layout ascend-fd --dry-run",
         "JOB -O /nowhere/at/all/x.tar.gz",
     ),
+    "fetch": ("", "nothing", "JOB ../x", "JOB a ~/b", "JOB -O"),
     "stop": ("", "nothing"),
     "wait": ("", "nothing", "JOB --timeout soon"),
     "validate": ("", "good.yaml bad.yaml program.yaml pipeline.yaml bad.hosts missing.yaml empty.yaml list.yaml"),
