@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ascendrun.node.agent import protein_files, training_files
 from ascendrun.options import read_table
@@ -15,6 +16,7 @@ from ascendrun.planner.codon_proteins import odd_letters, read_ambiguity, residu
 from ascendrun.planner.codon_vocabulary import ORGANISMS
 from ascendrun.planner.training import Training, judge, with_defaults
 from ascendrun.programs import codon as program
+from ascendrun.programs.codon.model import Config
 from ascendrun.programs.codon.proteins import read_proteins
 
 TABLE = read_table("codon", Path(program.__file__).with_name("options.json").read_text(encoding="utf-8"))
@@ -70,6 +72,17 @@ def test_steps_and_size_of_the_guides_training(ranks, args, steps):
     assert (
         work.weights == 89_579_610 and work.micro_length == 1504 and work.tokens_per_step == 300 * work.samples_per_step
     )
+
+
+def test_the_job_file_of_the_guide_trains_the_whole_model_with_its_values():
+    job = yaml.safe_load((Path(__file__).parents[3] / "jobs" / "codon-full.yaml").read_text(encoding="utf-8"))
+    args = {**job["args"], **next(stage["args"] for stage in job["stages"] if stage["name"] == "train")}
+    guide = {"global_batch_size": 6, "num_train_epochs": 15, "learning_rate": 5e-5, "warmup_ratio": 0.1, "seed": 23}
+    assert {name: args[name] for name in guide} == guide
+    base = {"kind": "model", "config": Config().as_json()}
+    files = {args["prepared_dir"]: {"kind": "prepared", "facts": FACTS}, args["base_model"]: base}
+    work = plan.workload(training(files=files, **args))
+    assert work is not None and (work.steps, work.weights) == (255, 89_579_610)
 
 
 # --- optimization ---
