@@ -15,6 +15,7 @@ STAGES = {
     "finetune": ("train", "train_stage"),
     "evaluate": ("scores", "evaluate_stage"),
     "optimize": ("optimize", "optimize_stage"),
+    "serve": ("serve", "serve_stage"),
 }
 """Module and function of (options, runtime) for each --mode."""
 

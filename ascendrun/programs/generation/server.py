@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.text import Text
@@ -55,13 +55,14 @@ class Limits:
 
 
 class RequestRefusedError(Exception):
-    """A request is invalid; `status`: the HTTP status code."""
+    """A request is invalid; `status`: the HTTP status code; `values`: more of the reply, next to the error."""
 
-    def __init__(self, status: int, message: str | Text) -> None:
+    def __init__(self, status: int, message: str | Text, **values: Any) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.values = status, values
 
 
+Reply = Union[dict[str, Any], RequestRefusedError]
 Read = Callable[[bytes], Any]
 """Read a body. Raises RequestRefusedError. Called in another thread than the model's."""
 
@@ -70,10 +71,14 @@ def plain_error(status: int, message: str) -> dict[str, Any]:
     return {"error": message}
 
 
+def refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON value")
+
+
 def read_json(body: bytes) -> dict[str, Any]:
     """Read a body that must be a JSON object. Raises RequestRefusedError."""
     try:
-        found = json.loads(body)
+        found = json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise RequestRefusedError(
             400, Text("program.body-not-json", "the body is not JSON: {error}", error=str(error))
@@ -94,13 +99,12 @@ class Request:
         self.parts: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
         self.is_gone = False
 
-    def reply(self, content: dict[str, Any], status: int = 200) -> None:
-        self.put((status, content))
+    def reply(self, content: Reply) -> None:
+        self.put((content.status if isinstance(content, RequestRefusedError) else 200, content))
         self.put(None)
 
     def refuse(self, status: int, message: str | Text) -> None:
-        self.put((status, RequestRefusedError(status, message)))
-        self.put(None)
+        self.reply(RequestRefusedError(status, message))
 
     def send(self, event: str) -> None:
         """Send one server-sent event; `end` after the last one."""
@@ -183,7 +187,7 @@ class Server:
         return [each for each in found if not each.is_gone]
 
     def serve_batches(
-        self, is_over: Callable[[], bool], answer: Callable[[list[Any]], list[dict[str, Any]]], *, most: int = 64
+        self, is_over: Callable[[], bool], answer: Callable[[list[Any]], list[Reply]], *, most: int = 64
     ) -> bool:
         """Serve with a function from the contents of requests that came together to their replies."""
 
@@ -201,7 +205,7 @@ class Server:
 
         return self.serve(is_over, work)
 
-    def reply(self, requests: Sequence[Request], contents: Sequence[dict[str, Any]]) -> None:
+    def reply(self, requests: Sequence[Request], contents: Sequence[Reply]) -> None:
         for request, content in zip(requests, contents):
             request.reply(content)
 
@@ -292,10 +296,13 @@ class Server:
             self.waiting -= 1
         return asked.stays and not self.is_closing
 
+    @property
+    def paths(self) -> list[str]:
+        return [*(f"POST {path}" for path in self.routes), *(f"GET {path}" for path in self.pages)]
+
     def find(self, asked: Asked) -> Any:
         """Return the page or the reader of a request. Raises RequestRefusedError."""
         known = {"GET": self.pages, "POST": self.routes}
-        paths = [f"{method} {path}" for method, some in known.items() for path in some]
         given = asked.headers.get("authorization", "").encode("latin-1")
         if self.token and asked.method != "GET" and not hmac.compare_digest(given, b"Bearer " + self.token.encode()):
             raise RequestRefusedError(401, Text("program.no-token", "the bearer token is missing or wrong"))
@@ -303,10 +310,13 @@ class Server:
             return known[asked.method][asked.path]
         if any(asked.path in some for some in known.values()):
             wrong = Text(
-                "program.method", "{method} is not supported here; expected {known}", method=asked.method, known=paths
+                "program.method",
+                "{method} is not supported here; expected {known}",
+                method=asked.method,
+                known=self.paths,
             )
             raise RequestRefusedError(405, wrong)
-        raise RequestRefusedError(404, Text("program.unknown-path", "unknown path; expected {known}", known=paths))
+        raise RequestRefusedError(404, Text("program.unknown-path", "unknown path; expected {known}", known=self.paths))
 
     async def body(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         length = asked.headers.get("content-length", "")
@@ -378,6 +388,8 @@ class Server:
         self, writer: asyncio.StreamWriter, status: int, content: dict[str, Any] | Exception | Text, *, stays: bool
     ) -> None:
         given = content if isinstance(content, dict) else self.error(status, str(content))
+        if isinstance(content, RequestRefusedError):
+            given = {**given, **content.values}
         raw = json.dumps(given).encode() + b"\n"
         more = "" if stays else "Connection: close\r\n"
         more += {401: "WWW-Authenticate: Bearer\r\n", 405: "Allow: GET, POST\r\n", 503: "Retry-After: 1\r\n"}.get(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascendrun.programs.generation.server import Limits, RequestRefusedError, Server, ending, not_listening, read_json
+from ascendrun.programs.generation.server import Limits, Reply, RequestRefusedError, Server, read_json
+from ascendrun.programs.generation.service import serve_rank
 from ascendrun.programs.trainer.devices.accelerator import choose_precision
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
@@ -51,10 +52,10 @@ def read_question(classifier: Classifier, body: bytes) -> Question:
         raise RequestRefusedError(422, str(error)) from None
 
 
-def answer_questions(classifier: Classifier, questions: list[Question]) -> list[dict[str, Any]]:
+def answer_questions(classifier: Classifier, questions: list[Question]) -> list[Reply]:
     """Classify the tracks of several requests together."""
     answers = iter(classifier.classify([row for each in questions for row in each.rows]))
-    replies: list[dict[str, Any]] = []
+    replies: list[Reply] = []
     for question in questions:
         own = [classifier.reply_of(row, next(answers), return_probs=question.with_all) for row in question.rows]
         replies.append({"predictions": own} if question.is_list else own[0])
@@ -87,24 +88,9 @@ def serve_stage(options: Options, here: Runtime) -> None:
     classifier = Classifier.of(vote, here.accelerator, precision)
     here.log(precision.reason)
     classifier.warm_up(options["inference_warmup_steps"])
-    port = options["port"] + here.local_rank if options["port"] else 0
-    try:
-        server = make_server(classifier, options["host"], port)
-    except OSError as error:
-        raise not_listening(options["host"], port, error.strerror) from error
-    address = server.address
-    print(
-        Text(
-            "program.serving",
-            "serving on http://{host}:{port}: POST /predict, GET /health",
-            host=address[0],
-            port=address[1],
-        ),
-        flush=True,
+    serve_rank(
+        options,
+        here,
+        lambda host, port: make_server(classifier, host, port),
+        lambda questions: answer_questions(classifier, questions),
     )
-    here.record(event="serving", host=address[0], port=address[1])
-    has_answered = server.serve_batches(
-        lambda: here.stop_requested, lambda questions: answer_questions(classifier, questions)
-    )
-    here.record(done=True)
-    here.log(ending(server, has_answered))
