@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ascendrun.programs.generation import chat
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.chat import Reader, Talker, Team, Writing, talk
 from ascendrun.programs.generation.engine import Completion, Generator
@@ -203,7 +204,7 @@ def test_parts_of_text_and_the_context_are_read(talker):
 
 
 def test_a_stop_under_load_answers_all_that_was_taken(talker):
-    world = World(talker)
+    world = World(talker, answer_s=600.0)
     clients = [
         world.post(messages=said(f"ship {number}"), max_tokens=40, stream=number % 2 == 1) for number in range(40)
     ]
@@ -218,11 +219,12 @@ def test_a_stop_under_load_answers_all_that_was_taken(talker):
         assert text == wanted(talker, f"ship {number}", 40)
 
 
-def test_texts_that_are_too_long_for_the_stop_end_as_they_are(talker):
+def test_texts_that_are_too_long_for_the_stop_end_as_they_are(talker, monkeypatch):
+    monkeypatch.setattr(chat, "LATE_S", 59.5)
     talker.generator.context = 10_000
     call = talker.generator.call
     talker.generator.call = lambda ids, positions, cache, keep: call(ids, positions % 500, cache, keep)
-    with World(talker, answer_s=2.5) as world:
+    with World(talker, answer_s=60.0) as world:
         client = world.post(messages=said("hello"), max_tokens=9000, stop=["never"])
         until(lambda: bool(world.team.home), lambda: "nothing was taken")
         assert world.stop()
