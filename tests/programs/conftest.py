@@ -84,6 +84,7 @@ class Run:
         rank_env: dict[int, dict[str, str]],
         folders: Sequence[Path],
         program: str = "trajectory",
+        stop: tuple[int, int] | None = None,
     ) -> None:
         self.server, self.folder = server, folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,6 +107,8 @@ class Run:
                     MASTER_ADDR="127.0.0.1",
                     MASTER_PORT=port,
                 )
+            if stop is not None and rank == stop[0]:
+                env["STOP_AFTER"] = json.dumps([stop[1], str(self.metrics_files[0])])
             env.update(rank_env.get(rank, {}))
             at = folders[rank] if folders else folder
             self.pids.append(
@@ -195,7 +198,8 @@ def tiny_once(fork_server: Server, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture
 def launch(fork_server: Server, tmp_path: Path) -> Iterator[Start]:
     """launch(program, options, name=…, ranks=1): the same name goes on in the same folder. `rank_env`: more variables
-    by rank; `folders`: a working folder for each rank instead of a common one. Nothing outlives the test."""
+    by rank; `folders`: a working folder for each rank instead of a common one; `stop`: (rank, step) of a rank that is
+    asked to stop after this step. Nothing outlives the test."""
     runs: list[Run] = []
 
     def begin(
@@ -206,8 +210,9 @@ def launch(fork_server: Server, tmp_path: Path) -> Iterator[Start]:
         ranks: int = 1,
         rank_env: dict[int, dict[str, str]] | None = None,
         folders: Sequence[Path] = (),
+        stop: tuple[int, int] | None = None,
     ) -> Run:
-        runs.append(Run(fork_server, tmp_path / name, options, ranks, rank_env or {}, folders, program))
+        runs.append(Run(fork_server, tmp_path / name, options, ranks, rank_env or {}, folders, program, stop))
         return runs[-1]
 
     yield begin

@@ -3,6 +3,9 @@
 Reads JSON lines from standard input and answers each with one: {"program", "argv", "env", "folder", "out"} starts a
 rank and gives its pid; {"import": module} imports it for all later ranks; {"poll": pid} gives a rank's exit code,
 minus the signal, or null while it runs. At the end of input it kills what still runs.
+
+A rank whose variable STOP_AFTER is [step, metrics file] sends itself SIGTERM once the file has that step: nobody who
+watches from outside is sure to be in time.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch._dynamo  # noqa: F401  # AdamW would import it in every child
@@ -44,12 +50,21 @@ def start(request: dict[str, Any]) -> int:
     return pid
 
 
+def stop_after(step: int, metrics: str) -> None:
+    mark = f'"step": {step},'
+    while not Path(metrics).exists() or mark not in Path(metrics).read_text():
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def run(request: dict[str, Any]) -> NoReturn:
     log = os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(request["env"])
     os.chdir(request["folder"])
+    if "STOP_AFTER" in os.environ:
+        threading.Thread(target=stop_after, args=json.loads(os.environ.pop("STOP_AFTER")), daemon=True).start()
     try:
         importlib.import_module(PROGRAMS[request["program"]][0]).main(request["argv"])
     except SystemExit as error:

@@ -120,10 +120,7 @@ def test_nodes_that_share_no_disk_make_the_same_base_each(train, tmp_path):
 
 
 def test_a_stopped_run_says_so_and_goes_on(train):
-    first = train(name="stopped", ranks=1)
-    first.until_step(2)
-    first.signal(0)
-    first.succeed()
+    first = train(name="stopped", ranks=1, stop=(0, 2)).succeed()
     assert "stopped after step" in first.text() and not (first.folder / "out" / "adapter").exists()
     again = train(name="stopped", ranks=1).succeed()
     report = json.loads((again.folder / "out" / "report.json").read_text())

@@ -47,10 +47,7 @@ def norms(run: Any) -> dict[int, float]:
 
 def stop_and_go_on(start: Any, *options: str, ranks: int, name: str, stopped_rank: int) -> Any:
     """Stops a run by a signal to one rank once it has done a few steps, then runs it to its end."""
-    first = start(*options, ranks=ranks, name=name)
-    first.until_step(3)
-    first.signal(stopped_rank)
-    first.succeed()
+    first = start(*options, ranks=ranks, name=name, stop=(stopped_rank, 3)).succeed()
     assert "stopped after step" in first.out[0].read_text()
     assert not any("done" in line for line in first.metrics())
     return start(*options, ranks=ranks, name=name).succeed()
@@ -187,10 +184,7 @@ def test_stop_and_resume_equals_no_stop_to_the_bit(start, ranks):
 def test_a_torn_checkpoint_is_skipped_and_the_result_stays_the_same_to_the_bit(start):
     options = ("--num_train_epochs=30", "--eval_steps=45", "--save_steps=4", "--save_total_limit=3")
     straight = start(*options, ranks=2, name="straight").succeed()
-    first = start(*options, ranks=2, name="torn")
-    first.until_step(20)
-    first.signal(0)
-    first.succeed()
+    first = start(*options, ranks=2, name="torn", stop=(0, 20)).succeed()
     _, newest = checkpoint.listed(first.folder / "ckpt", "step")[0]
     state = newest / checkpoint.COMMON
     os.truncate(state, state.stat().st_size // 2)
@@ -203,10 +197,7 @@ def test_ranks_without_the_checkpoint_folder_get_the_state_from_rank_0_and_keep_
     """Node-local folders: at first only rank 0's holds anything."""
     options = ("--num_train_epochs=30", "--eval_steps=45", "--save_steps=0")
     straight = start(*options, ranks=2, name="straight").succeed()
-    first = start(*options, ranks=2, name="local")
-    first.until_step(3)
-    first.signal(1)
-    first.succeed()
+    first = start(*options, ranks=2, name="local", stop=(1, 3)).succeed()
     empty = first.folder / "empty"
     second = start(*options, ranks=2, name="local", rank_env={1: {"ASCENDRUN_CHECKPOINT_DIR": str(empty)}}).succeed()
     kept = [checkpoint.listed(each, "step")[0] for each in (first.folder / "ckpt", empty)]
