@@ -243,13 +243,13 @@ def test_hosts_that_nobody_samples_are_asked_and_those_that_are_sampled_are_not(
 
     def ask(hosts: Sequence[Host], timeout_s: float) -> tuple[Newest, dict[str, str]]:
         asked.extend(host.name for host in hosts)
-        fresh = DeviceSample(time.time(), "far1", 0, "npu", health="OK", utilisation=1.0)
+        fresh = DeviceSample(world.now_s, "far1", 0, "npu", health="OK", utilisation=1.0)
         return Newest(devices=(fresh,)), {"far2": "connection refused"}
 
     world.add_samples(["npu01"], age_s=0.0)
     hosts = tuple(Host(name) for name in ("npu01", "far1", "far2"))
     source = TopSource(Cluster(Settings(state_dir=world.state_dir)), hosts, query=ask)
-    view = source.refresh(now_s=time.time(), wait_s=30.0)
+    view = source.refresh(now_s=world.now_s, wait_s=30.0)
     assert asked == ["far1", "far2"]
     by_name = {host.host: host for host in view.hosts}
     assert by_name["far1"].why is None
@@ -271,8 +271,8 @@ def test_who_looks_once_waits_for_no_host_of_which_figures_are_kept_and_has_it_a
         query=ask,
         request=lambda asked: wished.extend(host.name for host in asked),
     )
-    assert not source.needs_query(now_s=time.time())
-    view = source.refresh(now_s=time.time(), wait_s=30.0)
+    assert not source.needs_query(now_s=world.now_s)
+    view = source.refresh(now_s=world.now_s, wait_s=30.0)
     assert wished == ["kept1", "kept2"]
     ages = {row.host: row.age_s for row in view.rows if row.host in ("kept1", "fresh1")}
     assert ages["kept1"] is not None and ages["kept1"] >= 20.0  # and it is said how old they are
@@ -289,7 +289,7 @@ def test_hosts_whose_answer_does_not_come_in_time_are_said_to_have_given_none(wo
 
     source = TopSource(Cluster(Settings(state_dir=world.state_dir)), (Host("far1"),), query=ask)
     try:
-        (host,) = (host for host in source.refresh(now_s=time.time(), wait_s=0.05).hosts if host.host == "far1")
+        (host,) = (host for host in source.refresh(now_s=world.now_s, wait_s=0.05).hosts if host.host == "far1")
         assert host.why == "no-reply" and getattr(host.detail, "key", None) == "top.no-response"
     finally:
         may_answer.set()
@@ -307,7 +307,7 @@ def test_a_look_that_does_not_wait_is_not_held_up_by_hosts(world: TopWorld) -> N
 
     source = TopSource(Cluster(Settings(state_dir=world.state_dir)), (Host("far1"),), query=ask)
     try:
-        view = source.refresh(now_s=time.time())
+        view = source.refresh(now_s=world.now_s)
         assert not answered.is_set() and any(host.host == "far1" for host in view.hosts)
     finally:
         may_answer.set()
@@ -331,9 +331,9 @@ def test_a_straggler_that_the_story_tells_of_is_marked(say: Say, tmp_path: Path)
 
 def test_a_look_after_the_metrics_grew_sees_the_new_step(world: TopWorld) -> None:
     source = TopSource(Cluster(Settings(state_dir=world.state_dir)))
-    before = source.refresh(now_s=time.time()).jobs[0].progress.step
+    before = source.refresh(now_s=world.now_s).jobs[0].progress.step
     world.write_metrics("j-0001", "npu01", 0, steps=60, step_s=1.5, own=1.0)
-    assert (before, source.refresh(now_s=time.time()).jobs[0].progress.step) == (1040, 1060)
+    assert (before, source.refresh(now_s=world.now_s).jobs[0].progress.step) == (1040, 1060)
 
 
 @pytest.mark.slow
