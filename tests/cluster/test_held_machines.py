@@ -112,8 +112,9 @@ def test_an_attempt_without_a_copy_of_its_job_is_found_and_can_be_stopped(scene:
     (scene.runs_on("node1") / scene.run(job) / "attempt-1" / "job.json").unlink()
     lose_the_records(scene, job)
     assert scene.ascendrun("nodes", "--hostfile", "bare.hosts").returncode == 0
-    rows = json.loads(scene.ascendrun("ps", "-o", "json").stdout)["jobs"]
-    assert [(row["id"], row["name"], row["state"], row["hosts"]) for row in rows] == [(job, tag, "FOUND", ["node1"])]
+    rows = lambda: json.loads(scene.ascendrun("ps", "-o", "json").stdout)["jobs"]  # noqa: E731
+    await_that(lambda: bool(rows()), "what was found is stored")  # with the next turn after the reply to `nodes`
+    assert [(row["id"], row["name"], row["state"], row["hosts"]) for row in rows()] == [(job, tag, "FOUND", ["node1"])]
     later = scene.start(scene.job("later", "print", "done", hosts=["node1"]))
     assert later != job, "no id is given twice"
     await_that(lambda: scene.show(later)["job"]["reason_code"] == "reason.too-few-hosts", "it waits for the host")
