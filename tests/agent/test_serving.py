@@ -77,7 +77,7 @@ def test_beats_and_pings_go_on_while_a_command_hangs_and_a_deadline_is_kept(agen
     agent.wait(lambda: [e for e in agent.events if e["event"] == "beat"])
     reply, _ = agent.wait(lambda: agent.replies.get(number))
     assert reply["timed_out"] and reply["code"] is None and reply["signal"] == 9
-    slow = agent.post("exec", argv=["sleep", "1"], timeout_s=60, deadline_s=0.2)
+    slow = agent.post("exec", argv=["sleep", "600"], timeout_s=60, deadline_s=0.2)
     reply, _ = agent.wait(lambda: agent.replies.get(slow))
     assert reply["error"]["code"] == "deadline"
 
