@@ -56,6 +56,7 @@ COMMANDS = (
     CommandEntry("undrain", "nodes", "Open drained or quarantined hosts again.", attribute="undrain_command"),
     CommandEntry("lost", "nodes", "State that hosts are gone with all their processes.", attribute="lost_command"),
     CommandEntry("exec", "exec", "Run a command on hosts; identical output is printed once."),
+    CommandEntry("rm", "config", "Remove ended jobs with all their files.", attribute="rm_command"),
     CommandEntry("prune", "config", "Remove old logs of ended jobs.", attribute="prune_command"),
     CommandEntry("trust", "trust", "Show and record the SSH host keys of hosts."),
     CommandEntry("notify", "notify", "Show the targets of notifications and test them."),

@@ -320,6 +320,26 @@ class JobCalls(ControllerCalls):
             for reply, _ in client.stream(Prune(older_s, tuple(keep), dry_run), timeout_s=PRUNE_S):
                 yield reply
 
+    def remove(self, ref: str, *, force: bool = False) -> Iterator[PruneReply]:
+        """Remove an ended job, or a pipeline, with its logs, outputs and files on the head node and on its nodes.
+
+        Yield what was removed on each host, the head node (host None) last; `refused` there: the job stays. `force`:
+        also if outputs were not fetched or a host is unreachable, which then keeps the files. Files in directories that
+        the job names itself (`checkpoint.dir`, absolute paths) stay. Raises NotFoundError, ConflictError.
+        """
+        from ascendrun.head.protocol.control_messages import Remove
+
+        job = self.job(ref).job
+        if job.pipeline is not None and self.whole_pipeline(ref, job) is None:
+            raise ConflictError(
+                Text("remove.stage", "{job} is a stage of {pipeline}", job=job.id, pipeline=job.pipeline),
+                hint=f"ascendrun rm {job.pipeline}",
+            )
+        ids = tuple(stored.job.id for stored in self.stages(ref)) or (job.id,)
+        with self._client() as client:
+            for reply, _ in client.stream(Remove(ids, force), timeout_s=PRUNE_S):
+                yield reply
+
     def fetch(self, ref: str, paths: Sequence[str] = (), *, into: str | Path | None = None) -> Iterator[FetchReply]:
         """Fetch files that a job, or the stages of a pipeline, left on its nodes. Yield the progress of each host; its
         last reply has `ended`.

@@ -97,7 +97,8 @@ class JobDetail:
     """A job as `show` shows it. `run`: its name on the nodes; `directories`: its location there, by host.
     `first_failure`: names the first failing rank, None: none failed. `unconfirmed_hosts`: hosts whose processes could
     not be confirmed gone when the job ended. `spares`: why each spare is not ready, None: it is; one that has not been
-    examined yet is missing."""
+    examined yet is missing. `outputs`: directory of its outputs on this machine, None: there is none.
+    `outputs_waiting`: hosts whose declared outputs are not there."""
 
     job: JobView
     run: str
@@ -110,6 +111,8 @@ class JobDetail:
     spec: Mapping[str, Any]
     past_attempts: tuple[PastAttempt, ...] = ()
     spares: Mapping[str, Text | str | None] = field(default_factory=dict)
+    outputs: str | None = None
+    outputs_waiting: tuple[str, ...] = ()
 
 
 SLOW_HOSTS = 4
@@ -319,6 +322,8 @@ def make_job_detail(
         )
         for node in job.nodes
     )
+    from ascendrun.head.state.outputs import outputs_dir, read_waiting
+
     silent = silent_hosts(job, sight)
     ranks = tuple(
         _rank_view(node, rank, is_known=view.state != UNKNOWN and node.host not in silent)
@@ -326,6 +331,7 @@ def make_job_detail(
         for rank in node.ranks
     )
     keys = {node.host: node.machine_key for node in job.nodes}
+    outputs = outputs_dir(settings.state_dir, job.pipeline or job.id)
     return JobDetail(
         job=view,
         run=job.run,
@@ -346,6 +352,8 @@ def make_job_detail(
             for event in events
             if event.code in ("spare-ready", "spare-not-ready") and event.hosts[0] in view.spares
         },
+        outputs=str(outputs) if outputs.is_dir() else None,
+        outputs_waiting=tuple(read_waiting(settings.state_dir, job.id)),
     )
 
 

@@ -55,7 +55,29 @@ def test_old_logs_go_and_everything_else_stays(head: Head) -> None:
     assert head.run("logs", kept).stdout.count("x" * 1000) and head.show(old)["job"]["state"] == "SUCCEEDED"
     again = prune(head, "--older", "0.01s", "--keep", kept)
     assert not any(reply["jobs"] for reply in again.values())
+    assert head.run("rm", live).returncode == 7
     head.run("stop", "--now", live)
+
+
+def test_a_job_is_removed_with_its_files_and_not_while_its_outputs_are_only_on_a_node(head: Head) -> None:
+    text = (head.folder / "job.yaml").read_text()
+    (head.folder / "job.yaml").write_text(text + "outputs: [model.bin, none]\noutputs_from: all\n")
+    job = ended(head, WRITES)
+    fetched = head.run("fetch", job)
+    assert fetched.returncode == 0 and fetched.stderr.count("no file matches none") == 2, fetched.stderr
+    outputs = head.state_dir / "outputs" / job
+    assert sorted(path.read_text() for path in outputs.glob("*/model.bin")) == ["trained"] * 2
+    codes = sorted(event["code"] for event in head.show(job)["events"] if event["code"].startswith("outputs-"))
+    assert codes == ["outputs-fetched"] * 2 + ["outputs-missing"] * 2
+    waiting = outputs.with_name(f"{job}.json")
+    waiting.write_text('{"a": null}')  # as while a host is unreachable
+    refused = head.run("rm", job)
+    assert refused.returncode == 7 and f"ascendrun fetch {job}" in refused.stderr
+    done = head.run("rm", job, "--force")
+    assert done.returncode == 0, done.stderr
+    assert head.run("show", job).returncode == 4
+    assert not node_files(head, job) and not list((head.state_dir / "local").glob(f"*/nodes/*/runs/*-{job}"))
+    assert not any(path.exists() for path in (outputs, waiting, head.state_dir / "jobs" / job))
 
 
 def test_a_tree_that_a_live_job_uses_stays_however_old_it_is(head: Head) -> None:

@@ -127,3 +127,40 @@ def prune_command(
 
 def _size(reply: PruneReply) -> int:
     return sum(one.size_bytes for one in (*reply.jobs, *reply.trees))
+
+
+@cli_command(
+    "rm",
+    examples="""
+    ascendrun rm j-0001 j-0002
+    ascendrun rm j-0003 --force         # its outputs were not fetched, or a host is gone
+""",
+)
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.option("--force", is_flag=True, help="Also remove outputs that were not fetched, and jobs of unreachable hosts.")
+@click.pass_obj
+def rm_command(ctx: CliContext, jobs: tuple[str, ...], force: bool) -> int:
+    """Remove ended jobs: their logs, events and outputs on the head node, their directories on the nodes.
+
+    A pipeline is removed with all its stages. Live jobs are refused, and jobs whose declared outputs were not fetched.
+    Files in directories that a job names itself (`checkpoint.dir`, absolute paths) stay. Exit code 6: a host is
+    unreachable; the job stays in the list, so that the command can be repeated. 7: refused.
+    """
+    code = 0
+    for ref in jobs:
+        name = ctx.cluster.job(ref).job.id
+        freed, failed = 0, False
+        for reply in ctx.cluster.remove(ref, force=force):
+            freed += _size(reply)
+            if reply.refused is not None:
+                failed = failed or not force
+                host = HEAD if reply.host is None else reply.host
+                ctx.error(
+                    Text("rm.failed", "{job}: {host}: {why}", job=name, host=host, why=reply.refused.message),
+                    reply.refused.hint,
+                )
+        if failed:
+            code = 6
+        else:
+            ctx.echo(Text("rm.done", "{job} removed, {size:bytes} freed", job=ref, size=freed))
+    return code

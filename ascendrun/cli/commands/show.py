@@ -146,6 +146,10 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
         pairs.append((Text("show.file", "file"), job.file))
     if job.progress:
         pairs.append((Text("show.progress", "progress"), describe_progress(job.progress)))
+    if detail.outputs:
+        pairs.append((Text("show.outputs", "outputs"), detail.outputs))
+    if detail.outputs_waiting:
+        pairs.append((Text("show.outputs-waiting", "outputs not fetched from"), fold_hosts(detail.outputs_waiting)))
     if detail.first_failure:
         pairs.append((Text("show.first-failure", "first failure"), str(detail.first_failure)))
     if detail.unconfirmed_hosts:

@@ -269,6 +269,21 @@ class Controller:
         )
         self._operations.run(operation)
 
+    def _remove(self, request: messages.Remove, answer: Answer) -> None:
+        from ascendrun.head.loop.removal import RemoveOperation
+
+        live = {runner.job.id for runner in self._jobs}
+        operation = RemoveOperation(
+            request,
+            self._store,
+            self._links,
+            live=live,
+            post=self.post,
+            answer=answer,
+            ended=self._operations.sweep_later,
+        )
+        self._operations.run(operation)
+
     def _check_stragglers(self) -> None:
         from ascendrun.head.loop.stragglers import StragglerMonitor
 
@@ -390,6 +405,7 @@ class Controller:
             messages.Stop: self._stop,
             messages.Retry: self._retry,
             messages.Prune: self._prune,
+            messages.Remove: self._remove,
             messages.Release: self._release,
             messages.ChangeMachines: self._change_machines,
             messages.HoldJob: self._hold,

@@ -177,7 +177,7 @@ class Operations:
         self._start(NodeQuery(hosts, self._links, self._post, reported=reported, refused=refused))
 
 
-class _HostOperation:
+class HostOperation:
     """One call to each of several hosts. `waiting`: hosts without a reply yet; `ended` runs after every reply."""
 
     def __init__(
@@ -221,7 +221,7 @@ class _HostOperation:
             self._ended()
 
 
-class _Exec(_HostOperation):
+class _Exec(HostOperation):
     """A command on several hosts."""
 
     def __init__(
@@ -253,7 +253,7 @@ class _Exec(_HostOperation):
         self._reply(message, reply.body)
 
 
-class _Stacks(_HostOperation):
+class _Stacks(HostOperation):
     """The stacks of an attempt's ranks."""
 
     def __init__(
@@ -277,7 +277,7 @@ class _Stacks(_HostOperation):
         self._reply(messages.StacksReply(host, ranks, reply.error))
 
 
-class _Sampling(_HostOperation):
+class _Sampling(HostOperation):
     """A sample of several hosts. Every host gets a reply within timeout_s, `refused` if it took no sample."""
 
     def __init__(

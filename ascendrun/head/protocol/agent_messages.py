@@ -249,11 +249,13 @@ class PruneReply(Message):
 class Prune(Request[PruneReply]):
     """Remove the attempts of ended runs, and staged directories that no attempt uses.
 
-    `trees`: by hash, the seconds without use that UsageReply had; one that was used since then stays."""
+    `trees`: by hash, the seconds without use that UsageReply had; one that was used since then stays. `everything`: of
+    the runs, also the files that ranks wrote; the error reply names an attempt that has not ended."""
 
     OP, REPLY = "prune", PruneReply
     runs: tuple[str, ...] = converted(tuple)
     trees: Mapping[str, float] = converted(dict)
+    everything: bool = False
 
 
 @dataclass(frozen=True)

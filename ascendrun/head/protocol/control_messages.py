@@ -137,6 +137,18 @@ class Prune(Request[PruneReply]):
 
 
 @dataclass(frozen=True)
+class Remove(Request[PruneReply]):
+    """Remove ended jobs, all stages of a pipeline together, with their files on nodes and on the head node.
+
+    One reply from each host, the last one of the head node. `force`: also where outputs were not fetched, or a host is
+    unreachable."""
+
+    OP, REPLY = "remove", PruneReply
+    jobs: tuple[str, ...] = converted(tuple)
+    force: bool = False
+
+
+@dataclass(frozen=True)
 class Planned(Message):
     """Reply to Plan. `plan`: as render_plan makes it."""
 

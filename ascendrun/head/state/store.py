@@ -550,6 +550,15 @@ class Store(Database):
             write_record(self.path.parent, job.id, text)
             self._kept[job.id] = job
 
+    def remove(self, job_ids: Sequence[str]) -> None:
+        """Remove the rows of ended jobs and their events. Their ids are not used again."""
+        with self.writing() as db:
+            for job_id in job_ids:
+                db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+                db.execute("DELETE FROM events WHERE job = ?", (job_id,))
+        for job_id in job_ids:
+            self._kept.pop(job_id, None)
+
     def mark_drained(self, job_id: str) -> None:
         """Record that every byte of the job's nodes is in the spool."""
         with self.writing() as db:

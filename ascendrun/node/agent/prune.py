@@ -35,10 +35,13 @@ def usage(root: str, head_id: str) -> dict[str, Any]:
 
 
 def prune(root: str, request: dict[str, Any], forget: Callable[[str], Any]) -> dict[str, Any]:
-    """{runs, trees: {hash: unused seconds}} -> {removed: {run or hash: bytes}}. A run with an attempt that has not
-    ended stays, and so does a tree that was used since `usage` reported it. `forget(tag)` removes an ended attempt."""
+    """{runs, trees: {hash: unused seconds}, everything} -> {removed: {run or hash: bytes}}. A run with an attempt that
+    has not ended stays, and so does a tree that was used since `usage` reported it. `everything`: of the runs also
+    what ranks wrote to their directory, and checkpoints there. `forget(tag)` removes an ended attempt."""
     removed: dict[str, int] = {}
-    for run in request.get("runs") or []:
+    for run in (request.get("runs") or []) if request.get("everything") else []:
+        removed[str(run)] = _remove_run(root, str(run), forget)
+    for run in [] if request.get("everything") else request.get("runs") or []:
         for number in layout.attempts_of(root, str(run)):
             tag = layout.make_tag(str(run), number)
             folder = layout.attempt_dir(root, tag)
@@ -57,6 +60,17 @@ def prune(root: str, request: dict[str, Any], forget: Callable[[str], Any]) -> d
             remove_tree(path)
             remove_tree(path + ".listing")
     return {"removed": removed}
+
+
+def _remove_run(root: str, run: str, forget: Callable[[str], Any]) -> int:
+    """Remove all of a run; return its bytes. Raises OperationError if an attempt has not ended, OSError."""
+    folders = [layout.run_dir(root, run), layout.earlier_run_dir(root, run)]
+    size = sum(_bytes(folder) for folder in folders)
+    for number in layout.attempts_of(root, run):
+        forget(layout.make_tag(run, number))
+    for folder in folders:
+        remove_tree(folder)
+    return size
 
 
 def _unused_s(tree: str) -> float:

@@ -133,6 +133,7 @@ TOUR: dict[str, tuple[str, ...]] = {
     "unhold": ("", "nothing"),
     "retry": ("", "nothing"),
     "leases": ("nowhere",),
+    "rm": ("", "nothing", "JOB --froce"),
     "prune": ("extra", "--older soon"),
     "exec": ("", "-H all.hosts", "-H all.hosts --hosts n7 -- x", "--hosts n[1- -- x", "-H all.hosts --timeout x -- x"),
     "trust": ("", "n[1-", "all.hosts", "-H missing.hosts", "--replace"),
