@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     "ps",
     examples="""
     ascendrun ps
+    ascendrun ps -q | xargs ascendrun stop
     ascendrun ps -a -o json | jq '.jobs[] | select(.state == "FAILED") | .id'
 """,
 )
 @click.option("--all", "-a", "everything", is_flag=True, help="Also list ended jobs.")
+@click.option("--quiet", "-q", is_flag=True, help="Print ids only.")
 @output_option
 @click.pass_obj
-def command(ctx: CliContext, everything: bool, output: str | None) -> int:
+def command(ctx: CliContext, everything: bool, quiet: bool, output: str | None) -> int:
     """List live jobs, the newest first.
 
     A pipeline is one row. REASON shows why a job is in its state; of a running job it counts the ranks that run now.
@@ -33,9 +35,14 @@ def command(ctx: CliContext, everything: bool, output: str | None) -> int:
     """
     from ascendrun.cli.outcome import print_held
     from ascendrun.cli.output import PEOPLE, print_rows
+    from ascendrun.cli.sanitise import sanitise_line
     from ascendrun.cluster import JobView
 
     jobs = (*ctx.cluster.found_attempts(), *ctx.cluster.jobs(everything=everything, folded=True))
+    if quiet:
+        for job in jobs:
+            print(sanitise_line(job.id))
+        return 0
     print_rows(jobs, job_columns(time.time()), output, name="jobs", kind=JobView)
     if not jobs and output in PEOPLE:
         ctx.echo(Text("cli.no-jobs", "no jobs") if everything else Text("cli.no-live-jobs", "no live jobs"))

@@ -38,6 +38,11 @@ def test_ps_is_a_table_of_live_jobs(desk: Desk) -> None:
     assert "step 5 · loss 2.31" in lines[1]
 
 
+def test_ps_quiet_prints_the_ids_of_live_jobs(desk: Desk) -> None:
+    desk.cluster.view = make_job(state="RUNNING", started_at_s=1.0, attempt=1)
+    assert desk.say("ps", "-q").out == "j-0001\n"
+
+
 def test_ps_names_the_phase_in_which_a_program_makes_no_steps(desk: Desk) -> None:
     for progress, shown in [({"phase": "data"}, "phase data"), ({"step": 5, "phase": "evaluation"}, "step 5 · phase")]:
         desk.cluster.view = make_job(state="RUNNING", started_at_s=1.0, attempt=1, progress=progress)
