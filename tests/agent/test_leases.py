@@ -152,12 +152,14 @@ def test_another_user_is_named(node, agent, ids):
         kept = leases.take(f"npu/{ids[0]}", "theirs-j-0007.1", "0" * 8)
         os.write(theirs, b"x" if kept else b"-")
         signal.pause()
-    assert os.read(ours, 1) == b"x"
-    error = agent.refused("prepare", **node.job(TAG, HOLD, devices=npus(ids)))
-    values = error["message"]["values"]
-    assert (values["user"], values["tag"]) == (leases.user_name(65534), "theirs-j-0007.1")
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    try:
+        assert os.read(ours, 1) == b"x"
+        error = agent.refused("prepare", **node.job(TAG, HOLD, devices=npus(ids)))
+        values = error["message"]["values"]
+        assert (values["user"], values["tag"]) == (leases.user_name(65534), "theirs-j-0007.1")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
     assert agent.do("prepare", **node.job(TAG, HOLD, devices=npus(ids)))["ready"]
 
 
