@@ -43,6 +43,8 @@ def inputs(training: Training) -> dict[str, str]:
         found = {"model_dir": options["model_dir"], **files}
         if training.mode == "evaluate":
             found["data_path"] = options["data_path"]
+    elif training.mode == "report":
+        found = {f"report_dirs[{at}]": path for at, path in enumerate(options["report_dirs"])}
     else:
         names = ("data_path", "tokenizer_dir") if training.mode == "base" else ("data_path",)
         found = {name: options[name] for name in names}
@@ -52,7 +54,10 @@ def inputs(training: Training) -> dict[str, str]:
 def check_inputs(training: Training) -> Iterator[PlanProblem]:
     for option, path in inputs(training).items():
         yield from rules.input_problems(training, option, path)
-    if training.mode in WITH_MODEL:
+    if training.mode == "report" and not training.options["report_dirs"]:
+        message = Text("plan.no-report-dirs", "args.report_dirs is required with mode: report")
+        yield PlanProblem("no-report-dirs", message, None, "report_dirs")
+    if training.mode in (*WITH_MODEL, "report"):
         return
     yield from rules.data_problems(training)
     if training.mode == "base" and not training.options["tokenizer_dir"]:

@@ -16,18 +16,18 @@ STAGES = {
     "sft": ("sft", "sft_stage"),
     "rl": ("rl", "rl_stage"),
     "evaluate": ("evaluation", "evaluate_stage"),
+    "report": ("report", "report_stage"),
     "chat": ("inference", "chat"),
     "serve": ("inference", "serve"),
 }
 """Module and function of (options, runtime) for each --mode."""
+ON_CPU = ("tokenizer", "report")
 SHORT = {"-p": "--prompt", "-t": "--temperature", "-k": "--top_k"}
 
 
 def main(argv: Sequence[str]) -> None:
     argv = [SHORT.get(word, word) for word in argv]
-    run_program(
-        argv, OPTIONS, lambda values: STAGES[values["mode"]], on_cpu=lambda values: values["mode"] == "tokenizer"
-    )
+    run_program(argv, OPTIONS, lambda values: STAGES[values["mode"]], on_cpu=lambda values: values["mode"] in ON_CPU)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.model import NanoChat, make_model
 from ascendrun.programs.nanochat.recipe import optimizer_of
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus
-from ascendrun.programs.trainer import attention, errors, runtime, shards
+from ascendrun.programs.trainer import attention, errors, metrics, runtime, shards
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
 from ascendrun.programs.trainer.data import Batch, Unit
 from ascendrun.programs.trainer.devices import accelerator
@@ -159,13 +160,15 @@ def train_model(course: Course, options: Options, here: Runtime) -> None:
     loop = Loop(here, engine, source, task, settings, folder=folder, identity=identity_of(course, options))
     if not loop.resume(options["resume_from_checkpoint"]) and course.inherited is not None:
         inherit(loop, course.inherited, here)
+    began_s, first = time.monotonic(), loop.progress.step
     if not loop.run().is_complete:
         return
+    run = run_facts(course, settings, here, steps=loop.progress.step - first, seconds=time.monotonic() - began_s)
     scores = {name: value for name, value in (loop.progress.history or [{}])[-1].items() if name != "step"}
     if here.local_rank == 0:
         kept = {name: options[name] for name in INHERITED} | {"total_batch_size": horizon.batch_tokens}
         save_model(model, tokenizer, output, training={**kept, "checkpoints": str(loop.checkpoints.saver.parent)})
-        write_report(output, course, loop.progress.history)
+        write_report(output, course, loop.progress.history, run)
     here.log("program.base", "model, tokenizer and report: {directory}", directory=output)
     here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})
 
@@ -292,11 +295,27 @@ def save_model(model: NanoChat, tokenizer: Tokenizer, folder: Path, *, training:
     replace_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
 
 
-def write_report(folder: Path, course: Course, history: Sequence[Mapping[str, Any]]) -> None:
+def run_facts(course: Course, settings: Settings, here: Runtime, *, steps: int, seconds: float) -> dict[str, Any]:
+    """Return the speed of a run, which has all steps of the training or those since it was resumed. None: unknown."""
+    horizon, peak = course.horizon, metrics.peak_flops(here.accelerator, settings.peak_tflops)
+    speed = steps * horizon.batch_tokens / seconds if steps and "tokens_seen" in course.work else None
+    return {
+        "device": here.accelerator.name,
+        "ranks": here.world_size,
+        "steps": steps,
+        "seconds": round(seconds, 3),
+        "device_hours": here.world_size * seconds / 3600,
+        "tokens_per_s": speed,
+        "mfu": None if speed is None else metrics.mfu(speed, settings.flops_per_token, peak, here.world_size),
+    }
+
+
+def write_report(folder: Path, course: Course, history: Sequence[Mapping[str, Any]], run: Mapping[str, Any]) -> None:
     sizes, horizon = course.model.sizes, course.horizon
     report = {
         "model": {**vars(sizes), "weights": sizes.weights, "flops_per_token": sizes.flops_per_token},
         "training": {**vars(horizon), **course.work},
+        "run": dict(run),
         "data": dict(course.data),
         "evaluations": list(history),
     }
