@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
 
 TRAINS = ("base", *ON_CHATS)
-WITH_MODEL = (*ON_CHATS, "evaluate", "chat", "serve")
+WITH_MODEL = (*ON_CHATS, "evaluate", "export", "chat", "serve")
 """Modes that read a model of an earlier stage, and no documents but for evaluate, which may."""
 FILE_KINDS = ("messages", "choices", "gsm8k", "code")
 KINDS = (*FILE_KINDS, "spelling", "sums")
@@ -43,6 +43,8 @@ def inputs(training: Training) -> dict[str, str]:
         found = {"model_dir": options["model_dir"], **files}
         if training.mode == "evaluate":
             found["data_path"] = options["data_path"]
+        if training.mode == "export":
+            found["tokenizer_dir"] = options["tokenizer_dir"]
     elif training.mode == "report":
         found = {f"report_dirs[{at}]": path for at, path in enumerate(options["report_dirs"])}
     else:
@@ -89,6 +91,15 @@ def check_model(training: Training) -> Iterator[PlanProblem]:
         return
     stage, raw = training.stage_at(path), training.first(path)
     model = model_at(training, path)
+    if training.mode == "export" and is_checkpoint(raw):
+        if not training.options["tokenizer_dir"]:
+            message = Text(
+                "plan.no-tokenizer-of-checkpoint",
+                "args.tokenizer_dir is required: {path} has checkpoints without a tokenizer",
+                path=path,
+            )
+            yield PlanProblem("no-tokenizer-dir", message, None, "tokenizer_dir")
+        return
     if model is None and (stage is not None or raw is not None):
         message = Text("plan.no-chat-model", "args.model_dir: {path} has no model of nanochat", path=path)
         yield PlanProblem("no-chat-model", message, hint, "model_dir")
@@ -104,6 +115,11 @@ def check_model(training: Training) -> Iterator[PlanProblem]:
         )
         shorter = Text("plan.shorter-context", "set max_seq_len to {context} or less", context=context)
         yield PlanProblem("long-context", message, shorter, "max_seq_len")
+
+
+def is_checkpoint(raw: Mapping[str, Any] | None) -> bool:
+    """Return whether a directory has checkpoints of nanochat itself."""
+    return any(str(name).startswith("model_") and str(name).endswith(".pt") for name in (raw or {}).get("names", ()))
 
 
 def check_tasks(training: Training) -> Iterator[PlanProblem]:

@@ -17,11 +17,12 @@ STAGES = {
     "rl": ("rl", "rl_stage"),
     "evaluate": ("evaluation", "evaluate_stage"),
     "report": ("report", "report_stage"),
+    "export": ("export", "export_stage"),
     "chat": ("inference", "chat"),
     "serve": ("inference", "serve"),
 }
 """Module and function of (options, runtime) for each --mode."""
-ON_CPU = ("tokenizer", "report")
+ON_CPU = ("tokenizer", "report", "export")
 SHORT = {"-p": "--prompt", "-t": "--temperature", "-k": "--top_k"}
 
 

@@ -281,18 +281,22 @@ def save_model(model: NanoChat, tokenizer: Tokenizer, folder: Path, *, training:
     with replacing(folder / "model.safetensors") as fresh:
         save_file(weights, str(fresh), metadata={"format": "pt"})
     words.save_files(folder, tokenizer.to_str())
+    config = {**config_with(model.sizes, tokenizer), "training": training}
+    replace_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
+
+
+def config_with(sizes: Sizes, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return config.json of a model and its tokenizer."""
     pad = tokenizer.token_to_id(words.PAD)
-    config = {
-        **config_of(model.sizes),
-        "architectures": ["NanoChatForCausalLM"] if model.sizes.is_classic else ["NanoChat"],
+    return {
+        **config_of(sizes),
+        "architectures": ["NanoChatForCausalLM"] if sizes.is_classic else ["NanoChat"],
         "bos_token_id": tokenizer.token_to_id(words.BOS),
         "eos_token_id": pad,
         "pad_token_id": pad,
         "tie_word_embeddings": False,
         "dtype": "float32",
-        "training": training,
     }
-    replace_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
 
 
 def run_facts(course: Course, settings: Settings, here: Runtime, *, steps: int, seconds: float) -> dict[str, Any]:

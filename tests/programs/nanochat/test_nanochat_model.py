@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from torch.nn import functional
 from ascendrun.planner.nanochat_sizes import Horizon, Sizes
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.engine import Generator, generate
+from ascendrun.programs.nanochat.export import our_name
 from ascendrun.programs.nanochat.model import NanoChat, empty_model, make_model
 from ascendrun.programs.nanochat.recipe import optimizer_of
 from ascendrun.programs.trainer import optim
@@ -25,19 +25,6 @@ from tests.programs.nanochat.golden.start import MOMENTA, first_weight, tokens
 
 GOLDEN = Path(__file__).with_name("golden")
 FLOAT = Precision(torch.float32, torch.float32, False, "float32")
-NAMES = (
-    (r"^transformer\.wte\.", "embed_tokens."),
-    (r"^transformer\.h\.", "layers."),
-    (r"\.attn\.c_(.)\.", r".self_attn.\1_proj."),
-    (r"\.attn\.c_proj\.", ".self_attn.o_proj."),
-    (r"\.attn\.ve_gate\.", ".self_attn.value_gate."),
-    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
-    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
-    (r"^resid_lambdas$", "residual_scales"),
-    (r"^x0_lambdas$", "embedding_scales"),
-    (r"^smear_lambda$", "smear_scale"),
-    (r"^backout_lambda$", "backout_scale"),
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,12 +33,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def our_name(name: str) -> str:
-    for theirs, ours in NAMES:
-        name = re.sub(theirs, ours, name)
-    return name
 
 
 def sizes_of(**given) -> Sizes:

@@ -75,6 +75,14 @@ def test_a_model_that_is_not_there_or_not_ours_is_a_problem(mode):
     assert found(kind="model", config=config) == set()
 
 
+def test_an_export_reads_a_model_or_checkpoints_of_nanochat_with_a_tokenizer():
+    usual = {"mode": "export", "model_dir": "/m", "data_path": ""}
+    theirs = {"kind": "model", "names": ("meta_000120.json", "model_000120.pt")}
+    assert problems(1, {"/m": theirs}, **usual, tokenizer_dir="").keys() == {"no-tokenizer-dir"}
+    assert problems(1, {"/m": theirs}, **usual) == {}
+    assert problems(1, {"/m": {"kind": "data", "names": ("x.pt",)}}, **usual).keys() == {"no-chat-model"}
+
+
 def test_an_evaluation_needs_something_to_score():
     usual = {"mode": "evaluate", "model_dir": "/m", "tokenizer_dir": ""}
     assert problems(1, **usual, data_path="").keys() == {"no-mixture"}

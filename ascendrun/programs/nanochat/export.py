@@ -1,0 +1,158 @@
+"""The stage export: a model as a directory that transformers reads; it also reads nanochat's checkpoints.
+
+A `classic` model is transformers' NanoChatForCausalLM. A `current` one comes with a modelling file, made of this
+package's own classes, which needs torch and transformers alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from ascendrun.planner import nanochat_sizes
+from ascendrun.planner.nanochat_sizes import Sizes
+from ascendrun.programs.nanochat import inference, model
+from ascendrun.programs.nanochat import tokenizer as words
+from ascendrun.programs.nanochat.base import config_with
+from ascendrun.programs.nanochat.model import NanoChat, empty_model
+from ascendrun.programs.trainer import errors
+from ascendrun.programs.trainer.checkpoint import replace_text, replacing
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trainer.runtime import Runtime
+
+MODELLING = "modeling_nanochat_current"
+HEAD = '''"""The model nanochat-current of ascendrun for transformers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+'''
+CLASSES = (
+    Sizes, nanochat_sizes.rounded, model.norm, model.rotations, model.rotate, model.linear, model.Attention,
+    model.Feedforward, model.Layer, NanoChat,
+)  # fmt: skip
+"""What the modelling file takes from this package."""
+CONSTANTS = {
+    **{name: getattr(nanochat_sizes, name) for name in ("VOCABULARY_MULTIPLE", "WINDOW_MULTIPLE")},
+    **{name: getattr(nanochat_sizes, name) for name in ("VALUE_GATE_CHANNELS", "SMEAR_CHANNELS")},
+    **{name: getattr(model, name) for name in ("LOGIT_CAP", "SHARPNESS", "ROTARY_BASE", "EPSILON", "SMEARED")},
+}
+UPSTREAM = (
+    (r"^_orig_mod\.", ""),
+    (r"^transformer\.wte\.", "embed_tokens."),
+    (r"^transformer\.h\.", "layers."),
+    (r"\.attn\.c_proj\.", ".self_attn.o_proj."),
+    (r"\.attn\.c_(.)\.", r".self_attn.\1_proj."),
+    (r"\.attn\.ve_gate\.", ".self_attn.value_gate."),
+    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
+    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
+    (r"^resid_lambdas$", "residual_scales"),
+    (r"^x0_lambdas$", "embedding_scales"),
+    (r"^smear_lambda$", "smear_scale"),
+    (r"^backout_lambda$", "backout_scale"),
+)
+"""Patterns of the names of nanochat's weights, and their replacements."""
+
+
+def export_stage(options: Mapping[str, Any], here: Runtime) -> None:
+    """Write the model of `model_dir` with its tokenizer to `output_dir`, on rank 0's node."""
+    output = Path(options["output_dir"]).absolute()
+    errors.check_writable(output)
+    if here.is_first:
+        found = checkpoint_of(Path(options["model_dir"]))
+        if found is None:
+            trained, tokenizer = inference.open_model(options)
+        else:
+            trained, tokenizer = read_upstream(*found), words.load(Path(options["tokenizer_dir"]))
+        write(trained, tokenizer, output)
+    here.log("program.exported", "model for transformers: {directory}", directory=output)
+    here.record(done=True)
+
+
+def write(trained: NanoChat, tokenizer: Any, folder: Path) -> None:
+    is_classic = trained.sizes.is_classic
+    weights = {
+        name if is_classic and name.startswith("lm_head") else f"model.{name}": each.detach().float().contiguous()
+        for name, each in trained.state_dict().items()
+    }
+    with replacing(folder / "model.safetensors") as fresh:
+        save_file(weights, str(fresh), metadata={"format": "pt"})
+    words.save_files(folder, tokenizer.to_str())
+    config = config_with(trained.sizes, tokenizer)
+    if not is_classic:
+        classes = {"AutoConfig": "NanoChatCurrentConfig", "AutoModelForCausalLM": "NanoChatCurrentForCausalLM"}
+        config["auto_map"] = {name: f"{MODELLING}.{each}" for name, each in classes.items()}
+        config["architectures"] = [classes["AutoModelForCausalLM"]]
+        replace_text(folder / f"{MODELLING}.py", modelling_file())
+    replace_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
+
+
+def modelling_file() -> str:
+    """Return the modelling file of `current`, which imports torch and transformers alone."""
+    from ascendrun.programs.nanochat import modelling as ends  # imports transformers
+
+    constants = "\n".join(f"{name} = {value!r}" for name, value in CONSTANTS.items())
+    last = (ends.NanoChatCurrentConfig, ends.NanoChatCurrentForCausalLM)
+    classes = [inspect.getsource(each).rstrip() for each in (ends.Prefill, *CLASSES, *last)]
+    return "\n\n\n".join([HEAD + constants, *classes]) + "\n"
+
+
+# --- nanochat's checkpoints ---
+
+
+def checkpoint_of(folder: Path) -> tuple[Path, Path] | None:
+    """Return weights and facts of the newest checkpoint of nanochat, `model_STEP.pt` and `meta_STEP.json`; None: there
+    is none."""
+    files = sorted(folder.glob("model_*.pt"))
+    return (files[-1], files[-1].with_name(f"meta_{files[-1].stem[6:]}.json")) if files else None
+
+
+def read_upstream(file: Path, facts: Path) -> NanoChat:
+    """Return the model of a checkpoint of nanochat, in float32 on the CPU. Raises InvalidDataError."""
+    try:
+        config = json.loads(facts.read_text(encoding="utf-8"))["model_config"]
+        weights = {our_name(name): each.float() for name, each in torch.load(file, weights_only=True).items()}
+        sizes = Sizes(
+            layers=config["n_layer"],
+            hidden=config["n_embd"],
+            heads=config["n_head"],
+            kv_heads=config["n_kv_head"],
+            vocabulary=config["vocab_size"],
+            context=config["sequence_len"],
+            window_pattern=config.get("window_pattern", "SSSL"),
+            preset="current" if "residual_scales" in weights else "classic",
+        )
+        found = empty_model(sizes)
+        found.load_state_dict(weights, assign=True)
+    except Exception as error:  # torch.load has no class for a damaged file
+        raise InvalidDataError(
+            "program.bad-checkpoint",
+            "{file}: not a checkpoint of nanochat as of October 2025 or July 2026: {reason}",
+            file=file,
+            reason=repr(error),
+        ) from error
+    return found
+
+
+def our_name(name: str) -> str:
+    for theirs, ours in UPSTREAM:
+        name = re.sub(theirs, ours, name)
+    return name
