@@ -9,7 +9,7 @@ import socket
 WORKERS = 16
 
 
-def free_port() -> str:
+def free_port() -> int:
     """A port that is free now: the kernel gives it to no other socket meanwhile, and no other worker takes it."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % WORKERS
     while True:
@@ -19,4 +19,4 @@ def free_port() -> str:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return str(port)
+            return port

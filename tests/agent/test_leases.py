@@ -16,6 +16,7 @@ from ascendrun.node import procs
 from ascendrun.node.agent import connection_test, leases, ports
 from ascendrun.node.op_errors import message
 from tests.agent.conftest import Node
+from tests.ports import free_port
 
 PY = sys.executable
 HOLD = ["sh", "-c", "exec sleep 600"]
@@ -55,12 +56,6 @@ def held(numbers):
 
 def free_block():
     return next(base for base in range(61024, 65504, 32) if leases.are_free(range(base, base + 32)))
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 def wait_free(agent, numbers):

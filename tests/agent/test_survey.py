@@ -13,6 +13,7 @@ import pytest
 
 from ascendrun.node import procs
 from ascendrun.node.op_errors import message
+from tests.ports import free_port
 
 PY = sys.executable
 HANG = (
@@ -34,12 +35,6 @@ def marked(word: str) -> list[int]:
         for pid, stat in procs.snapshot().items()
         if not stat.is_dead and pid != os.getpid() and wanted in procs.read_environ(pid)
     ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 # --- what hangs ---

@@ -88,7 +88,7 @@ class Run:
     ) -> None:
         self.server, self.folder = server, folder
         folder.mkdir(parents=True, exist_ok=True)
-        port = free_port()
+        port = str(free_port())
         self.out = [folder / f"rank-{rank}.log" for rank in range(ranks)]
         self.metrics_files = [folder / f"rank-{rank}.metrics" for rank in range(ranks)]
         self.error_files = [folder / f"rank-{rank}.error" for rank in range(ranks)]

@@ -56,7 +56,7 @@ def arguments(options: dict[str, object], *, are_old: bool = False) -> list[str]
 
 
 def losses_of(tree: Path, program: str, ranks: int, options: list[str]) -> list[float]:
-    port = free_port()
+    port = str(free_port())
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(ranks):

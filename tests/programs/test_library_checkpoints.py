@@ -21,7 +21,7 @@ FORMATS = {"dcp": "torch-dcp", "zero2": "deepspeed", "zero3": "deepspeed", "tran
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with checkpoints of steps 10 and 20 of each library."""
     folder = tmp_path_factory.mktemp("libraries")
-    port = free_port()
+    port = str(free_port())
     base = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2"}
     base.update(LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     ranks = [{**base, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]

@@ -21,7 +21,7 @@ QUICK = ("--message_sizes=1024,65536", "--max_iterations=3", "--time_per_size_s=
 
 def run(folder: Path, options: list[str], *, nodes: int, per_node: int) -> list[list[dict[str, Any]]]:
     """Each rank's lines."""
-    port = free_port()
+    port = str(free_port())
     ranks = []
     for rank in range(nodes * per_node):
         env = {
