@@ -130,6 +130,7 @@ def test_the_processes_below_a_rank_are_named(node: Node) -> None:
     try:
         below = procs.snapshot()
         child = next(stat for stat in below.values() if stat.ppid == node.children[0].pid)
+        until(lambda: bool(procs.read_environ(child.pid)))  # empty for a moment after `exec`, as in the kernel
         rows = stacks.take([(child.pid, child.start), *node.found()], {}, str(node.folder), login={})["ranks"]
         assert [(row["pid"], row["below"]) for row in rows] == [(node.children[0].pid, ["sleep"])]
     finally:
