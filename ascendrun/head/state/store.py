@@ -232,16 +232,14 @@ class Store(Database):
 
     def _take_over(self) -> None:
         """Take the lease and prepare numbers for new jobs. After the loss of rows they start at an unused block."""
-        import secrets  # here, because a reader does not need its hash functions
-
         state_dir = self.path.parent
         self._folder = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         head = HeadFile.load(state_dir)
-        self._token = secrets.token_hex(16)
+        self._token = os.urandom(16).hex()
         with immediate(self._db):
             lease = self._db.execute("SELECT token FROM lease").fetchone()
             meta = self._db.execute("SELECT value FROM meta WHERE key = 'head_id'").fetchone()
-            head_id = head.head_id if head else str(meta[0]) if meta else head_id_of(state_dir) or secrets.token_hex(4)
+            head_id = head.head_id if head else str(meta[0]) if meta else head_id_of(state_dir) or os.urandom(4).hex()
             self._claim(self._db, head_id)
             rows = self._db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
         number = max(rows[0] or 0, 0, *folder_numbers(state_dir)) + 1
