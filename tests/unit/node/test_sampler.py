@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ascendrun.node import procs
 from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.sampler import host_metrics, rank_metrics
 from ascendrun.node.sampler.rank_metrics import Leader, Process, RankFigures
@@ -118,6 +119,8 @@ def test_the_ranks_of_a_launcher_below_a_rank_show_their_world(
     env = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": "2", "RANK": "0"}
     process = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env)
     try:
+        while not procs.read_environ(process.pid):  # empty for a moment after `exec`, as in the kernel
+            time.sleep(0.001)
         found = rank_metrics.read_process(process.pid)
         assert found is not None
         figures = RankFigures([Leader(process.pid, found.start, 0, 0, may_launch=may_launch)], group=None, devices=None)
