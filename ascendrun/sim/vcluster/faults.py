@@ -178,10 +178,9 @@ class Faults(Machines):
         Files that were opened before go past it, so mount it before anything runs there. `clean` heals it; it stays
         until the host goes down. Raises NotSupportedError where the kernel has no FUSE.
         """
-        server = self._state.file_systems.get(f"{name}:{folder}")
-        address = f"vcluster-{self.cluster_id}-{name}-{zlib.crc32(folder.encode()):08x}"
+        server, address = self._state.file_systems.get(f"{name}:{folder}"), self._fs_address(name, folder)
         if server is not None and not server.is_alive:
-            self._end_file_system(name, folder)
+            self._unmount_dead(name, folder)
             server = None
         if server is None:
             self.path(name, folder).mkdir(parents=True, exist_ok=True)
@@ -206,16 +205,22 @@ class Faults(Machines):
                     if tries_left == 0 and path.exists():
                         raise
 
+    def _fs_address(self, name: str, folder: str) -> str:
+        return f"vcluster-{self.cluster_id}-{name}-{zlib.crc32(folder.encode()):08x}"
+
     def _faulty_folders(self, name: str) -> list[str]:
         served = [key.partition(":") for key in self._state.file_systems]
         return [folder for host, _, folder in served if host == name]
 
+    def _unmount_dead(self, name: str, folder: str) -> None:
+        """Of a file system without its process, on a host that is up."""
+        self._end_file_system(name, folder)
+        self.host_run(name, ["umount", "--lazy", folder], check=True, capture_output=True)
+
     def _end_file_system(self, name: str, folder: str) -> None:
         server = self._state.file_systems[f"{name}:{folder}"]
-        if server.is_alive:
-            self.file_system(name, folder).end()
-        elif self.is_up(name):
-            self.host_run(name, ["umount", "--lazy", folder], check=True, capture_output=True)
+        if server.is_alive:  # it may end at any moment, with its host
+            FaultFs(folder, self._fs_address(name, folder), server.pid).end()
         child = self._servers.pop(f"{name}:{folder}", None)
         if child is not None:
             child.wait()
@@ -275,7 +280,7 @@ class Faults(Machines):
                 if self._state.file_systems[f"{name}:{folder}"].is_alive:
                     self.file_system(name, folder).heal()
                 else:
-                    self._end_file_system(name, folder)
+                    self._unmount_dead(name, folder)
 
     def reboot_dead(self, names: Sequence[str] = ()) -> None:
         """Boot the hosts among `names` (none named: all) that are off."""
