@@ -12,7 +12,6 @@ import pytest
 from scenes import Scene, run_text
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.requirements import NotSupportedError, find_faketime
 
 Ascendrun = Any
 CLOCK_S = 120.0
@@ -113,10 +112,6 @@ def test_each_planted_fault_is_found_on_its_host_and_nowhere_else(
 def test_a_clock_that_is_off_is_told_in_seconds(
     ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
 ) -> None:
-    try:
-        find_faketime()
-    except NotSupportedError as refused:
-        pytest.skip(str(refused.message))
     cluster = cluster_of(3)
     cluster.clock("node2", CLOCK_S)
     on = ascendrun.on(cluster)

@@ -8,22 +8,23 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.sim.vcluster import network, provision
+from ascendrun.sim.vcluster import network, provision, wall_clock
 from ascendrun.sim.vcluster.faultfs import FaultFs, serve
 from ascendrun.sim.vcluster.machines import HEAD, Machines
 from ascendrun.sim.vcluster.network import ip_in
 from ascendrun.sim.vcluster.processes import Process, await_true, is_of_the_system
-from ascendrun.sim.vcluster.requirements import find_faketime
 from ascendrun.sim.vcluster.spec import root_home
 from ascendrun.sim.vcluster.state import name_process
 
 NODE_FOLDER = f"{root_home()}/.ascendrun"
 FILL_PATH = "/tmp/.vcluster-fill"
+_CLOCK_LIBRARY = "/usr/local/lib/vcluster-clock.so"
 _RELAY = str(Path(__file__).with_name("relay.py"))
 _DEADLINE_S = 20.0
 
@@ -230,9 +231,12 @@ class Faults(Machines):
     # -- its time
 
     def clock(self, name: str, offset_s: float) -> None:
-        """Shifts the wall clock of all that sshd starts from now on; raises NotSupportedError without libfaketime."""
-        shifted = f"FAKETIME={offset_s:+.3f} FAKETIME_DONT_FAKE_MONOTONIC=1"
-        self.sshd_options(name, (f"SetEnv LD_PRELOAD={find_faketime()} {shifted}",))
+        """Shifts the wall clock of all that sshd starts from now on; raises NotSupportedError without a C compiler."""
+        with tempfile.TemporaryDirectory() as folder:
+            built = Path(folder, "clock.so")
+            wall_clock.build(built)
+            shutil.copyfile(built, self.path(name, _CLOCK_LIBRARY))
+        self.sshd_options(name, (f"SetEnv LD_PRELOAD={_CLOCK_LIBRARY} {wall_clock.SHIFT_VARIABLE}={offset_s:.3f}",))
 
     # -- sshd
 

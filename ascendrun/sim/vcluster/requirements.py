@@ -88,11 +88,3 @@ def find_shell(name: str) -> str:
     if path is None:
         raise NotSupportedError(f"the shell {name} is not installed", hint=f"apt-get install -y {name}")
     return path
-
-
-def find_faketime() -> str:
-    """The library that shifts a program's clock; raises NotSupportedError when it is not installed."""
-    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
-    if found:
-        return str(found[0])
-    raise NotSupportedError("a separate clock for a host requires libfaketime", hint="apt-get install -y faketime")
