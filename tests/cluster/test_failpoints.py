@@ -97,6 +97,7 @@ def test_deaths_at(scene: Scene, head_point: str, node_point: str) -> None:
             scene.ascendrun("controller", "stop")
             controller.kill()
             controller.wait()
+    scene.ascendrun("exec", "-H", scene.folder / "doomed.hosts", "--", "true")  # its controller copies what is left
     check(scene, job, deaths, expected="STOPPED" if is_stopped else "FAILED" if fails else "SUCCEEDED")
 
 
