@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
 from scenes import Scene, await_that, run_text
 
 from ascendrun.head.spool.artifact_store import read_artifacts
@@ -16,7 +15,6 @@ from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tree import install_on
 from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.requirements import NotSupportedError
 
 CLOCK_S = 90.0
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT")
@@ -42,10 +40,7 @@ def test_a_failure_brings_plogs_and_npu_states_and_lines_of_shifted_hosts_are_in
     cluster: VirtualCluster = cluster_of(2)
     for number, name in enumerate(("node1", "node2"), start=1):
         install_on(cluster, name, Scenario(cards=2, number=number))
-    try:
-        cluster.clock("node1", CLOCK_S)
-    except NotSupportedError as refused:
-        pytest.skip(refused.message)
+    cluster.clock("node1", CLOCK_S)
     scene = Scene(ascendrun.on(cluster), cluster)
     (scene.folder / "code" / "failing.py").write_text(FAILING)
     more = "checks: {skip: [clock]}\nsetup: source /usr/local/Ascend/ascend-toolkit/set_env.sh\n"

@@ -25,7 +25,7 @@ SOURCE = r"""
 int clock_gettime(clockid_t clock, struct timespec *at)
 {
     int failed = syscall(SYS_clock_gettime, clock, at);
-    const char *shift = getenv("VCLUSTER_CLOCK_S");
+    const char *shift = getenv(SHIFT_VARIABLE);
     if (!failed && shift && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
         long long ns = at->tv_nsec + llround(strtod(shift, NULL) * 1e9);
         at->tv_sec += ns / 1000000000 - (ns % 1000000000 < 0);
@@ -66,7 +66,8 @@ def build(target: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise NotSupportedError("a separate clock for a host requires a C compiler", hint="apt-get install -y gcc")
-    argv = [compiler, "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(target), "-lm"]
+    variable = f'-DSHIFT_VARIABLE="{SHIFT_VARIABLE}"'
+    argv = [compiler, "-shared", "-fPIC", "-O1", variable, "-x", "c", "-", "-o", str(target), "-lm"]
     done = subprocess.run(argv, input=SOURCE, capture_output=True, text=True)
     if done.returncode:
         raise NotSupportedError(f"the library of a separate clock does not compile: {done.stderr.strip()[-500:]}")
