@@ -41,6 +41,7 @@ from ascendrun.head.survey.doctor import Examination, SurveyResults
 from ascendrun.head.survey.preflight import evaluate_preflight, preflight_question
 from ascendrun.head.survey.staging import TreePush, push_once_per_home, read_secret_env
 from ascendrun.head.survey.submission import build_plan
+from ascendrun.node.records import EVENTS
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -396,7 +397,7 @@ class JobRunner:
             if reply.error is not None:
                 self._stop_due[host] = time.monotonic() + AGAIN_S
 
-        events = self._files.spool(host).offsets().get("events", {})
+        events = self._files.spool(host).offsets().get(EVENTS, {})
         self._call(host, agent.Stop(self.job.run_id, now, grace_s, events, hung), then=replied)
 
     # Requests that are repeated
@@ -517,7 +518,8 @@ class JobRunner:
                 self._feed(event)
 
     def _confirm_end(self, host: str) -> None:
-        """Ask the node whether the attempt has ended: a rank can write the record too. Repeated until it is so."""
+        """Ask the node whether the attempt has ended: a rank can write the record too. Repeated until it is so and
+        every record is here, since the last ones correct what a rank wrote."""
         self._end_due[host] = time.monotonic() + GO_S
 
         def replied(reply: Reply[agent.ProcessesReply]) -> None:
@@ -526,7 +528,11 @@ class JobRunner:
                 return
             left = [process for process in reply.message.processes if not process.killed]
             if not left and (reply.message.processes or not reply.message.supervisor):
-                self.take_end(host)
+                if self._files.spool(host).differs_from({EVENTS: reply.message.events}):
+                    self._end_due[host] = time.monotonic() + END_AGAIN_S
+                else:
+                    self.read_records(host)
+                    self.take_end(host)
             elif reply.message.supervisor:
                 self._end_due[host] = time.monotonic() + END_AGAIN_S
             else:

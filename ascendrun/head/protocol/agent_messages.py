@@ -285,6 +285,7 @@ class ProcessesReply(Message):
     """Reply to Processes. `processes`: without the supervisor and its sampler; `supervisor`: whether it lives.
 
     `phase`: prepared, running, ended or lost (without supervisor); None: the node has no records of the attempt.
+    `events`: the size of its records by generation, read after the processes.
     """
 
     OP = "processes"
@@ -293,6 +294,7 @@ class ProcessesReply(Message):
     )
     supervisor: bool = False
     phase: str | None = None
+    events: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

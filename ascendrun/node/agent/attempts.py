@@ -16,13 +16,14 @@ import time
 from ascendrun.node import cgroup, head_lease, layout, procs, reap
 from ascendrun.node.agent import checks
 from ascendrun.node.agent.fence import locked
+from ascendrun.node.agent.follow import file_sizes
 from ascendrun.node.agent.leases import Leases
 from ascendrun.node.agent.trees import link_tree
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, exists, make_private_dir, read_claim, read_json, remove_tree, write_json
 from ascendrun.node.layout import ENDED, IDENTITY, JOB, LOST, PREPARED, RENEWED, ROLL, STOP, WHERE
 from ascendrun.node.op_errors import OperationError, os_failure
-from ascendrun.node.records import Records, free_reserve, read_events, write_end
+from ascendrun.node.records import EVENTS, Records, free_reserve, read_events, write_end
 from ascendrun.node.stopping import UNKILLABLE_S
 
 TYPE_CHECKING = False
@@ -409,10 +410,12 @@ class Attempts:
         return read_json(os.path.join(layout.attempt_dir(self._root, tag), JOB))
 
     def processes(self, tag: str) -> dict[str, Any]:
-        """Return the living processes of the attempt without its supervisor and sampler, and whether the former lives.
+        """Return the living processes of the attempt without its supervisor and sampler, whether the former lives, and
+        the size of its records by generation.
 
-        A supervisor that has recorded the end gets time to exit.
-        Raises OperationError when the folder of the attempt cannot be read: then nothing is known.
+        A supervisor that has recorded the end gets time to exit. The records are measured last: of an attempt without
+        processes they have their final size. Raises OperationError when the folder of the attempt cannot be read: then
+        nothing is known.
         """
         folder = layout.attempt_dir(self._root, tag)
         try:
@@ -421,13 +424,11 @@ class Attempts:
             phase = self.phase(tag)
             if phase == "ended" and not found:
                 self._wait_gone(identity)
+            has_supervisor = "pid" in identity and procs.is_alive(identity)
+            events = file_sizes(self._root, tag).get(EVENTS, {})
         except OSError as error:
             raise os_failure(error, "list-processes", attempt=tag, path=folder) from error
-        return {
-            "processes": procs.describe_all(found),
-            "supervisor": "pid" in identity and procs.is_alive(identity),
-            "phase": phase,
-        }
+        return {"processes": procs.describe_all(found), "supervisor": has_supervisor, "phase": phase, "events": events}
 
     def stacks(self, tag: str) -> dict[str, Any]:
         """Return the stacks of the attempt's ranks: see node/stacks.py."""

@@ -10,6 +10,7 @@ import time
 from ascendrun.node import layout
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.op_errors import OperationError
+from ascendrun.node.records import EVENTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ ROUND_CHUNKS = 4
 """Chunks that one file may send before the others have their turn."""
 AHEAD_BYTES = 1 << 20
 """With more than this waiting, events overtake logs."""
-EVENTS = "events"
 BATCH_S = 0.1
 POLL_S = 0.04
 """Seconds; also the most by which hosts differ in sending a line that their ranks print at the same time."""

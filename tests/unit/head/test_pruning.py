@@ -1,4 +1,4 @@
-"""The daily removal of old data: over the small world of nodes of test_machines."""
+"""The daily removal of old data: over the small world of nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ascendrun.core.retention import Retention
 from ascendrun.head.loop.pruning import PruneOperation
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
-from tests.unit.head.test_machines import N1, N2, World, world
+from tests.unit.head.small_world import N1, N2, World, world
 
 __all__ = ["world"]
 

@@ -1,0 +1,244 @@
+"""A small world of nodes without processes or connections, over the real store and the real live jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobfile.spec import JobSpec
+from ascendrun.core.jobs.job import Job, Leftover, NodeProgress, Phase, State
+from ascendrun.core.node_messages import Failure
+from ascendrun.core.retention import Retention
+from ascendrun.head.agents.connections import dialled
+from ascendrun.head.loop.live_jobs import Guard, LiveJobs
+from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.agent_bootstrap import Login
+from ascendrun.head.protocol.control_messages import ChangeMachines
+from ascendrun.head.protocol.messages import Done
+from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.state.store import Store
+from ascendrun.head.survey.submission import Submission, make_job
+from tests.unit.head.test_links import Deaf
+
+STUCK = Leftover(50, 9, "python", "D", "fuse_wait_answer", 7)
+PROCESS = agent.Process(50, 9, "python", "D", "fuse_wait_answer")
+
+
+N1, N2 = Host("n1"), Host("n2")
+OTHER_NAME = Host("npu-2", addr="10.0.0.2")
+
+
+class Node:
+    """One machine as its agent reports it. `survey`: its results, None: it answers no survey and no probe. `records`:
+    the events of its attempts. `supervised`: whether their supervisors live. `asked`: the requests that it got. `slow`:
+    answers to stop requests, which wait to be called; None: it answers at once."""
+
+    def __init__(self, key: str) -> None:
+        self.key, self.boot_id, self.incarnation = key, "b", "i"
+        self.live: set[str] | None = set()
+        self.processes: dict[str, tuple[agent.Process, ...]] = {}
+        self.phases: dict[str, str] = {}
+        self.records: dict[str, bytes] = {}
+        self.supervised = False
+        self.copies: dict[str, Any] = {}
+        self.survey: dict[str, Any] | None = None
+        self.asked: list[Any] = []
+        self.slow: list[Callable[[], None]] | None = None
+
+    def answer(self, request: Any) -> Any:
+        self.asked.append(request)
+        if isinstance(request, (agent.Survey, agent.Probe)) and self.survey is not None:
+            is_probe = isinstance(request, agent.Probe)
+            return agent.ProbeReply(time.time_ns(), 1 << 40) if is_probe else agent.SurveyReply(self.survey)
+        if isinstance(request, agent.HasTree):
+            return agent.HasTreeReply(True)
+        if isinstance(request, agent.Copy):
+            return agent.CopyReply(self.copies.get(request.tag))
+        if isinstance(request, agent.Live):
+            return agent.LiveReply(self.boot_id, self.incarnation, None if self.live is None else tuple(self.live))
+        if isinstance(request, agent.Processes):
+            phase, events = self.phases.get(request.tag), {"0": len(self.records.get(request.tag, b""))}
+            return agent.ProcessesReply(self.processes.get(request.tag, ()), self.supervised, phase, events)
+        if isinstance(request, agent.Stop):
+            self.processes.pop(request.tag, None)
+            self.phases[request.tag] = "ended"
+            if self.live is not None:
+                self.live.discard(request.tag)
+            return Done()
+        if isinstance(request, agent.Files):
+            return agent.FilesReply({}, self.phases.get(request.tag))
+        return None
+
+    def stopped(self) -> list[str]:
+        return [one.tag for one in self.asked if isinstance(one, agent.Stop)]
+
+
+class Link:
+    def __init__(self, host: Host, node: Node) -> None:
+        self.host, self.node, self.is_up, self.failures = host, node, False, 0
+        self.last_error: AscendrunError | None = None
+        self.login, self.peer_address = Login(), host.name
+
+    @property
+    def info(self) -> agent.AgentInfo:
+        live = None if self.node.live is None else tuple(self.node.live)
+        names = dict.fromkeys(("root", "hostname", "user", "python", "python_version", "kernel", "arch"), "x")
+        key, kind = self.node.key, self.node.incarnation
+        return agent.AgentInfo(**names, boot_id=self.node.boot_id, cpus=1, machine_key=key, incarnation=kind, live=live)
+
+    def connect(self) -> None:
+        pass
+
+    def call(self, request: Any, body: bytes = b"", *, deadline_s: float, done: Any) -> None:
+        """What is not of interest here is never answered."""
+        if self.is_up and isinstance(request, agent.Stop) and self.node.slow is not None:
+            self.node.slow.append(lambda: done(Reply(self.node.answer(request))))
+            return
+        answer = self.node.answer(request) if self.is_up else None
+        if answer is not None:
+            done(Reply(answer))
+        elif not self.is_up:
+            done(Reply(None, error=Failure("connection-lost", "lost")))
+
+
+class NoSamples:
+    def offsets(self, source: Any) -> Any:
+        return {}
+
+    def lacks(self, source: Any, sizes: Any) -> bool:
+        return False
+
+    def finish(self, source: Any) -> None:
+        pass
+
+
+class World:
+    """Nodes by address; links to them; live jobs over a real store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes: dict[str, Node] = {}
+        self.links: dict[Host, Link] = {}
+        self.start()
+
+    def start(self) -> None:
+        """Start a controller: nothing but the store survives."""
+        self.links.clear()
+        self.store = Store.open(self.folder)
+        links: Any = self
+        nobody: Any = Deaf
+        samples: Any = NoSamples
+        self.jobs = LiveJobs(
+            self.folder,
+            self.store,
+            links,
+            post=lambda call: call(),
+            guard=Guard(),
+            artifacts=nobody,
+            outputs=nobody,
+            retention=Retention(),
+            samples=samples,
+        )
+        for stored in self.store.live_jobs():
+            self.jobs.adopt(stored)
+
+    def restart(self) -> None:
+        self.store.close()
+        self.start()
+
+    def get(self, host: Host) -> Link:
+        node = self.nodes.setdefault(host.addr or host.name, Node(f"key-{host.addr or host.name}"))
+        return self.links.setdefault(dialled(host), Link(host, node))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(tuple(self.links.values()))
+
+    def same(self, one: Host, other: Host) -> bool:
+        return dialled(one) == dialled(other)
+
+    def job(self, *hosts: Host, **changes: Any) -> Job:
+        """A job in the queue; with `nodes` a job of which they are the nodes."""
+        key = f"k{time.monotonic_ns()}"
+        submission = Submission(key, JobSpec(name="demo", command=("true",)), hosts, (), None)
+        job = self.store.add_job(
+            key=key,
+            make_job=lambda i, h: replace(make_job(submission, i, h, 1.0), **changes),
+            spec=submission.spec_values,
+            hosts=submission.host_values,
+            trees=[],
+            file=None,
+            now_s=1.0,
+        )
+        self.jobs.add(job, submission)
+        return job
+
+    def running(self, *hosts: Host, state: State = State.RUNNING, **changes: Any) -> Job:
+        nodes = tuple(
+            NodeProgress(
+                host.name, rank, Phase.STARTED, (rank,), "b", machine_key=self.get(host).node.key, incarnation="i"
+            )
+            for rank, host in enumerate(hosts)
+        )
+        names = tuple(host.name for host in hosts)
+        job = self.job(
+            *hosts, hosts=names, state=state, nodes=nodes, world_size=len(hosts), go_sent_at_s=time.time(), **changes
+        )
+        for host in hosts:
+            node = self.get(host).node
+            assert node.live is not None
+            node.live.add(job.run_id)
+            node.phases[job.run_id] = "running"
+            node.processes[job.run_id] = (PROCESS,)
+        return job
+
+    def up(self, *hosts: Host) -> None:
+        for host in hosts:
+            link: Any = self.get(host)
+            link.is_up = True
+            self.jobs.on_up(link)
+        self.turn()
+
+    def look(self) -> None:
+        """The look of each minute."""
+        self.jobs.machines._due_mono = 0.0
+        self.turn()
+
+    def turn(self) -> None:
+        self.jobs.work_off_events()
+        self.jobs.tick(was_away=False)
+        self.jobs.work_off_events()
+
+    def send_records(self, job: Job, host: Host) -> None:
+        """The records of the host's attempt arrive as far as they are written."""
+        body = self.get(host).node.records[job.run_id]
+        [runner] = [one for one in self.jobs if one.job.id == job.id]
+        runner.take_data(host.name, agent.FileData(job.run_id, "events", 0, 0), body)
+        self.turn()
+
+    def confirm_ends(self, job: Job) -> None:
+        """The time has come to ask again whether attempts have ended."""
+        [runner] = [one for one in self.jobs if one.job.id == job.id]
+        runner._end_due = dict.fromkeys(runner._end_due, 0.0)
+        self.turn()
+
+    def now(self, job: Job) -> Job:
+        return self.store.find(job.id).job
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.store.close()
+
+
+def change(world: World, what: str, *hosts: Host, **more: Any) -> None:
+    world.jobs.machines.change(ChangeMachines(hosts, what, "wang", **more))
+    world.turn()
