@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.cli.sanitise import sanitise
+from ascendrun.core.records import format_rfc3339
 from ascendrun.text import Text
 from ascendrun.text.format import fold_numbers
 
@@ -17,16 +18,33 @@ if TYPE_CHECKING:
     from ascendrun.cli.screen import Screen
     from ascendrun.cluster import AttemptFiles, LogGap, LogView
     from ascendrun.core.logs.folding import FoldedLine
+    from ascendrun.core.logs.log_lines import LogLine
 
 
 def format_line(view: LogView, line: FoldedLine, screen: Screen) -> str:
-    """Return `[0-3] text`, sanitised, with its time when the view has times."""
+    """Return `[0-3] text`, sanitised, with its time when the view has times; of a view that does not fold: a record."""
+    if not view.folds:
+        from ascendrun.cli.output import format_record
+
+        return format_record(line_record(line.lines[0]), "jsonl").rstrip("\n")
     text = sanitise(line.text)
     if view.has_prefix:
         text = f"{screen.paint_rank(f'[{fold_numbers(line.ranks)}]', line.ranks[0])} {text}"
     if view.has_times:
         text = f"{format_time(line.at_s)} {text}"
     return text
+
+
+def line_record(line: LogLine) -> dict[str, Any]:
+    """Return a line for programs. `time`: arrival by the clock of this machine, None: not recorded."""
+    return {
+        "time": None if line.at_s is None else format_rfc3339(line.at_s),
+        "host": line.host,
+        "rank": line.rank,
+        "stream": line.stream,
+        "attempt": line.attempt,
+        "text": line.text,
+    }
 
 
 def format_time(at_s: float | None) -> str:

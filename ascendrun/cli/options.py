@@ -33,6 +33,16 @@ def output_option(command: Command) -> Command:
     )(command)
 
 
+def list_output_option(command: Command) -> Command:
+    """As `output_option`, for lists whose rows have an id: `-o name` prints the ids."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice([*FORMATS, "name"]),
+        help="Choose the output format; name: ids only.  [default: table]",
+    )(command)
+
+
 def hostfile_option(command: Command) -> Command:
     return click.option("--hostfile", "-H", metavar="FILE", help="Read hosts from this file.")(command)
 

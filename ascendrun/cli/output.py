@@ -171,8 +171,12 @@ def format_pairs(pairs: Sequence[tuple[str, str]]) -> str:
 def print_rows(
     rows: Sequence[Any], columns: Sequence[Column], output: str | None, *, name: str, kind: type, is_cut: bool = True
 ) -> None:
-    """Print to stdout in this format; None: a table, truncated to the terminal width unless `is_cut` is false."""
-    if output is None or output in PEOPLE:
+    """Print to stdout in this format; None: a table, truncated to the terminal width unless `is_cut` is false.
+
+    `name`: the ids of rows that have one."""
+    if output == "name":
+        sys.stdout.write("".join(f"{sanitise_line(row.id)}\n" for row in rows))
+    elif output is None or output in PEOPLE:
         width = terminal_width(output) if is_cut else None
         sys.stdout.write(format_table(rows, columns, wide=output == "wide", width=width))
     else:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
 
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
-from ascendrun.core.logs.folding import FoldedLine, Folder, fold
+from ascendrun.core.logs.folding import FoldedLine, Folder, fold, fold_each
 from ascendrun.core.logs.log_lines import LogLine, merge, merge_batches
 from ascendrun.core.logs.log_view import FOLD_WINDOW_S, LogView, first_of_each_rank
 from ascendrun.core.settings import Settings
@@ -69,8 +69,12 @@ def stored_lines(
     filter and a tail are combined, and then with the tail."""
     sources = open_streams(state_dir, detail, attempt, view, warn=warn or (lambda problem: None))
     lines = chain.from_iterable(merge_batches(sources))
-    shown = fold(first_of_each_rank(lines) if view.only_first else lines, window_s=FOLD_WINDOW_S)
+    shown = _fold_as(view, first_of_each_rank(lines) if view.only_first else lines)
     return iter(shown if view.tail is None else deque(shown, maxlen=view.tail))
+
+
+def _fold_as(view: LogView, lines: Iterable[LogLine]) -> Iterator[FoldedLine]:
+    return fold(lines, window_s=FOLD_WINDOW_S) if view.folds else fold_each(lines)
 
 
 def follow_job(
@@ -168,11 +172,15 @@ class AttemptLogs:
         lines = self._view.choose(merge(_read(reader, final=final) for reader in self._readers.values()))
         if self._is_first and self._readers:
             self._is_first = False
-            if self._tail is None:
+            if self._tail is not None:
+                yield from deque(_fold_as(self._view, lines), maxlen=self._tail)
+            elif self._view.folds:
                 yield from self._fold_past(lines)
                 self._choose_window()
             else:
-                yield from deque(fold(lines, window_s=FOLD_WINDOW_S), maxlen=self._tail)
+                yield from fold_each(lines)
+        elif not self._view.folds:
+            yield from fold_each(lines)
         else:
             while some := list(islice(lines, LINES_PER_CLOCK)):
                 self._choose_window()

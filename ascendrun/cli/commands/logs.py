@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     ascendrun logs j-0001 --first-per-rank -t                           # the first error of each rank
     ascendrun logs j-0001 --files                                       # all stored files and where they are
     ascendrun logs j-0001 --rank 3 --stream err --raw > rank3.err       # the exact bytes
+    ascendrun logs -f j-0001 -o jsonl | jq -r 'select(.rank == 3) | .text'
 """,
 )
 @click.argument("job")
@@ -77,10 +78,10 @@ def command(
     """Print the output of a job's ranks, merged by time. Lines that ranks share are printed once: [0-3] text.
 
     Measured numbers may differ between ranks: [0-63] step 120 loss 2.31±0.02. A rank whose number is far from the
-    others has its own line.
+    others has its own line. With -o jsonl each line of each rank is a record: time, host, rank, stream, attempt, text.
     """
     _check_options(follow=follow, attempt=attempt, raw=raw, files=files, output=output, **choice)
-    view = _make_view(**choice)
+    view = _make_view(**choice, folds=output is None)
     detail = ctx.cluster.job(job)
     if follow:
         return _follow(ctx, job, detail, view)
@@ -128,7 +129,14 @@ def _check_options(
         allowed = "--hosts, --rank, --attempt, -o"
         raise UsageError(Text("logs.files-only", "--files can be combined with {flags} only", flags=allowed))
     if output is not None and not files:
-        raise UsageError(Text("logs.output-needs-files", "-o requires --files"))
+        for flag in ("--timestamps", "--no-prefix"):
+            if choice[flag[2:].replace("-", "_")]:
+                raise UsageError(exclusive("-o", flag))
+        if raw:
+            raise UsageError(exclusive("--raw", "-o"))
+        if output != "jsonl":
+            needs = Text("logs.output-needs-files", "-o {output} requires --files", output=output)
+            raise UsageError(needs, hint=Text("logs.use-jsonl", "use -o jsonl for the lines of ranks"))
     if follow and attempt is not None:
         raise UsageError(exclusive("--follow", "--attempt"))
     for flag in ("until", "first_per_rank"):
@@ -152,6 +160,7 @@ def _make_view(
     first_per_rank: bool,
     timestamps: bool,
     no_prefix: bool,
+    folds: bool,
 ) -> LogView:
     """Return the view. Raises BadParameter with the invalid option."""
     from ascendrun.core.logs.log_lines import parse_ranks
@@ -187,6 +196,7 @@ def _make_view(
         invert=invert_match,
         tail=tail,
         only_first=first_per_rank,
+        folds=folds,
         has_times=timestamps,
         has_prefix=not no_prefix,
     )

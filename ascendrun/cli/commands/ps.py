@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import cli_command, output_option
+from ascendrun.cli.command import UsageError, exclusive
+from ascendrun.cli.options import cli_command, list_output_option
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
     from ascendrun.cli.output import Column
+    from ascendrun.cluster import JobView
+
+
+WATCH_S = 1.0
 
 
 @cli_command(
     "ps",
     examples="""
     ascendrun ps
+    ascendrun ps -w                       # print jobs again when they change; ^C ends
     ascendrun ps -q | xargs ascendrun stop
     ascendrun ps -a -o json | jq '.jobs[] | select(.state == "FAILED") | .id'
 """,
 )
 @click.option("--all", "-a", "everything", is_flag=True, help="Also list ended jobs.")
-@click.option("--quiet", "-q", is_flag=True, help="Print ids only.")
-@output_option
+@click.option("--quiet", "-q", is_flag=True, help="Print ids only, as -o name.")
+@click.option("--watch", "-w", is_flag=True, help="Print a job again when its state, reason or hosts change, until ^C.")
+@list_output_option
 @click.pass_obj
-def command(ctx: CliContext, everything: bool, quiet: bool, output: str | None) -> int:
+def command(ctx: CliContext, everything: bool, quiet: bool, watch: bool, output: str | None) -> int:
     """List live jobs, the newest first.
 
     A pipeline is one row. REASON shows why a job is in its state; of a running job it counts the ranks that run now.
@@ -35,14 +45,12 @@ def command(ctx: CliContext, everything: bool, quiet: bool, output: str | None) 
     """
     from ascendrun.cli.outcome import print_held
     from ascendrun.cli.output import PEOPLE, print_rows
-    from ascendrun.cli.sanitise import sanitise_line
     from ascendrun.cluster import JobView
 
-    jobs = (*ctx.cluster.found_attempts(), *ctx.cluster.jobs(everything=everything, folded=True))
-    if quiet:
-        for job in jobs:
-            print(sanitise_line(job.id))
-        return 0
+    if watch and (quiet or output not in (*PEOPLE, "jsonl")):
+        raise UsageError(exclusive("--watch", "--quiet" if quiet else f"-o {output}"))
+    output = "name" if quiet else output
+    jobs = _list_jobs(ctx, everything)
     print_rows(jobs, job_columns(time.time()), output, name="jobs", kind=JobView)
     if not jobs and output in PEOPLE:
         ctx.echo(Text("cli.no-jobs", "no jobs") if everything else Text("cli.no-live-jobs", "no live jobs"))
@@ -50,7 +58,41 @@ def command(ctx: CliContext, everything: bool, quiet: bool, output: str | None) 
             ctx.hint(Text("cli.list-ended", "list ended jobs: ascendrun ps -a"))
     if output in PEOPLE:
         print_held(ctx, (hold for machine in ctx.cluster.held_machines() for hold in machine.holds))
-    return 0
+    return _watch(ctx, jobs, output) if watch else 0
+
+
+def _list_jobs(ctx: CliContext, everything: bool) -> tuple[JobView, ...]:
+    return (*ctx.cluster.found_attempts(), *ctx.cluster.jobs(everything=everything, folded=True))
+
+
+def _watch(ctx: CliContext, before: Sequence[JobView], output: str | None) -> int:
+    """Print the rows that change, and the last row of a job that has ended, until ^C: exit code 130."""
+    from ascendrun.cli.output import format_many, format_table, terminal_width
+    from ascendrun.cluster import JobView
+    from ascendrun.core.errors import NotFoundError
+
+    shown = {job.id: _mark(job) for job in before}
+    live = {job.id for job in before if job.ended_at_s is None}
+    while True:
+        sys.stdout.flush()
+        time.sleep(WATCH_S)
+        jobs = list(_list_jobs(ctx, everything=False))
+        ended, live = live - {job.id for job in jobs}, {job.id for job in jobs}
+        for job_id in sorted(ended):
+            with suppress(NotFoundError):  # it was removed, or it was a found attempt
+                jobs.append(ctx.cluster.pipeline(job_id) or ctx.cluster.job(job_id).job)
+        changed = [job for job in jobs if shown.get(job.id) != _mark(job)]
+        shown.update((job.id, _mark(job)) for job in changed)
+        if changed and output == "jsonl":
+            sys.stdout.write(format_many(changed, output, name="jobs", kind=JobView))
+        elif changed:
+            table = format_table(changed, job_columns(time.time()), wide=output == "wide", width=terminal_width(output))
+            sys.stdout.write(table.partition("\n")[2])
+
+
+def _mark(job: JobView) -> tuple[object, ...]:
+    """Return what a change of is shown."""
+    return job.state, str(job.reason), job.attempt, job.hosts, job.held_by
 
 
 def job_columns(now_s: float) -> list[Column]:

@@ -199,6 +199,11 @@ def fold(lines: Iterable[LogLine], *, window_s: float) -> Iterator[FoldedLine]:
     yield from folder.finish()
 
 
+def fold_each(lines: Iterable[LogLine]) -> Iterator[FoldedLine]:
+    """Yield each line by itself, immediately."""
+    return (FoldedLine((line,), line.text) for line in lines)
+
+
 def unfold(folded: Iterable[FoldedLine]) -> Iterator[LogLine]:
     """Yield every line that was passed to `fold`, in the order of each rank."""
     for line in folded:

@@ -26,7 +26,7 @@ class LogView:
 
     `patterns`: a line is selected if one of them matches, with `invert` if none does; (): every line.
     Times: UTC seconds of the head's clock. `tail`: number of selected lines of the existing log. `only_first`: of each
-    rank its first selected line. `has_hosts`: lines start with their hosts.
+    rank its first selected line. `folds`: equal lines of several ranks are one line.
     """
 
     hosts: Collection[str] | None = None
@@ -39,6 +39,7 @@ class LogView:
     invert: bool = False
     tail: int | None = None
     only_first: bool = False
+    folds: bool = True
     has_times: bool = False
     has_prefix: bool = True
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from story_cluster import Desk, end, make_job, rank_fails, run
+from story_cluster import Desk, StoryCluster, end, make_job, rank_fails, run
 
-from ascendrun.cluster import ExecResult, HostStatus
+from ascendrun.cluster import ExecResult, HostStatus, JobView
 from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
 from ascendrun.core.events import Event
 from ascendrun.core.node_messages import Failure
@@ -40,7 +40,30 @@ def test_ps_is_a_table_of_live_jobs(desk: Desk) -> None:
 
 def test_ps_quiet_prints_the_ids_of_live_jobs(desk: Desk) -> None:
     desk.cluster.view = make_job(state="RUNNING", started_at_s=1.0, attempt=1)
-    assert desk.say("ps", "-q").out == "j-0001\n"
+    assert desk.say("ps", "-q").out == desk.say("ps", "-o", "name").out == "j-0001\n"
+
+
+def test_ps_watch_prints_a_job_again_when_it_changes_and_its_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ascendrun.cli.commands.ps.WATCH_S", 0.0)
+    views = [make_job(), make_job(), make_job(state="RUNNING"), make_job(state="RUNNING", progress={"step": 1})]
+
+    class Watched(StoryCluster):
+        """Each list is one moment; after the last one the job has ended, and then a user ends the command."""
+
+        def jobs(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
+            if views:
+                return (views.pop(0),)
+            if self.view.ended_at_s is not None:
+                raise KeyboardInterrupt
+            self.view = make_job(state="FAILED", ended_at_s=2.0)
+            return ()
+
+    desk.cluster.__class__ = Watched
+    result = desk.say("ps", "-w", "-o", "jsonl")
+    assert result.code == 130
+    assert [json.loads(line)["state"] for line in result.out.splitlines()] == ["QUEUED", "RUNNING", "FAILED"]
+    for argv in (["-q"], ["-o", "json"], ["-o", "name"]):
+        assert desk.say("ps", "-w", *argv).code == 2
 
 
 def test_ps_names_the_phase_in_which_a_program_makes_no_steps(desk: Desk) -> None:
