@@ -7,18 +7,18 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ascendrun.client import callback, log
-    from ascendrun.cluster import Cluster
+    from ascendrun.cluster import Cluster, connect
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "__version__", "callback", "log"]
+__all__ = ["Cluster", "__version__", "callback", "connect", "log"]
 
 
 def __getattr__(name: str) -> Any:
-    """`ascendrun.Cluster`, `ascendrun.log` and `ascendrun.callback`, imported when they are used."""
-    if name == "Cluster":
-        from ascendrun.cluster import Cluster
+    """The names above, imported when they are used."""
+    if name in ("Cluster", "connect"):
+        from ascendrun import cluster
 
-        return Cluster
+        return getattr(cluster, name)
     if name in ("callback", "log"):
         from ascendrun import client
 

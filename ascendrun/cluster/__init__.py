@@ -1,11 +1,10 @@
 """Python API: everything that the command line does, as method calls. The command line uses this package only.
 
-from ascendrun import Cluster
+import ascendrun
 
-cluster = Cluster()
-job = cluster.submit("jobs/quickstart.yaml")
-for line in cluster.logs(job.id, follow=True):
-    print(line.ranks, line.text)
+job = ascendrun.connect().submit("jobs/quickstart.yaml")
+for line in job.logs(follow=True):
+    print(line.rank, line.text)
 
 A name is imported when it is first used: a command pays only for what it needs.
 """
@@ -16,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ascendrun.backends.trust import HostKeyScan
-    from ascendrun.cluster.api import Cluster
+    from ascendrun.cluster.api import Cluster, connect
+    from ascendrun.cluster.job import Job, MetricsRows
     from ascendrun.core.events import Event
+    from ascendrun.core.logs.log_lines import LogLine
     from ascendrun.core.logs.log_view import LogView
     from ascendrun.core.settings import Settings
     from ascendrun.head.protocol.control_messages import ControllerStatus
@@ -52,12 +53,15 @@ __all__ = [
     "HostKeyScan",
     "HostStatus",
     "MachineView",
+    "Job",
     "JobDetail",
     "JobStacks",
     "JobView",
     "LogFile",
     "LogGap",
+    "LogLine",
     "LogView",
+    "MetricsRows",
     "NodeView",
     "NoticeTargetView",
     "NoticeTestResult",
@@ -70,12 +74,15 @@ __all__ = [
     "TopSource",
     "TrainingPlan",
     "ValidStage",
+    "connect",
 ]
 
 _MODULES = {
     "backends.trust": ("HostKeyScan",),
-    "cluster.api": ("Cluster",),
+    "cluster.api": ("Cluster", "connect"),
+    "cluster.job": ("Job", "MetricsRows"),
     "core.events": ("Event",),
+    "core.logs.log_lines": ("LogLine",),
     "core.logs.log_view": ("LogView",),
     "core.settings": ("Settings",),
     "head.protocol.control_messages": ("ControllerStatus", "FetchReply", "PruneReply"),

@@ -13,6 +13,7 @@ from ascendrun.cluster.samples import SampleCalls
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ascendrun.cluster.job import Job
     from ascendrun.core.settings import SettingView
     from ascendrun.health.report.data import Report
     from ascendrun.query.bundle.job import Bundle
@@ -26,11 +27,21 @@ STACKS_S = 40.0
 """Seconds, more than the sum of all deadlines of a collection of artifacts."""
 
 
+def connect(state_dir: str | Path | None = None) -> Cluster:
+    """Return the cluster of a state directory; None: that of the settings, as for the command line."""
+    return Cluster(state_dir=state_dir)
+
+
 class Cluster(SampleCalls, HostCalls):
     """One state directory: its store, its controller (started when a call needs it), its jobs.
 
     Every call raises only children of AscendrunError.
     """
+
+    def _job(self, job_id: str) -> Job:
+        from ascendrun.cluster.job import Job
+
+        return Job(self, job_id)
 
     # Diagnosis and records
 
@@ -73,7 +84,7 @@ class Cluster(SampleCalls, HostCalls):
         from ascendrun.query.explain import fold_stacks, kept_stacks
         from ascendrun.text import Text
 
-        job = self.job(ref).job
+        job = self.detail(ref).job
         if attempt is not None or job.state not in ("STARTING", "RUNNING", "STOPPING", "UNKNOWN"):
             kept = kept_stacks(self.settings.state_dir, job.id, rank=rank, attempt=attempt)
             if kept is None:
@@ -90,7 +101,7 @@ class Cluster(SampleCalls, HostCalls):
         from ascendrun.head.protocol.control_messages import Gather
 
         with self._client() as client:
-            for reply, _ in client.stream(Gather(self.job(ref).job.id, attempt), timeout_s=COLLECT_S):
+            for reply, _ in client.stream(Gather(self.detail(ref).job.id, attempt), timeout_s=COLLECT_S):
                 yield reply.host, reply.problem
 
     def report(self, ref: str, *, now_s: float | None = None) -> Report:

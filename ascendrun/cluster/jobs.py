@@ -14,10 +14,11 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from ascendrun.cluster.job import Job
     from ascendrun.core.events import Event
     from ascendrun.core.hosts import Host
     from ascendrun.core.jobfile.spec import JobSpec
-    from ascendrun.core.jobs.job import Job
+    from ascendrun.core.jobs.job import Job as JobRecord
     from ascendrun.core.machines import Machine
     from ascendrun.core.pulse import Sight
     from ascendrun.head.protocol.control_messages import FetchReply, PruneReply
@@ -117,13 +118,13 @@ class JobCalls(ControllerCalls):
         priority: int = 0,
         hosts: str | None = None,
         exclude: str | None = None,
-    ) -> JobView:
+    ) -> Job:
         """Validate the file, stage its directories, store the job. After the return, the job survives a crash.
 
         `overrides`: "args.lr=1e-4" texts. `key`: repeated calls with one key return the same job. `resume`: a pipeline
         of the same stages to resume in its directory, from `from_stage`; None: from the first stage that has not
-        succeeded. For a pipeline, the view of the pipeline is returned. `priority`: jobs with a higher one are placed
-        first. `hosts`, `exclude`: use only these hosts of the hostfile (`npu[01-03]` or `@group`), or not these.
+        succeeded. `priority`: jobs with a higher one are placed first. `hosts`, `exclude`: use only these hosts of the
+        hostfile (`npu[01-03]` or `@group`), or not these.
         """
         import secrets
 
@@ -144,20 +145,19 @@ class JobCalls(ControllerCalls):
         # The controller may die after it stored the job and before it replies; the key makes a repeat harmless.
         if resume is None and from_stage is None and submissions[0].stage is None:
             refuse(plans, str(job_file))
-            detail = self.job(self._request(Submit((submissions[0].to_json(),)), repeat=True).job)
-            self._keep_plans({detail.job.id: plans[0]})
-            return detail.job
+            job_id = self._request(Submit((submissions[0].to_json(),)), repeat=True).job
+            self._keep_plans({job_id: plans[0]})
+            return self._job(job_id)
         before = self.stages(resume) if resume is not None else ()
         repeated = stages_to_repeat(submissions, [stored.job for stored in before], from_stage, resume)
         names = {stage.stage for stage in repeated}
         refuse([plan for plan, one in zip(plans, submissions) if one.stage in names], str(job_file))
         request = Submit(tuple(stage.to_json() for stage in repeated), before[0].job.pipeline if before else None)
-        view = self.pipeline(self._request(request, repeat=True).job)
-        assert view is not None
+        pipeline = self._request(request, repeat=True).job
         by_stage = {one.stage: plan for plan, one in zip(plans, submissions)}
-        stages = [stored.job for stored in self.stages(view.id)]
+        stages = [stored.job for stored in self.stages(pipeline)]
         self._keep_plans({job.id: by_stage[job.stage] for job in stages if job.stage in names})
-        return view
+        return self._job(pipeline)
 
     def _keep_plans(self, plans: Mapping[str, TrainingPlan]) -> None:
         """Keep what was planned, for the reports. A report without it has the measured values alone."""
@@ -300,9 +300,9 @@ class JobCalls(ControllerCalls):
         from ascendrun.head.protocol.control_messages import HoldJob
 
         stages = [stored.job.id for stored in self.stages(ref) if stored.job.state.value in WAITING]
-        for job_id in stages or [self.job(ref).job.id]:
+        for job_id in stages or [self.detail(ref).job.id]:
             self._request(HoldJob(job_id, by), repeat=True)
-        return self.job(ref).job
+        return self.detail(ref).job
 
     def prune(
         self, *, older_s: float | None = None, keep: Sequence[str] = (), dry_run: bool = False
@@ -315,7 +315,7 @@ class JobCalls(ControllerCalls):
         from ascendrun.head.protocol.control_messages import Prune
 
         for name in keep:
-            self.job(name)
+            self.detail(name)
         with self._client() as client:
             for reply, _ in client.stream(Prune(older_s, tuple(keep), dry_run), timeout_s=PRUNE_S):
                 yield reply
@@ -329,7 +329,7 @@ class JobCalls(ControllerCalls):
         """
         from ascendrun.head.protocol.control_messages import Remove
 
-        job = self.job(ref).job
+        job = self.detail(ref).job
         if job.pipeline is not None and self.whole_pipeline(ref, job) is None:
             raise ConflictError(
                 Text("remove.stage", "{job} is a stage of {pipeline}", job=job.id, pipeline=job.pipeline),
@@ -353,7 +353,7 @@ class JobCalls(ControllerCalls):
         target = None if into is None else str(Path(into).absolute())
         declaring = [] if paths else [stored for stored in self.stages(ref) if stored.spec.get("outputs")]
         started = [stored.job.id for stored in declaring if stored.job.go_sent_at_s is not None]
-        for job_id in started or [self.job(ref).job.id]:
+        for job_id in started or [self.detail(ref).job.id]:
             with self._client() as client:
                 for reply, _ in client.stream(Fetch(job_id, tuple(paths), target), timeout_s=FETCH_S):
                     yield reply
@@ -391,8 +391,17 @@ class JobCalls(ControllerCalls):
         whole = self.pipeline(ref) if job.pipeline is not None else None
         return whole if whole is not None and whole.id == job.pipeline else None
 
-    def job(self, ref: str) -> JobDetail:
-        """Return a job by id, name (the newest of it) or unambiguous start of an id. Raises NotFoundError."""
+    def job(self, ref: str) -> Job:
+        """Return a job, or a pipeline, by id, name (the newest of it) or unambiguous start of an id. Raises
+        NotFoundError."""
+        with self._reading() as store:
+            return self._job(store.pipeline_id(ref) or store.find(ref).job.id)
+
+    def _job(self, job_id: str) -> Job:
+        raise NotImplementedError  # of `Cluster`, which has all calls that a job requires
+
+    def detail(self, ref: str) -> JobDetail:
+        """Return the details of a job: nodes, ranks, events. `ref` as for `job`. Raises NotFoundError."""
         from ascendrun.query.views import make_job_detail
 
         stored, events = self._find(ref)
@@ -415,7 +424,7 @@ class JobCalls(ControllerCalls):
             self._request(Stop(ref, now), repeat=True)
             return found[0]
         live = [stored.job.id for stored in self.stages(ref) if not stored.job.is_terminal]
-        job = self.job(ref).job
+        job = self.detail(ref).job
         chosen = tuple(reversed(live or [job.id]))  # the last stage first: none starts when the previous stage ends
         ended: list[ConflictError] = []
         for job_id in chosen:
@@ -425,7 +434,7 @@ class JobCalls(ControllerCalls):
                 ended.append(conflict)
         if len(ended) == len(chosen):
             raise ended[-1]
-        return self.job(job.id).job
+        return self.detail(job.id).job
 
     def retry(self, ref: str) -> JobView:
         """Start the next attempt of a job that failed or was stopped, with a new budget of restarts. A pipeline is
@@ -434,16 +443,16 @@ class JobCalls(ControllerCalls):
 
         stages = self.stages(ref)
         if stages:
-            return self.submit(stages[-1].file or "", resume=stages[-1].job.pipeline)
-        job = self.job(ref).job
+            return self.submit(stages[-1].file or "", resume=stages[-1].job.pipeline).view
+        job = self.detail(ref).job
         self._request(Retry(job.id, job.attempt), repeat=True)
-        return self.job(job.id).job
+        return self.detail(job.id).job
 
     def wait(self, ref: str, *, timeout_s: float | None = None) -> JobDetail:
         """Return when the job, or the complete pipeline, has ended. Raises DeadlineExceededError."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            detail = self.job(ref)
+            detail = self.detail(ref)
             is_over = all(stored.job.is_terminal for stored in self.stages(ref))
             if detail.job.ended_at_s is not None and is_over:
                 return detail
@@ -478,7 +487,7 @@ class JobCalls(ControllerCalls):
             stored = store.find(ref)
             return stored, store.events(stored.job.id)
 
-    def _sight_of(self, jobs: Sequence[Job]) -> Sight | None:
+    def _sight_of(self, jobs: Sequence[JobRecord]) -> Sight | None:
         """Return what is known now; None if all jobs have ended."""
         return None if all(job.is_terminal for job in jobs) else self.sight()
 

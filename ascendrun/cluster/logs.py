@@ -85,7 +85,7 @@ class LogCalls(JobCalls):
         """Return the events of one job or pipeline, or of all. `.new_events()`: those written since its last call."""
         from ascendrun.query.event_stream import EventStream
 
-        job = None if ref is None else self.job(ref).job
+        job = None if ref is None else self.detail(ref).job
         whole = self.whole_pipeline(ref, job) if ref is not None and job is not None else None
         return EventStream(
             self.settings.state_dir,
@@ -109,7 +109,7 @@ class LogCalls(JobCalls):
         from ascendrun.query.views import choose_attempt
         from ascendrun.text import Text
 
-        detail = self.job(ref) if isinstance(ref, str) else ref
+        detail = self.detail(ref) if isinstance(ref, str) else ref
         folder = job_folder(self.settings.state_dir, detail.job.id)
         at_s = pruned_at_s(folder)
         if at_s is not None:

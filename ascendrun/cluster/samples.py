@@ -92,7 +92,7 @@ class SampleCalls(LogCalls):
         from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
         from ascendrun.head.state.state_dir import spool_dir
 
-        detail = self.job(ref)
+        detail = self.detail(ref)
         job = detail.job
         folder = spool_dir(self.settings.state_dir, job.id, attempt or max(job.attempt, 1))
         paths = find_progress(folder, ranks=[rank]).get(rank, ())

@@ -148,6 +148,13 @@ class AgentVersionError(UnreachableError):
     code = "other-version"
 
 
+class HostsFailedError(AscendrunError):
+    """Some hosts failed or did not respond; the others succeeded. `problems`: one for each of them."""
+
+    code = "hosts-failed"
+    exit_code = 6
+
+
 class ConflictError(AscendrunError):
     """The request conflicts with the state: devices in use, a job that has ended, another controller."""
 

@@ -82,6 +82,12 @@ numbers have one name."""
 _NEVER_NEGATIVE = frozenset(_NUMBERS + _WHOLE) - {"loss", "lr", "epoch"}
 
 
+def as_row(line: MetricsLine) -> dict[str, Any]:
+    """Return the values of a line that are known, under the names of docs/metrics.md."""
+    row = {name: value for name, value in vars(line).items() if value is not None and name not in ("begins", "evals")}
+    return {**{_NAMES.get(name, (name,))[0]: value for name, value in row.items()}, **line.evals}
+
+
 def parse_object(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object of a line; None: incomplete, too long, or not an object."""
     if len(line) > LINE_LIMIT_BYTES:

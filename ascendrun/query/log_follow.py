@@ -48,7 +48,7 @@ class FollowedCluster(Protocol):
 
     settings: Settings
 
-    def job(self, ref: str) -> JobDetail: ...
+    def detail(self, ref: str) -> JobDetail: ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def follow_job(
     """Yield the state and the lines of a job's newest attempt and all later ones, until it has ended and every line has
     arrived. Raises UnreachableError, DeadlineExceededError if the controller does not respond for a minute."""
     view = view or LogView()
-    detail = cluster.job(ref)
+    detail = cluster.detail(ref)
     ref, attempt, logs = detail.job.id, 0, None
     no_response_mono: float | None = None
     while True:
@@ -102,7 +102,7 @@ def follow_job(
             break
         yield from _lines_for(logs, JOB_POLL_S)
         try:
-            detail = cluster.job(ref)
+            detail = cluster.detail(ref)
             no_response_mono = None
         except (UnreachableError, DeadlineExceededError) as error:
             now_s = time.monotonic()

@@ -148,7 +148,7 @@ def rm_command(ctx: CliContext, jobs: tuple[str, ...], force: bool) -> int:
     """
     code = 0
     for ref in jobs:
-        name = ctx.cluster.job(ref).job.id
+        name = ctx.cluster.detail(ref).job.id
         freed, failed = 0, False
         for reply in ctx.cluster.remove(ref, force=force):
             freed += _size(reply)

@@ -214,7 +214,7 @@ class Demo:
             ),
             pauses=False,
         )
-        pid = next(rank.pid for rank in cluster_of(self._directory).job("demo").ranks if rank.rank == VICTIM)
+        pid = next(rank.pid for rank in cluster_of(self._directory).detail("demo").ranks if rank.rank == VICTIM)
         self._type(["sh", "-c", f"kill -9 {pid}"], shown=f"kill -9 {pid}")
         self._explain(
             Text(
@@ -234,7 +234,7 @@ class Demo:
         cluster = cluster_of(self._directory)
 
         def has_saved() -> bool:
-            job = cluster.job("demo").job
+            job = cluster.detail("demo").job
             if job.ended_at_s is not None:
                 raise AscendrunError(
                     Text(

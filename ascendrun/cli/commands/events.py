@@ -103,7 +103,7 @@ class _Stream:
     ) -> None:
         self._ctx, self._output = ctx, output
         self._since_s, self._kinds = since_s, kinds
-        job = None if ref is None else ctx.cluster.job(ref).job
+        job = None if ref is None else ctx.cluster.detail(ref).job
         whole = None if ref is None or job is None else ctx.cluster.whole_pipeline(ref, job)
         self._pipeline = None if whole is None else whole.id
         self._job = None if whole is not None or job is None else job.id
@@ -150,7 +150,7 @@ class _Stream:
             if chosen is None:
                 self._ctx.cluster.jobs()
                 return None
-            job = self._ctx.cluster.job(chosen).job
+            job = self._ctx.cluster.detail(chosen).job
             whole = self._ctx.cluster.pipeline(chosen) if self._pipeline else None
         except (UnreachableError, DeadlineExceededError) as error:
             if not self._has_warned:

@@ -82,7 +82,7 @@ def command(
     """
     _check_options(follow=follow, attempt=attempt, raw=raw, files=files, output=output, **choice)
     view = _make_view(**choice, folds=output is None)
-    detail = ctx.cluster.job(job)
+    detail = ctx.cluster.detail(job)
     if follow:
         return _follow(ctx, job, detail, view)
     from ascendrun.cli.log_output import print_files, print_gaps

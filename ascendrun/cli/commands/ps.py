@@ -80,7 +80,7 @@ def _watch(ctx: CliContext, before: Sequence[JobView], output: str | None) -> in
         ended, live = live - {job.id for job in jobs}, {job.id for job in jobs}
         for job_id in sorted(ended):
             with suppress(NotFoundError):  # it was removed, or it was a found attempt
-                jobs.append(ctx.cluster.pipeline(job_id) or ctx.cluster.job(job_id).job)
+                jobs.append(ctx.cluster.pipeline(job_id) or ctx.cluster.detail(job_id).job)
         changed = [job for job in jobs if shown.get(job.id) != _mark(job)]
         shown.update((job.id, _mark(job)) for job in changed)
         if changed and output == "jsonl":

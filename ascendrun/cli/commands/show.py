@@ -32,7 +32,7 @@ def command(ctx: CliContext, job: str, output: str | None) -> int:
     """Show one job: state, nodes, ranks, events. Ranks in the same state share a line; -o wide has a line for each."""
     from ascendrun.cli.output import print_record
 
-    detail = ctx.cluster.job(job)
+    detail = ctx.cluster.detail(job)
     if not print_record(detail, output):
         whole = ctx.cluster.pipeline(detail.job.pipeline) if detail.job.pipeline else None
         sys.stdout.write(

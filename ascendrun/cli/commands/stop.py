@@ -90,7 +90,7 @@ def _wait_until_ended(ctx: CliContext, job_id: str, screen: Screen) -> JobDetail
 
     started_s = time.monotonic()
     while True:
-        detail = ctx.cluster.job(job_id)
+        detail = ctx.cluster.detail(job_id)
         if detail.job.ended_at_s is not None:
             screen.close()
             return detail

@@ -83,7 +83,7 @@ def command(
         priority=priority,
         hosts=only,
         exclude=exclude,
-    )
+    ).view
     submitted = Text("submit.submitted", "{job} submitted ({name})", job=job.id, name=job.name)
     stages = len(job.stages)
     if stages:

@@ -73,7 +73,7 @@ def command(
 
 def _job_of(ctx: CliContext, ref: str) -> str:
     """Return the id of the job, with a message if it has ended. Raises NotFoundError."""
-    job = ctx.cluster.job(ref).job
+    job = ctx.cluster.detail(ref).job
     if job.ended_at_s is not None:
         ended = Text("top.job-ended", "{job} has ended ({state})", job=job.id, state=job.state)
         ctx.echo(f"{ended}: ascendrun report {job.id}")

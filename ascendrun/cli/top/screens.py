@@ -144,7 +144,7 @@ class EventScreen(LiveScreen):
     def read(self) -> list[str]:
         from ascendrun.cli.output import describe_time
 
-        detail = self.cluster.job(self._job)
+        detail = self.cluster.detail(self._job)
         job = detail.job
         lines = [f"{job.id}  {job.name}  {job.state}  {job.reason}".rstrip(), ""]
         if detail.first_failure is not None:

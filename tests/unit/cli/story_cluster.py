@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ascendrun.cluster import Cluster, ExecResult, HostStatus, JobDetail, JobView, NodeView, RankView
+from ascendrun.cluster import Cluster, ExecResult, HostStatus, Job, JobDetail, JobView, NodeView, RankView
 from ascendrun.core.errors import ConflictError, DeadlineExceededError, NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.findings import Finding, Severity
@@ -46,6 +46,14 @@ def make_job(**changes: Any) -> JobView:
     return replace(job, **changes)
 
 
+class StoryJob(Job):
+    """Its view is not a step of the story."""
+
+    @property
+    def view(self) -> JobView:
+        return self._cluster.view
+
+
 @dataclass
 class StoryCluster(Cluster):
     """`calls`: what was asked of it, in order."""
@@ -78,16 +86,16 @@ class StoryCluster(Cluster):
         priority: int = 0,
         hosts: str | None = None,
         exclude: str | None = None,
-    ) -> JobView:
+    ) -> Job:
         self.calls.append(("submit", job_file.name, tuple(overrides), hostfile))
-        return self.view
+        return StoryJob(self, self.view.id)
 
     def jobs(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
         self.calls.append(("jobs", everything))
         ended = self.view.state in ("SUCCEEDED", "FAILED", "STOPPED")
         return (self.view,) if everything or not ended else ()
 
-    def job(self, ref: str) -> JobDetail:
+    def detail(self, ref: str) -> JobDetail:
         if ref not in (self.view.id, self.view.name):
             raise NotFoundError(f"no job {ref!r}", hint="ascendrun ps -a")
         if self.story:
@@ -120,8 +128,8 @@ class StoryCluster(Cluster):
         while self.view.ended_at_s is None:
             if not self.story:
                 raise DeadlineExceededError(f"{ref} is still {self.view.state} after {timeout_s:g} s")
-            self.job(ref)
-        return self.job(ref)
+            self.detail(ref)
+        return self.detail(ref)
 
     def execute(
         self, hosts: Sequence[Host], argv: Sequence[str], *, timeout_s: float | None = None

@@ -117,7 +117,7 @@ def test_job_specs_with_old_keys_are_read_resumed_and_explained(state_dir: Path)
     assert [stored.job.name for stored in store.live_jobs() if not stored.job.is_terminal] == ["running"]
     store.close()
     cluster = Cluster(state_dir=state_dir)
-    detail = cluster.job("rank-fails")
+    detail = cluster.detail("rank-fails")
     assert detail.spec["devices"] == {"type": "npu", "per_node": 2, "ids": [4, 5]}
     assert "env_from" not in detail.spec and detail.spec["env_file"] == ["/home/me/secrets.env"]
     explanation = cluster.explain("rank-fails")
