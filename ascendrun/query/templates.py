@@ -1,4 +1,7 @@
-"""The templates of `ascendrun init`: those of templates/, and the jobs of jobs/ with their hostfiles."""
+"""The templates of `ascendrun init`: those of templates/, and the jobs of jobs/ with their hostfiles.
+
+A directory of templates/ without a job file has more files for the job of its name.
+"""
 
 from __future__ import annotations
 
@@ -81,12 +84,16 @@ def _find(name: str) -> Template:
 
 
 def _from_directory(directory: Path) -> Template:
-    files = {
+    summary = _summary(directory.name, directory / JOB_FILE)
+    return Template(directory.name, summary, _files_of(directory), JOB_FILE)
+
+
+def _files_of(directory: Path) -> dict[str, Path]:
+    return {
         path.relative_to(directory).as_posix(): path
         for path in sorted(directory.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    return Template(directory.name, _summary(directory.name, directory / JOB_FILE), files, JOB_FILE)
 
 
 def _from_job(path: Path, root: Path) -> Template:
@@ -95,6 +102,9 @@ def _from_job(path: Path, root: Path) -> Template:
     hostfile = _hostfile_of(path)
     if hostfile is not None:
         files[hostfile.relative_to(root).as_posix()] = hostfile
+    directory = root / "templates" / path.stem
+    if not (directory / JOB_FILE).exists():
+        files.update(_files_of(directory))
     return Template(path.stem, _summary(path.stem, path), files, f"jobs/{path.name}")
 
 

@@ -198,18 +198,30 @@ def refuse(options: Options, horizon: Horizon, here: Runtime) -> None:
     problem = batch_problem(
         horizon.batch_tokens, options["max_seq_len"], options["micro_batch_size"] or 1, here.world_size
     )
-    if problem is not None:
+    if problem is None:
+        return
+    shared = {"ranks": here.world_size, "rows": options["micro_batch_size"] or 1}
+    asked = options.get("target_examples_per_step")
+    if asked:
         raise InvalidDataError(
-            "program.batch-tokens",
-            "--total_batch_size={batch} is not a multiple of {unit}: {ranks:plural rank ranks} x {rows} sequences x "
-            "{length} tokens\nhint: set --total_batch_size to one of {near}",
-            batch=horizon.batch_tokens,
-            unit=problem[0],
-            ranks=here.world_size,
-            rows=options["micro_batch_size"] or 1,
-            length=options["max_seq_len"],
-            near=list(problem[1]),
+            "program.batch-examples",
+            "--target_examples_per_step={asked} is not a multiple of {unit}: {ranks:plural rank ranks} x {rows} "
+            "sequences\nhint: set --target_examples_per_step to one of {near}, or a smaller --micro_batch_size",
+            asked=asked,
+            unit=problem[0] // options["max_seq_len"],
+            near=[each // options["max_seq_len"] for each in problem[1]],
+            **shared,
         )
+    raise InvalidDataError(
+        "program.batch-tokens",
+        "--total_batch_size={batch} is not a multiple of {unit}: {ranks:plural rank ranks} x {rows} sequences x "
+        "{length} tokens\nhint: set --total_batch_size to one of {near}",
+        batch=horizon.batch_tokens,
+        unit=problem[0],
+        length=options["max_seq_len"],
+        near=list(problem[1]),
+        **shared,
+    )
 
 
 def make_rows(

@@ -35,22 +35,7 @@ def parse(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
     if "--help" in argv or "-h" in argv:
         print(make_help(table), end="")
         raise SystemExit(0)
-    texts: dict[str, str] = {}
-    problems: list[OptionProblem] = []
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        name, equals, text = word[2:].partition("=")
-        spelled = name.replace("-", "_")
-        name = spelled if table.find(spelled) else name
-        if not word.startswith("--") or not name:
-            problems.append(
-                OptionProblem(word, Text("options.stray", "unexpected argument {argument:quote}", argument=word))
-            )
-        elif not equals and (not words or words[0].startswith("--")):
-            problems.append(_no_value(name))
-        else:
-            texts[name] = text if equals else words.pop(0)
+    texts, problems = read_words(argv, table)
     given: dict[str, Any] = {}
     for name, text in texts.items():
         option = table.find(name)
@@ -70,10 +55,31 @@ def parse(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
     return {**defaults, **{name: _as_list(value) for name, value in values.items()}}
 
 
+def read_words(argv: Sequence[str], table: ProgramOptions) -> tuple[dict[str, str], list[OptionProblem]]:
+    """Return the text of each option by its name as given, with _ for - where the table has it, and all problems."""
+    texts: dict[str, str] = {}
+    problems: list[OptionProblem] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        name, equals, text = word[2:].partition("=")
+        spelled = name.replace("-", "_")
+        name = spelled if table.find(spelled) else name
+        if not word.startswith("--") or not name:
+            problems.append(
+                OptionProblem(word, Text("options.stray", "unexpected argument {argument:quote}", argument=word))
+            )
+        elif not equals and (not words or words[0].startswith("--")):
+            problems.append(_no_value(name))
+        else:
+            texts[name] = text if equals else words.pop(0)
+    return texts, problems
+
+
 def make_help(table: ProgramOptions) -> str:
     """Return the text of --help: every option with its aliases, meaning, choices and default."""
-    package = getattr(sys.modules["__main__"], "__package__", None)
-    program = f"python -m {package}" if package else table.program
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program = f"python -m {spec.name.removesuffix('.__main__')}" if spec else table.program
     lines = [str(Text("options.usage", "usage: {program} [--OPTION=VALUE ...]", program=program)), ""]
     for option in table.options.values():
         default = option.default if option.default not in (None, "") else Text("options.none", "none")
@@ -98,8 +104,12 @@ def parse_or_exit(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
     try:
         return parse(argv, table)
     except InvalidOptionsError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
+        exit_with(error)
+
+
+def exit_with(error: InvalidOptionsError) -> NoReturn:
+    print(error, file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 def run_program(
