@@ -129,7 +129,6 @@ class JobCalls(ControllerCalls):
         import secrets
 
         from ascendrun.head.protocol.control_messages import Submit
-        from ascendrun.query.planner import refuse
         from ascendrun.query.submit import Choice, make_submissions, stages_to_repeat
 
         submissions = make_submissions(
@@ -141,28 +140,31 @@ class JobCalls(ControllerCalls):
             choice=Choice(hosts, exclude),
             priority=priority,
         )
-        plans = self._plan_trainings(submissions)
+        plans: dict[str | None, TrainingPlan] = {}
+        if any(one.spec.program is not None for one in submissions):  # nothing else is planned, or imports the planner
+            plans = {plan.stage: plan for plan in self._plan_trainings(submissions)}
         # The controller may die after it stored the job and before it replies; the key makes a repeat harmless.
         if resume is None and from_stage is None and submissions[0].stage is None:
-            refuse(plans, str(job_file))
+            _refuse(tuple(plans.values()), job_file)
             job_id = self._request(Submit((submissions[0].to_json(),)), repeat=True).job
-            self._keep_plans({job_id: plans[0]})
+            self._keep_plans(dict(zip((job_id,), plans.values())))
             return self._job(job_id)
         before = self.stages(resume) if resume is not None else ()
         repeated = stages_to_repeat(submissions, [stored.job for stored in before], from_stage, resume)
         names = {stage.stage for stage in repeated}
-        refuse([plan for plan, one in zip(plans, submissions) if one.stage in names], str(job_file))
+        _refuse([plan for stage, plan in plans.items() if stage in names], job_file)
         request = Submit(tuple(stage.to_json() for stage in repeated), before[0].job.pipeline if before else None)
         pipeline = self._request(request, repeat=True).job
-        by_stage = {one.stage: plan for plan, one in zip(plans, submissions)}
         stages = [stored.job for stored in self.stages(pipeline)]
-        self._keep_plans({job.id: by_stage[job.stage] for job in stages if job.stage in names})
+        self._keep_plans({job.id: plans[job.stage] for job in stages if job.stage in names and job.stage in plans})
         return self._job(pipeline)
 
     def _keep_plans(self, plans: Mapping[str, TrainingPlan]) -> None:
         """Keep what was planned, for the reports. A report without it has the measured values alone."""
         import contextlib
 
+        if not plans:
+            return
         from ascendrun.head.state.job_files import write_plan
         from ascendrun.query.planner import expected
 
@@ -522,3 +524,11 @@ class JobCalls(ControllerCalls):
 
 def _path(name: str | Path | None) -> Path | None:
     return None if name is None else Path(name)
+
+
+def _refuse(plans: Sequence[TrainingPlan], job_file: str | Path) -> None:
+    """Raise PreflightError with all problems of the plans if one is fatal."""
+    if plans:
+        from ascendrun.query.planner import refuse
+
+        refuse(plans, str(job_file))

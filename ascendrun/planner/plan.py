@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
-from ascendrun.planner import codon, cost, nanochat, qwen_lora, trajectory
+from ascendrun.planner import cost
 from ascendrun.planner.cost import PARTS, Choice, Devices, Option, Range
 from ascendrun.planner.training import PlanProblem, Training, judge
 from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
 
-PROGRAMS: Mapping[str, Any] = {"codon": codon, "nanochat": nanochat, "qwen_lora": qwen_lora, "trajectory": trajectory}
-"""Programs with rules; their modules have RULES, TRAINS, inputs() and workload()."""
+PROGRAMS = ("codon", "nanochat", "qwen_lora", "trajectory")
+"""Programs with rules."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class TrainingPlan:
         return tuple(problem for problem in self.problems if problem.is_fatal)
 
 
+def rules_of(program: str) -> Any:
+    """Return the module of a program's rules: RULES, TRAINS, inputs() and workload(). Loaded only if it is planned."""
+    return import_module(f"ascendrun.planner.{program}")
+
+
 SOURCES = {
     "recorded": Text("plan.source-recorded", "from recorded runs"),
     "assumed": Text("plan.source-assumed", "assumed: no run of this program is recorded on this device"),
@@ -83,7 +89,7 @@ def make_plan(
     unknown: Sequence[Text] = (),
 ) -> TrainingPlan:
     """Make the plan. `work`: of the program, None: unknown, or no training."""
-    program = PROGRAMS[training.program]
+    program = rules_of(training.program)
     problems = judge(training, program.RULES)
     plan = TrainingPlan(
         stage,

@@ -15,7 +15,7 @@ from ascendrun.options import batch_of_ranks
 from ascendrun.planner.chips import Chip, chip_of
 from ascendrun.planner.cost import GB, Devices
 from ascendrun.planner.history import RecordedRun, with_history
-from ascendrun.planner.plan import PROGRAMS, Disk, TrainingPlan, make_plan
+from ascendrun.planner.plan import PROGRAMS, Disk, TrainingPlan, make_plan, rules_of
 from ascendrun.planner.training import ANYWHERE, Training, with_defaults
 from ascendrun.text import Text
 
@@ -95,7 +95,7 @@ def _plan(
     table = load_programs().get(name)
     if table is None or name not in PROGRAMS:
         return TrainingPlan(submission.stage, spec.program, hosts, 0)
-    program = PROGRAMS[name]
+    program = rules_of(name)
     training = Training(
         name,
         with_defaults(table, spec.args),

@@ -34,7 +34,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 class Strict(BaseModel):
     """No unknown keys, no conversions, no changes after reading."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
 class Devices(Strict):
@@ -299,13 +299,33 @@ def job_json_schema() -> Dict[str, Any]:
     schema = JobSpec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "ascendrun job file"
-    # pydantic omits the description and examples of a section where it refers to the section's own definition.
-    for properties, model in (
-        (schema["properties"], JobSpec),
-        (schema["$defs"]["PipelineStage"]["properties"], PipelineStage),
-    ):
-        for name, described in properties.items():
-            field = model.model_fields[name]
-            described.setdefault("description", field.description)
-            described.setdefault("examples", field.examples)
+    definitions = schema["$defs"]
+    sections: Tuple[type[BaseModel], ...] = (JobSpec, PipelineStage, *SECTIONS.values())
+    for model in sections:
+        place = schema if model is JobSpec else definitions[model.__name__]
+        meanings = _meanings(model)
+        for name, described in place["properties"].items():
+            # pydantic omits the examples of a section where it refers to the section's own definition
+            described.setdefault("examples", model.model_fields[name].examples)
+            described["description"] = meanings[name]
+            place["properties"][name] = dict(sorted(described.items()))
     return schema
+
+
+def _meanings(model: type[BaseModel]) -> Dict[str, str]:
+    """Return the docstrings of the fields. Not by pydantic's `use_attribute_docstrings`: it reads the source of every
+    class at import, a third of the time of this module, and only a schema has them."""
+    import ast
+    import inspect
+    import textwrap
+
+    found: Dict[str, str] = {}
+    for owner in reversed(model.__mro__):
+        if owner is Strict or not issubclass(owner, Strict):
+            continue
+        [body] = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, below in zip(body.body, body.body[1:]):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+                found[field.target.id] = inspect.cleandoc(ast.literal_eval(below.value))
+    return found

@@ -13,7 +13,7 @@ from ascendrun.core.jobfile.spec import load_programs
 from ascendrun.planner import cost, qwen_lora, trajectory
 from ascendrun.planner.cost import Devices, Option, Range
 from ascendrun.planner.models import LINEAR
-from ascendrun.planner.plan import PROGRAMS, TrainingPlan, make_plan, render
+from ascendrun.planner.plan import TrainingPlan, make_plan, render, rules_of
 from ascendrun.planner.training import Training, with_defaults
 from tests.thorough import examples
 
@@ -83,7 +83,7 @@ def trainings(draw: st.DrawFn) -> tuple[Training, Devices]:
 @given(trainings())
 def test_the_numbers_of_a_plan_add_up(given: tuple[Training, Devices]) -> None:
     training, devices = given
-    work = PROGRAMS[training.program].workload(training)
+    work = rules_of(training.program).workload(training)
     plan = make_plan(training, devices, work=work)
     assert render(plan) and plan.work is not None and plan.choice is not None and plan.choice.options
     for option in plan.choice.options:
