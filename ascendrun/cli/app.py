@@ -28,6 +28,7 @@ COMMANDS = (
     CommandEntry("submit", "submit", "Validate a job file, start the job, follow its output."),
     CommandEntry("plan", "plan", "Check a training before it starts; estimate memory, time and disk."),
     CommandEntry("ps", "ps", "List jobs."),
+    CommandEntry("history", "history", "List ended jobs and the device-hours that they used."),
     CommandEntry("show", "show", "Show one job: nodes, ranks, events."),
     CommandEntry("top", "top", "Show every NPU live: load, health, rank, stragglers."),
     CommandEntry("logs", "logs", "Print or follow the output of a job's ranks."),

@@ -34,7 +34,7 @@ RENAMED_FLAGS: Mapping[str, str] = {
     "bundle -o": "--output-file",
 }
 """Old flag, or command and old flag -> new flag. An old flag counts only where the command has the new one."""
-RENAMED_COMMANDS: Mapping[str, str] = {"history": "ps -a", "list": "ps", "log": "logs", "check": "doctor"}
+RENAMED_COMMANDS: Mapping[str, str] = {"list": "ps", "log": "logs", "check": "doctor"}
 """Usual names of other tools for a command."""
 LANG_HELP = "Language of everything printed.  [default: that of the locale]"
 HELP_WIDTH = 110

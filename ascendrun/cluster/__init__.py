@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ascendrun.core.logs.log_view import LogView
     from ascendrun.core.settings import Settings
     from ascendrun.head.protocol.control_messages import ControllerStatus
+    from ascendrun.health.report.usage import JobUse
     from ascendrun.planner.plan import TrainingPlan
     from ascendrun.query.bundle.job import Bundle
     from ascendrun.query.deep_check import DeepCheck
@@ -56,6 +57,7 @@ __all__ = [
     "Job",
     "JobDetail",
     "JobStacks",
+    "JobUse",
     "JobView",
     "LogFile",
     "LogGap",
@@ -86,6 +88,7 @@ _MODULES = {
     "core.logs.log_view": ("LogView",),
     "core.settings": ("Settings",),
     "head.protocol.control_messages": ("ControllerStatus", "FetchReply", "PruneReply"),
+    "health.report.usage": ("JobUse",),
     "query.bundle.job": ("Bundle",),
     "query.deep_check": ("DeepCheck",),
     "query.event_stream": ("EventStream",),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ascendrun.head.protocol.control_messages import FetchReply, PruneReply
     from ascendrun.head.state.store import StoredJob
     from ascendrun.head.survey.submission import Submission
+    from ascendrun.health.report.usage import JobUse
     from ascendrun.health.survey.check_context import CheckContext
     from ascendrun.planner.history import RecordedRun
     from ascendrun.planner.plan import TrainingPlan
@@ -359,6 +360,17 @@ class JobCalls(ControllerCalls):
             with self._client() as client:
                 for reply, _ in client.stream(Fetch(job_id, tuple(paths), target), timeout_s=FETCH_S):
                     yield reply
+
+    def history(self, *, since_s: float | None = None, user: str | None = None) -> tuple[JobUse, ...]:
+        """Return the use of devices by each ended job, the newest end first: device-hours over all attempts.
+
+        `since_s`: only jobs that ended since (UTC seconds); `user`: only those that this user submitted. None: all.
+        Works without a controller.
+        """
+        from ascendrun.query.history import read_history
+
+        with self._reading() as store:
+            return read_history(store, since_s=since_s, user=user)
 
     def job_names(self) -> Mapping[str, str]:
         """Return the name of every job by its id, the oldest first. Works without a controller."""

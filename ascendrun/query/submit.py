@@ -171,7 +171,19 @@ def make_submission(
     spec = read_job(job_file, overrides=overrides)
     hosts = choose_hosts(spec, hosts) if hosts else read_hosts(spec, job_file, hostfile=hostfile)
     make_state_dir(state_dir)
-    return Submission(key=key, spec=spec, hosts=hosts, trees=pack_trees(spec, state_dir), file=str(job_file.absolute()))
+    return Submission(
+        key=key, spec=spec, hosts=hosts, trees=pack_trees(spec, state_dir), file=str(job_file.absolute()), user=_user()
+    )
+
+
+def _user() -> str | None:
+    """Return the login name of this process; None: it has none, as in some containers."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return None
 
 
 def make_submissions(
@@ -201,6 +213,7 @@ def make_submissions(
             stage=one.stage,
             needs=one.needs,
             priority=priority,
+            user=_user(),
         )
         for one, pool in zip(stages, hosts)
     )

@@ -27,8 +27,8 @@ _SEAL_LENGTH = len(_SEAL % 0)
 @dataclass(frozen=True)
 class JobCopy:
     """`number`: its place in the list of jobs. `spec`, `hosts`, `trees`, `file`: JSON values, as in the store.
-    `pipeline`, `stage`, `needs`, `home`, `priority`: as in the record of the job (core/jobs/job.py); `same_as`: of its
-    request. `placement`: the hosts of the attempt that it was sent with, (): on the head, or all."""
+    `pipeline`, `stage`, `needs`, `home`, `priority`, `user`: as in the record of the job (core/jobs/job.py); `same_as`:
+    of its request. `placement`: the hosts of the attempt that it was sent with, (): on the head, or all."""
 
     id: str
     number: int
@@ -47,6 +47,7 @@ class JobCopy:
     priority: int = 0
     same_as: str | None = None
     placement: Sequence[str] = ()
+    user: str | None = None
     schema: int = COPY_SCHEMA
 
     def to_json(self) -> dict[str, Any]:
@@ -87,6 +88,7 @@ class JobCopy:
             needs=self.needs,
             home=self.home,
             policy=policy_of(self.spec),
+            user=self.user,
         )
 
 

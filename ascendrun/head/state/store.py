@@ -134,6 +134,7 @@ class StoredJob:
             home=job.home,
             priority=job.priority,
             same_as=job.request.same_as,
+            user=job.user,
         )
 
 

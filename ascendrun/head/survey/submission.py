@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Submission:
     """A validated job. `key` makes repeats harmless; `hosts`: those that it may use, in the order of the hostfile.
     `stage`, `needs`: names of its own and the previous pipeline stage; None: not in a pipeline, no requirement.
-    `examines`: see core/jobs/job.Request."""
+    `examines`: see core/jobs/job.Request. `user`: who submits it, None: unknown."""
 
     key: str
     spec: JobSpec
@@ -39,6 +39,7 @@ class Submission:
     needs: str | None = None
     priority: int = 0
     examines: bool = False
+    user: str | None = None
 
     @property
     def spec_values(self) -> dict[str, Any]:
@@ -64,6 +65,7 @@ class Submission:
             "needs": self.needs,
             "priority": self.priority,
             "examines": self.examines,
+            "user": self.user,
         }
 
     @classmethod
@@ -78,6 +80,7 @@ class Submission:
             needs=values.get("needs"),
             priority=values.get("priority", 0),
             examines=values.get("examines", False),
+            user=values.get("user"),
         )
 
     @classmethod
@@ -139,6 +142,7 @@ def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) ->
         created_at_s=now_s,
         since_s=now_s,
         policy=policy_of(submission.spec_values),
+        user=submission.user,
     )
 
 

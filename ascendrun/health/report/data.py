@@ -18,6 +18,7 @@ from ascendrun.health.diagnosis.result import Diagnosis
 from ascendrun.health.report.charts import Chart, Point, make_band, make_chart
 from ascendrun.health.report.cost import Cost, count_cost
 from ascendrun.health.report.time_use import Accounting, AttemptSteps, Stay, account, find_stays
+from ascendrun.health.report.usage import count_devices
 from ascendrun.text import Text
 
 MOST_SPANS = 600
@@ -182,7 +183,9 @@ def make_report(material: Material, *, now_s: float) -> Report:
     time = account(stays, attempts)
     family = str(material.spec.get("devices", {}).get("type") or "auto")
     family = material.devices[0].device_type if material.devices else "cpu" if family == "auto" else family
-    cost = count_cost(stays, devices=_device_count(material), device_type=family, samples=material.devices)
+    cost = count_cost(
+        stays, devices=count_devices(material.spec, job, job.attempt), device_type=family, samples=material.devices
+    )
     return Report(
         made_at_s=now_s,
         id=job.id,
@@ -344,14 +347,6 @@ def _job_metrics(lines: Sequence[MetricsLine]) -> JobMetrics:
         middle("mfu"),
         evals,
     )
-
-
-def _device_count(material: Material) -> int | None:
-    devices = material.spec.get("devices") or {}
-    each = len(devices.get("ids") or ()) or devices.get("per_node")
-    if isinstance(each, int) and each > 0 and material.job.hosts:
-        return each * len(material.job.hosts)
-    return material.job.world_size or None
 
 
 def _device_rows(samples: Sequence[DeviceSample]) -> tuple[DeviceRow, ...]:

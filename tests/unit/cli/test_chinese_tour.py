@@ -80,6 +80,7 @@ TOUR: dict[str, tuple[str, ...]] = {
     ),
     "plan": ("", "missing.yaml", "bad.yaml", "program.yaml"),
     "ps": ("", "-a", "-a -o wide", "-o xml", "--nosuch", "extra", "-a -o json", "--until"),
+    "history": ("", "--by user", "--by user -q", "--since soon", "--user nobody", "-o json"),
     "show": ("", "nothing", "j-0001", "j-0002", "JOB"),
     "top": ("--once", "--once --problems", "--once --sort x", "--once --interval soon", "--once -o json"),
     "logs": (

@@ -306,7 +306,7 @@ def test_init_lists_and_copies(desk: Desk) -> None:
     ("argv", "code", "words"),
     [
         (["sbmit", "x"], 2, "hint: ascendrun submit"),
-        (["history"], 2, "hint: ascendrun ps -a"),
+        (["list"], 2, "hint: ascendrun ps"),
         (["ps", "--nosuch"], 2, "hint: ascendrun ps --help"),
         (["submit"], 2, "error: missing FILE"),
         (["submit", "job.yaml", "--detatch"], 2, "--detach"),

@@ -1,0 +1,47 @@
+"""Reader of the use of devices by ended jobs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ascendrun.core.jobs.lifecycle import state_changes
+from ascendrun.health.report.time_use import find_stays
+from ascendrun.health.report.usage import JobUse, measure_job
+
+if TYPE_CHECKING:
+    from ascendrun.core.events import Event
+    from ascendrun.head.state.store import Store
+
+EVENTS_AT_ONCE = 10_000
+
+
+def read_history(store: Store, *, since_s: float | None = None, user: str | None = None) -> tuple[JobUse, ...]:
+    """Return the use of devices by each job that ended after `since_s`, the newest end first; None: of all, and of all
+    users."""
+    chosen = {
+        stored.job.id: stored
+        for stored in store.all_jobs()
+        if stored.job.is_terminal
+        and (since_s is None or (stored.job.ended_at_s or 0.0) >= since_s)
+        and user in (None, stored.job.user)
+    }
+    events = _changes(store)
+    rows = []
+    for job_id, stored in chosen.items():
+        job = stored.job
+        until_s = job.created_at_s if job.ended_at_s is None else job.ended_at_s
+        stays = find_stays(state_changes(events[job_id]), created_s=job.created_at_s, until_s=until_s)
+        rows.append(measure_job(stored.spec, job, stays))
+    return tuple(sorted(rows, key=lambda row: row.ended_at_s or 0.0, reverse=True))
+
+
+def _changes(store: Store) -> dict[str, list[Event]]:
+    """Return the changes of state of every job, in order."""
+    found: dict[str, list[Event]] = defaultdict(list)
+    after = 0
+    while batch := store.stream(after=after, codes=["state-changed"], limit=EVENTS_AT_ONCE):
+        for item in batch:
+            found[item.job].append(item.event)
+        after = batch[-1].number
+    return found

@@ -1,0 +1,117 @@
+"""history: device-hours of ended jobs, measured from their changes of state, by job and by user."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from story_cluster import Desk
+
+from ascendrun.core.events import Event
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.restart import PastAttempt
+from ascendrun.head.state.store import Store
+
+HOUR_S = 3600.0
+NPU_8 = {"devices": {"type": "npu", "per_node": 8}}
+
+
+def add(store: Store, name: str, spec: dict[str, Any], moves: list[tuple[float, str]], **changes: Any) -> Job:
+    """Store a job with its changes of state (hours since 0, state); it was submitted at 0."""
+    job = store.add_job(
+        key=name,
+        spec=spec,
+        hosts=[],
+        trees=[],
+        file=None,
+        now_s=0.0,
+        make_job=lambda i, h: Job(i, name, f"{h}-{i}", ("a", "b"), 1, 1, 0.0, user=changes.get("user")),
+    )
+    for at_h, state in moves:
+        job = replace(job, state=State(state))
+        store.save(job, [Event("state-changed", {"state": state}, at_s=at_h * HOUR_S)], now_s=at_h * HOUR_S)
+    ended_s = moves[-1][0] * HOUR_S if job.is_terminal else None
+    job = replace(job, ended_at_s=ended_s, **changes)
+    store.save(job, [], now_s=0.0)
+    return job
+
+
+@pytest.fixture
+def history(desk: Desk) -> Desk:
+    store = Store.open(desk.folder / "state")
+    run = [(1.0, "CHECKING"), (1.5, "STARTING"), (2.0, "RUNNING")]
+    add(store, "once", NPU_8, [*run, (4.0, "STOPPING"), (4.5, "SUCCEEDED")], user="ann")
+    again = [(5.0, "BACKOFF"), (6.0, "QUEUED"), (7.0, "CHECKING"), (9.0, "FAILED")]
+    past = (PastAttempt(1, ("a", "b"), 2 * HOUR_S, 5 * HOUR_S),)  # the second attempt has one host only
+    add(store, "twice", NPU_8, [*run, *again], user="ann", hosts=("a",), pool=("a", "b"), attempt=2, past=past)
+    add(store, "cpu", {"devices": {"type": "cpu", "per_node": 2}}, [*run, (3.0, "STOPPED")], user="bob", hosts=("a",))
+    add(store, "unknown", {}, [*run, (3.0, "FAILED")])
+    add(store, "never", NPU_8, [(8.0, "STOPPED")], user="bob", hosts=(), unstarted=1)
+    add(store, "live", NPU_8, run, user="ann")
+    store.close()
+    return desk
+
+
+def rows(desk: Desk, *argv: str) -> list[dict[str, Any]]:
+    result = desk.say("history", *argv, "-o", "json")
+    assert result.code == 0
+    return list(next(value for name, value in json.loads(result.out).items() if name != "schema_version"))
+
+
+def test_device_hours_are_devices_times_the_time_with_hosts_over_all_attempts(history: Desk) -> None:
+    found = {row["name"]: (row["devices"], row["held_s"] / HOUR_S, row["device_hours"]) for row in rows(history)}
+    assert found == {
+        "once": (16, 3.5, 56.0),
+        "twice": (8, 6.0, 4 * 16 + 2 * 8),
+        "cpu": (2, 2.0, 4.0),
+        "unknown": (None, 2.0, None),
+        "never": (None, 0.0, 0.0),
+    }
+    assert [row["name"] for row in rows(history)][:2] == ["twice", "never"], "the newest end first"
+
+
+def test_users_are_summed_by_type_of_device(history: Desk) -> None:
+    found = [tuple(row.values()) for row in rows(history, "--by", "user")]
+    assert found == [
+        ("ann", "npu", 2, 136.0, 0),
+        ("bob", "cpu", 1, 4.0, 0),
+        (None, "auto", 1, 0.0, 1),
+        ("bob", "npu", 1, 0.0, 0),
+    ]
+    result = history.say("history", "--by", "user")
+    assert "140.00 device-hours" in result.err and "devices: 1 job" in result.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (["--user", "bob"], ["never", "cpu"]),
+        (["--user", "nobody"], []),
+        (["--since", "1970-01-01T08:00:00Z"], ["twice", "never"]),
+        (["--since", "1970-01-01T04:00:00Z", "--user", "ann"], ["twice", "once"]),
+    ],
+)
+def test_jobs_are_chosen_by_user_and_end(history: Desk, argv: list[str], names: list[str]) -> None:
+    assert [row["name"] for row in rows(history, *argv)] == names
+
+
+def test_scripts_get_ids_and_csv(history: Desk) -> None:
+    ids = history.say("history", "-q", "--user", "ann").out
+    assert ids == history.say("history", "-o", "name", "--user", "ann").out == "j-0002\nj-0001\n"
+    table = list(csv.DictReader(io.StringIO(history.say("history", "-o", "csv", "--user", "ann").out)))
+    assert [row["device_hours"] for row in table] == ["80.0", "56.0"]
+
+
+@pytest.mark.parametrize("argv", [["--by", "user", "-q"], ["--by", "user", "-o", "name"], ["--since", "soon"]])
+def test_a_wrong_use_is_named(history: Desk, argv: list[str]) -> None:
+    result = history.say("history", *argv)
+    assert (result.code, result.out) == (2, "") and argv[0] in result.err
+
+
+def test_without_jobs_history_is_empty(desk: Desk, tmp_path: Path) -> None:
+    assert rows(desk) == []
