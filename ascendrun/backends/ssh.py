@@ -187,6 +187,22 @@ class SshBackend:
             host_key_alias=self._alias(target, recorded),
         )
 
+    def terminal_argv(self, host: Host, *, has_terminal: bool) -> list[str]:
+        """Return the `ssh` command line up to the host's name, with or without a terminal there."""
+        from ascendrun.head.ssh.openssh import build_terminal_argv
+
+        target = self.resolve(host)
+        recorded = self.recorded(target)
+        return build_terminal_argv(
+            host,
+            deadlines=Deadlines(),
+            known_hosts=self._files_for_openssh(target, recorded),
+            config=self._config_path,
+            host_key_alias=self._alias(target, recorded),
+            algorithms=target.algorithms,
+            has_terminal=has_terminal,
+        )
+
     def _files_for_openssh(self, target: SshTarget, recorded: Recorded) -> tuple[str, ...]:
         """Return only ascendrun's file if it has the host: a replaced key must not be accepted from another file."""
         settles = recorded.in_own_file and not recorded.revoked

@@ -361,6 +361,29 @@ class JobCalls(ControllerCalls):
                 for reply, _ in client.stream(Fetch(job_id, tuple(paths), target), timeout_s=FETCH_S):
                     yield reply
 
+    def shell(self, ref: str, rank: int, command: Sequence[str] = (), *, has_terminal: bool = True) -> tuple[str, ...]:
+        """Return the command line, for this machine, that opens a shell next to a running rank: on its host, with its
+        environment and in its directory. Run it at once: it is for the present process of the rank.
+
+        `command`: run this instead of a shell. Raises NotFoundError for an unknown job or rank, ConflictError if the
+        rank has ended, UnreachableError.
+        """
+        import json
+
+        from ascendrun.backends.terminal import terminal_argv
+        from ascendrun.core.hosts import load_hosts
+        from ascendrun.core.logs.log_view import LogView
+        from ascendrun.head.protocol.control_messages import RankProcess
+        from ascendrun.query.log_sources import check_choice
+
+        detail = self.detail(ref)
+        check_choice(detail, LogView(ranks=[rank]))
+        found = self._request(RankProcess(detail.job.id, rank), repeat=True)
+        with self._reading() as store:
+            host = next(host for host in load_hosts(store.find(detail.job.id).hosts) if host.name == found.host)
+        text = [json.dumps(list(command)).encode().hex()] if command else []
+        return tuple(terminal_argv(self.settings, host, [*found.argv, *text], has_terminal=has_terminal))
+
     def history(self, *, since_s: float | None = None, user: str | None = None) -> tuple[JobUse, ...]:
         """Return the use of devices by each ended job, the newest end first: device-hours over all attempts.
 

@@ -91,6 +91,7 @@ MESSAGES: Mapping[str, str] = {
     "processes-remain": "{count:plural process processes} outlived the ranks",
     "rank-exited": "rank {rank} exited with code {code}",
     "rank-killed": "rank {rank} was killed by signal {signal}",
+    "rank-not-running": "rank {rank} has no running process on this node",
     "rank-not-started": "rank {rank} could not be started",
     "read-output": "cannot read {path}",
     "read-tree": "cannot read the staged directory {tree}",

@@ -29,11 +29,14 @@ elif sys.argv[1:2] == ["supervise"] and len(sys.argv) == 3:
 elif sys.argv[1:2] == ["sample"] and len(sys.argv) == 3:
     from ascendrun.node.sampler.sample import main
     sys.exit(main(sys.argv[2]))
+elif sys.argv[1:2] == ["shell"] and len(sys.argv) in (4, 5):
+    from ascendrun.node.shell import main
+    sys.exit(main(sys.argv[2:]))
 elif sys.argv[1:] == ["grep"]:
     from ascendrun.node.agent.grep import main
     sys.exit(main())
 else:
-    sys.exit("usage: python agent.pyz serve | supervise FOLDER | sample FOLDER | grep")
+    sys.exit("usage: python agent.pyz serve | supervise FOLDER | sample FOLDER | shell PID START [COMMAND] | grep")
 """
 
 OTHERS = b"""

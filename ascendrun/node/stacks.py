@@ -17,7 +17,7 @@ from ascendrun.node import procs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterable
+    from typing import Any, Iterable, Mapping
 
     from ascendrun.node.reap import Who
 
@@ -68,16 +68,22 @@ def take(found: Iterable[Who], leaders: dict[int, int], streams: str, *, login: 
     {rank, pid, state, wait_channel, system_call, below: names of its other processes, threads: [{name, state,
     wait_channel}], source: py-spy, signal or proc, text: as the source wrote it, kernel: only root may read it}
     """
+    members = members_of_ranks(found, leaders)
+    rows = [_describe(rank, members[rank]) for rank in sorted(members)]
+    _ask_tracer(rows, login)
+    _ask_ranks([row for row in rows if row["source"] == "proc"], streams)
+    return {"ranks": rows, "at_ns": time.time_ns()}
+
+
+def members_of_ranks(found: Iterable[Who], leaders: Mapping[int, int]) -> dict[int, list[Who]]:
+    """Return the processes of each rank, its own first. `found`, `leaders`: as for `take`."""
     members: dict[int, list[Who]] = {}
     for who in found:
         rank = _rank_of(who[0])
         rank = leaders.get(who[0]) if rank is None else rank
         if rank is not None:
             members.setdefault(rank, []).append(who)
-    rows = [_describe(rank, _own_first(members[rank])) for rank in sorted(members)]
-    _ask_tracer(rows, login)
-    _ask_ranks([row for row in rows if row["source"] == "proc"], streams)
-    return {"ranks": rows, "at_ns": time.time_ns()}
+    return {rank: _own_first(members[rank]) for rank in members}
 
 
 def _rank_of(pid: int) -> int | None:

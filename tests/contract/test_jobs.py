@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pexpect
 import pytest
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
@@ -68,6 +69,30 @@ def test_stop_ends_every_rank_and_the_job_says_so(place: Place) -> None:
     detail = place.show(job)
     assert detail["job"]["state"] == "STOPPED"
     assert [rank["stopped"] for rank in detail["ranks"]] == [True] * 4
+
+
+def test_a_shell_has_the_environment_and_the_directory_of_its_rank_and_is_no_part_of_the_job(place: Place) -> None:
+    job_file = place.job("endless", "print", "ready", "hang", more="env: {COLOUR: \"a 'b'\"}\n")
+    job = place.start(job_file, *place.options(), env=place.env())
+    place.await_line(job, "ready", count=4)
+    script = "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))"
+    done = place.ascendrun("shell", job, "--rank", 3, "--", "python3", "-c", script, env=place.env())
+    assert done.returncode == 0, run_text(done)
+    environ, directory = json.loads(done.stdout)
+    assert (environ["RANK"], environ["WORLD_SIZE"], environ["COLOUR"]) == ("3", "4", "a 'b'")
+    assert not {"ASCENDRUN_RUN_ID", "ASCENDRUN_METRICS_FILE"} & set(environ)
+    assert directory == environ["PWD"] and directory.endswith("/work")
+    assert place.ascendrun("shell", job, "--", "sh", "-c", "exit 7", env=place.env()).returncode == 7
+    with place.ascendrun.pty("shell", job, "--rank", "1", env=place.env()) as terminal:
+        terminal.sendline("echo rank=$RANK in $(basename $PWD); exit 5")
+        terminal.expect("rank=1 in work")
+        terminal.expect_exact(pexpect.EOF)
+        terminal.close()
+        assert terminal.exitstatus == 5
+    assert place.ascendrun("shell", job, "--rank", 4, env=place.env()).returncode == 4
+    assert place.ascendrun("stop", job, "--now").returncode == 0
+    done = place.ascendrun("shell", job, "--rank", 3, env=place.env())
+    assert done.returncode == 7 and done.stdout == "" and "rank 3" in done.stderr, run_text(done)
 
 
 def test_words_and_variables_reach_the_ranks_exactly(place: Place) -> None:

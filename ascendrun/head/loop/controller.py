@@ -416,6 +416,7 @@ class Controller:
             messages.Sample: self._sample,
             messages.Grep: self._grep,
             messages.Stacks: self._stacks,
+            messages.RankProcess: self._rank_process,
             messages.Status: self._status,
             messages.Shutdown: self._shutdown,
             messages.CheckStore: self._check_store,
@@ -536,6 +537,19 @@ class Controller:
             what = Text("stacks.not-running", "{job} has no running ranks ({state})", job=job.id, state=job.state.value)
             raise ConflictError(what)
         self._operations.stacks([host for host in runner.hosts if host.name in nodes], job.run_id, answer)
+
+    def _rank_process(self, request: messages.RankProcess, answer: Answer) -> None:
+        job = self._store.find(request.job).job
+        node = next((node for node in job.nodes if request.rank in node.ranks), None)
+        if node is not None and request.rank in node.exits:
+            what = Text("shell.rank-ended", "rank {rank} of {job} has ended", rank=request.rank, job=job.id)
+            raise ConflictError(what, hint=f"ascendrun show {job.id}")
+        runner = next((one for one in self._jobs if one.job.id == job.id), None)
+        if runner is None or node is None or not node.may_run_processes:
+            what = Text("stacks.not-running", "{job} has no running ranks ({state})", job=job.id, state=job.state.value)
+            raise ConflictError(what)
+        host = next(host for host in runner.hosts if host.name == node.host)
+        self._operations.rank_process(host, job.run_id, request.rank, answer)
 
     def _grep(self, request: messages.Grep, answer: Answer) -> None:
         from ascendrun.head.spool.grep import relay

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
-from ascendrun.core.errors import AscendrunError, PreflightError, Problem
+from ascendrun.core.errors import AscendrunError, ConflictError, PreflightError, Problem, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.agents.connections import Connections
@@ -28,6 +28,7 @@ EXEC_BYTES = 1 << 20
 """Output bytes of one host that are kept; the rest is dropped and reported as dropped."""
 CONNECT_TRIES = 2
 STACKS_S = 25.0
+PROCESS_S = 15.0
 TOOL_S = 8.0
 """Seconds that a tool may take on a sampled host; the agent replies a moment later."""
 MARGIN_S = 2.0
@@ -124,6 +125,10 @@ class Operations:
     def stacks(self, hosts: Sequence[Host], tag: str, answer: Answer) -> None:
         """Send the stacks of an attempt's ranks on every host; one reply for each."""
         self._start(_Stacks(hosts, tag, self._links, self._post, answer, self.sweep_later))
+
+    def rank_process(self, host: Host, tag: str, rank: int, answer: Answer) -> None:
+        """Send the command of a shell next to a running rank."""
+        self._start(_RankProcess(host, tag, rank, self._links, self._post, answer, self.sweep_later))
 
     def plan(self, request: messages.Plan, answer: Answer, place: Callable[[Submission], tuple[Host, ...]]) -> None:
         """Send the plan that a submission would get, as `render_plan` shows it. `place` chooses its hosts."""
@@ -275,6 +280,40 @@ class _Stacks(HostOperation):
     def _take(self, host: str, reply: Reply[agent.StacksReply], received_s: float) -> None:
         ranks = tuple(reply.message.ranks) if reply.error is None else ()
         self._reply(messages.StacksReply(host, ranks, reply.error))
+
+
+class _RankProcess(HostOperation):
+    """The process of a running rank on its host."""
+
+    def __init__(
+        self,
+        host: Host,
+        tag: str,
+        rank: int,
+        links: Connections,
+        post: Callable[[Callable[[], None]], None],
+        answer: Answer,
+        ended: Callable[[], None],
+    ) -> None:
+        super().__init__((host,), links, post, answer, ended)
+        self._request = agent.RankProcess(tag, rank)
+
+    def start(self) -> None:
+        (host,) = self._hosts
+        self._links.get(host).call(self._request, deadline_s=PROCESS_S, done=self._done_of(host))
+
+    def _take(self, host: str, reply: Reply[agent.RankProcessReply], received_s: float) -> None:
+        error = reply.error
+        if host not in self.waiting:
+            return
+        if error is None:
+            self._reply(messages.RankProcessReply(host, reply.message.argv))
+            return
+        self.waiting.discard(host)
+        what = Text("shell.not-found", "{host}: {why}", host=host, why=error.message)
+        kind = ConflictError if error.code == "rank-not-running" else UnreachableError
+        self._answer(kind(what, hint=error.hint), b"", True)
+        self._ended()
 
 
 class _Sampling(HostOperation):

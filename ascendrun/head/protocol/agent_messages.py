@@ -356,6 +356,23 @@ class Stacks(Request[StacksReply]):
 
 
 @dataclass(frozen=True)
+class RankProcessReply(Message):
+    """Reply to RankProcess. `argv`: the command of the node that becomes the shell."""
+
+    OP = "rank_process"
+    argv: tuple[str, ...] = converted(tuple)
+
+
+@dataclass(frozen=True)
+class RankProcess(Request[RankProcessReply]):
+    """Find the process of a running rank, for a shell next to it; see node/shell.py."""
+
+    OP, REPLY = "rank_process", RankProcessReply
+    tag: str
+    rank: int
+
+
+@dataclass(frozen=True)
 class ReleaseReply(Message):
     OP = "release"
     freed_bytes: int

@@ -354,6 +354,24 @@ class Stacks(Request[StacksReply]):
 
 
 @dataclass(frozen=True)
+class RankProcessReply(Message):
+    """`argv`: the command that becomes a shell next to the rank, on its host."""
+
+    OP = "rank-process"
+    host: str
+    argv: tuple[str, ...] = converted(tuple)
+
+
+@dataclass(frozen=True)
+class RankProcess(Request[RankProcessReply]):
+    """Find the process of a running rank, for a shell next to it."""
+
+    OP, REPLY = "rank-process", RankProcessReply
+    job: str
+    rank: int
+
+
+@dataclass(frozen=True)
 class ControllerStatus(Message):
     """The running controller. `jobs`: live jobs. `pulse`: what it knows about them now, None: an older release.
     `guard_pid`: the process that starts it again after a crash, None: there is none."""

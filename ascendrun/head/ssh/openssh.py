@@ -57,6 +57,45 @@ def build_argv(
     algorithms: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Return the `ssh` command line for `host`, up to its name. The user's config applies to everything else."""
+    options = _options(
+        host, deadlines=deadlines, known_hosts=known_hosts, host_key_alias=host_key_alias, algorithms=algorithms
+    )
+    return _argv(["ssh", "-T", "-E", log], host, options, config)
+
+
+def build_terminal_argv(
+    host: Host,
+    *,
+    deadlines: Deadlines,
+    known_hosts: Sequence[str],
+    config: Path | None = None,
+    host_key_alias: str | None = None,
+    algorithms: Mapping[str, str] | None = None,
+    has_terminal: bool,
+) -> list[str]:
+    """As `build_argv`, for a user at a terminal: ssh may ask for a passphrase, and its messages are shown."""
+    options = _options(
+        host, deadlines=deadlines, known_hosts=known_hosts, host_key_alias=host_key_alias, algorithms=algorithms
+    )
+    options.update(BatchMode="no" if has_terminal else "yes", LogLevel="ERROR")
+    if has_terminal:
+        del options["EscapeChar"]
+    return _argv(["ssh", "-t" if has_terminal else "-T"], host, options, config)
+
+
+def _argv(start: list[str], host: Host, options: Mapping[str, str], config: Path | None) -> list[str]:
+    settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return [*start, *(() if config is None else ("-F", str(config))), *settings, "--", host.name]
+
+
+def _options(
+    host: Host,
+    *,
+    deadlines: Deadlines,
+    known_hosts: Sequence[str],
+    host_key_alias: str | None,
+    algorithms: Mapping[str, str] | None,
+) -> dict[str, str]:
     options = {
         "BatchMode": "yes",
         "StrictHostKeyChecking": "yes",
@@ -86,12 +125,7 @@ def build_argv(
         options["Port"] = str(host.port)
     if host.user:
         options["User"] = host.user
-    argv = ["ssh", "-T", "-E", log]
-    if config is not None:
-        argv += ["-F", str(config)]
-    for name, value in options.items():
-        argv += ["-o", f"{name}={value}"]
-    return [*argv, "--", host.name]
+    return options
 
 
 def _quote(path: str) -> str:

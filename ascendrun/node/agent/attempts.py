@@ -434,14 +434,29 @@ class Attempts:
         """Return the stacks of the attempt's ranks: see node/stacks.py."""
         from ascendrun.node.stacks import take
 
+        found, leaders, streams = self._rank_processes(tag)
+        return take(found, leaders, streams, login=self._login)
+
+    def rank_process(self, tag: str, rank: int) -> dict[str, Any]:
+        """Return the command of a shell next to a rank: see node/shell.py. Raises
+        OperationError("rank-not-running")."""
+        from ascendrun.node.shell import find_rank
+
+        found, leaders, _ = self._rank_processes(tag)
+        process = find_rank(rank, found, leaders, self._agent)
+        if process is None:
+            raise OperationError("rank-not-running", "rank-not-running", rank=rank)
+        return process
+
+    def _rank_processes(self, tag: str) -> tuple[list[reap.Who], dict[int, int], str]:
+        """Return the processes of an attempt, the ranks of those that the supervisor started, and its directory."""
         folder = layout.attempt_dir(self._root, tag)
         prepared = read_json(os.path.join(folder, PREPARED)) or {"ranks": []}
         ranks = {int(rank["rank"]) for rank in prepared["ranks"] if "RANK" in rank["env"]}
         streams = layout.streams_dir(folder)
         started = [event for event in read_events(streams) if event.get("event") == "rank_started"]
         leaders = {int(event["pid"]): int(event["rank"]) for event in started if int(event["rank"]) in ranks}
-        found = self._find(tag, folder, read_claim(os.path.join(folder, IDENTITY)) or {})
-        return take(found, leaders, streams, login=self._login)
+        return self._find(tag, folder, read_claim(os.path.join(folder, IDENTITY)) or {}), leaders, streams
 
     def _find(self, tag: str, folder: str, identity: dict[str, Any]) -> list[reap.Who]:
         """Return (pid, start time) of the attempt's processes. `identity`: of its supervisor, {} if it has none.

@@ -207,6 +207,9 @@ class Agent:
             "copy": Operation(simple(lambda r: {"job": attempts().job_copy(r["tag"])}), "own", 30),
             "live": Operation(simple(self._live), "own", 30),
             "stacks": Operation(simple(lambda r: attempts().stacks(str(r["tag"]))), "own", 30),
+            "rank_process": Operation(
+                simple(lambda r: attempts().rank_process(str(r["tag"]), int(r["rank"]))), "own", 30
+            ),
             "probe": Operation(simple(self._probe), "own", 30),
             "exec": Operation(lambda r, body: self._commands().run(r, body), "own", None),
             "survey": Operation(simple(self._survey), "own", None),

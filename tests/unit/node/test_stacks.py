@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from ascendrun.node import procs, stacks
+from ascendrun.node.shell import make_environ
 
 HANDLER = "import faulthandler; faulthandler.register(40, open({path!r}, 'ab')); "
 STANDS = "import time\ndef read_shard():\n  print('ready', flush=True)\n  while True: time.sleep(1000)\nread_shard()\n"
@@ -167,3 +168,10 @@ def test_the_last_words_leave_no_core(node: Node) -> None:
     node.children[0].send_signal(signal.SIGSTOP)
     stacks._forbid_core(pid)
     assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
+
+
+def test_a_shell_next_to_a_rank_has_its_environment_but_writes_to_none_of_its_files() -> None:
+    of_rank = b"RANK=3\0LANG=C\0TERM=dumb\0ASCENDRUN_RUN_ID=h-j-0001.1\0ASCENDRUN_METRICS_FILE=/m\0A=b=c\0"
+    environ = make_environ(of_rank, {b"TERM": b"xterm", b"HOME": b"/root"})
+    assert environ == {b"RANK": b"3", b"LANG": b"C", b"TERM": b"xterm", b"A": b"b=c"}
+    assert make_environ(b"", {b"TERM": b"xterm"}) == {}
