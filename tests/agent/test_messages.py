@@ -113,7 +113,7 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     prepare = messages.Prepare(
         tag=TAG,
         node_rank=0,
-        ranks=[{"rank": 0, "local_rank": 0, "argv": ["sh", "-c", "echo hello; sleep 30"], "env": {}}],
+        ranks=[{"rank": 0, "local_rank": 0, "argv": ["sh", "-c", "echo hello; sleep 30"], "env": {"RANK": "0"}}],
         cwd=str(tmp_path),
         setup=None,
         trees=[sha256],
@@ -148,6 +148,7 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     assert found.complete and b"hello" in body
     asked.add(messages.Grep)
     assert ask(messages.Stacks(TAG)).at_ns > 0
+    assert ask(messages.RankProcess(TAG, 0)).argv[-3] == "shell"
     assert ask(messages.Renew(TAG, 1)).at_ns > 1
     (tmp_path / "ckpt" / "step-00000004").mkdir(parents=True)
     (torn,) = ask(messages.Checkpoints(str(tmp_path / "ckpt"))).checkpoints
