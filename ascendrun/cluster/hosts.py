@@ -61,8 +61,11 @@ class HostCalls(JobCalls):
             for reply, body in client.stream(request, timeout_s=timeout_s + 60.0):
                 yield make_exec_result(reply, body, timeout_s)
 
-    def nodes(self, hosts: Hosts = None, *, timeout_s: float = 90.0) -> Iterator[HostStatus]:
-        """Query the state of every host; yield one status for every host, in order of arrival."""
+    def nodes(self, hosts: Hosts = None, *, timeout_s: float = 90.0, with_usage: bool = False) -> Iterator[HostStatus]:
+        """Query the state of every host; yield one status for every host, in order of arrival.
+
+        `with_usage`: also the disk use of ascendrun, for which a host reads its directories.
+        """
         from ascendrun.head.protocol.control_messages import Nodes
         from ascendrun.query.host_views import make_host_status
 
@@ -71,7 +74,7 @@ class HostCalls(JobCalls):
             records = store.machines()
         chosen = {host.name: host for host in self._chosen(hosts)}
         with self._client() as client:
-            for reply, _ in client.stream(Nodes(tuple(chosen.values())), timeout_s=timeout_s):
+            for reply, _ in client.stream(Nodes(tuple(chosen.values()), with_usage), timeout_s=timeout_s):
                 status = make_host_status(reply, holders, chosen[reply.host], machines, records)
                 yield replace(status, spare_of=keepers.get(reply.host))
 

@@ -35,7 +35,8 @@ class HostStatus:
     """One host as `nodes` shows it: reachable or why not, and its report about itself (None: unreachable).
 
     `holds`, `closures`: why no job is placed there, () if one may be: what holds it, and who closed it. `spare_of`: the
-    job that keeps it as a replacement.
+    job that keeps it as a replacement. `used_bytes`: disk use of ascendrun for this user, with code that
+    hosts of one home share; None: unknown, or not queried.
     """
 
     host: str
@@ -52,6 +53,7 @@ class HostStatus:
     holds: tuple[Hold, ...] = ()
     closures: tuple[Closure, ...] = ()
     spare_of: str | None = None
+    used_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,7 @@ def make_host_status(
         free_bytes=report.free_bytes if report else None,
         clock_offset_s=report.clock_offset_s if report else None,
         job=holders.get(reply.host),
+        used_bytes=reply.used_bytes,
         holds=holds,
         closures=tuple(
             closure

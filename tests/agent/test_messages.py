@@ -155,6 +155,8 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     assert (torn["step"], torn["whole"], torn["why"]) == (4, False, "missing")
     assert ask(messages.Release(TAG, {}, 1 << 30)).freed_bytes == 0
     assert ask(messages.Usage("head")).runs["head-job"] > 0
+    used = ask(messages.Usage()).total_bytes
+    assert used is not None and used > ask(messages.Usage("head")).runs["head-job"]
     assert ask(messages.Prune(("head-job",), ())).removed == {}, "it runs"
     gathered = ask(
         messages.Gather(TAG, [{"name": "x", "kind": "argv", "file": "f", "commands": [["echo", "a"]]}], 10.0)

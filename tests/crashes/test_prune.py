@@ -68,6 +68,8 @@ def test_a_job_is_removed_with_its_files_and_not_while_its_outputs_are_only_on_a
     outputs = head.state_dir / "outputs" / job
     assert sorted(path.read_text() for path in outputs.glob("*/model.bin")) == ["trained"] * 2
     codes = sorted(event["code"] for event in head.show(job)["events"] if event["code"].startswith("outputs-"))
+    rows = json.loads(head.run("nodes", "-H", "two.hosts", "-o", "json").stdout)["nodes"]
+    assert len(rows) == 2 and all(row["used_bytes"] > 200_000 for row in rows), rows
     assert codes == ["outputs-fetched"] * 2 + ["outputs-missing"] * 2
     waiting = outputs.with_name(f"{job}.json")
     waiting.write_text('{"a": null}')  # as while a host is unreachable

@@ -48,7 +48,8 @@ def command(
     """Show for each host whether it is reachable, its Python, CPUs, memory, disk, clock and job.
 
     HELD: no job starts there, since processes of an earlier job may live (unconfirmed) or do live (leftovers), or since
-    it is drained or quarantined. Exit code 6: some hosts are unreachable.
+    it is drained or quarantined. DISK USED, with -o wide and for programs, is what ascendrun stores there for you:
+    logs, working directories, checkpoints, staged code. Exit code 6: some hosts are unreachable.
     """
     if everything:
         return _print_machines(ctx, output)
@@ -60,7 +61,8 @@ def command(
     screen = ctx.screen()
     replies: dict[str, HostStatus] = {}
     try:
-        for status in ctx.cluster.nodes(hosts, timeout_s=timeout or TIMEOUT_S):
+        has_usage = output not in (None, "table")
+        for status in ctx.cluster.nodes(hosts, timeout_s=timeout or TIMEOUT_S, with_usage=has_usage):
             replies[status.host] = status
             progress = Text("nodes.progress", "{count} of {total} hosts replied", count=len(replies), total=len(hosts))
             screen.progress(str(progress))
@@ -317,6 +319,7 @@ def node_columns() -> list[Column]:
         Column("CPUS", lambda status: "-" if status.cpus is None else str(status.cpus)),
         Column("MEMORY", lambda status: describe_memory(status.memory_bytes)),
         Column("DISK FREE", lambda status: describe_memory(status.free_bytes)),
+        Column("DISK USED", lambda status: describe_memory(status.used_bytes), is_wide=True),
         Column("CLOCK", clock, is_wide=True),
         Column("JOB", _describe_job),
         Column("HELD", lambda status: ",".join(sorted({one.state.value for one in held_by(status)})) or "-"),

@@ -29,6 +29,8 @@ EXEC_BYTES = 1 << 20
 CONNECT_TRIES = 2
 STACKS_S = 25.0
 PROCESS_S = 15.0
+USAGE_S = 60.0
+"""Seconds in which a node adds up its files; after that they are unknown."""
 TOOL_S = 8.0
 """Seconds that a tool may take on a sampled host; the agent replies a moment later."""
 MARGIN_S = 2.0
@@ -96,12 +98,26 @@ class Operations:
             answer(message, b"", not waiting)
             self.sweep_later()
 
+        hosts = {host.name: host for host in request.hosts}
+
+        def reported(report: NodeReport) -> None:
+            message = messages.NodeReply(report.host, report)
+            if not request.with_usage:
+                reply(message)
+                return
+
+            def used(found: Reply[agent.UsageReply]) -> None:
+                used_bytes = None if found.error is not None else found.message.total_bytes
+                self._post(lambda: reply(replace(message, used_bytes=used_bytes)))
+
+            self._links.get(hosts[report.host]).call(agent.Usage(), deadline_s=USAGE_S, done=used)
+
         for host in request.hosts:
             query = NodeQuery(
                 [host],
                 self._links,
                 self._post,
-                reported=lambda report: reply(messages.NodeReply(report.host, report)),
+                reported=reported,
                 refused=lambda name, failure: reply(messages.NodeReply(name, refused=failure)),
             )
             self._start(query)

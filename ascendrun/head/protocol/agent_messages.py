@@ -222,19 +222,20 @@ class FilesReply(Message):
 @dataclass(frozen=True)
 class UsageReply(Message):
     """Disk use on a node. `runs`: bytes of each run's attempts; `trees`: of each staged directory that no attempt uses,
-    (bytes, seconds since its last use)."""
+    (bytes, seconds since its last use). `total_bytes`: of everything, None: of one head only."""
 
     OP = "usage"
     runs: Mapping[str, int]
     trees: Mapping[str, Sequence[float]]
+    total_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Usage(Request[UsageReply]):
-    """Query the disk use of the runs of the head node `head_id`."""
+    """Query the disk use of the runs of the head node `head_id`; None: only the total of all."""
 
     OP, REPLY = "usage", UsageReply
-    head_id: str
+    head_id: str | None = None
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,8 @@ class Exec(Request[ExecReply]):
 
 @dataclass(frozen=True)
 class NodeReply(Message):
-    """The report of one host, or the reason of its absence."""
+    """The report of one host, or the reason of its absence. `used_bytes`: disk use of ascendrun there, None: not
+    requested, or not known in time."""
 
     OP = "nodes"
     host: str
@@ -201,14 +202,16 @@ class NodeReply(Message):
         load_report, write=lambda report: None if report is None else report_values(report), default=None
     )
     refused: Failure | None = converted(Failure.from_json, default=None)
+    used_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Nodes(Request[NodeReply]):
-    """Query the state of every host; one reply from each."""
+    """Query the state of every host; one reply from each. `with_usage`: also the disk use of ascendrun."""
 
     OP, REPLY = "nodes", NodeReply
     hosts: tuple[Host, ...] = converted(load_hosts)
+    with_usage: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -32,6 +33,19 @@ def usage(root: str, head_id: str) -> dict[str, Any]:
         if sha256 not in used:
             trees[sha256] = [_bytes(path), _unused_s(path)]
     return {"runs": {run: size for run, size in runs.items() if size}, "trees": trees}
+
+
+def total_bytes(root: str) -> int:
+    """Return the bytes of everything of ascendrun on this machine, of all heads, and of what machines of one home
+    share."""
+    total, nodes = _bytes(layout.local_root(root)), os.path.join(root, "nodes")
+    for base, folders, names in os.walk(root):
+        if base == nodes:
+            folders[:] = [name for name in folders if os.path.join(base, name) == layout.node_dir(root)]
+        for name in names + folders:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(base, name)).st_blocks * 512
+    return total
 
 
 def prune(root: str, request: dict[str, Any], forget: Callable[[str], Any]) -> dict[str, Any]:

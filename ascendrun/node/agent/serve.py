@@ -243,9 +243,12 @@ class Agent:
         return release(self._root, request)
 
     def _usage(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ascendrun.node.agent.prune import usage
+        from ascendrun.node.agent.prune import total_bytes, usage
 
-        return usage(self._root, str(request["head_id"]))
+        head_id = request.get("head_id")
+        if head_id is None:
+            return {"runs": {}, "trees": {}, "total_bytes": total_bytes(self._root)}
+        return usage(self._root, str(head_id))
 
     def _prune(self, request: dict[str, Any]) -> dict[str, Any]:
         from ascendrun.node.agent.prune import prune

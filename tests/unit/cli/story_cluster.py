@@ -137,7 +137,9 @@ class StoryCluster(Cluster):
         self.calls.append(("execute", tuple(host.name for host in hosts), tuple(argv), timeout_s))
         yield from self.answers
 
-    def nodes(self, hosts: Sequence[Host], *, timeout_s: float = 15.0) -> Iterator[HostStatus]:
+    def nodes(
+        self, hosts: Sequence[Host], *, timeout_s: float = 15.0, with_usage: bool = False
+    ) -> Iterator[HostStatus]:
         self.calls.append(("nodes", tuple(host.name for host in hosts), timeout_s))
         yield from self.statuses
 
