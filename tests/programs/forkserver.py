@@ -27,6 +27,7 @@ PROGRAMS = {
     "trajectory": ("ascendrun.programs.trajectory.__main__", "ascendrun.programs.trajectory.stages.training"),
     "meshtest": ("ascendrun.programs.meshtest.__main__",),
     "nanochat": ("ascendrun.programs.nanochat.__main__", "ascendrun.programs.nanochat.base"),
+    "threesteps": ("tests.programs.nanochat.threesteps",),
     "codon": ("ascendrun.programs.codon.__main__", "ascendrun.programs.codon.train"),
     "tiny": ("tinyprogram",),
     "lastwords": ("lastwords",),

@@ -23,7 +23,7 @@ from tests.programs.nanochat.test_nanochat_model import sizes_of
 
 REPO = Path(__file__).resolve().parents[3]
 TABLE = read_table(guide.program.OPTIONS)
-DEADLINE_S = 280
+DEADLINE_S = 1500
 SIZES = (
     "--vocab_size=300 --depth=2 --aspect_ratio=16 --head-dim 16 --max_seq_len=64 --total-batch-size=256 --max_steps=2 "
     "--micro_batch_size=2 --num_samples=2 --max_new_tokens=4 --eval_steps=0 --eval_tokens=128 --dtype=float32"
@@ -145,7 +145,7 @@ def shell(tmp_path):
     (data / "text").mkdir(parents=True)
     text = {"text": "the calm sea rises over the stone harbour " * 8}
     (data / "text" / "a.jsonl").write_text(f"{json.dumps(text)}\n" * 60)
-    sums = [{"question": f"{i} + 1?", "answer": f"<<{i}+1={i + 1}>>{i + 1}\n#### {i + 1}"} for i in range(60)]
+    sums = [{"question": f"{i} + 1?", "answer": f"<<{i}+1={i + 1}>>{i + 1}\n#### {i + 1}"} for i in range(400)]
     (data / "gsm8k_train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     usual = {**os.environ, "PATH": path, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "NANOCHAT_ARGS": SIZES}
@@ -169,6 +169,7 @@ def report_of(folder):
     return json.loads((folder / "report.json").read_text())
 
 
+@pytest.mark.timeout(DEADLINE_S + 100)
 def test_torchrun_on_a_cpu_forms_one_group(shell, launch, tmp_path):
     launch("nanochat", ["--mode=tokenizer", "--data_path=data/text", "--vocab_size=300"], name="").succeed()
     line = TORCHRUN.replace("=8", "=2") + TORCHRUN_LINES[0] + " --tokenizer_dir=out"
@@ -187,7 +188,7 @@ def test_the_check_of_a_device_passes_on_the_cpu_only_if_that_is_asked_for(capsy
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(4 * DEADLINE_S)
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_the_lines_of_the_guide_run_as_printed(shell, tmp_path, ranks):
     """On eight ranks the line for conversations is refused with its own batch, and runs with the one that is named."""
@@ -214,7 +215,7 @@ def test_the_lines_of_the_guide_run_as_printed(shell, tmp_path, ranks):
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(4 * DEADLINE_S)
 def test_the_speedrun_writes_a_report(shell, tmp_path):
     code, text = shell("bash speedrun_npu.sh", NPROC_PER_NODE="2", NANOCHAT_DEVICE="cpu")
     assert code == 0, text

@@ -8,23 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.nn import functional
 
-from ascendrun.planner.nanochat_sizes import Horizon, Sizes
+from ascendrun.planner.nanochat_sizes import Sizes
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.engine import Generator, generate
 from ascendrun.programs.nanochat.export import our_name
 from ascendrun.programs.nanochat.model import NanoChat, empty_model, make_model
-from ascendrun.programs.nanochat.recipe import optimizer_of
-from ascendrun.programs.trainer import optim
-from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator
+from ascendrun.programs.trainer.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.parallel import wrap
 from tests.programs.generating import naive, texts_of
-from tests.programs.nanochat.golden.start import MOMENTA, first_weight, tokens
+from tests.programs.nanochat import threesteps
 
 GOLDEN = Path(__file__).with_name("golden")
-FLOAT = Precision(torch.float32, torch.float32, False, "float32")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,54 +77,27 @@ def test_the_classic_model_is_that_of_transformers(kv_heads):
     assert (found - wanted).abs().max() <= 1e-5
 
 
-def test_three_steps_are_those_of_upstream():
-    """Losses of each micro-batch and all weights after three steps; every layer kind, window, gate and group."""
-    golden = json.loads((GOLDEN / "training.json").read_text())["three_steps"]
+def check_steps(weights, losses, golden):
     wanted = {our_name(name): each for name, each in load_file(GOLDEN / "training.safetensors").items()}
-    theirs = golden["sizes"]
-    sizes = Sizes(
-        theirs["n_layer"],
-        theirs["n_embd"],
-        theirs["n_head"],
-        theirs["n_kv_head"],
-        theirs["vocab_size"],
-        theirs["sequence_len"],
-    )
-    model = make_model(sizes, seed=0)
-    weights = dict(model.named_parameters())
-    assert {our_name(name) for name in golden["weights"]} == set(weights) == set(wanted)
-    with torch.no_grad():
-        for number, name in enumerate(golden["weights"]):
-            weight = weights[our_name(name)]
-            weight.copy_(first_weight(number, weight.shape))
-    engine = wrap(model, single(), strategy="none", make_optimizer=three_step_plan, precision=FLOAT)
-    losses = []
-    for step, batch in enumerate(tokens()):
-        engine.begin(step)
-        for micro in batch:
-            loss = functional.cross_entropy(engine.model(micro[:, :-1]).flatten(0, 1), micro[:, 1:].flatten())
-            engine.backward(loss / len(batch))
-            losses.append(loss.item())
-        engine.finish(0.0)
-    assert losses == pytest.approx(golden["losses"], rel=1e-5)
+    assert losses == pytest.approx(golden, rel=1e-5)
+    assert set(weights) == set(wanted)
     for name, weight in weights.items():
         assert (weight - wanted[name]).norm() <= 1e-5 * wanted[name].norm(), name
 
 
-def three_step_plan(model: NanoChat) -> optim.OptimizerPlan:
-    """The options of upstream's setup_optimizer itself, without a schedule but for the momentum."""
-    options = {
-        "embedding_lr": 0.2, "unembedding_lr": 0.004, "matrix_lr": 0.02, "scalar_lr": 0.5,
-        "warmup_steps": 0, "warmdown_ratio": 0.0, "final_lr_frac": 1.0,
-    }  # fmt: skip
-    plan = optimizer_of(model, options, Horizon(0, 0, 10**9, 1.0, 0.2), shard=False)
-    muon, *others = plan.groups
-    changed = optim.Group(muon.params, "muon", muon.lr, 0.2, momentum=lambda step: MOMENTA[step])
-    return optim.OptimizerPlan([changed, *others])
+def test_three_steps_are_those_of_upstream():
+    """Losses of each micro-batch and all weights after three steps; every layer kind, window, gate and group."""
+    model, losses = threesteps.train(Runtime(0, 0, 1, None, open_accelerator("cpu", 0)))
+    check_steps(dict(model.named_parameters()), losses, threesteps.GOLDEN["losses"])
 
 
-def single() -> Runtime:
-    return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+def test_three_steps_on_two_ranks_are_those_of_upstream_on_two_ranks(launch):
+    """Each rank has one micro-batch, and the optimizer's state of a part of the weights."""
+    golden = json.loads((GOLDEN / "training.json").read_text())["two_ranks"]
+    assert golden["difference"] <= 1e-6, "upstream ends with the weights of one rank"
+    folder = launch("threesteps", [], ranks=2).succeed().folder
+    losses = json.loads((folder / "losses.json").read_text())
+    check_steps(load_file(folder / "weights.safetensors"), sum(losses, []), sum(golden["losses"], []))
 
 
 @pytest.mark.parametrize("preset", ["current", "classic"])

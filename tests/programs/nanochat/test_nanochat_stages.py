@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -98,3 +99,22 @@ def test_stages_out_of_order_and_batches_that_ranks_cannot_share_are_one_error(b
         assert run.wait() == [1]
         assert "Traceback" not in run.text()
     assert "192" in uneven.text() and "256" in uneven.text()
+
+
+def test_a_training_that_continues_on_fewer_and_on_more_ranks_ends_with_the_same_weights(base):
+    """2 ranks, 1 and 3, each from the checkpoint of the one before: all share the optimizer's state in another way."""
+    # Of two layers the second is the middle one, and the loss does not depend on how much of it the end subtracts.
+    how = ("--depth=3", "--matrix_lr=0.1", "--total_batch_size=384", "--save_total_limit=3", "--eval_steps=12")
+    straight = base(*how, ranks=2, name="two").succeed()
+    before = straight
+    for ranks, first in ((1, 4), (3, 8)):
+        copied = before.folder.with_name(f"from-{first}")
+        shutil.copytree(before.folder / "ckpt", copied / "ckpt")
+        for place in (copied / "ckpt").glob("step-*"):
+            if int(place.name.split("-")[1]) != first:
+                shutil.rmtree(place)
+        before = base(*how, ranks=ranks, name=copied.name).succeed()
+        assert min(before.losses()) == first + 1
+    found, wanted = (torch.cat([each.flatten() for each in weights(run).values()]) for run in (before, straight))
+    assert (found - wanted).norm() <= 1e-5 * wanted.norm()
+    assert before.losses() == pytest.approx({step: straight.losses()[step] for step in before.losses()}, rel=1e-5)

@@ -1,10 +1,12 @@
-"""Write training.json and training.safetensors here, by upstream's own code: karpathy/nanochat at commit 92d63d4.
+"""Write training.json and *.safetensors here, by upstream's own code: karpathy/nanochat at commit 92d63d4.
 
     git clone https://github.com/karpathy/nanochat /tmp/upstream && git -C /tmp/upstream checkout 92d63d4
-    TORCHDYNAMO_DISABLE=1 PYTHONPATH=/tmp/upstream python tests/programs/nanochat/golden/make_training.py /tmp/upstream
+    export OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 PYTHONPATH=/tmp/upstream
+    python tests/programs/nanochat/golden/make_training.py /tmp/upstream
 
 The arithmetic of scripts/base_train.py, a script without functions, is run from its text with other arguments, up to
-its optimizer and schedules; no part of it is kept here. The weights of the tiny model are stored after each step.
+its optimizer and schedules; no part of it is kept here. The weights of the tiny model are stored after three steps, of
+one rank; on two ranks they are the same. gloo has no mean over ranks: `means_of_gloo` gives it sums and divides.
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 import types
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
 from nanochat.gpt import GPT, GPTConfig
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from start import MOMENTA, first_weight, tokens
 
 HERE = Path(__file__).parent
@@ -71,8 +76,8 @@ def recipe(script: str, depth: int) -> dict:
     }
 
 
-def three_steps() -> tuple[dict, dict]:
-    """Train a tiny model in float32; two micro-batches a step. Only the last weights are stored."""
+def three_steps(rank: int = 0, world: int = 1) -> tuple[dict, dict]:
+    """Train a tiny model in float32; two micro-batches a step, which two ranks share. The last weights are stored."""
     with torch.device("meta"):
         model = GPT(GPTConfig(**TINY))
     model.to_empty(device="cpu")
@@ -83,9 +88,10 @@ def three_steps() -> tuple[dict, dict]:
     optimizer = model.setup_optimizer(weight_decay=0.2)
     ids, losses = tokens(), []
     for step in range(3):
-        for micro in ids[step]:
+        mine = ids[step][rank::world]
+        for micro in mine:
             loss = model(micro[:, :-1].contiguous(), micro[:, 1:].contiguous())
-            (loss / len(ids[step])).backward()
+            (loss / len(mine)).backward()
             losses.append(float(loss))
         for group in optimizer.param_groups:
             if group["kind"] == "muon":
@@ -96,12 +102,55 @@ def three_steps() -> tuple[dict, dict]:
     return model.state_dict(), {"sizes": TINY, "weights": order, "losses": losses}
 
 
+def means_of_gloo() -> None:
+    """Let gloo average: its sums, divided by the ranks."""
+    usual = {name: getattr(dist, name) for name in ("all_reduce", "reduce_scatter_tensor")}
+
+    def averaged(name: str):
+        def run(out: torch.Tensor, *given: torch.Tensor, op: object, async_op: bool):
+            usual[name](out, *given)
+            out.div_(dist.get_world_size())
+            future = torch.futures.Future()
+            future.set_result(None)
+            return types.SimpleNamespace(get_future=lambda: future)
+
+        return run
+
+    for name in usual:
+        setattr(dist, name, averaged(name))
+
+
+def one_of_two(rank: int, folder: str) -> None:
+    """Train as one of two ranks; rank 0 writes the losses of both, and how far the weights are from those of one."""
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    means_of_gloo()
+    tensors, facts = three_steps(rank, 2)
+    losses = [None, None]
+    dist.all_gather_object(losses, facts["losses"])
+    if rank == 0:
+        alone = load_file(HERE / "training.safetensors")
+        difference = max(float((tensors[name] - alone[name]).norm() / alone[name].norm()) for name in alone)
+        Path(folder, "facts").write_text(json.dumps({"losses": losses, "difference": difference}))
+    dist.destroy_process_group()
+
+
+def two_ranks() -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        processes.spawn(one_of_two, (folder,), nprocs=2)
+        return json.loads(Path(folder, "facts").read_text())
+
+
 def main() -> None:
     script = (Path(sys.argv[1]) / "scripts" / "base_train.py").read_text()
     tensors, facts = three_steps()
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, HERE / "training.safetensors")
-    golden = {"three_steps": facts, "recipes": {str(depth): recipe(script, depth) for depth in DEPTHS}}
+    golden = {
+        "three_steps": facts,
+        "two_ranks": two_ranks(),
+        "recipes": {str(depth): recipe(script, depth) for depth in DEPTHS},
+    }
     (HERE / "training.json").write_text(json.dumps(golden, indent=1) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()
