@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 METRICS_VARIABLE = "ASCENDRUN_METRICS_FILE"
 _NUMBERED = re.compile(r"rank-(\d+)\.metrics\.\d+$")
-_TRACKER_BASE = "accelerate.tracking"
+_BASES = (
+    ("lightning.pytorch.callbacks", "Callback"),
+    ("pytorch_lightning.callbacks", "Callback"),
+    ("accelerate.tracking", "GeneralTracker"),
+)
+"""Classes that a library requires of an object that it calls, if the library is imported."""
+_QUIET_S = 1.0
+"""A line about a step may follow the last one after so many seconds; reading a loss waits for the device."""
 _last_step = [0]
 
 
@@ -35,23 +42,31 @@ def log(step: int | None = None, **values: Any) -> None:
         _write({"timestamp": time.time(), **numbers, "step": _last_step[0]})
 
 
+def record(**values: Any) -> None:
+    """Record an event, such as event="checkpoint", as `log` does. Never raises."""
+    _write({"timestamp": time.time(), **values})
+
+
 def callback() -> Any:
-    """Return an object for `Trainer(callbacks=[...])` of transformers, or `Accelerator(log_with=[...])` of accelerate.
+    """Return an object for `Trainer(callbacks=[...])` of transformers or of Lightning, or `Accelerator(log_with=[...])`
+    of accelerate.
 
-    accelerate must be imported before the call.
+    Lightning and accelerate must be imported before the call.
     """
-    tracking = sys.modules.get(_TRACKER_BASE)
-    bases = (_Callback,) if tracking is None else (_Callback, tracking.GeneralTracker)
-    return type("Callback", bases, {})()
+    bases = [getattr(sys.modules[name], base) for name, base in _BASES if name in sys.modules]
+    return type("Callback", (Callback, *bases), {})()
 
 
-class _Callback:
-    """The events of both: `on_log` and others of a Trainer, `log` of an Accelerator."""
+class Callback:
+    """The events of all: `on_log` and others of transformers' Trainer, `log` of an Accelerator, `on_train_batch_end`
+    and others of Lightning's Trainer."""
 
     name = "ascendrun"
     requires_logging_directory = False
     main_process_only = True
     tracker = None
+    step_logged = (0, 0.0)
+    """Of Lightning: the last step with a line, and when it was written."""
 
     def __init__(self) -> None:
         """Replaces the constructor of GeneralTracker, which only checks the attributes above."""
@@ -66,6 +81,31 @@ class _Callback:
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         log(state.global_step, **{"total_steps": state.max_steps, **(logs or {})})
+
+    # Lightning: (trainer, module, …)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        total = trainer.estimated_stepping_batches
+        record(event="start", total_steps=total if total != float("inf") else None)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Record a step: each that Lightning logs, and others at most once a second."""
+        step, (last, written_s) = trainer.global_step, self.step_logged
+        is_logged = step % max(1, trainer.log_every_n_steps) == 0
+        if step == last or not (is_logged or time.monotonic() - written_s >= _QUIET_S):
+            return
+        self.step_logged = step, time.monotonic()
+        values = {"loss": outputs.get("loss") if isinstance(outputs, dict) else outputs}
+        if trainer.optimizers:
+            values["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
+        log(step, epoch=trainer.current_epoch, **values)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking and trainer.callback_metrics.get("val_loss") is not None:
+            log(trainer.global_step, eval_loss=trainer.callback_metrics["val_loss"])
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """Of transformers too, with other arguments."""
 
     def store_init_configuration(self, values: Any) -> None:
         pass

@@ -9,6 +9,35 @@ from typing import Mapping
 
 LEFT_OUT = ("pack.py", "loader.py")
 """Files for the head only."""
+TRAINER = ("__init__", "checkpoint", "data", "distributed", "epochs", "errors", "runtime", "saver", "task")
+FOR_RANKS = (
+    "__init__.py",
+    "client.py",
+    *(
+        "lightning/%s.py" % name
+        for name in (
+            "__init__",
+            "accelerator",
+            "callback",
+            "checkpoints",
+            "environment",
+            "package",
+            "position",
+            "precision",
+            "setup",
+            "strategies",
+        )
+    ),
+    "planner/__init__.py",
+    "planner/chips.py",
+    "programs/__init__.py",
+    *("programs/trainer/%s.py" % name for name in TRAINER),
+    "programs/trainer/devices/__init__.py",
+    "programs/trainer/devices/accelerator.py",
+    "text/__init__.py",
+    "text/format.py",
+)
+"""What ranks import where ascendrun is not installed: the client, and the Lightning plugin with what it imports."""
 
 MAIN = b"""import gc
 import os
@@ -85,9 +114,9 @@ def read_sources() -> dict[str, bytes]:
     """Return the files of the agent by name in its archive."""
     folder = os.path.dirname(os.path.abspath(__file__))
     files = {"__main__.py": MAIN}
-    for name, more in (("__init__.py", OTHERS), ("client.py", b"")):
+    for name in FOR_RANKS:
         with open(os.path.join(os.path.dirname(folder), name), "rb") as file:
-            files["ascendrun/" + name] = file.read() + more
+            files["ascendrun/" + name] = file.read() + (OTHERS if name == "__init__.py" else b"")
     for parent, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(parent, name)

@@ -30,6 +30,7 @@ PROGRAMS = {
     "threesteps": ("tests.programs.nanochat.threesteps",),
     "codon": ("ascendrun.programs.codon.__main__", "ascendrun.programs.codon.train"),
     "tiny": ("tinyprogram",),
+    "lightning": ("tinylightning",),
     "lastwords": ("lastwords",),
     "sums": ("sums",),
     "file": ("runfile", "ascendrun.programs.trainer.loop"),

@@ -1,0 +1,146 @@
+"""The arguments of a Trainer for this machine and this launcher, the checkpoint to resume from, and total steps."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ascendrun.lightning.accelerator import NAME, NPUAccelerator
+from ascendrun.lightning.callback import Supervision
+from ascendrun.lightning.checkpoints import StepCheckpoints
+from ascendrun.lightning.environment import LaunchedEnvironment, is_launched
+from ascendrun.lightning.precision import choose, make_precision
+from ascendrun.lightning.strategies import DDP, OneDevice
+from ascendrun.programs.trainer import checkpoint
+from ascendrun.programs.trainer.devices.accelerator import choose_family, open_accelerator
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.text import Text
+
+STRATEGIES = ("auto", "ddp")
+
+
+def settings(
+    *,
+    strategy: str = "auto",
+    precision: str | int = "auto",
+    device: str = "auto",
+    devices: int | str = "auto",
+    num_nodes: int = 1,
+    callbacks: Sequence[Any] = (),
+    checkpoint_dir: str | Path = "checkpoints",
+    save_steps: int = 500,
+    save_total_limit: int = 2,
+    timeout_s: float = 600.0,
+    **ddp_options: Any,
+) -> dict[str, Any]:
+    """Return the arguments of a Trainer: accelerator, devices, num_nodes, strategy, plugins, callbacks.
+
+    Under a launcher (ascendrun, torchrun) ranks, hosts and devices are its own. Elsewhere `devices` and `num_nodes` are
+    Lightning's; auto is one device. `strategy`: auto (one device, or ddp) or ddp. `precision`: auto, or a name of
+    Lightning. `device`: auto, npu, cuda or cpu. `checkpoint_dir`: where $ASCENDRUN_CHECKPOINT_DIR is not set.
+    `timeout_s`: of collectives. `ddp_options`: such as find_unused_parameters. Raises InvalidDataError.
+    """
+    environment = LaunchedEnvironment() if is_launched() else None
+    here = environment.local_world_size() if environment else 1 if devices == "auto" else devices
+    nodes = environment.nodes() if environment else num_nodes
+    world = environment.world_size() if environment else int(here) * nodes
+    refuse(strategy, devices, here)
+    local_rank = environment.local_rank() if environment else int(os.environ.get("LOCAL_RANK", "0"))
+    opened = open_accelerator(choose_family(device, os.environ), local_rank)
+    chosen = choose(precision, opened)
+    checkpoints = StepCheckpoints(folder(checkpoint_dir), keep=save_total_limit)
+    if strategy == "auto" and world == 1:
+        made: Any = OneDevice(opened)
+    else:
+        made = DDP(opened, timeout_s=timeout_s, **ddp_options)
+    return {
+        "accelerator": NPUAccelerator() if opened.family == NAME else opened.family,
+        "devices": here,
+        "num_nodes": nodes,
+        "strategy": made,
+        "plugins": [make_precision(chosen, opened), checkpoints, *([environment] if environment else [])],
+        "callbacks": [*callbacks, Supervision(checkpoints, save_steps=save_steps)],
+    }
+
+
+def refuse(strategy: str, devices: int | str, here: int | str) -> None:
+    """Raise InvalidDataError with all problems of the arguments."""
+    problems: list[Text | str] = []
+    if strategy not in STRATEGIES:
+        problems.append(
+            Text(
+                "lightning.unknown-strategy",
+                "unknown strategy {name:quote}\nhint: known strategies: {names}",
+                name=strategy,
+                names=list(STRATEGIES),
+            )
+        )
+    if devices != "auto" and not (isinstance(devices, int) and devices > 0):
+        problems.append(
+            Text(
+                "lightning.devices", "devices: expected a number above 0 or auto, got {value:quote}", value=str(devices)
+            )
+        )
+    elif devices not in ("auto", here):
+        problems.append(
+            Text(
+                "lightning.other-devices",
+                "devices is {given}, but the launcher started {here:plural rank ranks} on this host\n"
+                "hint: set devices.per_node in the job file, and remove devices from settings()",
+                given=devices,
+                here=here,
+            )
+        )
+    if problems:
+        raise InvalidDataError.of(problems)
+
+
+def folder(checkpoint_dir: str | Path = "checkpoints") -> Path:
+    """Return the launcher's checkpoint directory, else `checkpoint_dir`."""
+    return Path(os.environ.get("ASCENDRUN_CHECKPOINT_DIR") or checkpoint_dir).absolute()
+
+
+def resume(checkpoint_dir: str | Path = "checkpoints") -> str | None:
+    """Return what to pass as `ckpt_path` to `fit`: the newest complete checkpoint; None: there is none.
+
+    Under ascendrun it is the one that is complete on the hosts together, also where this host lacks it: the ranks
+    receive it from those that have it.
+    """
+    parent = folder(checkpoint_dir)
+    if "ASCENDRUN_JOB_ID" in os.environ:
+        step = os.environ.get("ASCENDRUN_RESUME_STEP", "")
+        return str(parent / checkpoint.folder_name("step", int(step))) if step.isdigit() else None
+    for _, path in checkpoint.listed(parent, "step"):
+        problem = checkpoint.fault(path)
+        if problem is None:
+            return str(path)
+        checkpoint.log_skipped(path, problem)
+    return None
+
+
+def steps_of(trainer: Any, *, samples: int | None = None, batch_size: int | None = None) -> int:
+    """Return the optimizer steps of a training: of all its epochs, with accumulation and all ranks. Call it in
+    `configure_optimizers`.
+
+    Data without a length needs `samples`, the number of samples of all ranks in an epoch, and `batch_size` of one rank.
+    Raises InvalidDataError where the number does not follow.
+    """
+    if samples is not None and batch_size is not None:
+        if trainer.max_epochs in (None, -1):
+            steps = trainer.max_steps
+        else:
+            batches = math.ceil(samples / (batch_size * trainer.world_size))
+            steps = math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs
+            steps = steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
+    else:
+        steps = trainer.estimated_stepping_batches
+    if not math.isfinite(steps) or steps < 1:
+        raise InvalidDataError(
+            "lightning.no-steps",
+            "the number of steps is unknown: the data has no length\n"
+            "hint: pass samples= and batch_size= to steps_of, or max_steps= to the Trainer",
+        )
+    return int(steps)

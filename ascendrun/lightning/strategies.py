@@ -1,0 +1,123 @@
+"""Strategies of Lightning for NPUs, CUDA and CPUs: one device, DDP.
+
+Lightning's own start on the CPU where the accelerator is not theirs, open CUDA streams, or refuse the accelerator.
+Only public methods are overridden.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from ascendrun.lightning.package import IS_OLD, fabric, part
+from ascendrun.lightning.position import LateLoader, Position, ResumableLoader
+from ascendrun.programs.trainer.devices.accelerator import Accelerator, worker_context
+from ascendrun.programs.trainer.distributed import join
+from ascendrun.programs.trainer.runtime import DRAIN_S, Runtime
+
+SingleDevice: Any = part("strategies.SingleDeviceStrategy")
+Distributed: Any = part("strategies.DDPStrategy")
+
+
+class Shared:
+    """What all strategies here do. `here`: this rank among its peers, from `setup_environment` on."""
+
+    opened: Accelerator
+    position: Position
+    here: Runtime
+    model: Any
+    lightning_module: Any
+    checkpoint_io: Any
+    is_global_zero: bool
+
+    def open(self, opened: Accelerator) -> None:
+        self.opened, self.position = opened, Position(opened)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Set the start method of workers, and make training data resumable. A forked worker of a process that uses an
+        NPU is rejected by torch_npu."""
+        context = worker_context(self.opened.family)
+        if isinstance(dataloader, DataLoader) and dataloader.num_workers > 0 and context is not None:
+            dataloader.multiprocessing_context = context
+        trainer = getattr(self.lightning_module, "trainer", None)
+        resumes = hasattr(dataloader, "state_dict") and hasattr(dataloader, "load_state_dict")
+        if trainer is None or resumes or isinstance(dataloader, LateLoader):
+            return dataloader
+        if trainer.training:
+            return ResumableLoader(dataloader, self.position)
+        return LateLoader(dataloader) if trainer.validating or trainer.sanity_checking else dataloader
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write a checkpoint. Every rank takes part in those of the checkpoint directory."""
+        owns = getattr(self.checkpoint_io, "owns", None)
+        if owns is not None and owns(filepath):
+            self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
+        elif self.is_global_zero:
+            self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
+
+    def _arrive(self, rank: int, local_rank: int, world_size: int, control: Any) -> None:
+        self.here = Runtime(rank, local_rank, world_size, control, self.opened)
+        if hasattr(self.checkpoint_io, "here"):
+            self.checkpoint_io.here = self.here
+
+
+class OneDevice(Shared, SingleDevice):  # type: ignore[misc]
+    """Training on one device: npu:0, cuda:0 or the CPU."""
+
+    def __init__(self, opened: Accelerator, **options: Any) -> None:
+        super().__init__(device=opened.device, **options)
+        self.open(opened)
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        self._arrive(0, 0, 1, None)
+
+
+class DDP(Shared, Distributed):  # type: ignore[misc]
+    """Distributed data parallel over hccl, nccl or gloo. `options`: of torch's DistributedDataParallel."""
+
+    def __init__(self, opened: Accelerator, *, timeout_s: float = 600.0, **options: Any) -> None:
+        super().__init__(timeout=timedelta(seconds=timeout_s), process_group_backend=backend_of(opened))
+        self.open(opened)
+        self.timeout_s, self.options = timeout_s, options
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def setup_distributed(self) -> None:
+        """Join the process group. HCCL's limits are set below that of torch, so that HCCL names the missing rank."""
+        fabric.utilities.seed.reset_seed()
+        self.set_world_ranks()
+        control = dist.group.WORLD
+        if not dist.is_initialized():
+            os.environ["MASTER_ADDR"] = str(self.cluster_environment.main_address)
+            os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
+            control = join(self.global_rank, self.world_size, backend_of(self.opened), self.timeout_s)
+            atexit.register(leave)
+        self._arrive(self.global_rank, self.local_rank, self.world_size, control)
+
+    def configure_ddp(self) -> None:
+        """Wrap the model, on its own device and in no stream of CUDA."""
+        module = self.model
+        if IS_OLD:
+            module = part("overrides.base._LightningModuleWrapperBase")(module)
+        self.model = DistributedDataParallel(module, device_ids=self.determine_ddp_device_ids(), **self.options)
+
+
+def backend_of(opened: Accelerator) -> str:
+    return opened.backend
+
+
+def leave() -> None:
+    """Destroy the process group at the end of the process, after gloo's threads are done."""
+    if dist.is_initialized():
+        time.sleep(DRAIN_S)
+        dist.destroy_process_group()
