@@ -26,7 +26,7 @@ from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
 
 TRAINS = ("base", *ON_CHATS)
-WITH_MODEL = (*ON_CHATS, "evaluate", "export", "chat", "serve")
+WITH_MODEL = (*ON_CHATS, "evaluate", "export", "infer_bench", "chat", "serve")
 """Modes that read a model of an earlier stage, and no documents but for evaluate, which may."""
 FILE_KINDS = ("messages", "choices", "gsm8k", "code")
 KINDS = (*FILE_KINDS, "spelling", "sums")

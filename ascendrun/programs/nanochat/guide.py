@@ -80,6 +80,7 @@ SCRIPTS: Mapping[str, Script] = {
             {"kind": "spelling", "rows": 200},
         ),
     ),
+    "infer_bench": Script("infer_bench", "infer_bench-{source}", source="sft"),
     "chat_cli": Script("chat", "chat", source="sft"),
 }
 """Files, sizes and their order are those of jobs/nanochat-speedrun.yaml; a test compares them."""
