@@ -39,6 +39,7 @@ COMMANDS = (
     CommandEntry("shell", "exec", "Open a shell next to a running rank.", attribute="shell_command"),
     CommandEntry("bundle", "bundle", "Pack the records and logs of a job without credentials."),
     CommandEntry("fetch", "fetch", "Fetch files that a job left on its nodes."),
+    CommandEntry("cp", "fetch", "Copy files from hosts, or to hosts.", attribute="cp_command"),
     CommandEntry("stop", "stop", "Stop jobs after they have saved a checkpoint."),
     CommandEntry("retry", "stop", "Start the next attempt of a job that has ended.", attribute="retry_command"),
     CommandEntry("wait", "stop", "Wait until a job has ended; exit with its exit code.", attribute="wait_command"),

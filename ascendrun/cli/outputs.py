@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ascendrun.cli.errors import hint_lines, warning_lines
@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 
 def fetch_outputs(replies: Iterable[FetchReply], screen: Screen) -> list[FetchReply]:
     """Show the progress; return the last reply of each host."""
+    english = "fetching outputs: {files} of {total_files} files, {done:bytes} of {total:bytes}"
+    return _watch(replies, screen, lambda **counts: Text("outputs.progress", english, **counts))
+
+
+def copy_files(replies: Iterable[FetchReply], screen: Screen) -> list[FetchReply]:
+    """Do as `fetch_outputs`, for files that are not outputs."""
+    english = "copying: {files} of {total_files} files, {done:bytes} of {total:bytes}"
+    return _watch(replies, screen, lambda **counts: Text("cp.progress", english, **counts))
+
+
+def _watch(replies: Iterable[FetchReply], screen: Screen, text: Callable[..., Text]) -> list[FetchReply]:
     newest: dict[str, FetchReply] = {}
     ended: list[FetchReply] = []
     try:
@@ -22,21 +33,19 @@ def fetch_outputs(replies: Iterable[FetchReply], screen: Screen) -> list[FetchRe
             newest[reply.host] = reply
             if reply.ended:
                 ended.append(newest.pop(reply.host))
-            screen.progress(str(_progress(list(newest.values()))) if newest else "")
+            screen.progress(str(text(**_counts(list(newest.values())))) if newest else "")
     finally:
         screen.close()
     return ended
 
 
-def _progress(replies: list[FetchReply]) -> Text:
-    return Text(
-        "outputs.progress",
-        "fetching outputs: {files} of {total_files} files, {done:bytes} of {total:bytes}",
-        files=sum(reply.files for reply in replies),
-        total_files=sum(reply.total_files for reply in replies),
-        done=sum(reply.done_bytes for reply in replies),
-        total=sum(reply.total_bytes for reply in replies),
-    )
+def _counts(replies: list[FetchReply]) -> dict[str, int]:
+    return {
+        "files": sum(reply.files for reply in replies),
+        "total_files": sum(reply.total_files for reply in replies),
+        "done": sum(reply.done_bytes for reply in replies),
+        "total": sum(reply.total_bytes for reply in replies),
+    }
 
 
 def missing_text(reply: FetchReply) -> Text:

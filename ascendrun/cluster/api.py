@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.cluster.hosts import HostCalls
+from ascendrun.cluster.files import FileCalls
 from ascendrun.cluster.samples import SampleCalls
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def connect(state_dir: str | Path | None = None) -> Cluster:
     return Cluster(state_dir=state_dir)
 
 
-class Cluster(SampleCalls, HostCalls):
+class Cluster(SampleCalls, FileCalls):
     """One state directory: its store, its controller (started when a call needs it), its jobs.
 
     Every call raises only children of AscendrunError.

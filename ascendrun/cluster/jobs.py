@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job as JobRecord
     from ascendrun.core.machines import Machine
     from ascendrun.core.pulse import Sight
-    from ascendrun.head.protocol.control_messages import FetchReply, PruneReply
+    from ascendrun.head.protocol.control_messages import PruneReply
     from ascendrun.head.state.store import StoredJob
     from ascendrun.head.survey.submission import Submission
     from ascendrun.health.report.usage import JobUse
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 RELEASE_S = 60.0
 PRUNE_S = 900.0
-FETCH_S = 3600.0
-"""Seconds without progress: a node may hash a file of terabytes, or send the outputs of other jobs first."""
 SURVEY_S = 180.0
 """Seconds, more than the sum of all deadlines of a survey: connect, probe, compare, connection tests."""
 WAITING = ("QUEUED", "BACKOFF")
@@ -342,47 +340,6 @@ class JobCalls(ControllerCalls):
         with self._client() as client:
             for reply, _ in client.stream(Remove(ids, force), timeout_s=PRUNE_S):
                 yield reply
-
-    def fetch(self, ref: str, paths: Sequence[str] = (), *, into: str | Path | None = None) -> Iterator[FetchReply]:
-        """Fetch files that a job, or the stages of a pipeline, left on its nodes. Yield the progress of each host; its
-        last reply has `ended`.
-
-        `paths`: files, directories or patterns, relative to the working directory of the ranks, or absolute; (): the
-        `outputs` of the job file. `into`: directory on this machine, None: that of the job's outputs. What is there
-        already is not sent again. Raises NotFoundError if nothing is declared, ConflictError.
-        """
-        from ascendrun.head.protocol.control_messages import Fetch
-
-        target = None if into is None else str(Path(into).absolute())
-        declaring = [] if paths else [stored for stored in self.stages(ref) if stored.spec.get("outputs")]
-        started = [stored.job.id for stored in declaring if stored.job.go_sent_at_s is not None]
-        for job_id in started or [self.detail(ref).job.id]:
-            with self._client() as client:
-                for reply, _ in client.stream(Fetch(job_id, tuple(paths), target), timeout_s=FETCH_S):
-                    yield reply
-
-    def shell(self, ref: str, rank: int, command: Sequence[str] = (), *, has_terminal: bool = True) -> tuple[str, ...]:
-        """Return the command line, for this machine, that opens a shell next to a running rank: on its host, with its
-        environment and in its directory. Run it at once: it is for the present process of the rank.
-
-        `command`: run this instead of a shell. Raises NotFoundError for an unknown job or rank, ConflictError if the
-        rank has ended, UnreachableError.
-        """
-        import json
-
-        from ascendrun.backends.terminal import terminal_argv
-        from ascendrun.core.hosts import load_hosts
-        from ascendrun.core.logs.log_view import LogView
-        from ascendrun.head.protocol.control_messages import RankProcess
-        from ascendrun.query.log_sources import check_choice
-
-        detail = self.detail(ref)
-        check_choice(detail, LogView(ranks=[rank]))
-        found = self._request(RankProcess(detail.job.id, rank), repeat=True)
-        with self._reading() as store:
-            host = next(host for host in load_hosts(store.find(detail.job.id).hosts) if host.name == found.host)
-        text = [json.dumps(list(command)).encode().hex()] if command else []
-        return tuple(terminal_argv(self.settings, host, [*found.argv, *text], has_terminal=has_terminal))
 
     def history(self, *, since_s: float | None = None, user: str | None = None) -> tuple[JobUse, ...]:
         """Return the use of devices by each ended job, the newest end first: device-hours over all attempts.

@@ -8,6 +8,7 @@ import select
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,11 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     found, block = node.ask(messages.ReadOutput("head-job", left, 1))
     assert (found.size_bytes, block) == (3, b"bc")
     asked.add(messages.ReadOutput)
-    assert ask(messages.HashOutput("head-job", left)).sha256.startswith("ba7816bf")
+    sha256 = ask(messages.HashOutput("head-job", left)).sha256
+    assert sha256.startswith("ba7816bf")
+    put = messages.PutFile("head-job", str(tmp_path / "put"), 3, 10**18, 0o644)
+    assert ask(put).have == 0 and ask(replace(put, offset=0), b"abc").have == 3
+    assert ask(replace(put, sha256=sha256)).done and (tmp_path / "put").read_bytes() == b"abc"
     ask(messages.Stop(TAG, True, 0.0))
     ask(messages.Unfollow(TAG))
     assert ask(messages.Processes("head-other.1")) == messages.ProcessesReply()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pexpect
@@ -93,6 +94,37 @@ def test_a_shell_has_the_environment_and_the_directory_of_its_rank_and_is_no_par
     assert place.ascendrun("stop", job, "--now").returncode == 0
     done = place.ascendrun("shell", job, "--rank", 3, env=place.env())
     assert done.returncode == 7 and done.stdout == "" and "rank 3" in done.stderr, run_text(done)
+
+
+def test_files_are_copied_both_ways_between_this_machine_a_job_and_hosts(place: Place) -> None:
+    job = place.start(place.job("copied", "print", "ready", "hang"), *place.options(), env=place.env())
+    place.await_line(job, "ready", count=4)
+
+    def copy(*arguments: object) -> Any:
+        return place.ascendrun("cp", *arguments, "-o", "json", env=place.env())
+
+    (place.folder / "data/deep").mkdir(parents=True)
+    (place.folder / "data/deep/a.csv").write_text("1")
+    (place.folder / "data/b.bin").write_bytes(b"2" * 3_000_000)
+    done = copy(place.folder / "data", f"{job}:in", "--rank", 3)
+    assert done.returncode == 0, run_text(done)
+    assert [(row["files"], row["done_bytes"]) for row in json.loads(done.stdout)["hosts"]] == [(2, 3_000_001)]
+    for source, files in (("in/data", ["data/b.bin", "data/deep/a.csv"]), ("in/**/*.csv", ["data/deep/a.csv"])):
+        back = place.folder / f"back-{len(files)}"
+        done = copy(f"{job}:{source}", back, "--rank", 3)
+        assert done.returncode == 0, run_text(done)
+        assert sorted(str(path.relative_to(back)) for path in back.rglob("*") if path.is_file()) == files
+    assert (place.folder / "back-2/data/b.bin").read_bytes() == b"2" * 3_000_000
+    assert copy(f"{job}:in/data", place.folder, "--rank", 0).returncode == 4, "it is on the host of rank 3 only"
+    names = [line.split()[0] for line in place.backend["hosts"].splitlines()]
+    far = f"/tmp/copied-{job}-{os.getpid()}"
+    done = copy(place.folder / "data/b.bin", f"{','.join(names)}:{far}", "-H", place.folder / "hosts")
+    assert done.returncode == 0 and len(json.loads(done.stdout)["hosts"]) == 2, run_text(done)
+    done = copy(f"{','.join(names)}:{far}/*.bin", place.folder / "far", "-H", place.folder / "hosts")
+    assert done.returncode == 0, run_text(done)
+    assert sorted(path.parent.name for path in (place.folder / "far").glob("*/b.bin")) == sorted(names)
+    place.ascendrun("exec", "-H", place.folder / "hosts", "--", "rm", "-r", far, env=place.env())
+    assert place.ascendrun("stop", job, "--now").returncode == 0
 
 
 def test_words_and_variables_reach_the_ranks_exactly(place: Place) -> None:

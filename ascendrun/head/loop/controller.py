@@ -416,6 +416,7 @@ class Controller:
             messages.Sample: self._sample,
             messages.Grep: self._grep,
             messages.Stacks: self._stacks,
+            messages.Put: lambda request, answer: self._fetch_outputs().serve_put(request, answer),
             messages.RankProcess: self._rank_process,
             messages.Status: self._status,
             messages.Shutdown: self._shutdown,

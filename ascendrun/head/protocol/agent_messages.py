@@ -510,10 +510,11 @@ class OutputsReply(Message):
 
 @dataclass(frozen=True)
 class Outputs(Request[OutputsReply]):
-    """List the files of a run that match patterns; see node/agent/outputs.py."""
+    """List the files that match patterns; see node/agent/outputs.py. `run`: whose working directory they are in; None:
+    the user's home directory."""
 
     OP, REPLY = "outputs", OutputsReply
-    run: str
+    run: str | None
     patterns: Sequence[str]
 
 
@@ -531,7 +532,7 @@ class ReadOutput(Request[ReadOutputReply]):
     """Read a block of a file that Outputs listed."""
 
     OP, REPLY = "read_output", ReadOutputReply
-    run: str
+    run: str | None
     path: str
     offset: int
 
@@ -545,8 +546,31 @@ class HashOutputReply(Message):
 @dataclass(frozen=True)
 class HashOutput(Request[HashOutputReply]):
     OP, REPLY = "hash_output", HashOutputReply
-    run: str
+    run: str | None
     path: str
+
+
+@dataclass(frozen=True)
+class PutFileReply(Message):
+    """`have`: bytes of the file that are on the node. `done`: it is complete, verified and has its name."""
+
+    OP = "put_file"
+    have: int
+    done: bool
+
+
+@dataclass(frozen=True)
+class PutFile(Request[PutFileReply]):
+    """Write a block of a file, the body, or complete it; see node/agent/outputs.py. `offset` None: write nothing."""
+
+    OP, REPLY = "put_file", PutFileReply
+    run: str | None
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    mode: int
+    offset: int | None = None
+    sha256: str | None = None
 
 
 # Events: sent by the agent without a request

@@ -329,13 +329,30 @@ class FetchReply(Message):
 
 @dataclass(frozen=True)
 class Fetch(Request[FetchReply]):
-    """Fetch outputs of a job; several replies from each host. `patterns` (): those that the job declares; `into`: an
-    absolute directory on this machine, None: that of the job's outputs."""
+    """Fetch files; several replies from each host. `patterns` (): those that the job declares; `into`: an absolute
+    directory on this machine, None: that of the job's outputs. `hosts` (): those that the job declares. `job` None:
+    files of the hosts, relative to the home directory. `strip`: start of the paths that is omitted below `into`."""
 
     OP, REPLY = "fetch", FetchReply
-    job: str
+    job: str | None
     patterns: tuple[str, ...] = converted(tuple, default=())
     into: str | None = None
+    hosts: tuple[Host, ...] = converted(load_hosts, default=())
+    strip: str = ""
+
+
+@dataclass(frozen=True)
+class Put(Request[FetchReply]):
+    """Send files and directories of this machine to a directory of each host; several replies from each host.
+
+    `files`: absolute paths. `folder`: absolute, or relative to the working directory of the job's ranks; `job` None: to
+    the home directory."""
+
+    OP, REPLY = "put", FetchReply
+    hosts: tuple[Host, ...] = converted(load_hosts)
+    files: tuple[str, ...] = converted(tuple)
+    folder: str = ""
+    job: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Fetches outputs of jobs from nodes: those that a job declares, at its end, and others on request.
+"""Fetches outputs of jobs from nodes: those that a job declares, at its end, and others on request; sends files.
 
 The declared outputs of a job that are not here yet are a small file until every host has sent its own, so that this
 survives the end of this process and an unreachable host. Nothing else waits for a transfer.
@@ -11,10 +11,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Union
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import ConflictError, NotFoundError
@@ -23,11 +23,12 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections, dialled
-from ascendrun.head.protocol.control_messages import Fetch, FetchReply
+from ascendrun.head.protocol.control_messages import Fetch, FetchReply, Put
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import AgentConnection, Reply
-from ascendrun.head.spool.output_transfer import TRIES, Progress, TransferError, disk_full, make_folder, transfer
+from ascendrun.head.spool.input_transfer import send
+from ascendrun.head.spool.output_transfer import TRIES, Ask, Progress, TransferError, disk_full, make_folder, transfer
 from ascendrun.head.spool.pull_limits import free_bytes_beyond
 from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_file, waiting_jobs
 from ascendrun.node.files import write_json
@@ -43,28 +44,35 @@ REPORT_S = 0.5
 
 @dataclass(frozen=True)
 class JobOutputs:
-    """The outputs of a job. `folder`: their name on the head node; `run`: whose working directory they are in.
+    """The outputs of a job. `folder`: their name on the head node; `run`: whose working directory they are in, None:
+    files of hosts, in the home directory.
 
     `hosts`: of the newest attempt, those that have outputs. `separate`: each host has a directory of its own."""
 
     job_id: str
     folder: str
-    run: str
+    run: str | None
     attempt: int
     patterns: tuple[str, ...]
     hosts: tuple[Host, ...]
     separate: bool
 
 
+_Key = tuple[str, Union[str, None], str, tuple[str, ...], Path, bool]
+
+
 @dataclass
 class _Transfer:
-    """Files of one host. `is_declared`: what the job declares, to the place for it."""
+    """Files of one host. `is_declared`: what the job declares, to the place for it. `sends`: `patterns` are files of
+    this machine, and `into` is on the host."""
 
     outputs: JobOutputs
     host: Host
     patterns: tuple[str, ...]
     into: Path
     is_declared: bool
+    strip: str = ""
+    sends: bool = False
     listeners: list[Callable[[FetchReply], None]] = field(default_factory=list)
     progress: Progress = Progress()
     is_running: bool = False
@@ -73,7 +81,18 @@ class _Transfer:
 
     @property
     def folder(self) -> Path:
-        return self.into / self.host.name if self.outputs.separate else self.into
+        return self.into / self.host.name if self.outputs.separate and not self.sends else self.into
+
+    @property
+    def key(self) -> _Key:
+        return self.outputs.job_id, self.outputs.run, self.host.name, self.patterns, self.into, self.sends
+
+    def move(self, ask: Ask, admit: Callable[[int, int], None], report: Callable[[Progress], None]) -> Progress:
+        """Do the transfer. Raises TransferError, OSError."""
+        if self.sends:
+            return send(ask, self.outputs.run, list(map(Path, self.patterns)), str(self.folder), report=report)
+        make_folder(self.folder)
+        return transfer(ask, self.outputs.run, self.patterns, self.folder, strip=self.strip, admit=admit, report=report)
 
     def reply(self, *, ended: bool = False, problem: Failure | None = None) -> FetchReply:
         one = self.progress
@@ -97,7 +116,7 @@ class OutputFetcher:
     ) -> None:
         self._state_dir, self._links, self._post, self._find, self._record = state_dir, links, post, find, record
         self._retention, self._connect_s = retention, connect_s
-        self._transfers: dict[tuple[str, str, tuple[str, ...], Path], _Transfer] = {}
+        self._transfers: dict[_Key, _Transfer] = {}
         self._slots = threading.Semaphore(AT_ONCE)
         self._one_each: dict[Host, threading.Lock] = defaultdict(threading.Lock)
         self._admitting = threading.Lock()
@@ -131,23 +150,27 @@ class OutputFetcher:
 
     def serve(self, request: Fetch, answer: Answer) -> None:
         """Fetch for a command that waits. A host that is not connected in time gets a problem as its last reply."""
-        outputs = self._find(request.job)
+        outputs = JobOutputs("", "", None, 0, (), (), False) if request.job is None else self._find(request.job)
+        if request.hosts:
+            outputs = replace(outputs, hosts=request.hosts, separate=len(request.hosts) > 1)
         patterns = request.patterns or outputs.patterns
         if not patterns:
             what = Text("outputs.none-declared", "{job} declares no outputs", job=outputs.job_id)
             raise NotFoundError(what, hint=f"ascendrun fetch {outputs.job_id} PATH")
         if not outputs.hosts:
             raise ConflictError(Text("outputs.not-started", "{job} was not started on a host", job=outputs.job_id))
-        waiting = {host.name for host in outputs.hosts}
         into = Path(request.into) if request.into is not None else outputs_dir(self._state_dir, outputs.folder)
-
-        def listen(reply: FetchReply) -> None:
-            if reply.ended:
-                waiting.discard(reply.host)
-            answer(reply, b"", not waiting)
-
+        listen = _listener(outputs.hosts, answer)
         for host in outputs.hosts:
-            self._add(outputs, host, patterns, into, listen)
+            self._add(outputs, host, patterns, into, listen, strip=request.strip)
+
+    def serve_put(self, request: Put, answer: Answer) -> None:
+        """Send files to hosts for a command that waits."""
+        run = None if request.job is None else self._find(request.job).run
+        target = JobOutputs(request.job or "", "", run, 0, (), request.hosts, False)
+        listen = _listener(request.hosts, answer)
+        for host in request.hosts:
+            self._add(target, host, request.files, Path(request.folder), listen, sends=True)
 
     def on_up(self, link: AgentConnection) -> None:
         for one in tuple(self._transfers.values()):
@@ -163,12 +186,13 @@ class OutputFetcher:
         patterns: tuple[str, ...],
         into: Path,
         listen: Callable[[FetchReply], None] | None,
+        *,
+        strip: str = "",
+        sends: bool = False,
     ) -> None:
-        key = (outputs.job_id, host.name, patterns, into)
-        one = self._transfers.get(key)
-        if one is None:
-            is_declared = patterns == outputs.patterns and into == outputs_dir(self._state_dir, outputs.folder)
-            one = self._transfers[key] = _Transfer(outputs, host, patterns, into, is_declared)
+        is_declared = patterns == outputs.patterns and into == outputs_dir(self._state_dir, outputs.folder)
+        new = _Transfer(outputs, host, patterns, into, is_declared, strip, sends)
+        one = self._transfers.setdefault(new.key, new)
         if listen is not None:
             one.listeners.append(listen)
         if self._links.get(host).is_up:
@@ -199,24 +223,16 @@ class OutputFetcher:
         error: TransferError | None = None
         try:
             with lock, self._slots:
-                make_folder(one.folder)
-                one.progress = transfer(
-                    partial(self._ask, one.host),
-                    one.outputs.run,
-                    one.patterns,
-                    one.folder,
-                    admit=partial(self._admit, one),
-                    report=report,
-                )
+                one.progress = one.move(partial(self._ask, one.host), partial(self._admit, one), report)
         except TransferError as failed:
             error = failed
         except OSError as failed:  # of `make_folder`
             error = TransferError(Failure("io-error", f"{failed.filename}: {failed.strerror}"))
         self._post(partial(self._take_end, one, error))
 
-    def _ask(self, host: Host, request: Request[R], *, deadline_s: float) -> Reply[R]:
+    def _ask(self, host: Host, request: Request[R], *, deadline_s: float, body: bytes = b"") -> Reply[R]:
         replies: queue.SimpleQueue[Reply[R]] = queue.SimpleQueue()
-        self._links.get(host).call(request, deadline_s=deadline_s, done=replies.put)
+        self._links.get(host).call(request, body, deadline_s=deadline_s, done=replies.put)
         return replies.get()
 
     def _admit(self, one: _Transfer, total: int, missing: int) -> None:
@@ -250,7 +266,7 @@ class OutputFetcher:
         self._end(one, None if error is None else error.failure)
 
     def _end(self, one: _Transfer, failure: Failure | None) -> None:
-        self._transfers.pop((one.outputs.job_id, one.host.name, one.patterns, one.into), None)
+        self._transfers.pop(one.key, None)
         if one.is_declared:
             self._note_end(one, failure)
         for listen in one.listeners:
@@ -286,12 +302,11 @@ class OutputFetcher:
 
     def _name_host(self, one: _Transfer) -> None:
         """Name a host that is still not connected: to the commands that wait, and in the events of the job."""
-        key = one.outputs.job_id, one.host.name, one.patterns, one.into
-        if one.is_running or self._transfers.get(key) is not one:
+        if one.is_running or self._transfers.get(one.key) is not one:
             return
         is_waiting = one.is_declared and one.host.name in read_waiting(self._state_dir, one.outputs.job_id)
         if not is_waiting:
-            del self._transfers[key]
+            del self._transfers[one.key]
         elif not one.is_reported_waiting:
             one.is_reported_waiting = True
             self._note(one, "outputs-waiting")
@@ -313,3 +328,15 @@ class OutputFetcher:
             return
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_json(str(path), {name: None if why is None else why.to_json() for name, why in hosts.items()})
+
+
+def _listener(hosts: Sequence[Host], answer: Answer) -> Callable[[FetchReply], None]:
+    """Return what passes the replies of these hosts to a command; its last one is the last reply of all."""
+    waiting = {host.name for host in hosts}
+
+    def listen(reply: FetchReply) -> None:
+        if reply.ended:
+            waiting.discard(reply.host)
+        answer(reply, b"", not waiting)
+
+    return listen

@@ -50,7 +50,7 @@ class TransferError(Exception):
 class Ask(Protocol):
     """Sends a request to the node and waits for its reply, which may be an error."""
 
-    def __call__(self, request: Request[R], *, deadline_s: float) -> Reply[R]: ...
+    def __call__(self, request: Request[R], *, deadline_s: float, body: bytes = b"") -> Reply[R]: ...
 
 
 @dataclass(frozen=True)
@@ -96,19 +96,24 @@ class _File:
 
 def transfer(
     ask: Ask,
-    run: str,
+    run: str | None,
     patterns: Sequence[str],
     into: Path,
     *,
+    strip: str = "",
     admit: Callable[[int, int], None] = lambda total, missing: None,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> Progress:
     """Fetch the files of a run that match into a directory. Raises TransferError; another call continues.
 
+    `strip`: start of the paths that is omitted in the directory.
     `admit(total bytes, bytes that are not here)` raises TransferError if that is too much.
     """
     listing = _message(ask(agent.Outputs(run, tuple(patterns)), deadline_s=LIST_S))
-    files = [_File(path, size, mtime_ns, _target(into, path)) for path, size, mtime_ns in listing.files]
+    files = [
+        _File(path, size, mtime_ns, _target(into, path[len(strip) :] if path.startswith(strip) else path))
+        for path, size, mtime_ns in listing.files
+    ]
     total = sum(file.size for file in files)
     progress = Progress(0, len(files), 0, total, listing.missing)
     try:
@@ -128,7 +133,7 @@ def _report_more(report: Callable[[Progress], None], before: Progress, done_byte
     report(replace(before, done_bytes=before.done_bytes + done_bytes))
 
 
-def _fetch(ask: Ask, run: str, file: _File, arrived: Callable[[int], None]) -> None:
+def _fetch(ask: Ask, run: str | None, file: _File, arrived: Callable[[int], None]) -> None:
     """Fetch one file; if it changes meanwhile, as it is then. Raises TransferError, OSError."""
     make_folder(file.target.parent)
     for _ in range(TRIES):
@@ -147,7 +152,7 @@ def _fetch(ask: Ask, run: str, file: _File, arrived: Callable[[int], None]) -> N
     raise TransferError(Failure("output-changed", what, Text("outputs.again", "fetch it when the program has ended")))
 
 
-def _fetch_blocks(ask: Ask, run: str, file: _File, arrived: Callable[[int], None]) -> tuple[_File, str]:
+def _fetch_blocks(ask: Ask, run: str | None, file: _File, arrived: Callable[[int], None]) -> tuple[_File, str]:
     """Complete the part; return the file as the node has it now, and the hash of the part."""
     digest = hashlib.sha256()
     fd = os.open(file.part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,6 +1,6 @@
-"""Files that a job leaves on this node: listed by pattern, read in blocks, hashed.
+"""Files on this node that the head fetches or sends: listed by pattern, read and written in blocks, hashed.
 
-Their paths are relative to the working directory of the run, or absolute.
+Their paths are absolute, or relative to the working directory of a run, or without a run to the user's home directory.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import stat
 
 from ascendrun.node import layout
+from ascendrun.node.files import sync_dir, write_all
 from ascendrun.node.op_errors import OperationError, os_failure
 
 TYPE_CHECKING = False
@@ -30,7 +31,7 @@ def list_outputs(root: str, request: dict[str, Any]) -> dict[str, Any]:
     directory it is every file below it. Links to directories are not followed below a pattern, and staged code is no
     output.
     """
-    work = layout.work_dir(root, str(request["run"]))
+    work = _base(root, request)
     trees = os.path.join(os.path.realpath(root), "trees") + "/"
     found: dict[str, list[Any]] = {}
     missing = []
@@ -78,8 +79,75 @@ def hash_output(root: str, request: dict[str, Any]) -> dict[str, Any]:
     return {"sha256": digest.hexdigest()}
 
 
+def put_file(root: str, request: dict[str, Any], body: bytes) -> dict[str, Any]:
+    """{run, path, size_bytes, mtime_ns, mode, offset, sha256} -> {"have", "done"}: bytes that are here; the file is.
+
+    Without `offset` nothing is written. With it the body is written there, if the part ends there. With `sha256` the
+    complete part gets its name if it has this hash, else it is removed. Files and directories are of their owner only.
+    """
+    path = os.path.normpath(os.path.join(_base(root, request), str(request["path"])))
+    size, mtime_ns = int(request["size_bytes"]), int(request["mtime_ns"])
+    mode = 0o600 | int(request["mode"]) & 0o700
+    name = "%s %d %d" % (path, size, mtime_ns)
+    part = os.path.join(os.path.dirname(path), ".ascendrun-part-" + layout.sha256(os.fsencode(name)).hexdigest()[:24])
+    try:
+        if _has_file(path, size, mtime_ns):
+            return {"have": size, "done": True}
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            have = os.fstat(fd).st_size
+            if request.get("offset") == have and body:
+                os.lseek(fd, have, os.SEEK_SET)
+                write_all(fd, body)
+                have += len(body)
+            if request.get("sha256") is None:
+                return {"have": have, "done": False}
+            os.fsync(fd)
+            if have != size or _hash(fd) != request["sha256"]:
+                os.unlink(part)
+                return {"have": 0, "done": False}
+            os.fchmod(fd, mode)
+            os.utime(fd, ns=(mtime_ns, mtime_ns))
+        finally:
+            os.close(fd)
+        os.replace(part, path)
+        sync_dir(os.path.dirname(path))
+    except OSError as error:
+        raise os_failure(error, "write-in", path=path) from error
+    return {"have": size, "done": True}
+
+
+def _has_file(path: str, size: int, mtime_ns: int) -> bool:
+    """Return whether the file was sent before: only then it has the time of its source."""
+    try:
+        facts = os.lstat(path)
+    except OSError:
+        return False
+    if stat.S_ISDIR(facts.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return stat.S_ISREG(facts.st_mode) and (facts.st_size, facts.st_mtime_ns) == (size, mtime_ns)
+
+
+def _hash(fd: int) -> str:
+    import hashlib
+
+    digest, at = hashlib.sha256(), 0
+    while True:
+        block = os.pread(fd, BLOCK_BYTES, at)
+        if not block:
+            return digest.hexdigest()
+        digest.update(block)
+        at += len(block)
+
+
+def _base(root: str, request: dict[str, Any]) -> str:
+    run = request.get("run")
+    return os.path.expanduser("~") if run is None else layout.work_dir(root, str(run))
+
+
 def _open(root: str, request: dict[str, Any]) -> int:
-    path = os.path.join(layout.work_dir(root, str(request["run"])), str(request["path"]))
+    path = os.path.join(_base(root, request), str(request["path"]))
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block
         if stat.S_ISREG(os.fstat(fd).st_mode):

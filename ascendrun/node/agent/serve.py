@@ -218,6 +218,7 @@ class Agent:
             "grep": Operation(lambda r, body: self._grep(r), "own", None),
             "outputs": Operation(lambda r, body: self._outputs("list", r), "own", None),
             "read_output": Operation(lambda r, body: self._outputs("read", r), "own", None),
+            "put_file": Operation(lambda r, body: (self._put_file(r, body), b""), "own", None),
             "hash_output": Operation(lambda r, body: self._outputs("hash", r), "own", None),
         }
 
@@ -279,6 +280,11 @@ class Agent:
         if what == "read":
             return read_output(self._root, request)
         return {"list": list_outputs, "hash": hash_output}[what](self._root, request), b""
+
+    def _put_file(self, request: dict[str, Any], body: bytes) -> dict[str, Any]:
+        from ascendrun.node.agent.outputs import put_file
+
+        return put_file(self._root, request, body)
 
     def _gather(self, request: dict[str, Any]) -> dict[str, Any]:
         from ascendrun.node.agent.artifacts import ArtifactCollection

@@ -116,6 +116,7 @@ TOUR: dict[str, tuple[str, ...]] = {
         "JOB --layout ascend-fd --dry-run",
         "JOB -O /nowhere/at/all/x.tar.gz",
     ),
+    "cp": ("", "a b", "JOB:../x .", "JOB:x JOB:y", "JOB:x good.yaml", "none JOB:x", "JOB:x . --rank 99", "JOB: ."),
     "fetch": ("", "nothing", "JOB ../x", "JOB a ~/b", "JOB -O"),
     "stop": ("", "nothing"),
     "wait": ("", "nothing", "JOB --timeout soon"),

@@ -20,11 +20,12 @@ from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Fetch, FetchReply
 from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.spool.input_transfer import send
 from ascendrun.head.spool.output_fetch import JobOutputs, OutputFetcher
 from ascendrun.head.spool.output_transfer import PART, TransferError, transfer
 from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_jobs
 from ascendrun.node import layout
-from ascendrun.node.agent.outputs import BLOCK_BYTES, hash_output, list_outputs, read_output
+from ascendrun.node.agent.outputs import BLOCK_BYTES, hash_output, list_outputs, put_file, read_output
 from ascendrun.node.op_errors import OperationError
 
 RUN = "head-j-0001"
@@ -49,9 +50,11 @@ class Node:
         place.write_bytes(data)
         return data
 
-    def ask(self, request: Request[Any], *, deadline_s: float) -> Reply[Any]:
-        header, body = request.to_header(), b""
+    def ask(self, request: Request[Any], *, deadline_s: float, body: bytes = b"") -> Reply[Any]:
+        header = request.to_header()
         try:
+            if isinstance(request, agent.PutFile):
+                return self.put(request, header, body)
             if isinstance(request, agent.ReadOutput):
                 self.before_read()
                 fields, body = read_output(str(self.root), header)
@@ -67,6 +70,21 @@ class Node:
         except OperationError as error:
             return Reply(None, error=Failure.of_node(error.as_json()))
         return Reply(request.REPLY.from_header(fields), body)
+
+    def put(self, request: agent.PutFile, header: dict[str, Any], body: bytes) -> Reply[Any]:
+        """Write a block. `cuts`: the block was written, but its reply is lost; `damages`: its last byte is changed."""
+        number = 0
+        if request.offset is not None:
+            self.before_read()
+            self.sent[request.path, request.offset] += 1
+            number = sum(self.sent.values())
+            if number in self.damages:
+                body = body[:-1] + bytes([body[-1] ^ 1])
+        fields = put_file(str(self.root), header, body)
+        return Reply(None, error=LOST) if number in self.cuts else Reply(agent.PutFileReply.from_header(fields))
+
+    def send(self, folder: str, *files: Path) -> Any:
+        return send(self.ask, RUN, files, folder)
 
     def fetch(self, into: Path, *patterns: str) -> Any:
         return transfer(self.ask, RUN, patterns, into)
@@ -140,12 +158,58 @@ def test_patterns_name_files_and_nothing_that_was_staged(node: Node, tmp_path: P
         transfer(lambda request, *, deadline_s: Reply(evil), RUN, ["x"], tmp_path / "into")  # type: ignore[arg-type]
 
 
+def test_what_is_sent_is_cut_three_times_and_arrives_whole_with_at_most_one_block_twice_each(
+    node: Node, tmp_path: Path
+) -> None:
+    data = os.urandom(9 * BLOCK_BYTES + 17)
+    source = tmp_path / "here/model"
+    (source / "deep").mkdir(parents=True)
+    (source / "weights.bin").write_bytes(data)
+    (source / "deep/empty").write_bytes(b"")
+    (source / "run.sh").write_text("true")
+    (source / "run.sh").chmod(0o755)
+    node.cuts = {2, 5, 9}
+    for _ in node.cuts:
+        with pytest.raises(TransferError) as cut:
+            node.send("in", source)
+        assert cut.value.is_lost
+    progress = node.send("in", source, source / "run.sh")
+    assert names(node.work) == ["in/model/deep/empty", "in/model/run.sh", "in/model/weights.bin", "in/run.sh"]
+    assert (node.work / "in/model/weights.bin").read_bytes() == data
+    assert (node.work / "in/run.sh").stat().st_mode & 0o777 == 0o700
+    assert (progress.files, progress.done_bytes) == (4, len(data) + 8)
+    assert max(node.sent.values()) == 1, "a block that arrived is not sent again, also if its reply was lost"
+    before = sum(node.sent.values())
+    assert node.send("in", source).files == 3 and sum(node.sent.values()) == before, "what is there is not sent again"
+
+
+def test_what_is_damaged_on_its_way_is_sent_again_and_what_changes_is_refused(node: Node, tmp_path: Path) -> None:
+    data = os.urandom(2 * BLOCK_BYTES)
+    (tmp_path / "one").write_bytes(data)
+    node.damages = {2}
+    node.send(".", tmp_path / "one")
+    assert (node.work / "one").read_bytes() == data and not list(node.work.glob(f"{PART}*"))
+    (tmp_path / "one").write_bytes(b"newer")
+    node.send(".", tmp_path / "one")
+    assert (node.work / "one").read_bytes() == b"newer", "an existing file is replaced"
+    (tmp_path / "two").write_bytes(b"x")
+    node.before_read = lambda: void((tmp_path / "two").write_bytes(b"longer"))
+    with pytest.raises(TransferError) as error:
+        node.send(".", tmp_path / "two")
+    assert error.value.failure.code == "output-changed" and not (node.work / "two").exists()
+    (node.work / "three").mkdir()
+    (tmp_path / "three").write_bytes(b"x")
+    with pytest.raises(TransferError) as error:
+        node.send(".", tmp_path / "three")
+    assert "three" in str(error.value.failure.message), "a directory is not replaced by a file"
+
+
 class Link:
     def __init__(self, node: Node) -> None:
         self.node, self.is_up = node, True
 
-    def call(self, request: Any, *, deadline_s: float, done: Callable[[Any], None]) -> None:
-        done(self.node.ask(request, deadline_s=deadline_s))
+    def call(self, request: Any, body: bytes = b"", *, deadline_s: float, done: Callable[[Any], None]) -> None:
+        done(self.node.ask(request, deadline_s=deadline_s, body=body))
 
 
 class World:
