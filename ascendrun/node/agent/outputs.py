@@ -88,7 +88,7 @@ def put_file(root: str, request: dict[str, Any], body: bytes) -> dict[str, Any]:
     path = os.path.normpath(os.path.join(_base(root, request), str(request["path"])))
     size, mtime_ns = int(request["size_bytes"]), int(request["mtime_ns"])
     mode = 0o600 | int(request["mode"]) & 0o700
-    name = "%s %d %d" % (path, size, mtime_ns)
+    name = "%s %s %s %d %d" % (layout.machine_key(), root, path, size, mtime_ns)  # hosts may share the directory
     part = os.path.join(os.path.dirname(path), ".ascendrun-part-" + layout.sha256(os.fsencode(name)).hexdigest()[:24])
     try:
         if _has_file(path, size, mtime_ns):
