@@ -11,6 +11,7 @@ ROWS = {
     "S0": (range(1, 59), range(1, 10)),
     "S1": (range(1, 39), (1, 2, 3, 5, 6, 7)),
     "S2": (range(1, 35), (1, 2, 3)),
+    "N": (range(1, 82), ()),
     "S3": (range(1, 52), range(1, 11)),
     "S4": ((1, *range(16, 29), 31, 32), (2, 3, 5, 6, 7)),
 }
@@ -36,7 +37,7 @@ def wanted() -> list[str]:
 
 
 def rows() -> list[tuple[str, str, str]]:
-    found = re.findall(r"^\| (S\d-\w+) \| (.+?) \| (.+) \|$", PAGE, re.MULTILINE)
+    found = re.findall(r"^\| (S\d-\w+|N-\d+) \| (.+?) \| (.+) \|$", PAGE, re.MULTILINE)
     return [(row, asks, where) for row, asks, where in found]
 
 
