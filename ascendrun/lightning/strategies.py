@@ -12,6 +12,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -84,7 +85,7 @@ class DDP(Shared, Distributed):  # type: ignore[misc]
     """Distributed data parallel over hccl, nccl or gloo. `options`: of torch's DistributedDataParallel."""
 
     def __init__(self, opened: Accelerator, *, timeout_s: float = 600.0, **options: Any) -> None:
-        super().__init__(timeout=timedelta(seconds=timeout_s), process_group_backend=backend_of(opened))
+        super().__init__(timeout=timedelta(seconds=timeout_s), process_group_backend=opened.backend, **options)
         self.open(opened)
         self.timeout_s, self.options = timeout_s, options
 
@@ -100,20 +101,25 @@ class DDP(Shared, Distributed):  # type: ignore[misc]
         if not dist.is_initialized():
             os.environ["MASTER_ADDR"] = str(self.cluster_environment.main_address)
             os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
-            control = join(self.global_rank, self.world_size, backend_of(self.opened), self.timeout_s)
+            control = join(self.global_rank, self.world_size, self.opened.backend, self.timeout_s)
             atexit.register(leave)
         self._arrive(self.global_rank, self.local_rank, self.world_size, control)
 
     def configure_ddp(self) -> None:
-        """Wrap the model, on its own device and in no stream of CUDA."""
-        module = self.model
+        """Wrap the model, on its own device and in no stream of CUDA. Lightning 1.9 opens none."""
         if IS_OLD:
-            module = part("overrides.base._LightningModuleWrapperBase")(module)
-        self.model = DistributedDataParallel(module, device_ids=self.determine_ddp_device_ids(), **self.options)
+            super().configure_ddp()
+        else:
+            ids = self.determine_ddp_device_ids()
+            self.model = DistributedDataParallel(self.model, device_ids=ids, **self.options)
 
-
-def backend_of(opened: Accelerator) -> str:
-    return opened.backend
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce over ranks. hccl has no mean of integers, which Lightning takes of the sizes of batches."""
+        is_mean = str(reduce_op).lower() in ("mean", "avg")
+        if not is_mean or not isinstance(tensor, torch.Tensor) or tensor.is_floating_point():
+            return super().reduce(tensor, group, reduce_op)
+        total = super().reduce(tensor, group, "sum")
+        return total.copy_(total / self.world_size)
 
 
 def leave() -> None:

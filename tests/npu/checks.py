@@ -307,6 +307,26 @@ def collectives() -> dict[str, Any]:
     return {**found, "objects": objects}
 
 
+def lightning() -> dict[str, Any]:
+    """What Lightning chooses for an NPU by itself, and with the plugin."""
+    import pytorch_lightning as pl
+    from torch.utils.data import DataLoader
+
+    import ascendrun.lightning as plugin
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    alone = pl.Trainer(accelerator=plugin.NPUAccelerator(), devices=1, precision="16-mixed", **quiet)
+    given = pl.Trainer(**plugin.settings(precision="16"), **quiet)
+    loader = DataLoader([1, 2], num_workers=1)
+    given.strategy.process_dataloader(loader)
+    return {
+        "alone": [str(alone.strategy.root_device), alone.precision_plugin.device],
+        "settings": [str(given.strategy.root_device), given.precision_plugin.device],
+        "start_method": loader.multiprocessing_context.get_start_method(),
+        "named": pl.Trainer(accelerator="npu", devices=1, **quiet).accelerator.is_available(),
+    }
+
+
 def disagree() -> None:
     """Ranks that reduce different amounts."""
     device = here()

@@ -31,6 +31,7 @@ PROGRAMS = {
     "codon": ("ascendrun.programs.codon.__main__", "ascendrun.programs.codon.train"),
     "tiny": ("tinyprogram",),
     "lightning": ("tinylightning",),
+    "lightning-file": ("runfile", "tinylightning", "ascendrun.programs.codon.train"),
     "lastwords": ("lastwords",),
     "sums": ("sums",),
     "file": ("runfile", "ascendrun.programs.trainer.loop"),

@@ -138,3 +138,26 @@ def test_total_steps_count_accumulation_ranks_and_incomplete_batches():
     for unknown in (float("inf"), -1):
         with pytest.raises(InvalidDataError):
             steps_of(trainer(estimated_stepping_batches=unknown))
+
+
+SMALL = (
+    "--data_path=generated --synthetic_sequences=100 --hidden_size=32 --num_hidden_layers=1 --num_attention_heads=2 "
+    "--max_position_embeddings=128 --dropout=0 --learning_rate=0.005 --global_batch_size=12 --num_train_epochs=3 "
+    "--logging_steps=1 --dtype=float32"
+).split()
+
+
+def test_the_template_has_the_losses_of_our_own_loop_on_the_same_batches(launch):
+    ours = launch("codon", ["--mode=pretrain", "--device=cpu", *SMALL], name="ours").succeed().losses()
+    script = str(REPO / "templates" / "lightning" / "train.py")
+    run = launch("lightning-file", [script, "--device=cpu", *SMALL], name="theirs")
+    run.wait()
+    theirs = run.losses()
+    assert (run.folder / "out" / "final" / "config.json").is_file(), run.text()
+    assert len(ours) >= 20 and theirs == pytest.approx(ours, abs=1e-5)
+
+
+def test_the_options_of_the_template_are_those_of_codon():
+    codon = json.loads((REPO / "ascendrun" / "programs" / "codon" / "options.json").read_text())["options"]
+    table = json.loads((REPO / "templates" / "lightning" / "train.json").read_text())["options"]
+    assert {name: codon[name] for name in table} == table

@@ -10,7 +10,8 @@ import pytest
 
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.hosts import parse_hostfile
-from ascendrun.core.jobfile.spec import job_json_schema, load_programs, parse_stages
+from ascendrun.core.jobfile.spec import job_json_schema
+from ascendrun.query.submit import read_job
 from ascendrun.query.templates import copy_template, list_templates
 from ascendrun.text import Text
 
@@ -28,7 +29,7 @@ def test_a_copied_template_is_a_valid_job_beside_its_hostfile(name: str, tmp_pat
     written = copy_template(name, tmp_path / "new folder")
     job_file = written[0]
     assert job_file.suffix == ".yaml"
-    job = parse_stages(job_file.read_text(), str(job_file), programs=load_programs())[0].spec
+    job = read_job(job_file)
     assert job.hostfile is not None
     hostfile = job_file.parent / job.hostfile
     assert len(parse_hostfile(hostfile.read_text(), str(hostfile))) >= 2
