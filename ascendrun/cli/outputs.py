@@ -48,15 +48,28 @@ def _counts(replies: list[FetchReply]) -> dict[str, int]:
     }
 
 
-def missing_text(reply: FetchReply) -> Text:
-    return Text("outputs.missing", "{host}: no file matches {patterns}", host=reply.host, patterns=list(reply.missing))
+def missing_texts(replies: Iterable[FetchReply]) -> Iterator[Text]:
+    """Return one message for the hosts on which the same patterns match no file."""
+    hosts: dict[tuple[str, ...], list[str]] = {}
+    for reply in replies:
+        if reply.missing:
+            hosts.setdefault(reply.missing, []).append(reply.host)
+    for patterns, names in hosts.items():
+        values = {"hosts": tuple(sorted(names)), "patterns": list(patterns)}
+        yield Text("outputs.missing", "{hosts:hosts}: no file matches {patterns}", **values)
+
+
+def problem_hints(replies: Iterable[FetchReply]) -> list[Text | str]:
+    """Return each hint of a problem once."""
+    hints = [reply.problem.hint for reply in replies if reply.problem is not None and reply.problem.hint is not None]
+    return list({str(hint): hint for hint in hints}.values())
 
 
 def output_lines(job_id: str, replies: list[FetchReply]) -> Iterator[str]:
     """Return the lines about fetched outputs: problems first, each directory with its files last."""
+    for missing in missing_texts(replies):
+        yield from warning_lines(missing)
     for reply in replies:
-        if reply.missing:
-            yield from warning_lines(missing_text(reply))
         if reply.problem is not None:
             why = reply.problem.message
             yield from warning_lines(

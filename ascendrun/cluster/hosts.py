@@ -45,6 +45,11 @@ class HostCalls(JobCalls):
             return hosts if names is None else select_hosts(hosts, names)
         if names is None:
             raise InvalidInputError([Problem("hosts", None, None, Text("cli.no-hosts", "no hosts given"))])
+        if names.lstrip().startswith("@"):
+            needs = Text("hosts.group-needs-file", "group {group} requires a hostfile", group=names.strip())
+            raise InvalidInputError(
+                [Problem("hosts", None, None, needs, Text("hosts.group-needs-file.hint", "add --hostfile FILE"))]
+            )
         return parse_hostfile(names.replace(" ", "\n"), "HOSTS")
 
     def execute(self, hosts: Hosts, argv: Sequence[str], *, timeout_s: float | None = None) -> Iterator[ExecResult]:

@@ -47,7 +47,7 @@ def command(ctx: CliContext, job: str, paths: tuple[str, ...], output_dir: Path 
     host is unreachable, or its files could not be fetched.
     """
     from ascendrun.cli.output import PEOPLE, print_rows
-    from ascendrun.cli.outputs import fetch_outputs, missing_text
+    from ascendrun.cli.outputs import fetch_outputs, missing_texts, problem_hints
     from ascendrun.cluster import FetchReply
 
     _check_paths(paths)
@@ -60,11 +60,10 @@ def command(ctx: CliContext, job: str, paths: tuple[str, ...], output_dir: Path 
         ctx.hint(f"ascendrun fetch {job}")
         return 130
     print_rows(replies, reply_columns(), output, name="hosts", kind=FetchReply)
-    for reply in replies:
-        if reply.missing:
-            (ctx.error if paths else ctx.warn)(missing_text(reply), f"ascendrun show {job}" if paths else None)
-        if reply.problem is not None and reply.problem.hint is not None and output in PEOPLE:
-            ctx.hint(reply.problem.hint)
+    for missing in missing_texts(replies):
+        (ctx.error if paths else ctx.warn)(missing, f"ascendrun show {job}" if paths else None)
+    for hint in problem_hints(replies) if output in PEOPLE else ():
+        ctx.hint(hint)
     if any(reply.problem is not None for reply in replies):
         return 6
     return 4 if paths and any(reply.missing for reply in replies) else 0
@@ -127,7 +126,7 @@ def cp_command(
     and every file is verified by its hash. Exit code 4: no file matches; 6: a host is unreachable, or a copy failed.
     """
     from ascendrun.cli.output import PEOPLE, print_rows
-    from ascendrun.cli.outputs import copy_files, missing_text
+    from ascendrun.cli.outputs import copy_files, missing_texts, problem_hints
     from ascendrun.cluster import FetchReply
 
     replies: list[FetchReply] = []
@@ -140,11 +139,10 @@ def cp_command(
         ctx.echo(Text("cp.detached", "detached; the transfer that has started continues"))
         return 130
     print_rows(replies, reply_columns(), output, name="hosts", kind=FetchReply)
-    for reply in replies:
-        if reply.missing:
-            ctx.error(missing_text(reply))
-        if reply.problem is not None and reply.problem.hint is not None and output in PEOPLE:
-            ctx.hint(reply.problem.hint)
+    for missing in missing_texts(replies):
+        ctx.error(missing)
+    for hint in problem_hints(replies) if output in PEOPLE else ():
+        ctx.hint(hint)
     if any(reply.problem is not None for reply in replies):
         return 6
     return 4 if any(reply.missing for reply in replies) else 0

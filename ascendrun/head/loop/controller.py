@@ -272,12 +272,14 @@ class Controller:
     def _remove(self, request: messages.Remove, answer: Answer) -> None:
         from ascendrun.head.loop.removal import RemoveOperation
 
-        live = {runner.job.id for runner in self._jobs}
+        fetcher = self._fetch_outputs()
         operation = RemoveOperation(
             request,
             self._store,
             self._links,
-            live=live,
+            live={runner.job.id for runner in self._jobs},
+            fetching=fetcher.jobs_now(),
+            cancel=fetcher.cancel,
             post=self.post,
             answer=answer,
             ended=self._operations.sweep_later,

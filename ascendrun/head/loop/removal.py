@@ -29,7 +29,8 @@ REQUESTED = "requested"
 
 
 class RemoveOperation(HostOperation):
-    """One run of `rm`. Raises ConflictError, before anything is removed. `live`: ids of jobs with a runner."""
+    """One run of `rm`. Raises ConflictError, before anything is removed. `live`: ids of jobs with a runner; `fetching`:
+    of jobs with files on their way. `cancel(jobs, done)`: ends their transfers."""
 
     def __init__(
         self,
@@ -38,14 +39,16 @@ class RemoveOperation(HostOperation):
         links: Connections,
         *,
         live: Collection[str],
+        fetching: Collection[str],
+        cancel: Callable[[Collection[str], Callable[[], None]], None],
         post: Callable[[Callable[[], None]], None],
         answer: Answer,
         ended: Callable[[], None],
     ) -> None:
-        self._request, self._store, self._state_dir = request, store, store.path.parent
+        self._request, self._store, self._state_dir, self._cancel = request, store, store.path.parent, cancel
         stored = [store.find(job_id) for job_id in request.jobs]
         for one in stored:
-            self._check(one, live)
+            self._check(one, live, fetching)
         self._runs = tuple(dict.fromkeys(run for one in stored for run in (one.job.run, one.job.home or one.job.run)))
         self._names = {one.job.pipeline or one.job.id for one in stored}
         self._failed: list[str] = []
@@ -66,7 +69,7 @@ class RemoveOperation(HostOperation):
         if not self._hosts:
             self._remove_here()
 
-    def _check(self, one: StoredJob, live: Collection[str]) -> None:
+    def _check(self, one: StoredJob, live: Collection[str], fetching: Collection[str]) -> None:
         job = one.job
         if not job.is_terminal:
             what = Text("remove.live", "{job} has not ended: {state}", job=job.id, state=job.state.value)
@@ -79,6 +82,11 @@ class RemoveOperation(HostOperation):
         if job.id in live:
             raise ConflictError(
                 Text("remove.copying", "logs of {job} are still being copied", job=job.id),
+                hint=Text("remove.copying.hint", "repeat the command later, or add --force"),
+            )
+        if job.id in fetching:
+            raise ConflictError(
+                Text("remove.fetching", "files of {job} are being copied", job=job.id),
                 hint=Text("remove.copying.hint", "repeat the command later, or add --force"),
             )
         waiting = read_waiting(self._state_dir, job.id)
@@ -109,7 +117,8 @@ class RemoveOperation(HostOperation):
             self._finish(messages.PruneReply(None, refused=Failure("not-removed", what)))
             return
         self._store.remove(self._request.jobs)
-        threading.Thread(target=self._remove_files, daemon=True, name="remove").start()
+        thread = threading.Thread(target=self._remove_files, daemon=True, name="remove")
+        self._cancel(self._request.jobs, thread.start)  # no transfer begins without the job, and none makes directories
 
     def _remove_files(self) -> None:
         """Run in a thread of its own: large directories take long."""

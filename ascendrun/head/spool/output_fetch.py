@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.input_transfer import send
-from ascendrun.head.spool.output_transfer import TRIES, Ask, Progress, TransferError, disk_full, make_folder, transfer
+from ascendrun.head.spool.output_transfer import TRIES, Ask, Progress, TransferError, disk_full, transfer
 from ascendrun.head.spool.pull_limits import free_bytes_beyond
 from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_file, waiting_jobs
 from ascendrun.node.files import write_json
@@ -58,6 +58,7 @@ class JobOutputs:
     separate: bool
 
 
+_REMOVED = Failure("job-removed", Text("outputs.job-removed", "the job was removed"))
 _Key = tuple[str, Union[str, None], str, tuple[str, ...], Path, bool]
 
 
@@ -76,6 +77,7 @@ class _Transfer:
     listeners: list[Callable[[FetchReply], None]] = field(default_factory=list)
     progress: Progress = Progress()
     is_running: bool = False
+    is_cancelled: bool = False
     tries: int = 0
     is_reported_waiting: bool = False
 
@@ -88,10 +90,9 @@ class _Transfer:
         return self.outputs.job_id, self.outputs.run, self.host.name, self.patterns, self.into, self.sends
 
     def move(self, ask: Ask, admit: Callable[[int, int], None], report: Callable[[Progress], None]) -> Progress:
-        """Do the transfer. Raises TransferError, OSError."""
+        """Do the transfer. Raises TransferError."""
         if self.sends:
             return send(ask, self.outputs.run, list(map(Path, self.patterns)), str(self.folder), report=report)
-        make_folder(self.folder)
         return transfer(ask, self.outputs.run, self.patterns, self.folder, strip=self.strip, admit=admit, report=report)
 
     def reply(self, *, ended: bool = False, problem: Failure | None = None) -> FetchReply:
@@ -120,6 +121,7 @@ class OutputFetcher:
         self._slots = threading.Semaphore(AT_ONCE)
         self._one_each: dict[Host, threading.Lock] = defaultdict(threading.Lock)
         self._admitting = threading.Lock()
+        self._cancels: list[tuple[frozenset[str], Callable[[], None]]] = []
         self._admitted: dict[str, dict[str, int]] = defaultdict(dict)
 
     @property
@@ -151,14 +153,14 @@ class OutputFetcher:
     def serve(self, request: Fetch, answer: Answer) -> None:
         """Fetch for a command that waits. A host that is not connected in time gets a problem as its last reply."""
         outputs = JobOutputs("", "", None, 0, (), (), False) if request.job is None else self._find(request.job)
+        if request.job is not None:
+            self._check_started(outputs)
         if request.hosts:
             outputs = replace(outputs, hosts=request.hosts, separate=len(request.hosts) > 1)
         patterns = request.patterns or outputs.patterns
         if not patterns:
             what = Text("outputs.none-declared", "{job} declares no outputs", job=outputs.job_id)
             raise NotFoundError(what, hint=f"ascendrun fetch {outputs.job_id} PATH")
-        if not outputs.hosts:
-            raise ConflictError(Text("outputs.not-started", "{job} was not started on a host", job=outputs.job_id))
         into = Path(request.into) if request.into is not None else outputs_dir(self._state_dir, outputs.folder)
         listen = _listener(outputs.hosts, answer)
         for host in outputs.hosts:
@@ -166,11 +168,39 @@ class OutputFetcher:
 
     def serve_put(self, request: Put, answer: Answer) -> None:
         """Send files to hosts for a command that waits."""
-        run = None if request.job is None else self._find(request.job).run
-        target = JobOutputs(request.job or "", "", run, 0, (), request.hosts, False)
+        target = JobOutputs("", "", None, 0, (), request.hosts, False)
+        if request.job is not None:
+            outputs = self._find(request.job)
+            self._check_started(outputs)
+            target = replace(target, job_id=outputs.job_id, run=outputs.run)
         listen = _listener(request.hosts, answer)
         for host in request.hosts:
             self._add(target, host, request.files, Path(request.folder), listen, sends=True)
+
+    def _check_started(self, outputs: JobOutputs) -> None:
+        if not outputs.hosts:
+            raise ConflictError(Text("outputs.not-started", "{job} was not started on a host", job=outputs.job_id))
+
+    def jobs_now(self) -> set[str]:
+        """Return the jobs with files on their way."""
+        return {one.outputs.job_id for one in self._transfers.values() if one.is_running}
+
+    def cancel(self, jobs: Collection[str], done: Callable[[], None]) -> None:
+        """End every transfer of jobs that are removed; call `done` when no thread writes their files any more."""
+        for one in tuple(self._transfers.values()):
+            if one.outputs.job_id in jobs:
+                one.is_cancelled = True
+                if not one.is_running:
+                    self._end(one, _REMOVED)
+        self._cancels.append((frozenset(jobs), done))
+        self._finish_cancels()
+
+    def _finish_cancels(self) -> None:
+        busy = self.jobs_now()
+        ready = [done for jobs, done in self._cancels if not jobs & busy]
+        self._cancels = [(jobs, done) for jobs, done in self._cancels if jobs & busy]
+        for done in ready:
+            done()
 
     def on_up(self, link: AgentConnection) -> None:
         for one in tuple(self._transfers.values()):
@@ -223,16 +253,16 @@ class OutputFetcher:
         error: TransferError | None = None
         try:
             with lock, self._slots:
-                one.progress = one.move(partial(self._ask, one.host), partial(self._admit, one), report)
+                one.progress = one.move(partial(self._ask, one), partial(self._admit, one), report)
         except TransferError as failed:
             error = failed
-        except OSError as failed:  # of `make_folder`
-            error = TransferError(Failure("io-error", f"{failed.filename}: {failed.strerror}"))
         self._post(partial(self._take_end, one, error))
 
-    def _ask(self, host: Host, request: Request[R], *, deadline_s: float, body: bytes = b"") -> Reply[R]:
+    def _ask(self, one: _Transfer, request: Request[R], *, deadline_s: float, body: bytes = b"") -> Reply[R]:
+        if one.is_cancelled:
+            raise TransferError(_REMOVED)
         replies: queue.SimpleQueue[Reply[R]] = queue.SimpleQueue()
-        self._links.get(host).call(request, body, deadline_s=deadline_s, done=replies.put)
+        self._links.get(one.host).call(request, body, deadline_s=deadline_s, done=replies.put)
         return replies.get()
 
     def _admit(self, one: _Transfer, total: int, missing: int) -> None:
@@ -254,6 +284,10 @@ class OutputFetcher:
 
     def _take_end(self, one: _Transfer, error: TransferError | None) -> None:
         one.is_running = False
+        if one.is_cancelled:
+            self._end(one, _REMOVED)
+            self._finish_cancels()
+            return
         if error is not None and error.is_lost:
             one.tries += 1
             is_up = self._links.get(one.host).is_up
@@ -267,7 +301,7 @@ class OutputFetcher:
 
     def _end(self, one: _Transfer, failure: Failure | None) -> None:
         self._transfers.pop(one.key, None)
-        if one.is_declared:
+        if one.is_declared and not one.is_cancelled:
             self._note_end(one, failure)
         for listen in one.listeners:
             listen(one.reply(ended=True, problem=failure))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -301,3 +303,29 @@ def test_too_much_is_refused_with_its_limit_until_a_user_fetches_it(tmp_path: Pa
     world.outputs = JobOutputs("j-0001", "j-0001", RUN, 1, (), world.hosts, separate=False)
     with pytest.raises(NotFoundError, match="declares no outputs"):
         world.serve(fetcher)
+
+
+def test_the_transfers_of_a_job_that_is_removed_end_before_its_files_go(tmp_path: Path) -> None:
+    world = World(tmp_path, "out")
+    running, gone = (world.nodes[host] for host in world.hosts)
+    data = os.urandom(5 * BLOCK_BYTES)
+    for node in (running, gone):
+        node.write("out/model", data)
+    world.links[world.hosts[1]].is_up = False
+    fetcher, asked, goes_on, done = world.start(), threading.Event(), threading.Event(), threading.Event()
+    running.before_read = lambda: void((asked.set(), goes_on.wait(60)))
+    fetcher.request("j-0001")
+    assert asked.wait(60) and fetcher.jobs_now() == {"j-0001"}
+    fetcher.cancel(["j-0001"], done.set)
+    assert not done.is_set(), "a thread still writes"
+    goes_on.set()
+    world.work(done.is_set)
+    assert not fetcher.jobs_now() and world.codes() == [], "the job has no events any more"
+    shutil.rmtree(world.folder)
+    world.links[world.hosts[1]].is_up = True
+    link: Any = world.links[world.hosts[1]]
+    link.host = world.hosts[1]
+    fetcher.on_up(link)
+    assert not fetcher.jobs_now() and not world.folder.exists(), "a host that is back sends nothing of it"
+    fetcher.cancel(["j-0002"], done.clear)
+    assert not done.is_set(), "nothing to wait for"
