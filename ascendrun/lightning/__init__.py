@@ -4,6 +4,7 @@
     accelerator    NPUs as an accelerator of Lightning, registered as "npu"
     environment    ranks and addresses from the variables of a launcher
     strategies     one device, DDP; hccl, nccl or gloo; workers that are spawned; checkpoints of all ranks
+    sharding       FSDP by fully_shard
     precision      the precision plugin for a chip
     position       where a training is in its data, and its random numbers
     checkpoints    CheckpointIO in the format of the bundled programs
@@ -23,10 +24,12 @@ from ascendrun.lightning.checkpoints import StepCheckpoints
 from ascendrun.lightning.environment import LaunchedEnvironment
 from ascendrun.lightning.precision import make_precision
 from ascendrun.lightning.setup import resume, settings, steps_of
+from ascendrun.lightning.sharding import FSDP
 from ascendrun.lightning.strategies import DDP, OneDevice
 
 __all__ = [
     "DDP",
+    "FSDP",
     "LaunchedEnvironment",
     "NPUAccelerator",
     "OneDevice",

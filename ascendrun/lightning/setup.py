@@ -13,13 +13,14 @@ from ascendrun.lightning.callback import Supervision
 from ascendrun.lightning.checkpoints import StepCheckpoints
 from ascendrun.lightning.environment import LaunchedEnvironment, is_launched
 from ascendrun.lightning.precision import choose, make_precision
+from ascendrun.lightning.sharding import FSDP
 from ascendrun.lightning.strategies import DDP, OneDevice
 from ascendrun.programs.trainer import checkpoint
-from ascendrun.programs.trainer.devices.accelerator import choose_family, open_accelerator
+from ascendrun.programs.trainer.devices.accelerator import Precision, choose_family, open_accelerator
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.text import Text
 
-STRATEGIES = ("auto", "ddp")
+STRATEGIES = ("auto", "ddp", "fsdp")
 
 
 def settings(
@@ -39,7 +40,7 @@ def settings(
     """Return the arguments of a Trainer: accelerator, devices, num_nodes, strategy, plugins, callbacks.
 
     Under a launcher (ascendrun, torchrun) ranks, hosts and devices are its own. Elsewhere `devices` and `num_nodes` are
-    Lightning's; auto is one device. `strategy`: auto (one device, or ddp) or ddp. `precision`: auto, or a name of
+    Lightning's; auto is one device. `strategy`: auto (one device, or ddp), ddp or fsdp. `precision`: auto, or a name of
     Lightning. `device`: auto, npu, cuda or cpu. `checkpoint_dir`: where $ASCENDRUN_CHECKPOINT_DIR is not set.
     `timeout_s`: of collectives. `ddp_options`: such as find_unused_parameters. Raises InvalidDataError.
     """
@@ -52,11 +53,17 @@ def settings(
     opened = open_accelerator(choose_family(device, os.environ), local_rank)
     chosen = choose(precision, opened)
     checkpoints = StepCheckpoints(folder(checkpoint_dir), keep=save_total_limit)
+    more: dict[str, Any] = {}
     if strategy == "auto" and world == 1:
         made: Any = OneDevice(opened)
+    elif strategy == "fsdp":
+        refuse_scaling(chosen)
+        made = FSDP(opened, timeout_s=timeout_s, **ddp_options)
+        more = {"inference_mode": False}  # gathered weights of a validation are used by the training
     else:
         made = DDP(opened, timeout_s=timeout_s, **ddp_options)
     return {
+        **more,
         "accelerator": NPUAccelerator() if opened.family == NAME else opened.family,
         "devices": here,
         "num_nodes": nodes,
@@ -64,6 +71,15 @@ def settings(
         "plugins": [make_precision(chosen, opened), checkpoints, *([environment] if environment else [])],
         "callbacks": [*callbacks, Supervision(checkpoints, save_steps=save_steps)],
     }
+
+
+def refuse_scaling(chosen: Precision) -> None:
+    if chosen.scales:
+        raise InvalidDataError(
+            "lightning.fsdp-scaling",
+            "fsdp has no loss scaling, and {reason}\nhint: use ddp, or another precision",
+            reason=chosen.reason,
+        )
 
 
 def refuse(strategy: str, devices: int | str, here: int | str) -> None:

@@ -25,6 +25,7 @@ FOR_RANKS = (
             "position",
             "precision",
             "setup",
+            "sharding",
             "strategies",
         )
     ),

@@ -41,14 +41,23 @@ def test_what_lightning_chooses_itself_for_an_npu_is_wrong_and_the_plugins_choic
 @pytest.mark.thorough
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "auto"])
 def test_workers_are_spawned_and_mixed_precision_trains(launch, precision):
-    options = [json.dumps({"epochs": 1, "workers": 1, "precision": precision, "device": "npu"})]
+    options = [json.dumps({"epochs": 1, "workers": 1, "precision": precision, "device": "auto"})]
     run = launch("lightning", options, ranks=2).succeed()
     assert len(losses(run)) == 3 and facts(run)["device"] == "npu:0"
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+def test_fsdp_over_hccl_learns_as_over_gloo(launch, precision):
+    options = [json.dumps({"epochs": 1, "precision": precision, "strategy": "fsdp", "device": "auto"})]
+    on_npu = launch("lightning", options, name="npu", ranks=2).succeed()
+    on_cpu = launch("lightning", options, name="cpu", ranks=2, family="cpu").succeed()
+    assert losses(on_npu)[0] == pytest.approx(losses(on_cpu)[0], rel=1e-4 if precision == "32" else 1e-2)
+
+
+@pytest.mark.thorough
 def test_a_stop_on_npus_resumes_to_the_bit(launch):
-    options = {"epochs": 1, "precision": "32", "device": "npu"}
+    options = {"epochs": 1, "precision": "32", "device": "auto"}
     whole = launch("lightning", [json.dumps(options)], name="whole", ranks=2).succeed()
     cut = launch("lightning", [json.dumps({**options, "stop_at": 1})], name="cut", ranks=2)
     assert cut.wait() == [0, 0], cut.text()

@@ -72,6 +72,17 @@ def test_hosts_have_their_ranks_read_each_row_once_and_stop_together(lightning):
     assert lightning(name="cut", **how).succeed().final() == whole.final()
 
 
+def test_fsdp_divides_the_weights_learns_the_same_and_resumes_as_ddp_or_itself(lightning):
+    divided = {"ranks": 2, "epochs": 1, "strategy": "fsdp"}
+    whole = lightning(name="whole", **divided).succeed()
+    replicated = lightning(name="ddp", **{**divided, "strategy": "ddp"}).succeed()
+    losses = [[loss for *_, loss in facts(run)["seen"]] for run in (whole, replicated)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and len(losses[0]) == 3
+    assert facts(whole)["held"] < 0.6 * facts(replicated)["held"]
+    assert lightning(name="cut", stop_at=1, **divided).wait() == [0, 0]
+    assert lightning(name="cut", **divided).succeed().final() == whole.final()
+
+
 def test_a_longer_training_continues_from_the_end_of_a_shorter_one(lightning):
     first = lightning(epochs=1).succeed()
     assert facts(first)["steps"] == 6

@@ -77,6 +77,16 @@ def test_the_names_of_all_versions_give_the_precision_of_the_chip(name, chip, co
     assert (found.compute, found.scales) == (compute, scales)
 
 
+def test_fsdp_is_refused_by_lightning_and_without_loss_scaling_only_by_the_plugin():
+    from ascendrun.lightning.setup import refuse_scaling
+
+    with pytest.raises(ValueError, match="requires a GPU"):
+        pl.Trainer(strategy="fsdp", accelerator="cpu", **QUIET)
+    refuse_scaling(precision.choose("auto", npu("Ascend910B3")))
+    with pytest.raises(InvalidDataError):
+        refuse_scaling(precision.choose("auto", npu("Ascend910A")))
+
+
 @pytest.mark.parametrize("name, chip", [("bf16-mixed", "Ascend910A"), ("64", "Ascend910B3")])
 def test_a_precision_that_the_chip_does_not_have_is_refused(name, chip):
     with pytest.raises(InvalidDataError):

@@ -45,15 +45,28 @@ class Rows(Dataset[Any]):
         return number, x, x.sum()
 
 
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+        self.dropout = torch.nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(torch.relu(self.inner(x)))
+
+
 class Model(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1))
+        self.layers = torch.nn.ModuleList([Layer(), Layer()])
+        self.head = torch.nn.Linear(8, 1)
         self.seen: list[tuple[int, int, list[int], float]] = []
 
     def loss_of(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return ((self.net(x)[:, 0] - y) ** 2).mean()
+        for layer in self.layers:
+            x = layer(x)
+        return ((self.head(x)[:, 0] - y) ** 2).mean()
 
     def training_step(self, batch: Any, number: int) -> torch.Tensor:
         rows, x, y = batch
@@ -124,11 +137,13 @@ def main(argv: Sequence[str]) -> None:
             "world": trainer.world_size,
             "device": str(trainer.strategy.root_device),
             "steps": trainer.global_step,
+            "held": sum(getattr(each, "_local_tensor", each).numel() for each in model.parameters()),
         }
         with open(f"facts-{trainer.global_rank}.json", "w") as file:
             json.dump(facts, file)
+    weights = trainer.strategy.lightning_module_state_dict()
     if trainer.is_global_zero:
-        torch.save(model.state_dict(), "final.pt")
+        torch.save({name: weight.cpu() for name, weight in weights.items()}, "final.pt")
     raise SystemExit(0)
 
 
