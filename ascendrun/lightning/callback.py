@@ -8,7 +8,7 @@ from typing import Any
 
 from ascendrun import client
 from ascendrun.lightning.checkpoints import StepCheckpoints, plain
-from ascendrun.lightning.package import part
+from ascendrun.lightning.package import IS_OLD, part
 from ascendrun.lightning.position import Position
 from ascendrun.programs.trainer import runtime
 from ascendrun.programs.trainer.errors import InvalidDataError
@@ -37,6 +37,10 @@ class Supervision(client.Callback, Base):  # type: ignore[misc]
         self.problem: Text | None = None
         self.stopped_at: int | None = None
         checkpoints.on_saved = self._after_save
+
+    def __getattr__(self, name: str) -> Any:
+        """Have no events but Lightning's: 1.9 refuses an object that answers to those of transformers."""
+        raise AttributeError(name)
 
     # --- signals ---
 
@@ -143,7 +147,12 @@ class Supervision(client.Callback, Base):  # type: ignore[misc]
             self.position.load(ranks[here.rank])
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Let the schedule have the length of this training, not of the one that saved."""
+        """Let the schedule have the length of this training, not of the one that saved. Lightning 1.9 would train on
+        the last batch again: it counts a batch as completed after the hook that saved."""
+        if IS_OLD:
+            for counts in checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"].values():
+                if isinstance(counts, dict):
+                    counts["completed"] = counts["processed"]
         for state in checkpoint.get("lr_schedulers", ()):
             for name in LENGTHS:
                 state.pop(name, None)
