@@ -110,7 +110,7 @@ class Trial:
         began_s = time.time()
         for number in range(times):
             if number:
-                self._watch(0.3, lambda: False)
+                self.watch(0.3, lambda: False)
             self._child.sendintr()
         return began_s
 
@@ -121,9 +121,15 @@ class Trial:
 
     def kill_rank(self, rank: int) -> float:
         """SIGKILL, as the kernel out of memory would."""
+        return self._signal_rank(rank, signal.SIGKILL)
+
+    def suspend_rank(self, rank: int) -> float:
+        return self._signal_rank(rank, signal.SIGSTOP)
+
+    def _signal_rank(self, rank: int, number: int) -> float:
         for process in self.left():
             if str(rank) in (process.environ.get("RANK"), process.environ.get("OMPI_COMM_WORLD_RANK")):
-                _kill(process.pid)
+                os.kill(process.pid, number)
                 return time.time()
         raise LookupError(f"no process of rank {rank} among: {self.describe_left()}")
 
@@ -157,11 +163,12 @@ class Trial:
                 gone_s.append(time.time() - since_s)
             return bool(back and gone_s)
 
-        self._watch(patience_s, look)
+        self.watch(patience_s, look)
         back_s, status = back[0] if back else (None, None)
         return Ended(back_s=back_s, status=status, gone_s=gone_s[0] if gone_s else None, left=len(self.left()))
 
-    def _watch(self, seconds: float, fact: Callable[[], bool]) -> None:
+    def watch(self, seconds: float, fact: Callable[[], bool]) -> None:
+        """Take what the terminal shows until `fact()`, at most so many seconds."""
         deadline = time.monotonic() + seconds
         while not fact() and time.monotonic() < deadline:
             if not self._read():
@@ -175,6 +182,11 @@ class Trial:
             return None
         status: int = self._child.exitstatus if self._child.exitstatus is not None else -self._child.signalstatus
         return status
+
+    @property
+    def text(self) -> str:
+        """What the terminal has shown so far."""
+        return self._text
 
     def left(self) -> list[Process]:
         """What the job has on the hosts: ranks, launchers, supervisors, shells; not the connections themselves."""

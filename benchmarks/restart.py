@@ -1,0 +1,264 @@
+"""A training that loses a rank, a host or an answer, and trains again: ascendrun beside torchrun --max-restarts.
+
+python -m benchmarks.restart [--repeat 2] [--patience 200] [--results FOLDER]
+
+Two ranks on each of two hosts; a third host is free. About 15 minutes a repetition, most of them waiting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from benchmarks.bed import Bed
+from benchmarks.launchers import JOB, RANKS_PER_HOST, Launcher
+from benchmarks.ours import Ours
+from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, without_paths, write_page
+from benchmarks.trial import Trial
+
+COLUMNS = ("what", "event", "repeat", "known_s", "gone_s", "again_s", "lost_steps", "load", "note")
+RANK_KILLED, HOST_LOST, RANK_STOPPED = "rank killed", "host without power", "rank stopped"
+EVENTS = (RANK_KILLED, HOST_LOST, RANK_STOPPED)
+TRAIN = Path(__file__).with_name("peers") / "train.py"
+SHARED = "/shared"
+HOSTS, WORLD = 2, 2 * RANKS_PER_HOST
+VICTIM, VICTIM_HOST = WORLD - 1, 1
+START_PATIENCE_S = 90.0
+STEPS_BEFORE = 25
+SPARE_S, SETTLED_S = 15, 30.0
+"""The spare agent comes when the others have met; the loss of a host, when it waits."""
+LIMIT_S = 120
+"""Seconds without an answer that count as a hang: of the sums, and of ascendrun's `timeouts.hang_s`."""
+FENCE_S = 120
+"""The shortest lease: 90 s and the grace period of checkpoints."""
+OURS, TORCHRUN = "ascendrun", "torchrun"
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Again:
+    """Seconds from the fault until the screen of whoever started it said a word about it (`known_s`), the last process
+    of the old ranks had gone from all hosts that have power (`gone_s`), and a new start had done a step (`again_s`).
+
+    None: not while we watched. `lost_steps`: steps that were done before the fault and are done again.
+    """
+
+    known_s: float | None
+    gone_s: float | None
+    again_s: float | None
+    lost_steps: int | None
+
+
+def launchers(bed: Bed, ours: Ours, event: str) -> list[Launcher]:
+    return [
+        Launcher(TORCHRUN, _torchrun(bed, has_spare=event == HOST_LOST), {}, prepare=lambda: _empty(bed.shared)),
+        Launcher(OURS, ours.argv("submit", str(_job(bed, ours))), ours.environ(), prepare=lambda: _warm(bed, ours)),
+    ]
+
+
+def _torchrun(bed: Bed, *, has_spare: bool) -> list[str]:
+    """The elastic rendezvous. `has_spare`: a third agent waits for the place of a lost host; without a lost host it
+    takes part in each restart, and all of them were used up by one killed rank."""
+    words = ["env", "OMP_NUM_THREADS=1", f"TRAIN_LIMIT_S={LIMIT_S}", sys.executable, "-m", "torch.distributed.run"]
+    words += ["--nnodes", str(HOSTS), "--nproc-per-node", str(RANKS_PER_HOST), "--max-restarts", "3"]
+    words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{bed.cluster.hosts[0]}:29500", "--rdzv-id", "bench"]
+    words += [str(TRAIN), SHARED]
+    first, second, spare = bed.cluster.hosts
+    line = shlex.quote(shlex.join(words))
+    start = "ssh -tt -o BatchMode=yes {} {} </dev/null &"  # -tt: the ranks end with the connection
+    script = [start.format(host, line) for host in (first, second)]
+    if has_spare:
+        script.append(f"sleep {SPARE_S}; {start.format(spare, line)}")
+    file = bed.folder / "torchrun.sh"
+    file.write_text("\n".join((*script, "wait")) + "\n")
+    return ["sh", str(file)]
+
+
+def _job(bed: Bed, ours: Ours) -> Path:
+    job: dict[str, object] = {
+        "name": JOB,
+        "command": [sys.executable, str(TRAIN), SHARED],
+        "env": {"OMP_NUM_THREADS": "1", "TRAIN_LIMIT_S": str(10 * LIMIT_S)},
+        "nodes": HOSTS,
+        "devices": {"type": "cpu", "per_node": RANKS_PER_HOST},
+        "hostfile": str(ours.hostfile(bed.cluster.hosts)),
+        "timeouts": {"hang_s": LIMIT_S},
+        "restart": {"max_restarts": 3, "backoff_s": [1, 2], "on_unreachable_node": "fence", "fence_after_s": FENCE_S},
+    }
+    file = bed.folder / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    return file
+
+
+def _warm(bed: Bed, ours: Ours) -> None:
+    ours.run("stop", "--now", JOB)
+    _empty(bed.shared)
+    ours.run("exec", "-H", str(ours.hostfile(bed.cluster.hosts)), "--", "true")
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def run(repeats: int, patience_s: float, events: Sequence[str], sheet: Sheet) -> None:
+    with Bed(HOSTS + 1, shared=SHARED) as bed:
+        ours = Ours(bed)
+        for repeat in range(repeats):
+            for event in events:
+                for launcher in launchers(bed, ours, event)[:: 1 if repeat % 2 == 0 else -1]:
+                    play(bed, ours, launcher, event, repeat=repeat, patience_s=patience_s, sheet=sheet)
+                    if not bed.cluster.is_up(bed.cluster.hosts[VICTIM_HOST]):
+                        bed.cluster.reboot(bed.cluster.hosts[VICTIM_HOST])
+        ours.run("stop", "--now", JOB)
+        ours.stop_controller()
+
+
+def play(bed: Bed, ours: Ours, launcher: Launcher, event: str, *, repeat: int, patience_s: float, sheet: Sheet) -> None:
+    launcher.prepare()
+    load = f"{os.getloadavg()[0]:.1f}"
+    with Trial(bed, launcher.argv, launcher.env) as trial:
+        began = trial.await_ranks(WORLD, patience_s=START_PATIENCE_S)
+        trial.watch(START_PATIENCE_S, lambda: len(_steps(bed.shared)) >= STEPS_BEFORE)
+        if began is None or len(_steps(bed.shared)) < STEPS_BEFORE:
+            note = f"did not start: {without_paths(trial.tail())}"
+            sheet.add(what=launcher.name, event=event, repeat=repeat, load=load, note=note)
+            return
+        if event == HOST_LOST:
+            trial.watch(SETTLED_S, lambda: False)
+        again = watch(bed, trial, event, patience_s=patience_s)
+        sheet.add(
+            what=launcher.name,
+            event=event,
+            repeat=repeat,
+            known_s=again.known_s,
+            gone_s=again.gone_s,
+            again_s=again.again_s,
+            lost_steps=again.lost_steps,
+            load=load,
+            note=without_paths(trial.tail()) if again.again_s is None else "",
+        )
+        if launcher.name == OURS:
+            ours.run("stop", "--now", JOB)
+
+
+def watch(bed: Bed, trial: Trial, event: str, *, patience_s: float) -> Again:
+    """Make the event happen, and look until a new start has done a step, or the patience is over."""
+    old = {process.pid for process in trial.left() if str(TRAIN) in process.argv}
+    shown = len(trial.text)
+    since_s = _cause(bed, trial, event)
+    known: list[float] = []
+    gone: list[float] = []
+    looked = [0.0]
+
+    def look() -> bool:
+        now_s = time.time()
+        if not known and _has_news(trial.text[shown:]):
+            known.append(now_s - since_s)
+        if now_s - looked[0] < _LOOK_S:
+            return False
+        looked[0] = now_s
+        if not gone and not old & {process.pid for process in trial.left()}:
+            gone.append(now_s - since_s)
+        return bool(gone) and any(step["start_s"] > since_s for step in _steps(bed.shared))
+
+    trial.watch(patience_s, look)
+    steps = _steps(bed.shared)
+    new = [step for step in steps if step["start_s"] > since_s]
+    done = max(int(step["step"]) for step in steps if step["start_s"] <= since_s)
+    return Again(
+        known[0] if known else None,
+        gone[0] if gone else None,
+        new[0]["at_s"] - since_s if new else None,
+        done - int(new[0]["from"]) if new else None,
+    )
+
+
+def _cause(bed: Bed, trial: Trial, event: str) -> float:
+    if event == RANK_KILLED:
+        return trial.kill_rank(VICTIM)
+    if event == RANK_STOPPED:
+        return trial.suspend_rank(VICTIM)
+    bed.cluster.crash(bed.cluster.hosts[VICTIM_HOST])
+    return time.time()
+
+
+def _has_news(text: str) -> bool:
+    """Whether the screen shows a whole line that is not the training's own."""
+    lines = text.splitlines()[1:-1]  # the first may be the end of a step's line
+    return any(line.strip() and "iter " not in line for line in lines)
+
+
+def _steps(folder: Path) -> list[dict[str, float]]:
+    """What rank 0 of each start recorded; a line that is being written is left out."""
+    try:
+        lines = (folder / "steps.jsonl").read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def render(rows: Sequence[Row]) -> str:
+    header = ["", "", "known, s", "old ranks gone, s", "trains again, s", "steps done twice"]
+    lines = []
+    for event in EVENTS:
+        for name in (TORCHRUN, OURS):
+            mine = [row for row in rows if row["event"] == event and row["what"] == name]
+            failed = sum(not row["again_s"] for row in mine)
+            label = f"{name} (**{failed} of {len(mine)} never**)" if failed else name
+            cells = [shown(median(mine, column)) for column in ("known_s", "gone_s", "again_s", "lost_steps")]
+            if mine:
+                lines.append([event, label, *cells])
+    return table(header, lines)
+
+
+def says(patience_s: float) -> str:
+    return (
+        f"{HOSTS} hosts, {RANKS_PER_HOST} ranks each (CPU, gloo), a third host free; a step each 0.1 s, a checkpoint "
+        "each tenth step in a folder that all hosts share, from which the script continues by itself. Medians in "
+        f"seconds after the fault, seen from outside; “never”: not within {patience_s:g} s. Nothing of this ran on an "
+        "NPU.\n\n"
+        "*rank killed*: SIGKILL to the last rank. *host without power*: of the last two ranks, without a word. *rank "
+        f"stopped*: SIGSTOP to the last rank. A sum that is not answered for {LIMIT_S} s is an error under torchrun, "
+        f"as HCCL's and NCCL's limits make it; ascendrun has `hang_s: {LIMIT_S}`. torchrun: `--max-restarts 3`, "
+        "elastic rendezvous on the first host; where a host is lost, a third agent waits on the free one. ascendrun: "
+        "`max_restarts: 3`, `backoff_s: [1, 2]`, and `on_unreachable_node: fence` with the shortest lease, "
+        f"{FENCE_S} s: it does not start ranks again before the silent ones have ended by themselves; torchrun has no "
+        "such promise.\n\n"
+        "*known*: the first line on the screen that is not the training's own. *steps done twice*: since the "
+        "checkpoint from which the new start continues."
+    )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--repeat", type=int, default=2, metavar="N", help="repetitions  [default: %(default)s]")
+    options.add_argument("--patience", type=float, default=200.0, metavar="S", help="seconds  [default: %(default)g]")
+    options.add_argument("--event", choices=EVENTS, action="append", help="only this one; may be repeated")
+    options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
+    given = options.parse_args()
+    if shutil.which("ssh") is None:
+        options.error("needs ssh")
+    with Sheet(given.results, "restart", COLUMNS) as sheet:
+        run(given.repeat, given.patience, given.event or EVENTS, sheet)
+    write_page(
+        sheet,
+        title="restart: a rank, a host, an answer lost",
+        says=says(given.patience),
+        body=render(read_rows(sheet.path)),
+        command=f"python -m benchmarks.restart --repeat {given.repeat} --patience {given.patience:g}",
+    )
+
+
+if __name__ == "__main__":
+    main()
