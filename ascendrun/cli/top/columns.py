@@ -293,7 +293,9 @@ def _slowest(row: JobRow) -> str:
 
 def _reason(row: JobRow) -> str:
     is_silent = any(state in ("UNKNOWN", "UNREACHABLE") for state in row.job.liveness.values())
-    return str(row.job.reason) if is_silent or row.job.state != "RUNNING" else ""
+    if is_silent or row.job.state != "RUNNING":
+        return str(row.job.reason)
+    return "" if row.progress.phase is None else str(Text("top.phase", "phase {name}", name=row.progress.phase))
 
 
 def _nodes(row: JobRow) -> str:

@@ -133,7 +133,21 @@ def progress_of(lines: Sequence[MetricsLine]) -> Progress:
         mfu=_newest(steps, "mfu"),
         step_s=median(times) if times else None,
         own_s=median(own) if own else None,
+        phase=_phase(lines),
     )
+
+
+def _phase(lines: Sequence[MetricsLine]) -> str | None:
+    """Return the last phase that began after the last step and has not ended."""
+    open_phases: list[str] = []
+    for line in lines:
+        if line.event is None and line.step is not None:
+            open_phases = []
+        elif line.phase is not None and line.begins:
+            open_phases.append(line.phase)
+        elif line.phase in open_phases:
+            open_phases.remove(line.phase)
+    return open_phases[-1] if open_phases else None
 
 
 def _newest(lines: Sequence[MetricsLine], name: str) -> Any:
@@ -343,6 +357,7 @@ def _job_row(job: TopJob, relative: Mapping[int, float]) -> JobRow:
         tokens_per_s=latest("tokens_per_s"),
         mfu=latest("mfu"),
         step_s=median(times) if times else None,
+        phase=latest("phase"),
     )
     return JobRow(
         job,

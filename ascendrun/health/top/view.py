@@ -26,7 +26,7 @@ class Progress:
     """The latest metrics that the program of one rank reported.
 
     `step_s`: median of its latest steps. `own_s`: the same without waiting for other ranks, None: not reported.
-    `at_s`: by the clock of the node.
+    `at_s`: by the clock of the node. `phase`: what it does instead of steps, like evaluation; None: steps, or unknown.
     """
 
     at_s: float | None = None
@@ -38,6 +38,7 @@ class Progress:
     mfu: float | None = None
     step_s: float | None = None
     own_s: float | None = None
+    phase: str | None = None
 
 
 @dataclass(frozen=True)

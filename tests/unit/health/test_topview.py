@@ -226,6 +226,19 @@ def test_the_newest_figure_that_was_said_counts_each_by_itself() -> None:
     assert (found.step, found.loss, found.mfu) == (2, 2.0, 0.4)
 
 
+def test_the_phase_is_the_one_that_began_after_the_last_step_and_has_not_ended() -> None:
+    def phase(name: str, *, begins: bool) -> MetricsLine:
+        return MetricsLine(event="phase", phase=name, begins=begins)
+
+    evaluates = [MetricsLine(step=4), phase("data", begins=True), phase("data", begins=False)]
+    evaluates.append(phase("evaluation", begins=True))
+    assert progress_of(evaluates).phase == "evaluation"
+    assert progress_of([*evaluates, phase("evaluation", begins=False)]).phase is None
+    assert progress_of([*evaluates, MetricsLine(step=5)]).phase is None
+    [row] = make_view(jobs=[job(progress={0: progress_of(evaluates), 1: Progress(step=4)})], now_s=NOW_S).jobs
+    assert row.progress.phase == "evaluation"
+
+
 def test_no_lines_say_nothing() -> None:
     assert progress_of([]) == Progress()
 
