@@ -1,0 +1,81 @@
+"""Large outputs of two hosts, cut off in the middle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scenes import Scene, await_that
+
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+
+SIZE = 1 << 30
+BLOCK_BYTES = 1 << 20
+CUTS = 3
+OVERHEAD = 0.02
+"""Of the bytes that a host sends: the headers of SSH, TCP and IP, and its logs."""
+SCRIPT = """
+import hashlib, os
+digest = hashlib.sha256()
+os.makedirs("out")
+with open("out/model.bin", "wb") as file:
+    for _ in range({blocks}):
+        block = os.urandom(1 << 20)
+        digest.update(block)
+        file.write(block)
+print("sha256", digest.hexdigest(), flush=True)
+"""
+
+
+def sent_bytes(cluster: VirtualCluster, host: str) -> int:
+    """Bytes that the host has sent into the network."""
+    text = Path(f"/proc/{cluster.init_pid(host)}/net/dev").read_text()
+    rows = [line.split(":") for line in text.splitlines() if ":" in line]
+    return sum(int(values.split()[8]) for name, values in rows if name.strip() != "lo")
+
+
+def end_agents(cluster: VirtualCluster, host: str) -> None:
+    """The connection of the host breaks: its agent is killed."""
+    for process in cluster.processes(host):
+        if process.argv[-1:] == ("serve",):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_two_gigabytes_of_two_hosts_arrive_whole_after_three_cuts(ascendrun: Any, cluster_of: Any) -> None:
+    cluster = cluster_of(2, disk="1500M")
+    scene = Scene(ascendrun.on(cluster), cluster)
+    more = "outputs: [out/]\noutputs_from: all\n"
+    command = ["python3", "-c", SCRIPT.format(blocks=SIZE >> 20)]
+    before = {host: sent_bytes(cluster, host) for host in cluster.hosts}
+    job = scene.start(scene.job("large", command=command, per_node=1, slots=1, more=more))
+    folder = scene.ascendrun.state_dir / "outputs" / job
+
+    def arrived() -> int:
+        return sum(path.stat().st_blocks * 512 for path in folder.glob("*/out/*") if path.exists())
+
+    total = SIZE * len(cluster.hosts)
+    for number in range(1, CUTS + 1):
+        share = total * number // (CUTS + 1)
+        await_that(lambda share=share: arrived() >= share, f"{share} bytes arrived", deadline_s=600.0)
+        for host in cluster.hosts:
+            end_agents(cluster, host)
+    done = scene.ascendrun("fetch", job, "-o", "json", timeout=900.0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = scene.ascendrun("logs", job, "-o", "jsonl").stdout.splitlines()
+    printed = {row["host"]: row["text"] for row in map(json.loads, logs)}
+    for host in cluster.hosts:
+        with open(folder / host / "out/model.bin", "rb") as file:
+            digest = hashlib.sha256()
+            while block := file.read(1 << 24):
+                digest.update(block)
+        assert printed[host] == f"sha256 {digest.hexdigest()}"
+        sent = sent_bytes(cluster, host) - before[host]
+        print(f"{host}: {sent / SIZE:.4f} of {SIZE} bytes")
+        assert sent <= SIZE * (1 + OVERHEAD) + CUTS * BLOCK_BYTES
