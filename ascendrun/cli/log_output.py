@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.cli.sanitise import sanitise
+from ascendrun.core.logs.log_lines import label_processes, process_label
 from ascendrun.core.records import format_rfc3339
 from ascendrun.text import Text
-from ascendrun.text.format import fold_numbers
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -29,18 +29,19 @@ def format_line(view: LogView, line: FoldedLine, screen: Screen) -> str:
         return format_record(line_record(line.lines[0]), "jsonl").rstrip("\n")
     text = sanitise(line.text)
     if view.has_prefix:
-        text = f"{screen.paint_rank(f'[{fold_numbers(line.ranks)}]', line.ranks[0])} {text}"
+        text = f"{screen.paint_rank(f'[{label_processes(line.ranks)}]', line.ranks[0])} {text}"
     if view.has_times:
         text = f"{format_time(line.at_s)} {text}"
     return text
 
 
 def line_record(line: LogLine) -> dict[str, Any]:
-    """Return a line for programs. `time`: arrival by the clock of this machine, None: not recorded."""
+    """Return a line for programs. `time`: arrival by the clock of this machine, None: not recorded. `rank` None: the
+    line is of the process that starts the ranks of the host."""
     return {
         "time": None if line.at_s is None else format_rfc3339(line.at_s),
         "host": line.host,
-        "rank": line.rank,
+        "rank": line.rank if line.rank >= 0 else None,
         "stream": line.stream,
         "attempt": line.attempt,
         "text": line.text,
@@ -61,7 +62,7 @@ def print_gaps(ctx: CliContext, gaps: Iterable[LogGap]) -> None:
             Text(
                 "cli.log-gap",
                 "rank {rank} on {host}: {size:bytes} of std{stream} were lost ({why}, {time})",
-                rank=gap.rank,
+                rank=process_label(gap.rank),
                 host=gap.host,
                 size=gap.missing_bytes,
                 stream=gap.stream,

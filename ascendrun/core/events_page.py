@@ -70,6 +70,8 @@ def _reasons() -> Iterator[Text]:
     for kind, rank in (
         ("rank-exited", 0),
         ("rank-killed", 0),
+        ("launcher-exited", None),
+        ("launcher-killed", None),
         *((kind, None) for kind in reasons.LOST.values()),
         ("start-failed", 0),
         ("start-failed", None),

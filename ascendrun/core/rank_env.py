@@ -88,21 +88,29 @@ def rank_environment(job: JobShare, node: NodeShare, local_rank: int, *, python_
     # The only process of a node may start torchrun itself. LLaMA-Factory and ms-swift do so with these, MASTER_ADDR,
     # MASTER_PORT and NODE_RANK. ms-swift does so wherever they are set, so one rank of several does not get them.
     alone = {"NNODES": node.nodes, "NPROC_PER_NODE": len(node.device_ids)} if node.local_world_size == 1 else {}
-    common = _common(job, node, python_path=python_path, rank=rank)
-    values = {**alone, **common, **own}
+    common = _common(job, node, python_path=python_path)
+    values = {**alone, **common, **own, **own_files(node, rank)}
     return {name: str(values[name]) for name in sorted(values)}
 
 
 def launcher_environment(job: JobShare, node: NodeShare, *, python_path: str | None) -> dict[str, str]:
-    """Return the variables of a node's launcher; torchrun and deepspeed set those of the ranks."""
-    return dict(sorted(_common(job, node, python_path=python_path, rank=node.node_rank).items()))
+    """Return the variables of a node's launcher, which sets those of its ranks, except `own_files`."""
+    return dict(sorted(_common(job, node, python_path=python_path).items()))
 
 
-def _common(job: JobShare, node: NodeShare, *, python_path: str | None, rank: int) -> dict[str, str]:
+def own_files(node: NodeShare, rank: int) -> dict[str, str]:
+    """Return the variables that name the files of one rank."""
+    return {
+        "ASCENDRUN_METRICS_FILE": f"{node.attempt_folder}/rank-{rank}.metrics.0",
+        "TORCHELASTIC_ERROR_FILE": f"{node.attempt_folder}/rank-{rank}.error.0",
+    }
+
+
+def _common(job: JobShare, node: NodeShare, *, python_path: str | None) -> dict[str, str]:
     user = {name: value for name, value in job.env.items() if name != "MASTER_PORT"}
     if python_path is not None:
         user["PYTHONPATH"] = ":".join(part for part in (python_path, user.get("PYTHONPATH")) if part)
-    return {**_defaults(job, node, user), **user, **_own(job, node, rank)}
+    return {**_defaults(job, node, user), **user, **_own(job, node)}
 
 
 def _defaults(job: JobShare, node: NodeShare, user: Mapping[str, str]) -> dict[str, str]:
@@ -130,12 +138,10 @@ def _defaults(job: JobShare, node: NodeShare, user: Mapping[str, str]) -> dict[s
     return defaults
 
 
-def _own(job: JobShare, node: NodeShare, rank: int) -> dict[str, str]:
+def _own(job: JobShare, node: NodeShare) -> dict[str, str]:
     own = {
         "NODE_RANK": str(node.node_rank),
         "MASTER_ADDR": node.master_address,
-        "TORCHELASTIC_ERROR_FILE": f"{node.attempt_folder}/rank-{rank}.error.0",
-        "ASCENDRUN_METRICS_FILE": f"{node.attempt_folder}/rank-{rank}.metrics.0",
         "ASCENDRUN_JOB_ID": job.job,
         "ASCENDRUN_ATTEMPT": str(job.attempt),
         "ASCENDRUN_RUN_ID": job.run_id,

@@ -26,6 +26,7 @@ Files that the head pulls are named "<file>.<generation>", generations counting 
                     16 bytes a record: end offset in the log, arrival time (ns UTC), both big-endian u64
                     Closed generations of these may be removed, oldest first, when the head has them
                     completely and the attempt's logs exceed the head's limit (16 GiB); never the newest.
+    node-1.out      the same of the process of node 1 that starts the ranks itself;  node-1.err, node-1.out.times, …
     rank-3.metrics  JSON lines that the program writes ($ASCENDRUN_METRICS_FILE)
     rank-3.error    torch elastic's error file ($TORCHELASTIC_ERROR_FILE)
     samples         JSON lines of the sampler (node/sampler/sample.py); the oldest generations are removed
@@ -51,10 +52,14 @@ if TYPE_CHECKING:
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
 TAG_VARIABLE = "ASCENDRUN_RUN_ID"
 SAMPLER_VARIABLE = "ASCENDRUN_SAMPLER"
-OURS = (ROOT_VARIABLE, TAG_VARIABLE, SAMPLER_VARIABLE, "ASCENDRUN_FAILPOINT", "ASCENDRUN_EXEC")
+JOIN_VARIABLE = "ASCENDRUN_JOIN"
+"""Name of the supervisor's socket (node/join.py), in the environment of a launcher, not of its ranks."""
+OURS = (ROOT_VARIABLE, TAG_VARIABLE, SAMPLER_VARIABLE, JOIN_VARIABLE, "ASCENDRUN_FAILPOINT", "ASCENDRUN_EXEC")
 """Variables that no rank inherits from the agent; root and tag are set for it, to identify its processes."""
 
-PULLED_FILE = re.compile(r"^(events|samples|rank-\d+\.(?:out|err)(?:\.times)?|rank-\d+\.(?:metrics|error))\.(\d+)$")
+PULLED_FILE = re.compile(
+    r"^(events|samples|(?:rank|node)-\d+\.(?:out|err)(?:\.times)?|(?:rank|node)-\d+\.(?:metrics|error))\.(\d+)$"
+)
 
 _ATTEMPT = re.compile(r"^attempt-([1-9][0-9]{0,6})\Z")
 _NODE_DIR = re.compile(r"/nodes/[0-9a-f]{12}\Z")
@@ -206,3 +211,13 @@ def root_of(attempt_folder: str) -> str:
     """Return the node root above an attempt's directory."""
     above = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(attempt_folder))))
     return os.path.dirname(os.path.dirname(above)) if _NODE_DIR.search(above) else above
+
+
+def process_number(node_rank: int) -> int:
+    """Return the number in records of a node's process that starts its ranks: below 0, since it is not a rank's."""
+    return -1 - node_rank
+
+
+def process_name(number: int) -> str:
+    """Return the name of a process's files: rank-3, or node-1 for `process_number(1)`."""
+    return "rank-%d" % number if number >= 0 else "node-%d" % (-1 - number)

@@ -62,11 +62,14 @@ elif sys.argv[1:2] == ["sample"] and len(sys.argv) == 3:
 elif sys.argv[1:2] == ["shell"] and len(sys.argv) in (4, 5):
     from ascendrun.node.shell import main
     sys.exit(main(sys.argv[2:]))
+elif sys.argv[1:2] == ["join"] and len(sys.argv) > 2:
+    from ascendrun.node.join import main
+    sys.exit(main(sys.argv[2:]))
 elif sys.argv[1:] == ["grep"]:
     from ascendrun.node.agent.grep import main
     sys.exit(main())
 else:
-    sys.exit("usage: python agent.pyz serve | supervise FOLDER | sample FOLDER | shell PID START [COMMAND] | grep")
+    sys.exit("usage: python agent.pyz serve | supervise FOLDER | sample FOLDER | shell PID START | join COMMAND | grep")
 """
 
 OTHERS = b"""

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 
-from ascendrun.node import procs
+from ascendrun.node import layout, procs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +87,10 @@ def members_of_ranks(found: Iterable[Who], leaders: Mapping[int, int]) -> dict[i
 
 
 def _rank_of(pid: int) -> int | None:
-    for pair in procs.read_environ(pid).split(b"\0"):
+    pairs = procs.read_environ(pid).split(b"\0")
+    if any(pair.startswith(b"%s=" % layout.JOIN_VARIABLE.encode("ascii")) for pair in pairs):
+        return None  # a launcher, or a process in place of a rank
+    for pair in pairs:
         if pair.startswith(b"RANK=") and pair[5:].isdigit():
             return int(pair[5:])
     return None
@@ -208,7 +211,7 @@ def _ask_ranks(rows: list[dict[str, Any]], streams: str) -> None:
 
 
 def _announced(streams: str) -> set[int]:
-    """Return the processes that announced their handler in a metrics file; a launcher's ranks share one."""
+    """Return the processes that announced their handler in a metrics file; ranks that a script forks share one."""
     found = set()
     for name in os.listdir(streams):
         if not name.endswith(".metrics.0"):

@@ -91,7 +91,7 @@ def read_evidence(
         reason=job.reason if is_newest else _reason(attempt_events),
         cause=_cause(job, attempt_events, is_newest=is_newest),
         device_type=str((stored.spec.get("devices") or {}).get("type") or "cpu"),
-        launcher=str(stored.spec.get("launcher") or "spawn"),
+        launcher="none" if _forks_ranks(stored) else "spawn",
         world_size=job.world_size if is_newest and job.world_size else len(ranks),
         now_s=now_s,
         connect_timeout_s=reading.timeout("HCCL_CONNECT_TIMEOUT", env, DEFAULT_CONNECT_S),
@@ -104,6 +104,12 @@ def read_evidence(
         slow=tuple(slow),
         missing=reading.missing(folder),
     )
+
+
+def _forks_ranks(stored: StoredJob) -> bool:
+    """Return whether the process of a node may start its ranks: what it prints is of all of them."""
+    devices = stored.spec.get("devices") or {}
+    return stored.spec.get("launcher") == "none" and (devices.get("per_node") or len(devices.get("ids") or "xx")) > 1
 
 
 def attempt_to_explain(job: Job) -> int:
@@ -315,7 +321,9 @@ class _Reading:
         node = self._nodes.get(host)
         planned = set(node.ranks) if node is not None else set()
         numbers = {rank for name, rank in self._streams if name == host} | set(records.pids) | set(records.exits)
-        return [self._rank(host, rank, records) for rank in sorted(planned | numbers | set(records.failed))]
+        failed = {number for number, end in records.exits.items() if end.is_failure}  # of a launcher only its failure
+        shown = {number for number in planned | numbers | set(records.failed) if number >= 0 or number in failed}
+        return [self._rank(host, rank, records) for rank in sorted(shown)]
 
     def _rank(self, host: str, rank: int, records: HostRecords) -> RankEvidence:
         end = records.exits.get(rank)

@@ -89,15 +89,14 @@ def kept_stacks(state_dir: Path, ref: str, *, attempt: int | None = None, rank: 
         stored = store.find(ref)
     job = stored.job
     numbers = range(job.attempt, 0, -1) if attempt is None else [choose_attempt(job, attempt)]
-    has_launcher = stored.spec.get("launcher") in ("torchrun", "deepspeed")
     for number in numbers:
-        stacks, at_s = _read_kept(spool_dir(state_dir, job.id, number), number, has_launcher=has_launcher)
+        stacks, at_s = _read_kept(spool_dir(state_dir, job.id, number), number)
         if stacks:
             return JobStacks(job.id, job.name, number, _groups(stacks, rank), at_s=at_s)
     return None
 
 
-def _read_kept(folder: Path, attempt: int, *, has_launcher: bool) -> tuple[list[RankStack], float | None]:
+def _read_kept(folder: Path, attempt: int) -> tuple[list[RankStack], float | None]:
     from ascendrun.head.spool.spool_files import find_streams
     from ascendrun.head.state.state_dir import SPOOL_STACKS
     from ascendrun.health.stacks import read_stack
@@ -111,8 +110,8 @@ def _read_kept(folder: Path, attempt: int, *, has_launcher: bool) -> tuple[list[
             times.append(float(values["at_s"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-    for stream in () if has_launcher else find_streams(folder, attempt, streams=("err",)):
-        if stream.rank not in found or not found[stream.rank].frames:
+    for stream in find_streams(folder, attempt, streams=("err",)):
+        if stream.rank >= 0 and (stream.rank not in found or not found[stream.rank].frames):
             text = _printed_at_abort(stream)
             if text:
                 seen = found.get(stream.rank)

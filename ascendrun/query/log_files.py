@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ascendrun.query.views import JobView
 
 OWN_FILE = re.compile(
-    r"^(?:rank-(?P<rank>\d+)\.(?P<kind>out|err|metrics|error)|(?P<name>events|samples|clock))(?:\.\d+)?$"
+    r"^(?:(?:rank-(?P<rank>\d+)|node-\d+)\.(?P<kind>out|err|metrics|error)|(?P<name>events|samples|clock))(?:\.\d+)?$"
 )
 KINDS = {"out": "output", "err": "errors", "metrics": "metrics", "error": "error file"}
 

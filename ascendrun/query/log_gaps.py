@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ascendrun.core.logs.log_lines import process_name
 from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.head.spool.spool_files import StreamFiles, size_of
 from ascendrun.node.records import event_generations, parse_events
@@ -65,7 +66,7 @@ def _not_written(event: Mapping[str, Any]) -> Text:
         "logs.not-written-at",
         "not written at byte {offset} of {file}: {reason}",
         offset=int(event["offset"]),
-        file="rank-%d.%s.%d" % (event["rank"], event["stream"], event["generation"]),
+        file="%s.%s.%d" % (process_name(event["rank"]), event["stream"], event["generation"]),
         reason=reason,
     )
 

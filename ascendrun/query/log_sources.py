@@ -97,9 +97,11 @@ def _grep(
 
 
 def _ranks_of(detail: JobDetail, view: LogView) -> dict[str, Collection[int]]:
-    """Return the selected ranks of every selected node."""
+    """Return the selected ranks of every selected node, and its own process that may start them."""
     return {
-        node.host: [rank for rank in node.ranks if view.ranks is None or rank in view.ranks]
+        node.host: [
+            number for number in (-1 - node.node_rank, *node.ranks) if view.ranks is None or number in view.ranks
+        ]
         for node in detail.nodes
         if view.hosts is None or node.host in view.hosts
     }

@@ -236,7 +236,7 @@ import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([float(dist.get_rank())])
 dist.all_reduce(total)
-os.write(1, f"sum {total.item()}\\n".encode())  # at once: ranks of torchrun share a pipe
+print(f"sum {total.item()}", flush=True)
 dist.barrier()
 time.sleep(0.05)
 dist.destroy_process_group()
@@ -244,12 +244,9 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
-def test_real_gloo_meets_over_two_hosts(scene: Scene, launcher: str) -> None:
+def test_real_gloo_meets_over_two_hosts(scene: Scene) -> None:
     (scene.folder / "code" / "reduce.py").write_text(ALL_REDUCE)
-    job_file = scene.job(
-        f"reduce-{launcher}", command=["python", "reduce.py"], more=f"launcher: {launcher}\npython: {venv_python()}\n"
-    )
+    job_file = scene.job("reduce", command=["python", "reduce.py"], more=f"python: {venv_python()}\n")
     done = scene.ascendrun("submit", job_file, timeout=180)
     assert done.returncode == 0, run_text(done)
     assert b"".join(path.read_bytes() for path in scene.spooled("j-0001", "rank-*.out.0")).count(b"sum 6.0") == 4

@@ -16,6 +16,7 @@ from ascendrun.head.spool.clocks import Reading, keep_reading
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.health.diagnosis import Evidence, HostEvidence, Line, RankEvidence
+from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 
 
 def spool_case(case: Case, state_dir: Path) -> str:
@@ -29,7 +30,7 @@ def spool_case(case: Case, state_dir: Path) -> str:
             spec={
                 "name": case.name,
                 "devices": {"type": evidence.device_type},
-                "launcher": evidence.launcher,
+                "launcher": "none" if evidence.launcher in LAUNCHERS else evidence.launcher,
                 "env": {},
             },
             hosts=[{"name": host.host, "addr": host.addresses[0]} for host in evidence.hosts],

@@ -11,6 +11,10 @@ from ascendrun.core.dataclass import dataclass
 
 _PYTHON = re.compile(r"python[0-9.]*")
 PROGRAMS_PACKAGE = "ascendrun.programs"
+LOCAL_RANK_TOKEN = "\1LOCAL_RANK\1"
+"""Placeholder in a rank's command for its LOCAL_RANK; \\1 cannot occur in a user's argument by accident."""
+LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
+"""Launchers of a job file that run once on each node and start its ranks."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,20 @@ def user_command(words: Sequence[str], *, python: str | None) -> tuple[str, ...]
     return tuple(words)
 
 
-def torchrun_command(words: Sequence[str], meeting: Meeting, *, python: str, ranks: int) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class LauncherCommand:
+    """The process of a node that starts its ranks. `plain`: the whole command, for a shell. `argv` ends where each
+    rank's `command` follows, which may contain LOCAL_RANK_TOKEN: the agent puts its own program between them."""
+
+    plain: tuple[str, ...]
+    argv: tuple[str, ...]
+    command: tuple[str, ...]
+
+
+def torchrun_command(words: Sequence[str], meeting: Meeting, *, python: str, ranks: int) -> LauncherCommand:
     """Return the torchrun command of one node, with a static rendezvous."""
     target = _read_target(words)
-    return (
+    own = (
         target.python or python,
         "-m",
         "torch.distributed.run",
@@ -56,21 +70,42 @@ def torchrun_command(words: Sequence[str], meeting: Meeting, *, python: str, ran
         f"--node-rank={meeting.node_rank}",
         f"--master-addr={meeting.address}",
         f"--master-port={meeting.port}",
-        *_TORCHRUN_FLAG[target.kind],
-        *target.words,
     )
+    return _launch(own, target, no_python="--no-python")
+
+
+def accelerate_command(words: Sequence[str], meeting: Meeting, *, python: str, world_size: int) -> LauncherCommand:
+    """Return the command of `accelerate launch` on one node, which runs torchrun with a static rendezvous.
+
+    A default configuration of accelerate on the node still sets what is not set here, such as the precision.
+    """
+    target = _read_target(words)
+    own = (
+        target.python or python,
+        "-m",
+        "accelerate.commands.launch",
+        *(("--multi_gpu",) if world_size > 1 else ()),  # also for NPU and CPU: several processes, by torchrun
+        f"--num_machines={meeting.nodes}",
+        f"--num_processes={world_size}",
+        f"--machine_rank={meeting.node_rank}",
+        f"--main_process_ip={meeting.address}",
+        f"--main_process_port={meeting.port}",
+        "--same_network",
+        "--rdzv_backend=static",
+    )
+    return _launch(own, target, no_python="--no_python")
 
 
 def deepspeed_command(
     words: Sequence[str], meeting: Meeting, *, python: str, devices: Mapping[str, Sequence[int]], gives_local_rank: bool
-) -> tuple[str, ...]:
+) -> LauncherCommand:
     """Return the command of DeepSpeed's launcher on one node, as `deepspeed` would start it through ssh.
 
-    `devices`: ids by host name in node order. `gives_local_rank`: whether it adds --local_rank=N to the script.
+    `devices`: ids by host name in node order. `gives_local_rank`: whether the script gets --local_rank=N.
     """
     target = _read_target(words)
     world = base64.urlsafe_b64encode(json.dumps({host: list(ids) for host, ids in devices.items()}).encode()).decode()
-    return (
+    own = (
         target.python or python,
         "-m",
         "deepspeed.launcher.launch",
@@ -78,14 +113,23 @@ def deepspeed_command(
         f"--node_rank={meeting.node_rank}",
         f"--master_addr={meeting.address}",
         f"--master_port={meeting.port}",
-        *(() if gives_local_rank else ("--no_local_rank",)),
-        *_DEEPSPEED_FLAG[target.kind],
-        *target.words,
+    )
+    found = _launch(own, target, no_python="--no_python")
+    without = ("--no_local_rank",)
+    first, *rest = target.words
+    given = (f"--local_rank={LOCAL_RANK_TOKEN}",) if gives_local_rank else ()
+    return LauncherCommand(
+        plain=(*own, *(() if gives_local_rank else without), *found.plain[len(own) :]),
+        argv=(*own, *without, "--no_python"),
+        command=(*found.command[: -len(target.words)], first, *given, *rest),
     )
 
 
-_TORCHRUN_FLAG: Mapping[str, tuple[str, ...]] = {"script": (), "module": ("--module",), "program": ("--no-python",)}
-_DEEPSPEED_FLAG: Mapping[str, tuple[str, ...]] = {"script": (), "module": ("--module",), "program": ("--no_python",)}
+def _launch(own: tuple[str, ...], target: _Target, *, no_python: str) -> LauncherCommand:
+    flags = {"script": (), "module": ("--module",), "program": (no_python,)}[target.kind]
+    runs = {"script": ("-u",), "module": ("-u", "-m"), "program": ()}[target.kind]  # as the launchers start Python
+    python = () if target.kind == "program" else (own[0],)
+    return LauncherCommand((*own, *flags, *target.words), (*own, no_python), (*python, *runs, *target.words))
 
 
 def _read_target(words: Sequence[str]) -> _Target:

@@ -23,7 +23,7 @@ Integer = Annotated[int, BeforeValidator(_integer)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000, allow_inf_nan=False)]
 Signal = Literal["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
 DeviceType = Literal["npu", "cuda", "cpu"]
-Launcher = Literal["spawn", "torchrun", "deepspeed", "none"]
+Launcher = Literal["spawn", "torchrun", "deepspeed", "accelerate", "none"]
 Scalar = Union[None, bool, int, float, str]
 Argument = Union[Scalar, Tuple[Union[Scalar, Dict[str, Scalar]], ...]]
 Word = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
@@ -159,9 +159,10 @@ class JobBody(Strict):
     command: Optional[Tuple[Word, ...]] = Field(None, min_length=1, examples=[["python", "train.py", "--lr", "2e-5"]])
     """Command to run on each rank, as a list of arguments. It is not passed to a shell."""
     launcher: Launcher = Field("spawn", examples=["torchrun"])
-    """spawn: the agent starts each rank with the environment that torchrun sets. torchrun, deepspeed: the agent starts
-    this launcher once on each node. none: one process on each node, which may start the ranks itself: NNODES,
-    NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT are set, as LLaMA-Factory and ms-swift read them."""
+    """spawn: the agent starts each rank with the environment that torchrun sets. torchrun, deepspeed, accelerate: the
+    agent starts this launcher once on each node, which starts the ranks. none: one process on each node, which may
+    start the ranks itself: NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT are set, as LLaMA-Factory and
+    ms-swift read them."""
     nodes: Optional[Integer] = Field(None, ge=1, le=4096, examples=[2])
     """Number of hosts to use: free ones of the hostfile, in its order. Default: all of them."""
     spare_nodes: Integer = Field(0, ge=0, le=64, examples=[1])

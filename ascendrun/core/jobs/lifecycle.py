@@ -556,7 +556,7 @@ def _rank_started(draft: _Draft, event: inputs.RankStarted) -> None:
     if event.rank in node.pids:
         return
     draft.set_node(event.host, pids={**node.pids, event.rank: event.pid})
-    if node.phase is Phase.GO_SENT and len(node.pids) + 1 >= len(node.ranks):
+    if node.phase is Phase.GO_SENT and {*node.pids, event.rank} >= set(node.ranks):
         draft.set_node(event.host, phase=Phase.STARTED)
 
 
@@ -688,7 +688,7 @@ def _tick(draft: _Draft, event: inputs.Tick) -> None:
     job, draft.fenced = draft.job, event.fenced
     if job.state is State.STARTING and job.go_sent_at_s is not None and draft.now_s - job.go_sent_at_s > job.start_s:
         late = [n for n in job.nodes if n.phase is Phase.GO_SENT]
-        missing = sum(len(n.ranks) - len(n.pids) for n in late)
+        missing = sum(len(set(n.ranks) - set(n.pids)) for n in late)
         draft.stop(Cause.START_TIMEOUT, reasons.start_timeout([n.host for n in late], missing, job.start_s))
     if job.state is State.STOPPING:
         waited_s = draft.now_s - job.since_s - stop_grace_s(job)
@@ -713,7 +713,8 @@ def _give_up_waiting(draft: _Draft, reachable: frozenset[str], *, waited_s: floa
 
 
 def _all_succeeded(node: NodeProgress) -> bool:
-    return all(rank in node.exits and node.exits[rank].is_success for rank in node.ranks)
+    ranks = all(rank in node.exits and node.exits[rank].is_success for rank in node.ranks)
+    return ranks and not any(exit.is_failure for exit in node.exits.values())
 
 
 def find_first_failure(job: Job) -> FirstFailure | None:
@@ -726,7 +727,10 @@ def find_first_failure(job: Job) -> FirstFailure | None:
     ]
     if not failures:
         return None
-    _, rank, host, first = min(failures, key=lambda failure: failure[:2])
+    _, rank, host, first = min(failures, key=lambda failure: (failure[1] < 0, *failure[:2]))  # a launcher follows
+    if rank < 0:
+        kind = "launcher-killed" if first.signal is not None else "launcher-exited"
+        return FirstFailure(kind, host, code=first.code, signal=first.signal)
     kind = "rank-killed" if first.signal is not None else "rank-exited"
     return FirstFailure(kind, host, rank, code=first.code, signal=first.signal)
 

@@ -13,7 +13,7 @@ from ascendrun.core.jobfile import launchers
 from ascendrun.core.jobs.checkpoints import ResumePoint
 from ascendrun.core.network import Network, candidate_bases, candidate_ports, choose_network
 from ascendrun.core.node_messages import Failure
-from ascendrun.core.rank_env import PATH_TOKEN, JobShare, NodeShare, launcher_environment, rank_environment
+from ascendrun.core.rank_env import PATH_TOKEN, JobShare, NodeShare, launcher_environment, own_files, rank_environment
 from ascendrun.core.reports import NodeReport
 from ascendrun.options import make_arguments
 from ascendrun.text import Text
@@ -47,8 +47,8 @@ class Tree:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One process. For the launchers torchrun, deepspeed and none it is the one process of its node, and `rank`
-    is the node rank; for spawn it is the rank itself."""
+    """One rank; for the launcher none the one process of its node, and `rank` is the node rank. Below a LauncherPlan
+    `argv` is (), and `env` has what the launcher does not set."""
 
     rank: int
     local_rank: int
@@ -57,9 +57,20 @@ class RankPlan:
 
 
 @dataclass(frozen=True)
+class LauncherPlan:
+    """The process that starts the ranks of a node. `argv`, `command`, `plain`: as in launchers.LauncherCommand."""
+
+    argv: tuple[str, ...]
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    plain: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class NodePlan:
-    """Start data of one node. `setup`: bash text run before each process, None: none. `devices`: by local rank, None:
-    no devices. `pointer`: {format, path, step} of the checkpoint that a pointer file shall name, None: as it is."""
+    """Start data of one node. `launcher` None: the agent starts the ranks. `setup`: bash text run before each process
+    that the agent starts, None: none. `devices`: by local rank, None: no devices. `pointer`: {format, path, step} of
+    the checkpoint that a pointer file shall name, None: as it is."""
 
     host: str
     node_rank: int
@@ -69,6 +80,7 @@ class NodePlan:
     folders: Folders
     devices: tuple[int, ...] | None = None
     pointer: Mapping[str, Any] | None = None
+    launcher: LauncherPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -199,10 +211,14 @@ def placement_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[tup
     if spec.devices.type != "cpu":
         yield from _device_faults(spec, chosen)
         yield from _shared_devices(spec, chosen)
-    if spec.launcher == "deepspeed" and len({len(_choose_devices(spec, host)) for host in chosen}) > 1:
+    if spec.launcher in ("deepspeed", "accelerate") and len({len(_choose_devices(spec, host)) for host in chosen}) > 1:
         yield (
             ("launcher",),
-            Text("plan.uneven-ranks", "launcher deepspeed requires the same number of ranks on each node"),
+            Text(
+                "plan.uneven-ranks",
+                "launcher {launcher} requires the same number of ranks on each node",
+                launcher=spec.launcher,
+            ),
             Text("plan.uneven-ranks.hint", "set devices.per_node"),
         )
 
@@ -319,6 +335,7 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
             {"rank": rank.rank, "local_rank": rank.local_rank, "argv": list(rank.argv), "env": dict(rank.env)}
             for rank in node.ranks
         ],
+        **({} if node.launcher is None else {"launcher": _launcher_request(node.launcher)}),
         "cwd": node.cwd,
         "setup": node.setup,
         "trees": [tree.sha256 for tree in plan.trees],
@@ -336,9 +353,13 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
     }
 
 
+def _launcher_request(launcher: LauncherPlan) -> dict[str, Any]:
+    return {"argv": list(launcher.argv), "command": list(launcher.command), "env": dict(launcher.env)}
+
+
 def render_plan(plan: LaunchPlan) -> dict[str, Any]:
     """Return the plan as data. Each node's `prepare` is the exact request to its agent; PORT_TOKEN in an argument is
-    the placeholder of the port that is free at the start."""
+    the placeholder of the port that is free at the start. `command`: of a launcher, as a shell would run it."""
     return {
         "job": plan.job,
         "attempt": plan.attempt,
@@ -351,7 +372,14 @@ def render_plan(plan: LaunchPlan) -> dict[str, Any]:
             {"name": tree.name, "sha256": tree.sha256, "size_bytes": tree.size_bytes, "files": tree.files}
             for tree in plan.trees
         ],
-        "nodes": [{"host": node.host, "prepare": prepare_request(node, plan)} for node in plan.nodes],
+        "nodes": [
+            {
+                "host": node.host,
+                "prepare": prepare_request(node, plan),
+                **({} if node.launcher is None else {"command": list(node.launcher.plain)}),
+            }
+            for node in plan.nodes
+        ],
     }
 
 
@@ -411,6 +439,7 @@ def _make_nodes(shape: _Shape, job: JobShare) -> tuple[NodePlan, ...]:
                 host=host.name,
                 node_rank=node_rank,
                 ranks=_make_ranks(shape, job, share),
+                launcher=_make_launcher(shape, job, share),
                 cwd=folders.work,
                 setup=spec.setup,
                 folders=folders,
@@ -430,34 +459,52 @@ def _pointer(shape: _Shape, host: str) -> Mapping[str, Any] | None:
 
 
 def _make_ranks(shape: _Shape, job: JobShare, share: NodeShare) -> tuple[RankPlan, ...]:
-    argv = _command(shape, share)
+    if shape.spec.launcher in launchers.LAUNCHERS:
+        return tuple(
+            RankPlan(share.ranks_before + local, local, (), own_files(share, share.ranks_before + local))
+            for local in range(share.local_world_size)
+        )
+    argv = _words(shape, share)
     python_path = _programs_folder(shape, shape.folders[shape.hosts[share.node_rank].name])
-    if shape.spec.launcher in ("torchrun", "deepspeed"):
-        return (RankPlan(share.node_rank, 0, argv, launcher_environment(job, share, python_path=python_path)),)
     return tuple(
         RankPlan(share.ranks_before + local, local, argv, rank_environment(job, share, local, python_path=python_path))
         for local in range(share.local_world_size)
     )
 
 
-def _command(shape: _Shape, share: NodeShare) -> tuple[str, ...]:
-    spec, host = shape.spec, shape.hosts[share.node_rank]
-    # The local agent runs under an interpreter with the job's packages; of other nodes only its name is known.
-    python = spec.python or (shape.reports[host.name].python if host.is_local else "python3")
-    if spec.program is not None:
-        words = launchers.program_command(spec.program, make_arguments(spec.args), python=python)
-    else:
-        words = launchers.user_command(spec.command or (), python=spec.python)
+def _make_launcher(shape: _Shape, job: JobShare, share: NodeShare) -> LauncherPlan | None:
+    spec = shape.spec
+    if spec.launcher not in launchers.LAUNCHERS:
+        return None
+    words, python = _words(shape, share), _python(shape, share)
     meeting = launchers.Meeting(
         nodes=share.nodes, node_rank=share.node_rank, address=share.master_address, port=PORT_TOKEN
     )
     if spec.launcher == "torchrun":
-        return launchers.torchrun_command(words, meeting, python=python, ranks=share.local_world_size)
-    if spec.launcher == "deepspeed":
-        return launchers.deepspeed_command(
+        command = launchers.torchrun_command(words, meeting, python=python, ranks=share.local_world_size)
+    elif spec.launcher == "accelerate":
+        command = launchers.accelerate_command(words, meeting, python=python, world_size=share.world_size)
+    else:
+        command = launchers.deepspeed_command(
             words, meeting, python=python, devices=shape.devices, gives_local_rank=spec.program is None
         )
-    return words
+    python_path = _programs_folder(shape, shape.folders[shape.hosts[share.node_rank].name])
+    env = launcher_environment(job, share, python_path=python_path)
+    return LauncherPlan(command.argv, command.command, env, command.plain)
+
+
+def _python(shape: _Shape, share: NodeShare) -> str:
+    """Return the job's interpreter. A local agent's has the job's packages; of other nodes only its name is known."""
+    host = shape.hosts[share.node_rank]
+    return shape.spec.python or (shape.reports[host.name].python if host.is_local else "python3")
+
+
+def _words(shape: _Shape, share: NodeShare) -> tuple[str, ...]:
+    """Return the command of one rank, without a launcher."""
+    spec = shape.spec
+    if spec.program is None:
+        return launchers.user_command(spec.command or (), python=spec.python)
+    return launchers.program_command(spec.program, make_arguments(spec.args), python=_python(shape, share))
 
 
 def _programs_folder(shape: _Shape, folders: Folders) -> str | None:
@@ -532,12 +579,14 @@ def render_text(rendered: Mapping[str, Any]) -> str:
             )
         )
     for node in rendered["nodes"]:
-        lines += ["", *_node_lines(node["host"], node["prepare"], port)]
+        lines += ["", *_node_lines(node, port)]
     return "\n".join(lines) + "\n"
 
 
-def _node_lines(host: str, prepare: Mapping[str, Any], port: str) -> list[str]:
-    ranks = prepare["ranks"]
+def _node_lines(node: Mapping[str, Any], port: str) -> list[str]:
+    host, prepare = node["host"], node["prepare"]
+    launcher = prepare.get("launcher")
+    ranks = [{"argv": node["command"], "env": launcher["env"]}] if launcher else prepare["ranks"]
     shared = _shared_env(ranks)
     lines = [
         _comment(

@@ -285,7 +285,8 @@ LOST = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone", "b
 
 @dataclass(frozen=True)
 class FirstFailure:
-    """The failure that ended an attempt. `kind`: rank-exited, rank-killed, start-failed, one of LOST, or legacy.
+    """The failure that ended an attempt. `kind`: rank-exited, rank-killed, launcher-exited,
+    launcher-killed, start-failed, one of LOST, or legacy.
 
     `rank` None: the whole host. `detail`: what the node reported.
     """
@@ -304,6 +305,20 @@ class FirstFailure:
         if self.kind == "rank-killed":
             return Text(
                 "reason.rank-killed", "rank {rank} on {host} was killed by signal {signal}", signal=self.signal, **who
+            )
+        if self.kind == "launcher-exited":
+            return Text(
+                "reason.launcher-exited",
+                "the launcher of the ranks on {host} exited with code {code}",
+                host=self.host,
+                code=self.code,
+            )
+        if self.kind == "launcher-killed":
+            return Text(
+                "reason.launcher-killed",
+                "the launcher of the ranks on {host} was killed by signal {signal}",
+                host=self.host,
+                signal=self.signal,
             )
         if self.kind == "node-rebooted":
             return Text("reason.node-rebooted", "{host} was rebooted; its ranks are lost", host=self.host)

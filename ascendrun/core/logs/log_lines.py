@@ -8,7 +8,7 @@ from itertools import islice, repeat
 from typing import NamedTuple
 
 from ascendrun.text import Text
-from ascendrun.text.format import format_bytes
+from ascendrun.text.format import fold_numbers, format_bytes
 
 SHOWN_LINE_BYTES = 64 * 1024
 """A longer line is truncated on screen; `logs --raw` has every byte."""
@@ -17,7 +17,10 @@ RANKS_LIMIT = 1_000_000
 
 
 class LogLine(NamedTuple):
-    """One line of one rank, without its newline. `at_s`: arrival on the node in UTC seconds, None: not recorded."""
+    """One line of one rank, without its newline. `at_s`: arrival on the node in UTC seconds, None: not recorded.
+
+    `rank` below 0: the line is not of a rank, but of the process of node `-1 - rank` that starts the ranks itself.
+    """
 
     at_s: float | None
     host: str
@@ -25,6 +28,29 @@ class LogLine(NamedTuple):
     stream: str
     text: str
     attempt: int = 1
+
+
+def process_name(number: int) -> str:
+    """Return the name of a process in names of files: rank-3, or node-1 for the number -2. See LogLine.rank."""
+    return f"rank-{number}" if number >= 0 else f"node-{-1 - number}"
+
+
+def process_number(name: str) -> int:
+    """Return the number of a process's name, the inverse of `process_name`."""
+    kind, _, number = name.partition("-")
+    return int(number) if kind == "rank" else -1 - int(number)
+
+
+def process_label(number: int) -> str:
+    """Return how a line shows its process: 3, or node-1 for the number -2."""
+    return str(number) if number >= 0 else process_name(number)
+
+
+def label_processes(numbers: Sequence[int]) -> str:
+    """Return the processes of a line as ranges: 0-3,7, or node-0 for a process that is not a rank."""
+    nodes = [process_label(number) for number in sorted(numbers, reverse=True) if number < 0]
+    ranks = [number for number in numbers if number >= 0]
+    return ",".join([*([fold_numbers(ranks)] if ranks else []), *nodes])
 
 
 def make_lines(

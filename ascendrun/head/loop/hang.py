@@ -19,7 +19,8 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.inputs import Hung, JobInput
-from ascendrun.core.jobs.job import Job, NodeProgress, State
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.logs.log_lines import process_number
 from ascendrun.head.state.state_dir import SPOOL_STACKS, make_spool_dir, spool_dir
 from ascendrun.node.files import write_json
 
@@ -42,14 +43,13 @@ FRESH_S, FRESH_SAMPLES = 30.0, 3.0
 """A sample is recent if it is younger, or than this many intervals of the sampling."""
 STACKS_S = 25.0
 GAPS = 64
-LOG = re.compile(r"^rank-(\d+)\.(?:out|err)\.\d+$")
+LOG = re.compile(r"^((?:rank|node)-\d+)\.(?:out|err)\.\d+$")
 REPORTED, RESOLVED = "hang", "hang-resolved"
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a look needs of the controller's thread. `is_blind`: the job's files are not copied now. `has_launcher`: the
-    process of each node is a launcher, whose children are the ranks."""
+    """What a look needs of the controller's thread. `is_blind`: the job's files are not copied now."""
 
     job: Job
     age_s: float
@@ -58,7 +58,6 @@ class Question:
     unreachable: frozenset[str]
     has_phases: bool
     is_blind: bool
-    has_launcher: bool = False
 
 
 class JobReader:
@@ -90,15 +89,15 @@ class JobReader:
         output = self._output_bytes() if not self._reported else {}
         ranks: dict[int, RankLook] = {}
         for node in job.nodes:
-            for rank, writer in _writers(node, samples, has_launcher=question.has_launcher).items():
+            for rank in node.ranks:
                 sample = samples.get(rank)
                 ranks[rank] = RankLook(
                     node.host,
-                    self._steps.get(writer),
-                    self._reported.get(writer, 0),
-                    output.get(writer, 0),
-                    self._phases.get(writer, frozenset()),
-                    has_ended=writer in self._ended or writer in node.exits,
+                    self._steps.get(rank),
+                    self._reported.get(rank, 0),
+                    output.get(rank, 0),
+                    self._phases.get(rank, frozenset()),
+                    has_ended=rank in self._ended or rank in node.exits,
                     cpu=None if sample is None else sample.cpu,
                     state=None if sample is None else sample.state,
                     writes_bytes_s=None if sample is None else sample.write_bytes_s,
@@ -168,19 +167,11 @@ class JobReader:
                     for entry in entries:
                         match = LOG.match(entry.name)
                         if match:
-                            found[int(match[1])] = found.get(int(match[1]), 0) + entry.stat().st_size
+                            number = process_number(match[1])
+                            found[number] = found.get(number, 0) + entry.stat().st_size
             except OSError:
                 continue
         return found
-
-
-def _writers(node: NodeProgress, samples: Mapping[int, RankSample], *, has_launcher: bool) -> dict[int, int]:
-    """Return the ranks of a node, and for each the process whose metrics and logs have its lines: its launcher, if it
-    has one. Without samples the launcher stands for its ranks."""
-    if has_launcher and node.ranks:
-        found = sorted(rank for rank, sample in samples.items() if sample.host == node.host)
-        return dict.fromkeys(found or node.ranks, node.ranks[0])
-    return {rank: rank for rank in node.ranks}
 
 
 class _Watched:
@@ -256,7 +247,6 @@ class HangMonitor:
             frozenset(host for host, link in links if link.liveness() == "UNREACHABLE"),
             spec.program is not None,
             runner.is_pull_paused,
-            has_launcher=spec.launcher in ("torchrun", "deepspeed"),
         )
 
     def _look(self, questions: Sequence[Question]) -> None:

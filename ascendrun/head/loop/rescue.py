@@ -261,7 +261,7 @@ def job_after_go(state_dir: Path, copy: JobCopy, job: Job) -> Job:
     placed = placed if len(placed) == job.request.nodes else list(by_name)[: job.request.nodes]
     for number, host in enumerate(by_name[name] for name in placed):
         events = NodeSpool(folder / str(host["name"])).new_events()
-        started = {event.get("rank") for event in events if event.get("event") == "rank_started"}
+        started = {event["rank"] for event in events if event.get("event") == "rank_started" and _has_rank(event)}
         count = max(_ranks_of(copy.spec, host), len(started))
         ranks = tuple(range(first, first + count))
         nodes.append(NodeProgress(str(host["name"]), number, Phase.GO_SENT, ranks))
@@ -283,14 +283,21 @@ def _hosts_with_records(folder: Path) -> tuple[str, ...]:
     """Return the hosts of an attempt from the copies of their records, in the order of their ranks."""
     first: dict[str, int] = {}
     for host in hosts_in(folder) if folder.is_dir() else ():
-        ranks = [event.get("rank") for event in NodeSpool(folder / host).new_events()]
-        first[host] = min((rank for rank in ranks if isinstance(rank, int)), default=1 << 30)
+        ranks = [event["rank"] for event in NodeSpool(folder / host).new_events() if _has_rank(event)]
+        first[host] = min(ranks, default=1 << 30)
     return tuple(sorted(first, key=lambda host: (first[host], host)))
+
+
+def _has_rank(event: Mapping[str, Any]) -> bool:
+    """Return whether a node's record is of a rank, not of the node or of a launcher."""
+    return isinstance(event.get("rank"), int) and event["rank"] >= 0
 
 
 def _ranks_of(spec: Mapping[str, Any], host: Mapping[str, Any]) -> int:
     """Return the number of ranks on a host, as core/jobs/plan.py counts them."""
     devices = spec.get("devices") or {}
+    if spec.get("launcher") == "none":
+        return 1
     return int(devices.get("per_node") or len(devices.get("ids") or ()) or host.get("slots") or 1)
 
 

@@ -110,7 +110,8 @@ class Prepare(Request[PrepareReply]):
     """Check and reserve everything for an attempt, start nothing: core/jobs/plan.prepare_request makes the fields.
     `job`: copy of the job (core/jobs/job_copy.py) for the node, None: none. `devices`: {type, ids} to lease, None:
     none. `hccl`: candidates for HCCL's port block; those that are free are leased. `fence_s`: seconds
-    after which the ranks end if the head does not renew their lease, None: never. `pointer`: as in NodePlan."""
+    after which the ranks end if the head does not renew their lease, None: never. `pointer`: as in NodePlan.
+    `launcher`: {argv, command, env} of the process that starts the ranks, None: the agent starts them."""
 
     OP, REPLY = "prepare", PrepareReply
     tag: str
@@ -131,6 +132,7 @@ class Prepare(Request[PrepareReply]):
     hccl: Sequence[int] = ()
     fence_s: float | None = None
     pointer: Mapping[str, Any] | None = None
+    launcher: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

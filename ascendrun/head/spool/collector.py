@@ -20,7 +20,7 @@ KEEP_BYTES = 16 << 30
 PRUNE_EVERY_S = 60.0
 HOLE_BYTES = 4096
 """Zeros that are worth a hole: a block of most file systems."""
-LOG_FILE = re.compile(r"^rank-\d+\.(?:out|err)$")
+LOG_FILE = re.compile(r"^(?:rank|node)-\d+\.(?:out|err)$")
 
 
 class SpoolGapError(Exception):

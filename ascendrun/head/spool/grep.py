@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
-from ascendrun.core.logs.log_lines import LogLine
+from ascendrun.core.logs.log_lines import LogLine, process_name, process_number
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Grep, GrepReply
@@ -67,7 +67,7 @@ def make_request(wanted: Wanted, starts: Mapping[tuple[int, str], Position], clo
         return None if at_s is None else round(clock.to_node_s(at_s) * 1e9)
 
     return {
-        "files": {f"rank-{rank}.{stream}": list(start) for (rank, stream), start in starts.items()},
+        "files": {f"{process_name(rank)}.{stream}": list(start) for (rank, stream), start in starts.items()},
         "patterns": list(wanted.patterns),
         "ignore_case": wanted.ignore_case,
         "invert": wanted.invert,
@@ -90,7 +90,7 @@ def read_hits(host: str, body: bytes, *, attempt: int, clock: HostClock, is_comp
                 problem = Text("grep.truncated", "more matches than can be sent") if header.get("truncated") else None
                 continue
             name, stream = str(header["file"]).rsplit(".", 1)
-            rank, at_ns = int(name[len("rank-") :]), header.get("at_ns")
+            rank, at_ns = process_number(name), header.get("at_ns")
             at_s = clock.to_head_s(at_ns / 1e9) if isinstance(at_ns, int) else None
             line = LogLine(at_s, host, rank, stream, text.decode("utf-8", "backslashreplace"), attempt)
             lines.setdefault((rank, stream), []).append(line)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ascendrun.core.logs.log_lines import process_number
 from ascendrun.core.progress import START_BYTES, ProgressReader, find_lines, merge_rows
 from ascendrun.head.spool.spool_files import (
     STREAM_FILE,
@@ -42,14 +43,17 @@ def is_output(path: Path) -> bool:
 
 
 def find_outputs(attempt_dir: Path) -> dict[int, tuple[Path, ...]]:
-    """Return the stored output of the first and the last rank, oldest generation first. Megatron prints on the last."""
+    """Return the stored output of the first and the last rank, oldest generation first. Megatron prints on the last.
+    Processes that start ranks count only where no rank has an output of its own."""
     found: dict[int, list[tuple[int, Path]]] = {}
     for host in hosts_in(attempt_dir):
         for name in names_in(attempt_dir / host):
             match = STREAM_FILE.match(name)
             if match:
-                found.setdefault(int(match[1]), []).append((int(match[3]), attempt_dir / host / name))
-    ranks = sorted({min(found), max(found)}) if found else []
+                row = int(match["generation"]), attempt_dir / host / name
+                found.setdefault(process_number(match["process"]), []).append(row)
+    numbers = [number for number in found if number >= 0] or list(found)
+    ranks = sorted({min(numbers), max(numbers)}) if numbers else []
     return {rank: tuple(path for _, path in sorted(found[rank])) for rank in ranks}
 
 

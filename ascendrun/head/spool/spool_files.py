@@ -13,17 +13,18 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.logs.log_lines import process_name, process_number
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE
 
 CHUNK_BYTES = 128 * 1024
 TIME_RECORD = struct.Struct(">QQ")
 
-STREAM_FILE = re.compile(r"^rank-(\d+)\.(out|err)\.(\d+)$")
+STREAM_FILE = re.compile(r"^(?P<process>(?:rank|node)-\d+)\.(?P<stream>out|err)\.(?P<generation>\d+)$")
 
 
 @dataclass(frozen=True)
 class StreamFiles:
-    """One stream of one rank in one attempt's spool. `host`, `rank`, `stream` as in LogLine."""
+    """One stream of one process in one attempt's spool. `host`, `rank`, `stream` as in LogLine."""
 
     folder: Path
     host: str
@@ -32,14 +33,14 @@ class StreamFiles:
     attempt: int
 
     def path(self, generation: int) -> Path:
-        return self.folder / f"rank-{self.rank}.{self.stream}.{generation}"
+        return self.folder / f"{process_name(self.rank)}.{self.stream}.{generation}"
 
     def times_path(self, generation: int) -> Path:
-        return self.folder / f"rank-{self.rank}.{self.stream}.times.{generation}"
+        return self.folder / f"{process_name(self.rank)}.{self.stream}.times.{generation}"
 
     def generations(self) -> list[int]:
         """Return the existing generations, oldest first; rotation may have removed the first."""
-        prefix = f"rank-{self.rank}.{self.stream}."
+        prefix = f"{process_name(self.rank)}.{self.stream}."
         names = (name for name in names_in(self.folder) if name.startswith(prefix) and STREAM_FILE.match(name))
         return sorted(int(name[len(prefix) :]) for name in names)
 
@@ -59,8 +60,9 @@ def find_streams(
             continue
         for name in names_in(attempt_dir / host):
             match = STREAM_FILE.match(name)
-            if match and match.group(2) in streams and (ranks is None or int(match.group(1)) in ranks):
-                found.add((int(match.group(1)), match.group(2), host))
+            number = process_number(match["process"]) if match else None
+            if match and number is not None and match["stream"] in streams and (ranks is None or number in ranks):
+                found.add((number, match["stream"], host))
     return [
         StreamFiles(attempt_dir / host, host, rank, stream, attempt)
         for rank, stream, host in sorted(found, key=lambda stream: (stream[0], stream[1] == "err", stream[2]))

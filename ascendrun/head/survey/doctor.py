@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
+from ascendrun.core.jobfile.launchers import LAUNCHERS
 from ascendrun.core.network import HCCL_PORTS, candidate_bases, candidate_ports
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
@@ -251,7 +252,7 @@ def choose_python(spec: JobSpec | None, host: Host, report: NodeReport) -> str |
         return report.python if host.is_local else "python3"
     if spec.python is not None:
         return spec.python
-    if spec.program is not None or spec.launcher in ("torchrun", "deepspeed"):
+    if spec.program is not None or spec.launcher in LAUNCHERS:
         return report.python if host.is_local else "python3"
     first = (spec.command or ("",))[0]
     return first if first.rpartition("/")[2].startswith("python") else None

@@ -120,7 +120,8 @@ class HostEvidence:
 @dataclass(frozen=True)
 class Evidence:
     """One attempt of one job. `state`: of the job; `cause`: why it was stopped (core.job.Cause), None: not stopped.
-    `world_size`: expected ranks. Timeouts: HCCL's effective values. `events`: of this attempt.
+    `launcher`: spawn, or the launcher whose process on each node is in `ranks` instead of its ranks. `world_size`:
+    expected ranks. Timeouts: HCCL's effective values. `events`: of this attempt.
     """
 
     job: str

@@ -11,6 +11,7 @@ from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, make
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, SYMPTOM, TEARDOWN
 from ascendrun.health.diagnosis.kernel_messages import candidates_of_kernels
+from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Role
@@ -167,7 +168,7 @@ def caveats_of(
     if winner.strength < CERTAIN_FROM and not caveats:
         caveats.append("weak")
     inside = {timeline.rank.rank for timeline in timelines if timeline.rank.inner}
-    if evidence.launcher in ("torchrun", "deepspeed") and set(winner.ranks) - inside:
+    if evidence.launcher in LAUNCHERS and set(winner.ranks) - inside:
         caveats.append("inner-unknown")
     if _alternatives(winner, candidates):
         caveats.append("alternatives")

@@ -73,6 +73,7 @@ class AttemptFacts:
         base = {os.fsdecode(name): os.fsdecode(value) for name, value in login.items()}
         base["ASCENDRUN_ATTEMPT_DIR"] = folder
         prepared = read_json(os.path.join(folder, layout.PREPARED)) or {}
+        base = dict(base, **(prepared.get("launcher") or {}).get("env", {}))
         self.environs = [dict(base, **rank.get("env", {})) for rank in prepared.get("ranks", [])] or [base]
 
 

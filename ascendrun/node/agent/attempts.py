@@ -43,6 +43,7 @@ PREPARED_KEYS = (
     "tag",
     "node_rank",
     "ranks",
+    "launcher",
     "cwd",
     "setup",
     "trees",
@@ -153,7 +154,7 @@ class Attempts:
             make_private_dir(folder)
         checks.check_room(work)
         checks.check_directory(work, make=False)
-        for folder in checks.checkpoint_directories(request["ranks"]):
+        for folder in checks.checkpoint_directories([*request["ranks"], request.get("launcher") or {"env": {}}]):
             checks.check_directory(folder, make=True)
         for sha256 in request.get("trees") or []:
             self._verify_tree(sha256)
@@ -163,7 +164,7 @@ class Attempts:
             )
         checks.check_cwd(request["cwd"])
         if request.get("setup") is None:
-            for rank in request["ranks"]:
+            for rank in [request["launcher"]] if request.get("launcher") else request["ranks"]:
                 environ = {os.fsdecode(name): os.fsdecode(value) for name, value in self._login.items()}
                 environ.update(rank["env"])
                 checks.check_command(rank["argv"][0], cwd=request["cwd"], environ=environ)
@@ -452,7 +453,7 @@ class Attempts:
         """Return the processes of an attempt, the ranks of those that the supervisor started, and its directory."""
         folder = layout.attempt_dir(self._root, tag)
         prepared = read_json(os.path.join(folder, PREPARED)) or {"ranks": []}
-        ranks = {int(rank["rank"]) for rank in prepared["ranks"] if "RANK" in rank["env"]}
+        ranks = {int(rank["rank"]) for rank in prepared["ranks"]}
         streams = layout.streams_dir(folder)
         started = [event for event in read_events(streams) if event.get("event") == "rank_started"]
         leaders = {int(event["pid"]): int(event["rank"]) for event in started if int(event["rank"]) in ranks}

@@ -32,7 +32,7 @@ GREP_S = 20.0
 MAX_HITS = 20000
 MAX_BYTES = 2 << 20
 TIMES = struct.Struct("!QQ")
-FILE = re.compile(r"^rank-\d+\.(?:out|err)$")
+FILE = re.compile(r"^(?:rank|node)-\d+\.(?:out|err)$")
 
 
 def grep(

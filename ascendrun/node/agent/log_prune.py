@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Mapping
 
-_LOG = re.compile(r"^(rank-\d+\.(?:out|err))(\.times)?\.(\d+)$")
+_LOG = re.compile(r"^((?:rank|node)-\d+\.(?:out|err))(\.times)?\.(\d+)$")
 
 
 def release(root: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -186,18 +186,21 @@ def sample_once(
 
 def leaders_of(folder: str, prepared: dict[str, Any]) -> list[Leader]:
     """Return the processes that were started according to the attempt's events."""
-    environments = {int(rank["rank"]): rank["env"] for rank in prepared["ranks"]}
+    plans = {int(rank["rank"]): rank for rank in prepared["ranks"]}
     found = []
     for event in read_events(layout.streams_dir(folder)):
         if event.get("event") == "rank_started":
-            env = environments.get(int(event["rank"]), {})
-            rank, local_rank = env.get("RANK"), env.get("LOCAL_RANK")
+            plan = plans.get(int(event["rank"]))
+            if plan is None:  # a launcher, whose ranks are here too
+                continue
+            env = plan["env"]
+            is_rank = "RANK" in env or prepared.get("launcher") is not None
             found.append(
                 Leader(
                     int(event["pid"]),
                     int(event.get("start") or -1),
-                    None if rank is None else int(rank),
-                    None if local_rank is None else int(local_rank),
+                    int(event["rank"]) if is_rank else None,
+                    int(plan["local_rank"]) if is_rank else None,
                     may_launch=env.get("LOCAL_WORLD_SIZE") == "1" and env.get("GROUP_WORLD_SIZE", "1") != "1",
                 )
             )

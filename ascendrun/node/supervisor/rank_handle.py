@@ -6,6 +6,7 @@ import os
 import time
 
 from ascendrun.node import procs
+from ascendrun.node.layout import process_name
 from ascendrun.node.supervisor import exit_watch
 from ascendrun.node.supervisor.spool import Spool
 
@@ -53,7 +54,8 @@ class MetricsTail:
 
 
 class Rank:
-    """One rank. `code` and `signal` are None until it has ended; `spools` is by stream, "out" and "err"."""
+    """One rank, or the launcher of a node's ranks, with a number below 0. `code` and `signal` are None until it has
+    ended; `spools` is by stream, "out" and "err"."""
 
     def __init__(
         self, plan: dict[str, Any], folder: str, *, limit: int, watch: exit_watch.ExitWatch, metrics: str
@@ -61,7 +63,8 @@ class Rank:
         self.number = int(plan["rank"])
         self.plan = plan
         self.spools = {
-            stream: Spool(folder, "rank-%d.%s" % (self.number, stream), limit=limit) for stream in ("out", "err")
+            stream: Spool(folder, "%s.%s" % (process_name(self.number), stream), limit=limit)
+            for stream in ("out", "err")
         }
         self.watch = watch
         self.metrics = MetricsTail(metrics)
@@ -70,11 +73,16 @@ class Rank:
         self.setup_result = b""
         self.has_ended = False
         self.was_stopped = False
+        self.stopped_by_launcher = False
         self.is_done = False
         self.code: int | None = None
         self.signal: int | None = None
         self.killed_as_finished = False
         self._reported_s: float | None = None
+
+    @property
+    def is_launcher(self) -> bool:
+        return self.number < 0
 
     @property
     def runs(self) -> bool:

@@ -19,6 +19,7 @@ from ascendrun.node.op_errors import OperationError, message
 from ascendrun.node.ranks import put_port, rank_environ, start_rank
 from ascendrun.node.records import Records, free_reserve, write_end
 from ascendrun.node.supervisor import exit_watch
+from ascendrun.node.supervisor.launched import Launched
 from ascendrun.node.supervisor.rank_handle import Rank, drain, read_some
 from ascendrun.node.supervisor.sampler_process import SamplerProcess
 from ascendrun.node.supervisor.spool import ROTATE_BYTES
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from ascendrun.node.op_errors import Message
 
+METRICS_VARIABLE = "ASCENDRUN_METRICS_FILE"
 TICK_S = 1.0
 SWEEP_S = 0.02
 PATIENT_SWEEP_S = 0.2
@@ -127,6 +129,8 @@ class Supervisor:
         self.master_port: int | None = spec.get("master_port")
         self.leases: dict[str, list[int]] = spec.get("leases") or {}
         self.ranks = [self._make_rank(plan) for plan in prepared["ranks"]]
+        self.launched = Launched(self) if prepared.get("launcher") else None
+        self.processes = [*([self.launched.launcher] if self.launched else []), *self.ranks]
         self.by_pid: dict[int, Rank] = {}
         self.streams: dict[int, tuple[Rank, str]] = {}
         self.poll = select.poll()
@@ -166,7 +170,7 @@ class Supervisor:
     # --- start ---
 
     def _make_rank(self, plan: dict[str, Any]) -> Rank:
-        default = os.path.join(self.streams_dir, "rank-%d.metrics.0" % int(plan["rank"]))
+        default = self._own_files(int(plan["rank"]))[METRICS_VARIABLE]
         watch = exit_watch.ExitWatch(
             exit_s=float(self.prepared.get("exit_s", exit_watch.EXIT_S)),
             linger_s=float(self.prepared.get("linger_s", exit_watch.LINGER_S)),
@@ -176,8 +180,13 @@ class Supervisor:
             self.streams_dir,
             limit=int(self.prepared.get("rotate_bytes", ROTATE_BYTES)),
             watch=watch,
-            metrics=plan["env"].get("ASCENDRUN_METRICS_FILE") or default,
+            metrics=plan["env"].get(METRICS_VARIABLE) or default,
         )
+
+    def _own_files(self, number: int) -> dict[str, str]:
+        """Return the variables that name a rank's own files."""
+        stem = os.path.join(self.streams_dir, layout.process_name(number))
+        return {METRICS_VARIABLE: stem + ".metrics.0", "TORCHELASTIC_ERROR_FILE": stem + ".error.0"}
 
     def _catch_signals(self) -> int:
         ours, theirs = os.pipe()
@@ -191,24 +200,17 @@ class Supervisor:
         return ours
 
     def _start_ranks(self) -> None:
+        if self.launched is not None:
+            self.launched.start()
+            return
         for rank in self.ranks:
-            try:
-                self._start(rank)
-            except OperationError as refusal:
-                self.records.add("start_failed", rank=rank.number, **refusal.as_json())
-                rank.code, rank.has_ended = 127, True
-                self._record_exit(rank, 127 << 8, None)
-                self._stop("failure", message("rank-not-started", rank=rank.number))
+            argv, own = rank.plan["argv"], dict(self._own_files(rank.number), **rank.plan["env"])
+            if not self.start(rank, argv, self.environ(own), self.prepared["cwd"], setup=self.prepared.get("setup")):
                 return
 
-    def _start(self, rank: Rank) -> None:
-        plan = rank.plan
-        own = {
-            "ASCENDRUN_METRICS_FILE": os.path.join(self.streams_dir, "rank-%d.metrics.0" % rank.number),
-            "TORCHELASTIC_ERROR_FILE": os.path.join(self.streams_dir, "rank-%d.error.0" % rank.number),
-        }
-        own.update(plan["env"])
-        env = rank_environ(
+    def environ(self, own: dict[str, str]) -> dict[bytes, bytes]:
+        """Return the environment of a process. `own`: variables of the plan."""
+        return rank_environ(
             os.environb,
             own,
             master_port=self.master_port,
@@ -217,11 +219,26 @@ class Supervisor:
             tag=self.tag,
             root=layout.root_of(self.folder),
         )
+
+    def start(self, rank: Rank, argv: list[str], env: dict[bytes, bytes], cwd: str, *, setup: str | None) -> bool:
+        """Start the process and record it; False: the system refused, which is recorded and ends the others."""
+        try:
+            self._start(rank, argv, env, cwd, setup)
+        except OperationError as refusal:
+            self.records.add("start_failed", rank=None if rank.is_launcher else rank.number, **refusal.as_json())
+            rank.code, rank.has_ended = 127, True
+            self._record_exit(rank, 127 << 8, None)
+            key = "launcher-not-started" if rank.is_launcher else "rank-not-started"
+            self._stop("failure", message(key, rank=rank.number))
+            return False
+        return True
+
+    def _start(self, rank: Rank, argv: list[str], env: dict[bytes, bytes], cwd: str, setup: str | None) -> None:
         started = start_rank(
-            [put_port(part, self.master_port) for part in plan["argv"]],
+            [put_port(part, self.master_port) for part in argv],
             env,
-            cwd=self.prepared["cwd"],
-            setup=self.prepared.get("setup"),
+            cwd=cwd,
+            setup=setup,
             umask=int(self.spec["umask"]),
             enter=lambda: cgroup.enter_group(self.group),
             keep=self.leases.get("devices") or (),  # whoever outlives this process keeps the devices leased
@@ -230,18 +247,25 @@ class Supervisor:
         stat = procs.read_stat(started.pid)
         rank.started, rank.start_ticks = started, stat.start if stat else -1
         self.by_pid[started.pid] = rank
-        self._watch(started.out_fd, rank, "out")
-        self._watch(started.err_fd, rank, "err")
+        self.watch(started.out_fd, rank, "out")
+        self.watch(started.err_fd, rank, "err")
         self.records.add(
-            "rank_started", rank=rank.number, local_rank=plan["local_rank"], pid=started.pid, start=rank.start_ticks
+            "rank_started",
+            rank=rank.number,
+            local_rank=rank.plan["local_rank"],
+            pid=started.pid,
+            start=rank.start_ticks,
         )
         failpoint("agent.after_record")
 
-    def _watch(self, fd: int, rank: Rank, stream: str) -> None:
+    def watch(self, fd: int, rank: Rank, stream: str) -> None:
         self.streams[fd] = (rank, stream)
         self.poll.register(fd, select.POLLIN)
 
     # --- one iteration ---
+
+    def has_running(self) -> bool:
+        return any(process.runs for process in self.processes)
 
     def _turn(self) -> None:
         ready = self.poll.poll(self._wait_ms())
@@ -254,7 +278,7 @@ class Supervisor:
             self._guard("checks", self._tick, now)
             self._guard("lease", self._check_lease)
         self._guard("stop", self._climb, now)
-        if not any(rank.runs for rank in self.ranks) or self.killed_s is not None:
+        if not self.has_running() or self.killed_s is not None:
             self._guard("processes", self._sweep, now)
 
     def _guard(self, step: str, call: Callable[..., Any], *arguments: Any) -> None:
@@ -270,7 +294,7 @@ class Supervisor:
 
     def _wait_ms(self) -> int:
         now = time.monotonic()
-        if self.killed_s is not None or not any(rank.runs for rank in self.ranks):
+        if self.killed_s is not None or not self.has_running():
             patient = self.killed_s is not None and now - self.killed_s > 1.0
             return int((PATIENT_SWEEP_S if patient else SWEEP_S) * 1000)
         until = self.next_tick_s
@@ -283,6 +307,8 @@ class Supervisor:
         moved = 0
         for fd in fds:
             if fd not in self.streams:
+                if self.launched is not None:
+                    self.launched.handle(fd)
                 continue
             rank, stream = self.streams[fd]
             chunk = read_some(fd)
@@ -326,8 +352,9 @@ class Supervisor:
         limit_s = self.prepared.get("max_s")
         if limit_s is not None and now - self.started_s >= limit_s:
             self._stop("limit", message("run-limit", limit_s=limit_s))
+        for process in self.processes:
+            self._record_dropped(process, now, last=False)
         for rank in self.ranks:
-            self._record_dropped(rank, now, last=False)
             if rank.runs:
                 self._check_hung_ranks(rank, now)
 
@@ -350,13 +377,16 @@ class Supervisor:
             rank.end(status)
             self._read_last(rank)
             self._record_exit(rank, status, usage)
+            if self.launched is not None:
+                self.launched.end(rank)
             if rank.result == 0 and self.first_good_exit_s is None:
                 self.first_good_exit_s = time.monotonic()
-            if rank.result != 0 and bad is None:
+            # A launcher ends because of a rank, unless it ended the rank.
+            if rank.result != 0 and not rank.stopped_by_launcher and (bad is None or bad.is_launcher):
                 bad = rank
         # While a stop is in progress, a rank that dies of the signal must not shorten the time of another to save.
-        if bad is not None and self.stopping_by is None and any(rank.runs for rank in self.ranks):
-            key = "rank-exited" if bad.signal is None else "rank-killed"
+        if bad is not None and self.stopping_by is None and self.has_running():
+            key = ("launcher" if bad.is_launcher else "rank") + ("-exited" if bad.signal is None else "-killed")
             self._stop("failure", message(key, rank=bad.number, code=bad.code, signal=bad.signal))
 
     def _read_last(self, rank: Rank) -> None:
@@ -371,7 +401,12 @@ class Supervisor:
 
     def _record_exit(self, rank: Rank, status: int, usage: Any) -> None:
         if rank.setup_failed() and self.stopping_by is None and rank.result != 0:
-            self.records.add("start_failed", rank=rank.number, code="setup-failed", message=self._explain_setup(rank))
+            self.records.add(
+                "start_failed",
+                rank=None if rank.is_launcher else rank.number,
+                code="setup-failed",
+                message=self._explain_setup(rank),
+            )
         fields: dict[str, Any] = {"status": status, "exited_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
         if usage is not None:
             fields.update(cpu_s=round(usage.ru_utime + usage.ru_stime, 3), max_rss_bytes=usage.ru_maxrss * 1024)
@@ -379,7 +414,7 @@ class Supervisor:
             fields["note"] = "killed-at-exit"
         if rank.check_done(last=True):
             fields["done"] = True
-        rank.was_stopped = self.stopping_by is not None
+        rank.was_stopped = self.stopping_by is not None or rank.stopped_by_launcher
         self.records.add(
             "rank_exited", rank=rank.number, code=rank.code, signal=rank.signal, stopped=rank.was_stopped, **fields
         )
@@ -476,15 +511,16 @@ class Supervisor:
                 stacks.abort(self._find())
                 continue
             if not step.everything:
-                for rank in self.ranks:
-                    rank.send(number)
+                running = [rank for rank in self.ranks if rank.runs]
+                for process in running or self.processes:  # a launcher would kill ranks that save for long
+                    process.send(number)
                 continue
             for pid, start in self._find():
                 procs.send_signal(pid, start, number)
             failpoint("stop.after_kill_before_confirm" if step.signal == "KILL" else "stop.after_term")
 
     def _find(self) -> list[tuple[int, int]]:
-        leaders = {rank.started.pid: rank.start_ticks for rank in self.ranks if rank.started is not None}
+        leaders = {one.started.pid: one.start_ticks for one in self.processes if one.started is not None}
         return reap.find_attempt(
             self.tag,
             root=layout.root_of(self.folder),
@@ -497,7 +533,7 @@ class Supervisor:
     def _sweep(self, now: float) -> None:
         """Check, twice, that no process is left after the ranks' end and KILL: a process may fork during a check."""
         found = self._find()
-        if not found and not any(rank.runs for rank in self.ranks):
+        if not found and not self.has_running():
             self.clean_checks += 1
             self.is_over = self.clean_checks >= CLEAN_CHECKS
             return
@@ -577,7 +613,7 @@ class Supervisor:
 
     def _write_last_output(self) -> None:
         deadline = time.monotonic() + LAST_TRY_S
-        spools = [spool for rank in self.ranks for spool in rank.spools.values()]
+        spools = [spool for process in self.processes for spool in process.spools.values()]
         while time.monotonic() < deadline:
             errors = [spool.error for spool in spools if not spool.flush(now=True)]
             if all(error is None or error.errno in (errno.ENOSPC, errno.EDQUOT) for error in errors):
@@ -592,8 +628,8 @@ class Supervisor:
             drain(fd, rank.spools[stream])
             self._unwatch(fd)
         self._write_last_output()
-        for rank in self.ranks:
-            self._record_dropped(rank, time.monotonic(), last=True)
+        for process in self.processes:
+            self._record_dropped(process, time.monotonic(), last=True)
         self.io_errors.finish()
         if self.folder_thread is not None:
             self.folder_thread.ask(last=True)
@@ -607,8 +643,8 @@ class Supervisor:
             self.records,
             leftovers=self.leftovers,
             wait_s=TICK_S,
-            codes={str(rank.number): rank.result for rank in self.ranks},
-            exits={str(rank.number): rank.summary() for rank in self.ranks if rank.has_ended},
+            codes={str(one.number): one.result for one in self.processes},
+            exits={str(one.number): one.summary() for one in self.processes if one.has_ended},
         )
         cgroup.remove_group(self.group)
         if self.leftovers:

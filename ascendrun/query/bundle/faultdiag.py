@@ -29,7 +29,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ascendrun.core.logs.log_lines import merge
+from ascendrun.core.logs.log_lines import merge, process_name
 from ascendrun.head.notify.hook import run_hook
 from ascendrun.query.bundle.archive import Piece, file_piece, text_piece
 from ascendrun.query.bundle.contents import LeftOut, Subject, read_samples
@@ -82,7 +82,7 @@ def _console_logs(folder: Path, attempt: int, node: str) -> Iterator[Piece]:
     streams = sorted(find_streams(folder, attempt, hosts=[node]), key=lambda files: files.rank)
     for rank, files in groupby(streams, key=lambda files: files.rank):
         lines = merge(read_all(one, tail=TAIL_LINES) for one in files)
-        yield text_piece(f"{node}/rank-{rank}.txt", "".join(f"{line.text}\n" for line in lines))
+        yield text_piece(f"{node}/{process_name(rank)}.txt", "".join(f"{line.text}\n" for line in lines))
 
 
 def _gathered(folder: Path, node: str, left_out: LeftOut) -> Iterator[Piece]:

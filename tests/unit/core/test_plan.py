@@ -26,7 +26,7 @@ from ascendrun.core.jobs.plan import (
 from ascendrun.core.network import candidate_ports
 from ascendrun.core.rank_env import OWN_VARIABLES
 from ascendrun.core.reports import NodeReport, Route
-from ascendrun.node import layout
+from ascendrun.node import join, layout
 from ascendrun.node import ranks as agent_ranks
 from ascendrun.options import make_arguments
 
@@ -286,7 +286,8 @@ def test_a_rank_gets_every_variable_that_torchrun_sets():
     ],
 )
 def test_the_only_process_of_a_node_can_start_torchrun_for_one_training(fields, expected):
-    first, *_, last = ranks_of(plan(job(**fields), "a\nb\n"))
+    planned = plan(job(**fields), "a\nb\n")
+    first, *_, last = [node.launcher for node in planned.nodes if node.launcher] or ranks_of(planned)
     assert (first.env.get("NNODES"), first.env.get("NPROC_PER_NODE")) == expected
     assert [(rank.env["NODE_RANK"], rank.env["MASTER_ADDR"]) for rank in (first, last)] == [
         ("0", "10.0.0.1"),
@@ -306,8 +307,9 @@ def test_the_only_process_of_a_node_can_start_torchrun_for_one_training(fields, 
 )
 def test_commands_next_to_the_jobs_interpreter_are_found_first(fields, path):
     planned = plan(job(**fields), "a\n")
+    started = planned.nodes[0].launcher or ranks_of(planned)[0]
     env = agent_ranks.rank_environ(
-        {b"PATH": b"/usr/bin:/bin"}, ranks_of(planned)[0].env, master_port=1, secret={}, tag="t", root="/r"
+        {b"PATH": b"/usr/bin:/bin"}, started.env, master_port=1, secret={}, tag="t", root="/r"
     )
     assert env[b"PATH"] == path
     lines = render_text(render_plan(planned)).splitlines()
@@ -407,18 +409,27 @@ def test_a_program_runs_under_the_agents_python_here_and_python3_elsewhere():
 
 
 @pytest.mark.parametrize(
-    "command, tail",
+    "command, tail, rank",
     [
-        (("python", "-u", "t.py", "-x"), ("t.py", "-x")),
-        (("/opt/python3.10", "-m", "pkg.t", "-x"), ("--module", "pkg.t", "-x")),
-        (("python", "-X", "dev", "t.py"), ("--no-python", "python", "-X", "dev", "t.py")),
-        (("train.py", "-x"), ("train.py", "-x")),
-        (("./run.sh", "a b"), ("--no-python", "./run.sh", "a b")),
-        (("python",), ("--no-python", "python")),
+        (("python", "-u", "t.py", "-x"), ("t.py", "-x"), ("python", "-u", "t.py", "-x")),
+        (
+            ("/opt/python3.10", "-m", "pkg.t", "-x"),
+            ("--module", "pkg.t", "-x"),
+            ("/opt/python3.10", "-u", "-m", "pkg.t", "-x"),
+        ),
+        (("python", "-X", "dev", "t.py"), ("--no-python", "python", "-X", "dev", "t.py"), None),
+        (("train.py", "-x"), ("train.py", "-x"), ("python3", "-u", "train.py", "-x")),
+        (("./run.sh", "a b"), ("--no-python", "./run.sh", "a b"), None),
+        (("python",), ("--no-python", "python"), None),
     ],
 )
-def test_torchrun_gets_the_command_in_the_form_it_wants(command, tail):
-    argv = ranks_of(plan(job(launcher="torchrun", command=command), "a slots=2\nb slots=2\n"))[1].argv
+def test_torchrun_gets_the_command_in_the_form_it_wants(command, tail, rank):
+    planned = plan(job(launcher="torchrun", command=command), "a slots=2\nb slots=2\n")
+    launcher = planned.nodes[1].launcher
+    assert launcher.argv == (*launcher.plain[:8], "--no-python") and launcher.command == (rank or command)
+    assert [(one.rank, one.local_rank) for one in ranks_of(planned)] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    assert set(ranks_of(planned)[3].env) == {"ASCENDRUN_METRICS_FILE", "TORCHELASTIC_ERROR_FILE"}
+    argv = launcher.plain
     assert argv[1:8] == (
         "-m",
         "torch.distributed.run",
@@ -434,11 +445,38 @@ def test_torchrun_gets_the_command_in_the_form_it_wants(command, tail):
 
 def test_deepspeed_gets_the_whole_world_and_needs_nodes_of_one_size():
     spec = job(launcher="deepspeed", devices={"type": "npu", "ids": (2, 3)})
-    argv = ranks_of(plan(spec, "a\nb\n"))[1].argv
+    launcher = plan(spec, "a\nb\n").nodes[1].launcher
+    argv = launcher.plain
     world = argv[3].partition("=")[2]
     assert json.loads(base64.urlsafe_b64decode(world)) == {"a": [2, 3], "b": [2, 3]}
     assert argv[4:] == ("--node_rank=1", "--master_addr=10.0.0.1", f"--master_port={PORT_TOKEN}", "train.py")
+    assert launcher.argv == (*argv[:7], "--no_local_rank", "--no_python")
+    assert launcher.command == ("python", "-u", "train.py", f"--local_rank={join.LOCAL_RANK_TOKEN}")
     assert refusal(job(launcher="deepspeed"), "a slots=1\nb slots=2\n").key == "plan.uneven-ranks"
+
+
+@pytest.mark.parametrize("slots, several", [(2, ("--multi_gpu",)), (1, ())])
+def test_accelerate_gets_all_processes_of_the_job(slots, several):
+    spec = job(launcher="accelerate", command=("python", "train.py", "-x"))
+    launcher = plan(spec, f"a slots={slots}\n").nodes[0].launcher
+    assert launcher.plain == (
+        "python",
+        "-m",
+        "accelerate.commands.launch",
+        *several,
+        "--num_machines=1",
+        f"--num_processes={slots}",
+        "--machine_rank=0",
+        "--main_process_ip=127.0.0.1",
+        f"--main_process_port={PORT_TOKEN}",
+        "--same_network",
+        "--rdzv_backend=static",
+        "train.py",
+        "-x",
+    )
+    assert launcher.argv == (*launcher.plain[:-2], "--no_python")
+    assert launcher.command == ("python", "-u", "train.py", "-x")
+    assert refusal(job(launcher="accelerate"), "a slots=1\nb slots=2\n").key == "plan.uneven-ranks"
 
 
 def test_the_launcher_none_runs_one_process_a_node_that_sees_all_devices():

@@ -1,4 +1,4 @@
-"""What a look for hangs reads of the files and samples of an attempt: its real ranks, also below a launcher."""
+"""What a look for hangs reads of the files and samples of an attempt."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ HOSTS = ("n1", "n2")
 
 
 class World:
-    """Two nodes with a launcher each, and two ranks below each launcher."""
+    """Two nodes with two ranks each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now_s = folder, time.time()
-        nodes = tuple(NodeProgress(host, rank, Phase.STARTED, (rank,)) for rank, host in enumerate(HOSTS))
+        nodes = tuple(
+            NodeProgress(host, number, Phase.STARTED, (2 * number, 2 * number + 1)) for number, host in enumerate(HOSTS)
+        )
         self.job = Job(
             "j-0001",
             "demo",
@@ -39,8 +41,8 @@ class World:
         )
         self.reader = JobReader(folder, self.job)
 
-    def report(self, launcher: int, step: int) -> None:
-        path = spool_dir(self.folder, "j-0001", 1) / HOSTS[launcher] / f"rank-{launcher}.metrics.0"
+    def report(self, rank: int, step: int) -> None:
+        path = spool_dir(self.folder, "j-0001", 1) / HOSTS[rank // 2] / f"rank-{rank}.metrics.0"
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, "time": self.now_s, "loss": 1.0}) + "\n")
@@ -57,8 +59,8 @@ class World:
         )
         store.close()
 
-    def look(self, *, has_launcher: bool = True) -> Look:
-        question = Question(self.job, 3600.0, "cpu", 30.0, frozenset(), False, False, has_launcher)
+    def look(self) -> Look:
+        question = Question(self.job, 3600.0, "cpu", 30.0, frozenset(), False, False)
         return self.reader.look(question, now_s=self.now_s)
 
 
@@ -67,32 +69,36 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_below_a_launcher_each_rank_has_its_own_processes_and_the_steps_of_its_launcher(world: World) -> None:
-    world.report(0, 7)
-    world.report(1, 6)
+def test_each_rank_has_its_own_steps_and_processes(world: World) -> None:
+    for rank in range(4):
+        world.report(rank, 7 - rank)
     world.sample("SSTS")
-    look = world.look()
-    found = {rank: (one.host, one.step, one.state) for rank, one in look.ranks.items()}
-    assert found == {0: ("n1", 7, "S"), 1: ("n1", 7, "S"), 2: ("n2", 6, "T"), 3: ("n2", 6, "S")}
+    found = {rank: (one.host, one.step, one.state) for rank, one in world.look().ranks.items()}
+    assert found == {0: ("n1", 7, "S"), 1: ("n1", 6, "S"), 2: ("n2", 5, "T"), 3: ("n2", 4, "S")}
 
 
-def test_without_recent_samples_the_launchers_stand_for_their_ranks(world: World) -> None:
+def test_without_recent_samples_the_ranks_are_those_of_the_plan(world: World) -> None:
     world.report(0, 7)
     world.sample("SSTS", age_s=600.0)
-    assert {rank: (one.host, one.step, one.cpu) for rank, one in world.look().ranks.items()} == {
-        0: ("n1", 7, None),
-        1: ("n2", None, None),
+    assert {rank: (one.step, one.cpu) for rank, one in world.look().ranks.items()} == {
+        0: (7, None),
+        1: (None, None),
+        2: (None, None),
+        3: (None, None),
     }
 
 
-def test_ranks_that_the_supervisor_started_are_those_of_the_plan(world: World) -> None:
-    world.sample("SSTS")
-    assert set(world.look(has_launcher=False).ranks) == {0, 1}
+def test_the_output_of_a_process_that_starts_ranks_is_no_ranks(world: World) -> None:
+    folder = spool_dir(world.folder, "j-0001", 1) / "n1"
+    folder.mkdir(parents=True)
+    for name in ("node-0.err.0", "rank-0.out.0", "rank-0.out.times.0"):
+        (folder / name).write_bytes(b"12345")
+    assert {rank: one.output for rank, one in world.look().ranks.items()} == {0: 5, 1: 0, 2: 0, 3: 0}
 
 
-def test_a_stopped_rank_below_a_launcher_is_the_one_that_differs(world: World) -> None:
-    world.report(0, 7)
-    world.report(1, 7)
+def test_a_stopped_rank_is_the_one_that_differs(world: World) -> None:
+    for rank in range(4):
+        world.report(rank, 7)
     world.sample("SSTS")
     watch, look = HangWatch(Windows()), world.look()
     found: list[Verdict] = []

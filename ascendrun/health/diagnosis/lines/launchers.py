@@ -15,7 +15,8 @@ from ascendrun.health.diagnosis.indicators import normalised
 from ascendrun.health.diagnosis.lines.tracebacks import find_chains, rank_of_prefix, split_prefix
 from ascendrun.health.diagnosis.times import stamp_of
 
-LAUNCHERS = frozenset({"torchrun", "deepspeed", "python"})
+LAUNCHERS = frozenset({"torchrun", "deepspeed", "none"})
+"""Launchers of which the evidence has the process of each node, not its ranks."""
 OBSERVED_BEFORE_S = 1.0
 """Minimum time from the first end of a rank to the end of its launcher."""
 _FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: (.*)$")
