@@ -1,8 +1,8 @@
 """A training that loses a rank, a host or an answer, and trains again: ascendrun beside torchrun --max-restarts.
 
-python -m benchmarks.restart [--repeat 2] [--patience 200] [--results FOLDER]
+python -m benchmarks.restart [--repeat 2] [--patience 300] [--results FOLDER]
 
-Two ranks on each of two hosts; a third host is free. About 15 minutes a repetition, most of them waiting.
+Two ranks on each of two hosts; a third host is free. About 10 minutes a repetition, most of them waiting.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ def watch(bed: Bed, trial: Trial, event: str, *, patience_s: float) -> Again:
         looked[0] = now_s
         if not gone and not old & {process.pid for process in trial.left()}:
             gone.append(now_s - since_s)
-        return bool(gone) and any(step["start_s"] > since_s for step in _steps(bed.shared))
+        is_over = trial.status() is not None or any(step["start_s"] > since_s for step in _steps(bed.shared))
+        return bool(gone) and is_over
 
     trial.watch(patience_s, look)
     steps = _steps(bed.shared)
@@ -243,7 +244,7 @@ def says(patience_s: float) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--repeat", type=int, default=2, metavar="N", help="repetitions  [default: %(default)s]")
-    options.add_argument("--patience", type=float, default=200.0, metavar="S", help="seconds  [default: %(default)g]")
+    options.add_argument("--patience", type=float, default=300.0, metavar="S", help="seconds  [default: %(default)g]")
     options.add_argument("--event", choices=EVENTS, action="append", help="only this one; may be repeated")
     options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     given = options.parse_args()

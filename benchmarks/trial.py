@@ -156,7 +156,7 @@ class Trial:
         gone_s: list[float] = []
 
         def look() -> bool:
-            status = self._status()
+            status = self.status()
             if not back and status is not None:
                 back.append((time.time() - since_s, status))
             if not gone_s and not self.left():
@@ -174,7 +174,7 @@ class Trial:
             if not self._read():
                 time.sleep(_LOOK_S)
 
-    def _status(self) -> int | None:
+    def status(self) -> int | None:
         """Of the stop command where there is one, else of the launcher; None while it runs."""
         if self._stopping is not None:
             return self._stopping.poll()
