@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +88,37 @@ def test_a_supervisor_that_is_killed_leaks_nothing(node, ids, point):
     agent.do("stop", tag=TAG, now=True, grace_s=None)
     agent.wait_ended(TAG)
     wait_free(agent, ids)
+
+
+def test_a_repeated_go_waits_for_a_supervisor_that_is_slow_to_start(node, ids):
+    first = node.connect(ASCENDRUN_FAILPOINT="launch.before_claim=pause")
+    first.do("prepare", **node.job(TAG, HOLD, devices=npus(ids)))
+    first.post("go", tag=TAG, master_port=None, secret_env={})
+    first.wait(lambda: stopped_supervisors(node))
+    [supervisor] = stopped_supervisors(node)
+    first.kill()
+    second = node.connect()
+    number = second.post("go", tag=TAG, master_port=None, secret_env={})
+    until = time.monotonic() + 2.0
+    second.wait(lambda: number in second.replies or time.monotonic() > until)
+    assert number not in second.replies
+    os.kill(supervisor, signal.SIGCONT)
+    reply, _ = second.wait(lambda: second.replies.pop(number, None))
+    assert reply.get("supervisor_pid") == supervisor, reply
+    second.do("stop", tag=TAG, now=True, grace_s=None)
+    second.do("follow", tag=TAG, offsets={})
+    second.wait_ended(TAG)
+
+
+def stopped_supervisors(node):
+    found = []
+    for one in procs.snapshot().values():
+        stat = procs.read_stat(one.pid)
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if stat is not None and stat.state == "T":
+                argv = Path(f"/proc/{one.pid}/cmdline").read_bytes()
+                found += [one.pid] if str(node.root).encode() in argv else []
+    return found
 
 
 def test_ranks_that_outlive_their_supervisor_keep_the_devices(node, agent, other, ids):

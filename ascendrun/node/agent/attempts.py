@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 START_S = 20.0
 """Seconds that a supervisor may take to report its start."""
-CLAIM_S = 1.0
-"""Seconds that a supervisor of an earlier agent may take to claim an attempt whose leases it holds."""
 NOTICE_S = 5.0
 """Seconds that a supervisor may take to exit after it has written the end."""
 OBEY_S = 5.0
@@ -203,7 +201,7 @@ class Attempts:
             try:
                 self._leases.keep(tag, prepared, port=port if prepared.get("ports") else None, base=base)
             except OperationError:
-                claimed = self._await_claim(folder)  # a supervisor that an earlier agent started may hold them
+                claimed = self._await_claim(tag, folder)
                 if claimed is None:
                     raise
                 return {"supervisor_pid": claimed["pid"]}
@@ -225,12 +223,14 @@ class Attempts:
             raise OperationError("attempt-stale", "attempt-stopped-early", attempt=tag)
         return {"supervisor_pid": identity["pid"]}
 
-    def _await_claim(self, folder: str) -> dict[str, Any] | None:
-        """Return the supervisor that claims the attempt within CLAIM_S; None: none does."""
-        deadline = time.monotonic() + CLAIM_S
+    def _await_claim(self, tag: str, folder: str) -> dict[str, Any] | None:
+        """Return the supervisor that an earlier agent started and that claims the attempt; None: no process holds its
+        leases, or that one takes longer than START_S."""
+        deadline = time.monotonic() + START_S
         while True:
+            may_claim = self._leases.are_elsewhere(tag) and time.monotonic() < deadline
             identity = read_claim(os.path.join(folder, IDENTITY)) or {}
-            if "pid" in identity or time.monotonic() > deadline:
+            if "pid" in identity or not may_claim:
                 return identity if "pid" in identity else None
             time.sleep(0.02)
 

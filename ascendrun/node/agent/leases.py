@@ -130,6 +130,14 @@ class Leases:
         for lease in held.values():
             lease.release()
 
+    def are_elsewhere(self, tag: str) -> bool:
+        """Return whether another process of this node holds a lease of the attempt."""
+        ours = self._of(tag)
+        owner = (tag, self._node)
+        return any(
+            (row.get("tag"), row.get("node")) == owner and name not in ours for name, row in read_leases().items()
+        )
+
     def _tags(self) -> list[str]:
         with self._lock:
             return list(self._held)
