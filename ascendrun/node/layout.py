@@ -47,7 +47,7 @@ except ImportError:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Mapping
+    from typing import Any, Mapping
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
 TAG_VARIABLE = "ASCENDRUN_RUN_ID"
@@ -216,6 +216,11 @@ def root_of(attempt_folder: str) -> str:
 def process_number(node_rank: int) -> int:
     """Return the number in records of a node's process that starts its ranks: below 0, since it is not a rank's."""
     return -1 - node_rank
+
+
+def is_rank(plan: dict[str, Any], prepared: dict[str, Any]) -> bool:
+    """Return whether the process of a plan is a rank. With the job's `launcher: none` it starts the ranks itself."""
+    return "RANK" in plan["env"] or prepared.get("launcher") is not None
 
 
 def process_name(number: int) -> str:

@@ -131,3 +131,20 @@ def test_a_rank_that_is_not_of_this_node_is_refused(node: Any, agent: Any) -> No
     agent.start(launched(node, code="import time; time.sleep(600)", ranks=3, how="leaves"))
     assert agent.wait_ended(TAG)["codes"]["-2"] == 1
     assert {e["rank"] for e in agent.told(TAG, "rank_started")} <= {-2, 2, 3}
+
+
+def test_a_process_that_forks_its_ranks_itself_is_none_of_them(node: Any, agent: Any) -> None:
+    fork = (
+        "import os, subprocess, sys\n"
+        "wait = [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(600)']\n"
+        "ranks = [subprocess.Popen(wait, env=dict(os.environ, RANK=str(rank))) for rank in (2, 3)]\n"
+        "[rank.wait() for rank in ranks]"
+    )
+    job = node.job(TAG, [PY, "-c", fork], node_rank=1)
+    job["ranks"][0].update(rank=1, env={})
+    agent.start(job)
+    agent.wait(lambda: agent.output(TAG, 1) == b"1\n1\n")
+    assert [row["rank"] for row in agent.do("stacks", tag=TAG)["ranks"]] == [2, 3]
+    assert agent.refused("rank_process", tag=TAG, rank=1)["code"] == "rank-not-running"
+    agent.do("stop", tag=TAG, now=True, grace_s=None)
+    agent.wait_ended(TAG)

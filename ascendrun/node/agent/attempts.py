@@ -453,7 +453,7 @@ class Attempts:
         """Return the processes of an attempt, the ranks of those that the supervisor started, and its directory."""
         folder = layout.attempt_dir(self._root, tag)
         prepared = read_json(os.path.join(folder, PREPARED)) or {"ranks": []}
-        ranks = {int(rank["rank"]) for rank in prepared["ranks"]}
+        ranks = {int(rank["rank"]) for rank in prepared["ranks"] if layout.is_rank(rank, prepared)}
         streams = layout.streams_dir(folder)
         started = [event for event in read_events(streams) if event.get("event") == "rank_started"]
         leaders = {int(event["pid"]): int(event["rank"]) for event in started if int(event["rank"]) in ranks}

@@ -193,8 +193,7 @@ def leaders_of(folder: str, prepared: dict[str, Any]) -> list[Leader]:
             plan = plans.get(int(event["rank"]))
             if plan is None:  # a launcher, whose ranks are here too
                 continue
-            env = plan["env"]
-            is_rank = "RANK" in env or prepared.get("launcher") is not None
+            env, is_rank = plan["env"], layout.is_rank(plan, prepared)
             found.append(
                 Leader(
                     int(event["pid"]),
