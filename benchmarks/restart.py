@@ -235,7 +235,7 @@ def says(patience_s: float) -> str:
         "elastic rendezvous on the first host; where a host is lost, a third agent waits on the free one. ascendrun: "
         "`max_restarts: 3`, `backoff_s: [1, 2]`, and `on_unreachable_node: fence` with the shortest lease, "
         f"{FENCE_S} s: it does not start ranks again before the silent ones have ended by themselves; torchrun has no "
-        "such promise.\n\n"
+        "such promise. The script reports its steps to ascendrun, by one line.\n\n"
         "*known*: the first line on the screen that is not the training's own. *steps done twice*: since the "
         "checkpoint from which the new start continues."
     )

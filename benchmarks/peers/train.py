@@ -1,6 +1,6 @@
-"""A training that continues from its newest checkpoint: python train.py FOLDER. It knows PyTorch, and no launcher.
+"""A training that continues from its newest checkpoint: python train.py FOLDER.
 
-All ranks sum a tensor in each step; a sum that is not answered for LIMIT_S is an error, as under HCCL's and NCCL's
+It reports its steps by `ascendrun.log` where that is there: hangs are detected by steps that ranks report. All ranks sum a tensor in each step; a sum that is not answered for LIMIT_S is an error, as under HCCL's and NCCL's
 limits. Rank 0 saves each tenth step into FOLDER, which all hosts share, prints steps as nanoGPT does, and records in
 FOLDER/steps.jsonl when each start began, from which step, and when each of its steps was done.
 """
@@ -13,6 +13,14 @@ import time
 
 import torch
 import torch.distributed as dist
+
+try:
+    from ascendrun import log
+except ImportError:  # under another launcher
+
+    def log(**values: object) -> None:
+        pass
+
 
 LIMIT_S = float(os.environ.get("TRAIN_LIMIT_S", "120"))
 STEP_S = 0.1
@@ -30,6 +38,7 @@ def main(folder: str) -> None:
     while True:
         dist.all_reduce(torch.ones(4))
         step += 1
+        log(step=step, loss=1.0)
         if rank == 0:
             with open(os.path.join(folder, "steps.jsonl"), "a") as file:
                 file.write(json.dumps({"start_s": start_s, "from": first, "step": step, "at_s": time.time()}) + "\n")
