@@ -1,8 +1,9 @@
 """A training that continues from its newest checkpoint: python train.py FOLDER.
 
-It reports its steps by `ascendrun.log` where that is there: hangs are detected by steps that ranks report. All ranks sum a tensor in each step; a sum that is not answered for LIMIT_S is an error, as under HCCL's and NCCL's
+All ranks sum a tensor in each step; a sum that is not answered for LIMIT_S is an error, as under HCCL's and NCCL's
 limits. Rank 0 saves each tenth step into FOLDER, which all hosts share, prints steps as nanoGPT does, and records in
-FOLDER/steps.jsonl when each start began, from which step, and when each of its steps was done.
+FOLDER/steps.jsonl when each start began, from which step, and when each of its steps was done. All ranks report their
+steps by `ascendrun.log` where that is there: hangs are detected by them.
 """
 
 import datetime
