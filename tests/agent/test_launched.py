@@ -143,7 +143,7 @@ def test_a_process_that_forks_its_ranks_itself_is_none_of_them(node: Any, agent:
     job = node.job(TAG, [PY, "-c", fork], node_rank=1)
     job["ranks"][0].update(rank=1, env={})
     agent.start(job)
-    agent.wait(lambda: agent.output(TAG, 1) == b"1\n1\n")
+    agent.wait(lambda: agent.output(TAG, 1).count(b"1") == 2)  # they share a pipe: unbuffered lines may mix
     assert [row["rank"] for row in agent.do("stacks", tag=TAG)["ranks"]] == [2, 3]
     assert agent.refused("rank_process", tag=TAG, rank=1)["code"] == "rank-not-running"
     agent.do("stop", tag=TAG, now=True, grace_s=None)
