@@ -58,7 +58,8 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture
-def keepers(tmp_path: Path) -> Iterator[Callable[[], SampleIngest]]:
+def keepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], SampleIngest]]:
+    monkeypatch.setattr(sample_ingest, "TEND_S", 86400.0)  # samples of T are old enough to be removed
     made: list[SampleIngest] = []
 
     def make() -> SampleIngest:
