@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -43,6 +44,7 @@ FENCE_S = 120
 """The shortest lease: 90 s and the grace period of checkpoints."""
 OURS, TORCHRUN = "ascendrun", "torchrun"
 _LOOK_S = 0.1
+_RUNS = re.compile(r"RUNNING · [\dhms]+ · step \d+ · loss")
 
 
 @dataclass(frozen=True)
@@ -195,9 +197,9 @@ def _cause(bed: Bed, trial: Trial, event: str) -> float:
 
 
 def _has_news(text: str) -> bool:
-    """Whether the screen shows a whole line that is not the training's own."""
-    lines = text.splitlines()[1:-1]  # the first may be the end of a step's line
-    return any(line.strip() and "iter " not in line for line in lines)
+    """Whether the screen shows a whole line that is neither the training's own nor ascendrun's of a running job."""
+    lines = re.split(r"[\r\n]+", text)[1:-1]  # the first may be the end of a step's line
+    return any(line.strip() and "iter " not in line and not _RUNS.search(line) for line in lines)
 
 
 def _steps(folder: Path) -> list[dict[str, float]]:
