@@ -71,10 +71,6 @@ def missing_columns(file: Raw, *, has_organism: bool) -> list[str]:
 
 def check_options(training: Training) -> Iterator[PlanProblem]:
     options = training.options
-    if training.mode in TRAINS and options["attention"] != "full":
-        message = Text("plan.codon-block-sparse", "args.attention: block_sparse is not supported")
-        hint = Text("plan.codon-full", "set attention: full, which is exact up to 2048 tokens")
-        yield PlanProblem("codon-block-sparse", message, hint, "attention")
     if training.mode == "finetune" and not options["base_model"]:
         message = Text("plan.codon-base", "args.base_model is required with mode: finetune")
         hint = Text("plan.codon-pretrain", "set it to a model, or mode: pretrain to train a new one")

@@ -35,15 +35,16 @@ class Stored:
     weights: Mapping[str, torch.Tensor]
     organisms: Organisms
 
-    def make(
-        self, *, organisms: Organisms | None = None, dropout: float | None = None, recomputes: bool = False
-    ) -> CodonModel:
-        """Return the model; with `organisms`, of these: its own and new ones. `dropout` None: its own."""
+    def make(self, *, organisms: Organisms | None = None, dropout: float | None = None, **given: Any) -> CodonModel:
+        """Return the model; with `organisms`, of these: its own and new ones. `dropout` None: its own.
+
+        `given`: more arguments of CodonModel.
+        """
         weights, config = with_organisms(self.weights, self.config, len(organisms or self.organisms))
         if dropout is not None:
             config = replace(config, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
         with torch.device("meta"):
-            model = CodonModel(config, recomputes=recomputes)
+            model = CodonModel(config, **given)
         model.load_state_dict({**dict(weights)}, assign=True)
         for name, weight in model.named_parameters():
             weight.requires_grad_("pooler" not in name)

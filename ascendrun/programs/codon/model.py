@@ -1,6 +1,7 @@
-"""The model: a BigBird that predicts masked codons, with attention to the whole sequence.
+"""The model: a BigBird that predicts masked codons.
 
-Names of weights and results are those of transformers' BigBirdForMaskedLM with `attention_type: original_full`.
+Names of weights and results are those of transformers' BigBirdForMaskedLM: with `attention_type: original_full`, and in
+training with attention `block_sparse` with that.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from functools import partial
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -16,12 +18,15 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ascendrun.planner import codon_vocabulary as v
+from ascendrun.programs.codon.sparse import is_sparse, random_blocks, sparse_attention
 from ascendrun.programs.trainer.attention import Segments, attention
 from ascendrun.programs.trainer.data import seed_of
 from ascendrun.programs.trainer.errors import InvalidDataError
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
 """How each approximates GELU."""
+FULL, BLOCK_SPARSE = "full", "block_sparse"
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Config:
     layer_norm_eps: float = 1e-12
     pad_token_id: int = 0
     use_bias: bool = True
+    block_size: int = 64
+    num_random_blocks: int = 3
     rescale_embeddings: bool = False
 
     @classmethod
@@ -114,18 +121,16 @@ class Layer(nn.Module):
         self.attention = nn.ModuleDict({"self": inside, "output": Output(hidden, config)})
         self.intermediate = nn.ModuleDict({"dense": nn.Linear(hidden, inner)})
         self.output = Output(inner, config)
-        self.heads, self.dropout = config.num_attention_heads, config.attention_probs_dropout_prob
+        self.heads = config.num_attention_heads
         self.activation = ACTIVATIONS[config.hidden_act]
 
-    def forward(self, x: torch.Tensor, segments: Segments | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
         rows, length, hidden = x.shape
         inside: Any = self.attention["self"]
         q, k, values = (
             inside[name](x).view(rows, length, self.heads, hidden // self.heads) for name in ("query", "key", "value")
         )
-        dropout = self.dropout if self.training else 0.0
-        seen = attention(q, k, values, causal=False, segments=segments, dropout=dropout).reshape(rows, length, hidden)
-        x = self.attention["output"](seen, x)
+        x = self.attention["output"](attend(q, k, values).reshape(rows, length, hidden), x)
         inner = functional.gelu(self.intermediate["dense"](x), approximate=self.activation)
         return self.output(inner, x)  # type: ignore[no-any-return]
 
@@ -147,9 +152,11 @@ class Predictions(nn.Module):
 
 
 class CodonModel(nn.Module):
-    def __init__(self, config: Config, *, recomputes: bool = False) -> None:
+    """`attention`: BLOCK_SPARSE is for long sequences in training; all others are attended to whole (FULL)."""
+
+    def __init__(self, config: Config, *, recomputes: bool = False, attention: str = FULL) -> None:
         super().__init__()
-        self.config, self.recomputes = config, recomputes
+        self.config, self.recomputes, self.attention = config, recomputes, attention
         layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         pooler = nn.Linear(config.hidden_size, config.hidden_size).requires_grad_(False)  # unused: kept for others
         self.bert = nn.ModuleDict(
@@ -174,22 +181,50 @@ class CodonModel(nn.Module):
         `places`: of the flattened rows x length, the only ones that are computed; the result is places x tokens.
         """
         x = self.bert["embeddings"](ids, organisms)
+        attend_of = self.full(segments)
+        width, block = ids.shape[1], self.config.block_size
+        if self.training and self.attention == BLOCK_SPARSE and is_sparse(width, block, self.config.num_random_blocks):
+            x = functional.pad(x, (0, 0, 0, -width % block))
+            attend_of = self.sparse(functional.pad(ids != v.PAD, (0, -width % block)))
         encoder: Any = self.bert["encoder"]
-        for layer in encoder["layer"]:
+        for number, layer in enumerate(encoder["layer"]):
+            attend = attend_of(number)
             if self.recomputes and self.training:
-                x = checkpoint(layer, x, segments, use_reentrant=False)
+                x = checkpoint(layer, x, attend, use_reentrant=False)
             else:
-                x = layer(x, segments)
+                x = layer(x, attend)
+        x = x[:, :width]
         if places is not None:
             x = x.flatten(0, 1)[places]
         words = self.words.weight
         return self.cls["predictions"](x, words)  # type: ignore[no-any-return]
 
+    def full(self, segments: Segments | None) -> Callable[[int], Attend]:
+        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
+        attend = partial(attention, causal=False, segments=segments, dropout=dropout)
+        return lambda layer: attend
 
-def make_model(config: Config, *, seed: int, recomputes: bool = False) -> CodonModel:
-    """Return a model with new weights, the same on all ranks: normal matrices, norms of 1, biases of 0."""
+    def sparse(self, real: torch.Tensor) -> Callable[[int], Attend]:
+        """Return the attention of each layer. `real`: False for padding, which fills the last block."""
+        config = self.config
+        sizes = {"heads": config.num_attention_heads, "block": config.block_size, "count": config.num_random_blocks}
+
+        def attend_of(layer: int) -> Attend:
+            chosen = random_blocks(
+                layer, real.shape[1], positions=max(config.max_position_embeddings, real.shape[1]), **sizes
+            )
+            return partial(sparse_attention, real=real, chosen=chosen, block=config.block_size)
+
+        return attend_of
+
+
+def make_model(config: Config, *, seed: int, **given: Any) -> CodonModel:
+    """Return a model with new weights, the same on all ranks: normal matrices, norms of 1, biases of 0.
+
+    `given`: more arguments of CodonModel.
+    """
     with torch.device("meta"):
-        model = CodonModel(config, recomputes=recomputes)
+        model = CodonModel(config, **given)
     model = model.to_empty(device="cpu")
     chance = torch.Generator().manual_seed(seed_of(seed, 21))
     with torch.no_grad():

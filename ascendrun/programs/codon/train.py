@@ -172,11 +172,6 @@ def train_stage(options: Options, here: Runtime) -> None:
 
 def refuse(options: Options) -> None:
     """Raise InvalidDataError for options that contradict each other."""
-    if options["attention"] != "full":
-        raise InvalidDataError(
-            "program.codon-block-sparse",
-            "--attention=block_sparse is not supported\nhint: set --attention=full, which is exact up to 2048 tokens",
-        )
     if options["mode"] == "finetune" and not options["base_model"]:
         raise InvalidDataError(
             "program.codon-base",
@@ -187,10 +182,10 @@ def refuse(options: Options) -> None:
 
 def start(options: Options, stored: Stored | None, organisms: Organisms) -> CodonModel:
     """Return the model at the beginning of a training, the same on all ranks."""
-    recomputes = options["gradient_checkpointing"]
+    given = {"recomputes": options["gradient_checkpointing"], "attention": options["attention"]}
     if stored is not None:
-        return stored.make(organisms=organisms, dropout=options["dropout"], recomputes=recomputes)
-    return make_model(config_of(options, organisms), seed=options["seed"], recomputes=recomputes)
+        return stored.make(organisms=organisms, dropout=options["dropout"], **given)
+    return make_model(config_of(options, organisms), seed=options["seed"], **given)
 
 
 def config_of(options: Options, organisms: Organisms) -> Config:

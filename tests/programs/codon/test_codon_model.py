@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -63,6 +66,58 @@ def test_logits_equal_those_of_transformers_with_padding(theirs):
         some = model(ids, organisms, segments, places)
     assert (found - expected)[mask.bool()].abs().max() <= 1e-5
     assert torch.allclose(some, found.flatten(0, 1)[places], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "block, count, positions, lengths",
+    [
+        (4, 2, 64, [50, 39, 9]),  # padded to 52
+        (4, 3, 90, [90, 45]),  # more blocks than the positions have
+        (16, 3, 1024, [1024, 700]),  # the rule for the lengths of BigBird's paper
+        (64, 3, 4096, [1024]),
+        (64, 3, 2048, [767]),  # 12 blocks: the fewest
+    ],
+)
+def test_block_sparse_attention_equals_that_of_transformers(block, count, positions, lengths):
+    """The same random blocks and weights; in evaluations attention is exact. NumPy's own generator is left alone."""
+    from transformers import BigBirdConfig, BigBirdForMaskedLM
+
+    config = replace(
+        SMALL, hidden_size=32, intermediate_size=32, num_attention_heads=2, max_position_embeddings=positions,
+        block_size=block, num_random_blocks=count, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    room = {**config.as_json(), "attention_type": "block_sparse", "max_position_embeddings": -(-positions // 4) * 4}
+    theirs = BigBirdForMaskedLM(BigBirdConfig(**room)).train()
+    with torch.no_grad():  # larger scores, so that the chosen blocks matter
+        for name, weight in theirs.named_parameters():
+            if name.endswith(("query.weight", "key.weight", "value.weight")):
+                weight.mul_(30)
+    state = files.clean(theirs.state_dict())
+    state[files.POSITIONS] = state[files.POSITIONS][:positions]
+    model = CodonModel(config, attention="block_sparse").train()
+    model.load_state_dict(state)
+    width = max(lengths)
+    ids = torch.randint(5, 90, (len(lengths), width), generator=torch.Generator().manual_seed(3))
+    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+    ids[~mask] = v.PAD
+    organisms = torch.tensor([51, 3, 163][: len(lengths)])
+    np.random.seed(7)
+    before = np.random.get_state()[1].tolist()
+    found = model(ids, organisms, Segments.of_rows([[length] for length in lengths], width))
+    assert np.random.get_state()[1].tolist() == before
+    expected = theirs(ids, attention_mask=mask.long(), token_type_ids=organisms[:, None].expand(-1, width)).logits
+    assert (found - expected)[mask].abs().max() <= 1e-5
+    name = "bert.encoder.layer.0.attention.self.key.weight"
+    for logits in (found, expected):
+        logits[mask].square().mean().backward()
+    gradients = [dict(each.named_parameters())[name].grad for each in (model, theirs)]
+    assert torch.allclose(*gradients, rtol=1e-3, atol=1e-6) and gradients[0].abs().max() > 1e-5
+    exact = CodonModel(config).eval()
+    exact.load_state_dict(state)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(ids, organisms), exact(ids, organisms))
+        assert (model.train()(ids, organisms) - exact(ids, organisms))[mask].abs().max() > 1e-3
 
 
 def test_a_saved_model_is_read_by_transformers_and_back_to_the_bit(folder, tmp_path):

@@ -33,7 +33,6 @@ def training(ranks=1, files=None, **args):
     [
         ({"mode": "finetune"}, "codon-base"),
         ({"mode": "evaluate"}, "model-required"),
-        ({"attention": "block_sparse"}, "codon-block-sparse"),
         ({"hidden_size": 100}, "codon-heads"),
         ({"data_path": ""}, "no-data-path"),
         ({"prepared_dir": "out/prep"}, "not-written"),

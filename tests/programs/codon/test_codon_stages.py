@@ -85,7 +85,6 @@ def test_a_table_is_prepared_and_bad_starts_are_one_error(launch, tmp_path):
         "columns": ["--mode=prepare", f"--data_path={tmp_path / 'a.csv'}"],
         "none": ["--mode=prepare"],
         "base": ["--mode=finetune", "--data_path=generated"],
-        "sparse": ["--mode=pretrain", "--data_path=generated", "--attention=block_sparse"],
         "heads": [*SMALL, "--data_path=generated", "--num_attention_heads=3"],
         "short": [*SMALL, "--data_path=generated", "--max_position_embeddings=16"],
         "model": ["--mode=evaluate", "--data_path=generated", f"--model_path={tmp_path / 'empty'}"],
