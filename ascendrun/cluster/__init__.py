@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ascendrun.query.log_files import AttemptFiles, LogFile
     from ascendrun.query.log_follow import FollowUpdate
     from ascendrun.query.log_gaps import LogGap
+    from ascendrun.query.new_job import NewJob
     from ascendrun.query.notice_view import NoticeTargetView, NoticeTestResult
     from ascendrun.query.submit import ValidStage
     from ascendrun.query.templates import Template
@@ -64,6 +65,7 @@ __all__ = [
     "LogLine",
     "LogView",
     "MetricsRows",
+    "NewJob",
     "NodeView",
     "NoticeTargetView",
     "NoticeTestResult",
@@ -98,6 +100,7 @@ _MODULES = {
     "query.log_follow": ("FollowUpdate",),
     "query.log_gaps": ("LogGap",),
     "planner.plan": ("TrainingPlan",),
+    "query.new_job": ("NewJob",),
     "query.notice_view": ("NoticeTargetView", "NoticeTestResult"),
     "query.submit": ("ValidStage",),
     "query.templates": ("Template",),

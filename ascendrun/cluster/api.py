@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ascendrun.health.report.data import Report
     from ascendrun.query.bundle.job import Bundle
     from ascendrun.query.explain import Explanation, JobStacks
+    from ascendrun.query.new_job import NewJob
     from ascendrun.query.notice_view import NoticeTargetView, NoticeTestResult
     from ascendrun.query.templates import Template
     from ascendrun.text import Text
@@ -181,6 +182,21 @@ class Cluster(SampleCalls, FileCalls):
         from ascendrun.query.templates import copy_template
 
         return copy_template(name, Path(target))
+
+    def check_new_job(self, answers: NewJob, target: str | Path = ".") -> str:
+        """Return the job file that `write_new_job` would write; raises as it does."""
+        from ascendrun.query.new_job import check_new_job
+
+        return check_new_job(answers, Path(target))
+
+    def write_new_job(self, answers: NewJob, target: str | Path = ".") -> tuple[Path, ...]:
+        """Write a job file and a hostfile into `target` and return the new files, the job file first.
+
+        Raises InvalidInputError, ConflictError if a file exists.
+        """
+        from ascendrun.query.new_job import write_new_job
+
+        return write_new_job(answers, Path(target))
 
     def dashboard(self) -> str:
         """Return a Grafana dashboard (JSON) of the metrics of `prometheus`."""

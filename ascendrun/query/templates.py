@@ -59,11 +59,16 @@ def copy_template(name: str, target: Path) -> tuple[Path, ...]:
         shutil.copyfile(source, path)
     job_file = target / template.job_file
     job_file.write_text(_SCHEMA_OF_CHECKOUT.sub(SCHEMA_FILE, job_file.read_text("utf-8"), count=1), "utf-8")
+    return tuple(sorted([*copies, *write_schema(job_file)], key=lambda path: path != job_file))
+
+
+def write_schema(job_file: Path) -> tuple[Path, ...]:
+    """Write the JSON Schema of job files next to a job file; return its path, (): one is there, and is kept."""
     schema = job_file.with_name(SCHEMA_FILE)
-    if not (schema.exists() or schema.is_symlink()):
-        schema.write_text(json.dumps(job_json_schema(), indent=1, ensure_ascii=False) + "\n", "utf-8")
-        copies[schema] = schema
-    return tuple(sorted(copies, key=lambda path: path != job_file))
+    if schema.exists() or schema.is_symlink():
+        return ()
+    schema.write_text(json.dumps(job_json_schema(), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return (schema,)
 
 
 def templates_root() -> Path:

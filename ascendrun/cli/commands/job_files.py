@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import cli_command
 from ascendrun.text import Text
 
@@ -142,28 +144,79 @@ def schema(ctx: CliContext, key: str | None) -> int:
     return 0
 
 
+QUESTIONS: tuple[tuple[str, Text, str], ...] = (
+    ("hosts", Text("init.ask.hosts", "Hosts: names, npu[01-04] or NAME=ADDRESS (NAME=local: this machine)"), ""),
+    ("user", Text("init.ask.user", "User for SSH (empty: as ~/.ssh/config has it)"), ""),
+    ("devices", Text("init.ask.devices", "Devices: npu, cuda or cpu"), "npu"),
+    ("per_node", Text("init.ask.per-node", "Devices on each host"), "8"),
+    (
+        "python",
+        Text("init.ask.python", "Python on the hosts: an interpreter, or the directory of an environment"),
+        "python3",
+    ),
+    (
+        "set_env",
+        Text("init.ask.set-env", "File of CANN to source first (-: none)"),
+        "/usr/local/Ascend/ascend-toolkit/set_env.sh",
+    ),
+    ("interface", Text("init.ask.interface", "Network interface between the ranks (empty: by the routes)"), ""),
+    ("script", Text("init.ask.script", "Script and its arguments (a missing train.py is written)"), "train.py"),
+)
+"""Fields of NewJob in the order of the questions, with the default of each."""
+
+
 @cli_command(
     "init",
     examples="""
-    ascendrun init                       # list templates
+    ascendrun init                       # ask, then write a job file and a hostfile
+    ascendrun init --list                # list templates
     ascendrun init quickstart            # copy the template into this directory
     ascendrun init quickstart ~/train
 """,
 )
 @click.argument("name", required=False)
 @click.argument("target", required=False, type=click.Path(path_type=Path))
+@click.option("--list", "is_list", is_flag=True, help="List the templates.")
 @click.pass_obj
-def init(ctx: CliContext, name: str | None, target: Path | None) -> int:
+def init(ctx: CliContext, name: str | None, target: Path | None, is_list: bool) -> int:
     """Copy the template NAME (a job file and the files it uses) to the directory TARGET.
 
-    The default is the current directory. Without NAME, list the templates.
+    The default is the current directory. Without NAME, ask for hosts, devices and script, and write a job file and a
+    hostfile here; this requires a terminal.
     """
-    if name is None:
+    if is_list:
         for template in ctx.cluster.templates():
             print(f"{template.name:20s} {template.summary}")
         return 0
-    paths = ctx.cluster.init(name, target or Path())
+    paths = _ask_for_job(ctx) if name is None else ctx.cluster.init(name, target or Path())
     for path in paths:
         print(path)
-    ctx.hint(f"ascendrun submit {paths[0]}")
+    ctx.hint(f"ascendrun {'submit' if name else 'doctor'} {paths[0]}")
     return 0
+
+
+def _ask_for_job(ctx: CliContext) -> tuple[Path, ...]:
+    """Ask until each answer is valid, and write the files. Raises UsageError without a terminal."""
+    from ascendrun.cluster import NewJob
+    from ascendrun.core.errors import InvalidInputError
+
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        names = [template.name for template in ctx.cluster.templates()]
+        message = Text("init.no-terminal", "missing argument NAME: questions require a terminal")
+        raise UsageError(message, hint=Text("init.known", "known templates: {names}", names=names))
+    ctx.cluster.check_new_job(NewJob("host"))
+    answers = {"hosts": "host"}
+    for key, question, default in QUESTIONS:
+        if key == "set_env" and answers["devices"] != "npu":
+            continue
+        while True:
+            given = click.prompt(str(question), default=default, show_default=bool(default), err=True).strip()
+            answers[key] = "" if given == "-" else given
+            try:
+                ctx.cluster.check_new_job(NewJob(**answers))
+            except InvalidInputError as error:
+                for problem in error.problems:
+                    ctx.error(problem.message, problem.hint)
+            else:
+                break
+    return ctx.cluster.write_new_job(NewJob(**answers))

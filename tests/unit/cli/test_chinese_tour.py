@@ -122,7 +122,7 @@ TOUR: dict[str, tuple[str, ...]] = {
     "wait": ("", "nothing", "JOB --timeout soon"),
     "validate": ("", "good.yaml bad.yaml program.yaml pipeline.yaml bad.hosts missing.yaml empty.yaml list.yaml"),
     "schema": ("", "nothing", "devices", "devices.type", "restart", "qwen_lora", "trajectory", "meshtest", "args.x"),
-    "init": ("", "nothing", "quickstart mine", "quickstart mine", "cluster.hosts x"),
+    "init": ("", "--list", "nothing", "quickstart mine", "quickstart mine", "cluster.hosts x"),
     "demo": ("extra", "--keeep"),
     "sim": ("", "npu", "gpu -- x", "npu --devices 99 -- x", "npu --python /nowhere -- x", "npu --fault odd -- x"),
     "doctor": ("", "missing.yaml", "-H missing.hosts", "-H all.hosts --hosts n9", "--device-type x", "-H bad.hosts"),

@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 from terminal import DEADLINE_S, PseudoTerminal
 
+from ascendrun.cli.commands.job_files import QUESTIONS
+from ascendrun.query.submit import read_job
+from ascendrun.text import template_of
+
 pytestmark = pytest.mark.slow
 STORY = Path(__file__).with_name("story_cluster.py")
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -169,3 +173,35 @@ def test_reading_logs_needs_neither_paramiko_nor_pydantic(world: dict[str, str])
     )
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
     assert loaded.isdisjoint({"paramiko", "pydantic", "rich", "torch"})
+
+
+def test_init_asks_and_writes_what_validate_and_doctor_accept(world: dict[str, str], tmp_path: Path) -> None:
+    answers = (
+        ("hosts", "local1=local local2=local"),
+        ("user", ""),
+        ("devices", "gpu"),
+        ("devices", "cpu"),
+        ("per_node", "2"),
+        ("python", str(Path(sys.executable).parent.parent)),
+        ("interface", "lo"),
+        ("script", "my_train.py --epochs 2"),
+    )
+    here = tmp_path / "new"
+    here.mkdir()
+    environ = {**world, "ASCENDRUN_NODE_ROOT": str(tmp_path / "node"), "ASCENDRUN_LANG": "zh"}
+    run = f"import os, sys; os.chdir({str(here)!r}); from ascendrun.cli import main; sys.exit(main(sys.argv[1:]))"
+    questions = {key: template_of(question.key, "", "zh") for key, question, _ in QUESTIONS}
+    with Terminal(environ, "-c", run, "init", columns=200) as terminal:
+        for key, answer in answers:
+            terminal.child.expect_exact(questions[key].encode())
+            terminal.child.sendline(answer)
+        assert terminal.end() == 0, terminal.text
+    job = read_job(here / "job.yaml")
+    assert (job.name, job.nodes, job.devices.type, job.devices.per_node) == ("my-train", 2, "cpu", 2)
+    assert job.command == ("python", "my_train.py", "--epochs", "2") and job.env["GLOO_SOCKET_IFNAME"] == "lo"
+    for command in ("validate job.yaml cluster.hosts", "doctor job.yaml", "controller stop"):
+        argv = [sys.executable, "-c", run, *command.split()]
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    with Terminal(environ, "-c", run, "init") as terminal:
+        assert terminal.end() == 7, "nothing is overwritten, and nothing asked before that is said"

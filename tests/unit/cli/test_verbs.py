@@ -295,11 +295,16 @@ def test_completion_answers_with_verbs(desk: Desk, monkeypatch: pytest.MonkeyPat
 
 
 def test_init_lists_and_copies(desk: Desk) -> None:
-    names = [line.split()[0] for line in desk.say("init").out.splitlines()]
+    names = [line.split()[0] for line in desk.say("init", "--list").out.splitlines()]
     assert "quickstart" in names
     result = desk.say("init", "quickstart", "mine")
     assert result.code == 0 and all(Path(line).is_file() for line in result.out.splitlines())
     assert desk.say("init", "quickstart", "mine").code == 7
+
+
+def test_init_without_a_name_and_a_terminal_names_the_templates(desk: Desk) -> None:
+    result = desk.say("init")
+    assert result.code == 2 and result.out == "" and "quickstart" in result.err
 
 
 @pytest.mark.parametrize(
