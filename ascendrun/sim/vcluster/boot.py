@@ -184,8 +184,13 @@ def _await_sshd(pids: dict[str, int]) -> None:
 
 
 def _require_sshd(pids: dict[str, int]) -> None:
-    """Raise OSError for a host on which nothing runs but its init: its sshd has ended."""
-    ended = [name for name, found in processes_in(pids).items() if len(found) < 2]
+    """Raise OSError for a host on which nothing runs but its init: its sshd has ended.
+
+    Of an sshd that goes into the background, one look may see neither the parent nor the child.
+    """
+    ended = pids
+    for _ in range(2):
+        ended = {name: pids[name] for name, found in processes_in(ended).items() if len(found) < 2}
     if ended:
         raise OSError(f"sshd ended: {'; '.join(f'{name}: {_last_words(pids[name])}' for name in ended)}")
 
