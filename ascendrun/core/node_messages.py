@@ -103,6 +103,7 @@ MESSAGES: Mapping[str, str] = {
     "setup-failed": "setup exited with code {status}: {output}",
     "several": "{problems}",
     "size-limit": "size limit reached at {path}; the rest is missing",
+    "stage-files-missing": "the files of earlier stages in {path} are not on this node",
     "stop-attempt": "cannot stop attempt {attempt} in {path}",
     "stop-hung": "stopped because the job hangs",
     "stop-requested": "stop requested",

@@ -222,7 +222,8 @@ def make_submissions(
 def stages_to_repeat(
     submissions: Sequence[Submission], before: Sequence[Job], from_stage: str | None, pipeline: str | None
 ) -> tuple[Submission, ...]:
-    """Return the stages of the file that are not done. `before`: the jobs of the pipeline so far.
+    """Return the stages of the file that are not done. `before`: the jobs of the pipeline so far. A stage that is named
+    runs also where the files of earlier stages are lost.
 
     Raises InvalidInputError if the file has other stages than the pipeline, NotFoundError if there is no such pipeline
     or stage, ConflictError if it still runs or is complete.
@@ -262,7 +263,7 @@ def stages_to_repeat(
             Text("submit.needed-stage", "required stage {stage} has not succeeded", stage=missing[0]),
             hint=f"--from-stage {missing[0]}",
         )
-    return tuple(submissions[names.index(first) :])
+    return tuple(replace(one, may_lack_files=one.stage == from_stage) for one in submissions[names.index(first) :])
 
 
 def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:

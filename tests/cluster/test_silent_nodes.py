@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable
 
@@ -22,12 +24,16 @@ pytestmark = pytest.mark.thorough
 DIVISOR = {"ASCENDRUN_HANG_DIVISOR": "20"}
 SAVED = "/ckpt"
 FENCE_S = 90
+HEARD_EACH_S = 15.0
+"""How long ago the last message of a node may have been that responds."""
 
 
 class Lossy(Scene):
     """Three hosts, and a job on two of them that saves into a folder that all of them see."""
 
-    def train(self, name: str, *, mode: str = "auto", more: str = "", is_fenced: bool = False) -> str:
+    def train(
+        self, name: str, *, mode: str = "auto", more: str = "", is_fenced: bool = False, env: dict[str, str] = DIVISOR
+    ) -> str:
         """Start the training; it runs, and has saved a checkpoint."""
         fence = f", fence_after_s: {FENCE_S}" if mode == "fence" else ""
         path = self.job(
@@ -41,7 +47,7 @@ class Lossy(Scene):
                 f"sampling: {{interval_s: 0.5}}\n{more}"
             ),
         )
-        job = self.start(path, env=DIVISOR)
+        job = self.start(path, env=env)
         self.await_state(job, "RUNNING")
         self.await_line(job, "saved 20")
         assert self.show(job)["job"]["hosts"] == ["node1", "node2"]
@@ -152,19 +158,44 @@ def trees(cluster: VirtualCluster, host: str) -> dict[str, tuple[int, int]]:
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in found.items()}
 
 
-def test_a_cut_of_20_s_restarts_nothing_and_loses_no_byte(scene: Lossy) -> None:
-    """The two nodes reach each other: only the head is away."""
-    job = scene.train("away", mode="wait")
+def test_a_node_that_the_head_does_not_reach_trains_on_and_screens_say_since_when(scene: Lossy) -> None:
+    """For longer than half an hour by the divided windows."""
+    trains_on_out_of_reach(scene, for_s=100, env=DIVISOR)
+
+
+@pytest.mark.usefixtures("only_long")
+@pytest.mark.timeout(3600)
+def test_half_an_hour_out_of_reach_restarts_nothing(scene: Lossy) -> None:
+    trains_on_out_of_reach(scene, for_s=1800, env={})
+
+
+def trains_on_out_of_reach(scene: Lossy, *, for_s: float, env: dict[str, str]) -> None:
+    """The head loses every packet from and to one node for so long. The two nodes reach each other."""
+    job = scene.train("away", env=env)
+    cut_at_s = time.time()
     for source, target in (("head", "node2"), ("node2", "head")):
         scene.cluster.block(source, target)
     await_that(lambda: bool(scene.events(job, "unreachable")), "it is unreachable")
-    step = scene.saved()[-1]
-    await_that(lambda: scene.saved()[-1] >= step + 100, "the training goes on")
+    known_at_s = time.time()
+    until = time.monotonic() + for_s
+    while time.monotonic() < until:
+        scene.stays(job, "RUNNING", for_s=10)
+        shown = scene.show(job)
+        node = shown["nodes"][1]
+        assert (shown["job"]["attempt"], node["host"], node["liveness"]) == (1, "node2", "UNREACHABLE")
+        heard_at = datetime.fromisoformat(node["heard_at"])
+        assert cut_at_s - HEARD_EACH_S <= heard_at.timestamp() <= known_at_s
+        since = heard_at.astimezone().strftime("%H:%M:%S")
+        screens = [scene.ascendrun(*words) for words in (["ps"], ["show", job])]
+        assert all(f"node2 UNREACHABLE since {since}" in " ".join(done.stdout.split()) for done in screens), screens
     scene.cluster.unblock("head")
     scene.cluster.unblock("node2")
     await_that(lambda: bool(scene.events(job, "reachable")), "it responds again")
+    step = scene.saved()[-1]
+    await_that(lambda: scene.saved()[-1] > step, "it trains")
     shown = scene.show(job)["job"]
     assert (shown["state"], shown["attempt"]) == ("RUNNING", 1)
+    assert not scene.events(job, "restarting")
     scene.stop(job)
 
 
@@ -193,14 +224,19 @@ def test_a_node_that_boots_again_is_a_fact_and_the_job_restarts_without_a_person
     scene.stop(job)
 
 
-def test_a_stage_waits_for_the_host_of_the_stage_before_and_moves_when_a_person_gives_it_up(scene: Lossy) -> None:
-    stages = [
-        {"name": "prepare", "command": ["python3", "rank.py", "print", "prepared", "touch", "here"]},
-        {"name": "train", "command": ["python3", "rank.py", "print", "trains", "hang"]},
-    ]
-    pipeline = scene.start(scene.job("stages", per_node=1, more=f"nodes: 1\nstages: {json.dumps(stages)}\n"))
+LEAVE = ["python3", "rank.py", "print", "prepared", "touch", "left"]
+LOOK = ["python3", "-c", "import os, signal; print('left', os.path.exists('left'), flush=True); signal.pause()"]
+STAGES = [{"name": "prepare", "command": LEAVE}, {"name": "train", "command": LOOK}]
+
+
+def resume_without_its_host(scene: Lossy) -> tuple[str, str, str]:
+    """A pipeline whose second stage is resumed after the host of both stages is gone, and reported as lost.
+
+    Its id, the id of the resumed stage, the host.
+    """
+    pipeline = scene.start(scene.job("stages", per_node=1, more=f"nodes: 1\nstages: {json.dumps(STAGES)}\n"))
     train = f"{pipeline}-2"
-    scene.await_line(train, "trains")
+    scene.await_line(train, "left True")
     [host] = scene.show(train)["job"]["hosts"]
     assert scene.show(f"{pipeline}-1")["job"]["hosts"] == [host]
     assert scene.ascendrun("stop", "--now", pipeline).returncode == 0
@@ -211,6 +247,35 @@ def test_a_stage_waits_for_the_host_of_the_stage_before_and_moves_when_a_person_
     scene.await_that_of(resumed, lambda row: row["reason_code"] == "reason.too-few-hosts", "it waits")
     done = scene.ascendrun("lost", host)
     assert done.returncode == 0, run_text(done)
-    scene.await_state(resumed, "RUNNING")
+    return pipeline, resumed, host
+
+
+def test_a_stage_whose_files_were_on_a_host_that_is_lost_fails_and_names_the_fix(scene: Lossy) -> None:
+    pipeline, resumed, host = resume_without_its_host(scene)
+    scene.await_state(resumed, "FAILED")
+    reason = scene.reason(resumed)
+    assert reason["code"] == "reason.stage-files-lost"
+    assert {"lost": host, "stage": "prepare", "pipeline": pipeline}.items() <= reason["values"].items()
+    explained = json.loads(scene.ascendrun("explain", resumed, "-o", "json").stdout)
+    assert explained["diagnosis"]["code"] == "stage-files-lost"
+
+    again = ("submit", scene.folder / "stages.yaml", "--detach", "--resume", pipeline, "--from-stage")
+    for stage, line in (("train", "left False"), ("prepare", "left True")):
+        done = scene.ascendrun(*again, stage)
+        assert done.returncode == 0, run_text(done)
+        await_that(lambda: scene.show(pipeline)["job"]["stage"] == "train", "the stage that looks is here")
+        look = str(scene.show(pipeline)["job"]["id"])
+        scene.await_line(look, line)
+        assert host not in scene.show(look)["job"]["hosts"]
+        scene.stop(look)
+
+
+def test_a_stage_moves_where_the_files_of_a_lost_host_are_in_a_home_that_all_share(
+    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
+) -> None:
+    cluster = cluster_of(3, shared_home=True)
+    scene = Lossy(ascendrun.on(cluster), cluster)
+    _, resumed, host = resume_without_its_host(scene)
+    scene.await_line(resumed, "left True")
     assert host not in scene.show(resumed)["job"]["hosts"]
     scene.stop(resumed)

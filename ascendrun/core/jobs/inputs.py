@@ -12,7 +12,7 @@ from typing import Any, Union
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import Finding
 from ascendrun.core.jobs.checkpoints import Listed, ResumePoint
-from ascendrun.core.jobs.job import Exit, Leftover
+from ascendrun.core.jobs.job import Exit, Leftover, StageFiles
 from ascendrun.core.jobs.reasons import Detail
 from ascendrun.core.jobs.restart import Failure
 from ascendrun.text import Text
@@ -22,10 +22,12 @@ from ascendrun.text import Text
 
 @dataclass(frozen=True)
 class NodesFree:
-    """The attempt gets these hosts, in the order of their node ranks, and these spares."""
+    """The attempt gets these hosts, in the order of their node ranks, and these spares. `replaced`: the files that a
+    host requires (NodeProgress.replaces)."""
 
     hosts: tuple[str, ...]
     spares: tuple[str, ...] = ()
+    replaced: Mapping[str, StageFiles] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,13 @@ class Refused:
     why: Detail
     hosts: tuple[str, ...] = ()
     is_away: bool = False
+
+
+@dataclass(frozen=True)
+class StageFilesMissing:
+    """The host does not see the files that it requires (NodeProgress.replaces)."""
+
+    host: str
 
 
 @dataclass(frozen=True)
@@ -264,7 +273,7 @@ class Tick:
 
 
 JobInput = Union[
-    Union[ResumeChosen, ResumeLost],
+    Union[ResumeChosen, ResumeLost, StageFilesMissing],
     Union[NodesFree, WaitingForNodes, DependencyFailed, NodeReported, Checked, Planned, NodeStaged, NodeReady],
     Union[Refused, Held, RankStarted, RankExited, RankHungAtExit, StartFailed, NodeEnded, NodeLost, SupervisorLost],
     Union[

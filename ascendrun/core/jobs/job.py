@@ -64,6 +64,7 @@ class Cause(str, Enum):
     HELD = "held"
     HUNG = "hung"
     PASSED_OVER = "passed-over"
+    FILES_LOST = "files-lost"
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,22 @@ class Leftover:
 
 
 @dataclass(frozen=True)
+class StageFiles:
+    """What stages before a job left in their working directory on a host: `stage` is the first of them.
+    `machine_key`: of the host's machine (AgentInfo)."""
+
+    host: str
+    machine_key: str
+    stage: str | None = None
+
+
+@dataclass(frozen=True)
 class NodeProgress:
     """One node within the current attempt. `clock_offset_s`: node clock minus head clock, None: not measured.
     `lost`: why its processes are gone in phase LOST (inputs.NodeLost), None: not lost. `machine_key`, `incarnation`:
     of its machine and its records there (AgentInfo), None: not reported. `leftovers`: processes that still live after
-    the end. `trouble_ns`: time of the newest NodeTrouble, by the node's clock. `hccl`: see inputs.NodeReady."""
+    the end. `trouble_ns`: time of the newest NodeTrouble, by the node's clock. `hccl`: see inputs.NodeReady.
+    `replaces`: files of a host that was given up, whose place this one takes, None: it takes no such place."""
 
     host: str
     node_rank: int
@@ -130,6 +142,7 @@ class NodeProgress:
     leftovers: tuple[Leftover, ...] = ()
     trouble_ns: int = 0
     hccl: tuple[int, ...] | None = None
+    replaces: StageFiles | None = None
 
     @property
     def may_run_processes(self) -> bool:
@@ -140,12 +153,14 @@ class NodeProgress:
 class Request:
     """What a job needs of its pool. `nodes`: hosts of an attempt. `spares`: hosts that are claimed for replacements.
     `same_as`: the id of the job whose hosts an attempt must use first, since its files are there; None: any hosts.
-    `examines`: it measures its hosts, also those in quarantine or drained."""
+    `examines`: it measures its hosts, also those in quarantine or drained. `may_lack_files`: a stage that also runs
+    where the files of the stages before it are lost."""
 
     nodes: int = 0
     spares: int = 0
     same_as: str | None = None
     examines: bool = False
+    may_lack_files: bool = False
 
 
 def make_request(spec: Mapping[str, Any], hosts: int, same_as: str | None = None) -> Request:
@@ -293,6 +308,7 @@ def _load_node(record: Mapping[str, Any]) -> NodeProgress:
         lingering=tuple,
         leftovers=lambda rows: tuple(load_dataclass(Leftover, row) for row in rows),
         hccl=tuple,
+        replaces=partial(load_dataclass, StageFiles),
         pids=lambda pids: {int(rank): pid for rank, pid in pids.items()},
         exits=lambda exits: {int(rank): load_dataclass(Exit, row) for rank, row in exits.items()},
     )

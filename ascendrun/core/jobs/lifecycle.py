@@ -421,7 +421,7 @@ def stop_grace_s(job: Job) -> float:
 def _nodes_free(draft: _Draft, event: inputs.NodesFree) -> None:
     if draft.job.state is not State.QUEUED:
         return
-    nodes = tuple(NodeProgress(host=host, node_rank=k) for k, host in enumerate(event.hosts))
+    nodes = tuple(NodeProgress(host, k, replaces=event.replaced.get(host)) for k, host in enumerate(event.hosts))
     lost = tuple(host for host in draft.job.lost_hosts if host not in event.hosts)
     placed = replace(draft.job, hosts=event.hosts, spares=event.spares, nodes=nodes, lost_hosts=lost)
     draft.job = replace(placed, world_size=0, master_port=None, go_sent_at_s=None)
@@ -508,6 +508,13 @@ def _refused(draft: _Draft, event: inputs.Refused) -> None:
         draft.stop(Cause.PASSED_OVER, reasons.passed_over(hosts, event.why))
     elif job.state is not State.QUEUED or (event.host, event.hosts) == (None, ()):  # else of an attempt given up
         draft.stop(Cause.REFUSED, reasons.preflight_failed(hosts, why))
+
+
+def _stage_files_missing(draft: _Draft, event: inputs.StageFilesMissing) -> None:
+    files = draft.job.node(event.host).replaces
+    if files is not None and draft.job.state in _BEFORE_GO:
+        reason = reasons.stage_files_lost(event.host, files.host, files.stage, draft.job.pipeline)
+        draft.stop(Cause.FILES_LOST, reason)
 
 
 def _can_pass_over(job: Job, hosts: Sequence[str], now_s: float, *, is_away: bool) -> bool:
@@ -771,6 +778,7 @@ _HANDLERS: Mapping[type[object], Callable[..., None]] = {
     inputs.NodeStaged: _node_staged,
     inputs.NodeReady: _node_ready,
     inputs.Refused: _refused,
+    inputs.StageFilesMissing: _stage_files_missing,
     inputs.Held: _held,
     inputs.HoldChanged: _hold_changed,
     inputs.RankStarted: _rank_started,

@@ -110,6 +110,19 @@ def _needed(job: str, stage: str | None) -> Text:
     return Text("reason.needed-stage", "stage {stage} ({job})", stage=stage, job=job)
 
 
+def stage_files_lost(host: str, lost: str, stage: str | None, pipeline: str | None) -> Text:
+    return Text(
+        "reason.stage-files-lost",
+        "{host} does not have the files that stage {stage} wrote to its working directory on {lost}, which was reported"
+        " as lost: `ascendrun undrain {lost}` if it responds again, or repeat the stage with --resume {pipeline}"
+        " --from-stage {stage}",
+        host=host,
+        lost=lost,
+        stage=stage,
+        pipeline=pipeline,
+    )
+
+
 def checked(count: int, seconds: float) -> Text:
     return Text(
         "reason.checked",

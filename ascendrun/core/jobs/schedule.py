@@ -14,7 +14,7 @@ from typing import Callable, Union
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, WaitingForNodes
-from ascendrun.core.jobs.job import ACTIVE_STATES, Cause, Job, State
+from ascendrun.core.jobs.job import ACTIVE_STATES, Cause, Job, StageFiles, State
 from ascendrun.text import Text
 
 RESERVE_S = 600.0
@@ -38,7 +38,7 @@ class Contender:
     `unusable`: hosts on which no attempt of it may be placed, and why. `away`: hosts that do not respond, and why: only
     the first start of a job is placed there, if there are no others. `avoided`: hosts to choose last. `places`: the
     machine of each host, equal for all its names; a host that is missing has its name only. `lost`: unusable hosts
-    that a user has given up with their disks; a stage does not wait for them."""
+    that a user has given up with their disks; a stage does not wait for them, and fails where its files are lost."""
 
     job: Job
     claims: Mapping[str, Claim]
@@ -131,7 +131,7 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None], no
         hosts = _in_rank_order(job, bound, free)
         spares = tuple(host for host in free if host not in hosts and host not in one.away)[: job.request.spares]
         taken.add(one, (*hosts, *spares))
-        return NodesFree(hosts, spares)
+        return NodesFree(hosts, spares, _replaced(one, hosts, find))
     if now_s - job.since_s >= RESERVE_S:
         order = sorted(usable, key=lambda host: (host not in bound, host not in free))
         taken.add(one, order[: job.request.nodes])
@@ -178,6 +178,20 @@ def _bound_hosts(job: Job, find: Callable[[str], Job | None]) -> Iterator[str]:
                 seen.add(host)
                 yield host
         source = before.request.same_as
+
+
+def _replaced(one: Contender, hosts: Sequence[str], find: Callable[[str], Job | None]) -> Mapping[str, StageFiles]:
+    """Return, for each host that takes the place of a host that a user gave up, the files that a stage requires."""
+    files: dict[str, StageFiles] = {}
+    source = one.job.needs
+    while source is not None and (before := find(source)) is not None:
+        for node in before.nodes:
+            if node.host in one.job.pool and node.machine_key is not None:
+                files[node.host] = StageFiles(node.host, node.machine_key, before.stage)
+        source = before.needs
+    required = list(files)[: one.job.request.nodes]
+    lost = [files[host] for host in required if host in one.lost]
+    return dict(zip([host for host in hosts if host not in required], lost))
 
 
 def _reason(blockers: Mapping[str, Sequence[Job]]) -> Text:

@@ -340,11 +340,15 @@ class JobRunner:
                 self._note_pointer(host, reply.message.pointer)
                 hccl = reply.message.hccl if self._plan is not None and self._plan.hccl_bases else None
                 self._feed(inputs.NodeReady(host, reply.message.master_port, hccl))
+            elif reply.error.code == "stage-files-missing":
+                self._feed(inputs.StageFilesMissing(host))
             else:
                 self._refuse(host, reply.error)
 
         copy = None if self._copy is None else {**self._copy, "placement": list(self.job.hosts)}
-        request = agent.Prepare.from_header({**prepare_request(node, self._plan), "job": copy})
+        files, may_lack = self.job.node(host).replaces, self.job.request.may_lack_files
+        more = {} if files is None else {"work_of": files.machine_key, "may_lack_work": may_lack}
+        request = agent.Prepare.from_header({**prepare_request(node, self._plan), **more, "job": copy})
         self._call(host, request, deadline_s=CHECK_S, then=prepared)
 
     def _note_pointer(self, host: str, pointer: Mapping[str, Any] | None) -> None:

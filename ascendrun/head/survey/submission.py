@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Submission:
     """A validated job. `key` makes repeats harmless; `hosts`: those that it may use, in the order of the hostfile.
     `stage`, `needs`: names of its own and the previous pipeline stage; None: not in a pipeline, no requirement.
-    `examines`: see core/jobs/job.Request. `user`: who submits it, None: unknown."""
+    `examines`, `may_lack_files`: see core/jobs/job.Request. `user`: who submits it, None: unknown."""
 
     key: str
     spec: JobSpec
@@ -40,6 +40,7 @@ class Submission:
     priority: int = 0
     examines: bool = False
     user: str | None = None
+    may_lack_files: bool = False
 
     @property
     def spec_values(self) -> dict[str, Any]:
@@ -66,6 +67,7 @@ class Submission:
             "priority": self.priority,
             "examines": self.examines,
             "user": self.user,
+            "may_lack_files": self.may_lack_files,
         }
 
     @classmethod
@@ -81,6 +83,7 @@ class Submission:
             priority=values.get("priority", 0),
             examines=values.get("examines", False),
             user=values.get("user"),
+            may_lack_files=values.get("may_lack_files", False),
         )
 
     @classmethod
@@ -184,7 +187,7 @@ def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | 
                 needs = ids.get(submission.needs or "")
                 return replace(
                     job,
-                    request=replace(job.request, same_as=needs or newest),
+                    request=replace(job.request, same_as=needs or newest, may_lack_files=submission.may_lack_files),
                     pipeline=pipeline,
                     stage=submission.stage,
                     home=layout.make_run(head_id, pipeline),

@@ -21,11 +21,13 @@ _BY_CAUSE = {
     "head-restarted": "head-restarted",
     "user": "stopped-by-user",
     "need": "stage-skipped",
+    "files-lost": "stage-files-lost",
     "preempted": "preempted",
     "hung": "hang",
 }
 _RETRY = {
     "preflight-failed": "never",
+    "stage-files-lost": "never",
     "time-limit": "same",
     "start-timeout": "same",
     "head-restarted": "same",

@@ -145,9 +145,14 @@ class Attempts:
         home, _ = layout.split_tag(layout.make_tag(str(request.get("home") or run), 1))
         work, checkpoints = layout.work_dir(self._root, home), layout.checkpoints_dir(self._root, run)
         earlier = os.path.join(layout.earlier_run_dir(self._root, home), "work")
+        if request.get("work_of"):
+            earlier = layout.work_dir(self._root, home, request["work_of"])
         if os.path.isdir(earlier) and not os.path.lexists(work):
             make_private_dir(os.path.dirname(work))
             os.symlink(earlier, work)
+        is_there = os.path.isdir(earlier) and os.path.samefile(earlier, work)
+        if request.get("work_of") and not is_there and not request.get("may_lack_work"):
+            raise OperationError("stage-files-missing", "stage-files-missing", path=earlier)
         for folder in (work, checkpoints):
             make_private_dir(folder)
         checks.check_room(work)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, WaitingForNodes
-from ascendrun.core.jobs.job import ACTIVE_STATES, Job, Request, State
+from ascendrun.core.jobs.job import ACTIVE_STATES, Job, NodeProgress, Request, StageFiles, State
 from ascendrun.core.jobs.restart import PastAttempt
 from ascendrun.core.jobs.schedule import RESERVE_S, Claim, Contender, Decision, schedule
 from ascendrun.text import Text
@@ -192,6 +192,26 @@ def test_a_stage_moves_when_a_person_gives_up_the_host_that_has_its_files() -> N
     train = replace(job(2, "a", "b", "c", nodes=2), request=Request(2, same_as="j-0001"))
     decisions = decide(whole(train, unusable={"a": WHY}, lost={"a"}), known={"j-0001": prepare})
     assert hosts_of(decisions["j-0002"]) == ("b", "c")
+
+
+def test_a_host_that_replaces_one_given_up_requires_the_files_of_the_stages_that_are_needed() -> None:
+    ended = {"nodes": 2, "state": State.SUCCEEDED}
+    prepare = replace(job(1, *"abc", **ended, hosts=("a", "b"), stage="prepare"), nodes=at_hosts("a", "b"))
+    filtered = replace(job(2, *"abc", **ended, hosts=("a",), stage="filter", needs="j-0001"), nodes=at_hosts("a"))
+    filtered = replace(filtered, request=Request(1, same_as="j-0001"))
+    train = replace(job(3, "a", "b", "c"), needs="j-0002", request=Request(2, same_as="j-0002"))
+    known = {one.id: one for one in (prepare, filtered)}
+    lost = whole(train, unusable={"a": WHY}, lost={"a"})
+    assert decide(lost, known=known)["j-0003"] == NodesFree(
+        ("b", "c"), replaced={"c": StageFiles("a", "key-a", "prepare")}
+    )
+    assert decide(whole(train), known=known)["j-0003"] == NodesFree(("a", "b"))
+    again = whole(replace(train, needs=None), unusable={"a": WHY}, lost={"a"})
+    assert decide(again, known=known)["j-0003"] == NodesFree(("b", "c")), "it makes them itself"
+
+
+def at_hosts(*hosts: str) -> tuple[NodeProgress, ...]:
+    return tuple(NodeProgress(host, rank, machine_key=f"key-{host}") for rank, host in enumerate(hosts))
 
 
 def test_a_stage_uses_the_hosts_that_have_the_files_of_the_stages_before_it() -> None:
