@@ -13,7 +13,7 @@ import pytest
 from ascendrun.node.agent.checkpoints import listing
 from tests.ports import free_port
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
 FORMATS = {"dcp": "torch-dcp", "zero2": "deepspeed", "zero3": "deepspeed", "transformers": "transformers"}
 
 
@@ -30,7 +30,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = Path(__file__).parents[2]
     with open(folder / "log", "w") as log:
         running = [subprocess.Popen(command, env=env, cwd=root, stdout=log, stderr=log) for env in (*ranks, alone)]
-        codes = [each.wait() for each in running]
+        try:
+            codes = [each.wait() for each in running]
+        finally:
+            for each in running:
+                each.kill()
     assert codes == [0, 0, 0], (folder / "log").read_text()[-3000:]
     return folder
 
@@ -39,7 +43,6 @@ def newest(folder: Path) -> list[tuple[int, bool]]:
     return [(each["step"], each["whole"]) for each in listing({"folder": str(folder)})["checkpoints"]]
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("library", FORMATS)
 def test_what_a_library_wrote_is_whole_and_with_any_file_torn_or_gone_it_is_not(
     written: Path, tmp_path: Path, library: str
