@@ -1,0 +1,169 @@
+"""A rank or a host lost, and the next attempt runs: what the controller itself needs, without the pause before it.
+
+python -m benchmarks.recovery [--repeat 5] [--results FOLDER]
+
+Two ranks on each of two hosts, a third host is the job's spare. About two minutes a repetition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ascendrun.sim.vcluster.processes import await_true
+from benchmarks.bed import Bed
+from benchmarks.ours import Ours
+from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, write_page
+
+COLUMNS = ("event", "repeat", "judged_s", "running_s", "pause_s", "load")
+RANK_KILLED, HOST_LOST = "rank killed", "host reported as lost"
+EVENTS = (RANK_KILLED, HOST_LOST)
+GOALS_S = {RANK_KILLED: 12, HOST_LOST: 30}
+JOB = "recovers"
+HOSTS, RANKS_PER_HOST = 2, 2
+VICTIM = str(HOSTS * RANKS_PER_HOST - 1)
+STEPS = "import time\nwhile True:\n    print('step', flush=True)\n    time.sleep(0.2)\n"
+PATIENCE_S = 300.0
+
+
+class Job:
+    """One job of the bed, by its events."""
+
+    def __init__(self, bed: Bed, ours: Ours) -> None:
+        self._bed, self._ours = bed, ours
+        self.file = bed.folder / f"{JOB}.yaml"
+        hosts = bed.cluster.hosts
+        job: dict[str, object] = {
+            "name": JOB,
+            "command": ["python3", "-c", STEPS],
+            "nodes": HOSTS,
+            "spare_nodes": len(hosts) - HOSTS,
+            "devices": {"type": "cpu", "per_node": RANKS_PER_HOST},
+            "hostfile": str(ours.hostfile(hosts)),
+            "restart": {"max_restarts": 3, "backoff_s": [1, 2]},
+        }
+        self.file.write_text(yaml.safe_dump(job))
+
+    def start(self) -> None:
+        assert self._ours.run("submit", "--detach", str(self.file)).status == 0
+        self.await_event("spare-ready")
+        self.await_event("state-changed", state="RUNNING")
+
+    def stop(self) -> None:
+        self._ours.run("stop", "--now", JOB)
+
+    def events(self) -> list[dict[str, Any]]:
+        out = self._bed.folder / "events.json"
+        script = [
+            "sh",
+            "-c",
+            'out=$1; shift; "$@" >"$out"',
+            "sh",
+            str(out),
+            *self._ours.argv("show", JOB, "-o", "json"),
+        ]
+        cost = self._bed.run(script, env=self._ours.environ())
+        return list(json.loads(out.read_text())["events"]) if cost.status == 0 else []
+
+    def await_event(self, code: str, *, attempt: int = 1, **values: object) -> dict[str, Any]:
+        """The event of the attempt with these values, within PATIENCE_S."""
+        found: list[dict[str, Any]] = []
+
+        def is_there() -> bool:
+            time.sleep(1.0)
+            matching = (one for one in self.events() if (one["code"], one["attempt"]) == (code, attempt))
+            found.extend(one for one in matching if values.items() <= one["values"].items())
+            return bool(found)
+
+        assert await_true(is_there, deadline_s=PATIENCE_S), f"{code} {values} did not come"
+        return found[0]
+
+
+def run(repeats: int, sheet: Sheet) -> None:
+    with Bed(HOSTS + 1) as bed:
+        ours = Ours(bed)
+        for repeat in range(repeats):
+            for event in EVENTS:
+                play(bed, ours, event, repeat, sheet)
+        ours.stop_controller()
+
+
+def play(bed: Bed, ours: Ours, event: str, repeat: int, sheet: Sheet) -> None:
+    job, host = Job(bed, ours), bed.cluster.hosts[HOSTS - 1]
+    job.start()
+    load = f"{os.getloadavg()[0]:.1f}"
+    if event == RANK_KILLED:
+        ranks = [one for one in bed.cluster.processes(host) if one.environ.get("RANK") == VICTIM and STEPS in one.argv]
+        since_s = time.time()
+        for one in ranks:
+            os.kill(one.pid, signal.SIGKILL)
+    else:
+        bed.cluster.crash(host)
+        job.await_event("unreachable")
+        ours.run("lost", host)
+        since_s = at_s(job.await_event("node-lost"))
+    judged = job.await_event("restarting")
+    running_s = at_s(job.await_event("state-changed", attempt=2, state="RUNNING")) - since_s
+    pause_s = float(judged["values"]["pause_s"])
+    sheet.add(
+        event=event,
+        repeat=repeat,
+        judged_s=at_s(judged) - since_s,
+        running_s=running_s - pause_s,
+        pause_s=pause_s,
+        load=load,
+    )
+    job.stop()
+    if event == HOST_LOST:
+        bed.cluster.reboot(host)
+        assert await_true(lambda: ours.run("undrain", "--no-check", host).status == 0, deadline_s=PATIENCE_S)
+
+
+def at_s(event: dict[str, Any]) -> float:
+    return datetime.fromisoformat(event["at"].replace("Z", "+00:00")).timestamp()
+
+
+def render(rows: Sequence[Row]) -> str:
+    lines = []
+    for event in EVENTS:
+        mine = [row for row in rows if row["event"] == event]
+        running = [shown(median(mine, "judged_s")), shown(median(mine, "running_s")), str(GOALS_S[event])]
+        lines.append([event, *running, str(len(mine))])
+    return table(["", "judged, s", "next attempt RUNNING, s", "goal, s", "repetitions"], lines)
+
+
+SAYS = (
+    "Two ranks on each of two hosts (CPU; a script that prints), a third host is the spare. Medians in seconds, by the "
+    "times of the job's events; the pause before the restart is not counted. Nothing of this ran on an NPU.\n\n"
+    "*rank killed*: from SIGKILL to the last rank. *host reported as lost*: from the event `node-lost`, after the host "
+    "has lost its power and `ascendrun lost` was run."
+)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--repeat", type=int, default=5, metavar="N", help="repetitions  [default: %(default)s]")
+    options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
+    given = options.parse_args()
+    with Sheet(given.results, "recovery", COLUMNS) as sheet:
+        run(given.repeat, sheet)
+    write_page(
+        sheet,
+        title="recovery: until the next attempt runs",
+        says=SAYS,
+        body=render(read_rows(sheet.path)),
+        command=f"python -m benchmarks.recovery --repeat {given.repeat}",
+    )
+
+
+if __name__ == "__main__":
+    main()
