@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+import zipfile
 from typing import Any
 
 import leftovers
@@ -74,6 +75,32 @@ def test_a_checkpoint_that_is_torn_on_one_host_is_passed_over_for_the_older_comm
     assert events["resume-chosen"]["values"]["step"] == 10
     torn = events["checkpoint-incomplete"]
     assert torn["values"]["why"] == "invalid" and torn["values"]["path"] == f"{folder}/checkpoint-20"
+
+
+def test_a_pointer_to_a_torn_checkpoint_is_set_back_on_every_host_before_the_start(scene: Scene) -> None:
+    folder = "/root/checkpoints-of-pointer"
+    for host in scene.cluster.hosts:
+        for step in (10, 20):
+            for rank in range(4):
+                names = ("mp_rank_00_model_states.pt", f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+                for path in (scene.cluster.path(host, f"{folder}/global_step{step}/{name}") for name in names):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with zipfile.ZipFile(path, "w") as file:
+                        file.writestr("archive/data.pkl", b"weights")
+        scene.cluster.path(host, f"{folder}/latest").write_text("global_step20")
+    torn = scene.cluster.path("node2", f"{folder}/global_step20/zero_pp_rank_3_mp_rank_00_optim_states.pt")
+    torn.write_bytes(torn.read_bytes()[:-10])
+    program = f"print('from', open('{folder}/latest').read())"
+    more = f"checkpoint: {{dir: {folder}, pointer: repair}}\n"
+    job = scene.start(scene.job("pointer", more=more, command=["python3", "-c", program]))
+    scene.await_state(job, "SUCCEEDED", "FAILED")
+    check_ended(scene, job, state="SUCCEEDED")
+    scene.await_line(job, "from global_step10", count=4)
+    repaired = [event for event in scene.show(job)["events"] if event["code"] == "checkpoint-pointer-repaired"]
+    assert sorted(event["hosts"] for event in repaired) == [["node1"], ["node2"]]
+    assert {event["values"]["before"] for event in repaired} == {"global_step20"}
+    for host in scene.cluster.hosts:
+        assert scene.cluster.path(host, f"{folder}/latest.old").read_text() == "global_step20"
 
 
 @pytest.mark.thorough
