@@ -57,6 +57,14 @@ class Lossy(Scene):
         found = (self.folder / "saved").glob("checkpoint-*")
         return sorted(int(path.name.rpartition("-")[2]) for path in found)
 
+    def saved_by(self, job: str, attempt: int) -> dict[str, tuple[int, int]]:
+        """By path, the size and the time of each file that the attempt has written into the checkpoints' folder."""
+        found = {}
+        for state in (self.folder / "saved").glob("*/trainer_state.json"):
+            if json.loads(state.read_text())["by"] == f"{self.run(job)}.{attempt}":
+                found.update({str(path): path.stat() for path in (state.parent, *state.parent.iterdir())})
+        return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}
+
     def await_attempt(self, job: str, number: int, *, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """Wait until ranks of the attempt train; what `show` has of the job."""
         self.await_that_of(job, lambda row: row["attempt"] == number, f"attempt {number}", deadline_s=deadline_s)
@@ -132,14 +140,37 @@ def test_with_fence_a_cut_node_ends_its_ranks_and_then_the_job_runs_elsewhere(sc
     scene.stop(job)
 
 
-def test_after_a_power_loss_the_spare_takes_the_place_with_code_that_it_has(scene: Lossy) -> None:
+@pytest.mark.timeout(1200)
+def test_neither_lost_packets_nor_a_shifted_clock_end_a_lease_too_early_or_too_late(scene: Lossy) -> None:
+    scene.cluster.clock("node2", 7200.0)
+    more = "checks: {skip: [clock]}\n"
+    job = scene.train("lossy", mode="fence", more=more, env={"ASCENDRUN_HANG_DIVISOR": "2"})
+    scene.cluster.loss("node2", 20)
+    scene.stays(job, "RUNNING", for_s=FENCE_S + 30)  # longer than a lease that is not renewed
+    assert scene.show(job)["job"]["attempt"] == 1
+    step = scene.saved()[-1]
+    await_that(lambda: scene.saved()[-1] > step, "it trains")
+    scene.cluster.cut("node2")
+    shown = scene.await_attempt(job, 2, deadline_s=5 * FENCE_S)
+    assert shown["hosts"] == ["node1", "node3"]
+    assert not scene.ranks_of(job, "node2")
+    scene.check_apart(job, 2)
+    [fenced] = scene.events(job, "host-fenced")
+    assert (fenced["hosts"], fenced["values"]["by"]) == (["node2"], "lease")
+    scene.cluster.loss("node2", 0)
+    scene.cluster.heal("node2")
+    scene.stop(job)
+
+
+@pytest.mark.parametrize("lost", ["power", "cable"])
+def test_the_spare_takes_the_place_of_a_lost_node_with_code_that_it_has(scene: Lossy, lost: str) -> None:
     job = scene.train("spared", is_fenced=True, more="spare_nodes: 1\n")
     await_that(lambda: bool(scene.events(job, "spare-ready")), "the spare is examined and staged")
     [ready] = scene.events(job, "spare-ready")
     assert ready["hosts"] == ["node3"]
     before = trees(scene.cluster, "node3")
     assert before
-    scene.cluster.crash("node1")
+    (scene.cluster.crash if lost == "power" else scene.cluster.cut)("node1")
     shown = scene.await_attempt(job, 2)
     assert shown["hosts"] == ["node3", "node2"], "it takes rank 0"
     resumed = scene.events(job, "resume-chosen")[-1]["values"]["step"]
@@ -148,6 +179,17 @@ def test_after_a_power_loss_the_spare_takes_the_place_with_code_that_it_has(scen
     assert trees(scene.cluster, "node3") == before
     [fenced] = scene.events(job, "host-fenced")
     assert (fenced["hosts"], fenced["values"]["by"]) == (["node1"], "epoch")
+
+    old = scene.saved_by(job, 1)
+    if lost == "power":
+        scene.cluster.reboot("node1", keep_disk=True)
+    else:
+        assert scene.ranks_of(job, "node1"), "behind the cut cable they live"
+        scene.cluster.heal("node1")
+    await_that(lambda: not scene.ranks_of(job, "node1", with_sampler=True), "nothing is left on the old node")
+    scene.await_line(job, f"saved {scene.saved()[-1] + 10}")
+    assert scene.saved_by(job, 1) == old and not scene.ranks_of(job, "node1", with_sampler=True)
+    assert scene.show(job)["job"]["attempt"] == 2
     scene.stop(job)
 
 

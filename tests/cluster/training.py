@@ -24,7 +24,8 @@ def show_life():
 def save(folder, step):
     part = os.path.join(folder, "part-%d" % step)
     os.makedirs(part)
-    for name, text in (("pytorch_model.bin", "weights"), ("trainer_state.json", json.dumps({"global_step": step}))):
+    state = json.dumps({"global_step": step, "by": os.environ["ASCENDRUN_RUN_ID"]})
+    for name, text in (("pytorch_model.bin", "weights"), ("trainer_state.json", state)):
         with open(os.path.join(part, name), "w") as file:
             file.write(text)
     os.rename(part, os.path.join(folder, "checkpoint-%d" % step))
