@@ -54,7 +54,8 @@ class Job:
         self.file.write_text(yaml.safe_dump(job))
 
     def start(self) -> None:
-        assert self._ours.run("submit", "--detach", str(self.file)).status == 0
+        submitted = self._ours.run("submit", "--detach", str(self.file))
+        assert submitted.status == 0, submitted.tail
         self.await_event("spare-ready")
         self.await_event("state-changed", state="RUNNING")
 

@@ -20,7 +20,7 @@ from scenes import Scene, await_that, run_text
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1200)]
 DIVISOR = {"ASCENDRUN_HANG_DIVISOR": "20"}
 SAVED = "/ckpt"
 FENCE_S = 90
@@ -140,7 +140,6 @@ def test_with_fence_a_cut_node_ends_its_ranks_and_then_the_job_runs_elsewhere(sc
     scene.stop(job)
 
 
-@pytest.mark.timeout(1200)
 def test_neither_lost_packets_nor_a_shifted_clock_end_a_lease_too_early_or_too_late(scene: Lossy) -> None:
     scene.cluster.clock("node2", 7200.0)
     more = "checks: {skip: [clock]}\n"
