@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -162,6 +163,13 @@ class Run:
         import torch
 
         return {name: tensor.flatten().tolist() for name, tensor in torch.load(self.folder / "final.pt").items()}
+
+    def give(self, step: int, folder: Path) -> None:
+        """Copies the checkpoint of a step to where a run in `folder` resumes from it."""
+        shutil.copytree(self.folder / "ckpt", folder / "ckpt")
+        for place in (folder / "ckpt").glob("step-*"):
+            if int(place.name.split("-")[1]) != step:
+                shutil.rmtree(place)
 
     def report(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "out" / "report.json").read_text()))

@@ -57,6 +57,7 @@ def test_a_chip_with_bfloat16_needs_no_scaling(name):
 
 @pytest.mark.parametrize("name", OLD)
 def test_bfloat16_is_refused_with_the_way_out_where_it_would_be_emulated(name):
+    """S4-B4: the original asks for bfloat16 on a 910A."""
     with pytest.raises(InvalidDataError, match="does not support bfloat16"):
         choose_precision("bfloat16", card(name))
 

@@ -88,6 +88,7 @@ def test_complexity_counts_different_subsequences(dna: str) -> None:
 
 
 def test_complexity_of_a_long_sequence_needs_no_recursion() -> None:
+    """S4-B8: the original fails above about 1000 bases."""
     assert complexity("A" * 6141) == pytest.approx(100 * 6141 / (6141 * 6140 / 2 + 4))
 
 

@@ -148,6 +148,7 @@ def test_probabilities_do_not_depend_on_the_batch(model: CodonModel) -> None:
 def test_the_function_for_scripts_has_the_arguments_errors_and_result_of_the_original(
     model: CodonModel, folder: Path
 ) -> None:
+    """S4-B8: a stop inside a protein is an error; the original's probabilities were not numbers there."""
     one = predict_dna_sequence(PROTEIN, 51, "cpu", None, folder, match_protein=True)
     assert not isinstance(one, list)
     assert (one.organism, one.protein) == (ECOLI, PROTEIN)
@@ -173,7 +174,7 @@ def test_the_function_for_scripts_has_the_arguments_errors_and_result_of_the_ori
     wrong: list[dict[str, Any]] = [
         {"protein": ""}, {"organism": "nobody"}, {"organism": 164}, {"organism": None}, {"temperature": 0},
         {"temperature": "hot"}, {"top_p": 0}, {"top_p": 1.5}, {"num_sequences": 0}, {"num_sequences": 2},
-        {"model": None}, {"protein": "MA*K"}, {"protein": "MA1"}, {"attention_type": "sparse"},
+        {"model": None}, {"protein": "MA*K", "match_protein": True}, {"protein": "MA1"}, {"attention_type": "sparse"},
     ]  # fmt: skip
     for each in wrong:
         with pytest.raises(ValueError, match="."):

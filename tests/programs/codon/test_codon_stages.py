@@ -78,6 +78,21 @@ def test_a_killed_training_ends_with_the_same_bits_and_two_ranks_are_near_one(la
     assert weights(tuned, "best") == weights(straight, "best")
 
 
+def test_a_training_that_continues_on_fewer_and_on_more_ranks_ends_with_the_same_weights(launch, data):
+    """2 ranks, 1 and 3, each from the checkpoint of the one before."""
+    how = "--dropout=0 --global_batch_size=6 --micro_batch_size=1 --max_steps=12 --eval_steps=12 --save_total_limit=9"
+    options = [*SMALL, data, *how.split()]
+    straight = before = launch("codon", options, name="two", ranks=2).succeed()
+    for ranks, first in ((1, 4), (3, 8)):
+        before.give(first, before.folder.with_name(f"from-{first}"))
+        before = launch("codon", options, name=f"from-{first}", ranks=ranks).succeed()
+        assert min(before.losses()) == first + 1
+    found, wanted = (load_file(run.folder / "out" / "final" / "model.safetensors") for run in (before, straight))
+    for name, weight in wanted.items():
+        assert (found[name] - weight).abs().max() <= 1e-5, name
+    assert before.losses() == pytest.approx({step: straight.losses()[step] for step in before.losses()}, rel=1e-5)
+
+
 def test_a_table_is_prepared_and_bad_starts_are_one_error(launch, tmp_path):
     (tmp_path / "a.csv").write_text("dna,protein\nATG,M\n")
     (tmp_path / "empty").mkdir()
