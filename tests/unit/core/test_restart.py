@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -307,6 +308,34 @@ def test_a_refused_first_start_fails_and_a_refused_restart_is_tried_again() -> N
     again = Story(restarting_job(attempt=2, policy=RestartPolicy(3)))
     again.tell(*to_running()[:4], inputs.Refused("node2", "device busy"))
     assert again.job.state is State.BACKOFF, "there is nothing to diagnose"
+
+
+def documented(kind: Kind) -> tuple[bool, int | None]:
+    """Of the table in docs/recovery.md: whether a failure restarts a job by default, and how often in a row without
+    progress, None: no limit."""
+    page = (Path(__file__).parents[3] / "docs" / "recovery.md").read_text()
+    (row,) = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith(f"| `{kind.value}` | ")]
+    return row[2].startswith("yes"), None if row[3] == "no limit" else int(row[3])
+
+
+@pytest.mark.parametrize("makes_progress", [False, True])
+@pytest.mark.parametrize("kind", Kind)
+def test_by_default_a_program_gives_up_after_the_restarts_of_the_page(kind: Kind, makes_progress: bool) -> None:
+    story = Story(restarting_job(policy=policy_of({"program": "trajectory", "restart": {}})))
+    restarts_by_default, limit = documented(kind)
+    in_all = 3 if limit is not None else None
+    limits = [most for most in (in_all, None if makes_progress else limit) if most is not None]
+    expected = min(limits, default=20) if restarts_by_default else 0
+    for attempt in range(1, expected + 2):
+        assert (story.job.state, story.job.attempt) == (State.QUEUED, attempt)
+        failed(story.tell(*to_running()))
+        step = 10 * attempt if makes_progress else None
+        story.tell(inputs.Diagnosed(attempt, Failure(kind, "x", ("node2",), confidence="likely"), step))
+        if story.job.state is State.BACKOFF:
+            assert story.job.not_before_s is not None
+            story.now_s = story.job.not_before_s
+            story.tell(inputs.Tick())
+    assert story.job.state is (State.FAILED if limits or not restarts_by_default else State.QUEUED)
 
 
 def test_a_retry_is_a_new_attempt_with_a_new_budget() -> None:
