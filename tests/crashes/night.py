@@ -45,7 +45,7 @@ DELAY_MS = 15.0
 """Of every frame, each way: 60 ms between a host's question and its peer's answer."""
 HANG_S = 60
 POLL_S = 1.0
-END_S = 1800.0
+END_S = 3600.0
 """After the last fault a job needs minutes; this is for a machine with other work."""
 NICE = 4
 IN_FLIGHT = 3

@@ -23,6 +23,6 @@ def test_a_night_follows_from_its_seed_and_has_every_kind_of_fault() -> None:
 def test_jobs_that_nobody_helps_train_on_through_eight_faults(tmp_path: Path) -> None:
     """The command `python -m tests.crashes.night` goes on for two hours."""
     told: list[Mapping[str, Any]] = []
-    night(tmp_path, 1, 600, len(KINDS), told.append)
+    night(tmp_path, 1, 1200, len(KINDS), told.append)
     assert {one["kind"] for one in told if one["what"] == "fault"} == set(KINDS)
     assert {one["state"] for one in told if one["what"] == "job"} == {"SUCCEEDED"}
