@@ -24,7 +24,8 @@ class MetricsLine:
     `at_s`: UTC by the node's clock. `event`: one of EVENTS, None on the line of a step. `loss` and `grad_norm` may be
     nan or infinite, as written; every other number is finite. Durations are of one step, in seconds;
     `step_s`: total, `data_s`: waiting for input, `comm_s`: waiting for other ranks and their data. `evals`: eval_*
-    by full name. `seconds`, `bytes`, `path`: of a checkpoint; on "resume", `path` is the checkpoint.
+    and, at the end of a program, final_*, by full name. `seconds`, `bytes`, `path`: of a checkpoint; on "resume",
+    `path` is the checkpoint.
     `phase`: name on "phase": a part of the run without steps, like evaluation, which begins (`begins`) or ends.
     `flops_per_step`: of all ranks together; `peak_flops`: of one device.
     """
@@ -65,6 +66,7 @@ class MetricsLine:
         return any(value is not None and not math.isfinite(value) for value in (self.loss, self.grad_norm))
 
 
+_SCORES = ("eval_", "final_")
 _WHOLE = ("step", "total_steps", "world_size")
 _OTHERS = ("event", "path", "phase", "begins", "evals")
 _NUMBERS = tuple(name for name in MetricsLine.__dataclass_fields__ if name not in (*_WHOLE, *_OTHERS))
@@ -122,7 +124,7 @@ def read_values(values: Mapping[str, Any]) -> MetricsLine:
     if found.get("total_steps") is None and "steps" in values:  # its name in older programs
         number = _number("total_steps", values["steps"])
         found["total_steps"] = None if number is None else int(number)
-    evals = {name: _number(name, value) for name, value in values.items() if name.startswith("eval_")}
+    evals = {name: _number(name, value) for name, value in values.items() if name.startswith(_SCORES)}
     found["evals"] = {name: value for name, value in evals.items() if value is not None}
     return MetricsLine(**found)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs.job import State
+from ascendrun.core.jobs.pipelines import newest_stages
 from ascendrun.core.metrics import MetricsLine, progress_pattern
 from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.head.spool.clocks import HostClock, read_clocks
@@ -19,7 +20,7 @@ from ascendrun.head.state.job_files import read_plan
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import read_placement, spool_dir
 from ascendrun.head.state.store import Store, StoredJob
-from ascendrun.health.report.data import Fewer, Material, Report, make_report
+from ascendrun.health.report.data import Fewer, Material, Report, StageRow, make_report, stage_row
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job
@@ -36,8 +37,31 @@ POINTS = 1000
 
 
 def read_report(store: Store, state_dir: Path, ref: str, *, now_s: float) -> Report:
-    """Read the data of a report. Raises NotFoundError, ConflictError, StoreUnusableError."""
+    """Read the data of a report; of a pipeline that of its current stage, with the results of all of them. Raises
+    NotFoundError, ConflictError, StoreUnusableError."""
     stored = store.find(ref)
+    job = stored.job
+    material = _read_material(store, state_dir, stored, now_s=now_s)
+    report = make_report(material, now_s=now_s)
+    report = replace(report, planned=read_plan(state_dir, job.id), fewer=_fewer(store, state_dir, stored, report))
+    if job.id != ref and job.pipeline is not None and store.pipeline_id(ref) == job.pipeline:
+        report = replace(report, stages=_read_stages(store, state_dir, job.pipeline, report, now_s=now_s))
+    return replace(report, diagnosis=_diagnose(state_dir, job, now_s=now_s)) if job.state is State.FAILED else report
+
+
+def _read_stages(store: Store, state_dir: Path, pipeline: str, known: Report, *, now_s: float) -> tuple[StageRow, ...]:
+    """Return the results of the newest job of each stage. `known`: the report of one of them."""
+    jobs = store.stages(pipeline)
+    rows = []
+    for index in newest_stages([one.job for one in jobs]):
+        stored = jobs[index]
+        is_known = stored.job.id == known.id
+        report = known if is_known else make_report(_read_material(store, state_dir, stored, now_s=now_s), now_s=now_s)
+        rows.append(stage_row(str(stored.job.stage), report))
+    return tuple(rows)
+
+
+def _read_material(store: Store, state_dir: Path, stored: StoredJob, *, now_s: float) -> Material:
     job = stored.job
     events = store.events(job.id)
     until_s = job.ended_at_s if job.ended_at_s is not None else now_s
@@ -49,10 +73,7 @@ def read_report(store: Store, state_dir: Path, ref: str, *, now_s: float) -> Rep
         )
     devices, hosts = _read_samples(state_dir, job, since_s=job.created_at_s, until_s=until_s)
     placements = {number: read_placement(spool_dir(state_dir, job.id, number)) for number in lines}
-    material = Material(job, stored.spec, stored.file, events, lines, devices, hosts, every, placements)
-    report = make_report(material, now_s=now_s)
-    report = replace(report, planned=read_plan(state_dir, job.id), fewer=_fewer(store, state_dir, stored, report))
-    return replace(report, diagnosis=_diagnose(state_dir, job, now_s=now_s)) if job.state is State.FAILED else report
+    return Material(job, stored.spec, stored.file, events, lines, devices, hosts, every, placements)
 
 
 def _fewer(store: Store, state_dir: Path, stored: StoredJob, report: Report) -> Fewer | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     ascendrun report j-0001                            # writes j-0001-report.html, prints a summary
     ascendrun report qwen32b -O qwen.html --lang zh    # by name: the newest job of that name
     ascendrun report j-0001 --png j-0001.png           # as a picture (needs matplotlib: pip install 'ascendrun[plot]')
+    ascendrun report j-0002                            # of a pipeline: with the scores of its stages
     ascendrun report j-0001 -o json                    # the same as data; writes no file
 """,
 )
@@ -44,7 +46,8 @@ if TYPE_CHECKING:
 def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | None, output: str | None) -> int:
     """Report on one job in one HTML file: training, time, cost, events, and why it failed.
 
-    The file needs no network and no other file. The report of a live job is up to now.
+    The file needs no network and no other file. The report of a live job is up to now. That of a pipeline has the
+    scores of every stage, and the rest of its current one.
     """
     from ascendrun.cli.output import print_record
 
@@ -104,7 +107,21 @@ def describe_report(report: Report) -> str:
         ],
     )
     caveats = "".join(f"{page.describe_caveat(caveat)}\n" for caveat in report.caveats)
-    return "\n".join(part for part in (format_pairs(pairs), time_use, _describe_attempts(report), caveats) if part)
+    return "\n".join(
+        part
+        for part in (format_pairs(pairs), time_use, _describe_stages(report), _describe_attempts(report), caveats)
+        if part
+    )
+
+
+def _describe_stages(report: Report) -> str:
+    """Return a table of the stages of a pipeline, "" for another job."""
+    from ascendrun.cli.output import Column, format_table
+    from ascendrun.cli.report import page
+
+    rows = [page.stage_cells(row) for row in report.stages]
+    columns = [Column(str(page.LABELS[name]).upper(), itemgetter(name)) for name in page.STAGE_COLUMNS]
+    return format_table(rows, columns) if rows else ""
 
 
 def _describe_attempts(report: Report) -> str:

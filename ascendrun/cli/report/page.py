@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ascendrun.health.diagnosis import Diagnosis
     from ascendrun.health.report.charts import Chart
-    from ascendrun.health.report.data import Caveat, JobMetrics, Report
+    from ascendrun.health.report.data import Caveat, JobMetrics, Report, StageRow
 
 SHOWN_EVENTS = 40
 SHOWN_DEVICES = 64
@@ -36,6 +36,13 @@ LABELS: Mapping[str, Text] = {
     "diagnosis": Text("report.diagnosis", "Diagnosis"),
     "time": Text("report.time", "Time use"),
     "caveats": Text("report.caveats", "Notes"),
+    "stages": Text("report.stages", "Stages"),
+    "stage": Text("report.stage", "stage"),
+    "job": Text("report.job", "job"),
+    "state": Text("report.state", "state"),
+    "loss": Text("report.loss", "last loss"),
+    "scores": Text("report.scores", "scores"),
+    "device_hours": Text("report.device-hours", "device-hours"),
     "attempts": Text("report.attempts", "Attempts"),
     "devices": Text("report.devices", "Devices"),
     "events": Text("report.events", "Events"),
@@ -113,6 +120,7 @@ LINE_NAMES: Mapping[str, Text] = {
     "maximum": Text("report.line-maximum", "maximum"),
 }
 AXES: Mapping[str, Text] = {"step": Text("report.axis-step", "step"), "time": Text("report.axis-time", "time")}
+STAGE_COLUMNS = ("stage", "job", "state", "ran", "device_hours", "steps", "loss", "scores")
 TILE_NAMES: Mapping[str, Text] = {
     "effective": Text("report.tile-effective", "effective training time"),
     "wall": Text("report.tile-wall", "from submission to end"),
@@ -188,6 +196,8 @@ def make_page(report: Report) -> str:
             {**vars(it), "name": USE_NAMES[it.use], "meaning": USE_MEANINGS[it.use]} for it in report.time if it.seconds
         ],
         caveats=[describe_caveat(caveat) for caveat in report.caveats],
+        stage_columns=STAGE_COLUMNS,
+        stages=[stage_cells(row) for row in report.stages],
         chart_titles=[chart_title(chart) for chart in report.charts],
         attempts=[
             {
@@ -285,6 +295,20 @@ def _reason(reason: str | Text, job: str) -> str:
 
 
 # ---------------------------------------------------------------- parts
+
+
+def stage_cells(row: StageRow) -> dict[str, str]:
+    """Return the cells of a stage by column."""
+    return {
+        "stage": row.stage,
+        "job": row.job,
+        "state": row.state,
+        "ran": duration(row.ran_s),
+        "device_hours": number(row.device_hours, digits=3),
+        "steps": count(row.steps),
+        "loss": number(row.loss),
+        "scores": ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in row.scores.items()) or "–",
+    }
 
 
 def _header(report: Report) -> Iterator[str]:

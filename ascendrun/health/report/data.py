@@ -111,6 +111,21 @@ class JobMetrics:
 
 
 @dataclass(frozen=True)
+class StageRow:
+    """One stage of a pipeline: the newest job of its name. `ran_s`: of all its attempts. `scores`: its final ones, else
+    those of its last evaluation."""
+
+    stage: str
+    job: str
+    state: str
+    ran_s: float
+    device_hours: float | None
+    steps: int | None
+    loss: float | None
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Caveat:
     """A limitation of the numbers: a code and its values."""
 
@@ -132,7 +147,7 @@ class Report:
     """The report. `time` sums to `wall_s` to the millisecond. `effective_ratio`: training ratio, None: unknown.
 
     `diagnosis`: why the job failed, None: it did not fail. `planned`: lowest and highest value by the name in
-    `measured`. `fewer` None: no run to compare with.
+    `measured`. `fewer` None: no run to compare with. `stages`: of the pipeline that was asked for, else ().
     """
 
     made_at_s: float
@@ -160,6 +175,7 @@ class Report:
     diagnosis: Diagnosis | None = None
     planned: Mapping[str, Sequence[float]] = field(default_factory=dict)
     fewer: Fewer | None = None
+    stages: tuple[StageRow, ...] = ()
 
     @property
     def measured(self) -> dict[str, float | None]:
@@ -212,6 +228,15 @@ def make_report(material: Material, *, now_s: float) -> Report:
         charts=_charts(material, lines, stays),
         caveats=tuple(_caveats(material, time, cost, lines)),
     )
+
+
+def stage_row(stage: str, report: Report) -> StageRow:
+    metrics = report.metrics
+    finals = {name: value for name, value in metrics.evals.items() if name.startswith("final_")}
+    scores = {name.partition("_")[2]: value for name, value in (finals or metrics.evals).items()}
+    ran_s = sum(row.ran_s for row in report.attempts)
+    hours = report.cost.device_hours
+    return StageRow(stage, report.id, report.state, ran_s, hours, metrics.steps, metrics.loss, scores)
 
 
 def _is_step(line: MetricsLine) -> bool:
@@ -396,7 +421,13 @@ def _charts(material: Material, lines: Mapping[int, Sequence[MetricsLine]], stay
         make_chart(name, "step", "", _over_steps(lines, of_line)) for name, of_line in _BY_STEP
     ]
     names = sorted(
-        {name for several in lines.values() for line in several for name in line.evals if not name.endswith(_DURATIONS)}
+        {
+            name
+            for several in lines.values()
+            for line in several
+            for name in line.evals
+            if name.startswith("eval_") and not name.endswith(_DURATIONS)
+        }
     )
     found += [make_chart(name, "step", "", _over_steps(lines, name)) for name in names[:12]]
     has_times = any(line.at_s is not None for several in lines.values() for line in several if _is_step(line))

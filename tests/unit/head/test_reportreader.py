@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ascendrun.cli.report.page import list_tiles
+from ascendrun.cli.commands.report import describe_report
+from ascendrun.cli.report.page import list_tiles, make_page
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, NodeProgress, State
@@ -104,9 +105,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(
-    state_dir: Path, attempt: int, host: str, lines: list[dict[str, Any]], *, skew_s: float | None = None
+    state_dir: Path,
+    attempt: int,
+    host: str,
+    lines: list[dict[str, Any]],
+    *,
+    skew_s: float | None = None,
+    job: str = "j-0001",
 ) -> None:
-    folder = state_dir / "jobs" / "j-0001" / f"attempt-{attempt}" / host
+    folder = state_dir / "jobs" / job / f"attempt-{attempt}" / host
     folder.mkdir(parents=True)
     (folder / "rank-0.metrics.0").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if skew_s is not None:
@@ -198,3 +205,47 @@ def test_where_rank_0_wrote_nothing_the_next_one_is_read(tmp_path: Path) -> None
     assert set(find_metrics(tmp_path)) == {0, 3}
     found: tuple[object, ...] = read_first_rank(tmp_path)[0]
     assert len(found) == 1
+
+
+def test_of_a_pipeline_the_scores_of_every_stage_are_read_and_of_one_stage_only_its_own(tmp_path: Path) -> None:
+    """The final scores of a stage count more than its last evaluation; a stage that was tried again is there once."""
+    store = Store.open(tmp_path)
+    for stage, job_id, state in (
+        ("base", "j-0001-1", State.SUCCEEDED),
+        ("evaluate", "j-0001-2", State.FAILED),
+        ("evaluate", "j-0001-3", State.SUCCEEDED),
+    ):
+
+        def make(number: int, head_id: str, stage: str = stage, job_id: str = job_id, state: State = state) -> Job:
+            return Job(
+                id=job_id,
+                name=f"chat.{stage}",
+                run="r",
+                hosts=("a",),
+                grace_s=1,
+                start_s=1,
+                created_at_s=BEGAN_S,
+                pipeline="j-0001",
+                stage=stage,
+                state=state,
+                attempt=1,
+                ended_at_s=BEGAN_S + 100.0,
+                world_size=1,
+            )
+
+        with store.writing() as db:
+            store.insert(db, key=job_id, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=BEGAN_S)
+    steps = [{"step": step, "loss": 3.0 - step} for step in (1, 2)]
+    write(tmp_path, 1, "a", [*steps, {"step": 2, "eval_loss": 1.5}, {"done": True, "final_loss": 1.25}], job="j-0001-1")
+    write(tmp_path, 1, "a", [{"step": 2, "eval_sums": 0.5}], job="j-0001-3")
+
+    report = find_report(tmp_path, "chat", now_s=BEGAN_S + 200)
+    assert report == find_report(tmp_path, "j-0001", now_s=BEGAN_S + 200) and report.id == "j-0001-3"
+    assert [(row.stage, row.job, row.state, row.steps, row.loss, row.scores) for row in report.stages] == [
+        ("base", "j-0001-1", "SUCCEEDED", 2, 1.0, {"loss": 1.25}),
+        ("evaluate", "j-0001-3", "SUCCEEDED", None, None, {"sums": 0.5}),
+    ]
+    told = describe_report(report)
+    assert "base      j-0001-1" in told and "loss 1.25" in told and "sums 0.5" in told
+    assert "loss 1.25" in make_page(report)
+    assert find_report(tmp_path, "j-0001-1", now_s=BEGAN_S + 200).stages == ()
