@@ -22,6 +22,7 @@ from ascendrun.planner.nanochat_sizes import INHERITED, Horizon, Sizes, batch_pr
 from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.model import NanoChat, make_model
 from ascendrun.programs.nanochat.recipe import optimizer_of
+from ascendrun.programs.nanochat.replies import Samples
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus
 from ascendrun.programs.trainer import attention, errors, metrics, runtime, shards
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
@@ -38,10 +39,12 @@ from ascendrun.programs.trainer.task import Settings, Task
 from ascendrun.text import Text
 
 Options = Mapping[str, Any]
+SAMPLES = "samples"
 FREE_TO_CHANGE = (
     "data_path", "tokenizer_dir", "output_dir", "data_cache_dir", "device", "resume_from_checkpoint",
     "model_dir", "mixture", "target_examples_per_step",
     "logging_steps", "eval_steps", "eval_tokens", "save_steps", "save_total_limit", "on_save_failure",
+    "sample_steps", "sample_prompts",
     "max_num_seqs", "eval_questions",
     "micro_batch_size", "gradient_checkpointing", "shard_optimizer", "dataloader_num_workers", "dist_timeout_s",
     "loss_scale", "max_time_s", "peak_tflops", "profile_dir", "chip", "tokenizer", "vocab_size", "max_chars", "doc_cap",
@@ -50,10 +53,20 @@ FREE_TO_CHANGE = (
 
 
 class NextToken(Task):
-    """Training task. `bytes_of`: bytes of each token, for bits per byte; 0: not counted."""
+    """Training task. `bytes_of`: bytes of each token, for bits per byte; 0: not counted. `samples`: written by rank 0
+    every `sample_steps`, None: never."""
 
-    def __init__(self, train: Rows, val: Rows, engine: Engine, bytes_of: Sequence[int], options: Options) -> None:
-        self.train, self.val, self.engine, self.options = train, val, engine, options
+    def __init__(
+        self,
+        train: Rows,
+        val: Rows,
+        engine: Engine,
+        bytes_of: Sequence[int],
+        options: Options,
+        samples: Samples | None = None,
+    ) -> None:
+        self.train, self.val, self.engine, self.options, self.samples = train, val, engine, options, samples
+        self.evaluations = {"": options["eval_steps"], SAMPLES: options["sample_steps"] if samples else 0}
         self.bytes_of = torch.tensor(bytes_of, dtype=torch.float64, device="cpu")
 
     def collate(self, units: Sequence[Unit], step: int) -> Batch:
@@ -65,8 +78,19 @@ class NextToken(Task):
         )
 
     def evaluate(self, name: str, step: int) -> dict[str, float]:
-        """Score the first `eval_tokens` validation tokens; the ranks share the sequences."""
-        here, size = self.engine.here, self.options["micro_batch_size"] or 16
+        """Score the first `eval_tokens` validation tokens; the ranks share the sequences. Or print samples."""
+        here = self.engine.here
+        if name == SAMPLES and self.samples is not None:
+            for prompt, reply in self.samples.write() if here.is_first else ():
+                here.log(
+                    "program.sample",
+                    "step {step} sample: {prompt:quote} {reply:quote}",
+                    step=step,
+                    prompt=prompt,
+                    reply=reply,
+                )
+            return {}
+        size = self.options["micro_batch_size"] or 16
         count = max(1, min(self.val.count, self.options["eval_tokens"] // self.val.seq_len))
         mine = range(here.rank, count, here.world_size)
         sums = torch.zeros(4, dtype=torch.float64)
@@ -110,7 +134,7 @@ def base_stage(options: Options, here: Runtime) -> None:
         here.log(line)
     model = make_model(sizes, seed=options["seed"], recomputes=options["gradient_checkpointing"])
     facts = {"documents": len(corpus.documents), "first_val": corpus.first_val, "digest": corpus.digest}
-    objective = next_token(train, val, tokenizer, options)
+    objective = next_token(train, val, tokenizer, options, is_chat=False)
     train_model(Course(model, tokenizer, horizon, objective, facts, tokens_of(horizon)), options, here)
 
 
@@ -130,9 +154,16 @@ class Course:
     marks: Mapping[str, Any] = field(default_factory=dict)
 
 
-def next_token(train: Rows, val: Rows, tokenizer: Tokenizer, options: Options) -> Callable[[Engine], tuple[Any, Task]]:
+def next_token(
+    train: Rows, val: Rows, tokenizer: Tokenizer, options: Options, *, is_chat: bool
+) -> Callable[[Engine], tuple[Any, Task]]:
     sizes = words.token_bytes(tokenizer)
-    return lambda engine: (train, NextToken(train, val, engine, sizes, options))
+
+    def objective(engine: Engine) -> tuple[Any, Task]:
+        samples = Samples(engine, tokenizer, options["sample_prompts"], train.seq_len, is_chat)
+        return train, NextToken(train, val, engine, sizes, options, samples)
+
+    return objective
 
 
 def tokens_of(horizon: Horizon) -> dict[str, int]:

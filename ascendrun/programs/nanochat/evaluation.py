@@ -23,7 +23,8 @@ from ascendrun.programs.nanochat import conversations, sandbox
 from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.base import NextToken, make_rows
 from ascendrun.programs.nanochat.calculator import Tools
-from ascendrun.programs.nanochat.inference import decoded, open_engine, open_model, stops_of
+from ascendrun.programs.nanochat.inference import open_engine, open_model
+from ascendrun.programs.nanochat.replies import decoded, stops_of
 from ascendrun.programs.nanochat.tasks import Example, read_task
 from ascendrun.programs.nanochat.texts import read_corpus
 from ascendrun.programs.trainer import errors
@@ -80,6 +81,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     if centered:
         report["mean_centered"] = sum(centered) / len(centered)
     final = {name: report[name] for name in ("bits_per_byte", "mean_centered") if name in report}
+    final.update({name: scores["score"] for name, scores in report["tasks"].items()})
     if here.is_first:
         replace_text(output / "evaluation.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     here.log(

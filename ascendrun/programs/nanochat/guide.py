@@ -195,7 +195,7 @@ def say(message: Text) -> None:
 
 
 def tok_eval() -> None:
-    """Print how many bytes a token has in each kind of text, from the report of tok_train."""
+    """Print how many bytes a token has in each kind of text, from the report of tok_train, next to other encodings."""
     use_language(language_of())
     folder = Path(os.environ.get(BASE_DIR) or DEFAULTS[BASE_DIR], "tokenizer")
     try:
@@ -204,5 +204,8 @@ def tok_eval() -> None:
         message = Text("guide.no-tokenizer", "cannot read the report of the tokenizer: {error}", error=str(error))
         hint = write("python -m scripts.tok_train")
         exit_with(InvalidOptionsError([OptionProblem(None, message, hint)]))
-    for kind, size in report["bytes_per_token"].items():
-        print(f"{kind:10s} {size:7.3f}")
+    columns = {"": report["bytes_per_token"], **report.get("tiktoken", {})}
+    if len(columns) > 1:
+        print(" " * 10, *(f"{name:>13s}" for name in columns))
+    for kind in report["bytes_per_token"]:
+        print(f"{kind:10s}", *(f"{sizes[kind]:13.3f}" if kind in sizes else " " * 13 for sizes in columns.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from ascendrun.programs.generation.engine import Completion, Generator, generate
 from ascendrun.programs.generation.sampling import Sampling
 from ascendrun.programs.nanochat import conversations, sft
 from ascendrun.programs.nanochat import tokenizer as words
-from ascendrun.programs.nanochat.calculator import TOOL, Tools
+from ascendrun.programs.nanochat.calculator import Tools
 from ascendrun.programs.nanochat.model import NanoChat
+from ascendrun.programs.nanochat.replies import decoded, stops_of
 from ascendrun.programs.trainer.devices import accelerator
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.optim import OptimizerPlan
@@ -27,8 +28,6 @@ from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import wrap
 
 Options = Mapping[str, Any]
-SHOWN = dict(zip(TOOL, ("<<", "", "=", ">>")))
-"""How a call of the calculator is shown: <<2+3=5>>, as GSM8K writes it."""
 
 
 def serve(options: Options, here: Runtime) -> None:
@@ -61,22 +60,6 @@ def open_talker(options: Options, here: Runtime, *, rows: int) -> Talker:
         Sampling(options["temperature"], options["top_k"], options["top_p"]),
         Tools(tokenizer),
     )
-
-
-def stops_of(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the tokens that end a reply."""
-    return frozenset(conversations.mark(tokenizer, name) for name in (words.BOS, words.PAD))
-
-
-def decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """Return the text of tokens, with calls of the calculator and without other marks."""
-    marks = {conversations.mark(tokenizer, name): SHOWN.get(name, "") for name in words.SPECIAL}
-    text, start = "", 0
-    for at, token in enumerate(tokens):
-        if token in marks:
-            text += tokenizer.decode(tokens[start:at]) + marks[token]
-            start = at + 1
-    return text + str(tokenizer.decode(tokens[start:]))
 
 
 def open_model(options: Options) -> tuple[NanoChat, Tokenizer]:

@@ -23,7 +23,7 @@ from ascendrun.programs.generation.cache import MULTIPLE, rounded
 from ascendrun.programs.generation.engine import Completion
 from ascendrun.programs.nanochat.base import Course, Options, train_model
 from ascendrun.programs.nanochat.evaluation import Pupil, completions, passes, refuse_tasks, replies
-from ascendrun.programs.nanochat.inference import decoded
+from ascendrun.programs.nanochat.replies import decoded
 from ascendrun.programs.nanochat.sft import Mixture, open_start, read_mixture
 from ascendrun.programs.nanochat.tasks import Example
 from ascendrun.programs.trainer.data import Batch

@@ -42,7 +42,7 @@ def sft_stage(options: Options, here: Runtime) -> None:
     train, val, facts = make_rows(mixture, words.mark_of(tokenizer), tokenizer, options, here)
     horizon = chat_horizon(model.sizes, options, options["max_steps"] or train.steps_per_epoch)
     here.log(introduce(facts, train, val, horizon.steps))
-    objective, inherited = next_token(train, val, tokenizer, options), None
+    objective, inherited = next_token(train, val, tokenizer, options, is_chat=True), None
     if options["load_optimizer"] and start.training.get("checkpoints"):
         inherited = Path(start.training["checkpoints"])
     train_model(

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -126,7 +126,11 @@ class TextEncoder:
 
 def bytes_per_token(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
     tokens = sum(len(each.ids) for each in tokenizer.encode_batch(list(texts), add_special_tokens=False))
-    return sum(len(text.encode()) for text in texts) / max(1, tokens)
+    return bytes_of(texts) / max(1, tokens)
+
+
+def bytes_of(texts: Sequence[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
 
 
 # --- the stage ---
@@ -161,7 +165,39 @@ def learn(corpus: Corpus, options: Mapping[str, Any]) -> tuple[str, dict[str, An
     measured = {"train": list(train[:REPORTED_DOCUMENTS]), "val": list(val[:REPORTED_DOCUMENTS])}
     measured.update({kind: [text] for kind, text in KINDS.items()})
     found = {name: round(bytes_per_token(tokenizer, texts), 4) for name, texts in measured.items()}
-    return tokenizer.to_str(), {"tokens": tokenizer.get_vocab_size(), "data": corpus.digest, "bytes_per_token": found}
+    report = {"tokens": tokenizer.get_vocab_size(), "data": corpus.digest, "bytes_per_token": found}
+    others = {
+        name: {kind: round(bytes_of(texts) / len(encode(texts)), 4) for kind, texts in measured.items() if any(texts)}
+        for name, encode in tiktoken_encodings().items()
+    }
+    return tokenizer.to_str(), {**report, "tiktoken": others}
+
+
+def tiktoken_encodings() -> dict[str, Callable[[Sequence[str]], list[int]]]:
+    """Return tiktoken's encodings by name, each as a function from texts to all their tokens, to compare with: those
+    whose files are in its cache (TIKTOKEN_CACHE_DIR). Nothing is downloaded; without tiktoken there are none."""
+    try:
+        import tiktoken.load
+    except ImportError:
+        return {}
+
+    def refuse(address: str) -> bytes:
+        raise FileNotFoundError(address)
+
+    found: dict[str, Callable[[Sequence[str]], list[int]]] = {}
+    read_file = tiktoken.load.read_file
+    tiktoken.load.read_file = refuse  # called for files that the cache does not have
+    try:
+        for name in tiktoken.list_encoding_names():
+            try:
+                encoding = tiktoken.get_encoding(name)
+            except OSError:
+                continue
+            encode = encoding.encode_ordinary_batch
+            found[name] = lambda texts, encode=encode: [token for ids in encode(list(texts)) for token in ids]  # type: ignore[misc]
+    finally:
+        tiktoken.load.read_file = read_file
+    return found
 
 
 def shortened(texts: Iterable[str], *, doc_cap: int, max_chars: int) -> Iterator[str]:

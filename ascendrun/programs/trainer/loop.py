@@ -259,8 +259,9 @@ class Loop:
         with torch.no_grad(), self.here.phase("evaluation"):
             scores = self.task.evaluate(name, progress.step)
         self.engine.module.train()
+        self.reporter.exclude(seconds := time.monotonic() - started_s)
         if not scores:
             return
         progress.history.append({"step": progress.step, **scores})
         is_best = settings.best in scores and self.checkpoints.compare(scores[settings.best])
-        self.reporter.evaluation(progress.step, scores, time.monotonic() - started_s, is_best=is_best)
+        self.reporter.evaluation(progress.step, scores, seconds, is_best=is_best)

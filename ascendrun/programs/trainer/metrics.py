@@ -257,7 +257,7 @@ class Reporter:
         )
 
     def evaluation(self, step: int, scores: Mapping[str, float], seconds: float, *, is_best: bool) -> None:
-        """Record and print an evaluation, whose seconds do not count as training."""
+        """Record and print an evaluation, which took `seconds`."""
         self.here.record(
             step=step, eval_duration_s=seconds, **{f"eval_{name}": value for name, value in scores.items()}
         )
@@ -269,6 +269,9 @@ class Reporter:
             scores=" ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items()),
             note=Text("program.best-so-far", " (best so far)") if is_best else "",
         )
+
+    def exclude(self, seconds: float) -> None:
+        """Do not count the last `seconds` as training."""
         self.meter.since_s += seconds
 
 

@@ -16,8 +16,9 @@ from ascendrun.programs.generation.sampling import Sampling
 from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.calculator import TOOL, Tools
-from ascendrun.programs.nanochat.inference import decoded, open_model, open_talker, stops_of
+from ascendrun.programs.nanochat.inference import open_model, open_talker
 from ascendrun.programs.nanochat.model import make_model
+from ascendrun.programs.nanochat.replies import decoded, stops_of
 from ascendrun.programs.nanochat.tokenizer import of_characters
 from ascendrun.programs.trainer.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.errors import InvalidDataError

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tokenizers import models
 
-from ascendrun.programs.nanochat import texts, tokenizer
+from ascendrun.programs.nanochat import guide, texts, tokenizer
 from ascendrun.programs.trainer.errors import InvalidDataError
 from tests.programs.nanochat.golden.strings import strings
 
@@ -188,3 +191,37 @@ def test_generated_documents_follow_from_the_seed():
     assert len(first.documents) == 40 and first.first_val == 30 and len(set(first.documents)) > 30
     assert texts.read_corpus({**OPTIONS, "data_path": "generated"}).digest == first.digest
     assert texts.read_corpus({**OPTIONS, "data_path": "generated", "seed": 2}).digest != first.digest
+
+
+def test_other_encodings_are_compared_with_where_their_files_are_here(tmp_path):
+    """One that needs no file is there; those whose files the cache does not have are not, and nothing is fetched."""
+    plugin = tmp_path / "path" / "tiktoken_ext"
+    plugin.mkdir(parents=True)
+    (plugin / "single_bytes.py").write_text(
+        "def make():\n"
+        "    ranks = {bytes([byte]): byte for byte in range(256)}\n"
+        "    return {'name': 'single', 'pat_str': r'\\w+|\\W+', 'mergeable_ranks': ranks, 'special_tokens': {}}\n"
+        "ENCODING_CONSTRUCTORS = {'single': make}\n"
+    )
+    program = (
+        "import json; from ascendrun.programs.nanochat.tokenizer import tiktoken_encodings\n"
+        "print(json.dumps({name: len(encode(['ab c', 'é'])) for name, encode in tiktoken_encodings().items()}))"
+    )
+    root = str(Path(__file__).resolve().parents[3])
+    environ = {**os.environ, "TIKTOKEN_CACHE_DIR": str(tmp_path), "PYTHONPATH": f"{plugin.parent}:{root}"}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"single": 6}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["path"]
+
+
+def test_tok_eval_prints_a_column_for_each_encoding(tmp_path, monkeypatch, capsys):
+    (tmp_path / "tokenizer").mkdir()
+    report = {"bytes_per_token": {"val": 4.25, "code": 2.5}, "tiktoken": {"gpt2": {"val": 3.5}}}
+    (tmp_path / "tokenizer" / "report.json").write_text(json.dumps(report))
+    monkeypatch.setenv(guide.BASE_DIR, str(tmp_path))
+    guide.tok_eval()
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["gpt2"],
+        ["val", "4.250", "3.500"],
+        ["code", "2.500"],
+    ]
