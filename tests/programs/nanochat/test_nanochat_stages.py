@@ -75,7 +75,7 @@ def test_a_training_killed_on_two_ranks_ends_with_the_same_bits_and_one_rank_is_
     assert straight.losses()[12] < straight.losses()[1] - 1
     mark = "step 12 sample: "
     shown = [line.partition(mark)[2] for line in straight.out[0].read_text().splitlines() if line.startswith(mark)]
-    assert [line[:10] for line in shown] == ["'The ship'", "'Once upon", "'2 + 3 =' "] and all(map(len, shown))
+    assert [line[:10] for line in shown] == ["'The ship'", "'In 1905' ", "'2 + 3 =' "] and all(map(len, shown))
     assert mark not in straight.out[1].read_text()
     model = report(straight)["model"]
     assert sum(tensor.numel() for tensor in weights(straight).values()) == model["weights"]
