@@ -181,8 +181,8 @@ def tiktoken_encodings() -> dict[str, Callable[[Sequence[str]], list[int]]]:
     except ImportError:
         return {}
 
-    def refuse(address: str) -> bytes:
-        raise FileNotFoundError(address)
+    def refuse(blobpath: str) -> bytes:
+        raise FileNotFoundError(blobpath)
 
     found: dict[str, Callable[[Sequence[str]], list[int]]] = {}
     read_file = tiktoken.load.read_file
