@@ -36,6 +36,8 @@ MOST_EVIDENCE, MOST_LINKS, MOST_OUTCOME, MOST_ALTERNATIVES = 5, 6, 3, 3
 NAMES_CELLS = 30
 EVIDENCE_CELLS = 200
 SPOOLED = re.compile(r"/rank-(\d+)\.")
+SHARED = re.compile(r"([^/]+)/node-\d+\.")
+"""Output of a process that starts the ranks of its node."""
 CLEAR_ERROR_S = 0.05
 """Seconds: a smaller error of a time is not shown."""
 LABELS = {
@@ -229,6 +231,9 @@ def _with_job(hint: str, explanation: Explanation) -> str:
     of its node's process."""
     files = (SPOOLED.search(proof.file or "") for proof in explanation.diagnosis.evidence[:1])
     ranks = tuple(int(match.group(1)) for match in files if match is not None) or explanation.diagnosis.ranks
+    of_node = next((SHARED.match(proof.file or "") for proof in explanation.diagnosis.evidence[:1]), None)
+    if of_node is not None:
+        hint = hint.replace("--rank R", f"--hosts {of_node[1]}")
     text = hint.replace("JOB.yaml", "\0").replace("JOB", explanation.id).replace("\0", "JOB.yaml")
     return text.replace("--rank R", f"--rank {fold_numbers(ranks)}") if ranks else text.replace(" --rank R", "")
 

@@ -61,8 +61,8 @@ def print_gaps(ctx: CliContext, gaps: Iterable[LogGap]) -> None:
         ctx.warn(
             Text(
                 "cli.log-gap",
-                "rank {rank} on {host}: {size:bytes} of std{stream} were lost ({why}, {time})",
-                rank=process_label(gap.rank),
+                "{process} on {host}: {size:bytes} of std{stream} were lost ({why}, {time})",
+                process=process_label(gap.rank) if gap.rank < 0 else f"rank {gap.rank}",
                 host=gap.host,
                 size=gap.missing_bytes,
                 stream=gap.stream,

@@ -9,6 +9,7 @@ from ascendrun.cli.errors import hint_lines, warning_lines
 from ascendrun.cli.output import describe_progress, describe_seconds, labelled
 from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
+from ascendrun.core.rank_env import forks_ranks
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int
     print_left(screen, detail)
     if has_failed:
         rank = first_failing_rank(detail)
-        choice = "" if rank is None else f" --rank {rank.rank}"
+        is_one_file = forks_ranks(detail.spec)
+        choice = "" if rank is None else f" --hosts {rank.host}" if is_one_file else f" --rank {rank.rank}"
         for command in (f"explain {job.id}", f"logs {job.id}{choice}", f"show {job.id}"):
             screen.echo("\n".join(hint_lines(f"ascendrun {command}")))
     return exit_code_of(job)
@@ -106,7 +108,8 @@ def _print_failure(cluster: Cluster, detail: JobDetail, screen: Screen) -> None:
         return
     from ascendrun.core.logs.log_view import LogView
 
-    view = LogView(hosts=[rank.host], ranks=[rank.rank], streams=["err"], tail=FAILED_TAIL_LINES)
+    ranks = None if forks_ranks(detail.spec) else [rank.rank]
+    view = LogView(hosts=[rank.host], ranks=ranks, streams=["err"], tail=FAILED_TAIL_LINES)
     lines = [line.text for line in cluster.logs(detail, view)]
     if lines:
         screen.echo(

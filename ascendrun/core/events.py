@@ -39,6 +39,8 @@ class EventType(NamedTuple):
     folded: frozenset[str] | None = None
 
 
+SEPARATE = "separate-trainings"
+"""Code of an event; also a name for `checks.skip`."""
 _REASON = "text with a code: docs/events.md lists the reasons"
 _JUDGED = {
     "kind": "infra, device, hccl, hang, storage, oom, preempted, unknown or user",
@@ -371,7 +373,8 @@ _TYPES = (
         "{hosts:hosts}: the processes train without the other nodes (world size {world_size}); pass NNODES, NODE_RANK,"
         " NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT to the launcher in the command",
         "By the environment of its processes all ranks of a training are on this host, though the job has other hosts,"
-        " which train separately. The job continues. Only for one process on each node.",
+        " which train separately. The job fails, without a restart, unless `checks.skip` has"
+        " `separate-trainings`. Only for one process on each node.",
         {"world_size": "ranks of that training, as its processes have it in WORLD_SIZE"},
     ),
     EventType(

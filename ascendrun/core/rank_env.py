@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from typing import Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.text import Text
@@ -12,6 +13,9 @@ VISIBLE_DEVICES: Mapping[str, str] = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda"
 
 PATH_TOKEN = "\0PATH\0"
 """Placeholder in a variable for the PATH of the node's login; NUL cannot occur in a user's value."""
+
+FORKS_VARIABLE = "ASCENDRUN_FORKS"
+"""Equal to node/layout.FORKS_VARIABLE; a test compares them."""
 
 OWN_PREFIXES = ("TORCHELASTIC_", "ASCENDRUN_")
 
@@ -61,6 +65,12 @@ class JobShare:
     python: str | None = None
 
 
+def forks_ranks(spec: Mapping[str, Any]) -> bool:
+    """Return whether the process of a node may start its ranks, by the stored job file: what it prints is of all."""
+    devices = spec.get("devices") or {}
+    return spec.get("launcher") == "none" and (devices.get("per_node") or len(devices.get("ids") or "xx")) > 1
+
+
 def is_own_variable(name: str) -> bool:
     """Return whether ascendrun sets this variable itself, so that `env` and `env_file` may not."""
     return name in OWN_VARIABLES or name.startswith(OWN_PREFIXES)
@@ -87,7 +97,11 @@ def rank_environment(job: JobShare, node: NodeShare, local_rank: int, *, python_
     }
     # The only process of a node may start torchrun itself. LLaMA-Factory and ms-swift do so with these, MASTER_ADDR,
     # MASTER_PORT and NODE_RANK. ms-swift does so wherever they are set, so one rank of several does not get them.
-    alone = {"NNODES": node.nodes, "NPROC_PER_NODE": len(node.device_ids)} if node.local_world_size == 1 else {}
+    alone: dict[str, object] = (
+        {"NNODES": node.nodes, "NPROC_PER_NODE": len(node.device_ids)} if node.local_world_size == 1 else {}
+    )
+    if alone and len(node.device_ids) > 1:
+        alone[FORKS_VARIABLE] = f"{rank} {node.world_size} {node.local_world_size}"
     common = _common(job, node, python_path=python_path)
     values = {**alone, **common, **own, **own_files(node, rank)}
     return {name: str(values[name]) for name in sorted(values)}

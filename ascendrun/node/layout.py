@@ -54,6 +54,9 @@ TAG_VARIABLE = "ASCENDRUN_RUN_ID"
 SAMPLER_VARIABLE = "ASCENDRUN_SAMPLER"
 JOIN_VARIABLE = "ASCENDRUN_JOIN"
 """Name of the supervisor's socket (node/join.py), in the environment of a launcher, not of its ranks."""
+FORKS_VARIABLE = "ASCENDRUN_FORKS"
+"""In the environment of a process that may start the ranks of its node itself, and so of all below it: its own RANK,
+WORLD_SIZE and LOCAL_WORLD_SIZE. A process with others is a rank. Equal to core/rank_env.FORKS_VARIABLE."""
 OURS = (ROOT_VARIABLE, TAG_VARIABLE, SAMPLER_VARIABLE, JOIN_VARIABLE, "ASCENDRUN_FAILPOINT", "ASCENDRUN_EXEC")
 """Variables that no rank inherits from the agent; root and tag are set for it, to identify its processes."""
 
@@ -218,9 +221,23 @@ def process_number(node_rank: int) -> int:
     return -1 - node_rank
 
 
-def is_rank(plan: dict[str, Any], prepared: dict[str, Any]) -> bool:
-    """Return whether the process of a plan is a rank. With the job's `launcher: none` it starts the ranks itself."""
-    return "RANK" in plan["env"] or prepared.get("launcher") is not None
+def forks_ranks(plan: dict[str, Any]) -> bool:
+    """Return whether the process of a plan may start the ranks of its node itself."""
+    return FORKS_VARIABLE in plan["env"]
+
+
+def rank_in(environ: bytes) -> tuple[int | None, int | None]:
+    """Return (rank, local rank) of a process by its environment, NUL-separated; None: not known.
+
+    What it only inherits from a process that starts the ranks is not its own.
+    """
+    values = dict(pair.partition(b"=")[::2] for pair in environ.split(b"\0"))
+    inherited = values.get(FORKS_VARIABLE.encode("ascii"))
+    own = (values.get(name, b"") for name in (b"RANK", b"WORLD_SIZE", b"LOCAL_WORLD_SIZE"))
+    if inherited is not None and inherited == b" ".join(own):
+        return None, None
+    rank, local = values.get(b"RANK", b""), values.get(b"LOCAL_RANK", b"")
+    return int(rank) if rank.isdigit() else None, int(local) if local.isdigit() else None
 
 
 def process_name(number: int) -> str:

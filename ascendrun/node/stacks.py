@@ -46,7 +46,8 @@ def catches(pid: int, number: int) -> bool:
 def abort(found: Iterable[Who]) -> None:
     """Send SIGABRT to the processes of ranks that handle it; no core is dumped. Stopped processes continue for it."""
     for pid, start in found:
-        if _rank_of(pid) is not None and catches(pid, signal.SIGABRT):
+        environ = procs.read_environ(pid)
+        if b"\0RANK=" in b"\0" + environ and not _launches(environ) and catches(pid, signal.SIGABRT):
             _forbid_core(pid)
             procs.send_signal(pid, start, signal.SIGABRT)
             procs.send_signal(pid, start, signal.SIGCONT)
@@ -86,14 +87,19 @@ def members_of_ranks(found: Iterable[Who], leaders: Mapping[int, int]) -> dict[i
     return {rank: _own_first(members[rank]) for rank in members}
 
 
+def has_own_rank(found: Iterable[Who]) -> bool:
+    """Return whether a process is a rank by its environment."""
+    return any(_rank_of(pid) is not None for pid, _ in found)
+
+
 def _rank_of(pid: int) -> int | None:
-    pairs = procs.read_environ(pid).split(b"\0")
-    if any(pair.startswith(b"%s=" % layout.JOIN_VARIABLE.encode("ascii")) for pair in pairs):
-        return None  # a launcher, or a process in place of a rank
-    for pair in pairs:
-        if pair.startswith(b"RANK=") and pair[5:].isdigit():
-            return int(pair[5:])
-    return None
+    environ = procs.read_environ(pid)
+    return None if _launches(environ) else layout.rank_in(environ)[0]
+
+
+def _launches(environ: bytes) -> bool:
+    """Return whether it is of a launcher, or of a process in place of a rank."""
+    return b"\0%s=" % layout.JOIN_VARIABLE.encode("ascii") in b"\0" + environ
 
 
 def _own_first(members: list[Who]) -> list[Who]:

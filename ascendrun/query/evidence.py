@@ -13,6 +13,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Cause, Exit, Phase, State
+from ascendrun.core.rank_env import forks_ranks
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.spool.artifact_store import CollectedArtifacts, read_artifacts
 from ascendrun.head.spool.clocks import read_clocks
@@ -91,7 +92,7 @@ def read_evidence(
         reason=job.reason if is_newest else _reason(attempt_events),
         cause=_cause(job, attempt_events, is_newest=is_newest),
         device_type=str((stored.spec.get("devices") or {}).get("type") or "cpu"),
-        launcher="none" if _forks_ranks(stored) else "spawn",
+        launcher="none" if forks_ranks(stored.spec) else "spawn",
         world_size=job.world_size if is_newest and job.world_size else len(ranks),
         now_s=now_s,
         connect_timeout_s=reading.timeout("HCCL_CONNECT_TIMEOUT", env, DEFAULT_CONNECT_S),
@@ -104,12 +105,6 @@ def read_evidence(
         slow=tuple(slow),
         missing=reading.missing(folder),
     )
-
-
-def _forks_ranks(stored: StoredJob) -> bool:
-    """Return whether the process of a node may start its ranks: what it prints is of all of them."""
-    devices = stored.spec.get("devices") or {}
-    return stored.spec.get("launcher") == "none" and (devices.get("per_node") or len(devices.get("ids") or "xx")) > 1
 
 
 def attempt_to_explain(job: Job) -> int:
@@ -223,7 +218,8 @@ class _Reading:
         streams = find_streams(folder, attempt)
         self._streams: dict[tuple[str, int], list[StreamFiles]] = {}
         for one in streams:
-            self._streams.setdefault((one.host, one.rank), []).append(one)
+            number = -1 - one.rank if forks_ranks(stored.spec) and one.rank < 0 else one.rank
+            self._streams.setdefault((one.host, number), []).append(one)
         self._budget: Budget = budget_for(len(streams))
 
     # --- hosts

@@ -9,6 +9,7 @@ from pathlib import Path
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.logs.log_lines import LogLine
 from ascendrun.core.logs.log_view import LineTest, LogView
+from ascendrun.core.rank_env import forks_ranks
 from ascendrun.head.spool.clocks import HostClock, read_clocks
 from ascendrun.head.spool.grep import HostHits, Position, Wanted, make_request, query_hosts, starts_of
 from ascendrun.head.spool.spool_files import StreamFiles, find_streams, is_complete
@@ -130,6 +131,9 @@ def check_choice(detail: JobDetail, view: LogView) -> None:
     if view.hosts is not None and not set(view.hosts) & set(hosts):
         unknown = Text("logs.no-node", "{job}: no such node: {hosts:hosts}", job=job.id, hosts=sorted(view.hosts))
         raise NotFoundError(unknown, hint=Text("logs.nodes", "its nodes are {hosts:hosts}", hosts=list(hosts)))
+    if view.ranks is not None and forks_ranks(detail.spec):
+        shared = Text("logs.one-file", "{job}: the ranks of a node have one output (launcher: none)", job=job.id)
+        raise NotFoundError(shared, hint=Text("logs.by-node", "select nodes with --hosts: {hosts:hosts}", hosts=hosts))
     if view.ranks is not None and job.world_size and all(rank >= job.world_size for rank in view.ranks):
         unknown = Text("logs.no-rank", "{job}: no such rank: {ranks:ranks}", job=job.id, ranks=sorted(view.ranks))
         raise NotFoundError(unknown, hint=Text("logs.ranks", "its ranks are 0-{last}", last=job.world_size - 1))

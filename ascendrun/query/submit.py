@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
+from ascendrun.core.events import SEPARATE
 from ascendrun.core.hosts import Host, read_hostfile, select_hosts
 from ascendrun.core.jobfile.pipeline import StageJob
 from ascendrun.core.jobfile.source_text import read_source
@@ -113,7 +114,7 @@ def _own_programs(text: bytes, directory: Path) -> dict[str, ProgramOptions]:
 def _check_names() -> Mapping[str, str]:
     from ascendrun.health.checks import NAMES, RENAMED
 
-    return {**{name: name for name in NAMES}, **RENAMED}
+    return {**{name: name for name in (*NAMES, SEPARATE)}, **RENAMED}
 
 
 def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -> tuple[Host, ...]:

@@ -165,8 +165,9 @@ class Client:
         return self.wait(lambda: self.told(tag, "ended"), deadline_s)[0]
 
     def output(self, tag: str, rank: int = 0, stream: str = "out") -> bytes:
-        generations = sorted(key[2] for key in self.files if key[:2] == (tag, "rank-%d.%s" % (rank, stream)))
-        return b"".join(bytes(self.files[(tag, "rank-%d.%s" % (rank, stream), g)]) for g in generations)
+        name = "%s.%s" % (layout.process_name(rank), stream)
+        generations = sorted(key[2] for key in self.files if key[:2] == (tag, name))
+        return b"".join(bytes(self.files[(tag, name, g)]) for g in generations)
 
     def last_words(self) -> str:
         """What a dead agent wrote to its standard error."""

@@ -137,14 +137,18 @@ def test_a_process_that_forks_its_ranks_itself_is_none_of_them(node: Any, agent:
     fork = (
         "import os, subprocess, sys\n"
         "wait = [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(600)']\n"
-        "ranks = [subprocess.Popen(wait, env=dict(os.environ, RANK=str(rank))) for rank in (2, 3)]\n"
+        "own = dict(os.environ, WORLD_SIZE='4', LOCAL_WORLD_SIZE='2')\n"
+        "ranks = [subprocess.Popen(wait, env=dict(own, RANK=str(rank))) for rank in (1, 3)]\n"
         "[rank.wait() for rank in ranks]"
     )
     job = node.job(TAG, [PY, "-c", fork], node_rank=1)
-    job["ranks"][0].update(rank=1, env={})
+    env = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "ASCENDRUN_FORKS": "1 2 1"}
+    job["ranks"][0].update(rank=1, env=env)
     agent.start(job)
-    agent.wait(lambda: agent.output(TAG, 1).count(b"1") == 2)  # they share a pipe: unbuffered lines may mix
-    assert [row["rank"] for row in agent.do("stacks", tag=TAG)["ranks"]] == [2, 3]
-    assert agent.refused("rank_process", tag=TAG, rank=1)["code"] == "rank-not-running"
+    # They share a pipe, so that unbuffered lines may mix. What they print is of the node, not of rank 1.
+    agent.wait(lambda: agent.output(TAG, -2).count(b"1") == 2)
+    assert agent.output(TAG, 1) == b""
+    assert [row["rank"] for row in agent.do("stacks", tag=TAG)["ranks"]] == [1, 3]
+    assert agent.refused("rank_process", tag=TAG, rank=0)["code"] == "rank-not-running"
     agent.do("stop", tag=TAG, now=True, grace_s=None)
     agent.wait_ended(TAG)

@@ -393,3 +393,11 @@ def test_the_agent_lives_under_a_path_with_spaces_and_quotes(tmp_path, node):
     agent.start(node.job(TAG, ["pwd"], setup="true"))
     agent.wait_ended(TAG)
     assert agent.output(TAG).decode() == node.job(TAG)["cwd"] + "\n"
+
+
+def test_a_command_is_found_on_the_path_of_the_login_behind_that_of_the_interpreter(node, agent):
+    job = node.job(TAG, ["sh", "-c", "echo $PATH"])
+    job["ranks"][0]["env"]["PATH"] = "/nowhere/bin:\0PATH\0"
+    agent.start(job)
+    agent.wait_ended(TAG)
+    assert agent.output(TAG).startswith(b"/nowhere/bin:/")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any, Callable
 
@@ -298,21 +299,91 @@ def test_login_shells_noise_and_a_single_session_do_not_matter(
     assert not any(cluster.path(host, "/tmp/pwn").exists() for host in cluster.hosts)
 
 
+TOGETHER = """
+exec python -m torch.distributed.run --nnodes $NNODES --node_rank $NODE_RANK --nproc_per_node $NPROC_PER_NODE \\
+    --master_addr $MASTER_ADDR --master_port $MASTER_PORT forked.py
+"""
+APART = "exec python -m torch.distributed.run --standalone --nproc_per_node 2 forked.py"
+FORKED = """
+import os, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+for step in range(1, 4):
+    print({"loss": 1.0 / step, "step": step, "epoch": step, "rank": dist.get_rank()}, flush=True)
+while not os.path.exists("/tmp/enough"):
+    time.sleep(0.05)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def forking(scene: Scene, name: str, text: str, more: str = "") -> Path:
+    """A job whose process on each node starts torchrun itself."""
+    (scene.folder / "code" / "forked.py").write_text(FORKED)
+    options = f"launcher: none\nsampling: {{interval_s: 0.5}}\npython: {sys.executable}\n{more}"
+    return scene.job(name, command=["bash", "-c", text], more=options)
+
+
 @pytest.mark.thorough
-def test_nodes_that_train_separately_are_an_error_of_the_job(scene: Scene) -> None:
-    """As LLaMA-Factory does without NNODES: the process of each node starts ranks of a world of its own."""
-    inner = "WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 sh -c 'sleep 600; :'"
-    text = f'test "$NNODES-$NPROC_PER_NODE-$LOCAL_WORLD_SIZE" = 2-2-1 && {inner}; exit'
-    more = "launcher: none\nsampling: {interval_s: 0.5}\n"
-    job = scene.start(scene.job("apart", command=["sh", "-c", text], more=more))
+def test_a_script_that_forks_its_ranks_has_an_output_for_each_node(scene: Scene) -> None:
+    job = scene.start(forking(scene, "together", TOGETHER))
 
-    def found() -> list[dict[str, Any]]:
-        return [event for event in scene.show(job)["events"] if event["code"] == "separate-trainings"]
+    def screen(*words: str) -> Any:
+        done = scene.ascendrun(*words, "-o", "json")
+        assert done.returncode == 0, run_text(done)
+        return json.loads(done.stdout)
 
-    await_that(lambda: bool(found()), "the separate trainings are recorded")
-    (event,) = found()
+    await_that(lambda: (screen("ps", "-a")["jobs"][0]["progress"] or {}).get("step") == 3, "ps shows the last step")
+    found = [rank for group in screen("stacks", job)["groups"] for rank in group["ranks"]]
+    assert sorted(found) == [0, 1, 2, 3], found
+    scene.enough()
+    scene.await_state(job, "SUCCEEDED")
+    await_that(lambda: scene.is_drained(job), "every byte is here")
+    outputs = scene.on_head(job, "*.out.0")
+    assert sorted(outputs) == ["node1/node-0.out.0", "node2/node-1.out.0"]
+    for number, data in enumerate(outputs[name] for name in sorted(outputs)):
+        assert {word for word in (b"'rank': 0", b"'rank': 1", b"'rank': 2", b"'rank': 3") if word in data} == {
+            b"'rank': %d" % (2 * number),
+            b"'rank': %d" % (2 * number + 1),
+        }
+    lines = [json.loads(line) for line in scene.ascendrun("logs", job, "-o", "jsonl").stdout.splitlines()]
+    assert lines and {line["rank"] for line in lines} == {None}, "no rank is invented for a line"
+    refused = scene.ascendrun("logs", job, "--rank", "0")
+    assert refused.returncode == 4 and "--hosts" in refused.stderr, run_text(refused)
+    assert not [event for event in scene.show(job)["events"] if event["code"] == "separate-trainings"]
+
+
+def check_apart(scene: Scene, job: str) -> None:
+    scene.await_state(job, "FAILED")
+    detail = scene.show(job)
+    (event,) = [event for event in detail["events"] if event["code"] == "separate-trainings"]
     assert event["values"] == {"world_size": 2} and event["severity"] == "error", event
-    scene.ascendrun("stop", "--now", job)
+    (gave_up,) = [event for event in detail["events"] if event["code"] == "gave-up"]
+    assert gave_up["values"]["finding"] == "separate-trainings"
+    listed = json.loads(scene.ascendrun("ps", "-a", "-o", "json").stdout)["jobs"]
+    assert ["2" in str(row["reason"]) for row in listed if row["id"] == job] == [True], listed
+
+
+@pytest.mark.thorough
+def test_nodes_that_train_separately_fail_the_job(scene: Scene) -> None:
+    """As LLaMA-Factory does without NNODES: torchrun of each node starts a world of its own."""
+    check_apart(scene, scene.start(forking(scene, "apart", APART, "restart: {max_restarts: 3}\n")))
+    skipped = scene.start(forking(scene, "wanted", APART, "checks: {skip: [separate-trainings]}\n"))
+
+    def codes() -> list[str]:
+        return [event["code"] for event in scene.show(skipped)["events"]]
+
+    await_that(lambda: "separate-trainings" in codes(), "the event is recorded")
+    scene.enough()
+    scene.await_state(skipped, "SUCCEEDED")
+
+
+@pytest.mark.thorough
+def test_local_hosts_that_train_separately_fail_the_job(scene: Scene) -> None:
+    job = forking(scene, "apart", APART, "restart: {max_restarts: 3}\n")
+    (scene.folder / "apart.hosts").write_text("local1 slots=2 addr=local\nlocal2 slots=2 addr=local\n")
+    check_apart(scene, scene.start(job))
 
 
 @pytest.mark.thorough

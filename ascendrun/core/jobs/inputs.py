@@ -240,6 +240,15 @@ class Hung:
 
 
 @dataclass(frozen=True)
+class TrainsSeparately:
+    """By the environment of its processes `world_size` ranks train on this host without the other hosts."""
+
+    attempt: int
+    host: str
+    world_size: int
+
+
+@dataclass(frozen=True)
 class StopRequested:
     now: bool
 
@@ -283,6 +292,7 @@ JobInput = Union[
         NodeTrouble,
         StopStarted,
         Hung,
+        TrainsSeparately,
         StopRequested,
         RetryRequested,
         Diagnosed,

@@ -668,6 +668,16 @@ def _hung(draft: _Draft, event: inputs.Hung) -> None:
         draft.stop(Cause.HUNG, reason(event.hosts, event.ranks, event.finding))
 
 
+def _trains_separately(draft: _Draft, event: inputs.TrainsSeparately) -> None:
+    """Fail the job, without a restart: the next attempt would do the same."""
+    job = draft.job
+    if job.state not in (State.STARTING, State.RUNNING) or event.attempt != job.attempt:
+        return
+    failure = Failure(Kind.USER, "separate-trainings", (event.host,), (), "certain")
+    draft.job = replace(job, failure=failure)
+    draft.stop(Cause.FAILURE, reasons.separate_trainings(event.host, event.world_size))
+
+
 def _node_trouble(draft: _Draft, event: inputs.NodeTrouble) -> None:
     if event.at_ns > draft.job.node(event.host).trouble_ns:
         draft.set_node(event.host, trouble_ns=event.at_ns)
@@ -793,6 +803,7 @@ _HANDLERS: Mapping[type[object], Callable[..., None]] = {
     inputs.StopStarted: _stop_started,
     inputs.NodeTrouble: _node_trouble,
     inputs.Hung: _hung,
+    inputs.TrainsSeparately: _trains_separately,
     inputs.StopRequested: lambda draft, event: draft.stop(Cause.USER, reasons.stopped_by_user(), now=event.now),
     inputs.RetryRequested: _retry_requested,
     inputs.Diagnosed: _diagnosed,

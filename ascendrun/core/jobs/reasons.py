@@ -242,6 +242,15 @@ def preempted(host: str, why: Detail) -> Text:
     return Text("reason.preempted", "preempted: {host} stopped its ranks ({why})", host=host, why=why)
 
 
+def separate_trainings(host: str, world_size: int) -> Text:
+    return Text(
+        "reason.separate-trainings",
+        "the nodes train separately: the processes on {host} have a world size of {world_size}",
+        host=host,
+        world_size=world_size,
+    )
+
+
 def hung(hosts: Sequence[str], ranks: Sequence[int], finding: Text) -> Text:
     return Text("reason.hung", "hung: {finding}", finding=finding, hosts=list(hosts), ranks=list(ranks))
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, ControllerReplacedError, NotFoundError
-from ascendrun.core.events import Event
+from ascendrun.core.events import SEPARATE, Event
+from ascendrun.core.jobs.inputs import TrainsSeparately
 from ascendrun.core.pulse import Clock
 from ascendrun.core.retention import DAY_S, Retention
 from ascendrun.head.agents.connections import Connections
@@ -376,12 +377,16 @@ class Controller:
         return self._samples
 
     def _note_separate(self, source: Source, world_size: int) -> None:
-        """Record once for each attempt that the hosts train separately; an earlier controller may have done so."""
+        """Record once for each attempt that the hosts train separately, and end the job; an earlier controller may have
+        done so. The job continues if its `checks.skip` names the event."""
         events = [one for one in self._jobs.events_of(source.job) if one.attempt == source.attempt]
-        if not any(one.code == "separate-trainings" for one in events):
+        if not any(one.code == SEPARATE for one in events):
             values = {"world_size": world_size}
-            event = Event("separate-trainings", values, (source.host,), attempt=source.attempt, at_s=time.time())
+            event = Event(SEPARATE, values, (source.host,), attempt=source.attempt, at_s=time.time())
             self._jobs.record(source.job, [event])
+            skipped = (self._store.find(source.job).spec.get("checks") or {}).get("skip") or ()
+            if SEPARATE not in skipped:
+                self._jobs.feed(source.job, TrainsSeparately(source.attempt, source.host, world_size))
 
     def _on_up(self, link: AgentConnection) -> None:
         self._jobs.on_up(link)

@@ -171,7 +171,9 @@ class JobReader:
                             found[number] = found.get(number, 0) + entry.stat().st_size
             except OSError:
                 continue
-        return found
+        if any(number >= 0 for number in found):
+            return found
+        return {-1 - number: size for number, size in found.items()}  # of processes that start the ranks of their nodes
 
 
 class _Watched:

@@ -23,6 +23,7 @@ from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, exists, make_private_dir, read_claim, read_json, remove_tree, write_json
 from ascendrun.node.layout import ENDED, IDENTITY, JOB, LOST, PREPARED, RENEWED, ROLL, STOP, WHERE
 from ascendrun.node.op_errors import OperationError, os_failure
+from ascendrun.node.ranks import PATH_TOKEN
 from ascendrun.node.records import EVENTS, Records, free_reserve, read_events, write_end
 from ascendrun.node.stopping import UNKILLABLE_S
 
@@ -169,7 +170,9 @@ class Attempts:
         if request.get("setup") is None:
             for rank in [request["launcher"]] if request.get("launcher") else request["ranks"]:
                 environ = {os.fsdecode(name): os.fsdecode(value) for name, value in self._login.items()}
-                environ.update(rank["env"])
+                path = environ.get("PATH") or os.defpath
+                token = os.fsdecode(PATH_TOKEN)
+                environ.update({name: value.replace(token, path) for name, value in rank["env"].items()})
                 checks.check_command(rank["argv"][0], cwd=request["cwd"], environ=environ)
         elif checks.find_command("bash", os.environ.get("PATH", os.defpath)) is None:
             raise OperationError("python-missing", "no-bash")
@@ -456,13 +459,17 @@ class Attempts:
 
     def _rank_processes(self, tag: str) -> tuple[list[reap.Who], dict[int, int], str]:
         """Return the processes of an attempt, the ranks of those that the supervisor started, and its directory."""
+        from ascendrun.node.stacks import has_own_rank
+
         folder = layout.attempt_dir(self._root, tag)
         prepared = read_json(os.path.join(folder, PREPARED)) or {"ranks": []}
-        ranks = {int(rank["rank"]) for rank in prepared["ranks"] if layout.is_rank(rank, prepared)}
         streams = layout.streams_dir(folder)
+        found = self._find(tag, folder, read_claim(os.path.join(folder, IDENTITY)) or {})
+        forks = {int(plan["rank"]) for plan in prepared["ranks"] if layout.forks_ranks(plan)}
+        ranks = {int(plan["rank"]) for plan in prepared["ranks"]} - (forks if has_own_rank(found) else set())
         started = [event for event in read_events(streams) if event.get("event") == "rank_started"]
         leaders = {int(event["pid"]): int(event["rank"]) for event in started if int(event["rank"]) in ranks}
-        return self._find(tag, folder, read_claim(os.path.join(folder, IDENTITY)) or {}), leaders, streams
+        return found, leaders, streams
 
     def _find(self, tag: str, folder: str, identity: dict[str, Any]) -> list[reap.Who]:
         """Return (pid, start time) of the attempt's processes. `identity`: of its supervisor, {} if it has none.

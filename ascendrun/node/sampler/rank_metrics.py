@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from ascendrun.node import cgroup, procs
+from ascendrun.node import cgroup, layout, procs
 from ascendrun.node.sampler.host_metrics import read
 
 TYPE_CHECKING = False
@@ -39,16 +39,25 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 class Leader:
     """A process that the supervisor started. `rank`, `local_rank` None: a launcher, whose children are the ranks.
-    `may_launch`: it is alone on its node, one of several, and may be a launcher too."""
+    `may_launch`: it is alone on its node, one of several, and may be a launcher too. `forks`: it may start the ranks
+    of its node: if a process below it is a rank, it is none itself."""
 
     def __init__(
-        self, pid: int, start: int, rank: int | None, local_rank: int | None, *, may_launch: bool = False
+        self,
+        pid: int,
+        start: int,
+        rank: int | None,
+        local_rank: int | None,
+        *,
+        may_launch: bool = False,
+        forks: bool = False,
     ) -> None:
         self.pid = pid
         self.start = start
         self.rank = rank
         self.local_rank = local_rank
         self.may_launch = may_launch
+        self.forks = forks
 
 
 class RankFigures:
@@ -138,23 +147,28 @@ class RankFigures:
         return {process.pid: process for process in found if process is not None}
 
     def _walk(self, top: Process, leader: Leader, children: dict[int, list[Process]]) -> None:
-        todo = [(top, leader.rank, leader.local_rank)]
-        seen = set()
+        todo = [(top, leader.rank, leader.local_rank, False)]
+        seen: set[int] = set()
+        found: list[tuple[Process, int, int | None, bool]] = []
         while todo:
-            process, rank, local_rank = todo.pop()
+            process, rank, local_rank, is_own = todo.pop()
             if process.pid in seen:
                 continue
             seen.add(process.pid)
-            if leader.rank is None:
+            if leader.rank is None or leader.forks:
                 own = self._environment(process)
                 if own[0] is not None:
-                    rank, local_rank = own
+                    rank, local_rank, is_own = *own, True
             if rank is not None:
-                self._members[process.pid] = process.start, rank, local_rank
-                self._roots.setdefault(rank, process.pid)
+                found.append((process, rank, local_rank, is_own))
             if leader.may_launch and self.own_world is None and process.pid not in self._joined:
                 self._check_world(process)
-            todo.extend((child, rank, local_rank) for child in children.get(process.pid, ()))
+            todo.extend((child, rank, local_rank, is_own) for child in children.get(process.pid, ()))
+        has_ranks = any(is_own for *_, is_own in found)
+        for process, rank, local_rank, is_own in found:
+            if is_own or not has_ranks:
+                self._members[process.pid] = process.start, rank, local_rank
+                self._roots.setdefault(rank, process.pid)
 
     def _check_world(self, process: Process) -> None:
         self.own_world = own_world(procs.read_environ(process.pid))
@@ -169,8 +183,8 @@ class RankFigures:
         """Return the variables that a launcher set for its child: (rank, local rank)."""
         if process.pid in self._reported:
             return self._reported[process.pid]
-        variables = _variables(procs.read_environ(process.pid))
-        reported = _number(variables.get(b"RANK")), _number(variables.get(b"LOCAL_RANK"))
+        environ = procs.read_environ(process.pid)
+        reported = layout.rank_in(environ)
         if reported[0] is not None or self._age_s(process) > SETTLED_S:
             self._reported[process.pid] = reported
         return reported

@@ -193,13 +193,14 @@ def leaders_of(folder: str, prepared: dict[str, Any]) -> list[Leader]:
             plan = plans.get(int(event["rank"]))
             if plan is None:  # a launcher, whose ranks are here too
                 continue
-            env, is_rank = plan["env"], layout.is_rank(plan, prepared)
+            env = plan["env"]
             found.append(
                 Leader(
                     int(event["pid"]),
                     int(event.get("start") or -1),
-                    int(event["rank"]) if is_rank else None,
-                    int(plan["local_rank"]) if is_rank else None,
+                    int(event["rank"]),
+                    int(plan["local_rank"]),
+                    forks=layout.forks_ranks(plan),
                     may_launch=env.get("LOCAL_WORLD_SIZE") == "1" and env.get("GROUP_WORLD_SIZE", "1") != "1",
                 )
             )

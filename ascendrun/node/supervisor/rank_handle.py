@@ -6,7 +6,7 @@ import os
 import time
 
 from ascendrun.node import procs
-from ascendrun.node.layout import process_name
+from ascendrun.node.layout import forks_ranks, process_name, process_number
 from ascendrun.node.supervisor import exit_watch
 from ascendrun.node.supervisor.spool import Spool
 
@@ -61,9 +61,11 @@ class Rank:
         self, plan: dict[str, Any], folder: str, *, limit: int, watch: exit_watch.ExitWatch, metrics: str
     ) -> None:
         self.number = int(plan["rank"])
+        self.stream_number = process_number(self.number) if forks_ranks(plan) else self.number
+        """In the names of its output: what a process that starts ranks prints is not a rank's."""
         self.plan = plan
         self.spools = {
-            stream: Spool(folder, "%s.%s" % (process_name(self.number), stream), limit=limit)
+            stream: Spool(folder, "%s.%s" % (process_name(self.stream_number), stream), limit=limit)
             for stream in ("out", "err")
         }
         self.watch = watch

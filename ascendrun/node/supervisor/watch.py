@@ -569,11 +569,11 @@ class Supervisor:
                 self.io_errors.note("logs", spool.error)
             while spool.cuts:
                 generation, had = spool.cuts.pop(0)
-                self.records.add("log_cut", rank=rank.number, stream=stream, generation=generation, had=had)
+                self.records.add("log_cut", rank=rank.stream_number, stream=stream, generation=generation, had=had)
         for stream, generation, offset, count in rank.new_holes(now, last=last):
             self.records.add(
                 "log_dropped",
-                rank=rank.number,
+                rank=rank.stream_number,
                 stream=stream,
                 generation=generation,
                 offset=offset,

@@ -26,7 +26,7 @@ from ascendrun.core.jobs.lifecycle import (
     resume,
 )
 from ascendrun.core.jobs.reasons import FirstFailure
-from ascendrun.core.jobs.restart import PastAttempt
+from ascendrun.core.jobs.restart import PastAttempt, RestartPolicy
 from ascendrun.text import Text
 
 HOSTS = ("node1", "node2")
@@ -242,6 +242,19 @@ def test_a_hung_job_is_stopped_with_its_stacks_and_fails(is_unreachable: bool, k
     story.tell(*(ended(rank, 134, stopped=True) for rank in range(4)))
     story.tell(*(inputs.NodeEnded(host) for host in HOSTS))
     assert (story.job.state, story.job.reason.key) == (State.FAILED, key)
+
+
+def test_separate_trainings_fail_the_job_without_a_restart() -> None:
+    policy = RestartPolicy(max_restarts=3, window_s=3600)
+    late = inputs.TrainsSeparately(0, "node1", 2)
+    story = Story(make_job(policy=policy)).tell(*to_running(), late)
+    assert story.job.state is State.RUNNING, "of an earlier attempt"
+    story.tell(inputs.TrainsSeparately(1, "node1", 2))
+    assert (story.job.state, story.job.cause) == (State.STOPPING, Cause.FAILURE)
+    story.tell(*(ended(rank, 143, stopped=True) for rank in range(4)))
+    story.tell(*(inputs.NodeEnded(host) for host in HOSTS))
+    assert story.job.state is State.FAILED
+    assert [event.values["finding"] for event in story.events if event.code == "gave-up"] == ["separate-trainings"]
 
 
 @pytest.mark.parametrize("events", [[], [inputs.StopRequested(now=False)]])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ascendrun.core import rank_env
 from ascendrun.core.jobfile import launchers
 from ascendrun.core.jobs import plan
-from ascendrun.node import cgroup, failpoint, join, procs, ranks, reap, stopping, wire
+from ascendrun.node import cgroup, failpoint, join, layout, procs, ranks, reap, stopping, wire
 from ascendrun.node.agent import routes
 from ascendrun.node.procs import Stat
 from ascendrun.node.supervisor import exit_watch, spool
@@ -189,6 +189,7 @@ def test_the_tokens_are_the_plans():
     assert ranks.PORT_TOKEN == plan.PORT_TOKEN
     assert join.LOCAL_RANK_TOKEN == launchers.LOCAL_RANK_TOKEN
     assert ranks.PATH_TOKEN == rank_env.PATH_TOKEN.encode()
+    assert layout.FORKS_VARIABLE == rank_env.FORKS_VARIABLE
     assert ranks.put_port("--port=" + plan.PORT_TOKEN, 29500) == "--port=29500"
 
 

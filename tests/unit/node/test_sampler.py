@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.node import procs
+from ascendrun.node import layout, procs
 from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.sampler import host_metrics, rank_metrics
 from ascendrun.node.sampler.rank_metrics import Leader, Process, RankFigures
@@ -126,6 +126,39 @@ def test_the_ranks_of_a_launcher_below_a_rank_show_their_world(
         figures = RankFigures([Leader(process.pid, found.start, 0, 0, may_launch=may_launch)], group=None, devices=None)
         figures.take(time.monotonic())
         assert figures.own_world == expected
+    finally:
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    "environ, expected",
+    [
+        (b"RANK=3\0LOCAL_RANK=1", (3, 1)),
+        (b"HOME=/\0", (None, None)),
+        (b"RANK=1\0WORLD_SIZE=2\0LOCAL_WORLD_SIZE=1\0LOCAL_RANK=0\0ASCENDRUN_FORKS=1 2 1\0", (None, None)),
+        (b"RANK=1\0WORLD_SIZE=4\0LOCAL_WORLD_SIZE=2\0LOCAL_RANK=1\0ASCENDRUN_FORKS=1 2 1\0", (1, 1)),
+    ],
+)
+def test_a_rank_is_known_by_its_own_variables(environ: bytes, expected: tuple[int | None, int | None]) -> None:
+    assert layout.rank_in(environ) == expected
+
+
+@pytest.mark.parametrize("child_world, expected", [("4", [2]), ("2", [1])])
+def test_the_process_that_forks_ranks_is_a_rank_only_without_them(child_world: str, expected: list[int]) -> None:
+    env = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "ASCENDRUN_FORKS": "1 2 1"}
+    rank = "2" if child_world == "4" else "1"
+    command = ["/bin/sh", "-c", f"RANK={rank} WORLD_SIZE={child_world} /bin/cat; exit"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"x")
+        process.stdin.flush()
+        assert os.read(process.stdout.fileno(), 1) == b"x"  # cat has its environment
+        found = rank_metrics.read_process(process.pid)
+        assert found is not None
+        leader = Leader(process.pid, found.start, 1, 0, forks=True)
+        rows = RankFigures([leader], group=None, devices=None).take(time.monotonic())
+        assert [row["rank"] for row in rows] == expected
     finally:
         process.communicate()
 
