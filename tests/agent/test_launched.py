@@ -127,6 +127,27 @@ def test_a_launcher_that_starts_no_rank_fails_with_what_it_printed(node: Any, ag
     agent.wait(lambda: node_output(agent, "err") == b"no rendezvous\n")
 
 
+def test_the_setup_is_that_of_the_launcher_and_of_its_ranks(node: Any, agent: Any, tmp_path: Path) -> None:
+    set_env = tmp_path / "set_env.sh"
+    set_env.write_text("export TOOLKIT=here; [ $# = 0 ]\n")
+    job = launched(node, code="import os; print(os.environ.get('TOOLKIT'), os.environ['MINE'])")
+    job["setup"] = f"source {set_env}"
+    agent.start(job)
+    assert agent.wait_ended(TAG)["codes"] == {"-2": 0, "2": 0, "3": 0}
+    agent.wait(lambda: agent.output(TAG, 2) == b"here rank-2\n" and agent.output(TAG, 3) == b"here rank-3\n")
+
+
+def test_a_failed_setup_ends_the_launcher_without_ranks(node: Any, agent: Any) -> None:
+    job = launched(node, code="print(1)")
+    job["setup"] = "echo no toolkit here >&2; false"
+    agent.start(job)
+    agent.wait_ended(TAG)
+    (failed,) = agent.told(TAG, "start_failed")
+    assert failed["code"] == "setup-failed" and failed["rank"] is None
+    assert failed["message"]["values"]["output"] == "no toolkit here", failed
+    assert {event["rank"] for event in agent.told(TAG, "rank_started")} == {-2}
+
+
 def test_a_rank_that_is_not_of_this_node_is_refused(node: Any, agent: Any) -> None:
     agent.start(launched(node, code="import time; time.sleep(600)", ranks=3, how="leaves"))
     assert agent.wait_ended(TAG)["codes"]["-2"] == 1

@@ -25,7 +25,7 @@ from tests.programs.conftest import REPO
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
 
-LAUNCHERS = {"spawn": 2, "torchrun": 2, "deepspeed": 2, "python": 1}
+LAUNCHERS = {"spawn": 2, "torchrun": 2, "deepspeed": 2, "none": 1}
 """Ranks that each starts on a node."""
 QWEN = {
     "data_path": "generated",
