@@ -67,3 +67,36 @@ def test_a_full_disk_closes_an_idle_host_until_an_examination_passes(scene: Scen
     assert done.returncode == 0 and states(scene)["node2"] == "free", run_text(done)
     back = scene.start(scene.job("back", "print", "done", hosts=["node2"]))
     scene.await_state(back, "SUCCEEDED")
+
+
+ECC = (
+    "RuntimeError: operator():build/CMakeFiles/torch_npu.dir/compiler_depend.ts:137 NPU function error: "
+    "HBM MULTI BIT ECC ERROR, error code is 507054"
+)
+BREAKS = """
+import os, signal, sys
+print("runs", flush=True)
+if os.environ["RANK"] == "1" and os.environ["ASCENDRUN_RUN_ID"].endswith(".1"):
+    sys.exit(os.environ["SAYS"])
+signal.pause()
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3 * DEADLINE_S)
+def test_an_ecc_error_closes_its_host_and_the_job_continues_on_the_spare(
+    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
+) -> None:
+    cluster = cluster_of(3)
+    scene = Scene(ascendrun.on(cluster), cluster)
+    more = "nodes: 2\nspare_nodes: 1\nrestart: {max_restarts: 1, backoff_s: [1, 2]}\n"
+    more += f"env: {{SAYS: {json.dumps(ECC)}}}\n"
+    job = scene.start(scene.job("ecc", per_node=1, slots=1, command=["python3", "-c", BREAKS], more=more))
+    scene.await_line(job, "runs", count=4, deadline_s=DEADLINE_S)
+    shown = scene.show(job)["job"]
+    assert (shown["attempt"], shown["hosts"]) == (2, ["node1", "node3"])
+    assert states(scene)["node2"] == "quarantined"
+    explained = json.loads(scene.ascendrun("explain", job, "--attempt", "1", "-o", "json").stdout)
+    found = explained["diagnosis"]
+    assert (found["code"], found["ranks"], found["hosts"]) == ("ACL-507054", [1], ["node2"])
+    assert scene.ascendrun("stop", "--now", job).returncode == 0
