@@ -15,6 +15,9 @@ from typing import Any, Callable
 
 import pytest
 
+from ascendrun.core.hosts import Host
+from ascendrun.head.protocol.control_messages import ChangeMachines
+from ascendrun.head.protocol.control_socket import ControlClient
 from ascendrun.sim.vcluster.processes import await_true
 
 CODE = Path(__file__).resolve().parents[2]
@@ -138,6 +141,16 @@ def test_an_id_that_was_printed_is_there_after_the_head_is_killed_at_once(head: 
     job = json.loads(head.run("submit", "job.yaml", "--detach", "-o", "json").stdout)["id"]
     doomed.wait(timeout=DEADLINE_S)
     assert head.show(job)["job"]["id"] == job
+
+
+def test_a_drain_that_was_acknowledged_holds_after_the_controller_is_killed_at_once(head: Head) -> None:
+    doomed = head.doomed_controller("never=kill")
+    with ControlClient(head.state_dir) as client:
+        client.call(ChangeMachines((Host("a", addr="local"),), "drain", "wang"), timeout_s=DEADLINE_S)
+        doomed.kill()
+    doomed.wait(timeout=DEADLINE_S)
+    [machine] = json.loads(head.run("nodes", "--all", "-o", "json").stdout)["machines"]
+    assert (machine["names"], machine["state"], machine["by"]) == (["a"], "drained", "wang")
 
 
 def test_a_second_controller_of_one_state_folder_refuses_and_harms_nothing(head: Head) -> None:

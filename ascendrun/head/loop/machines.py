@@ -34,6 +34,7 @@ from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import ChangeMachines
 from ascendrun.head.protocol.messages import Done
 from ascendrun.head.protocol.remote import AgentConnection, Reply
+from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.node.layout import make_run, split_tag
 from ascendrun.text import Text
@@ -70,7 +71,6 @@ class Machines:
     ) -> None:
         self._store, self._links, self._jobs, self._post = store, links, jobs, post
         self._records = {record.key: record for record in store.machines()}
-        self._addresses = {address for record in self._records.values() for address in record.addresses}
         self._unsaved: set[str] = set()
         self._events: list[Event] = []
         self.version = 0
@@ -105,7 +105,11 @@ class Machines:
             for link in self._used_links():
                 if link.is_up:
                     link.call(agent.Live(), deadline_s=DEADLINE_S, done=partial(self._take_live, link))
-        if self._unsaved or self._events:  # last: without space the nodes are compared all the same
+        self._save()  # last: without space the nodes are compared all the same
+
+    def _save(self) -> None:
+        """Store what changed. Raises StoreUnusableError: it remains to be stored."""
+        if self.has_unsaved:
             self._store.save_machines([self._records[key] for key in self._unsaved], self._events)
             self._unsaved.clear()
             self._events.clear()
@@ -139,7 +143,6 @@ class Machines:
     def _keep(self, record: MachineRecord) -> None:
         self._records[record.key] = replace(record, heard_at_s=time.time())
         self.version += 1
-        self._addresses |= record.addresses
         self._unsaved.add(record.key)
 
     # Comparison with the records
@@ -375,31 +378,41 @@ class Machines:
     # Drain, quarantine, loss
 
     def change(self, request: ChangeMachines) -> None:
-        """Drain hosts, open them again, or believe the user that they are gone.
+        """Drain hosts, open them again, or believe the user that they are gone. On return it is on disk.
 
-        Raises ConflictError, before anything is changed, if a host that is said to be gone responds.
+        Raises ConflictError if a host that is said to be gone responds, and StoreUnusableError; nothing is changed
+        then.
         """
-        now_s = time.time()
-        if request.change in ("undrain", "deep"):
-            self._open(request)
-            return
         links = [self._links.get(host) for host in request.hosts if request.change == "lost"]
         for link in links:
             if link.is_up:
                 message = Text("lost.responds", "{host} responds; it is not lost", host=link.host.name)
                 raise ConflictError(message, hint=f"ascendrun drain {link.host.name}")
+        is_lost = request.change == "lost"
+        reason = request.reason or (Text("machine.lost", "reported as lost") if is_lost else "")
+        drain = Closure(MachineState.DRAINED, reason, request.by, time.time(), request.until_s, is_lost)
+        before = dict(self._records), set(self._unsaved), list(self._events)
+        try:
+            if request.change in ("undrain", "deep"):
+                self._open(request)
+            else:
+                self._drain(request.hosts, drain)
+            self._save()
+        except StoreUnusableError:
+            self._records, self._unsaved, self._events = before
+            raise
         for host in request.hosts:
-            reason: Text | str = request.reason
-            is_lost = request.change == "lost"
             if is_lost:
                 self._believe_lost(host, request.by)
-                reason = request.reason or Text("machine.lost", "reported as lost")
-            drain = Closure(MachineState.DRAINED, reason, request.by, now_s, request.until_s, is_lost)
+            if request.now:
+                self._move_jobs(host, drain)
+        self._save()
+
+    def _drain(self, hosts: Sequence[Host], drain: Closure) -> None:
+        for host in hosts:
             for record in self._records_at(host):
                 self._keep(replace(record, drain=drain))
             self._record_closed(host, drain)
-            if request.now:
-                self._move_jobs(host, drain)
 
     def _open(self, request: ChangeMachines) -> None:
         """End what closes the hosts: all of it, or after a passed deep examination their quarantine only."""

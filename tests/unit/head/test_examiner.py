@@ -17,7 +17,7 @@ from ascendrun.core.node_messages import Failure
 from ascendrun.head.loop.examiner import LOOK_S, SPARES_S, Examiner
 from ascendrun.head.loop.operations import Operations
 from ascendrun.head.protocol import agent_messages as agent
-from ascendrun.head.protocol.control_messages import ChangeMachines, SurveyReply
+from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.text import Text
 from tests.unit.head.small_world import N1, N2, World, change
 
@@ -186,13 +186,13 @@ def test_only_a_job_that_measures_its_hosts_is_placed_on_closed_ones(world: Heal
     assert (world.now(usual).state, world.now(measure).state) == (State.QUEUED, State.CHECKING)
 
 
-def test_a_drain_without_any_job_is_stored(world: Health) -> None:
+def test_a_strike_without_any_job_is_stored(world: Health) -> None:
     world.up(N3)
-    world.jobs.machines.change(ChangeMachines((N3,), "drain", "wang"))
+    world.jobs.machines.strike(N3, Text("x", "x"))
     assert world.jobs, "there is something to store"
     world.turn()
-    assert not world.jobs and [one.drain is not None for one in world.store.machines()] == [True]
-    assert world.codes() == ["host-closed"]
+    assert not world.jobs and [len(one.strikes) for one in world.store.machines()] == [1]
+    assert world.codes() == ["host-strike"]
 
 
 def test_memory_that_stays_in_use_is_noted_and_closes_its_machine_after_a_minute(world: Health) -> None:

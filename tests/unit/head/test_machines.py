@@ -17,6 +17,7 @@ from ascendrun.core.machines import MachineState
 from ascendrun.head.agents.connections import dialled
 from ascendrun.head.loop.machines import LOOK_S
 from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.control_messages import ChangeMachines
 from ascendrun.head.state.job_files import read_copy
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.query.host_views import make_machine_views
@@ -369,6 +370,43 @@ def test_a_drained_host_gets_no_job_until_the_drain_ends_also_by_another_name(wo
     assert world.now(waiting).state is State.QUEUED, "it is stored"
     change(world, "undrain", N1)
     assert world.now(waiting).state is State.CHECKING
+
+
+@pytest.mark.parametrize("what", ["drain", "undrain", "lost", "deep"])
+def test_the_word_of_an_operator_is_stored_before_it_is_acknowledged(world: World, what: str) -> None:
+    world.jobs.machines.quarantine(N1, Text("x", "x"))
+    change(world, "drain", N1)
+    world.jobs.machines.change(ChangeMachines((N1,), what, "li"))
+    world.restart()
+    [record] = world.store.machines()
+    drain = record.drain
+    assert (drain is None) == (what == "undrain") and (record.quarantine is None) == (what in ("undrain", "deep"))
+    assert drain is None or (drain.by, drain.is_lost) == ("wang" if what == "deep" else "li", what == "lost")
+    said = {"undrain": "host-opened", "deep": "host-opened"}.get(what, "host-closed")
+    assert [event.code for event in world.store.events("")][2:] == [said]
+
+
+@pytest.mark.parametrize("what", ["drain", "undrain", "lost", "deep"])
+def test_a_word_that_cannot_be_stored_is_an_error_and_changes_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    job = world.running(N1, N2)
+    world.up(N1, N2)
+    world.get(N2).is_up = False
+    world.jobs.machines.quarantine(N2, Text("x", "x"))
+    world.turn()
+    before = world.store.machines()
+
+    def refuse(*_: Any) -> None:
+        raise StoreUnusableError("no space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(world.store, "save_machines", refuse)
+        with pytest.raises(StoreUnusableError):
+            change(world, what, N2)
+    world.turn()
+    assert world.store.machines() == before and world.now(job).state is State.RUNNING
+    assert [event.code for event in world.store.events("")] == ["host-closed"]
 
 
 def test_a_drain_ends_by_its_time_and_a_running_job_continues(world: World) -> None:
