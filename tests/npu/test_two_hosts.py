@@ -27,6 +27,21 @@ def test_a_bundled_program_trains_over_two_hosts_as_it_does_on_the_cpu(submit, l
     assert found == pytest.approx(on_cpu, rel=2e-3)
 
 
+@pytest.mark.thorough
+def test_codon_trains_over_two_hosts_as_it_does_on_the_cpu(submit, launch):  # noqa: F811
+    args = {
+        "mode": "pretrain", "data_path": "generated", "synthetic_sequences": 40, "val_size": 0.2, "dropout": 0,
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 128,
+        "global_batch_size": 8, "micro_batch_size": 2, "num_train_epochs": 2, "learning_rate": 0.01,
+        "logging_steps": 1, "dtype": "float32",
+    }  # fmt: skip
+    found = submit({"name": "genes", "program": "codon", "args": args}, per_node=1).succeed().losses()
+    options = [f"--{name}={value}" for name, value in args.items()]
+    on_cpu = launch("codon", options, ranks=2, family="cpu").succeed().losses()
+    assert len(on_cpu) > 6 and on_cpu[max(on_cpu)] < on_cpu[1]
+    assert found == pytest.approx(on_cpu, rel=0, abs=1e-4)
+
+
 def test_explain_names_the_rank_whose_memory_broke_not_the_one_that_waited(submit, ascendrun):  # noqa: F811
     job = {
         "name": "meshtest",
