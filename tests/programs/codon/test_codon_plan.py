@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ascendrun.node.agent import protein_files, training_files
 from ascendrun.options import read_table
@@ -18,6 +20,8 @@ from ascendrun.planner.training import Training, judge, with_defaults
 from ascendrun.programs import codon as program
 from ascendrun.programs.codon.model import Config
 from ascendrun.programs.codon.proteins import read_proteins
+from ascendrun.programs.codon.train import steps_of
+from ascendrun.programs.trainer.data import Buckets, deal
 
 TABLE = read_table("codon", Path(program.__file__).with_name("options.json").read_text(encoding="utf-8"))
 FACTS = {"sequences": {"train": 102, "val": 5}, "mean_tokens": 300.0, "longest": 1500}
@@ -71,6 +75,34 @@ def test_steps_and_size_of_the_guides_training(ranks, args, steps):
     assert (
         work.weights == 89_579_610 and work.micro_length == 1504 and work.tokens_per_step == 300 * work.samples_per_step
     )
+
+
+@given(
+    count=st.integers(1, 90), batch=st.integers(1, 24), micro=st.integers(0, 7), ranks=st.integers(1, 6),
+    epochs=st.integers(1, 4), window=st.integers(1, 9), most=st.integers(0, 60),
+)  # fmt: skip
+def test_the_schedule_has_the_steps_in_which_all_ranks_read_every_sequence_once_an_epoch(
+    count, batch, micro, ranks, epochs, window, most
+):
+    """S4-B2: whatever is accumulated, on any number of ranks, with a last batch that is not full."""
+    args = {
+        "global_batch_size": batch, "micro_batch_size": micro, "num_train_epochs": epochs, "max_steps": most,
+        "length_bucket_batches": window,
+    }  # fmt: skip
+    files = {"/prep": {"kind": "prepared", "facts": {**FACTS, "sequences": {"train": count, "val": 5}}}}
+    asked = training(ranks, files, prepared_dir="/prep", **args)
+    order = Buckets([3 + number % 7 for number in range(count)], batch_size=batch, seed=23, window=window)
+    taken = []
+    for step in range(epochs * order.steps_per_epoch):
+        shares = [deal(order.units(step), rank, ranks, micro_batch=micro) for rank in range(ranks)]
+        assert len({len(pieces) for pieces in shares}) == 1
+        numbers = [number for pieces in shares for piece in pieces for unit in piece for number in unit]
+        assert numbers and all(len(piece) <= micro for pieces in shares for piece in pieces if micro)
+        taken += [(step // order.steps_per_epoch, number) for number in numbers]
+    assert sorted(taken) == [(epoch, number) for epoch in range(epochs) for number in range(count)]
+    needed = epochs * order.steps_per_epoch
+    limit = most or needed
+    assert plan.steps(asked) == steps_of(asked.options, order.steps_per_epoch) == min(needed, limit)
 
 
 def test_the_job_file_of_the_guide_trains_the_whole_model_with_its_values():
