@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -325,6 +326,50 @@ def lightning() -> dict[str, Any]:
         "start_method": loader.multiprocessing_context.get_start_method(),
         "named": pl.Trainer(accelerator="npu", devices=1, **quiet).accelerator.is_available(),
     }
+
+
+def streams() -> dict[str, int]:
+    """How many CUDA streams a training under DDP asks for, with the plugin and with Lightning's own strategy."""
+    import pytorch_lightning as pl
+    from torch.utils.data import DataLoader
+
+    import ascendrun.lightning as plugin
+
+    class Line(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            return self.weight(batch).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    asked: list[int] = []
+
+    class Stream(torch.cuda.Stream):
+        def __new__(cls, *given: Any, **named: Any) -> Any:
+            asked.append(1)
+            raise NotImplementedError("no CUDA on this machine")
+
+    torch.cuda.Stream = Stream  # type: ignore[misc]
+    own = {
+        "accelerator": plugin.NPUAccelerator(),
+        "devices": int(os.environ["WORLD_SIZE"]),
+        "plugins": [plugin.LaunchedEnvironment(os.environ)],
+        "strategy": pl.strategies.DDPStrategy(process_group_backend="hccl"),
+    }
+    found = {}
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_steps": 1}
+    for name, chosen in (("plugin", plugin.settings(precision="32")), ("lightning", own)):
+        asked.clear()
+        trainer = pl.Trainer(**chosen, **quiet, enable_model_summary=False)
+        with contextlib.suppress(NotImplementedError):
+            trainer.fit(Line(), DataLoader(torch.ones(4, 1)))
+            assert trainer.global_step == 1
+        found[name] = len(asked)
+    return found
 
 
 def disagree() -> None:

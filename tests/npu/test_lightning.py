@@ -38,6 +38,11 @@ def test_what_lightning_chooses_itself_for_an_npu_is_wrong_and_the_plugins_choic
     assert found["start_method"] == "spawn" and found["named"] is True
 
 
+def test_ddp_opens_no_stream_of_cuda(launch):
+    """Lightning's own strategy does where the device has a number, and has no fall-back without CUDA."""
+    assert answers(launch("check", ["streams"], ranks=2).succeed()) == [{"plugin": 0, "lightning": 1}] * 2
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "auto"])
 def test_workers_are_spawned_and_mixed_precision_trains(launch, precision):
