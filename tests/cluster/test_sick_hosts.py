@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Callable
 
 import pytest
@@ -10,6 +13,7 @@ from conftest import Ascendrun
 from scenes import Scene, await_that, run_text, venv_python
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.processes import await_true
 
 DEADLINE_S = 280.0
 
@@ -100,3 +104,63 @@ def test_an_ecc_error_closes_its_host_and_the_job_continues_on_the_spare(
     found = explained["diagnosis"]
     assert (found["code"], found["ranks"], found["hosts"]) == ("ACL-507054", [1], ["node2"])
     assert scene.ascendrun("stop", "--now", job).returncode == 0
+
+
+EATS = """
+import os, signal, time
+print("runs", flush=True)
+if os.environ["RANK"] == "1" and os.environ["ASCENDRUN_RUN_ID"].endswith(".1"):
+    while not os.path.exists("/tmp/eat"):
+        time.sleep(0.05)
+    held = []
+    while True:
+        held.append(b"x" * 2**20)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A cgroup with 64 MiB of memory: its processes are killed by the kernel when they need more."""
+    is_v1 = Path("/sys/fs/cgroup/memory").is_dir()
+    group = Path("/sys/fs/cgroup", "memory" if is_v1 else "", f"ascendrun-{os.getpid()}")
+    limit = "memory.limit_in_bytes" if is_v1 else "memory.max"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    try:
+        if not (group / limit).exists():
+            pytest.skip("the cgroups here cannot limit memory")
+        (group / limit).write_text(str(64 << 20))
+        yield group
+        assert await_true(lambda: not (group / "cgroup.procs").read_text(), deadline_s=DEADLINE_S)
+    finally:
+        group.rmdir()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3 * DEADLINE_S)
+def test_a_rank_that_the_kernel_killed_for_memory_starts_again_where_the_policy_says_so(
+    small_group: Path, scene: Scene
+) -> None:
+    for name, causes in (("again", "[oom]"), ("ends", "[infra]")):
+        more = f"restart: {{max_restarts: 1, backoff_s: [1, 2], causes: {causes}}}\n"
+        job = scene.start(scene.job(name, per_node=1, slots=1, command=["python3", "-c", EATS], more=more))
+        scene.await_line(job, "runs", count=2, deadline_s=DEADLINE_S)
+        ranks = [one for one in scene.cluster.processes("node2") if "/tmp/eat" in " ".join(one.argv)]
+        for rank in ranks:
+            (small_group / "cgroup.procs").write_text(str(rank.pid))
+        scene.cluster.path("node2", "/tmp/eat").touch()
+        if name == "again":
+            scene.await_line(job, "runs", count=4, deadline_s=DEADLINE_S)
+            assert scene.ascendrun("stop", "--now", job).returncode == 0
+        else:
+            scene.await_state(job, "FAILED", deadline_s=DEADLINE_S)
+        scene.cluster.path("node2", "/tmp/eat").unlink()
+        found = json.loads(scene.ascendrun("explain", job, "--attempt", "1", "-o", "json").stdout)["diagnosis"]
+        assert (found["code"], found["ranks"], found["hosts"]) == ("host-oom", [1], ["node2"])
+        said = [one for one in scene.show(job)["events"] if one["code"] in ("restarting", "gave-up")]
+        rule = {"again": ("restarting", "again"), "ends": ("gave-up", "cause")}[name]
+        assert [(one["code"], one["values"]["rule"], one["values"]["kind"]) for one in said] == [(*rule, "oom")]
+    assert states(scene)["node2"] == "free"
