@@ -12,6 +12,9 @@ import pytest
 from conftest import Ascendrun
 from scenes import Scene, await_that, run_text, venv_python
 
+from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend.scenario import Scenario
+from ascendrun.sim.ascend.tree import install_on
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 from ascendrun.sim.vcluster.processes import await_true
 
@@ -164,3 +167,20 @@ def test_a_rank_that_the_kernel_killed_for_memory_starts_again_where_the_policy_
         rule = {"again": ("restarting", "again"), "ends": ("gave-up", "cause")}[name]
         assert [(one["code"], one["values"]["rule"], one["values"]["kind"]) for one in said] == [(*rule, "oom")]
     assert states(scene)["node2"] == "free"
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3 * DEADLINE_S)
+def test_a_link_that_stays_down_closes_its_host_after_two_strikes(scene: Scene) -> None:
+    for number, name in enumerate(scene.cluster.hosts, start=1):
+        install_on(scene.cluster, name, Scenario(cards=2, number=number))
+    known = scene.start(scene.job("known", "print", "done"), env={"ASCENDRUN_IDLE_CHECK_S": "5"})
+    scene.await_state(known, "SUCCEEDED")
+    control.set_fault(scene.cluster.path("node2", "/"), 1, "link_down")
+    await_that(lambda: states(scene)["node2"] == "quarantined", "two strikes, a minute apart", deadline_s=DEADLINE_S)
+    assert states(scene)["node1"] == "free"
+    assert codes(scene) == ["host-strike", "host-strike", "host-closed"]
+    waits = scene.start(scene.job("waits", "print", "done", hosts=["node2"]))
+    explained = scene.ascendrun("explain", waits)
+    assert "node2" in explained.stdout and "link down" in explained.stdout, run_text(explained)
+    assert scene.ascendrun("stop", "--now", waits).returncode == 0

@@ -109,7 +109,9 @@ class Examiner:
         from ascendrun.health.texts import message_of
 
         context = read_world(replies, submission, device_type=None, now_s=time.time())
-        alone = replace(context, job=None, plan=None, unreached={})  # unrelated hosts need not reach each other
+        has_peers = self._jobs.machines.count > 1
+        # Unrelated hosts need not reach each other, but the jobs of several hosts need the ports of each.
+        alone = replace(context, job=None, plan=None, unreached={}, has_peers=has_peers)
         found_alone = [failures(replace(alone, facts={host: one})) for host, one in context.facts.items()]
         own = {host: finding for found in found_alone for host, finding in found.items()}
         codes = Counter(finding.code for finding in own.values())

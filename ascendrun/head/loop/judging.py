@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 GATHER_WAIT_S = 20.0
 """Seconds after the last proof of the end during which logs and artifacts may still arrive."""
-CHILD_S = 30.0
+CHILD_S = 120.0
+"""Seconds for the diagnosis, which takes a few, and more on a busy machine: the decision without it may be wrong."""
 
 
 @dataclass

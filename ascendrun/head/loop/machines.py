@@ -480,6 +480,11 @@ class Machines:
 
     # Examination in the background
 
+    @property
+    def count(self) -> int:
+        """Known machines, closed ones too."""
+        return len(self._records)
+
     def idle_hosts(self) -> tuple[Host, ...]:
         """Return the known machines that no job uses or holds and that nothing closes."""
         now_s = time.time()

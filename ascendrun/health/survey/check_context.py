@@ -25,7 +25,7 @@ class CheckContext:
 
     `job`, `plan`: None without a job, or if no plan is possible for these hosts.
     `device_type`: npu, cuda or cpu; None: unknown. `now_s`: UTC seconds. `idle_memory`: MB that were in use on each
-    device before earlier starts, by host and device.
+    device before earlier starts, by host and device. `has_peers`: jobs may use hosts beside these.
     """
 
     facts: Mapping[str, NodeFacts]
@@ -35,6 +35,7 @@ class CheckContext:
     device_type: str | None = None
     now_s: float = 0.0
     idle_memory: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    has_peers: bool = False
 
     @cached_property
     def first_ranks(self) -> Mapping[str, RankPlan]:
@@ -144,4 +145,4 @@ def severity_at(
 
 def is_many(context: CheckContext) -> bool:
     """Return whether devices of several nodes communicate."""
-    return len(context.facts) + len(context.unreached) > 1
+    return context.has_peers or len(context.facts) + len(context.unreached) > 1

@@ -113,6 +113,8 @@ def test_one_node_alone_trains_without_its_ports():
     alone = world(node("n1", None, ("link_down", 0), ("ip_missing", 1)))
     assert the(alone, "device-link-down").severity is Severity.NOTE
     assert "device-ip-missing" not in codes(alone)
+    examined = replace(alone, has_peers=True)
+    assert the(examined, "device-link-down").severity is Severity.FAIL, "jobs may use it with others"
 
 
 def test_more_cards_than_the_others_is_worth_a_note_and_fewer_a_failure():
