@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, ControllerReplacedError, NotFoundError
 from ascendrun.core.events import SEPARATE, Event
-from ascendrun.core.jobs.inputs import TrainsSeparately
 from ascendrun.core.pulse import Clock
 from ascendrun.core.retention import DAY_S, Retention
 from ascendrun.head.agents.connections import Connections
@@ -379,6 +378,8 @@ class Controller:
     def _note_separate(self, source: Source, world_size: int) -> None:
         """Record once for each attempt that the hosts train separately, and end the job; an earlier controller may have
         done so. The job continues if its `checks.skip` names the event."""
+        from ascendrun.core.jobs.inputs import TrainsSeparately
+
         events = [one for one in self._jobs.events_of(source.job) if one.attempt == source.attempt]
         if not any(one.code == SEPARATE for one in events):
             values = {"world_size": world_size}

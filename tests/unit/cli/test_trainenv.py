@@ -65,7 +65,7 @@ def test_the_packages_named_are_those_that_the_extra_installs() -> None:
 def test_nothing_else_than_these_is_imported_by_the_programs() -> None:
     folder = Path(__file__).resolve().parents[3] / "ascendrun" / "programs"
     found = {name.split(".")[0] for path in folder.rglob("*.py") for name in imported_by(path)}
-    extras = {"torch_npu", "deepspeed", "matplotlib", "Bio"}  # of the vendor's image, and what few jobs want
+    extras = {"torch_npu", "deepspeed", "matplotlib", "Bio", "tiktoken"}  # of the vendor's image, or for few jobs
     known = {*PACKAGES, *extras, "ascendrun", *getattr(sys, "stdlib_module_names", found)}
     assert found - known == set()
 
