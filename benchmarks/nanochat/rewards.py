@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.nanochat import read, run_stage, write_result
+from benchmarks.nanochat import run_stage, write_result
+from benchmarks.stages import read
 
 GOAL = 0.15
 HELD_SUMS = 20

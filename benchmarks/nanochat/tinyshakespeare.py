@@ -13,7 +13,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from benchmarks.nanochat import read, run_stage, write_result
+from benchmarks.nanochat import run_stage, write_result
+from benchmarks.stages import read
 
 LENGTH, ROWS, STEPS = 64, 12, 2000
 GOAL = 1.88

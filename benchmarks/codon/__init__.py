@@ -1,0 +1,1 @@
+"""Benchmarks of the program codon, on one CPU core."""
