@@ -1,0 +1,77 @@
+"""Trainings that are slow and not hung, in real time and with the windows that jobs have: nobody is alarmed.
+
+Two hours, by --long. The same hours for all kinds of devices are simulated in tests/unit/health/test_hang.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import leftovers
+import pytest
+from scenes import Scene, await_that
+
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+
+pytestmark = [pytest.mark.timeout(0), pytest.mark.usefixtures("only_long")]
+SHARE = 1.0
+"""Of the times below."""
+FIRST = ("compile", 1200, "train", 660)
+"""Longer than timeouts.first_step_s: from then on everything is judged."""
+WITH_PHASES = (*FIRST, "checkpoint", 600, "train", 120, "evaluation", 900, "train", 120, "data", 600)
+"""The other ranks wait for one: only the phases tell that it is no hang."""
+WITHOUT = ("train", 120, "step", 600, "train", 120, "compile", 1200, "train", 120)
+OWN_CHECKPOINT = ("checkpoint", 600)
+"""Without a phase it may be reported, and is never acted on."""
+SLEEP_S, AFTER_S = 300, 240
+
+
+def start(scene: Scene, kind: str, *modes: object) -> str:
+    command = ["python3", "slow.py", kind, *[str(one if isinstance(one, str) else one * SHARE) for one in modes]]
+    return scene.start(scene.job(kind, command=command, slots=4, more="restart: {max_restarts: 1}\n"))
+
+
+def alarms(scene: Scene, job: str) -> list[dict[str, Any]]:
+    return [event for event in scene.show(job)["events"] if event["code"] == "hang"]
+
+
+def test_two_hours_of_slow_modes_are_no_hang(ascendrun: Any, cluster: VirtualCluster) -> None:
+    scene = Scene(ascendrun, cluster)
+    for name in ("hanging.py", "slow.py"):
+        shutil.copy(Path(__file__).with_name(name), scene.folder / "code")
+    phases = start(scene, "phases", *WITH_PHASES, *WITHOUT)
+    plain = start(scene, "plain", *FIRST, "evaluation", 900, *WITHOUT, *OWN_CHECKPOINT)
+    for job, mode in ((plain, "checkpoint"), (phases, "last"), (plain, "last")):
+        await_that(lambda job=job, mode=mode: said(scene, job, mode), f"{job}: {mode}", deadline_s=7200 * SHARE + 600)
+        print(job, mode, alarms(scene, job), flush=True)
+        assert not alarms(scene, job) or (job, mode) == (plain, "last")
+    before = len(alarms(scene, plain))
+    suspend(scene, SLEEP_S * SHARE)
+    time.sleep(AFTER_S * SHARE)  # longer than the window: what the sleep left behind would be reported by now
+    assert not alarms(scene, phases) and len(alarms(scene, plain)) == before
+    for job in (phases, plain):
+        shown = scene.show(job)["job"]
+        assert (shown["state"], shown["attempt"]) == ("RUNNING", 1)
+        assert scene.ascendrun("stop", "--now", job).returncode == 0
+
+
+def said(scene: Scene, job: str, mode: str) -> bool:
+    assert not list((scene.ascendrun.state_dir / "jobs" / job).glob("attempt-2")), scene.show(job)["events"]
+    time.sleep(1)  # the two hours have other work for the processors
+    return any(f"mode {mode}" in path.read_text().splitlines() for path in scene.spooled(job, "rank-0.out.*"))
+
+
+def suspend(scene: Scene, seconds: float) -> None:
+    """Everything stands still, as on a laptop that sleeps, only that the monotonic clock goes on."""
+    stopped = leftovers.controllers(scene.cluster, scene.ascendrun.state_dir)
+    leftovers.kill(stopped, signal.SIGSTOP)
+    for host in scene.cluster.hosts:
+        scene.cluster.freeze(host)
+    time.sleep(seconds)
+    for host in scene.cluster.hosts:
+        scene.cluster.thaw(host)
+    leftovers.kill(stopped, signal.SIGCONT)
