@@ -8,6 +8,8 @@ exit-rank R CODE    ends so if it is rank R          deaf             ignores TE
 family              leaves children that setsid, that double-fork, and that ignore TERM
 save-on-term        on TERM: prints "saved", exits 0
 meet                waits until every rank of the job has connected to MASTER_ADDR:MASTER_PORT
+alone               "not alone" if a process of another attempt is on the host; then the monotonic clock goes to
+                    /tmp/alive-TAG-RANK ten times a second, while the rank lives
 """
 
 import itertools
@@ -16,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 
 
@@ -91,6 +94,30 @@ def meet():
             time.sleep(0.02)
 
 
+def alone():
+    run, _, attempt = os.environ["ASCENDRUN_RUN_ID"].rpartition(".")
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open("/proc/%s/environ" % pid) as file:
+                values = dict(pair.partition("=")[::2] for pair in file.read().split("\0"))
+        except (OSError, ValueError):
+            continue
+        other, _, number = values.get("ASCENDRUN_RUN_ID", "").rpartition(".")
+        if other == run and number != attempt and "ASCENDRUN_SAMPLER" not in values:
+            say("not alone: process %s of attempt %s" % (pid, number))
+    threading.Thread(target=show_life, daemon=True).start()
+
+
+def show_life():
+    while True:
+        try:  # a disk may be full
+            with open("/tmp/alive-%(ASCENDRUN_RUN_ID)s-%(RANK)s" % os.environ, "a") as file:
+                file.write("\n%.3f\n" % time.monotonic())
+        except OSError:
+            pass
+        time.sleep(0.1)
+
+
 def save_on_term():
     def save(*_):
         say("saved")
@@ -123,7 +150,7 @@ def main(words):
         elif word == "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         else:
-            {"hang": hang, "family": family, "meet": meet, "save-on-term": save_on_term}[word]()
+            {"hang": hang, "family": family, "meet": meet, "alone": alone, "save-on-term": save_on_term}[word]()
 
 
 if __name__ == "__main__":

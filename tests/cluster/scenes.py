@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -116,14 +117,14 @@ class Scene:
 
         def is_told() -> bool:
             nonlocal asked_mono
-            if time.monotonic() < asked_mono + ASK_S and not fact(self._stored_state(job)):
+            if time.monotonic() < asked_mono + ASK_S and not fact(self.stored_state(job)):
                 return False
             asked_mono = time.monotonic()
             return fact(self.state(job))
 
         return await_true(is_told, deadline_s=deadline_s)
 
-    def _stored_state(self, job: str) -> str:
+    def stored_state(self, job: str) -> str:
         """ "" where the store cannot be read at this moment."""
         try:
             with Store.open_for_reading(self.ascendrun.state_dir) as store:
@@ -149,7 +150,7 @@ class Scene:
         return Path(self.cluster.path(host, layout.runs_dir("/root/.ascendrun", key)))
 
     def on_node(self, job: str, pattern: str = "rank-*") -> dict[str, bytes]:
-        """{"host/file": bytes} of the job's pulled files as they lie on the nodes."""
+        """{"host/file" or "host/attempt-2/file": bytes} of the job's pulled files as they lie on the nodes."""
         run = self.run(job)
         files: dict[str, bytes] = {}
         for host in self.cluster.hosts:
@@ -157,12 +158,24 @@ class Scene:
                 where = folder / layout.WHERE
                 streams = json.loads(where.read_text())["streams"] if where.exists() else None
                 for path in (folder if streams is None else self.cluster.path(host, streams)).glob(pattern):
-                    files[f"{host}/{path.name}"] = path.read_bytes()
+                    files[_name(host, folder.name, path.name)] = path.read_bytes()
         return files
 
     def on_head(self, job: str, pattern: str = "rank-*") -> dict[str, bytes]:
         folder = self.ascendrun.state_dir / "jobs" / job
-        return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in folder.glob(f"attempt-*/*/{pattern}")}
+        return {
+            _name(path.parent.name, path.parent.parent.name, path.name): path.read_bytes()
+            for path in folder.glob(f"attempt-*/*/{pattern}")
+        }
+
+    def lives(self, job: str, attempt: int) -> list[tuple[float, float]]:
+        """When each rank of the attempt began and was seen last, by the one clock of all hosts; of ranks that tell."""
+        found = []
+        for host in filter(self.cluster.is_up, self.cluster.hosts):
+            for path in self.cluster.path(host, "/tmp").glob(f"alive-{self.run(job)}.{attempt}-*"):
+                times = [float(number) for number in re.findall(r"^\d+\.\d{3}$", path.read_text(), re.MULTILINE)]
+                found += [(times[0], times[-1])] if times else []
+        return found
 
     def ranks_of(self, job: str, host: str, *, with_sampler: bool = False) -> list[int]:
         """Pids, as the machine sees them, of everything on the host that carries the job's tag."""
@@ -184,7 +197,13 @@ class Scene:
         assert await_true(lambda: not left(), deadline_s=deadline_s), f"{job} has left processes: {left()}"
 
     def is_drained(self, job: str) -> bool:
-        return any((self.ascendrun.state_dir / "jobs" / job).glob("attempt-*/complete"))
+        """Whether every byte of all attempts is here."""
+        attempts = [*(self.ascendrun.state_dir / "jobs" / job).glob("attempt-*")]
+        return bool(attempts) and all((one / "complete").exists() for one in attempts)
+
+
+def _name(host: str, attempt: str, file: str) -> str:
+    return f"{host}/{file}" if attempt == "attempt-1" else f"{host}/{attempt}/{file}"
 
 
 class NpuScene(Scene):

@@ -81,15 +81,6 @@ class Lossy(Scene):
         except AssertionError as error:
             raise AssertionError(f"{error}\n{json.dumps(self.show(job)['events'], indent=1)}") from error
 
-    def lives(self, job: str, attempt: int) -> list[tuple[float, float]]:
-        """When each rank of the attempt began and was seen last, by the one clock of all hosts."""
-        found = []
-        for host in filter(self.cluster.is_up, self.cluster.hosts):
-            for path in self.cluster.path(host, "/tmp").glob(f"alive-{self.run(job)}.{attempt}-*"):
-                times = [float(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-                found += [(times[0], times[-1])] if times else []
-        return found
-
     def check_apart(self, job: str, attempts: int) -> None:
         """No rank of an attempt lived when one of the next began."""
         await_that(lambda: len(self.lives(job, attempts)) == 2, f"the ranks of attempt {attempts} live")
@@ -106,8 +97,7 @@ class Lossy(Scene):
         done = self.ascendrun("stop", job, "--now")
         assert done.returncode == 0, run_text(done)
         if not off:
-            attempts = [*(self.ascendrun.state_dir / "jobs" / job).glob("attempt-*")]
-            await_that(lambda: all((one / "complete").exists() for one in attempts), "every attempt's bytes are here")
+            await_that(lambda: self.is_drained(job), "every attempt's bytes are here")
         check_ended(self, job, state="STOPPED", but=off)
 
     def events(self, job: str, code: str) -> list[dict[str, Any]]:
