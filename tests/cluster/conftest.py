@@ -46,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", metavar="SEED,ROUNDS", help="cluster: the soak with random faults, and slow scenarios")
     parser.addoption("--sweep", metavar="N[,SEED]|all", help="cluster: how many pairs of deaths at failpoints")
     parser.addoption("--soak", metavar="SEED,SECONDS[,ROUND]", default="1,40", help="cluster: how much bad luck")
+    parser.addoption("--real-time", action="store_true", help="cluster: hangs and slow trainings, two hours")
     parser.addoption("--history", metavar="FILE", help="cluster: the soak's rounds, to be gone on with")
 
 
@@ -120,6 +121,13 @@ def only_long(request: pytest.FixtureRequest) -> None:
     """For scenarios that take more than 20 s: silence has to last until it is called that."""
     if not request.config.getoption("--long", default=None):
         pytest.skip("takes long: --long=SEED,ROUNDS")
+
+
+@pytest.fixture
+def only_real_time(request: pytest.FixtureRequest) -> None:
+    """For scenarios with the windows that jobs have."""
+    if not request.config.getoption("--real-time", default=False):
+        pytest.skip("takes very long: --real-time")
 
 
 @pytest.fixture(autouse=True)

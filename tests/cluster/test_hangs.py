@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from scenes import Scene, await_that
 
 PROGRAM = Path(__file__).with_name("hanging.py")
 DIVISOR = {"ASCENDRUN_HANG_DIVISOR": "20"}
+HANG_S = 300
 KINDS = {"deadlock": "read_shard", "loader": "next_batch", "pipe": "write_all", "collective": "barrier"}
 """With the function in which the rank then is."""
 
@@ -29,9 +31,12 @@ def scene(ascendrun: Any, cluster: Any) -> Scene:
     return made
 
 
-def start(scene: Scene, kind: str, odd: int = 3, *, more: str = "", python: str = "python3") -> str:
+def start(
+    scene: Scene, kind: str, odd: int = 3, *, more: str = "", python: str = "python3", divisor: dict[str, str] = DIVISOR
+) -> str:
     command = [python, "hanging.py", kind, str(odd), "20"]
-    job = scene.start(scene.job(kind, command=command, more=f"sampling: {{interval_s: 0.5}}\n{more}"), env=DIVISOR)
+    more = f"sampling: {{interval_s: {0.5 if divisor else 5}}}\n{more}"
+    job = scene.start(scene.job(kind, command=command, slots=2 * len(KINDS) + 2, more=more), env=divisor)
     scene.await_line(job, "trains", count=4)
     return job
 
@@ -53,6 +58,15 @@ def pid_of(scene: Scene, job: str, host: str, rank: int) -> int:
         if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             return pid
     raise AssertionError(f"rank {rank} does not run on {host}")
+
+
+def is_first(path: Path) -> bool:
+    return path.parent.parent.name == "attempt-1"
+
+
+def read_time(text: str) -> float:
+    """UTC seconds, of what `show -o json` prints."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def test_a_stopped_rank_is_named_and_when_it_continues_the_job_trains_on(scene: Scene) -> None:
@@ -84,7 +98,7 @@ def test_a_hung_job_that_may_restart_ends_with_its_stacks_and_starts_again(scene
     await_that(lambda: scene.show(job)["job"]["attempt"] == 2, "it is started again")
 
     def last_words(part: str) -> int:
-        files = [path for path in scene.spooled(job, "rank-*.err.0") if "attempt-1" in str(path)]
+        files = [path for path in scene.spooled(job, "rank-*.err.0") if is_first(path)]
         return sum(part in path.read_text() for path in files)
 
     await_that(lambda: last_words("most recent call first") == 4, "the stacks of all ranks are here")
@@ -108,3 +122,28 @@ def test_each_kind_of_hang_names_its_rank_and_where_it_is(scene: Scene, kind: st
     assert (event["hosts"], event["ranks"]) == (["node2"], [2]), event
     assert KINDS[kind] in event["values"]["where"] and event["values"]["others"] == "all_reduce"
     scene.ascendrun("stop", "--now", job)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.usefixtures("only_real_time")
+def test_in_real_time_each_kind_is_known_within_120_s_and_stopped_30_s_after_its_limit(scene: Scene) -> None:
+    pytest.importorskip("torch")
+    more = f"timeouts: {{hang_s: {HANG_S}}}\nrestart: {{max_restarts: 1, backoff_s: [1, 2]}}\n"
+    jobs = {
+        kind: start(scene, kind, 2, more=more, python=sys.executable, divisor={}) for kind in ("none", *sorted(KINDS))
+    }
+    os.kill(pid_of(scene, jobs["none"], "node2", 2), signal.SIGSTOP)
+    known: dict[str, tuple[list[int], float, float]] = {}
+    for kind, job in jobs.items():
+        await_that(lambda job=job: scene.show(job)["job"]["attempt"] == 2, f"{kind} restarts", deadline_s=3 * HANG_S)
+        hang = next(event for event in events(scene, job, "hang") if event["attempt"] == 1)
+        stopping = next(one for one in events(scene, job, "state-changed") if one["values"]["state"] == "STOPPING")
+        metrics = [path.read_text().splitlines() for path in scene.spooled(job, "rank-*.metrics.0") if is_first(path)]
+        since_s = max(json.loads(lines[-1])["timestamp"] for lines in metrics)
+        known[kind] = hang["ranks"], read_time(hang["at"]) - since_s, read_time(stopping["at"]) - since_s
+        logs = [path.read_text() for path in scene.spooled(job, "rank-*.err.0") if is_first(path)]
+        print(kind, known[kind], sum("most recent call first" in log for log in logs), "stacks", flush=True)
+        assert all("most recent call first" in log for log in logs) and len(logs) == 4, kind
+        scene.ascendrun("stop", "--now", job)
+    assert {kind: ranks for kind, (ranks, _, _) in known.items()} == dict.fromkeys(jobs, [2])
+    assert all(known_s <= 120 and stopped_s <= HANG_S + 30 for _, known_s, stopped_s in known.values()), known

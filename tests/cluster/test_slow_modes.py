@@ -1,6 +1,6 @@
 """Trainings that are slow and not hung, in real time and with the windows that jobs have: nobody is alarmed.
 
-Two hours, by --long. The same hours for all kinds of devices are simulated in tests/unit/health/test_hang.py.
+By --real-time. Days of it, for all types of devices, are simulated in tests/unit/health/test_hang.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from scenes import Scene, await_that
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 
-pytestmark = [pytest.mark.timeout(0), pytest.mark.usefixtures("only_long")]
-SHARE = 1.0
-"""Of the times below."""
 FIRST = ("compile", 1200, "train", 660)
 """Longer than timeouts.first_step_s: from then on everything is judged."""
 WITH_PHASES = (*FIRST, "checkpoint", 600, "train", 120, "evaluation", 900, "train", 120, "data", 600)
@@ -31,7 +28,7 @@ SLEEP_S, AFTER_S = 300, 240
 
 
 def start(scene: Scene, kind: str, *modes: object) -> str:
-    command = ["python3", "slow.py", kind, *[str(one if isinstance(one, str) else one * SHARE) for one in modes]]
+    command = ["python3", "slow.py", kind, *[str(one) for one in modes]]
     return scene.start(scene.job(kind, command=command, slots=4, more="restart: {max_restarts: 1}\n"))
 
 
@@ -39,6 +36,8 @@ def alarms(scene: Scene, job: str) -> list[dict[str, Any]]:
     return [event for event in scene.show(job)["events"] if event["code"] == "hang"]
 
 
+@pytest.mark.timeout(0)
+@pytest.mark.usefixtures("only_real_time")
 def test_two_hours_of_slow_modes_are_no_hang(ascendrun: Any, cluster: VirtualCluster) -> None:
     scene = Scene(ascendrun, cluster)
     for name in ("hanging.py", "slow.py"):
@@ -46,12 +45,12 @@ def test_two_hours_of_slow_modes_are_no_hang(ascendrun: Any, cluster: VirtualClu
     phases = start(scene, "phases", *WITH_PHASES, *WITHOUT)
     plain = start(scene, "plain", *FIRST, "evaluation", 900, *WITHOUT, *OWN_CHECKPOINT)
     for job, mode in ((plain, "checkpoint"), (phases, "last"), (plain, "last")):
-        await_that(lambda job=job, mode=mode: said(scene, job, mode), f"{job}: {mode}", deadline_s=7200 * SHARE + 600)
+        await_that(lambda job=job, mode=mode: said(scene, job, mode), f"{job}: {mode}", deadline_s=8000)
         print(job, mode, alarms(scene, job), flush=True)
         assert not alarms(scene, job) or (job, mode) == (plain, "last")
     before = len(alarms(scene, plain))
-    suspend(scene, SLEEP_S * SHARE)
-    time.sleep(AFTER_S * SHARE)  # longer than the window: what the sleep left behind would be reported by now
+    suspend(scene, SLEEP_S)
+    time.sleep(AFTER_S)  # longer than the window: what the sleep left behind would be reported by now
     assert not alarms(scene, phases) and len(alarms(scene, plain)) == before
     for job in (phases, plain):
         shown = scene.show(job)["job"]

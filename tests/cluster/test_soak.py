@@ -324,6 +324,13 @@ def test_a_history_is_gone_on_with(tmp_path: Path) -> None:
     assert make_round(1, 7, ["a", "b"]) == make_round(1, 7, ["a", "b"]), "a round follows from its seed"
 
 
+def test_jobs_may_give_up_only_by_the_table() -> None:
+    assert may_give_up(["unknown/again", "unknown/no-progress"]) and may_give_up(["user/cause"])
+    assert may_give_up(["infra/again", "infra/again", "infra/again", "infra/no-progress"])
+    for decisions in (["infra/again", "infra/no-progress"], ["preempted/no-progress"], ["infra/cause"]):
+        assert not may_give_up(decisions), decisions
+
+
 @pytest.mark.timeout(0)
 def test_a_minute_of_bad_luck_breaks_no_promise(soak_of: Callable[[int], Soak], request: pytest.FixtureRequest) -> None:
     seed, seconds, *first = (int(part) for part in request.config.getoption("--soak", default="1,40").split(","))
