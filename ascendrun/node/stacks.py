@@ -26,9 +26,11 @@ SIGNAL = 40
 ANNOUNCED_BYTES = 1 << 16
 """The first bytes of a rank's metrics, which have the announcement."""
 TRACER_S = 10.0
-PRINTED_S = 2.0
-"""Seconds in which a rank's handler prints: a stopped rank never does."""
-SETTLED_S = 0.05
+PRINTED_S = 8.0
+"""Seconds in which a rank's handler prints: a blocked rank never does."""
+SETTLED_S = 0.5
+"""Seconds without a new byte after which a rank has printed everything: it may wait for a processor meanwhile."""
+LOOK_S = 0.05
 TEXT_BYTES = 1 << 18
 THREADS = 64
 
@@ -197,21 +199,22 @@ def _which(name: bytes, path: bytes) -> bytes | None:
 def _ask_ranks(rows: list[dict[str, Any]], streams: str) -> None:
     """Let the ranks with a handler print, all at once, and take what they print."""
     announced = _announced(streams) if rows else set()
-    asked: dict[int, tuple[str, int, int]] = {}  # by place in rows: path, size before, size at the last look
+    asked: dict[int, tuple[str, int, int, float]] = {}  # by place in rows: path, size before, size now and since when
     for place, row in enumerate(rows):
         path = os.path.join(streams, "rank-%d.stack.0" % row["rank"])
         size = _size(path)
         if row["pid"] not in announced or not catches(row["pid"], SIGNAL) or size is None or row["state"] in "Tt":
             continue
         if procs.send_signal(row["pid"], row["start"], SIGNAL):
-            asked[place] = path, size, size
+            asked[place] = path, size, size, time.monotonic()
     deadline = time.monotonic() + PRINTED_S
     while asked and time.monotonic() < deadline:
-        time.sleep(SETTLED_S)
-        for place, (path, begin, before) in list(asked.items()):
+        time.sleep(LOOK_S)
+        for place, (path, begin, before, since) in list(asked.items()):
             now = _size(path) or begin
-            asked[place] = path, begin, now
-            if now > begin and now == before:
+            if now != before:
+                asked[place] = path, begin, now, time.monotonic()
+            elif now > begin and time.monotonic() - since >= SETTLED_S:
                 rows[place].update(source="signal", text=_read(path, begin))
                 del asked[place]
 

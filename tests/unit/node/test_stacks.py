@@ -23,6 +23,17 @@ HANDLER = "import faulthandler; faulthandler.register(40, open({path!r}, 'ab'));
 STANDS = "import time\ndef read_shard():\n  print('ready', flush=True)\n  while True: time.sleep(1000)\nread_shard()\n"
 
 
+SLOW_HANDLER = """
+import signal, time
+def print_slowly(*_):
+  with open({path!r}, 'ab', 0) as file:
+    file.write(b'Thread 0x1 (most recent call first):\\n')
+    time.sleep(0.3)
+    file.write(b'  File "data.py", line 1 in read_shard\\n')
+signal.signal(40, print_slowly)
+"""
+
+
 class Node:
     """A node's directory of an attempt whose ranks this test starts."""
 
@@ -93,6 +104,17 @@ def test_ranks_print_their_stacks_and_run_on(node: Node) -> None:
         assert [row["source"] for row in rows] == ["signal", "signal"]
         assert all(row["text"].count("read_shard") == 1 for row in rows), "only what this look printed"
     assert all(child.poll() is None for child in node.children)
+
+
+def test_a_rank_that_waits_for_a_processor_while_it_prints_is_read_to_the_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "SETTLED_S", 10.0)
+    path = node.folder / "rank-0.stack.0"
+    path.touch()
+    node.start(SLOW_HANDLER.format(path=str(path)) + STANDS)
+    (row,) = node.take()
+    assert "read_shard" in row["text"]
 
 
 def test_a_stopped_rank_is_described_and_stays_stopped(node: Node) -> None:
