@@ -159,7 +159,8 @@ def test_a_rank_that_calls_itself_the_sampler_is_ended_like_any_other(node, agen
 def test_ranks_below_a_launcher_are_told_as_ranks_and_the_launcher_is_none(node, agent):
     start_two = "for n in 0 1; do RANK=$((n + 6)) LOCAL_RANK=$n sh -c 'sleep 600 & exec sleep 601' & done; wait"
     job = node.job(TAG, ["sh", "-c", start_two], sampling=sampling(devices=[2, 3]))
-    del job["ranks"][0]["env"]["RANK"]
+    env = job["ranks"][0]["env"]
+    env.update(RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", ASCENDRUN_FORKS="0 1 1")
     agent.start(job)
     agent.wait(lambda: ranks_of(agent, 6) and ranks_of(agent, 7))
     assert {rank["rank"] for line in lines_of(agent) for rank in line.get("ranks", ())} == {6, 7}

@@ -152,7 +152,8 @@ class Attempts:
             make_private_dir(os.path.dirname(work))
             os.symlink(earlier, work)
         is_there = os.path.isdir(earlier) and os.path.samefile(earlier, work)
-        if request.get("work_of") and not is_there and not request.get("may_lack_work"):
+        may_lack = request.get("may_lack_work")
+        if request.get("work_of") and not is_there and not may_lack:
             raise OperationError("stage-files-missing", "stage-files-missing", path=earlier)
         for folder in (work, checkpoints):
             make_private_dir(folder)
