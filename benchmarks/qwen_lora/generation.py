@@ -1,7 +1,11 @@
-"""Measures generation: cached against reading the whole text again for each token, and clients at once against one
-after the other. Both sides of a ratio are measured in turns in one run.
+"""Measures generation: cached against `scoring.answer` of another checkout, which reads the whole text again for each
+token, and clients at once against one after the other. Both sides of a ratio are measured in turns in one run.
 
-    python -m benchmarks.qwen_lora.generation --out benchmarks/qwen_lora/results/generation.json
+    python -m benchmarks.qwen_lora.generation --base ../base --preset qwen2.5-0.5b --layers 12 \\
+        --out benchmarks/qwen_lora/results/generation.json
+
+../base: a checkout of commit b87d4b6. A token needs all weights once, on either side. The output layer of the 0.5B
+shape has more than a quarter of them: fewer layers make the ratio smaller, not the cache slower.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ import argparse
 import http.client
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -30,10 +36,36 @@ from ascendrun.programs.trainer.devices.accelerator import choose_family, open_a
 from ascendrun.programs.trainer.runtime import Runtime
 
 GREEDY = Sampling(0.0)
+BASE = """
+import contextlib, json, sys, time, types
+from typing import Any
+import torch
+torch.set_num_threads(int(sys.argv[2]))
+from ascendrun.programs.qwen_lora import base, scoring
+from ascendrun.programs.qwen_lora.conversations import Conversation
+asked = json.loads(sys.argv[1])
+torch.manual_seed(0)
+config = base.shape_config(asked["preset"], **({"num_hidden_layers": asked["layers"]} if asked["layers"] else {}))
+model = base.build(config, attention="sdpa").eval().to(getattr(torch, asked["dtype"]))
+class Tokens:  # prompts are numbers, and nothing ends a reply
+    eos_token_id = None
+    apply_chat_template = lambda self, *given, **names: ""
+    convert_tokens_to_ids = lambda self, name: None
+    decode = lambda self, ids, **names: json.dumps(ids)
+    __call__ = lambda self, text, **names: {"input_ids": asked["ids"]}
+engine = types.SimpleNamespace(module=model, model=model, autocast=contextlib.nullcontext)
+here = types.SimpleNamespace(device=torch.device("cpu"), share=lambda value: value)
+talk = Conversation((("user", ""), ("assistant", "")))
+scoring.answer(engine, Tokens(), talk, here, most=2)
+started_s = time.process_time()
+found = scoring.answer(engine, Tokens(), talk, here, most=asked["tokens"])
+print(json.dumps([round(time.process_time() - started_s, 3), json.loads(found)]))
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--base", type=Path, help="checkout of b87d4b6, for a CPU; without: its way, in this process")
     parser.add_argument("--preset", default="small")
     parser.add_argument("--layers", type=int, default=0, help="0: those of the preset")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
@@ -54,7 +86,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     prompt, wanted, found_tokens = prompt_of(asked.prompt), list[int](), list[int]()
     generate_one(model, prompt, 2, here.device)
     for _ in range(asked.rounds):
-        naive.append(seconds_of(lambda: wanted.extend(read_again(model, prompt, asked.tokens, here.device))))
+        if asked.base:
+            taken_s, ids = answer_of(asked.base, asked, prompt)
+            naive.append(taken_s)
+            wanted.extend(ids)
+        else:
+            naive.append(seconds_of(lambda: wanted.extend(read_again(model, prompt, asked.tokens, here.device))))
         cached.append(seconds_of(lambda: found_tokens.extend(generate_one(model, prompt, asked.tokens, here.device))))
     same = next((at for at, pair in enumerate(zip(wanted, found_tokens)) if pair[0] != pair[1]), asked.tokens)
     alone, together = [], []
@@ -67,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 1),
-        **{name: value for name, value in vars(asked).items() if name != "out"},
+        **{name: value for name, value in vars(asked).items() if name not in ("out", "base")},
+        "naive": "scoring.answer of the other checkout" if asked.base else "its way, in this process",
         "first_tokens_that_are_equal": same,
         "naive_s": naive,
         "cached_s": cached,
@@ -96,6 +134,16 @@ def prompt_of(length: int, number: int = 0) -> list[int]:
 def generate_one(model: Any, prompt: list[int], count: int, device: torch.device) -> list[int]:
     generator = Generator(of_transformers(model), device, context=len(prompt) + count + 1)
     return generate(generator, [Completion(prompt, count, GREEDY)])[0]
+
+
+def answer_of(tree: Path, asked: argparse.Namespace, prompt: list[int]) -> tuple[float, list[int]]:
+    """Return the seconds and the tokens of `scoring.answer` in the other checkout, for the same weights and prompt."""
+    facts = {name: getattr(asked, name) for name in ("preset", "layers", "dtype", "tokens")}
+    command = [sys.executable, "-c", BASE, json.dumps({**facts, "ids": prompt}), str(torch.get_num_threads())]
+    environ = {**os.environ, "PYTHONPATH": str(tree.resolve())}
+    done = subprocess.run(command, env=environ, cwd=tree, stdout=subprocess.PIPE, text=True, check=True)
+    taken_s, ids = json.loads(done.stdout.splitlines()[-1])
+    return taken_s, ids
 
 
 def read_again(model: Any, prompt: list[int], count: int, device: torch.device) -> list[int]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
 from ascendrun.programs.qwen_lora.conversations import Conversation
+from ascendrun.programs.qwen_lora.words import Words, joined
 from ascendrun.programs.trainer import errors
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.packing import IGNORED
-from ascendrun.programs.trainer.shards import Encoded, Rows
+from ascendrun.programs.trainer.shards import Array, Encoded, Rows
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -21,29 +22,46 @@ CHATML = (
 )
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MADE_WORDS = 2000
+Encode = Callable[[Sequence[str]], tuple[Array, Array]]
+"""From texts to the tokens of all in one array, and the number of tokens of each."""
 
 
 def encode(tokenizer: Any, conversation: Conversation, *, cutoff: int) -> Encoded:
     """Encode a conversation, truncated at the end to `cutoff` tokens. Raises InvalidDataError if the template does not
     separate the turns."""
-    ((ids, bits),) = encode_rows(tokenizer, [conversation], cutoff=cutoff)
+    ((ids, bits),) = encode_rows(tokenizer, [conversation], cutoff=cutoff, encode=encode_of(tokenizer))
     return Encoded(ids, np.where(bits, ids, IGNORED), 0)
 
 
-@dataclass(frozen=True)
+BLOCK = 512
+"""Conversations that are rendered at once: the collector of garbage visits all that are there, again and again."""
+
+
 class ChatEncoder:
     """Encoder of shards. A sample whose reply is truncated away has no tokens."""
 
-    tokenizer: Any
-    cutoff: int
+    def __init__(self, tokenizer: Any, cutoff: int) -> None:
+        self.tokenizer, self.cutoff = tokenizer, cutoff
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.tokenizer, self.cutoff)
+
+    @cached_property
+    def encode(self) -> Encode:
+        return encode_of(self.tokenizer)
 
     def __call__(self, rows: Sequence[Conversation]) -> Rows:
-        found = encode_rows(self.tokenizer, rows, cutoff=self.cutoff)
+        found = []
+        for start in range(0, len(rows), BLOCK):
+            block = rows[start : start + BLOCK]
+            found += encode_rows(self.tokenizer, block, cutoff=self.cutoff, encode=self.encode)
         return [(ids, bits) if bits[1:].any() else ((), ()) for ids, bits in found]
 
 
-def encode_rows(tokenizer: Any, rows: Sequence[Conversation], *, cutoff: int) -> list[tuple[Any, Any]]:
-    """Encode many conversations: rendered together and split into tokens together, which is 2 to 3 times as fast."""
+def encode_rows(
+    tokenizer: Any, rows: Sequence[Conversation], *, cutoff: int, encode: Encode
+) -> list[tuple[Array, Array]]:
+    """Encode many conversations: their tokens, and whether each is of a reply."""
     turns = [
         (row, at) for row, each in enumerate(rows) for at, (role, _) in enumerate(each.turns) if role == "assistant"
     ]
@@ -63,24 +81,18 @@ def encode_rows(tokenizer: Any, rows: Sequence[Conversation], *, cutoff: int) ->
         reply = after[len(before) :].rstrip("\n")
         pieces += [before[len(done[row]) :], reply]
         done[row] = before + reply
-    tokens = tokens_of(tokenizer, pieces)
-    ids: list[list[int]] = [[] for _ in rows]
-    counts: list[list[int]] = [[] for _ in rows]
-    for number, (row, _) in enumerate(turns):
-        for part in tokens[2 * number : 2 * number + 2]:
-            ids[row] += part
-            counts[row].append(len(part))
-    flags = [np.repeat(np.arange(len(parts)) % 2 == 1, parts) for parts in counts]  # prompt, reply, prompt, reply …
-    return [(np.array(one[:cutoff], dtype=np.int64), bits[:cutoff]) for one, bits in zip(ids, flags)]
+    ids, counts = encode(pieces)  # prompt, reply, prompt, reply …
+    bits = np.repeat(np.arange(len(pieces)) % 2 == 1, counts)
+    last = np.cumsum([0, *np.bincount(np.repeat([row for row, _ in turns], 2), counts, len(rows)).astype(int)])
+    parts = [slice(start, min(end, start + cutoff)) for start, end in zip(last[:-1], last[1:])]
+    return [(ids[part], bits[part]) for part in parts]
 
 
-def tokens_of(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+def encode_of(tokenizer: Any) -> Encode:
     fast = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is None or not hasattr(fast, "encode_batch_fast"):
-        return tokenizer(texts, add_special_tokens=False)["input_ids"]  # type: ignore[no-any-return]
-    fast.no_truncation()
-    fast.no_padding()
-    return [each.ids for each in fast.encode_batch_fast(texts, add_special_tokens=False)]
+    if fast is not None and hasattr(fast, "encode_batch_fast"):
+        return Words(fast).encode
+    return lambda texts: joined(tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
 def mark_of(tokenizer: Any) -> str:

@@ -101,10 +101,14 @@ def read_rows(path: Path) -> Iterator[tuple[Text, Any]]:
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield (
-                Text("program.line", "line {number}", number=number),
-                json.loads(line) if is_json(line) else InvalidDataError("program.line-not-json", "not valid JSON"),
-            )
+            yield Text("program.line", "line {number}", number=number), sample_of(line)
+
+
+def sample_of(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return InvalidDataError("program.line-not-json", "not valid JSON")
 
 
 def is_json(text: str) -> bool:
