@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
 import pytest
 
 from ascendrun.planner import codon_vocabulary as v
+from ascendrun.programs.codon.__main__ import OPTIONS
+from ascendrun.programs.codon.genes import read_genes
+from ascendrun.programs.trainer.options import parse, read_table
+from tests.programs.codonlines import digest, lines
+
+IDS = "4c6fd45cf296c7a1f1eca82450788a1c8814e62e8204f55e9ca4c38af9107dd4"
+"""Of the ids of codonlines.lines() by CodonTransformer's tokenizer file: printed by codonlines.py."""
 
 
 def test_there_are_90_tokens_in_the_order_of_the_published_model():
@@ -16,6 +24,17 @@ def test_there_are_90_tokens_in_the_order_of_the_published_model():
     assert [v.TOKENS.index(word) for word in ("__taa", "__tag", "__tga", "m_atg", "w_tgg")] == [74, 76, 82, 40, 84]
     digest = hashlib.sha256("\n".join(v.TOKENS).encode()).hexdigest()
     assert digest[:16] == "5198ab98f40a8c3d"  # of the vocabulary of the published tokenizer
+
+
+def test_token_ids_of_10000_lines_equal_those_of_the_published_tokenizer(tmp_path):
+    """C-01, C-02: as `predict` makes them, and as a training reads them."""
+    assert digest(v.ids_of(line.split(" ")) for line in lines()) == IDS
+    (tmp_path / "lines.jsonl").write_text(
+        "".join(json.dumps({"codons": line, "organism": 51}) + "\n" for line in lines())
+    )
+    genes = read_genes(parse([f"--data_path={tmp_path / 'lines.jsonl'}"], read_table(OPTIONS)), v.ORGANISMS)
+    assert not genes.skipped
+    assert digest(genes[number].tolist() for number in range(len(genes))) == IDS
 
 
 @pytest.mark.parametrize("table", [1, 11])
