@@ -164,10 +164,32 @@ def check_batch(training: Training) -> Iterator[PlanProblem]:
 # --- the size of a step ---
 
 
-def flops_per_token(hidden: int, inner: int, layers: int, mean_length: float, learned: float) -> float:
-    """Return FLOPs of forward and backward pass. `learned`: fraction of the tokens that the last layers see."""
+FULL, BLOCK_SPARSE = "full", "block_sparse"
+BLOCK, RANDOM_BLOCKS = 64, 3
+"""Tokens of a block of sparse attention, and how many blocks by chance each attends to, unless the model has others."""
+
+
+def sparse_from(block: int = BLOCK, count: int = RANDOM_BLOCKS) -> int:
+    """Return the length above which sequences have enough blocks; up to it they attend to all their tokens."""
+    return (5 + 2 * count) * block
+
+
+def attended(length: float, attention: str, *, block: int = BLOCK, count: int = RANDOM_BLOCKS) -> float:
+    """Return the number of tokens that a token of a sequence of `length` attends to in training, on average.
+
+    block_sparse: the first and the last block attend to all, each other one to both, to three around it and to `count`.
+    """
+    if attention != BLOCK_SPARSE or length <= sparse_from(block, count):
+        return length
+    ends = 2 * block
+    return (ends * length + (length - ends) * (5 + count) * block) / length
+
+
+def flops_per_token(hidden: int, inner: int, layers: int, attended: float, learned: float) -> float:
+    """Return FLOPs of forward and backward pass. `attended`: tokens that a token attends to. `learned`: fraction of the
+    tokens that the last layers see."""
     matrices = layers * (4 * hidden * hidden + 2 * hidden * inner) + learned * hidden * (hidden + len(TOKENS))
-    return 6.0 * matrices + 12.0 * layers * hidden * mean_length
+    return 6.0 * matrices + 12.0 * layers * hidden * attended
 
 
 @dataclass(frozen=True)
@@ -189,11 +211,14 @@ class CodonShape(Shape):
 
 @dataclass(frozen=True)
 class CodonWorkload(Workload):
+    attention: str = FULL
+
     @property
     def flops_per_token(self) -> float:
         model = self.model
         share = self.micro_learned / max(1, self.micro_rows * self.micro_length)
-        return flops_per_token(model.hidden, model.inner, model.layers, self.mean_length, share)
+        seen = attended(self.mean_length, self.attention)
+        return flops_per_token(model.hidden, model.inner, model.layers, seen, share)
 
 
 def shape(training: Training) -> CodonShape | None:
@@ -242,6 +267,7 @@ def workload(training: Training) -> Workload | None:
         micro_batches=-(-mine // micro),
         is_exact=is_known(training),
         weight_bytes_saved=2 * 4 * model.weights,
+        attention=str(options["attention"]),
     )
 
 

@@ -18,14 +18,14 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ascendrun.planner import codon_vocabulary as v
-from ascendrun.programs.codon.sparse import is_sparse, random_blocks, sparse_attention
+from ascendrun.planner.codon import BLOCK, BLOCK_SPARSE, FULL, RANDOM_BLOCKS, sparse_from
+from ascendrun.programs.codon.sparse import random_blocks, sparse_attention
 from ascendrun.programs.trainer.attention import Segments, attention
 from ascendrun.programs.trainer.data import seed_of
 from ascendrun.programs.trainer.errors import InvalidDataError
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
 """How each approximates GELU."""
-FULL, BLOCK_SPARSE = "full", "block_sparse"
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -47,8 +47,8 @@ class Config:
     layer_norm_eps: float = 1e-12
     pad_token_id: int = 0
     use_bias: bool = True
-    block_size: int = 64
-    num_random_blocks: int = 3
+    block_size: int = BLOCK
+    num_random_blocks: int = RANDOM_BLOCKS
     rescale_embeddings: bool = False
 
     @classmethod
@@ -183,7 +183,8 @@ class CodonModel(nn.Module):
         x = self.bert["embeddings"](ids, organisms)
         attend_of = self.full(segments)
         width, block = ids.shape[1], self.config.block_size
-        if self.training and self.attention == BLOCK_SPARSE and is_sparse(width, block, self.config.num_random_blocks):
+        is_long = width > sparse_from(block, self.config.num_random_blocks)
+        if self.training and self.attention == BLOCK_SPARSE and is_long:
             x = functional.pad(x, (0, 0, 0, -width % block))
             attend_of = self.sparse(functional.pad(ids != v.PAD, (0, -width % block)))
         encoder: Any = self.bert["encoder"]

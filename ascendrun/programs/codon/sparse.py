@@ -16,14 +16,6 @@ PAPER_LENGTHS = (1024, 3072, 4096)
 PAPER_REACH = 1024
 
 
-def is_sparse(length: int, block: int, count: int) -> bool:
-    """Return whether sequences of `length` tokens have enough blocks; shorter ones attend to all their tokens.
-
-    `count`: random blocks of each block.
-    """
-    return length > (5 + 2 * count) * block
-
-
 @cache
 def random_blocks(layer: int, length: int, *, heads: int, block: int, count: int, positions: int) -> torch.Tensor:
     """Return the random blocks of heads x blocks but the first and the last x count: those of transformers.

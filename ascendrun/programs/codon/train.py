@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.planner.codon import flops_per_token
+from ascendrun.planner.codon import attended, flops_per_token
 from ascendrun.planner.codon_vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.codon import scores
 from ascendrun.programs.codon.files import Stored, load_stored, save_model
-from ascendrun.programs.codon.genes import REASONS, Genes, facts_of, read_genes, save
+from ascendrun.programs.codon.genes import REASONS, Array, Genes, facts_of, read_genes, save
 from ascendrun.programs.codon.masking import batch_of, masked
 from ascendrun.programs.codon.model import CodonModel, Config, make_model
 from ascendrun.programs.codon.scores import ALL, Scoring
@@ -139,7 +140,11 @@ def train_stage(options: Options, here: Runtime) -> None:
         best="loss",
         best_is_low=True,
         flops_per_token=flops_per_token(
-            config.hidden_size, config.intermediate_size, config.num_hidden_layers, float(plan.lengths.mean()), rate
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_hidden_layers,
+            mean_attended(plan.lengths, model),
+            rate,
         ),
     )
     folder = runtime.checkpoint_folder(options["output_dir"])
@@ -168,6 +173,20 @@ def train_stage(options: Options, here: Runtime) -> None:
         replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
     here.log("program.codon-done", "models: {best} and {final}", best=output / "best", final=output / "final")
     here.record(done=True, **{f"final_{name}": table[ALL][name] for name in ("loss", "accuracy")})
+
+
+def mean_attended(lengths: Array, model: CodonModel) -> float:
+    """Return the number of tokens that a token of these sequences attends to on average."""
+    config, sizes = model.config, np.unique(lengths, return_counts=True)
+    own = [
+        (
+            int(length),
+            int(count),
+            attended(int(length), model.attention, block=config.block_size, count=config.num_random_blocks),
+        )
+        for length, count in zip(*sizes)
+    ]
+    return sum(length * count * seen for length, count, seen in own) / sum(length * count for length, count, _ in own)
 
 
 def refuse(options: Options) -> None:

@@ -7,11 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from ascendrun.planner import codon as plan
 from ascendrun.planner import codon_vocabulary as v
 from ascendrun.programs.codon import files
 from ascendrun.programs.codon.model import CodonModel, Config, make_model
+from ascendrun.programs.codon.train import mean_attended
 from ascendrun.programs.trainer import schedule
 from ascendrun.programs.trainer.attention import Segments
 from ascendrun.programs.trainer.errors import InvalidDataError
@@ -118,6 +121,21 @@ def test_block_sparse_attention_equals_that_of_transformers(block, count, positi
     with torch.no_grad():
         assert torch.equal(model.eval()(ids, organisms), exact(ids, organisms))
         assert (model.train()(ids, organisms) - exact(ids, organisms))[mask].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("attention", ["full", "block_sparse"])
+def test_the_flops_of_a_token_are_those_that_torch_counts(attention):
+    """Forward and backward; of block-sparse attention only the blocks that are attended to."""
+    length, rows = 1536, 2
+    config = replace(SMALL, max_position_embeddings=length, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = make_model(config, seed=1, attention=attention).train()
+    ids = torch.randint(5, 90, (rows, length), generator=torch.Generator().manual_seed(3))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(ids, torch.tensor([51, 3])).sum().backward()
+    seen = mean_attended(np.array([length] * rows), model)
+    assert seen == length if attention == "full" else 512 < seen < 600
+    found = plan.flops_per_token(config.hidden_size, config.intermediate_size, config.num_hidden_layers, seen, 1.0)
+    assert counter.get_total_flops() == pytest.approx(found * ids.numel(), rel=1e-6)
 
 
 def test_a_saved_model_is_read_by_transformers_and_back_to_the_bit(folder, tmp_path):

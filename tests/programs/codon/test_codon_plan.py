@@ -77,6 +77,17 @@ def test_steps_and_size_of_the_guides_training(ranks, args, steps):
     )
 
 
+def test_long_sequences_attend_to_fewer_tokens_with_block_sparse():
+    files = {"/prep": {"kind": "prepared", "facts": {**FACTS, "mean_tokens": 1500.0}}}
+    full, sparse = (
+        plan.workload(training(1, files, prepared_dir="/prep", attention=each)) for each in ("full", "block_sparse")
+    )
+    assert full is not None and sparse is not None
+    seen = 512 + 128 * (1500 - 512) / 1500
+    assert full.flops_per_token - sparse.flops_per_token == pytest.approx(12 * 12 * 768 * (1500 - seen))
+    assert plan.attended(704, "block_sparse") == 704 > plan.attended(705, "block_sparse")
+
+
 @given(
     count=st.integers(1, 90), batch=st.integers(1, 24), micro=st.integers(0, 7), ranks=st.integers(1, 6),
     epochs=st.integers(1, 4), window=st.integers(1, 9), most=st.integers(0, 60),
