@@ -109,26 +109,10 @@ class Supervision(client.Callback, Base):  # type: ignore[misc]
             raise SaveError(problems[0])
 
     def _after_save(self, saved: Saved) -> None:
-        if saved.problem is None:
-            self.problem = None
-            client.record(
-                event="checkpoint",
-                step=saved.step,
-                duration_s=round(saved.seconds, 3),
-                size_bytes=saved.bytes,
-                path=str(saved.path),
-            )
-            return
-        self.problem = Text(
-            "program.checkpoint-failed",
-            "the checkpoint of step {step} could not be written to {directory}: {problem}; older checkpoints "
-            "are unchanged",
-            step=saved.step,
-            directory=saved.path.parent,
-            problem=saved.problem,
-        )
-        client.record(event="checkpoint-failed", step=saved.step, problem=saved.problem)
-        print(self.problem, flush=True)
+        client.record(**saved.record())
+        self.problem = saved.failure()
+        if self.problem is not None:
+            print(self.problem, flush=True)
 
     # --- state ---
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from ascendrun.lightning.strategies import DDP
 from ascendrun.programs.trainer.devices.accelerator import Accelerator
+from ascendrun.programs.trainer.strategies.layers import repeated_layers
 
 
 class FSDP(DDP):
@@ -69,18 +70,6 @@ class Outer(nn.Module):
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         return self.module(*arguments, **named)
-
-
-def repeated_layers(module: nn.Module) -> list[nn.Module]:
-    """Return the members of each outermost ModuleList of a single class."""
-    found: list[nn.Module] = []
-    for child in module.children():
-        members = list(child.children())
-        if isinstance(child, nn.ModuleList) and len({type(member) for member in members}) == 1:
-            found += members
-        else:
-            found += repeated_layers(child)
-    return found
 
 
 def whole(value: Any) -> Any:

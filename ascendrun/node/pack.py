@@ -35,6 +35,8 @@ FOR_RANKS = (
     *("programs/trainer/%s.py" % name for name in TRAINER),
     "programs/trainer/devices/__init__.py",
     "programs/trainer/devices/accelerator.py",
+    "programs/trainer/strategies/__init__.py",
+    "programs/trainer/strategies/layers.py",
     "text/__init__.py",
     "text/format.py",
 )

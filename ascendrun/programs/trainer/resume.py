@@ -94,27 +94,11 @@ class Checkpoints:
             raise SaveError(problems[0])
 
     def _after_save(self, saved: Saved) -> None:
-        self.problem = None
-        if saved.problem is None:
-            self.here.record(
-                event="checkpoint",
-                step=saved.step,
-                duration_s=round(saved.seconds, 3),
-                size_bytes=saved.bytes,
-                path=str(saved.path),
-            )
-            return
-        self.best_is_saved, self.is_superseded = False, saved.is_superseded
-        self.problem = Text(
-            "program.checkpoint-failed",
-            "the checkpoint of step {step} could not be written to {directory}: {problem}; older checkpoints "
-            "are unchanged",
-            step=saved.step,
-            directory=saved.path.parent,
-            problem=saved.problem,
-        )
-        self.here.record(event="checkpoint-failed", step=saved.step, problem=saved.problem)
-        print(self.problem, file=sys.stderr, flush=True)
+        self.here.record(**saved.record())
+        self.problem = saved.failure()
+        if self.problem is not None:
+            self.best_is_saved, self.is_superseded = False, saved.is_superseded
+            print(self.problem, file=sys.stderr, flush=True)
 
     def resume(self, choice: str = "auto") -> bool:
         """Resume from the newest complete checkpoint; False: there is none, or `choice` is never.

@@ -45,6 +45,31 @@ class Saved:
     problem: str | None
     is_superseded: bool = False
 
+    def record(self) -> dict[str, Any]:
+        """Return its line of the metrics."""
+        if self.problem is not None:
+            return {"event": "checkpoint-failed", "step": self.step, "problem": self.problem}
+        return {
+            "event": "checkpoint",
+            "step": self.step,
+            "duration_s": round(self.seconds, 3),
+            "size_bytes": self.bytes,
+            "path": str(self.path),
+        }
+
+    def failure(self) -> Text | None:
+        """Return why it failed; None: it did not."""
+        if self.problem is None:
+            return None
+        return Text(
+            "program.checkpoint-failed",
+            "the checkpoint of step {step} could not be written to {directory}: {problem}; older checkpoints "
+            "are unchanged",
+            step=self.step,
+            directory=self.path.parent,
+            problem=self.problem,
+        )
+
 
 @dataclass(frozen=True)
 class State:

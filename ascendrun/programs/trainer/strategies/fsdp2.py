@@ -21,7 +21,7 @@ from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine, State, cast
 from ascendrun.programs.trainer.strategies.engine import whole as whole_of
-from ascendrun.programs.trainer.strategies.simulate import repeated_layers
+from ascendrun.programs.trainer.strategies.layers import repeated_layers
 
 
 class FullySharded(Engine):

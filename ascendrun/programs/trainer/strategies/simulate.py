@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from ascendrun.programs.trainer.devices.accelerator import Precision
 from ascendrun.programs.trainer.strategies.engine import cast
+from ascendrun.programs.trainer.strategies.layers import repeated_layers
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """A batch's tensors by name, as shape and dtype."""
@@ -221,15 +222,3 @@ def passes(
 
 def held_bytes(weights: Sequence[torch.Tensor]) -> int:
     return sum(weight.numel() * weight.element_size() for weight in weights)
-
-
-def repeated_layers(module: nn.Module) -> list[nn.Module]:
-    """Return the layers of a transformer: the children of each outermost module list with a single class."""
-    found: list[nn.Module] = []
-    for child in module.children():
-        members = list(child.children())
-        if isinstance(child, nn.ModuleList) and len({type(member) for member in members}) == 1:
-            found += members
-        else:
-            found += repeated_layers(child)
-    return found
