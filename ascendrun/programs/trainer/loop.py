@@ -257,7 +257,8 @@ class Loop:
         started_s, progress, settings = time.monotonic(), self.progress, self.settings
         self.engine.module.eval()
         with torch.no_grad(), self.here.phase("evaluation"):
-            scores = self.task.evaluate(name, progress.step)
+            found = self.task.evaluate(name, progress.step)
+        scores = {name: float(score) for name, score in found.items()}  # a checkpoint has no numbers of NumPy
         self.engine.module.train()
         self.reporter.exclude(seconds := time.monotonic() - started_s)
         if not scores:

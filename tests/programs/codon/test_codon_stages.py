@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from ascendrun.programs.codon import genes
+from ascendrun.programs.codon.files import load_stored
+from ascendrun.programs.codon.scores import Scoring
+from ascendrun.programs.trainer.devices.accelerator import open_accelerator
+from ascendrun.programs.trainer.runtime import Runtime
 
 SMALL = (
     "--mode=pretrain",
@@ -43,14 +49,17 @@ def weights(run, name):
 def test_a_killed_training_ends_with_the_same_bits_and_two_ranks_are_near_one(launch, data):
     """S4-B3, S4-B5, S4-B7: ranks share the rows of a step, a training resumes, and it is validated by organism."""
     straight = launch("codon", [*SMALL, data], name="straight").succeed()
-    broken = launch("codon", [*SMALL, data], name="broken")
-    broken.until_step(5)
-    broken.signal(0, 9)
-    broken.wait()
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    for step in sorted(random.Random(seed).sample(range(1, max(straight.losses())), 3)):
+        broken = launch("codon", [*SMALL, data], name="broken")
+        broken.until_step(step)
+        broken.signal(0, 9)
+        broken.wait()
     again = launch("codon", [*SMALL, data], name="broken").succeed()
     for name in ("best", "final"):
         assert weights(again, name) == weights(straight, name)
-    assert again.report()["evaluations"] == straight.report()["evaluations"]
+    assert again.report() == straight.report() and straight.report()["training"]["best_step"] > 0
     losses = straight.losses()
     assert {step: losses[step] for step in again.losses()} == again.losses()
 
@@ -76,6 +85,26 @@ def test_a_killed_training_ends_with_the_same_bits_and_two_ranks_are_near_one(la
         "codon", [*SMALL, "--mode=finetune", f"--base_model={model}", "--learning_rate=0", data], name="tuned"
     ).succeed()
     assert weights(tuned, "best") == weights(straight, "best")
+
+
+def test_a_training_ends_when_the_validation_loss_does_not_fall_and_keeps_the_best_model(launch, data, tmp_path):
+    """The same command afterwards does not train."""
+    how = "--learning_rate=0.3 --num_train_epochs=20 --eval_steps=2 --early_stopping_patience=3"
+    options = [*SMALL, data, *how.split()]
+    first = launch("codon", options, name="early").succeed()
+    report, last = first.report(), max(first.losses())
+    assert report["training"]["steps"] == last < 20 * 6
+    steps, losses = zip(*((each["step"], each["loss"]) for each in report["evaluations"]))
+    assert report["training"]["best_step"] == steps[losses.index(min(losses))] == steps[-4] and steps[-1] == last
+    found = genes.load(tmp_path / "data")
+    model = load_stored(first.folder / "out" / "best").make().eval()
+    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    scores = Scoring(model, here, torch.float32, 16, seed=23, rate=0.15).table(found, found.numbers(val=True))
+    assert scores["all"]["loss"] == pytest.approx(min(losses), rel=1e-5)
+    kept = weights(first, "best"), weights(first, "final")
+    again = launch("codon", options, name="early").succeed()
+    assert again.losses() == first.losses() and again.report() == report
+    assert (weights(again, "best"), weights(again, "final")) == kept
 
 
 def test_a_training_that_continues_on_fewer_and_on_more_ranks_ends_with_the_same_weights(launch, data):
