@@ -77,12 +77,15 @@ _BAR = re.compile(
     r"(?P<percent>\d{1,3})%\s*(?:\|[^|]*\|)?\s*(?P<n>\d+)/(?P<total>\d+)\s*"
     r"\[[\d:]+<[^,\]]+,\s*[\d.?]+\s*(?:it|batch(?:es)?|steps?|s)/(?:s|it|batch|step)(?P<values>,[^\]]*)?\]"
 )
-_RICH = re.compile(r"^\s*(?P<name>[^━╸╺]*?)\s*[━╸╺]{2}[━╸╺ ]*(?P<n>\d+)/(?P<total>\d+)\s+[-\d:]+(?P<values>.*)$")
+_RICH = re.compile(
+    r"^\s*(?P<name>[^━╸╺]*?)(?:\s+\d+%)?\s*[━╸╺]{2}[━╸╺ ]*(?P<n>\d+)/(?P<total>\d+)\s+\[?\s*[-\d:]+(?P<values>.*)$"
+)
 _TRAINING_BAR = re.compile(r"(?:train(?:ing)?|(?:global[ _])?steps?|iter(?:ation)?s?)(?: steps?)?", re.I)
 _EPOCH_BAR = re.compile(r"(?:train(?:ing)?\s*)?epoch\s*:?\s*\[?(\d+)(?:\s*/\s*(\d+))?\]?", re.I)
 _NOT_TRAINING = re.compile(r"(?:^|[^a-z])(?:val|valid|eval|test|sanity|predict|infer)", re.I)
 _TOTAL = re.compile(r"optimization steps[^=:]{0,40}[=:]\s*([\d,]+)", re.I)
-_ITERATION = re.compile(r"\biteration:?\s+(\d+)\s*/\s*(\d+)\b(?=.*(?:elapsed time|consumed samples|loss))", re.I)
+_ITERATION = re.compile(r"\biteration:?\s+(\d+)\s*/\s*(\d+)\b(?=(.*(?:elapsed time|consumed samples|loss).*))", re.I)
+_FIELD = re.compile(rf"\s*([^:|]+?)\s*:\s*((?:{_NUM})[KMG]?)\s*\S*\s*", re.I)
 _DEEPSPEED = re.compile(r"\bstep=(\d+), skipped=\d+, lr=\[([^\],]+)")
 _TIMER = re.compile(
     r"(?:global_step=(\d+)|\b\d+/\d+), (?:RunningAvg)?SamplesPerSec=([\d.]+)(?:, CurrSamplesPerSec=([\d.]+))?"
@@ -93,8 +96,8 @@ _EVALUATION = re.compile(
     re.I,
 )
 _STEP = re.compile(
-    r"(?:global[ _]?)?\b(?:global_)?(?:step|iter(?:ation)?)s?\s{0,2}[:=#]?\s{0,8}\[?\s{0,8}(?P<n>\d+)"
-    r"(?:\s{0,8}(?:/|of)\s{0,8}(?P<total>\d+))?(?![\d.\w])(?P<values>\W.*)$",
+    r"(?:(?:global[ _]?)?\b(?:global_)?(?:step|iter(?:ation)?)s?\s{0,2}[:=#]?\s{0,8}\[?\s{0,8}"
+    r"|(?<!\S)(?=\d+/\d+ \(epoch ))(?P<n>\d+)(?:\s{0,8}(?:/|of)\s{0,8}(?P<total>\d+))?(?![\d.\w])(?P<values>\W.*)$",
     re.I,
 )
 _BATCH = re.compile(
@@ -104,18 +107,23 @@ _BATCH = re.compile(
 )
 _BEFORE = re.compile(
     r"\[[^\[\]]{0,80}\]|\d[\d:.,/TZ+-]*|\b(?:INFO|DEBUG|WARNING|NOTICE)\b(?::[\w.]+:)?|\b(?:rank|gpu)[ _]?\d*"
-    r"|\b(?:train(?:ing)?|global|epoch)\b|\b[\w.]+ - ",
+    r"|\b(?:train(?:ing)?|global|epoch)\b|\b[\w.]+ [-|] ",
     re.I,
 )
 """What loggers write before the text of a line, and an epoch before the step."""
 _EPOCH_BEFORE = re.compile(r"\bepoch\W{0,3}(\d+(?:\.\d+)?)", re.I)
 _VALUE = re.compile(rf"([A-Za-z][\w /.()-]{{0,60}}?)\s*[:=]?\s*(?<![\w.])({_NUM})(?![\w.]*[A-Za-z]\w*[:=])", re.I)
 
+_UNIT = re.compile(r"^\S+/\S+\s+(?=\S)")
+"""The unit of the number before a name: `0.53 samples/s lr: 1e-4`."""
+
 _KEYS: Mapping[str, str] = {
     **dict.fromkeys(("learning_rate", "lr"), "learning_rate"),
     **dict.fromkeys(("grad_norm", "gradient_norm", "gnorm", "total_norm"), "grad_norm"),
     **dict.fromkeys(("samples_per_second", "samples/sec", "samples/s", "samples_per_s"), "samples_per_s"),
-    **dict.fromkeys(("tokens_per_second", "tokens/sec", "tokens/s", "tok/s", "tokens_per_s"), "tokens_per_s"),
+    **dict.fromkeys(
+        ("tokens_per_second", "tokens_per_sec", "tokens/sec", "tokens/s", "tok/s", "tokens_per_s"), "tokens_per_s"
+    ),
     **dict.fromkeys(("step", "global_step", "current_steps"), "step"),
     **dict.fromkeys(("total_steps", "max_steps"), "total_steps"),
     "epoch": "epoch",
@@ -125,7 +133,6 @@ _LOSSES = (
     "lm_loss",
     "train_loss",
     "training_loss",
-    "train/loss",
     "train_loss_step",
     "loss_step",
     "total_loss",
@@ -139,9 +146,15 @@ _LOSSES = (
 """Names of the loss of training; of several in one line the first of these counts."""
 
 
+_PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9}
+
+
 def _number(text: str) -> float | None:
+    """Return the number of a text like `1,500`, `nan` or `22.8K`, None for another text."""
+    text = text.strip().replace(",", "")
+    factor = _PREFIXES.get(text[-1:].lower(), 1.0)
     try:
-        return float(text.strip().replace(",", ""))
+        return float(text) if factor == 1.0 else float(text[:-1]) * factor
     except ValueError:
         return None
 
@@ -151,7 +164,8 @@ def _named(pairs: list[tuple[str, str]]) -> Row:
     row: Row = {}
     losses: dict[str, float] = {}
     for key, text in pairs:
-        name = re.sub(r"[\s_]+", "_", key.strip().lower())
+        name = re.sub(r"[\s_]+", "_", _UNIT.sub("", key.strip().lower()))
+        name = name[6:] if name[:6] == "train/" else name
         value = _number(text)
         if value is None:
             continue
@@ -187,7 +201,8 @@ class ProgressReader:
         self._pending: Row | None = None
         self._values: dict[str, str] = {}
         self._base: dict[str, int] = {}
-        self._known_loss = False
+        self._drawn: int | None = None
+        self._is_ahead: bool | None = None
 
     def read(self, raw: bytes) -> list[Row]:
         """Return the rows that a line completes, oldest first; their names are those of a metrics file."""
@@ -247,12 +262,21 @@ class ProgressReader:
         is_named = bool(_TRAINING_BAR.fullmatch(name)) or epoch is not None
         if name and not is_named and "loss" not in own:
             return []
+        if in_name:
+            values = [*values, ("loss", in_name[1])]
         fresh = {key: text for key, text in values if self._values.get(key) != text}
-        if "loss" in own and not in_name and not any(_named([one]).get("loss") is not None for one in fresh.items()):
-            own.pop("loss")  # the bar moved on before its values were set: they are of the step before
+        is_fresh = any(_named([one]).get("loss") is not None for one in fresh.items())
         self._values = dict(values)
+        if "loss" not in own:
+            self._drawn = count if self._drawn is None else self._drawn
+        elif not is_fresh:
+            own.pop("loss")  # the bar was drawn again before new values were set
+        else:
+            if self._is_ahead is None:
+                self._is_ahead = count in (0, self._drawn)
+            count += self._is_ahead and count < total
         if epoch is not None:
-            return self._epoch_row(epoch, count, total, own, base_of_rich=False)
+            return self._epoch_row(epoch, count, total, own)
         if not is_named and "loss" not in own and not in_name:
             return self._plain_bar(count, total)
         return self._step_row(count, total, own)
@@ -294,12 +318,14 @@ class ProgressReader:
         self._newest = step
         return [{"step": step, **({} if total is None else {"total_steps": total}), **values}]
 
-    def _epoch_row(self, epoch: re.Match[str], count: int, total: int, values: Row, *, base_of_rich: bool) -> list[Row]:
-        """A bar of one epoch: Lightning counts epochs from 0, "Epoch 1/3:" of other loops from 1."""
+    def _epoch_row(
+        self, epoch: re.Match[str], count: int, total: int, values: Row, *, from_zero: bool = False
+    ) -> list[Row]:
+        """A bar of one epoch: Lightning counts from 0 (its rich bars have a "•"), "Epoch 1/3:" of others from 1."""
         number = int(epoch[1])
-        base = 0 if base_of_rich else self._base.setdefault("epoch", 1 if number >= 1 and epoch[2] else 0)
+        base = 0 if from_zero else self._base.setdefault("epoch", 1 if number >= 1 and epoch[2] else 0)
         step = (number - base) * total + count
-        epochs = None if epoch[2] is None else int(epoch[2]) + (1 if base_of_rich else 0)
+        epochs = None if epoch[2] is None else int(epoch[2]) + from_zero
         values = {**values, "epoch": number - base + count / total} if total else values
         if not count:
             return []
@@ -351,8 +377,10 @@ class ProgressReader:
         found = _ITERATION.search(line)
         if found is None or _EVALUATION.search(line):
             return None
-        fields = [re.fullmatch(rf"\s*([^:|]+?)\s*:\s*({_NUM})\s*\S*\s*", part, re.I) for part in line.split("|")]
-        pairs = [(field[1], field[2]) for field in fields if field]
+        fields = [
+            re.fullmatch(rf"\s*([^:|]+?)\s*:\s*((?:{_NUM})[KMG]?)\s*\S*\s*", part, re.I) for part in line.split("|")
+        ]
+        pairs = [(field[1], field[2]) for field in fields if field] or _VALUE.findall(found[3])
         row = {"step": int(found[1]), "total_steps": int(found[2]), **_named(pairs)}
         known = {key.lower(): _number(text) for key, text in pairs}
         duration_ms, batch = known.get("elapsed time per iteration (ms)"), known.get("global batch size")
@@ -388,7 +416,7 @@ class ProgressReader:
         epoch = _EPOCH_BAR.fullmatch(found["name"])
         count, total = int(found["n"]), int(found["total"])
         if epoch is not None:
-            return self._epoch_row(epoch, count, total, values, base_of_rich=True)
+            return self._epoch_row(epoch, count, total, values, from_zero="•" in found["values"])
         is_training = _TRAINING_BAR.fullmatch(found["name"]) or "loss" in values
         return self._step_row(count, total, values) if is_training and not _NOT_TRAINING.search(found["name"]) else []
 
@@ -402,7 +430,7 @@ class ProgressReader:
         count, total, number = int(found["n"]), int(found["total"]), int(found["epoch"])
         if found["share"] is not None:  # samples, not steps
             return [{**values, "epoch": number - 1 + count / total}] if total and number else []
-        base = self._base.setdefault("batch", 1 if found["epochs"] and number >= 1 else 0)
+        base = self._base.setdefault("batch", min(number, 1))  # an output that counts from 0 has an epoch 0
         row = {"step": (number - base) * total + count, **values, "epoch": number - base + count / (total or 1)}
         return [row if found["epochs"] is None else {**row, "total_steps": int(found["epochs"]) * total}]
 
