@@ -143,7 +143,9 @@ def _uses_assumed_links(choice: Choice, devices: Devices) -> bool:
 def make_choice(training: Training, work: Workload, devices: Devices) -> Choice:
     options = training.options
     requested = str(options.get("strategy", "ddp"))
-    strategies = cost.strategies_for(devices, scales=scales(training)) if requested == "auto" else (requested,)
+    has_deepspeed = options.get("compile", "none") == "none"  # zero3 cannot be compiled
+    usable = cost.strategies_for(devices, scales=scales(training), has_deepspeed=has_deepspeed)
+    strategies = usable if requested == "auto" else (requested,)
     found = cost.layouts(
         strategies, recompute=options["gradient_checkpointing"], offload=bool(options.get("cpu_offload", False))
     )

@@ -286,8 +286,31 @@ def rows_problems(training: Training, option: str, path: str, form: str) -> Iter
                 yield PlanProblem("other-form", message, None, option, (host,))
 
 
+def compile_problems(training: Training) -> Iterator[PlanProblem]:
+    """Report a compilation that cannot work."""
+    way, family = str(training.options.get("compile", "none")), training.family
+    if way == "none":
+        return
+    if (way == "torchair") != (family == "npu"):
+        message = Text(
+            "plan.compile-device", "args.compile: {way} does not compile for {family}", way=way, family=family
+        )
+        other = "torchair" if family == "npu" else "torch"
+        hint = Text("plan.compile-other", "set compile: {other} or compile: none", other=other)
+        yield PlanProblem("compile-device", message, hint, "compile")
+    if training.options.get("strategy") == "zero3":
+        message = Text(
+            "plan.compile-zero3",
+            "args.compile: {way} cannot be combined with strategy: zero3, which replaces weights during a pass",
+            way=way,
+        )
+        hint = Text("plan.compile-none", "set compile: none, or another strategy")
+        yield PlanProblem("compile-zero3", message, hint, "compile")
+
+
 def device_problems(training: Training) -> Iterator[PlanProblem]:
-    """Report a precision that the device does not have."""
+    """Report what the device does not have."""
+    yield from compile_problems(training)
     dtype = training.options.get("dtype")
     if dtype == "float16" and training.family == "cpu":
         message = Text("plan.float16-cpu", "args.dtype: float16 is not supported on a CPU")

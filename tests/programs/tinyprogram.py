@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ DEFAULTS: dict[str, Any] = {
     "shard_size": 0,
     "cut_elements": optim.CUT_ELEMENTS,
     "rollouts": 0,
+    "compile": "none",
 }
 """[step, rank], counted from 0: `poison` makes the loss nan, `kill` ends the rank with SIGKILL, `stop_at` with SIGTERM;
 `superseded_at`: before it a later attempt claims the checkpoint folder. `full_disk`: [from step, to step], in which no
@@ -208,6 +210,7 @@ def train(options: dict[str, Any], here: runtime.Runtime) -> None:
         make_optimizer=lambda model: optimizer(model, options, steps),
         precision=precision,
         shard_size=options["shard_size"],
+        compile=options["compile"],
     )
     if options["load"] and is_sharded:
         weights.read_into(network, Path(options["load"]))
@@ -231,6 +234,8 @@ def train(options: dict[str, Any], here: runtime.Runtime) -> None:
     loop.resume(options["resume_from_checkpoint"])
     ending = loop.run()
     here.log(f"ending: {ending.value}")
+    stats = sys.modules.get("torch._dynamo.utils")
+    here.log(f"graphs: {stats.counters['stats']['unique_graphs'] if stats else 0}")
     if ending.is_complete:
         here.log(f"best: {loop.load_best()}")
         state = engine.state()

@@ -36,7 +36,7 @@ FREE_TO_CHANGE = (
     "mode", "data_path", "prepared_dir", "base_model", "model_path", "output_dir", "device", "chip",
     "resume_from_checkpoint", "logging_steps", "eval_batch_size", "eval_split", "save_steps", "save_total_limit",
     "on_save_failure", "micro_batch_size", "gradient_checkpointing", "dataloader_num_workers", "dist_timeout_s",
-    "loss_scale", "max_time_s", "peak_tflops", "profile_dir", "invalid_rows", "organism", "new_organisms",
+    "loss_scale", "compile", "max_time_s", "peak_tflops", "profile_dir", "invalid_rows", "organism", "new_organisms",
 )  # fmt: skip
 """Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
 BETAS = (0.9, 0.999)
@@ -127,7 +127,13 @@ def train_stage(options: Options, here: Runtime) -> None:
         window=options["length_bucket_batches"],
     )
     steps = steps_of(options, plan.steps_per_epoch)
-    engine = wrap(model, here, make_optimizer=lambda module: optimizer_of(module, options, steps), precision=precision)
+    engine = wrap(
+        model,
+        here,
+        make_optimizer=lambda module: optimizer_of(module, options, steps),
+        precision=precision,
+        compile=options["compile"],
+    )
     rate = options["mlm_probability"]
     scoring = Scoring(model, here, precision.compute, options["eval_batch_size"], options["seed"], rate)
     multiple = options["pad_to_multiple_of"] or (1 if here.family == "cpu" else 16)

@@ -47,6 +47,7 @@ FREE_TO_CHANGE = (
     "sample_steps", "sample_prompts",
     "max_num_seqs", "eval_questions",
     "micro_batch_size", "gradient_checkpointing", "shard_optimizer", "dataloader_num_workers", "dist_timeout_s",
+    "compile",
     "loss_scale", "max_time_s", "peak_tflops", "profile_dir", "chip", "tokenizer", "vocab_size", "max_chars", "doc_cap",
 )  # fmt: skip
 """Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
@@ -183,6 +184,7 @@ def train_model(course: Course, options: Options, here: Runtime) -> None:
         strategy="ddp",
         make_optimizer=lambda placed: optimizer_of(model, options, horizon, shard=options["shard_optimizer"]),
         precision=precision,
+        compile=options["compile"],
     )
     here.log("program.attention", "attention: {kernel}", kernel=attention.kernel_of(here.device.type).__name__)
     source, task = course.objective(engine)

@@ -48,7 +48,7 @@ FREE_TO_CHANGE = (
     "logging_steps", "save_steps", "strategy", "shard_size", "cpu_offload", "save_total_limit", "dist_timeout_s",
     "micro_batch_size", "dataloader_num_workers", "num_sample_prompts", "max_new_tokens", "mc_eval_path",
     "mc_max_samples", "save_merged_model", "max_time_s", "peak_tflops", "profile_dir", "chip", "world_size",
-    "compare_dirs", "data_cache_dir", "on_save_failure", "gradient_checkpointing", "quantization_bit",
+    "compare_dirs", "data_cache_dir", "on_save_failure", "gradient_checkpointing", "quantization_bit", "compile",
     "adapter_path", "loss_scale", "host", "port", "max_num_seqs", "max_model_len", "temperature", "top_p", "top_k",
 )  # fmt: skip
 """Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
@@ -205,6 +205,7 @@ def make_engine(
         precision=precision,
         offload=layout.cpu_offload,
         shard_size=options["shard_size"],
+        compile=options["compile"],
     )
     if strategy in ("fsdp2", "hsdp"):
         base.load_parts(engine.module, home)

@@ -119,9 +119,8 @@ def estimate(
 ) -> MemoryEstimate:
     """Estimate. `piece`: see sft_task.largest_micro_batch. `everything`: include layouts slower than the chosen one."""
     requested = options["strategy"]
-    strategies = (
-        strategies_for(target.precision, target.world_size, has_deepspeed) if requested == "auto" else (requested,)
-    )
+    usable = strategies_for(target.precision, target.world_size, has_deepspeed and options["compile"] == "none")
+    strategies = usable if requested == "auto" else (requested,)
     seen: dict[tuple[bool, bool], Simulated] = {}
     lines: list[Text] = []
     found: list[tuple[memory.Need, Layout]] = []

@@ -11,6 +11,7 @@
     packing        several samples in one sequence, exactly             profiling      a trace of a few steps
     batch_finder   the largest micro-batch that fits                    dry_run        check that batches divide
     errors         ProgramError; errors of the machine                  checkpoint     files that are complete or absent
+    strategies.compiled   layers compiled by torch or torchair
 
 A complete program, `train.py`:
 

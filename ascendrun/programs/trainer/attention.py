@@ -51,6 +51,10 @@ class Segments:
         return replace(self, offsets=self.offsets.to(device, non_blocking=non_blocking))
 
 
+OPAQUE: list[Callable[..., torch.Tensor]] = []
+"""What compiled layers call instead of `attention`: its kernels and lengths, numbers of the host, are not compiled."""
+
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -67,6 +71,9 @@ def attention(
     `causal`: a token attends to none after it. `window`: it attends to fewer than `window` tokens back, itself included
     (and as many ahead if not causal). Where `k` is longer than `q`, the queries are the last of its tokens.
     """
+    if OPAQUE and torch.compiler.is_compiling():
+        given = {"causal": causal, "window": window, "segments": segments, "scale": scale, "dropout": dropout}
+        return OPAQUE[0](q, k, v, **given)
     if window is not None and window >= (k.shape[1] if segments is None else segments.longest):
         window = None
     given = {"causal": causal, "window": window, "segments": segments, "dropout": dropout}

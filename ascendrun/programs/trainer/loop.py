@@ -22,6 +22,7 @@ from ascendrun.programs.trainer.profiling import open_profiler
 from ascendrun.programs.trainer.resume import Checkpoints
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.source import Planned, Source
+from ascendrun.programs.trainer.strategies.compiled import eager
 from ascendrun.programs.trainer.strategies.engine import Engine, size_of
 from ascendrun.programs.trainer.task import Ending, NonFiniteError, Part, Progress, SaveError, Settings, Task
 from ascendrun.text import Text
@@ -256,7 +257,7 @@ class Loop:
         """Evaluate the model; keep its weights if it is the best so far."""
         started_s, progress, settings = time.monotonic(), self.progress, self.settings
         self.engine.module.eval()
-        with torch.no_grad(), self.here.phase("evaluation"):
+        with torch.no_grad(), eager(), self.here.phase("evaluation"):
             found = self.task.evaluate(name, progress.step)
         scores = {name: float(score) for name, score in found.items()}  # a checkpoint has no numbers of NumPy
         self.engine.module.train()

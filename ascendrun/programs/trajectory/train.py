@@ -41,7 +41,7 @@ FREE_TO_CHANGE = (
     "max_tokens_per_micro_batch", "auto_find_batch_size", "dataloader_num_workers", "max_time_s", "profile_dir",
     "peak_tflops", "host", "port", "inference_warmup_steps", "save_probabilities", "crops", "eval_split",
     "macro_f1_weight", "calibration", "chip", "world_size", "baselines", "compare_with",
-    "loss_scale",
+    "loss_scale", "compile",
 )  # fmt: skip
 """Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
 LR_FLOOR = 0.05
@@ -203,6 +203,7 @@ def make_engine(options: Options, model: Reader, here: Runtime, steps: int) -> E
         here,
         make_optimizer=lambda module: optim.adamw(module, rate, weight_decay=options["weight_decay"], betas=BETAS),
         precision=precision,
+        compile=options["compile"],
     )
 
 

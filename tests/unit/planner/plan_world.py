@@ -134,6 +134,8 @@ BAD: dict[str, tuple[str, Change, Change, str]] = {
     "a quantised base": ("qwen_lora", {"quantization_bit": "4"}, {}, "no-qlora"),
     "offload without shards": ("qwen_lora", {"strategy": "ddp", "cpu_offload": True}, {}, "offload"),
     "groups that do not divide": ("qwen_lora", {"strategy": "hsdp", "shard_size": 3}, {}, "shard-size"),
+    "a graph for other devices": ("trajectory", {"compile": "torchair"}, {}, "compile-device"),
+    "a graph of weights that move": ("qwen_lora", {"strategy": "zero3", "compile": "torch"}, {}, "compile-zero3"),
     "a stage that is none": ("qwen_lora", {"curriculum_schedule": ["half"]}, {}, "stage-form"),
     "stages that fall": ("qwen_lora", {"curriculum_schedule": ["1=1/1/1", "0.5=1/1/1"]}, {}, "stage-order"),
     "curriculum without difficulty": (

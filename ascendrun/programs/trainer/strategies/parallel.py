@@ -9,6 +9,7 @@ from ascendrun.programs.trainer.distributed import ranks_of_host
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies.compiled import compile_layers
 from ascendrun.programs.trainer.strategies.engine import STRATEGIES, Engine, Replicated
 
 
@@ -21,14 +22,17 @@ def wrap(
     precision: Precision,
     offload: bool = False,
     shard_size: int = 0,
+    compile: str = "none",
 ) -> Engine:
     """Wrap a model for a strategy, one of STRATEGIES; on a single rank ddp has no effect. `make_optimizer` is called
     with the model once it is cast, moved and sharded.
 
     `offload`, for the sharded ones: weights and optimizer to host memory. `shard_size`, of hsdp and zero3: ranks that
-    hold a whole model together; 0: those of a host for hsdp, all for zero3. Raises InvalidDataError.
+    hold a whole model together; 0: those of a host for hsdp, all for zero3. `compile`: see `compiled`.
+    Raises InvalidDataError.
     """
     assert strategy in STRATEGIES, strategy
+    compile_layers(module, compile, family=here.family, strategy=strategy)
     if strategy in ("fsdp2", "hsdp"):
         from ascendrun.programs.trainer.strategies.fsdp2 import FullySharded
 

@@ -1,0 +1,93 @@
+"""Compilation of a model's repeated layers: by torch's inductor on CUDA and CPUs, by torchair on NPUs.
+
+All layers have one code, so that it is compiled once; shapes may differ between steps. Attention has kernels of its
+own and stays as it is. Evaluation and generation run uncompiled: they have other shapes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ascendrun.programs.trainer import attention
+from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.trainer.strategies.layers import repeated_layers
+
+WAYS = ("none", "torch", "torchair")
+
+
+def compile_layers(module: nn.Module, way: str, *, family: str, strategy: str) -> None:
+    """Have each repeated layer compiled when it first runs. Raises InvalidDataError where that cannot work."""
+    if way == "none":
+        return
+    check(way, family=family, strategy=strategy)
+    backend = {"backend": torchair_backend()} if way == "torchair" else {}
+    layers = repeated_layers(module)
+    if not layers:
+        raise InvalidDataError(
+            "program.compile-no-layers",
+            "--compile={way} requires a model with repeated layers in an nn.ModuleList\nhint: set --compile=none",
+            way=way,
+        )
+    attention.OPAQUE[:] = [torch.compiler.disable(attention.attention)]  # type: ignore[no-untyped-call]
+    for layer in layers:
+        layer.compile(dynamic=True, **backend)
+
+
+def check(way: str, *, family: str, strategy: str) -> None:
+    if (way == "torchair") != (family == "npu"):
+        raise InvalidDataError(
+            "program.compile-device",
+            "--compile={way} does not compile for {family}\nhint: set --compile={other} or --compile=none",
+            way=way,
+            family=family,
+            other="torchair" if family == "npu" else "torch",
+        )
+    if strategy == "zero3":
+        raise InvalidDataError(
+            "program.compile-zero3",
+            "--compile={way} cannot be combined with --strategy=zero3, which replaces weights during a pass\n"
+            "hint: set --compile=none, or another strategy",
+            way=way,
+        )
+    if family == "cpu" and not has_compiler():
+        raise InvalidDataError(
+            "program.compile-no-compiler",
+            "--compile={way} requires a C++ compiler on each host, and none was found\n"
+            "hint: install g++ or set CXX, or set --compile=none",
+            way=way,
+        )
+
+
+def has_compiler() -> bool:
+    from torch._inductor import exc
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        return bool(get_cpp_compiler())
+    except exc.InvalidCxxCompiler:
+        return False
+
+
+def torchair_backend() -> Any:
+    """Return the backend that compiles for NPUs. Not run on a real NPU."""
+    for name in ("torchair", "torch_npu.dynamo.torchair"):
+        with contextlib.suppress(ImportError):
+            torchair = importlib.import_module(name)
+            return torchair.get_npu_backend(compiler_config=torchair.CompilerConfig())
+    raise InvalidDataError(
+        "program.compile-no-torchair",
+        "--compile=torchair: torchair is not installed\n"
+        "hint: install the torch_npu of this CANN, or set --compile=none",
+    )
+
+
+def eager() -> AbstractContextManager[Any]:
+    """Run what is compiled as it is written, where torch has a switch for it (2.6)."""
+    stance = getattr(torch.compiler, "set_stance", None)
+    return contextlib.nullcontext() if stance is None else stance("force_eager")
