@@ -17,6 +17,8 @@ from ascendrun.sim.vcluster.cluster import VirtualCluster
 SIZE = 1 << 30
 BLOCK_BYTES = 1 << 20
 CUTS = 3
+UNREACHABLE = 6
+"""Exit code of `fetch`."""
 OVERHEAD = 0.02
 """Of the bytes that a host sends: the headers of SSH, TCP and IP, and its logs."""
 SCRIPT = """
@@ -46,6 +48,10 @@ def end_agents(cluster: VirtualCluster, host: str) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
+def fetched(scene: Scene, job: str) -> bool:
+    return any(event["code"] == "outputs-fetched" for event in scene.show(job)["events"])
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_two_gigabytes_of_two_hosts_arrive_whole_after_three_cuts(ascendrun: Any, cluster_of: Any) -> None:
@@ -65,8 +71,17 @@ def test_two_gigabytes_of_two_hosts_arrive_whole_after_three_cuts(ascendrun: Any
         share = total * number // (CUTS + 1)
         await_that(lambda share=share: arrived() >= share, f"{share} bytes arrived", deadline_s=600.0)
         for host in cluster.hosts:
-            end_agents(cluster, host)
-    done = scene.ascendrun("fetch", job, "-o", "json", timeout=900.0)
+            cluster.cut(host) if number == 2 else end_agents(cluster, host)
+        if number == 2:  # the link itself is cut until the head node notices
+            done = scene.ascendrun("fetch", job, "-o", "json", timeout=300.0)
+            assert done.returncode == UNREACHABLE, done.stdout + done.stderr
+            for host in cluster.hosts:
+                cluster.heal(host)
+    for _ in range(CUTS):  # a host that is not connected again yet is named
+        done = scene.ascendrun("fetch", job, "-o", "json", timeout=900.0)
+        if done.returncode != UNREACHABLE:
+            break
+        await_that(lambda: fetched(scene, job), "all files are fetched without being asked for", deadline_s=600.0)
     assert done.returncode == 0, done.stdout + done.stderr
     logs = scene.ascendrun("logs", job, "-o", "jsonl").stdout.splitlines()
     printed = {row["host"]: row["text"] for row in map(json.loads, logs)}

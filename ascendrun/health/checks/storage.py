@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 from ascendrun.core.findings import Finding, Severity
@@ -60,6 +62,33 @@ def check_checkpoint_disk(context: CheckContext) -> Iterator[Finding]:
     if kinds:
         kind = ", ".join(sorted(set(kinds.values())))
         yield finding("checkpoints-local", Severity.WARN, tuple(kinds), path=job.checkpoint.dir, kind=kind)
+
+
+_SAVES = re.compile(r"(?:.*_)?(?:out|outputs?|saves?|ckpts?|checkpoints?)(?:_(?:dir|directory|folder|path))?|outdir")
+"""Names of options, with _ instead of -, that say where a program saves."""
+
+
+@check("relative-output", "the command saves where a later job finds it", "output-relative")
+def check_relative_output(context: CheckContext) -> Iterator[Finding]:
+    """Find options of the command with a relative directory that `outputs` does not fetch.
+
+    It is in the working directory of the run: a program that resumes from its own output finds nothing there.
+    """
+    job = context.job
+    if job is None or not job.command:
+        return
+    fetched = {PurePosixPath(pattern).parts[0] for pattern in job.outputs or () if pattern.strip("/")}
+    words = [str(word) for word in job.command]
+    for word, after in zip(words, (*words[1:], "")):
+        option, has_value, value = word.partition("=")
+        path = value if has_value else after
+        if not option.startswith("-") or not _SAVES.fullmatch(option.lstrip("-").lower().replace("-", "_")):
+            continue
+        is_relative = bool(re.match(r"[\w.][^$:]*$", path)) and not re.fullmatch(
+            r"(?i)true|false|yes|no|none|[\d.]+", path
+        )
+        if is_relative and PurePosixPath(path).parts[:1] and PurePosixPath(path).parts[0] not in fetched:
+            yield finding("output-relative", Severity.WARN, tuple(context.facts), option=option, path=path)
 
 
 @check("shared-memory", "/dev/shm exists and is large enough", "shm-missing shm-small shm-full")

@@ -520,7 +520,7 @@ def test_every_code_of_the_hosts_checks_is_planted_here():
     elsewhere = {
         "unreachable", "auth-failed", "host-key-unknown", "host-key-changed", "no-python", "limit-locked",
         "same-machine", "port-taken", "port-ephemeral", "torch-import", "torch-missing", "home-shared", "device-leased",
-        "gpu-busy", "checkpoints-local",
+        "gpu-busy", "checkpoints-local", "output-relative",
     }  # fmt: skip
     assert codes - elsewhere == set(PLANTED) | set(NPU_PLANTED)
 
@@ -545,6 +545,28 @@ def test_checkpoints_on_the_nodes_own_disks_are_told_to_jobs_that_restart():
     assert on("xfs", False, hosts=NAMES[:1])[0].hosts == tuple(NAMES[:1])
     assert not on("nfs4", True) and not on(None, None) and not on("xfs", False, restarts=0)
     assert not on("ext4", False, is_local=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "found_path"),
+    [
+        (["--output_dir", "out"], "", "out"),
+        (["--output-dir=runs/a"], "", "runs/a"),
+        (["--save", "ckpt"], "", "ckpt"),
+        (["--output_dir", "out/a"], "outputs: [out/]", None),
+        (["--output_dir", "/ckpt/a"], "", None),
+        (["--output_dir", "$HOME/a"], "", None),
+        (["--save_steps", "100"], "", None),
+        (["--save", "--lr", "1"], "", None),
+        (["--save", "100"], "", None),
+        (["--output", "true"], "", None),
+    ],
+)
+def test_a_relative_output_is_named_unless_it_is_fetched(words, more, found_path):
+    job = (JOB % "cpu").replace("command: [", f"command: [python, train.py, {', '.join(words)}, ", 1) + more
+    facts = found(world(*map(sound, NAMES), job=job), "output-relative")
+    assert [one.values["path"] for one in facts] == ([found_path] if found_path else [])
+    assert all((one.severity, one.hosts) == (Severity.WARN, tuple(NAMES)) for one in facts)
 
 
 def test_a_program_of_ours_needs_torch():

@@ -1,0 +1,276 @@
+"""Programs of others, unchanged, over two virtual hosts with two ranks each.
+
+They and what they import are not part of this project. Two variables name them, and without them the tests are skipped:
+
+    REAL_PYTHON    a Python with llamafactory (which has transformers, datasets, trl, accelerate) and lightning
+    REAL_PROGRAMS  a directory with copies of the repositories nanoGPT, examples (PyTorch), accelerate,
+                   pytorch-lightning and LLaMA-Factory
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import pickle
+import random
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+from scenes import Scene, await_that, run_text
+
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+
+PYTHON, PROGRAMS = os.environ.get("REAL_PYTHON", ""), Path(os.environ.get("REAL_PROGRAMS", "/nonexistent"))
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not PYTHON or not PROGRAMS.is_dir(), reason="REAL_PYTHON and REAL_PROGRAMS are not set"),
+]
+SOON_S = 10.0
+WORDS = "the calm sea rises over a stone and then falls to sand under grey birds".split()
+MODEL = """
+import sys
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+folder, words = sys.argv[1], sys.argv[2:]
+tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(["<eos>", "<unk>", *words])}, unk_token="<unk>"))
+tokenizer.pre_tokenizer = Whitespace()
+made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>", pad_token="<eos>")
+made.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+made.save_pretrained(folder)
+sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2)
+config = LlamaConfig(vocab_size=len(words) + 2, eos_token_id=0, pad_token_id=0, **sizes)
+LlamaForCausalLM(config).save_pretrained(folder)
+"""
+
+
+@pytest.fixture
+def scene(ascendrun: Any, cluster_of: Callable[..., VirtualCluster]) -> Scene:
+    cluster = cluster_of(2, disk="1G")
+    return Scene(ascendrun.on(cluster), cluster)
+
+
+def text_of(lines: int, words: int = 12) -> list[str]:
+    luck = random.Random(1)
+    return [" ".join(luck.choice(WORDS) for _ in range(words)) for _ in range(lines)]
+
+
+def make_model(folder: Path) -> None:
+    subprocess.run([PYTHON, "-c", MODEL, folder, *WORDS], check=True, timeout=300)
+
+
+def copy(code: Path, *paths: str) -> None:
+    for path in paths:
+        assert (PROGRAMS / path).exists(), f"REAL_PROGRAMS has no {path}"
+        shutil.copy(PROGRAMS / path, code / Path(path).name)
+
+
+# ---------------------------------------------------------------- the programs
+
+
+def nanogpt(code: Path) -> list[str]:
+    copy(code, "nanoGPT/train.py", "nanoGPT/model.py", "nanoGPT/configurator.py")
+    data = code / "data" / "letters"
+    data.mkdir(parents=True)
+    luck = random.Random(1)
+    for name in ("train.bin", "val.bin"):
+        (data / name).write_bytes(b"".join(luck.randrange(65).to_bytes(2, "little") for _ in range(20000)))
+    (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65}))
+    sizes = "batch_size=8 block_size=32 n_layer=2 n_head=2 n_embd=64 gradient_accumulation_steps=4 max_iters=100"
+    more = "dataset=letters compile=False dtype=float32 eval_interval=100 eval_iters=2 log_interval=5 backend=gloo"
+    return [
+        "python",
+        "train.py",
+        *(f"--{option}" for option in f"{sizes} {more}".replace("letters", "'letters'").split()),
+    ]
+
+
+def multinode(code: Path) -> list[str]:
+    series = "examples/distributed/ddp-tutorial-series"
+    copy(code, f"{series}/multinode.py", f"{series}/datautils.py")
+    return ["python", "multinode.py", "60", "20"]
+
+
+def trainer(code: Path) -> list[str]:
+    make_model(code / "model")
+    script = subprocess.run(
+        [PYTHON, "-c", "import trl.scripts.sft as it; print(it.__file__)"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    shutil.copy(script.splitlines()[-1], code / "sft.py")
+    (code / "texts").mkdir()
+    rows = "".join(json.dumps({"text": line}) + "\n" for line in text_of(4000))
+    (code / "texts" / "train.jsonl").write_text(rows)
+    options = "--model_name_or_path model --dataset_name texts --output_dir out --max_steps 150 --logging_steps 5"
+    return ["python", "sft.py", *options.split(), "--use_cpu", "true", "--bf16", "false", "--report_to", "none"]
+
+
+def accelerate(code: Path) -> list[str]:
+    folder = "accelerate/examples/torch_native_parallelism"
+    copy(code, f"{folder}/nd_parallel.py", f"{folder}/utils.py")
+    make_model(code / "model")
+    stories = code / "roneneldan" / "TinyStories"
+    stories.mkdir(parents=True)
+    (stories / "train.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in text_of(8000, 40)))
+    options = "--dp-replicate-size 4 --sequence-length 64 --num-steps 200 --model-name model"
+    return ["python", "nd_parallel.py", *options.split()]
+
+
+def lightning(code: Path) -> list[str]:
+    copy(code, "pytorch-lightning/examples/pytorch/basics/transformer.py")
+    (code / "data").mkdir()
+    (code / "data" / "wikitext-2.txt").write_text("\n".join(text_of(5200, 35)))
+    return ["python", "transformer.py"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """`first`: the first line with a step. `total`, `loss`: whether its output states them."""
+
+    make: Callable[[Path], list[str]]
+    first: str
+    launcher: str = "torchrun"
+    env: tuple[str, ...] = ()
+    more: str = ""
+    total: bool = True
+    loss: bool = True
+
+
+ON_CPU = (f"PYTHONPATH: {Path(__file__).parent / 'on_cpu'}",)
+UNCHANGED = {
+    "nanogpt": Program(nanogpt, r"iter \d+: loss", env=ON_CPU, total=False),
+    "multinode": Program(
+        multinode,
+        r"Epoch \d+ \| Batchsize",
+        env=ON_CPU,
+        more="progress: {pattern: 'Epoch (?P<step>[0-9]+) . Batchsize'}\n",
+        total=False,
+        loss=False,
+    ),
+    "trainer": Program(trainer, r"'loss'"),
+    "accelerate": Program(accelerate, r"Step \d+/\d+, Loss", launcher="accelerate"),
+    "lightning": Program(
+        lightning,
+        r"Epoch 0: .*loss",
+        env=tuple(f"PL_TRAINER_{word}" for word in ("ACCELERATOR: cpu", "DEVICES: 2", "NUM_NODES: 2", "STRATEGY: ddp")),
+        total=False,  # its bar has the number of the epoch, but not of how many
+    ),
+}
+
+
+def start(
+    scene: Scene, name: str, command: list[str], more: str, *, env: tuple[str, ...] = (), per_node: int = 2
+) -> str:
+    values = "\n".join(f"  {line}" for line in ("OMP_NUM_THREADS: 1", "HF_HUB_OFFLINE: 1", "PYTHONUNBUFFERED: 1", *env))
+    return scene.start(
+        scene.job(name, command=command, per_node=per_node, more=f"python: {PYTHON}\nenv:\n{values}\n{more}")
+    )
+
+
+def listed(scene: Scene) -> dict[str, Any]:
+    done = scene.ascendrun("ps", "-a", "-o", "json")
+    assert done.returncode == 0, run_text(done)
+    (job,) = json.loads(done.stdout)["jobs"]
+    return dict(job)
+
+
+def lines_of(scene: Scene, job: str) -> list[dict[str, Any]]:
+    done = scene.ascendrun("logs", job, "-o", "jsonl")
+    assert done.returncode == 0, run_text(done)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_an_unchanged_example_shows_its_progress(scene: Scene, name: str) -> None:
+    program = UNCHANGED[name]
+    command = program.make(scene.folder / "code")
+    job = start(scene, name, command, f"launcher: {program.launcher}\n{program.more}", env=program.env)
+    wanted = {"step", *(["total_steps"] if program.total else []), *(["loss"] if program.loss else [])}
+    seen_s, seen = None, {}
+    deadline_mono = time.monotonic() + 600.0
+    while (row := listed(scene))["state"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
+        assert time.monotonic() < deadline_mono, row
+        progress = row["progress"] or {}
+        if seen_s is None and all(progress.get(key) is not None for key in wanted):
+            seen_s, seen = time.time(), {**progress, "state": row["state"]}
+        time.sleep(0.5)
+    lines = lines_of(scene, job)
+    assert row["state"] == "SUCCEEDED", (row, [line["text"] for line in lines[-40:]])
+    first_s = min(at_s(line) for line in lines if re.search(program.first, line["text"]))
+    assert seen_s is not None, (row["progress"], [line["text"] for line in lines[-40:]])
+    print(f"{name}: in ps {seen_s - first_s:.1f} s after its first line, as {seen}; at the end {row['progress']}")
+    assert seen_s - first_s <= SOON_S and seen["state"] == "RUNNING"
+    await_that(lambda: scene.is_drained(job), "every byte is here")
+    files = {path.partition(".")[0] for path in scene.on_head(job, "rank-*")}
+    assert files == {f"node{1 + rank // 2}/rank-{rank}" for rank in range(4)}
+
+
+def at_s(line: dict[str, Any]) -> float:
+    return datetime.datetime.fromisoformat(line["time"].replace("Z", "+00:00")).timestamp()
+
+
+# ---------------------------------------------------------------- LLaMA-Factory
+
+
+def llamafactory(code: Path) -> None:
+    make_model(code / "model")
+    (code / "data").mkdir()
+    rows = [{"instruction": line, "input": "", "output": " ".join(WORDS)} for line in text_of(2000)]
+    (code / "data" / "demo.json").write_text(json.dumps(rows))
+    (code / "data" / "dataset_info.json").write_text(json.dumps({"demo": {"file_name": "demo.json"}}))
+    options = {
+        "model_name_or_path": "model",
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "full",
+        "dataset_dir": "data",
+        "dataset": "demo",
+        "template": "default",
+        "cutoff_len": 64,
+        "output_dir": "out",
+        "logging_steps": 5,
+        "save_strategy": "no",
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1.0e-3,
+        "max_steps": 150,
+        "use_cpu": True,
+        "report_to": "none",
+    }
+    (code / "train.json").write_text(json.dumps(options))
+
+
+def test_llamafactory_trains_once_on_all_ranks(scene: Scene) -> None:
+    llamafactory(scene.folder / "code")
+    command = ["llamafactory-cli", "train", "train.json"]
+    job = start(scene, "llamafactory", command, "launcher: none\n", env=("FORCE_TORCHRUN: 1",))
+    scene.await_state(job, "SUCCEEDED", "FAILED", deadline_s=600.0)
+    row, lines = listed(scene), lines_of(scene, job)
+    texts = "\n".join(line["text"] for line in lines)
+    assert row["state"] == "SUCCEEDED", texts[-5000:]
+    assert "world size: 4" in texts or "world size 4" in texts.lower(), texts[-5000:]
+    progress = row["progress"]
+    assert (progress["step"], progress["total_steps"]) == (150, 150) and progress["loss"] > 0
+    print("llamafactory:", progress)
+
+
+def test_llamafactory_without_nnodes_is_named_as_separate_trainings(scene: Scene) -> None:
+    llamafactory(scene.folder / "code")
+    command = ["env", "-u", "NNODES", "llamafactory-cli", "train", "train.json"]
+    job = start(scene, "apart", command, "launcher: none\n", env=("FORCE_TORCHRUN: 1",))
+    scene.await_state(job, "SUCCEEDED", "FAILED", deadline_s=600.0)
+    detail = scene.show(job)
+    texts = "\n".join(line["text"] for line in lines_of(scene, job))
+    assert detail["job"]["state"] == "FAILED", texts[-5000:]
+    found = [event for event in detail["events"] if event["code"] == "separate-trainings"]
+    assert len(found) == 1, detail["events"]
+    explained = scene.ascendrun("explain", job)
+    print(found[0]["values"], explained.stdout)
+    assert "NNODES" in explained.stdout, explained.stdout
