@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ascendrun.options import GENERATED
-from ascendrun.planner import rules
+from ascendrun.planner import nanochat_data, rules
 from ascendrun.planner.nanochat_sizes import (
     INHERITED,
     ON_CHATS,
@@ -28,11 +28,8 @@ from ascendrun.text import Text
 TRAINS = ("base", *ON_CHATS)
 WITH_MODEL = (*ON_CHATS, "evaluate", "export", "infer_bench", "chat", "serve")
 """Modes that read a model of an earlier stage, and no documents but for evaluate, which may."""
-FILE_KINDS = ("messages", "choices", "gsm8k", "code")
-KINDS = (*FILE_KINDS, "spelling", "sums")
 CHARACTERS = 1024
 """Assumed size of a vocabulary of characters that is not learned yet."""
-SPECIAL_TOKENS = 9
 
 
 def inputs(training: Training) -> dict[str, str]:
@@ -43,8 +40,7 @@ def inputs(training: Training) -> dict[str, str]:
         found = {"model_dir": options["model_dir"], **files}
         if training.mode == "evaluate":
             found["data_path"] = options["data_path"]
-        if training.mode == "export":
-            found["tokenizer_dir"] = options["tokenizer_dir"]
+        found["tokenizer_dir"] = options["tokenizer_dir"]
     elif training.mode == "report":
         found = {f"report_dirs[{at}]": path for at, path in enumerate(options["report_dirs"])}
     else:
@@ -66,17 +62,6 @@ def check_inputs(training: Training) -> Iterator[PlanProblem]:
         message = Text("plan.no-tokenizer-dir", "args.tokenizer_dir is required with mode: base")
         hint = Text("plan.tokenizer-first", "set it to the output_dir of a stage with mode: tokenizer")
         yield PlanProblem("no-tokenizer-dir", message, hint, "tokenizer_dir")
-    path = rules.data_file(training)
-    for host, raw in training.found(path).items() if path else ():
-        for file in raw.get("files", ()):
-            if file["name"].endswith(".parquet") and "columns" in file and "text" not in file["columns"]:
-                message = Text(
-                    "plan.no-text-column",
-                    "args.data_path: {path}: no column text among {columns}",
-                    path=path,
-                    columns=list(file["columns"]),
-                )
-                yield PlanProblem("no-text-column", message, None, "data_path", (host,))
 
 
 def check_model(training: Training) -> Iterator[PlanProblem]:
@@ -103,9 +88,19 @@ def check_model(training: Training) -> Iterator[PlanProblem]:
     if model is None and (stage is not None or raw is not None):
         message = Text("plan.no-chat-model", "args.model_dir: {path} has no model of nanochat", path=path)
         yield PlanProblem("no-chat-model", message, hint, "model_dir")
-    if model is None or training.mode not in ON_CHATS:
+    if model is None:
         return
-    length, context = int(settled(training.options, model)["max_seq_len"]), Sizes.of_config(model).context
+    options, context = settled(training.options, model), Sizes.of_config(model).context
+    length = int(options["max_seq_len"]) if training.mode in ON_CHATS else 0
+    if training.mode == "infer_bench" and int(options["prompt_tokens"]) > context - 2:
+        message = Text(
+            "plan.long-prompt",
+            "args.prompt_tokens: {length} tokens, but the model is trained with {context}",
+            length=options["prompt_tokens"],
+            context=context,
+        )
+        shorter = Text("plan.shorter-prompt", "set prompt_tokens to {most} or less", most=context - 2)
+        yield PlanProblem("long-context", message, shorter, "prompt_tokens")
     if length > context:
         message = Text(
             "plan.long-context",
@@ -122,63 +117,6 @@ def is_checkpoint(raw: Mapping[str, Any] | None) -> bool:
     return any(str(name).startswith("model_") and str(name).endswith(".pt") for name in (raw or {}).get("names", ()))
 
 
-def check_tasks(training: Training) -> Iterator[PlanProblem]:
-    """Refuse tasks of unknown kinds, and files of other kinds."""
-    if training.mode not in (*ON_CHATS, "evaluate"):
-        return
-    tasks, is_scored = training.options["mixture"], training.mode in ("evaluate", "rl")
-    may_lack = training.mode == "evaluate"
-    if may_lack and not (tasks or training.options["data_path"]):
-        message = Text("plan.nothing-to-evaluate", "args.data_path or args.mixture is required with mode: evaluate")
-        yield PlanProblem("no-mixture", message, Text("plan.mixture-form", "write - {{kind: sums}}"), "mixture")
-    if not tasks and not may_lack:
-        message = Text("plan.no-mixture", "args.mixture is required with mode: {mode}", mode=training.mode)
-        yield PlanProblem("no-mixture", message, Text("plan.mixture-form", "write - {{kind: sums}}"), "mixture")
-    for at, task in enumerate(tasks):
-        kind, path, option = task.get("kind"), str(task.get("file") or ""), f"mixture[{at}]"
-        if kind not in KINDS:
-            message = Text(
-                "plan.task-kind",
-                "args.{option}: unknown kind {kind:quote}; expected one of {kinds}",
-                option=option,
-                kind=str(kind),
-                kinds=list(KINDS),
-            )
-            yield PlanProblem("task-kind", message, None, "mixture")
-        elif is_scored and kind == "messages":
-            message = Text(
-                "plan.no-answers", "args.{option}: {kind} has no answers to compare", option=option, kind=kind
-            )
-            yield PlanProblem("no-answers", message, None, "mixture")
-        elif bool(path) != (kind in FILE_KINDS):
-            at_task = {"option": option, "kind": kind}
-            message = Text("plan.task-file", "args.{option}: {kind} requires a file", **at_task)
-            if path:
-                message = Text("plan.task-generated", "args.{option}: {kind} is generated and has no file", **at_task)
-            yield PlanProblem("task-file", message, None, "mixture")
-        for key in ("epochs", "rows"):
-            if not isinstance(task.get(key, 1), int) or task.get(key, 1) < (key == "epochs"):
-                message = Text("plan.task-number", "args.{option}.{key}: expected a number", option=option, key=key)
-                yield PlanProblem("task-number", message, None, "mixture")
-        for host, raw in training.found(path).items() if path and kind in FILE_KINDS else ():
-            for file in raw.get("files", ()):
-                row = next((fault[0] for fault in file.get("faults", ()) if fault[1] in JSON_FAULTS), None)
-                row = file.get("tasks", {}).get(kind) if row is None else row
-                if row is not None or raw["kind"] != "data":
-                    message = Text(
-                        "plan.task-row",
-                        "args.{option}: {path}: row {row} is not of the kind {kind}",
-                        option=option,
-                        path=path,
-                        row=row,
-                        kind=kind,
-                    )
-                    fix = Text("plan.fix-rows", "fix or remove the sample")
-                    yield PlanProblem("task-row", message, fix, "mixture", (host,))
-
-
-JSON_FAULTS = ("not-json", "line-not-json", "not-a-list")
-
 # --- sizes ---
 
 
@@ -186,9 +124,9 @@ def vocabulary_of(training: Training, options: dict[str, Any]) -> int:
     """Return the tokens of a base model's tokenizer; before it is learned those that it is asked for."""
     path = str(options["tokenizer_dir"] or "")
     stage, raw = training.stage_at(path), training.first(path)
-    size = ((raw or {}).get("tokenizer") or {}).get("size")
-    if size:
-        return int(size) + SPECIAL_TOKENS
+    tokens = ((raw or {}).get("tokenizer") or {}).get("tokens")
+    if tokens:
+        return int(tokens)
     if stage is not None and stage["tokenizer"] == "chars":
         return CHARACTERS
     return int((options if stage is None else stage)["vocab_size"])
@@ -387,8 +325,10 @@ def workload(training: Training) -> Workload | None:
 
 RULES: tuple[Rule, ...] = (
     check_inputs,
+    nanochat_data.check_texts,
+    nanochat_data.check_tokenizer,
     check_model,
-    check_tasks,
+    nanochat_data.check_tasks,
     check_sizes,
     check_batch,
     check_replies,

@@ -14,6 +14,10 @@ REFERENCE_DEPTH, REFERENCE_BATCH = 12, 1 << 19
 """The model whose rates were tuned, and the tokens of its steps; other depths are scaled from it."""
 BATCH_EXPONENT = 0.383
 """The best batch grows with the tokens of the training to this power (arXiv 2505.13738)."""
+SPECIAL = (
+    "<|bos|>", *(f"<|{who}_{end}|>" for who in ("user", "assistant", "python", "output") for end in ("start", "end")),
+)  # fmt: skip
+"""Tokens that every tokenizer has, the last ones, in this order."""
 ON_CHATS = ("mid", "sft", "rl")
 """Stages that train a model of an earlier stage on conversations."""
 INHERITED: Mapping[str, Any] = {

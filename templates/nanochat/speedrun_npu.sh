@@ -24,7 +24,7 @@ stage mid_train --device_batch_size=16 --total_batch_size=262144
 # 8 ranks with 8 sequences each cannot share the 32 of the guide: a step has at least 64.
 stage chat_sft --device_batch_size=8 --target_examples_per_step=$((8 * ranks))
 stage chat_eval -i sft
-trained="$results/base,$results/mid,$results/sft,$results/eval-sft"
+trained="$results/base,$results/eval-base,$results/mid,$results/sft,$results/eval-sft"
 if [ -z "${SKIP_RL:-}" ]; then
     stage chat_rl --device_batch_size=4 --examples_per_step=$((2 * ranks))
     stage chat_eval -i rl

@@ -70,4 +70,4 @@ def test_all_stages_run_on_two_hosts_and_base_has_the_losses_of_cpus(submit, asc
     assert len(found["npu"]) == 4 and found["npu"] == pytest.approx(found["cpu"], rel=2e-3)
     told = json.loads(ascendrun("report", "chat-npu", "-o", "json").stdout)["stages"]
     assert {row["stage"]: row["state"] for row in told} == {each["name"]: "SUCCEEDED" for each in in_small()["stages"]}
-    assert {"bits_per_byte", "sums"} <= set(next(row for row in told if row["stage"] == "after")["scores"])
+    assert {"bits_per_byte", "sums"} <= set(next(row for row in told if row["stage"] == "eval-rl")["scores"])

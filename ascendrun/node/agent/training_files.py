@@ -3,14 +3,15 @@
 Each path becomes one of these; texts of users are not sent, only their forms and lengths:
 
     {"missing": True} | {"error": text}
-    {"kind": "folder", "names": […]}
+    {"kind": "folder", "names": […], "texts"}
     {"kind": "model", "names", "config", "config_error", "organisms", "tokenizer", "files", "tensors", "not_on_disk"}
     {"kind": "prepared", "facts"}                         the output of mode prepare of the program trajectory
-    {"kind": "data", "files": [{"name", "bytes", "form", …}], "more"}
+    {"kind": "data", "files": [{"name", "bytes", "form", …}], "more"}    of a directory also "names", "texts"
 
 `files` of a model: {name: {"bytes", "expected" | "error"}}, by the header of each file. `tensors`: {name with * for
 numbers: [dtype, shape, count]}. A data file of up to WHOLE_BYTES is read whole (`whole`), of a larger one the start.
-`tasks` of it: {kind of a task: number of the first row that is of another kind}.
+`tasks` of it: {kind of a task: number of the first row that is of another kind}. `texts`: number of .txt files. A
+Parquet file has the names of its columns (`fields`) and its rows.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import time
 import zlib
 from collections import Counter
 
+from ascendrun.node import parquet
 from ascendrun.node.agent import protein_files
 from ascendrun.node.ranks import to_bytes
 
@@ -80,8 +82,10 @@ def _folder(path: str, deadline: float) -> Raw:
         for name in data[:MOST_FILES]:
             full = os.path.join(path, name)
             files.append(_data_file(full, os.stat(to_bytes(full)).st_size, deadline))
-        return {"kind": "data", "files": files, "more": len(data) - len(files), "names": data[:MOST_NAMES]}
-    return {"kind": "folder", "names": names[:MOST_NAMES]}
+        found = {"kind": "data", "files": files, "more": len(data) - len(files), "names": data[:MOST_NAMES]}
+    else:
+        found = {"kind": "folder", "names": names[:MOST_NAMES]}
+    return {**found, "texts": sum(name.endswith(".txt") and not name.startswith(".") for name in names)}
 
 
 # --- models ---
@@ -98,6 +102,7 @@ def _model(path: str, names: list[str], deadline: float) -> Raw:
         "found": any(name in names for name in ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")),
         "error": error,
         "size": len(vocabulary) if vocabulary else None,
+        **_tokens(tokenizer, vocabulary),
         "has_template": "chat_template.jinja" in names or bool((settings or {}).get("chat_template")),
     }
     index, error = _json(path, "model.safetensors.index.json", names)
@@ -122,6 +127,22 @@ def _model(path: str, names: list[str], deadline: float) -> Raw:
         name for name, file in found.items() if "expected" in raw["files"].get(file, {}) and name not in seen
     )[:ROWS_SHOWN]
     return raw
+
+
+def _tokens(tokenizer: Any, vocabulary: Any) -> Raw:
+    """Return the tokens next to the vocabulary, how many there are in all, and a mark of the content."""
+    if not isinstance(tokenizer, dict):
+        return {}
+    entries = tokenizer.get("added_tokens")
+    added = (
+        [str(each.get("content")) for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+    )
+    known = vocabulary if isinstance(vocabulary, dict) else ()
+    return {
+        "added": added[:MOST_NAMES],
+        "tokens": len(vocabulary) + sum(each not in known for each in added) if vocabulary else None,
+        "mark": hashlib.sha256(json.dumps(tokenizer, sort_keys=True).encode()).hexdigest()[:16],
+    }
 
 
 def _json(folder: str, name: str, names: list[str]) -> tuple[Any, str | None]:
@@ -175,8 +196,10 @@ def _data_file(path: str, size: int, deadline: float) -> Raw:
     raw["whole"] = is_whole
     raw["mark"] = hashlib.sha256(data).hexdigest()[:16]
     if raw["form"] == "parquet":
-        if data[:4] != b"PAR1":
-            raw["error"] = "not a Parquet file"
+        try:
+            raw.update(parquet.read(path))
+        except (OSError, ValueError) as error:
+            raw["error"] = str(error)
         return raw
     if not is_whole:
         data = data[: data.rfind(b"\n") + 1] or data
@@ -302,8 +325,18 @@ def _is_gsm8k(row: Any) -> bool:
     return isinstance(row, dict) and "question" in row and "####" in str(row.get("answer"))
 
 
-TASKS: Any = {"messages": _is_messages, "choices": _is_choices, "gsm8k": _is_gsm8k}
-"""Kinds of tasks of the program nanochat, and whether a row is of one."""
+def _is_code(row: Any) -> bool:
+    return isinstance(row, dict) and {"prompt", "test", "entry_point"} <= set(row)
+
+
+def _is_text(row: Any) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("text"), str)
+
+
+TASKS: Any = {
+    "messages": _is_messages, "choices": _is_choices, "gsm8k": _is_gsm8k, "code": _is_code, "text": _is_text,
+}  # fmt: skip
+"""Kinds of rows that the program nanochat reads, and whether a row is of one."""
 
 
 def _parse_rows(text: str, is_whole: bool) -> tuple[list[tuple[int, Any]], list[list[Any]]]:

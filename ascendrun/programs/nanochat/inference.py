@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -16,12 +15,10 @@ from ascendrun.programs.generation.chat import Talker
 from ascendrun.programs.generation.engine import Completion, Generator, generate
 from ascendrun.programs.generation.sampling import Sampling
 from ascendrun.programs.nanochat import conversations, sft
-from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.calculator import Tools
 from ascendrun.programs.nanochat.model import NanoChat
 from ascendrun.programs.nanochat.replies import decoded, stops_of
 from ascendrun.programs.trainer.devices import accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.optim import OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
@@ -65,16 +62,7 @@ def open_talker(options: Options, here: Runtime, *, rows: int) -> Talker:
 def open_model(options: Options) -> tuple[NanoChat, Tokenizer]:
     """Return the trained model and its tokenizer, on the CPU. Raises InvalidDataError."""
     _, model = sft.open_model(options["model_dir"], recomputes=False)
-    tokenizer = words.load(Path(options["model_dir"]))
-    if tokenizer.get_vocab_size() != model.sizes.vocabulary:
-        raise InvalidDataError(
-            "program.foreign-tokenizer",
-            "{directory}: the tokenizer has {tokens} tokens, the model {vocabulary}; it belongs to another model",
-            directory=options["model_dir"],
-            tokens=tokenizer.get_vocab_size(),
-            vocabulary=model.sizes.vocabulary,
-        )
-    return model, tokenizer
+    return model, sft.open_tokenizer(options["model_dir"], model)
 
 
 def open_engine(model: NanoChat, options: Options, here: Runtime) -> Engine:

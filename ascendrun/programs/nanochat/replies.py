@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from ascendrun.planner.nanochat_sizes import SPECIAL
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.engine import Completion, Generator, generate
 from ascendrun.programs.nanochat import conversations
@@ -26,7 +27,7 @@ def stops_of(tokenizer: Tokenizer) -> frozenset[int]:
 
 def decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """Return the text of tokens, with calls of the calculator and without other marks."""
-    marks = {conversations.mark(tokenizer, name): SHOWN.get(name, "") for name in words.SPECIAL}
+    marks = {conversations.mark(tokenizer, name): SHOWN.get(name, "") for name in SPECIAL}
     text, start = "", 0
     for at, token in enumerate(tokens):
         if token in marks:

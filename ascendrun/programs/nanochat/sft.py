@@ -73,7 +73,7 @@ class Start:
 def open_start(options: Options) -> Start:
     """Open the model and the tokenizer of `model_dir`. Raises InvalidDataError."""
     config, model = open_model(options["model_dir"], recomputes=options["gradient_checkpointing"])
-    options, tokenizer = settled(options, config), words.load(Path(options["model_dir"]))
+    options, tokenizer = settled(options, config), open_tokenizer(options["model_dir"], model)
     if options["max_seq_len"] > model.sizes.context:
         raise InvalidDataError(
             "program.long-context",
@@ -105,6 +105,20 @@ def open_model(path: str, *, recomputes: bool) -> tuple[dict[str, Any], NanoChat
             reason=repr(error),
         ) from error
     return config, model.requires_grad_()
+
+
+def open_tokenizer(path: str, model: NanoChat) -> Tokenizer:
+    """Return the tokenizer of a model's directory. Raises InvalidDataError."""
+    tokenizer = words.load(Path(path))
+    if tokenizer.get_vocab_size() != model.sizes.vocabulary:
+        raise InvalidDataError(
+            "program.foreign-tokenizer",
+            "{directory}: the tokenizer has {tokens} tokens, the model {vocabulary}; it belongs to another model",
+            directory=path,
+            tokens=tokenizer.get_vocab_size(),
+            vocabulary=model.sizes.vocabulary,
+        )
+    return tokenizer
 
 
 # --- data ---

@@ -11,14 +11,14 @@ from typing import Any, Callable
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ascendrun.planner.nanochat_sizes import SPECIAL
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus
 from ascendrun.programs.trainer import errors
 from ascendrun.programs.trainer.checkpoint import replace_text
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 
-BOS, PAD = "<|bos|>", "<|assistant_end|>"
-SPECIAL = (BOS, *(f"<|{who}_{end}|>" for who in ("user", "assistant", "python", "output") for end in ("start", "end")))
+BOS, PAD = SPECIAL[0], "<|assistant_end|>"
 PIECES = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 )

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import models
 
 from ascendrun.node.agent.training_files import examine
 from ascendrun.options import read_table
 from ascendrun.planner import nanochat
+from ascendrun.planner.nanochat_sizes import config_of
 from ascendrun.planner.training import Training, judge, with_defaults
 from ascendrun.programs import nanochat as program
+from ascendrun.programs.nanochat import texts
+from ascendrun.programs.nanochat import tokenizer as words
+from tests.programs.nanochat.test_nanochat_model import sizes_of
 
 TABLE = read_table("nanochat", Path(program.__file__).with_name("options.json").read_text(encoding="utf-8"))
 BASE = {"mode": "base", "data_path": "generated", "tokenizer_dir": "/tok"}
@@ -72,7 +77,8 @@ def test_a_model_that_is_not_there_or_not_ours_is_a_problem(mode):
     assert found(missing=True) == {"not-found"}
     assert found(kind="data", names=("report.json",)) == {"no-chat-model"}
     assert found(kind="model", config={"model_type": "qwen2"}) == {"no-chat-model"}
-    assert found(kind="model", config=config) == set()
+    assert found(kind="model", config=config) == {"no-tokenizer"}
+    assert found(kind="model", config=config, tokenizer={"found": True}) == set()
 
 
 def test_an_export_reads_a_model_or_checkpoints_of_nanochat_with_a_tokenizer():
@@ -92,10 +98,115 @@ def test_an_evaluation_needs_something_to_score():
     assert "not-found" in problems(1, {"/data": {"missing": True}}, **{**usual, "data_path": "/data"})
 
 
-def test_a_table_without_texts_is_a_problem():
-    file = {"name": "a.parquet", "bytes": 9, "columns": ["body"]}
-    found = {"/data/a.parquet": {"kind": "data", "files": [file], "more": 0}}
-    assert "no-text-column" in problems(8, found, data_path="/data/a.parquet")
+def seen(*paths):
+    """What the agent of a node finds at these paths."""
+    return examine({"paths": [str(path) for path in paths]}, deadline=float("inf"))["paths"]
+
+
+def write_table(path, rows, **columns):
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    nested = [{"text": "inside", "turns": [{"text": "x"}]}] * rows
+    parquet.write_table(
+        arrow.table({"meta": nested, **{name: [value] * rows for name, value in columns.items()}}), path
+    )
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+TEXT = {"text": "a"}
+
+
+@pytest.mark.parametrize(
+    "files, code",
+    [
+        ({}, "no-shards"),
+        ({"stats.json": "{}", "a.csv": "text\na\n"}, "no-shards"),
+        ({"a.txt": "text"}, None),
+        ({"notes.txt": "x", "a.jsonl": lines(TEXT, TEXT)}, None),
+        ({"stats.json": "{}", "a.jsonl": lines(TEXT), "b.jsonl": lines(TEXT)}, None),
+        ({"a.jsonl": lines(TEXT)}, "few-documents"),
+        ({"a.jsonl": lines(TEXT, TEXT), "b.jsonl": ""}, "few-documents"),
+        ({"a.jsonl": "", "b.jsonl": lines(TEXT, TEXT)}, "few-documents"),
+        ({"a.jsonl": lines(TEXT, {"body": "a"}, TEXT)}, "no-text"),
+        ({"a.jsonl": lines(TEXT, {"text": 3}, TEXT)}, "no-text"),
+        ({"a.jsonl": lines(TEXT) + "{broken\n" + lines(TEXT)}, "no-text"),
+        ({"a.jsonl": b"\xff\xfe\x00"}, "unreadable"),
+        ({"a.parquet": b"PAR1 and no more"}, "unreadable"),
+        ({"a.parquet": {"rows": 3, "text": "a"}}, None),
+        ({"a.parquet": {"rows": 1, "text": "a"}}, "few-documents"),
+        ({"a.parquet": {"rows": 3, "body": "a"}}, "no-text-column"),
+        ({"a.parquet": {"rows": 3, "text": "a"}, "b.parquet": {"rows": 3, "body": "a"}}, "no-text-column"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("mode", ["tokenizer", "base", "evaluate"])
+def test_documents_that_no_stage_can_read_are_a_problem(tmp_path, mode, files, code):
+    """Also those of a Parquet file, whose columns the node reads without a library; of columns the outer ones."""
+    for name, content in files.items():
+        if isinstance(content, dict):
+            write_table(tmp_path / name, **content)
+        else:
+            (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    given = {"mode": mode, "data_path": str(tmp_path), "tokenizer_dir": "/tok", "model_dir": "/model"}
+    found = problems(1, seen(tmp_path), max_steps=100, **given)
+    assert found.keys() == ({code} if code else set())
+    if len(files) == 1 and code:
+        (name,) = files
+        assert code in problems(1, seen(tmp_path / name), max_steps=100, **{**given, "data_path": str(tmp_path / name)})
+
+
+def test_rows_and_columns_of_a_table_are_those_of_pyarrow(tmp_path):
+    import pyarrow.parquet as parquet
+
+    write_table(tmp_path / "a.parquet", 70, text="a", **{f"number {at}": at for at in range(40)})
+    table = parquet.ParquetFile(tmp_path / "a.parquet")
+    (file,) = seen(tmp_path)[str(tmp_path)]["files"]
+    assert (file["fields"], file["rows"]) == (table.schema_arrow.names, table.metadata.num_rows)
+
+
+def save_tokenizer(folder, size, **added):
+    tokenizer = words.train_bpe(texts.generated(50, seed=1), size)
+    folder.mkdir()
+    words.save_files(folder, tokenizer.to_str())
+    return tokenizer.get_vocab_size()
+
+
+def test_a_tokenizer_that_is_not_of_this_program_or_not_the_models_is_a_problem(tmp_path):
+    for name, size in (("own", 300), ("other", 301)):
+        assert save_tokenizer(tmp_path / name, size) == size
+    own, other, bare, empty = (tmp_path / name for name in ("own", "other", "bare", "empty"))
+    bare.mkdir(), empty.mkdir()
+    words.byte_pairs(models.BPE()).save(str(bare / "tokenizer.json"))
+    for path, code in ((own, None), (empty, "no-tokenizer"), (bare, "other-tokenizer")):
+        assert problems(1, seen(path), tokenizer_dir=str(path)).keys() == ({code} if code else set())
+    assert nanochat.planned(training(files=seen(own), tokenizer_dir=str(own)))[1].vocabulary == 300
+
+    config = {**config_of(sizes_of(vocabulary=300)), "training": {}}
+    for folder in (own, other):
+        (folder / "config.json").write_text(json.dumps(config))
+    for mode in ("sft", "rl", "evaluate", "serve", "infer_bench"):
+        usual = {"mode": mode, "mixture": SUMS, "data_path": "", "max_seq_len": 64, "max_steps": 9}
+        usual |= {"total_batch_size": 2048, "micro_batch_size": 1}
+        assert problems(1, seen(own), **usual, model_dir=str(own), tokenizer_dir="").keys() == set()
+        refused = problems(1, seen(other), **usual, model_dir=str(other), tokenizer_dir="")
+        assert refused.keys() == {"foreign-tokenizer"}
+        assert refused["foreign-tokenizer"].message.values["tokens"] == 301
+        both = problems(1, seen(own, other, bare), **usual, model_dir=str(own), tokenizer_dir=str(other))
+        assert both.keys() == {"foreign-tokenizer"} and both["foreign-tokenizer"].option == "tokenizer_dir"
+    assert chat_problems(tokenizer_dir="tok", base={"max_steps": 90}).keys() == set()
+    assert "foreign-tokenizer" in chat_problems(tokenizer_dir="/elsewhere", base={"max_steps": 90})
+
+
+def test_prompts_longer_than_the_context_are_a_problem(tmp_path):
+    save_tokenizer(tmp_path / "model", 300)
+    config = {**config_of(sizes_of(vocabulary=300)), "training": {}}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    usual = {"mode": "infer_bench", "model_dir": str(tmp_path / "model"), "tokenizer_dir": "", "data_path": ""}
+    assert problems(1, seen(tmp_path / "model"), **usual, prompt_tokens=94) == {}
+    assert problems(1, seen(tmp_path / "model"), **usual, prompt_tokens=95).keys() == {"long-context"}
 
 
 def test_the_size_of_a_step_is_that_of_the_model():
@@ -198,6 +309,7 @@ def test_the_rates_of_rl_are_a_twentieth_of_those_of_the_model_and_fall_to_zero(
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 CHOICE = {"question": "a", "choices": ["b", "c"], "answer": "B"}
 SOLUTION = {"question": "a", "answer": "#### 1"}
+CODE = {"prompt": "def f():", "test": "def check(f): pass", "entry_point": "f"}
 
 
 @pytest.mark.parametrize(
@@ -212,6 +324,8 @@ SOLUTION = {"question": "a", "answer": "#### 1"}
         ("gsm8k", [SOLUTION, SOLUTION], None),
         ("gsm8k", [SOLUTION, CHOICE, CHOICE], 2),
         ("gsm8k", ["{broken", SOLUTION], 1),
+        ("code", [CODE, CODE], None),
+        ("code", [CODE, SOLUTION], 2),
     ],
 )
 def test_a_file_of_another_kind_is_found_by_the_node(tmp_path, kind, rows, first_bad):
@@ -261,5 +375,5 @@ def test_the_vocabulary_is_that_of_the_tokenizer_of_the_job():
     characters = with_defaults(TABLE, {**TOKENIZER, "tokenizer": "chars"})
     base = training(tokenizer_dir="tok")
     assert nanochat.vocabulary_of(replace(base, earlier={"tok": characters}), dict(base.options)) == 1024
-    there = training(files={"/tok": {"kind": "model", "tokenizer": {"size": 91}}})
+    there = training(files={"/tok": {"kind": "model", "tokenizer": {"tokens": 100}}})
     assert nanochat.planned(there)[1].vocabulary == 100

@@ -70,6 +70,25 @@ def test_ids_are_those_of_tiktoken(golden):
     assert [sum(sizes[one] for one in ids) for ids in found] == [len(text.encode()) for text in given]
 
 
+def test_as_many_bytes_make_a_token_as_with_rustbpe():
+    """English, Chinese and code of this checkout: our trainer's tokens next to rustbpe's, which tiktoken reads."""
+    rustbpe, tiktoken = pytest.importorskip("rustbpe"), pytest.importorskip("tiktoken")
+    root = Path(__file__).resolve().parents[3]
+    files = [*sorted((root / "docs").glob("*.md")), root / "ascendrun" / "text" / "zh.json"]
+    pieces = [text[at : at + 2000] for text in map(Path.read_text, files) for at in range(0, len(text), 2000)]
+    learned, other = pieces[::2], pieces[1::2]
+    size = 2048
+    theirs = rustbpe.Tokenizer()
+    theirs.train_from_iterator(iter(learned), size - len(tokenizer.SPECIAL), pattern=tokenizer.PIECES)
+    ranks = {bytes(token): rank for token, rank in theirs.get_mergeable_ranks()}
+    encoding = tiktoken.Encoding("rustbpe", pat_str=tokenizer.PIECES, mergeable_ranks=ranks, special_tokens={})
+    ours = tokenizer.train_bpe(learned, size)
+    assert ours.get_vocab_size() == len(ranks) + len(tokenizer.SPECIAL) == size
+    for texts_ in (learned, other):
+        count = sum(map(len, encoding.encode_ordinary_batch(texts_)))
+        assert tokenizer.bytes_per_token(ours, texts_) == pytest.approx(tokenizer.bytes_of(texts_) / count, rel=0.005)
+
+
 def test_special_tokens_are_the_last_ones_in_upstreams_order(golden):
     assert {token: golden.token_to_id(token) for token in tokenizer.SPECIAL} == GOLDEN["special"]
     assert list(tokenizer.SPECIAL) == list(GOLDEN["special"])
