@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Callable
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Callable
 from ascendrun.core.errors import PreflightError, Problem
 from ascendrun.core.jobfile.spec import JobSpec, load_programs
 from ascendrun.head.survey.submission import Submission
-from ascendrun.options import batch_of_ranks
+from ascendrun.options import JOB_FILE, batch_of_ranks, check_arguments
 from ascendrun.planner.chips import Chip, chip_of
 from ascendrun.planner.cost import GB, Devices
 from ascendrun.planner.history import RecordedRun, with_history
 from ascendrun.planner.plan import PROGRAMS, Disk, TrainingPlan, make_plan, rules_of
 from ascendrun.planner.training import ANYWHERE, Training, with_defaults
+from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -152,7 +154,17 @@ def _plan(
     )
     work = program.workload(training) if training.mode in program.TRAINS else None
     if work is not None:
-        work, devices = with_history(work, devices, runs_of(name, submission))
+
+        def estimate(run: RecordedRun) -> Workload | None:
+            if check_arguments(table, run.args, JOB_FILE)[1]:  # of another release
+                return None
+            options = with_defaults(table, run.args)
+            if str(options.get("mode")) != str(training.options.get("mode")):
+                return None
+            found: Workload | None = program.workload(replace(training, options=options, ranks=run.ranks))
+            return found
+
+        work, devices = with_history(work, devices, runs_of(name, submission), estimate)
     return make_plan(training, devices, work=work, stage=submission.stage, disks=_disks(spec, world), unknown=unknown)
 
 
@@ -234,6 +246,7 @@ def recorded_runs(
                 median(speeds),
                 start.tokens_per_step,
                 start.flops_per_step / start.tokens_per_step,
+                spec.get("args") or {},
             )
         )
     return tuple(reversed(found))

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from datetime import date
 from pathlib import Path
 from statistics import median
 
@@ -54,7 +55,9 @@ def main() -> None:
     training = Training("trajectory", options, frozenset(args), 1, 1, ("here",), "cpu")
     work = trajectory.workload(training)
     assert work is not None
-    work, devices = with_history(work, Devices("cpu", 1, 1, compute_bytes=4), [first])
+    work, devices = with_history(
+        work, Devices("cpu", 1, 1, compute_bytes=4), [first], lambda recorded: trajectory.workload(training)
+    )
     costs = make_plan(training, devices, work=work).cost
     assert costs is not None and costs.tokens_per_s is not None
     planned, measured = costs.tokens_per_s, []
@@ -62,6 +65,7 @@ def main() -> None:
         measured.append(run(str(number + 1), args).tokens_per_s)
         loads.append(os.getloadavg()[0])
     found = {
+        "date": date.today().isoformat(),
         "planned_tokens_per_s": [round(planned.low), round(planned.high)],
         "range": round(planned.high / planned.low, 2),
         "recorded_tokens_per_s": round(first.tokens_per_s),

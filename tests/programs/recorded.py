@@ -2,7 +2,8 @@
 
 `OMP_NUM_THREADS=1 python tests/programs/recorded.py TREE` runs every case with the programs of the checkout TREE (with
 its .venv) and writes recorded.json beside this file. Those of trajectory are of its present inputs, recorded with
-one rank for all numbers of ranks. `--old-names` writes the options as commit b87d4b6 called them.
+one rank for all numbers of ranks; those of hsdp are those of fsdp2. `--old-names` writes the options as commit
+b87d4b6 called them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ CASES = {
         for strategy in ("ddp", "fsdp2", "zero3")
         for ranks in (2, 4)
     },
+    "qwen_lora-hsdp-4": ("qwen_lora", 4, {**QWEN_LORA, "strategy": "hsdp", "shard_size": 2}),
 }
 """By name: program, number of ranks, options. Without dropout, whose random numbers depend on the number of ranks."""
 OLD_NAMES = {
