@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from test_controller_crashes import Head, await_that, head
 from test_head_bad_days import HANG, await_state, submit
+
+from ascendrun.head.spool.pull_limits import allocated_bytes
+from ascendrun.head.state.store import Store
+from ascendrun.node.layout import make_run
 
 __all__ = ["head"]
 
@@ -99,3 +105,56 @@ def test_a_tree_that_a_live_job_uses_stays_however_old_it_is(head: Head) -> None
     freed = [prune(head, "--older", "0.01s") for _ in range(2)]
     assert all({None, "a", "b"} == set(replies) for replies in freed), freed
     assert not list((head.state_dir / "local").glob("*/trees/[0-9a-f]*")), freed
+
+
+JOBS = 200
+RECORD_BYTES = 16 << 10
+"""Of each job, which stay: what it was, and when its files were removed."""
+
+
+def copy_job(head: Head, job: str, count: int) -> list[str]:
+    """Copies of an ended job under further ids: in the store, with its files on the head node and on both nodes."""
+    assert head.run("controller", "stop").returncode == 0
+    runs = list((head.state_dir / "local").glob(f"*/nodes/*/runs/*-{job}"))
+    copies = []
+    store = Store.open(head.state_dir)
+    try:
+        one = store.find(job)
+        for number in range(count):
+            copied = store.add_job(
+                key=f"copy-{number}",
+                make_job=lambda job_id, head_id: replace(one.job, id=job_id, run=make_run(head_id, job_id)),
+                spec=one.spec,
+                hosts=one.hosts,
+                trees=one.trees,
+                file=one.file,
+                now_s=one.job.created_at_s,
+            )
+            store.mark_drained(copied.id)
+            copies.append(copied.id)
+    finally:
+        store.close()
+    for name in copies:
+        shutil.copytree(head.state_dir / "jobs" / job / "attempt-1", head.state_dir / "jobs" / name / "attempt-1")
+        for run in runs:
+            shutil.copytree(run, run.with_name(run.name.replace(job, name)), symlinks=True)
+    return copies
+
+
+def test_200_ended_jobs_free_what_was_printed(head: Head) -> None:
+    job = ended(head, "print('x' * 100_000)\n")
+    jobs = {job, *copy_job(head, job, JOBS - 1)}
+    homes = {"a": "a", "b": "b"}
+    used = {host: sum(map(allocated_bytes, (head.state_dir / "local").glob(f"{host}*/nodes/*/runs"))) for host in homes}
+    used[None] = allocated_bytes(head.state_dir / "jobs")
+    planned, done = prune(head, "--older", "0.01s", "--dry-run"), prune(head, "--older", "0.01s")
+    for replies in (planned, done):
+        assert {host: {one["name"] for one in replies[host]["jobs"]} for host in used} == dict.fromkeys(used, jobs)
+    left = {host: sum(map(allocated_bytes, (head.state_dir / "local").glob(f"{host}*/nodes/*/runs"))) for host in homes}
+    left[None] = allocated_bytes(head.state_dir / "jobs")
+    for host, before in used.items():
+        said = sum(one["size_bytes"] for one in done[host]["jobs"])
+        assert said == sum(one["size_bytes"] for one in planned[host]["jobs"]) and said > JOBS * 100_000
+        freed = before - left[host]
+        assert abs(freed - said) <= JOBS * RECORD_BYTES, (host, freed, said)
+    assert {one["id"] for one in json.loads(head.run("ps", "-a", "-o", "json").stdout)["jobs"]} == jobs
