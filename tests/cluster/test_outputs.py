@@ -1,21 +1,25 @@
-"""Large outputs of two hosts, cut off in the middle."""
+"""Outputs on the head node: of a shipped job, and large ones of two hosts that are cut off in the middle."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scenes import Scene, await_that
+from scenes import Scene, await_that, run_text
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 
 SIZE = 1 << 30
 BLOCK_BYTES = 1 << 20
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+TRAININGS = ("pretrain", "finetune")
 CUTS = 3
 UNREACHABLE = 6
 """Exit code of `fetch`."""
@@ -49,7 +53,10 @@ def end_agents(cluster: VirtualCluster, host: str) -> None:
 
 
 def fetched(scene: Scene, job: str) -> bool:
-    return any(event["code"] == "outputs-fetched" for event in scene.show(job)["events"])
+    hosts = {
+        host for event in scene.show(job)["events"] if event["code"] == "outputs-fetched" for host in event["hosts"]
+    }
+    return hosts == set(scene.cluster.hosts)
 
 
 @pytest.mark.thorough
@@ -94,3 +101,25 @@ def test_two_gigabytes_of_two_hosts_arrive_whole_after_three_cuts(ascendrun: Any
         sent = sent_bytes(cluster, host) - before[host]
         print(f"{host}: {sent / SIZE:.4f} of {SIZE} bytes")
         assert sent <= SIZE * (1 + OVERHEAD) + CUTS * BLOCK_BYTES
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1500)
+def test_the_shipped_trajectory_job_leaves_model_report_and_predictions_here(ascendrun: Any, cluster_of: Any) -> None:
+    cluster = cluster_of(2, disk="1G")
+    scene = Scene(ascendrun.on(cluster), cluster)
+    hostfile = scene.folder / "two.hosts"
+    hostfile.write_text(cluster.hostfile(slots=2))
+    changes = ["args.synthetic_tracks=300", *(f"stages.{name}.args.num_train_epochs=1" for name in TRAININGS)]
+    options = [word for change in (*changes, f"python={sys.executable}") for word in ("--set", change)]
+    done = scene.ascendrun("submit", JOBS / "trajectory.yaml", "--hostfile", hostfile, *options, timeout=1400.0)
+    assert done.returncode == 0, run_text(done)
+    last = (done.stdout + done.stderr).splitlines()[-1]
+    folder = Path(re.search(r"outputs: (\S+) \(", last)[1])  # type: ignore[index]
+    assert folder.is_relative_to(scene.ascendrun.state_dir / "outputs"), last
+    print(last, sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
+    assert list(folder.glob("**/finetune/best/**/model.safetensors"))
+    (report,) = folder.glob("**/evaluate/report.json")
+    assert json.loads(report.read_text())["test"]
+    (predictions,) = folder.glob("**/predict/predictions.jsonl")
+    assert "class_name" in json.loads(predictions.read_text().splitlines()[0])

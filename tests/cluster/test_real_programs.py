@@ -108,7 +108,7 @@ def trainer(code: Path) -> list[str]:
     shutil.copy(script.splitlines()[-1], code / "sft.py")
     (code / "texts").mkdir()
     rows = "".join(json.dumps({"text": line}) + "\n" for line in text_of(4000))
-    (code / "texts" / "train.jsonl").write_text(rows)
+    (code / "texts" / "train.yamll").write_text(rows)
     options = "--model_name_or_path model --dataset_name texts --output_dir out --max_steps 150 --logging_steps 5"
     return ["python", "sft.py", *options.split(), "--use_cpu", "true", "--bf16", "false", "--report_to", "none"]
 
@@ -119,7 +119,7 @@ def accelerate(code: Path) -> list[str]:
     make_model(code / "model")
     stories = code / "roneneldan" / "TinyStories"
     stories.mkdir(parents=True)
-    (stories / "train.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in text_of(8000, 40)))
+    (stories / "train.yamll").write_text("".join(json.dumps({"text": line}) + "\n" for line in text_of(8000, 40)))
     options = "--dp-replicate-size 4 --sequence-length 64 --num-steps 200 --model-name model"
     return ["python", "nd_parallel.py", *options.split()]
 
@@ -244,12 +244,12 @@ def llamafactory(code: Path) -> None:
         "use_cpu": True,
         "report_to": "none",
     }
-    (code / "train.json").write_text(json.dumps(options))
+    (code / "train.yaml").write_text(json.dumps(options))
 
 
 def test_llamafactory_trains_once_on_all_ranks(scene: Scene) -> None:
     llamafactory(scene.folder / "code")
-    command = ["llamafactory-cli", "train", "train.json"]
+    command = ["llamafactory-cli", "train", "train.yaml"]
     job = start(scene, "llamafactory", command, "launcher: none\n", env=("FORCE_TORCHRUN: 1",))
     scene.await_state(job, "SUCCEEDED", "FAILED", deadline_s=600.0)
     row, lines = listed(scene), lines_of(scene, job)
@@ -263,7 +263,7 @@ def test_llamafactory_trains_once_on_all_ranks(scene: Scene) -> None:
 
 def test_llamafactory_without_nnodes_is_named_as_separate_trainings(scene: Scene) -> None:
     llamafactory(scene.folder / "code")
-    command = ["env", "-u", "NNODES", "llamafactory-cli", "train", "train.json"]
+    command = ["env", "-u", "NNODES", "llamafactory-cli", "train", "train.yaml"]
     job = start(scene, "apart", command, "launcher: none\n", env=("FORCE_TORCHRUN: 1",))
     scene.await_state(job, "SUCCEEDED", "FAILED", deadline_s=600.0)
     detail = scene.show(job)
