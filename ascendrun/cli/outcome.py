@@ -112,9 +112,12 @@ def _print_failure(cluster: Cluster, detail: JobDetail, screen: Screen) -> None:
     view = LogView(hosts=[rank.host], ranks=ranks, streams=["err"], tail=FAILED_TAIL_LINES)
     lines = [line.text for line in cluster.logs(detail, view)]
     if lines:
-        screen.echo(
-            Text("outcome.last-output", "last error output of rank {rank} on {host}:", rank=rank.rank, host=rank.host)
+        last = Text(
+            "outcome.last-output", "last error output of rank {rank} on {host}:", rank=rank.rank, host=rank.host
         )
+        if ranks is None:
+            last = Text("outcome.last-output-of-host", "last error output on {host}:", host=rank.host)
+        screen.echo(last)
         screen.echo("\n".join(f"    {sanitise(line)}" for line in lines))
 
 

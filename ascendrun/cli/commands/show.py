@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command, output_option
+from ascendrun.core.rank_env import forks_ranks
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -197,7 +198,8 @@ def _describe_attempts(detail: JobDetail) -> str:
 def _describe_ranks(detail: JobDetail, *, wide: bool) -> str:
     from ascendrun.cli.output import Column, describe_time, format_table
 
-    shown = [rank for rank in detail.ranks if wide or _is_noteworthy(rank)]
+    is_forked = forks_ranks(detail.spec)
+    shown = [rank for rank in detail.ranks if wide or is_forked or _is_noteworthy(rank)]
     alike: dict[str, list[int]] = {}
     for rank in detail.ranks:
         if rank not in shown:
@@ -206,7 +208,10 @@ def _describe_ranks(detail: JobDetail, *, wide: bool) -> str:
         format_table(
             shown,
             [
-                Column("RANK", lambda rank: str(rank.rank)),
+                Column(
+                    "PROCESS" if is_forked else "RANK",
+                    lambda rank: f"node-{rank.rank}" if is_forked else str(rank.rank),
+                ),
                 Column("NODE", lambda rank: rank.host),
                 Column("PID", lambda rank: "-" if rank.pid is None else str(rank.pid)),
                 Column("ENDED", lambda rank: describe_time(rank.exited_at_s)),

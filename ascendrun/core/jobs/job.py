@@ -177,7 +177,7 @@ class Job:
     long (UTC seconds) a host is not used, since it was not ready. `unstarted`: attempts that ended before any
     start. `lost_hosts`: whose disks a user has given up.
     `priority`: higher ones are placed first. `held_by`: the user who holds it in the queue, None: not held. `user`: who
-    submitted it, None: unknown.
+    submitted it, None: unknown. `forks`: the process of a node may start its ranks, so that its end is no rank's.
     `pipeline`: the id of its pipeline, None: not part of a pipeline. `stage`: the stage's name in it. `needs`: the id
     of the job that has to succeed before. `home`: the run that owns its working directory, None: its own run.
     `hccl_base`: first of the host ports of HCCL, None: not chosen by this job. `refusals`: starts in a row that
@@ -230,6 +230,7 @@ class Job:
     refusals: int = 0
     resume: ResumePoint | None = None
     user: str | None = None
+    forks: bool = False
 
     @property
     def run_id(self) -> str:

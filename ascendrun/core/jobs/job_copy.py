@@ -70,6 +70,7 @@ class JobCopy:
         """Return the record of the job as it was when it was submitted."""
         from ascendrun.core.jobs.job import Job, make_request  # here: `exec` needs no job
         from ascendrun.core.jobs.restart import policy_of
+        from ascendrun.core.rank_env import forks_ranks
 
         return Job(
             id=self.id,
@@ -89,6 +90,7 @@ class JobCopy:
             home=self.home,
             policy=policy_of(self.spec),
             user=self.user,
+            forks=forks_ranks(self.spec),
         )
 
 

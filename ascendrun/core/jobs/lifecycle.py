@@ -735,7 +735,7 @@ def _all_succeeded(node: NodeProgress) -> bool:
 
 
 def find_first_failure(job: Job) -> FirstFailure | None:
-    """Return the rank that failed first over all nodes, clock offsets removed; None: none failed."""
+    """Return the rank, or what starts the ranks of a node, that failed first, clock offsets removed; None: none did."""
     failures = [
         (exit.at_ns - int((node.clock_offset_s or 0.0) * 1e9), rank, node.host, exit)
         for node in job.nodes
@@ -745,7 +745,7 @@ def find_first_failure(job: Job) -> FirstFailure | None:
     if not failures:
         return None
     _, rank, host, first = min(failures, key=lambda failure: (failure[1] < 0, *failure[:2]))  # a launcher follows
-    if rank < 0:
+    if rank < 0 or job.forks:
         kind = "launcher-killed" if first.signal is not None else "launcher-exited"
         return FirstFailure(kind, host, code=first.code, signal=first.signal)
     kind = "rank-killed" if first.signal is not None else "rank-exited"

@@ -12,6 +12,7 @@ from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.jobs.job import Job, make_request
 from ascendrun.core.jobs.plan import Folders, LaunchPlan, Tree
 from ascendrun.core.jobs.restart import policy_of
+from ascendrun.core.rank_env import forks_ranks
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.protocol.control_messages import Submit
 from ascendrun.head.state.store import Store, StoredJob, job_id_of
@@ -146,6 +147,7 @@ def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) ->
         since_s=now_s,
         policy=policy_of(submission.spec_values),
         user=submission.user,
+        forks=forks_ranks(submission.spec_values),
     )
 
 

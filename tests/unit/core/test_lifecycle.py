@@ -159,6 +159,11 @@ def test_the_first_failing_rank_is_named_after_clock_offsets_are_removed() -> No
     assert story.job.first_failure == FirstFailure("rank-exited", "node2", 2, code=3)
 
 
+def test_a_process_that_starts_its_ranks_itself_fails_without_a_rank_number() -> None:
+    story = Story(replace(make_job(), forks=True)).tell(*to_running(), ended(2, 3))
+    assert story.job.first_failure == FirstFailure("launcher-exited", "node2", code=3)
+
+
 def test_a_failed_rank_stops_every_node_and_the_job_fails_when_all_are_empty() -> None:
     story = Story(make_job()).tell(*to_running(), ended(2, 3))
     assert story.job.state is State.STOPPING
