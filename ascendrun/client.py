@@ -1,6 +1,6 @@
 """Report the progress of a training: `ascendrun.log` and `ascendrun.callback`. Outside ascendrun they do nothing.
 
-Ranks find this module in the agent's archive, which is on their PYTHONPATH. Python 3.7, standard library only.
+Ranks find this module on their PYTHONPATH: it is staged with each job. Python 3.7, standard library only.
 """
 
 from __future__ import annotations

@@ -9,39 +9,6 @@ from typing import Mapping
 
 LEFT_OUT = ("pack.py", "loader.py")
 """Files for the head only."""
-TRAINER = ("__init__", "checkpoint", "data", "distributed", "epochs", "errors", "runtime", "saver", "task")
-FOR_RANKS = (
-    "__init__.py",
-    "client.py",
-    *(
-        "lightning/%s.py" % name
-        for name in (
-            "__init__",
-            "accelerator",
-            "callback",
-            "checkpoints",
-            "environment",
-            "package",
-            "position",
-            "precision",
-            "setup",
-            "sharding",
-            "strategies",
-        )
-    ),
-    "planner/__init__.py",
-    "planner/chips.py",
-    "programs/__init__.py",
-    *("programs/trainer/%s.py" % name for name in TRAINER),
-    "programs/trainer/devices/__init__.py",
-    "programs/trainer/devices/accelerator.py",
-    "programs/trainer/strategies/__init__.py",
-    "programs/trainer/strategies/layers.py",
-    "text/__init__.py",
-    "text/format.py",
-)
-"""What ranks import where ascendrun is not installed: the client, and the Lightning plugin with what it imports."""
-
 MAIN = b"""import gc
 import os
 import sys
@@ -72,16 +39,6 @@ elif sys.argv[1:] == ["grep"]:
     sys.exit(main())
 else:
     sys.exit("usage: python agent.pyz serve | supervise FOLDER | sample FOLDER | shell PID START | join COMMAND | grep")
-"""
-
-OTHERS = b"""
-import sys
-
-if not (getattr(sys, "argv", None) or [""])[0].endswith(".pyz"):
-    # In a rank: an installed ascendrun has everything, this archive the agent and the client.
-    from pkgutil import extend_path
-
-    __path__ = extend_path(__path__, __name__)[::-1]
 """
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -120,9 +77,8 @@ def read_sources() -> dict[str, bytes]:
     """Return the files of the agent by name in its archive."""
     folder = os.path.dirname(os.path.abspath(__file__))
     files = {"__main__.py": MAIN}
-    for name in FOR_RANKS:
-        with open(os.path.join(os.path.dirname(folder), name), "rb") as file:
-            files["ascendrun/" + name] = file.read() + (OTHERS if name == "__init__.py" else b"")
+    with open(os.path.join(os.path.dirname(folder), "__init__.py"), "rb") as file:
+        files["ascendrun/__init__.py"] = file.read()
     for parent, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(parent, name)

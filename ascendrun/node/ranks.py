@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 
 from ascendrun.node import layout, procs
 from ascendrun.node.op_errors import OperationError
@@ -57,10 +56,11 @@ def rank_environ(
     tag: str,
     root: str,
     hccl_base: int | None = None,
+    library: str | None = None,
 ) -> dict[bytes, bytes]:
     """Return the rank's environment: the login's without ascendrun's, the plan's, ports, secrets, tag and node root.
 
-    The agent's archive is last on PYTHONPATH: it has ascendrun.log and ascendrun.callback.
+    `library`: the staged directory that is last on PYTHONPATH, with ascendrun.log, callback and lightning.
     """
     env = dict(login)
     for name in layout.OURS:
@@ -73,9 +73,8 @@ def rank_environ(
     if hccl_base is not None:
         env[b"HCCL_IF_BASE_PORT"] = b"%d" % hccl_base
     env.update((to_bytes(name), to_bytes(value)) for name, value in secret.items())
-    archive = os.path.abspath(sys.argv[0])
-    if archive.endswith(".pyz"):
-        env[b"PYTHONPATH"] = b":".join(filter(None, (env.get(b"PYTHONPATH"), os.fsencode(archive))))
+    if library is not None:
+        env[b"PYTHONPATH"] = b":".join(filter(None, (env.get(b"PYTHONPATH"), os.fsencode(library))))
     env[to_bytes(layout.TAG_VARIABLE)] = to_bytes(tag)
     env[to_bytes(layout.ROOT_VARIABLE)] = os.fsencode(root)
     return env

@@ -28,7 +28,15 @@ from ascendrun.core.jobfile.spec import (
 )
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.pipelines import newest_stages
-from ascendrun.core.jobs.plan import Tree, choose_hosts, placement_faults, pool_of
+from ascendrun.core.jobs.plan import (
+    CODE_TREE,
+    LIBRARY_TREE,
+    PROGRAMS_TREE,
+    Tree,
+    choose_hosts,
+    placement_faults,
+    pool_of,
+)
 from ascendrun.core.node_messages import node_hint, node_text
 from ascendrun.head.state.state_dir import make_state_dir, tree_file
 from ascendrun.head.survey.submission import Submission
@@ -36,6 +44,21 @@ from ascendrun.node import tree_hash
 from ascendrun.text import Text, suggestion
 
 _CACHE = "__pycache__"
+_TRAINER = (
+    "__init__", "checkpoint", "data", "distributed", "epochs", "errors", "runtime", "saver", "task", "devices/__init__",
+    "devices/accelerator", "strategies/__init__", "strategies/layers",
+)  # fmt: skip
+FOR_SCRIPTS = (
+    "__init__.py", "client.py", "lightning/*.py", "planner/__init__.py", "planner/chips.py", "programs/__init__.py",
+    *(f"programs/trainer/{name}.py" for name in _TRAINER), "text/*.py",
+)  # fmt: skip
+"""What scripts of the user import where ascendrun is not installed: the client, and the Lightning plugin with what it
+imports."""
+INSTALLED_TOO = """
+from pkgutil import extend_path
+
+__path__ = extend_path(__path__, __name__)[::-1]  # an installed ascendrun has more than this directory
+"""
 
 
 @dataclass(frozen=True)
@@ -268,16 +291,31 @@ def stages_to_repeat(
 
 
 def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:
-    """Pack the user's directory and, for a bundled program, the programs, each into one file named by its hash."""
+    """Pack the user's directory, and the programs for a bundled one, else what the user's script may import, each into
+    one file named by its hash."""
     trees: list[Tree] = []
     if spec.workdir is not None:
         exclude = (*spec.workdir.exclude, *_inside(state_dir, spec.workdir.path))
-        trees.append(_pack("code", spec.workdir.path, exclude, state_dir))
-    if spec.program is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            _copy_programs(Path(folder))
-            trees.append(_pack("programs", folder, (), state_dir))
+        trees.append(_pack(CODE_TREE, spec.workdir.path, exclude, state_dir))
+    name, copy = (LIBRARY_TREE, copy_library) if spec.program is None else (PROGRAMS_TREE, _copy_programs)
+    with tempfile.TemporaryDirectory() as folder:
+        copy(Path(folder))
+        trees.append(_pack(name, folder, (), state_dir))
     return tuple(trees)
+
+
+def copy_library(folder: Path) -> None:
+    """Copy what a script of the user imports where ascendrun is not installed. An installed one stays complete."""
+    import ascendrun
+
+    package = Path(ascendrun.__file__).resolve().parent
+    for name in FOR_SCRIPTS:
+        for source in sorted(package.glob(name)):
+            target = folder / "ascendrun" / source.relative_to(package)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    with open(folder / "ascendrun" / "__init__.py", "a", encoding="utf-8") as file:
+        file.write(INSTALLED_TOO)
 
 
 def _inside(state_dir: Path, folder: str) -> tuple[str, ...]:

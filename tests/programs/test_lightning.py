@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ascendrun.node import pack
+from ascendrun.query.submit import copy_library
 
 if os.environ.get("CI") != "true":
     pytest.importorskip("pytorch_lightning", reason="bin/setup-env lightning")
@@ -106,19 +106,19 @@ def test_a_stop_at_any_step_resumes_to_the_bit(lightning, stop_at):
     assert lightning(name="cut").succeed().final() == whole.final()
 
 
-def test_the_agents_archive_has_the_plugin(tmp_path):
-    archive = tmp_path / "agent.pyz"
-    archive.write_bytes(pack.agent_pyz()[0])
+def test_the_staged_library_has_the_plugin_and_all_that_it_imports(tmp_path):
+    library = tmp_path / "library"
+    copy_library(library)
     script = "import ascendrun.lightning as plugin; print(plugin.__file__, plugin.settings(device='cpu')['strategy'])"
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = [{str(archive)!r}] + "
+        [sys.executable, "-c", f"import sys; sys.path[:] = [{str(library)!r}] + "
          f"[each for each in sys.path if each != {str(REPO)!r}]; {script}"],
         env={**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )  # fmt: skip
-    assert done.returncode == 0 and str(archive) in done.stdout and "OneDevice" in done.stdout, done.stderr
+    assert done.returncode == 0 and str(library) in done.stdout and "OneDevice" in done.stdout, done.stderr
 
 
 def test_arguments_that_cannot_work_are_refused_together():

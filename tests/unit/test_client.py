@@ -11,7 +11,7 @@ import pytest
 
 import ascendrun
 from ascendrun.core.metrics import parse_line
-from ascendrun.node import pack
+from ascendrun.query.submit import copy_library
 
 REPO = Path(ascendrun.__file__).resolve().parent.parent
 
@@ -124,10 +124,12 @@ except ImportError:
 
 
 @pytest.mark.parametrize("others, said", [((), "client only"), ((str(REPO),), "all of it")])
-def test_ranks_find_it_in_the_agents_archive_and_an_installed_ascendrun_stays_whole(tmp_path, others, said):
-    archive = tmp_path / "agent-0123.pyz"
-    archive.write_bytes(pack.agent_pyz()[0])
-    path, env = os.pathsep.join((str(archive), *others)), {"ASCENDRUN_METRICS_FILE": str(tmp_path / "metrics")}
+def test_ranks_find_it_in_the_staged_library_and_an_installed_ascendrun_stays_whole(tmp_path, others, said):
+    copy_library(tmp_path / "library")
+    path, env = (
+        os.pathsep.join((str(tmp_path / "library"), *others)),
+        {"ASCENDRUN_METRICS_FILE": str(tmp_path / "metrics")},
+    )
     done = subprocess.run(
         [sys.executable, "-S", "-c", SCRIPT], env={**env, "PYTHONPATH": path}, cwd=tmp_path, capture_output=True
     )

@@ -37,7 +37,8 @@ class Folders:
 
 @dataclass(frozen=True)
 class Tree:
-    """A staged directory: `name` is "code" (of the user) or "programs" (bundled); `sha256` is of its contents."""
+    """A staged directory: `name` is "code" (of the user), "programs" (bundled) or "library" (for scripts of the user);
+    `sha256` is of its contents."""
 
     name: str
     sha256: str
@@ -112,7 +113,7 @@ class LaunchPlan:
     fence_s: float | None = None
 
 
-CODE_TREE, PROGRAMS_TREE = "code", "programs"
+CODE_TREE, PROGRAMS_TREE, LIBRARY_TREE = "code", "programs", "library"
 DEVICE_LEASE = "device-lease"
 """Check of a job file without which devices are not leased."""
 
@@ -326,7 +327,7 @@ def _too_few_hosts(name: str, required: int, listed: int) -> tuple[Text, Text]:
 
 def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
     """Return the fields of the agent's `prepare` operation for this node."""
-    code = [tree.sha256 for tree in plan.trees if tree.name == CODE_TREE]
+    code, library = ([tree.sha256 for tree in plan.trees if tree.name == name] for name in (CODE_TREE, LIBRARY_TREE))
     leased = node.devices if plan.leases_devices else None
     return {
         "tag": plan.run_id,
@@ -340,6 +341,7 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
         "setup": node.setup,
         "trees": [tree.sha256 for tree in plan.trees],
         "link_tree": code[0] if code else None,
+        **({"library": library[0]} if library else {}),
         "ports": list(plan.master_ports) if node.node_rank == 0 else [],
         **({"hccl": list(plan.hccl_bases)} if plan.hccl_bases else {}),
         **({"devices": {"type": plan.device_type, "ids": list(leased)}} if leased else {}),

@@ -111,9 +111,9 @@ class Prepare(Request[PrepareReply]):
     `job`: copy of the job (core/jobs/job_copy.py) for the node, None: none. `devices`: {type, ids} to lease, None:
     none. `hccl`: candidates for HCCL's port block; those that are free are leased. `fence_s`: seconds
     after which the ranks end if the head does not renew their lease, None: never. `pointer`: as in NodePlan.
-    `launcher`: {argv, command, env} of the process that starts the ranks, None: the agent starts them. `work_of`: key
-    of the machine whose working directory of `home` this one takes over, None: none; it fails if that directory is not
-    visible, unless `may_lack_work`."""
+    `launcher`: {argv, command, env} of the process that starts the ranks, None: the agent starts them. `library`: the
+    tree that is last on the ranks' PYTHONPATH, None: none. `work_of`: key of the machine whose working directory of
+    `home` this one takes over, None: none; it fails if that directory is not visible, unless `may_lack_work`."""
 
     OP, REPLY = "prepare", PrepareReply
     tag: str
@@ -135,6 +135,7 @@ class Prepare(Request[PrepareReply]):
     fence_s: float | None = None
     pointer: Mapping[str, Any] | None = None
     launcher: Mapping[str, Any] | None = None
+    library: str | None = None
     work_of: str | None = None
     may_lack_work: bool = False
 

@@ -47,6 +47,7 @@ PREPARED_KEYS = (
     "setup",
     "trees",
     "link_tree",
+    "library",
     "ports",
     "devices",
     "hccl",

@@ -210,6 +210,7 @@ class Supervisor:
 
     def environ(self, own: dict[str, str]) -> dict[bytes, bytes]:
         """Return the environment of a process. `own`: variables of the plan."""
+        root, library = layout.root_of(self.folder), self.prepared.get("library")
         return rank_environ(
             os.environb,
             own,
@@ -217,7 +218,8 @@ class Supervisor:
             hccl_base=self.spec.get("hccl_base"),
             secret=self.spec.get("secret_env") or {},
             tag=self.tag,
-            root=layout.root_of(self.folder),
+            root=root,
+            library=layout.tree_dir(root, library) if library else None,
         )
 
     def start(self, rank: Rank, argv: list[str], env: dict[bytes, bytes], cwd: str, *, setup: str | None) -> bool:

@@ -3,6 +3,7 @@
 import base64
 import json
 import subprocess
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ from ascendrun.core.jobs.plan import (
 from ascendrun.core.network import candidate_ports
 from ascendrun.core.rank_env import OWN_VARIABLES
 from ascendrun.core.reports import NodeReport, Route
+from ascendrun.head.protocol.agent_messages import Prepare
 from ascendrun.node import join, layout
 from ascendrun.node import ranks as agent_ranks
 from ascendrun.options import make_arguments
@@ -489,7 +491,7 @@ def test_the_launcher_none_runs_one_process_a_node_that_sees_all_devices():
 
 
 def test_the_request_to_an_agent_holds_what_was_planned():
-    trees = [Tree("code", "c" * 64, 1, 1), Tree("programs", "d" * 64, 1, 1)]
+    trees = [Tree("code", "c" * 64, 1, 1), Tree("library", "d" * 64, 1, 1)]
     planned = plan(
         job(
             setup="source x",
@@ -508,13 +510,15 @@ def test_the_request_to_an_agent_holds_what_was_planned():
         "setup",
         "trees",
         "link_tree",
+        "library",
         "ports",
         "stop",
         "start_s",
         "max_s",
     }
+    assert set(first) <= {each.name for each in fields(Prepare)}, "the message to the agent drops other names"
     assert first["ports"] == list(planned.master_ports) and second["ports"] == []
-    assert (first["link_tree"], first["trees"]) == ("c" * 64, ["c" * 64, "d" * 64])
+    assert (first["link_tree"], first["library"], first["trees"]) == ("c" * 64, "d" * 64, ["c" * 64, "d" * 64])
     assert (first["stop"], first["start_s"], first["max_s"]) == ({"signal": "USR1", "grace_s": 3.0}, 5.0, 9.0)
     assert json.loads(json.dumps(first)) == first
     assert [node["prepare"] for node in render_plan(planned)["nodes"]] == [first, second]

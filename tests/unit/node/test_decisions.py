@@ -208,6 +208,14 @@ def test_a_ranks_environment_overrides_in_order_and_drops_the_agents_own():
     }
 
 
+@pytest.mark.parametrize("own, expected", [({}, b"/login:/lib"), ({"PYTHONPATH": "/mine"}, b"/mine:/lib")])
+def test_the_staged_library_is_last_on_the_path_of_modules(own, expected):
+    how = {"master_port": None, "secret": {}, "tag": "run.1", "root": "/r"}
+    login = {b"PYTHONPATH": b"/login"}
+    assert ranks.rank_environ(login, own, library="/lib", **how)[b"PYTHONPATH"] == expected
+    assert ranks.rank_environ(login, {}, **how)[b"PYTHONPATH"] == b"/login"
+
+
 frames = st.lists(
     st.tuples(st.dictionaries(st.text(), st.integers() | st.text(), max_size=3), st.binary(max_size=50)), max_size=5
 )
