@@ -34,6 +34,23 @@ from ascendrun.programs.trainer.runtime import Runtime
 
 COLUMNS = ("id", "organism", "protein", "predicted_dna", "log_prob", "is_best", "error")
 BACKGROUND = Drawing(temperature=1.0, top_p=1.0)
+LEAST_FILLED = 0.75
+CPU_TOKENS = 1024
+"""Tokens of a pass on a CPU: more are slower, they leave its caches (benchmarks/codon/upstream.py)."""
+
+
+def passes_of(lengths: Sequence[int], *, rows: int, most: int | None = None) -> Iterator[list[int]]:
+    """Yield the places of each pass, long ones first: at least LEAST_FILLED of a row is no padding.
+
+    `most`: tokens of a pass, if it has more than one row.
+    """
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    while order:
+        longest = lengths[order[0]]
+        size = rows if most is None else max(1, min(rows, most // longest))
+        places = [place for place in order[:size] if lengths[place] >= LEAST_FILLED * longest]
+        order = order[len(places) :]
+        yield places
 
 
 def log_probs_of(
@@ -41,11 +58,10 @@ def log_probs_of(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (place, log-probabilities [residues, 64]) of proteins with their organisms' numbers, long ones first.
 
-    Proteins of similar length are computed together, `rows` at a time.
+    Proteins of similar length are computed together, up to `rows` at a time.
     """
-    order = sorted(range(len(proteins)), key=lambda place: -len(proteins[place][0]))
-    for start in range(0, len(order), rows):
-        places = order[start : start + rows]
+    most = CPU_TOKENS if device.family == "cpu" else None
+    for places in passes_of([len(protein) for protein, _ in proteins], rows=rows, most=most):
         ids = [np.array(v.ids_of(v.merge(proteins[place][0]))) for place in places]
         batch = batch_of(
             ids,

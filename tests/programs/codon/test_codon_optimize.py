@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ascendrun.planner.codon_constraints import Constraints
 from ascendrun.planner.codon_proteins import Ambiguity, Drawing, read_ambiguity, read_asked
@@ -18,7 +20,7 @@ from ascendrun.programs.codon.__main__ import OPTIONS
 from ascendrun.programs.codon.decoding import InfeasibleError
 from ascendrun.programs.codon.files import save_model
 from ascendrun.programs.codon.model import CodonModel, Config, make_model
-from ascendrun.programs.codon.optimize import log_probs_of, optimize_stage, predict_dna_sequence, write_rows
+from ascendrun.programs.codon.optimize import log_probs_of, optimize_stage, passes_of, predict_dna_sequence, write_rows
 from ascendrun.programs.codon.proteins import complete, read_proteins
 from ascendrun.programs.codon.scores import write_counts
 from ascendrun.programs.trainer.devices.accelerator import choose_precision, open_accelerator
@@ -109,9 +111,9 @@ def test_proteins_of_each_form_are_read(tmp_path: Path) -> None:
     assert (row.name, row.residues, row.organism) == ("first", "MKA_", 51)
     assert read_proteins("MKA", "51", ORGANISMS, Ambiguity())[0][0].residues == "MKA_"
     (tmp_path / "c.csv").write_text("sequence\nMKA\n")
-    for given in (str(tmp_path / "c.csv"), str(tmp_path / "none.fasta"), "proteins.txt", ""):
+    for protein in (str(tmp_path / "c.csv"), str(tmp_path / "none.fasta"), "proteins.txt", ""):
         with pytest.raises(InvalidDataError):
-            read_proteins(given, "51", ORGANISMS, Ambiguity())
+            read_proteins(protein, "51", ORGANISMS, Ambiguity())
 
 
 def ambiguity(text: str, *, seed: int = 0) -> Ambiguity:
@@ -201,3 +203,13 @@ def test_results_are_written_by_the_ending_of_the_file(tmp_path: Path) -> None:
         write_rows(tmp_path / f"out.{ending}", rows)
     assert (tmp_path / "out.fasta").read_text() == f">a [organism={ECOLI}]\nATGAAATAA\n"
     assert [json.loads(line)["id"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == ["a", "b"]
+
+
+@given(st.lists(st.integers(1, 2047), max_size=60), st.integers(1, 20), st.sampled_from([None, 64, 1024]))
+def test_a_pass_has_proteins_of_similar_length_and_on_a_cpu_few_tokens(lengths, rows, most):
+    found = list(passes_of(lengths, rows=rows, most=most))
+    assert sorted(place for each in found for place in each) == list(range(len(lengths)))
+    for each in found:
+        own = [lengths[place] for place in each]
+        assert own == sorted(own, reverse=True) and 1 <= len(own) <= rows and own[-1] >= 0.75 * own[0]
+        assert most is None or len(own) == 1 or len(own) * own[0] <= most
