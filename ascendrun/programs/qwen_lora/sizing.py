@@ -119,7 +119,9 @@ def estimate(
 ) -> MemoryEstimate:
     """Estimate. `piece`: see sft_task.largest_micro_batch. `everything`: include layouts slower than the chosen one."""
     requested = options["strategy"]
-    usable = strategies_for(target.precision, target.world_size, has_deepspeed and options["compile"] == "none")
+    usable = strategies_for(
+        target.precision, target.world_size, has_deepspeed and options.get("compile", "none") == "none"
+    )
     strategies = usable if requested == "auto" else (requested,)
     seen: dict[tuple[bool, bool], Simulated] = {}
     lines: list[Text] = []
