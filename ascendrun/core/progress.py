@@ -24,7 +24,7 @@ _MARKS = [
     for mark in (
         rb"oss(?! [a-hj-mo-uw-z])\w{0,12}(?: value)?[\"']?"
         + _COLOR
-        + rb"\s{0,8}[:=|]?\s{0,8}"
+        + rb"\s{0,20}[:=|]?\s{0,20}"
         + _COLOR
         + rb"[\"'(\[]?[-+]?"
         rb"(?:[0-9.]|[Nn]a[Nn]|[Ii]nf|null)",
@@ -325,7 +325,7 @@ class ProgressReader:
         if not step or (step == self._newest and not values):
             return []
         self._newest = step
-        return [{"step": step, **({} if total is None else {"total_steps": total}), **values}]
+        return [{**values, "step": step, **({} if total is None else {"total_steps": total})}]
 
     def _epoch_row(
         self, epoch: re.Match[str], count: int, total: int, values: Row, *, from_zero: bool = False
@@ -340,7 +340,7 @@ class ProgressReader:
             return []
         if step == self._newest and "loss" not in values:
             return []
-        return self._step_row(step, None if epochs is None else epochs * total, values)
+        return self._step_row(step, self._total if epochs is None else epochs * total, values)
 
     # Lines
 

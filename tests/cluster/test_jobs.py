@@ -361,6 +361,9 @@ def check_apart(scene: Scene, job: str) -> None:
     assert event["values"] == {"world_size": 2} and event["severity"] == "error", event
     (gave_up,) = [event for event in detail["events"] if event["code"] == "gave-up"]
     assert gave_up["values"]["finding"] == "separate-trainings"
+    explained = json.loads(scene.ascendrun("explain", job, "-o", "json").stdout)["diagnosis"]
+    assert (explained["code"], explained["confidence"]) == ("separate-trainings", "certain"), explained
+    assert "NNODES" in explained["hint"] and len(explained["hosts"]) == 1, explained
     listed = json.loads(scene.ascendrun("ps", "-a", "-o", "json").stdout)["jobs"]
     assert ["2" in str(row["reason"]) for row in listed if row["id"] == job] == [True], listed
 

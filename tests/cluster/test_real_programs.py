@@ -3,8 +3,8 @@
 They and what they import are not part of this project. Two variables name them, and without them the tests are skipped:
 
     REAL_PYTHON    a Python with llamafactory (which has transformers, datasets, trl, accelerate) and lightning
-    REAL_PROGRAMS  a directory with copies of the repositories nanoGPT, examples (PyTorch), accelerate,
-                   pytorch-lightning and LLaMA-Factory
+    REAL_PROGRAMS  a directory with copies of the repositories nanoGPT, examples (PyTorch), diffusers and
+                   pytorch-lightning
 """
 
 from __future__ import annotations
@@ -50,6 +50,13 @@ made.save_pretrained(folder)
 sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2)
 config = LlamaConfig(vocab_size=len(words) + 2, eos_token_id=0, pad_token_id=0, **sizes)
 LlamaForCausalLM(config).save_pretrained(folder)
+"""
+
+IMAGES = """
+import sys
+from PIL import Image
+for number in range(400):
+    Image.new("RGB", (16, 16), (number % 256, 100, 50)).save(f"{sys.argv[1]}/{number}.png")
 """
 
 
@@ -114,14 +121,24 @@ def trainer(code: Path) -> list[str]:
 
 
 def accelerate(code: Path) -> list[str]:
-    folder = "accelerate/examples/torch_native_parallelism"
-    copy(code, f"{folder}/nd_parallel.py", f"{folder}/utils.py")
-    make_model(code / "model")
-    stories = code / "roneneldan" / "TinyStories"
-    stories.mkdir(parents=True)
-    (stories / "train.yamll").write_text("".join(json.dumps({"text": line}) + "\n" for line in text_of(8000, 40)))
-    options = "--dp-replicate-size 4 --sequence-length 64 --num-steps 200 --model-name model"
-    return ["python", "nd_parallel.py", *options.split()]
+    copy(code, "diffusers/examples/unconditional_image_generation/train_unconditional.py")
+    (code / "images").mkdir()
+    subprocess.run([PYTHON, "-c", IMAGES, code / "images"], check=True, timeout=300)
+    blocks = {"down_block_types": ["DownBlock2D"] * 2, "up_block_types": ["UpBlock2D"] * 2, "layers_per_block": 1}
+    sizes = {
+        "sample_size": 16,
+        "in_channels": 3,
+        "out_channels": 3,
+        "block_out_channels": [32, 32],
+        "norm_num_groups": 8,
+    }
+    (code / "unet").mkdir()
+    (code / "unet" / "config.json").write_text(json.dumps({"_class_name": "UNet2DModel", **blocks, **sizes}))
+    options = (
+        "--train_data_dir images --resolution 16 --train_batch_size 2 --num_epochs 3 --model_config_name_or_path unet"
+    )
+    more = "--ddpm_num_steps 10 --ddpm_num_inference_steps 2 --save_images_epochs 100 --output_dir out"
+    return ["python", "train_unconditional.py", *f"{options} {more}".split()]
 
 
 def lightning(code: Path) -> list[str]:
@@ -133,7 +150,8 @@ def lightning(code: Path) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """`first`: the first line with a step. `total`, `loss`: whether its output states them."""
+    """`first`: the first line with a step. `total`, `loss`: whether its output states them. `stops`: it is stopped when
+    its progress was seen."""
 
     make: Callable[[Path], list[str]]
     first: str
@@ -142,6 +160,7 @@ class Program:
     more: str = ""
     total: bool = True
     loss: bool = True
+    stops: bool = False
 
 
 ON_CPU = (f"PYTHONPATH: {Path(__file__).parent / 'on_cpu'}",)
@@ -156,12 +175,15 @@ UNCHANGED = {
         loss=False,
     ),
     "trainer": Program(trainer, r"'loss'"),
-    "accelerate": Program(accelerate, r"Step \d+/\d+, Loss", launcher="accelerate"),
+    "accelerate": Program(
+        accelerate, r"Epoch 0: .*loss=", launcher="accelerate", env=(f"PYTHONPATH: {PROGRAMS / 'diffusers' / 'src'}",)
+    ),
     "lightning": Program(
         lightning,
         r"Epoch 0: .*loss",
         env=tuple(f"PL_TRAINER_{word}" for word in ("ACCELERATOR: cpu", "DEVICES: 2", "NUM_NODES: 2", "STRATEGY: ddp")),
         total=False,  # its bar has the number of the epoch, but not of how many
+        stops=True,
     ),
 }
 
@@ -201,9 +223,11 @@ def test_an_unchanged_example_shows_its_progress(scene: Scene, name: str) -> Non
         progress = row["progress"] or {}
         if seen_s is None and all(progress.get(key) is not None for key in wanted):
             seen_s, seen = time.time(), {**progress, "state": row["state"]}
+            if program.stops:
+                assert scene.ascendrun("stop", "--now", job).returncode == 0
         time.sleep(0.5)
     lines = lines_of(scene, job)
-    assert row["state"] == "SUCCEEDED", (row, [line["text"] for line in lines[-40:]])
+    assert row["state"] == ("STOPPED" if program.stops else "SUCCEEDED"), (row, [line["text"] for line in lines[-40:]])
     first_s = min(at_s(line) for line in lines if re.search(program.first, line["text"]))
     assert seen_s is not None, (row["progress"], [line["text"] for line in lines[-40:]])
     print(f"{name}: in ps {seen_s - first_s:.1f} s after its first line, as {seen}; at the end {row['progress']}")

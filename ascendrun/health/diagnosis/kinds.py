@@ -20,7 +20,7 @@ _CODES: Mapping[Kind, str] = {
     Kind.PREEMPTED: "preempted slurm-preempted",
     Kind.UNKNOWN: "exit-code killed terminated interrupted crash unknown",
     Kind.USER: "exception start-failed collective-differs world-size-wrong finished-early wait-cycle "
-    "master-address-local own-address-local python-stop python-eof",
+    "separate-trainings master-address-local own-address-local python-stop python-eof",
 }
 KINDS: Mapping[str, Kind] = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 """Kinds by code of a diagnosis. Codes of the catalogue that are not here are classed by `_kind_of`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascendrun.core.events import Event
+from ascendrun.core.events import SEPARATE, Event
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof
@@ -28,6 +28,7 @@ _BY_CAUSE = {
 _RETRY = {
     "preflight-failed": "never",
     "stage-files-lost": "never",
+    SEPARATE: "never",
     "time-limit": "same",
     "start-timeout": "same",
     "head-restarted": "same",
@@ -46,6 +47,8 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
         return _diagnosis(evidence, "succeeded", anomalies=_anomalies(evidence))
     if evidence.cause == "held" or (evidence.cause is None and evidence.state in LIVE):
         return _live(evidence)
+    if evidence.reason is not None and evidence.reason.key == "reason.separate-trainings":
+        return _diagnosis(evidence, SEPARATE, hosts=(str(evidence.reason.values["host"]),))
     code = _BY_CAUSE.get(evidence.cause or "")
     if code is None or (failed and code not in _STOPS):
         return None
