@@ -13,7 +13,7 @@ import yaml
 from phrases import PHRASES, fill
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.reasons import FirstFailure
+from ascendrun.core.jobs.reasons import FirstFailure, separate_trainings
 from ascendrun.core.logs.log_lines import parse_ranks
 from ascendrun.head.state.old_stores import read_reason
 from ascendrun.health.diagnosis import DeviceFact, Evidence, FixedClock, HostEvidence, Line, RankEvidence
@@ -432,11 +432,13 @@ def _noise(line: Line, chance: random.Random) -> Line:
     )
 
 
-def _changed(state: str, reason: str | Mapping[str, str]) -> Event:
+def _changed(state: str, reason: str | Mapping[str, Any]) -> Event:
     text = _reason(reason, count=1)
     return Event("state-changed", {"state": state, "reason": text}, (text.values["host"],), (), 1, BEGAN_S + 300)
 
 
-def _reason(reason: str | Mapping[str, str], *, count: int) -> Text:
+def _reason(reason: str | Mapping[str, Any], *, count: int) -> Text:
     """{kind, host} of a first failure, or a sentence that an earlier release would have written."""
-    return read_reason(reason, count=count) if isinstance(reason, str) else FirstFailure(**reason).reason()
+    if isinstance(reason, str):
+        return read_reason(reason, count=count)
+    return separate_trainings(**reason) if "world_size" in reason else FirstFailure(**reason).reason()
