@@ -180,9 +180,12 @@ UNCHANGED = {
     ),
     "lightning": Program(
         lightning,
-        r"Epoch 0: .*loss",
-        env=tuple(f"PL_TRAINER_{word}" for word in ("ACCELERATOR: cpu", "DEVICES: 2", "NUM_NODES: 2", "STRATEGY: ddp")),
-        total=False,  # its bar has the number of the epoch, but not of how many
+        r"Epoch 0/.*loss",
+        env=(
+            *(f"PL_TRAINER_{word}" for word in ("ACCELERATOR: cpu", "DEVICES: 2", "NUM_NODES: 2", "STRATEGY: ddp")),
+            "TTY_COMPATIBLE: 1",
+            "COLUMNS: 150",
+        ),
         stops=True,
     ),
 }
