@@ -1,8 +1,9 @@
 """A training that loses a rank, a host or an answer, and trains again: ascendrun beside torchrun --max-restarts.
 
-python -m benchmarks.restart [--repeat 2] [--patience 300] [--results FOLDER]
+python -m benchmarks.restart [--repeat 2] [--patience 300] [--npu .venv-npu/bin/python] [--results FOLDER]
 
-Two ranks on each of two hosts; a third host is free. About 10 minutes a repetition, most of them waiting.
+Two ranks on each of two hosts; a third host is free. About 10 minutes a repetition, most of them waiting; with --npu,
+the Python of an environment with torch_npu, as many again over the simulated CANN.
 """
 
 from __future__ import annotations
@@ -16,18 +17,23 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import yaml
 
+from ascendrun.sim.ascend.scenario import Scenario
+from ascendrun.sim.ascend.tree import install_on
+from ascendrun.sim.npu.build import build
+from ascendrun.sim.npu.target import find_target
 from benchmarks.bed import Bed
 from benchmarks.launchers import JOB, RANKS_PER_HOST, Launcher
 from benchmarks.ours import Ours
 from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, without_paths, write_page
 from benchmarks.trial import Trial
 
-COLUMNS = ("what", "event", "repeat", "known_s", "gone_s", "again_s", "lost_steps", "load", "note")
+COLUMNS = ("what", "device", "event", "repeat", "known_s", "gone_s", "again_s", "lost_steps", "load", "note")
 RANK_KILLED, HOST_LOST, RANK_STOPPED = "rank killed", "host without power", "rank stopped"
 EVENTS = (RANK_KILLED, HOST_LOST, RANK_STOPPED)
 TRAIN = Path(__file__).with_name("peers") / "train.py"
@@ -43,8 +49,31 @@ LIMIT_S = 120
 FENCE_S = 120
 """The shortest lease: 90 s and the grace period of checkpoints."""
 OURS, TORCHRUN = "ascendrun", "torchrun"
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+"""By default the ranks use the store of the rendezvous: with torch 2.13 and gloo, those of a new start find the old
+addresses there, fail at once, and use up all restarts."""
 _LOOK_S = 0.1
 _RUNS = re.compile(r"RUNNING · [\dhms]+ · step \d+ · loss")
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What the ranks use: the `type` of a job, their Python, and the line that a shell runs before them, if any."""
+
+    type: str
+    python: str = sys.executable
+    setup: str = ""
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"OMP_NUM_THREADS": "1", "TRAIN_DEVICE": self.type, "PYTHONWARNINGS": "ignore"}
+
+
+def devices_of(npu_python: str | None) -> list[Devices]:
+    """CPUs, and simulated NPUs where a Python with torch_npu is given. Raises PreflightError when it is no such one."""
+    if npu_python is None:
+        return [Devices("cpu")]
+    return [Devices("cpu"), Devices("npu", npu_python, f"source {build(find_target(npu_python))}/set_env.sh")]
 
 
 @dataclass(frozen=True)
@@ -61,42 +90,50 @@ class Again:
     lost_steps: int | None
 
 
-def launchers(bed: Bed, ours: Ours, event: str) -> list[Launcher]:
+def launchers(bed: Bed, ours: Ours, devices: Devices, event: str) -> list[Launcher]:
+    torchrun = _torchrun(bed, devices, has_spare=event == HOST_LOST)
     return [
-        Launcher(TORCHRUN, _torchrun(bed, has_spare=event == HOST_LOST), {}, prepare=lambda: _empty(bed.shared)),
-        Launcher(OURS, ours.argv("submit", str(_job(bed, ours))), ours.environ(), prepare=lambda: _warm(bed, ours)),
+        Launcher(TORCHRUN, torchrun, {}, prepare=lambda: _empty(bed.shared)),
+        Launcher(
+            OURS, ours.argv("submit", str(_job(bed, ours, devices))), ours.environ(), prepare=lambda: _warm(bed, ours)
+        ),
     ]
 
 
-def _torchrun(bed: Bed, *, has_spare: bool) -> list[str]:
+def _torchrun(bed: Bed, devices: Devices, *, has_spare: bool) -> list[str]:
     """The elastic rendezvous. `has_spare`: a third agent waits for the place of a lost host; without a lost host it
     takes part in each restart, and all of them were used up by one killed rank."""
-    words = ["env", "OMP_NUM_THREADS=1", f"TRAIN_LIMIT_S={LIMIT_S}", sys.executable, "-m", "torch.distributed.run"]
+    limits = {"TRAIN_LIMIT_S": str(LIMIT_S), "HCCL_EXEC_TIMEOUT": str(LIMIT_S)}
+    words = ["env", OWN_STORE, *(f"{name}={value}" for name, value in {**devices.env, **limits}.items())]
+    words += [devices.python, "-m", "torch.distributed.run"]
     words += ["--nnodes", str(HOSTS), "--nproc-per-node", str(RANKS_PER_HOST), "--max-restarts", "3"]
     words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{bed.cluster.hosts[0]}:29500", "--rdzv-id", "bench"]
     words += [str(TRAIN), SHARED]
     first, second, spare = bed.cluster.hosts
-    line = shlex.quote(shlex.join(words))
+    line = shlex.join(["bash", "-c", "; ".join(filter(None, (devices.setup, f"exec {shlex.join(words)}")))])
     start = "ssh -tt -o BatchMode=yes {} {} </dev/null &"  # -tt: the ranks end with the connection
-    script = [start.format(host, line) for host in (first, second)]
+    script = [start.format(host, shlex.quote(line)) for host in (first, second)]
     if has_spare:
-        script.append(f"sleep {SPARE_S}; {start.format(spare, line)}")
+        script.append(f"sleep {SPARE_S}; {start.format(spare, shlex.quote(line))}")
     file = bed.folder / "torchrun.sh"
     file.write_text("\n".join((*script, "wait")) + "\n")
     return ["sh", str(file)]
 
 
-def _job(bed: Bed, ours: Ours) -> Path:
+def _job(bed: Bed, ours: Ours, devices: Devices) -> Path:
+    limits = {"TRAIN_LIMIT_S": str(10 * LIMIT_S), "HCCL_EXEC_TIMEOUT": str(10 * LIMIT_S)}
     job: dict[str, object] = {
         "name": JOB,
-        "command": [sys.executable, str(TRAIN), SHARED],
-        "env": {"OMP_NUM_THREADS": "1", "TRAIN_LIMIT_S": str(10 * LIMIT_S)},
+        "command": [devices.python, str(TRAIN), SHARED],
+        "env": {**devices.env, **limits},
         "nodes": HOSTS,
-        "devices": {"type": "cpu", "per_node": RANKS_PER_HOST},
+        "devices": {"type": devices.type, "per_node": RANKS_PER_HOST},
         "hostfile": str(ours.hostfile(bed.cluster.hosts)),
         "timeouts": {"hang_s": LIMIT_S},
         "restart": {"max_restarts": 3, "backoff_s": [1, 2], "on_unreachable_node": "fence", "fence_after_s": FENCE_S},
     }
+    if devices.setup:
+        job["setup"] = devices.setup
     file = bed.folder / "job.yaml"
     file.write_text(yaml.safe_dump(job))
     return file
@@ -113,50 +150,44 @@ def _empty(folder: Path) -> None:
         path.unlink()
 
 
-def run(repeats: int, patience_s: float, events: Sequence[str], sheet: Sheet) -> None:
+def run(repeats: int, patience_s: float, events: Sequence[str], families: Sequence[Devices], sheet: Sheet) -> None:
     with Bed(HOSTS + 1, shared=SHARED) as bed:
         ours = Ours(bed)
+        for number, host in enumerate(bed.cluster.hosts, start=1):
+            install_on(bed.cluster, host, Scenario(cards=RANKS_PER_HOST, number=number))
         for repeat in range(repeats):
-            for event in events:
-                for launcher in launchers(bed, ours, event)[:: 1 if repeat % 2 == 0 else -1]:
-                    play(bed, ours, launcher, event, repeat=repeat, patience_s=patience_s, sheet=sheet)
-                    if not bed.cluster.is_up(bed.cluster.hosts[VICTIM_HOST]):
-                        bed.cluster.reboot(bed.cluster.hosts[VICTIM_HOST])
+            for devices in families:
+                for event in events:
+                    for launcher in launchers(bed, ours, devices, event)[:: 1 if repeat % 2 == 0 else -1]:
+                        found = play(bed, ours, launcher, event, patience_s)
+                        sheet.add(what=launcher.name, device=devices.type, event=event, repeat=repeat, **found)
+                        if not bed.cluster.is_up(bed.cluster.hosts[VICTIM_HOST]):
+                            bed.cluster.reboot(bed.cluster.hosts[VICTIM_HOST])
         ours.run("stop", "--now", JOB)
         ours.stop_controller()
 
 
-def play(bed: Bed, ours: Ours, launcher: Launcher, event: str, *, repeat: int, patience_s: float, sheet: Sheet) -> None:
+def play(bed: Bed, ours: Ours, launcher: Launcher, event: str, patience_s: float) -> dict[str, object]:
+    """One row of the sheet, without its keys."""
     launcher.prepare()
     load = f"{os.getloadavg()[0]:.1f}"
     with Trial(bed, launcher.argv, launcher.env) as trial:
         began = trial.await_ranks(WORLD, patience_s=START_PATIENCE_S)
         trial.watch(START_PATIENCE_S, lambda: len(_steps(bed.shared)) >= STEPS_BEFORE)
         if began is None or len(_steps(bed.shared)) < STEPS_BEFORE:
-            note = f"did not start: {without_paths(trial.tail())}"
-            sheet.add(what=launcher.name, event=event, repeat=repeat, load=load, note=note)
-            return
+            return {"load": load, "note": f"did not start: {without_paths(trial.tail())}"}
         if event == HOST_LOST:
             trial.watch(SETTLED_S, lambda: False)
         again = watch(bed, trial, event, patience_s=patience_s)
-        sheet.add(
-            what=launcher.name,
-            event=event,
-            repeat=repeat,
-            known_s=again.known_s,
-            gone_s=again.gone_s,
-            again_s=again.again_s,
-            lost_steps=again.lost_steps,
-            load=load,
-            note=without_paths(trial.tail()) if again.again_s is None else "",
-        )
+        note = without_paths(trial.tail()) if again.again_s is None else ""
         if launcher.name == OURS:
             ours.run("stop", "--now", JOB)
+    return {**asdict(again), "load": load, "note": note}
 
 
 def watch(bed: Bed, trial: Trial, event: str, *, patience_s: float) -> Again:
     """Make the event happen, and look until a new start has done a step, or the patience is over."""
-    old = {process.pid for process in trial.left() if str(TRAIN) in process.argv}
+    old = {process.pid for process in trial.left() if str(TRAIN) in process.argv and "RANK" in process.environ}
     shown = len(trial.text)
     since_s = _cause(bed, trial, event)
     known: list[float] = []
@@ -212,29 +243,29 @@ def _steps(folder: Path) -> list[dict[str, float]]:
 
 
 def render(rows: Sequence[Row]) -> str:
-    header = ["", "", "known, s", "old ranks gone, s", "trains again, s", "steps done twice"]
+    header = ["", "", "", "known, s", "old ranks gone, s", "trains again, s", "steps done twice"]
     lines = []
-    for event in EVENTS:
-        for name in (TORCHRUN, OURS):
-            mine = [row for row in rows if row["event"] == event and row["what"] == name]
-            failed = sum(not row["again_s"] for row in mine)
-            label = f"{name} (**{failed} of {len(mine)} never**)" if failed else name
-            cells = [shown(median(mine, column)) for column in ("known_s", "gone_s", "again_s", "lost_steps")]
-            if mine:
-                lines.append([event, label, *cells])
+    for device, event, name in product(("cpu", "npu"), EVENTS, (TORCHRUN, OURS)):
+        mine = [row for row in rows if (row["device"], row["event"], row["what"]) == (device, event, name)]
+        failed = sum(not row["again_s"] for row in mine)
+        label = f"{name} (**{failed} of {len(mine)} never**)" if failed else name
+        cells = [shown(median(mine, column)) for column in ("known_s", "gone_s", "again_s", "lost_steps")]
+        if mine:
+            lines.append([device, event, label, *cells])
     return table(header, lines)
 
 
 def says(patience_s: float) -> str:
     return (
-        f"{HOSTS} hosts, {RANKS_PER_HOST} ranks each (CPU, gloo), a third host free; a step each 0.1 s, a checkpoint "
+        f"{HOSTS} hosts, {RANKS_PER_HOST} ranks each, a third host free; a step each 0.1 s, a checkpoint "
         "each tenth step in a folder that all hosts share, from which the script continues by itself. Medians in "
         f"seconds after the fault, seen from outside; “never”: not within {patience_s:g} s. Nothing of this ran on an "
-        "NPU.\n\n"
+        "NPU: *npu* is torch_npu over the simulated CANN, with HCCL; *cpu* is gloo.\n\n"
         "*rank killed*: SIGKILL to the last rank. *host without power*: of the last two ranks, without a word. *rank "
         f"stopped*: SIGSTOP to the last rank. A sum that is not answered for {LIMIT_S} s is an error under torchrun, "
-        f"as HCCL's and NCCL's limits make it; ascendrun has `hang_s: {LIMIT_S}`. torchrun: `--max-restarts 3`, "
-        "elastic rendezvous on the first host; where a host is lost, a third agent waits on the free one. ascendrun: "
+        f"as HCCL's (`HCCL_EXEC_TIMEOUT`) and NCCL's limits make it; ascendrun has `hang_s: {LIMIT_S}`. torchrun: "
+        f"`--max-restarts 3`, elastic rendezvous on the first host, and `{OWN_STORE}`, without which no new start of "
+        "gloo's ranks came up; where a host is lost, a third agent waits on the free one. ascendrun: "
         "`max_restarts: 3`, `backoff_s: [1, 2]`, and `on_unreachable_node: fence` with the shortest lease, "
         f"{FENCE_S} s: it does not start ranks again before the silent ones have ended by themselves; torchrun has no "
         "such promise. The script reports its steps to ascendrun, by one line.\n\n"
@@ -247,19 +278,23 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--repeat", type=int, default=2, metavar="N", help="repetitions  [default: %(default)s]")
     options.add_argument("--patience", type=float, default=300.0, metavar="S", help="seconds  [default: %(default)g]")
+    options.add_argument(
+        "--npu", metavar="PYTHON", help="an environment with torch_npu: as well over the simulated CANN"
+    )
     options.add_argument("--event", choices=EVENTS, action="append", help="only this one; may be repeated")
     options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     given = options.parse_args()
     if shutil.which("ssh") is None:
         options.error("needs ssh")
     with Sheet(given.results, "restart", COLUMNS) as sheet:
-        run(given.repeat, given.patience, given.event or EVENTS, sheet)
+        run(given.repeat, given.patience, given.event or EVENTS, devices_of(given.npu), sheet)
     write_page(
         sheet,
         title="restart: a rank, a host, an answer lost",
         says=says(given.patience),
         body=render(read_rows(sheet.path)),
-        command=f"python -m benchmarks.restart --repeat {given.repeat} --patience {given.patience:g}",
+        command=f"python -m benchmarks.restart --repeat {given.repeat} --patience {given.patience:g}"
+        + (" --npu .venv-npu/bin/python" if given.npu else ""),
     )
 
 

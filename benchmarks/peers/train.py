@@ -3,7 +3,7 @@
 All ranks sum a tensor in each step; a sum that is not answered for LIMIT_S is an error, as under HCCL's and NCCL's
 limits. Rank 0 saves each tenth step into FOLDER, which all hosts share, prints steps as nanoGPT does, and records in
 FOLDER/steps.jsonl when each start began, from which step, and when each of its steps was done. All ranks report their
-steps by `ascendrun.log` where that is there: hangs are detected by them.
+steps by `ascendrun.log` where that is there: hangs are detected by them. TRAIN_DEVICE=npu: over HCCL, else over gloo.
 """
 
 import datetime
@@ -21,6 +21,7 @@ except ImportError:  # under another launcher
     ascendrun = None  # type: ignore[assignment]
 
 
+IS_NPU = os.environ.get("TRAIN_DEVICE") == "npu"
 LIMIT_S = float(os.environ.get("TRAIN_LIMIT_S", "120"))
 STEP_S = 0.1
 SAVE_STEPS = 10
@@ -29,13 +30,21 @@ SAVE_STEPS = 10
 def main(folder: str) -> None:
     rank, start_s = int(os.environ["RANK"]), time.time()
     os.write(1, (f"[FIRST {rank} {start_s:.6f}]\n").encode())
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=LIMIT_S))
+    device = torch.device("cpu")
+    if IS_NPU:
+        import torch_npu
+
+        device = torch.device("npu", int(os.environ["LOCAL_RANK"]))
+        torch_npu.npu.set_device(device)
+    dist.init_process_group("hccl" if IS_NPU else "gloo", timeout=datetime.timedelta(seconds=LIMIT_S))
     saved = [int(name.rpartition("-")[2]) for name in os.listdir(folder) if name.startswith("step-")]
-    known = torch.tensor([max(saved, default=0)])
+    known = torch.tensor([max(saved, default=0)], device=device)
     dist.broadcast(known, 0)
     first = step = int(known)
     while True:
-        dist.all_reduce(torch.ones(4))
+        total = torch.ones(4, device=device)
+        dist.all_reduce(total)
+        assert float(total[0]) == dist.get_world_size()  # waits for the device too
         step += 1
         if ascendrun is not None:
             ascendrun.log(step=step, loss=1.0)
