@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 LOOK_S = 5.0
 SPARES_S = 300.0
 """Seconds between two examinations of a spare."""
+UNREACHED_S = 30.0
+"""Seconds until a spare that did not respond is examined again: it may be starting."""
 AT_ONCE = 16
 """Hosts of one round: more would keep the controller from its jobs while it reads the results."""
 
@@ -131,6 +133,7 @@ class Examiner:
                 continue
             missed, found = context.unreached.get(host.name), own.get(host.name) or of_job.get(host.name)
             if missed is not None:
+                self._tried[runner.job.run_id, address_of(host)] = time.monotonic() - SPARES_S + UNREACHED_S
                 self._note_spare(runner, host, missed.message)
             elif found is not None:
                 self._note_spare(runner, host, message_of(found))

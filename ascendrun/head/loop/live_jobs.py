@@ -228,7 +228,9 @@ class LiveJobs:
         if self._machines is None:
             from ascendrun.head.loop.machines import JobAccess, Machines
 
-            jobs = JobAccess(lambda: iter(self), self._job, self.feed, self.record, self._adopt_found)
+            jobs = JobAccess(
+                lambda: iter(self), self._job, self.feed, self.record, self.work_off_events, self._adopt_found
+            )
             self._machines = Machines(self._store, self._links, jobs, post=self._post)
         return self._machines
 

@@ -53,13 +53,14 @@ FOUND_GRACE_S = 30.0
 @dataclass(frozen=True)
 class JobAccess:
     """What the comparison uses of the live jobs. `runners` iterates over a copy; `find` returns a job by its id, None:
-    unknown; `feed` and `record` give an input or events to a job with a runner.
+    unknown; `feed` and `record` give an input or events to a job with a runner; `settle` handles and stores all inputs.
     `adopt` makes a job of the copy and the number of an attempt that runs."""
 
     runners: Callable[[], Iterator[JobRunner]]
     find: Callable[[str], Job | None]
     feed: Callable[[str, inputs.JobInput], None]
     record: Callable[[str, Sequence[Event]], None]
+    settle: Callable[[], None]
     adopt: Callable[[JobCopy, int], None]
 
 
@@ -325,7 +326,7 @@ class Machines:
     ) -> None:
         """End what holds a machine by the word of `by`; refused while the machine shows processes.
 
-        `done` gets None, or NotFoundError (it is free) or ConflictError. `until_mono`: when not to wait any longer for
+        `done` gets None when it is on disk, or NotFoundError (it is free), ConflictError or StoreUnusableError. `until_mono`: when not to wait any longer for
         a connection that is being made; None: in CONNECT_S.
         """
         until_mono = time.monotonic() + CONNECT_S if until_mono is None else until_mono
@@ -339,8 +340,7 @@ class Machines:
             self._releases.append(lambda: self.release(name, by, done, until_mono=until_mono))
             return
         if link is None:
-            self._end_holds(machine, by)
-            done(None)
+            done(self._end_holds(machine, by))
             return
         waiting = {hold.tag for hold in machine.holds}
         alive: list[agent.Process] = []
@@ -350,9 +350,7 @@ class Machines:
             alive.extend(reply.message.processes if reply.error is None else ())
             if waiting:
                 return
-            if not alive:
-                self._end_holds(machine, by)
-            done(_refusal(name, alive[0], len(alive)) if alive else None)
+            done(_refusal(name, alive[0], len(alive)) if alive else self._end_holds(machine, by))
 
         for tag in tuple(waiting):
             link.call(
@@ -361,7 +359,17 @@ class Machines:
                 done=lambda reply, tag=tag: self._post(partial(take, tag, reply)),  # type: ignore[misc]
             )
 
-    def _end_holds(self, machine: Machine, by: str) -> None:
+    def _end_holds(self, machine: Machine, by: str) -> StoreUnusableError | None:
+        """Store that nothing holds the machine any more; return why that was not possible."""
+        try:
+            self._free(machine, by)
+            self._save()
+        except StoreUnusableError as error:
+            return error
+        self._jobs.settle()
+        return None
+
+    def _free(self, machine: Machine, by: str) -> None:
         for hold in machine.holds:
             if hold.is_found:
                 continue

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Job, NodeProgress, Phase, Request, State
 from ascendrun.core.machines import STRIKE_S, TAKEN_S, MachineState
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.loop.examiner import LOOK_S, SPARES_S, Examiner
+from ascendrun.head.agents.node_query import CONNECT_TRIES
+from ascendrun.head.loop.examiner import LOOK_S, SPARES_S, UNREACHED_S, Examiner
 from ascendrun.head.loop.operations import Operations
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import SurveyReply
@@ -157,6 +159,20 @@ def test_a_spare_is_examined_staged_and_reported_once_each_time_that_it_changes(
     world.later(SPARES_S + 1)
     assert world.codes(job.id)[-1] == "spare-ready" and record.quarantine.until_s
     assert LOOK_S < SPARES_S
+
+
+def test_a_spare_that_did_not_respond_is_examined_again_soon(world: Health) -> None:
+    job = with_spare(world)
+    world.known(N1, N2)
+    link: Any = world.get(N2)
+    link.is_up, link.failures = False, CONNECT_TRIES
+    world.nodes["n2"].survey = None
+    examiner = world.examine()
+    examiner._operations.on_down(link, AscendrunError("no route to host"))
+    assert world.codes(job.id)[-1] == "spare-not-ready"
+    link.is_up, world.nodes["n2"].survey = True, {}
+    world.later(UNREACHED_S + 1)
+    assert world.codes(job.id)[-1] == "spare-ready" and UNREACHED_S < SPARES_S
 
 
 def test_a_deep_examination_ends_a_quarantine_and_no_drain(world: Health) -> None:

@@ -212,6 +212,26 @@ def test_an_unreachable_host_is_free_by_the_word_of_a_person_and_the_story_says_
     assert world.now(later).state is State.CHECKING
 
 
+def test_a_release_is_stored_before_it_is_acknowledged(world: World) -> None:
+    job = unconfirmed(world)
+    stored: list[tuple[str, ...]] = []
+    world.jobs.machines.release("n2", "wang", lambda error: stored.append(world.store.find(job.id).job.held_hosts))
+    world.turn()
+    assert stored == [()]
+
+
+def test_a_release_of_a_found_attempt_is_stored_before_it_is_acknowledged(world: World) -> None:
+    world.get(N1).node.live = {f"{world.store.head_id}-j-0007.2"}
+    world.up(N1)
+    world.turn()
+    world.get(N1).is_up = False
+    world.get(N1).failures = 3
+    stored: list[int] = []
+    world.jobs.machines.release("n1", "wang", lambda error: stored.extend(len(m.found) for m in world.store.machines()))
+    world.turn()
+    assert stored == [0]
+
+
 def test_a_host_that_shows_processes_is_not_released(world: World) -> None:
     job = unconfirmed(world)
     world.links[dialled(N2)].is_up = True
