@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable
 
+import leftovers
 import pytest
 from conftest import Ascendrun
 from invariants import check_ended
@@ -19,6 +20,7 @@ from looks import DEADLINE_S
 from scenes import Scene, await_that, run_text
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.processes import Process
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1200)]
 DIVISOR = {"ASCENDRUN_HANG_DIVISOR": "20"}
@@ -130,8 +132,11 @@ def test_with_fence_a_cut_node_ends_its_ranks_and_then_the_job_runs_elsewhere(sc
     scene.stop(job)
 
 
-def test_neither_lost_packets_nor_a_shifted_clock_end_a_lease_too_early_or_too_late(scene: Lossy) -> None:
-    scene.cluster.clock("node2", 7200.0)
+@pytest.mark.parametrize("shift_s", [7200.0, -3600.0])
+def test_neither_lost_packets_nor_a_shifted_clock_end_a_lease_too_early_or_too_late(
+    scene: Lossy, shift_s: float
+) -> None:
+    scene.cluster.clock("node2", shift_s)
     more = "checks: {skip: [clock]}\n"
     job = scene.train("lossy", mode="fence", more=more, env={"ASCENDRUN_HANG_DIVISOR": "2"})
     scene.cluster.loss("node2", 20)
@@ -149,6 +154,37 @@ def test_neither_lost_packets_nor_a_shifted_clock_end_a_lease_too_early_or_too_l
     scene.cluster.loss("node2", 0)
     scene.cluster.heal("node2")
     scene.stop(job)
+
+
+def test_renewals_that_arrive_50_s_late_do_not_let_two_attempts_live_at_once(scene: Lossy) -> None:
+    job = scene.train("late", mode="fence")
+    scene.cluster.delay("node2", 50_000.0)
+    shown = scene.await_attempt(job, 2, deadline_s=5 * FENCE_S)
+    assert shown["hosts"] == ["node1", "node3"]
+    scene.check_apart(job, 2)
+    scene.cluster.delay("node2", 0.0)
+    scene.stop(job)
+
+
+def test_a_killed_controller_costs_no_rank_of_a_job_with_leases(scene: Lossy) -> None:
+    job = scene.train("guarded", mode="fence")
+    for _ in range(3):
+        killed = controller(scene)
+        assert killed is not None
+        leftovers.kill([killed])
+        await_that(lambda: controller(scene) not in (None, killed), "the guard starts another controller")
+        scene.stays(job, "RUNNING", for_s=FENCE_S / 2)  # renewed by nobody, the lease would have run out after three
+    assert scene.show(job)["job"]["attempt"] == 1 and len(scene.lives(job, 1)) == 2
+    step = scene.saved()[-1]
+    await_that(lambda: scene.saved()[-1] > step, "it trains")
+    scene.stop(job)
+
+
+def controller(scene: Lossy) -> Process | None:
+    """The running one, without its guard."""
+    both = leftovers.controllers(scene.cluster, scene.ascendrun.state_dir)
+    guards = {one.pid for one in both}
+    return next((one for one in both if one.ppid in guards), None)
 
 
 @pytest.mark.parametrize("lost", ["power", "cable"])
