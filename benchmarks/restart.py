@@ -1,9 +1,10 @@
 """A training that loses a rank, a host or an answer, and trains again: ascendrun beside torchrun --max-restarts.
 
-python -m benchmarks.restart [--repeat 2] [--patience 300] [--npu .venv-npu/bin/python] [--results FOLDER]
+python -m benchmarks.restart [--repeat 2] [--patience 300] [--npu PYTHON] [--nvrx PYTHON] [--results FOLDER]
 
-Two ranks on each of two hosts; a third host is free. About 10 minutes a repetition, most of them waiting; with --npu,
-the Python of an environment with torch_npu, as many again over the simulated CANN.
+Two ranks on each of two hosts; a third host is free. About 12 minutes a repetition, most of them waiting. --npu: the
+Python of an environment with torch_npu; as many minutes again over the simulated CANN. --nvrx: one with torch and
+nvidia-resiliency-ext, whose ft_launcher takes part on CPUs, another 5 minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -48,7 +49,8 @@ LIMIT_S = 120
 """Seconds without an answer that count as a hang: of the sums, and of ascendrun's `timeouts.hang_s`."""
 FENCE_S = 120
 """The shortest lease: 90 s and the grace period of checkpoints."""
-OURS, TORCHRUN = "ascendrun", "torchrun"
+OURS, TORCHRUN, NVRX = "ascendrun", "torchrun", "ft_launcher"
+MODULES = {TORCHRUN: "torch.distributed.run", NVRX: "nvidia_resiliency_ext.fault_tolerance.launcher"}
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 """By default the ranks use the store of the rendezvous: with torch 2.13 and gloo, those of a new start find the old
 addresses there, fail at once, and use up all restarts."""
@@ -58,9 +60,11 @@ _RUNS = re.compile(r"RUNNING · [\dhms]+ · step \d+ · loss")
 
 @dataclass(frozen=True)
 class Devices:
-    """What the ranks use: the `type` of a job, their Python, and the line that a shell runs before them, if any."""
+    """What the ranks use: the `type` of a job, their Python, and the line that a shell runs before them, if any.
+    `peers`: the Python of each peer that can run them."""
 
     type: str
+    peers: Mapping[str, str]
     python: str = sys.executable
     setup: str = ""
 
@@ -69,11 +73,13 @@ class Devices:
         return {"OMP_NUM_THREADS": "1", "TRAIN_DEVICE": self.type, "PYTHONWARNINGS": "ignore"}
 
 
-def devices_of(npu_python: str | None) -> list[Devices]:
+def devices_of(npu_python: str | None, nvrx_python: str | None = None) -> list[Devices]:
     """CPUs, and simulated NPUs where a Python with torch_npu is given. Raises PreflightError when it is no such one."""
+    cpus = Devices("cpu", {TORCHRUN: sys.executable, **({NVRX: nvrx_python} if nvrx_python else {})})
     if npu_python is None:
-        return [Devices("cpu")]
-    return [Devices("cpu"), Devices("npu", npu_python, f"source {build(find_target(npu_python))}/set_env.sh")]
+        return [cpus]
+    setup = f"source {build(find_target(npu_python))}/set_env.sh"
+    return [cpus, Devices("npu", {TORCHRUN: npu_python}, npu_python, setup)]
 
 
 @dataclass(frozen=True)
@@ -91,21 +97,21 @@ class Again:
 
 
 def launchers(bed: Bed, ours: Ours, devices: Devices, event: str) -> list[Launcher]:
-    torchrun = _torchrun(bed, devices, has_spare=event == HOST_LOST)
-    return [
-        Launcher(TORCHRUN, torchrun, {}, prepare=lambda: _empty(bed.shared)),
-        Launcher(
-            OURS, ours.argv("submit", str(_job(bed, ours, devices))), ours.environ(), prepare=lambda: _warm(bed, ours)
-        ),
-    ]
+    found = []
+    for name in devices.peers:
+        argv = _elastic(bed, devices, name, has_spare=event == HOST_LOST)
+        found.append(Launcher(name, argv, {}, prepare=lambda: _empty(bed.shared)))
+    argv = ours.argv("submit", str(_job(bed, ours, devices)))
+    return [*found, Launcher(OURS, argv, ours.environ(), prepare=lambda: _warm(bed, ours))]
 
 
-def _torchrun(bed: Bed, devices: Devices, *, has_spare: bool) -> list[str]:
-    """The elastic rendezvous. `has_spare`: a third agent waits for the place of a lost host; without a lost host it
-    takes part in each restart, and all of them were used up by one killed rank."""
+def _elastic(bed: Bed, devices: Devices, peer: str, *, has_spare: bool) -> list[str]:
+    """The elastic rendezvous of torchrun, and of ft_launcher. `has_spare`: a third agent waits for the place of a lost
+    host; without a lost host it takes part in each restart, and all of them were used up by one killed rank."""
     limits = {"TRAIN_LIMIT_S": str(LIMIT_S), "HCCL_EXEC_TIMEOUT": str(LIMIT_S)}
     words = ["env", OWN_STORE, *(f"{name}={value}" for name, value in {**devices.env, **limits}.items())]
-    words += [devices.python, "-m", "torch.distributed.run"]
+    words += [devices.peers[peer], "-m", MODULES[peer]]
+    words += ["--ignore-missing-fault-tol-cfg"] if peer == NVRX else []
     words += ["--nnodes", str(HOSTS), "--nproc-per-node", str(RANKS_PER_HOST), "--max-restarts", "3"]
     words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{bed.cluster.hosts[0]}:29500", "--rdzv-id", "bench"]
     words += [str(TRAIN), SHARED]
@@ -115,7 +121,7 @@ def _torchrun(bed: Bed, devices: Devices, *, has_spare: bool) -> list[str]:
     script = [start.format(host, shlex.quote(line)) for host in (first, second)]
     if has_spare:
         script.append(f"sleep {SPARE_S}; {start.format(spare, shlex.quote(line))}")
-    file = bed.folder / "torchrun.sh"
+    file = bed.folder / f"{peer}.sh"
     file.write_text("\n".join((*script, "wait")) + "\n")
     return ["sh", str(file)]
 
@@ -245,7 +251,7 @@ def _steps(folder: Path) -> list[dict[str, float]]:
 def render(rows: Sequence[Row]) -> str:
     header = ["", "", "", "known, s", "old ranks gone, s", "trains again, s", "steps done twice"]
     lines = []
-    for device, event, name in product(("cpu", "npu"), EVENTS, (TORCHRUN, OURS)):
+    for device, event, name in product(("cpu", "npu"), EVENTS, (TORCHRUN, NVRX, OURS)):
         mine = [row for row in rows if (row["device"], row["event"], row["what"]) == (device, event, name)]
         failed = sum(not row["again_s"] for row in mine)
         label = f"{name} (**{failed} of {len(mine)} never**)" if failed else name
@@ -265,7 +271,9 @@ def says(patience_s: float) -> str:
         f"stopped*: SIGSTOP to the last rank. A sum that is not answered for {LIMIT_S} s is an error under torchrun, "
         f"as HCCL's (`HCCL_EXEC_TIMEOUT`) and NCCL's limits make it; ascendrun has `hang_s: {LIMIT_S}`. torchrun: "
         f"`--max-restarts 3`, elastic rendezvous on the first host, and `{OWN_STORE}`, without which no new start of "
-        "gloo's ranks came up; where a host is lost, a third agent waits on the free one. ascendrun: "
+        "gloo's ranks came up; where a host is lost, a third agent waits on the free one. ft_launcher: that of "
+        "nvidia-resiliency-ext 0.4.1, told the same; its heartbeats are calls in a script, and this one has none. "
+        "ascendrun: "
         "`max_restarts: 3`, `backoff_s: [1, 2]`, and `on_unreachable_node: fence` with the shortest lease, "
         f"{FENCE_S} s: it does not start ranks again before the silent ones have ended by themselves; torchrun has no "
         "such promise. The script reports its steps to ascendrun, by one line.\n\n"
@@ -281,20 +289,21 @@ def main() -> None:
     options.add_argument(
         "--npu", metavar="PYTHON", help="an environment with torch_npu: as well over the simulated CANN"
     )
+    options.add_argument("--nvrx", metavar="PYTHON", help="an environment with nvidia-resiliency-ext: its launcher too")
     options.add_argument("--event", choices=EVENTS, action="append", help="only this one; may be repeated")
     options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     given = options.parse_args()
     if shutil.which("ssh") is None:
         options.error("needs ssh")
     with Sheet(given.results, "restart", COLUMNS) as sheet:
-        run(given.repeat, given.patience, given.event or EVENTS, devices_of(given.npu), sheet)
+        run(given.repeat, given.patience, given.event or EVENTS, devices_of(given.npu, given.nvrx), sheet)
     write_page(
         sheet,
         title="restart: a rank, a host, an answer lost",
         says=says(given.patience),
         body=render(read_rows(sheet.path)),
         command=f"python -m benchmarks.restart --repeat {given.repeat} --patience {given.patience:g}"
-        + (" --npu .venv-npu/bin/python" if given.npu else ""),
+        + "".join(f" --{name} PYTHON" for name in ("npu", "nvrx") if getattr(given, name)),
     )
 
 

@@ -172,7 +172,7 @@ def test_a_killed_controller_costs_no_rank_of_a_job_with_leases(scene: Lossy) ->
         killed = controller(scene)
         assert killed is not None
         leftovers.kill([killed])
-        await_that(lambda: controller(scene) not in (None, killed), "the guard starts another controller")
+        await_that(lambda killed=killed: controller(scene) not in (None, killed), "the guard starts another controller")
         scene.stays(job, "RUNNING", for_s=FENCE_S / 2)  # renewed by nobody, the lease would have run out after three
     assert scene.show(job)["job"]["attempt"] == 1 and len(scene.lives(job, 1)) == 2
     step = scene.saved()[-1]

@@ -80,6 +80,7 @@ class Builder:
         self.clocks = self._make_clocks()
         self.lines: dict[int, list[Line]] = {}
         self.plog: dict[int, list[Line]] = {}
+        self.offsets: dict[tuple[int, str], int] = {}
         self.error: dict[int, list[Line]] = {}
         self.ends: dict[int, dict[str, Any]] = {rank: {} for rank in range(self.count)}
 
@@ -156,12 +157,13 @@ class Builder:
         """Lines as the spool would have them: a carriage return leaves a bar's last state."""
         kept = (self.plog if stream == "plog" else self.lines).setdefault(rank, [])
         name = f"gathered/plog/plog-{self.pid_of(rank)}_1.log" if stream == "plog" else f"rank-{rank}.{stream}.0"
-        offset = sum(len(line.text) + 1 for line in kept if line.stream == stream)
+        offset = self.offsets.get((rank, stream), 0)
         for piece in text.split("\n"):
             shown = piece.rsplit("\r", 1)[-1]
             at_line = None if stream == "plog" or not self.row.get("times", True) else self.node_s(rank, at_s)
             kept.append(Line(shown, f"{self.host_of(rank)}/{name}", offset, at_line, stream))
             offset += len(shown) + 1
+        self.offsets[rank, stream] = offset
 
     def progress(self, rank: int, until_s: float, count: int) -> None:
         for number in range(count):
