@@ -164,6 +164,9 @@ def test_renewals_that_arrive_50_s_late_do_not_let_two_attempts_live_at_once(sce
     scene.check_apart(job, 2)
     scene.cluster.delay("node2", 0.0)
     scene.stop(job)
+    scene.ascendrun.end_controller(scene.cluster)
+    lasts_s = 300.0  # the pause between two tries of TCP has doubled many times
+    await_that(lambda: not leftovers.strangers(scene.cluster), "the old connection ends", deadline_s=lasts_s)
 
 
 def test_a_killed_controller_costs_no_rank_of_a_job_with_leases(scene: Lossy) -> None:

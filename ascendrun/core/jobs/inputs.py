@@ -275,10 +275,11 @@ class HeadRestarted:
 @dataclass(frozen=True)
 class Tick:
     """Time passed. `reachable`: hosts that respond now. `fenced`: hosts whose leases have expired: they have ended the
-    ranks by themselves."""
+    ranks by themselves. `quiet_s`: for how many seconds each of the others has been silent, as far as we could hear."""
 
     reachable: frozenset[str] = frozenset()
     fenced: frozenset[str] = frozenset()
+    quiet_s: Mapping[str, float] = field(default_factory=dict)
 
 
 JobInput = Union[

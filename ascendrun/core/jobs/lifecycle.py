@@ -709,18 +709,21 @@ def _tick(draft: _Draft, event: inputs.Tick) -> None:
         draft.stop(Cause.START_TIMEOUT, reasons.start_timeout([n.host for n in late], missing, job.start_s))
     if job.state is State.STOPPING:
         waited_s = draft.now_s - job.since_s - stop_grace_s(job)
-        _give_up_waiting(draft, event.reachable, waited_s=waited_s)
+        _give_up_waiting(draft, event, waited_s=waited_s)
         if waited_s > JUDGE_S and may_restart(job) and job.failure is None:
             draft.job = replace(draft.job, failure=judge_quickly(job))
 
 
-def _give_up_waiting(draft: _Draft, reachable: frozenset[str], *, waited_s: float) -> None:
-    """Mark hosts that do not confirm the end in time as unconfirmed, so that the job can end."""
+def _give_up_waiting(draft: _Draft, tick: inputs.Tick, *, waited_s: float) -> None:
+    """Mark hosts that do not confirm the end in time as unconfirmed, so that the job can end. One that was silent long
+    before is not waited for again."""
     waiting = [n.host for n in draft.job.nodes if n.may_run_processes and n.host not in draft.job.unconfirmed]
-    silent = tuple(host for host in waiting if host not in reachable)
+    silent = tuple(host for host in waiting if host not in tick.reachable)
     is_fenced = bool(silent) and can_restart_without(replace(draft.job, unconfirmed=silent), silent)
-    unreachable = silent if waited_s > (0.0 if is_fenced and may_restart(draft.job) else CONFIRM_S) else ()
-    stuck = tuple(host for host in waiting if host in reachable and waited_s > 2 * CONFIRM_S)
+    patience_s = 0.0 if is_fenced and may_restart(draft.job) else CONFIRM_S
+    waits_s = {host: waited_s if waited_s <= 0 else max(waited_s, tick.quiet_s.get(host, 0.0)) for host in silent}
+    unreachable = tuple(host for host in silent if waits_s[host] > patience_s)
+    stuck = tuple(host for host in waiting if host in tick.reachable and waited_s > 2 * CONFIRM_S)
     if unreachable:
         draft.record("end-unconfirmed", unreachable)
     if stuck:

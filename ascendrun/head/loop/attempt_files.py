@@ -171,6 +171,10 @@ class AttemptFiles:
         (self._folder / SPOOL_COMPLETE).touch(0o600)
         return True
 
+    def has_all_of(self, hosts: Collection[str]) -> bool:
+        """Return whether every byte of these hosts was here when it was last compared."""
+        return self._complete.issuperset(hosts)
+
     def _compare(self, host: str, reply: Reply[agent.FilesReply]) -> None:
         self._sizes_requested.discard(host)
         if reply.error is not None or reply.message.phase not in (None, "ended"):

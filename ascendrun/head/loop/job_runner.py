@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from functools import partial
@@ -32,7 +32,7 @@ from ascendrun.head.loop.attempt_files import AttemptFiles, AttemptName, FilesCo
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.protocol.messages import Done, R, Request
-from ascendrun.head.protocol.remote import AgentConnection, Reply
+from ascendrun.head.protocol.remote import AgentConnection, Reply, boot_s
 from ascendrun.head.spool.pull_limits import PullLimits
 from ascendrun.head.spool.sample_ingest import SampleIngest
 from ascendrun.head.state.job_files import copy_for_nodes
@@ -78,11 +78,6 @@ class RunnerContext:
     retention: Retention
     idle_memory: Callable[[Host], Mapping[int, int]]
     note_memory: Callable[[Host, Mapping[int, int], Text | None], None]
-
-
-def boot_s() -> float:
-    """Return the seconds since boot, also while this machine was suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass
@@ -559,9 +554,11 @@ class JobRunner:
         if not self._earlier:
             self._context.drained(self.job.id)
 
-    def has_all_files(self) -> bool:
-        """Return whether every byte of the ended attempt is here; else request what is missing."""
-        return self._files.is_complete(self.job.hosts, growing=self.job.held_hosts)
+    def has_all_files(self, *, but: Collection[str]) -> bool:
+        """Return whether every byte of the ended attempt is here, whatever the hosts `but` still have; else request
+        what is missing."""
+        is_complete = self._files.is_complete(self.job.hosts, growing=self.job.held_hosts)
+        return is_complete or self._files.has_all_of(set(self.job.hosts) - set(but))
 
     # Helpers
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable
@@ -56,8 +57,9 @@ class Judging:
             if job.go_sent_at_s is not None:
                 self._artifacts().fetch(job.id, job.attempt, only_missing=True)
 
-    def tick(self, runner: JobRunner) -> None:
-        """Diagnose the attempt of a stopping job when its evidence is complete, or has had its time to arrive."""
+    def tick(self, runner: JobRunner, quiet_s: Mapping[str, float]) -> None:
+        """Diagnose the attempt of a stopping job when its evidence is complete, or has had its time to arrive; a host
+        that has been silent for so long, by `quiet_s`, is not waited for again."""
         job = runner.job
         case = self._cases.get(job.id)
         if case is None:
@@ -69,7 +71,8 @@ class Judging:
         if any(node.may_run_processes and node.host not in job.unconfirmed for node in job.nodes) or case.is_running:
             return
         case.proven_mono = case.proven_mono or now
-        is_complete = runner.has_all_files() and not self._artifacts().is_waiting(job.id, job.attempt)
+        gone = {host for host, seconds in quiet_s.items() if seconds > GATHER_WAIT_S}
+        is_complete = runner.has_all_files(but=gone) and not self._artifacts().is_waiting(job.id, job.attempt)
         if is_complete or now - case.proven_mono > GATHER_WAIT_S or job.go_sent_at_s is None:
             case.is_running = True
             threading.Thread(target=self._judge, args=(runner, job.attempt), daemon=True).start()

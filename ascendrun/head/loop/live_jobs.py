@@ -19,7 +19,7 @@ from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.agent_messages import FileData, FileLimited, FileTruncated, FileUnreadable
 from ascendrun.head.protocol.messages import Message
-from ascendrun.head.protocol.remote import AgentConnection
+from ascendrun.head.protocol.remote import AgentConnection, boot_s
 from ascendrun.head.state.state_dir import StoreDamagedError, StoreUnusableError
 from ascendrun.head.state.store import LostLeaseError, Store, StoredJob
 from ascendrun.node.failpoint import failpoint
@@ -108,6 +108,7 @@ class LiveJobs:
         self._judging: Judging | None = None
         self._events: deque[tuple[str, JobInput]] = deque()
         self._unsaved: dict[str, Step] = {}
+        self._listens_boot_s = boot_s()
 
     def __iter__(self) -> Iterator[JobRunner]:
         """Iterate over a copy: a runner may be removed during the loop."""
@@ -263,17 +264,25 @@ class LiveJobs:
         from ascendrun.core.jobs.inputs import Tick
         from ascendrun.core.jobs.lifecycle import Step, restart_timers
 
+        now_boot_s = boot_s()
+        if was_away:
+            self._listens_boot_s = now_boot_s
         reachable = frozenset(link.host.name for link in self._links if link.is_up)
+        quiet_s = {
+            link.host.name: now_boot_s - max(self._listens_boot_s, link.heard_boot_s or 0.0)
+            for link in self._links
+            if not link.is_up
+        }
         for runner in self:
             self._guard(runner.tick)
             if runner.job.is_terminal:
                 self._guard(runner.drain)
                 continue
-            self._guard(partial(self.judging.tick, runner))
+            self._guard(partial(self.judging.tick, runner, quiet_s))
             if was_away:
                 unsaved = self._unsaved.pop(runner.job.id, None) or Step(runner.job)
                 self._settle(runner.job.id, unsaved.then(Step(restart_timers(unsaved.job, now_s=time.time()))))
-            self.feed(runner.job.id, Tick(reachable, runner.fenced()))
+            self.feed(runner.job.id, Tick(reachable, runner.fenced(), quiet_s))
         self._guard(self.machines.tick)
         self.schedule()
 

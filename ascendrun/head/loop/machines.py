@@ -326,8 +326,8 @@ class Machines:
     ) -> None:
         """End what holds a machine by the word of `by`; refused while the machine shows processes.
 
-        `done` gets None when it is on disk, or NotFoundError (it is free), ConflictError or StoreUnusableError. `until_mono`: when not to wait any longer for
-        a connection that is being made; None: in CONNECT_S.
+        `done` gets None when it is on disk, or NotFoundError (it is free), ConflictError or StoreUnusableError.
+        `until_mono`: when not to wait any longer for a connection that is being made; None: in CONNECT_S.
         """
         until_mono = time.monotonic() + CONNECT_S if until_mono is None else until_mono
         machine = next((one for one in self.held() if name in one.names), None)

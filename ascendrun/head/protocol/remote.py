@@ -321,7 +321,7 @@ class AgentConnection:
             self._drop(epoch, internal_failure(self.host.name, error))
 
     def _on_frame(self, epoch: int, bootstrap: AgentBootstrap, header: Mapping[str, Any], body: bytes) -> None:
-        self.heard_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.heard_boot_s = boot_s()
         if "re" in header:
             number = header["re"]
             with self._lock:
@@ -418,6 +418,11 @@ class AgentConnection:
                 with self._lock:
                     self._pending.pop(request_id, None)
                 call.done(_failed("too-large", on_host(self.host.name, str(error)), None))
+
+
+def boot_s() -> float:
+    """Return the seconds since this machine booted, also while it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def is_permanent(error: AscendrunError) -> bool:

@@ -325,6 +325,22 @@ def test_a_reachable_node_that_is_slow_to_end_keeps_the_job_stopping() -> None:
     assert story.job.unconfirmed == ("node2",)
 
 
+def test_a_stop_does_not_wait_again_for_a_node_that_was_silent_before() -> None:
+    grace_s = 30.0
+    story = Story(make_job(grace_s=grace_s)).tell(
+        *to_running(), inputs.StopRequested(now=False), inputs.NodeEnded("node1")
+    )
+    silent = inputs.Tick(frozenset({"node1"}), quiet_s={"node2": 10 * CONFIRM_S})
+    story.now_s += grace_s - 10
+    story.tell(silent)
+    assert story.job.state is State.STOPPING, "it may still hear the stop, and save"
+    story.now_s += 10
+    story.tell(inputs.Tick(frozenset({"node1"}), quiet_s={"node2": CONFIRM_S - 1}))
+    assert story.job.state is State.STOPPING
+    story.tell(silent)
+    assert (story.job.state, story.job.unconfirmed) == (State.STOPPED, ("node2",))
+
+
 def test_a_stop_without_grace_waits_no_grace_for_a_silent_node() -> None:
     story = Story(make_job(grace_s=3000)).tell(*to_running(), inputs.StopRequested(now=True), inputs.NodeEnded("node1"))
     story.now_s += CONFIRM_S

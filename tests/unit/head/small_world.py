@@ -85,6 +85,7 @@ class Link:
         self.host, self.node, self.is_up, self.failures = host, node, False, 0
         self.last_error: AscendrunError | None = None
         self.login, self.peer_address = Login(), host.name
+        self.heard_boot_s: float | None = None
 
     @property
     def info(self) -> agent.AgentInfo:
