@@ -24,9 +24,11 @@ from benchmarks.bed import Bed
 from benchmarks.ours import Ours
 from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, write_page
 
-COLUMNS = ("event", "repeat", "judged_s", "running_s", "pause_s", "load")
+COLUMNS = ("event", "repeat", "judged_s", "running_s", "pause_s", "head_cpu_share", "load")
 RANK_KILLED, HOST_LOST = "rank killed", "host reported as lost"
 EVENTS = (RANK_KILLED, HOST_LOST)
+NOTHING = "nothing happens"
+REST_S, GOAL_SHARE = 60.0, 0.005
 GOALS_S = {RANK_KILLED: 12, HOST_LOST: 30}
 JOB = "recovers"
 HOSTS, RANKS_PER_HOST = 2, 2
@@ -49,7 +51,7 @@ class Job:
             "spare_nodes": len(hosts) - HOSTS,
             "devices": {"type": "cpu", "per_node": RANKS_PER_HOST},
             "hostfile": str(ours.hostfile(hosts)),
-            "restart": {"max_restarts": 3, "backoff_s": [1, 2]},
+            "restart": {"max_restarts": 3, "backoff_s": [1, 2], "on_unreachable_node": "fence"},
         }
         self.file.write_text(yaml.safe_dump(job))
 
@@ -95,7 +97,18 @@ def run(repeats: int, sheet: Sheet) -> None:
         for repeat in range(repeats):
             for event in EVENTS:
                 play(bed, ours, event, repeat, sheet)
+            rest(bed, ours, repeat, sheet)
         ours.stop_controller()
+
+
+def rest(bed: Bed, ours: Ours, repeat: int, sheet: Sheet) -> None:
+    """What guard, controller and leases need while the job runs and prints, and nothing else happens."""
+    job = Job(bed, ours)
+    job.start()
+    load = f"{os.getloadavg()[0]:.1f}"
+    cost = bed.rest(REST_S)
+    sheet.add(event=NOTHING, repeat=repeat, head_cpu_share=(cost.head_cpu_s or 0.0) / REST_S, load=load)
+    job.stop()
 
 
 def play(bed: Bed, ours: Ours, event: str, repeat: int, sheet: Sheet) -> None:
@@ -139,7 +152,12 @@ def render(rows: Sequence[Row]) -> str:
         mine = [row for row in rows if row["event"] == event]
         running = [shown(median(mine, "judged_s")), shown(median(mine, "running_s")), str(GOALS_S[event])]
         lines.append([event, *running, str(len(mine))])
-    return table(["", "judged, s", "next attempt RUNNING, s", "goal, s", "repetitions"], lines)
+    resting = [row for row in rows if row["event"] == NOTHING]
+    share = f"{shown(median(resting, 'head_cpu_share'), '%')} % of a core (goal {GOAL_SHARE:.1%})"
+    return (
+        table(["", "judged, s", "next attempt RUNNING, s", "goal, s", "repetitions"], lines)
+        + f"\nThe head while the job runs and nothing happens, {REST_S:g} s: {share}.\n"
+    )
 
 
 SAYS = (

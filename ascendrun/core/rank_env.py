@@ -68,7 +68,8 @@ class JobShare:
 def forks_ranks(spec: Mapping[str, Any]) -> bool:
     """Return whether the process of a node may start its ranks, by the stored job file: what it prints is of all."""
     devices = spec.get("devices") or {}
-    return spec.get("launcher") == "none" and (devices.get("per_node") or len(devices.get("ids") or "xx")) > 1
+    count = devices.get("per_node") or len(devices.get("ids") or ()) or None  # None: all that the node has
+    return spec.get("launcher") == "none" and count != 1
 
 
 def is_own_variable(name: str) -> bool:
