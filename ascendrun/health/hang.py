@@ -230,8 +230,9 @@ class HangWatch:
         if is_in_phase:
             quiet_limit_s = act_limit_s = PHASE_FACTOR * windows.act_s
             quiet_s = look.at_s - max(self._moved_s, self._wrote_s)
-        elif self._wrote_s > self._moved_s and not look.tells_phases:
-            act_limit_s = max(act_limit_s, PHASE_FACTOR * windows.act_s + self._wrote_s - self._moved_s)
+        elif self._wrote_s > self._moved_s and not look.tells_phases:  # perhaps a checkpoint
+            act_limit_s = max(act_limit_s, PHASE_FACTOR * windows.act_s)
+            quiet_s = look.at_s - self._wrote_s
         if quiet_s < quiet_limit_s / 2:
             return None
         return self._judge(look, living, quiet_s, quiet_limit_s, act_limit_s)
@@ -322,7 +323,8 @@ class HangWatch:
         gone = [host for host in look.unreachable if self._since.get(f"{UNREACHABLE}/{host}", look.at_s) <= held_s]
         signs += [UNREACHABLE] if gone and look.tells_phases else []
         stand, newest = self._stacks_stand(living), self.newest
-        verdict = Verdict(quiet_s, tuple(signs), max(self._steps.values(), default=None))
+        since_progress_s = look.at_s - self._moved_s
+        verdict = Verdict(since_progress_s, tuple(signs), max(self._steps.values(), default=None))
         if len(signs) < 2:
             return verdict
         due_s = [quiet_limit_s / 2, quiet_limit_s / 2 + windows.stacks_apart_s, act_limit_s - windows.look_s]
@@ -342,7 +344,7 @@ class HangWatch:
         outlier, kind = self._outlier(living, look, odd, what, gone if UNREACHABLE in signs else [])
         stack = newest.ranks.get(outlier[0]) if newest is not None and outlier else None
         return Verdict(
-            quiet_s,
+            since_progress_s,
             tuple(signs),
             verdict.step,
             is_hung=True,

@@ -35,7 +35,7 @@ def save(seconds):
     with open("/tmp/slow-checkpoint-%s" % os.environ["ASCENDRUN_RUN_ID"], "wb") as file:
         while time.monotonic() < end:
             file.seek(0)
-            file.write(bytes(200000))
+            file.write(bytes(4 << 20))
             file.flush()
             time.sleep(1)
 

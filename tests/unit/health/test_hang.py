@@ -371,6 +371,19 @@ def test_24_hours_of_a_foreign_program_are_never_acted_on(device_type: str, metr
         assert not world.acted
 
 
+@pytest.mark.parametrize("metrics", [True, False])
+@pytest.mark.parametrize("device_type", ["npu", "cuda", "cpu"])
+def test_a_rank_that_writes_is_reported_only_when_it_has_stopped_to(device_type: str, metrics: bool) -> None:
+    world = World(device_type=device_type, metrics=metrics, tells_phases=False, stacks=False)
+    world.train(60.0)
+    world.run(300.0, steps=True, logs=True)
+    foreign_checkpoint(world)
+    assert not world.hung
+    world.set([0], writes=0.0, moves=False, cpu=0.5, frames=READS)
+    world.run(300.0)
+    assert world.hung and not world.acted
+
+
 def test_nothing_is_judged_before_the_first_step() -> None:
     world = World(age_s=0.0)
     world.others_wait(0)
