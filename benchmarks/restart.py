@@ -109,8 +109,10 @@ def _elastic(bed: Bed, devices: Devices, peer: str, *, has_spare: bool) -> list[
     """The elastic rendezvous of torchrun, and of ft_launcher. `has_spare`: a third agent waits for the place of a lost
     host; without a lost host it takes part in each restart, and all of them were used up by one killed rank."""
     limits = {"TRAIN_LIMIT_S": str(LIMIT_S), "HCCL_EXEC_TIMEOUT": str(LIMIT_S)}
-    words = ["env", OWN_STORE, *(f"{name}={value}" for name, value in {**devices.env, **limits}.items())]
-    words += [devices.peers[peer], "-m", MODULES[peer]]
+    python = devices.peers[peer]
+    path = os.pathsep.join((os.path.dirname(python), "/usr/local/bin:/usr/bin:/bin"))  # ft_launcher starts `python`
+    environ = {**devices.env, **limits, "PATH": path}
+    words = ["env", OWN_STORE, *(f"{name}={value}" for name, value in environ.items()), python, "-m", MODULES[peer]]
     words += ["--ignore-missing-fault-tol-cfg"] if peer == NVRX else []
     words += ["--nnodes", str(HOSTS), "--nproc-per-node", str(RANKS_PER_HOST), "--max-restarts", "3"]
     words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{bed.cluster.hosts[0]}:29500", "--rdzv-id", "bench"]
