@@ -31,10 +31,13 @@ def compute(seconds):
 
 
 def save(seconds):
+    """Files one after the other: pages that are written again before they are on the disk count once."""
     end = time.monotonic() + seconds
-    with open("/tmp/slow-checkpoint-%s" % os.environ["ASCENDRUN_RUN_ID"], "wb") as file:
+    with open("%s/slow-checkpoint" % os.environ.get("SAVED", "/tmp"), "wb") as file:
         while time.monotonic() < end:
-            file.seek(0)
+            if file.tell() > 256 << 20:
+                file.seek(0)
+                file.truncate()
             file.write(bytes(4 << 20))
             file.flush()
             time.sleep(1)
