@@ -140,6 +140,10 @@ def play(bed: Bed, ours: Ours, event: str, repeat: int, sheet: Sheet) -> None:
     if event == HOST_LOST:
         bed.cluster.reboot(host)
         assert await_true(lambda: ours.run("undrain", "--no-check", host).status == 0, deadline_s=PATIENCE_S)
+        hosts = str(
+            ours.hostfile(bed.cluster.hosts)
+        )  # else the next job is placed before the host responds, without a spare
+        assert await_true(lambda: ours.run("exec", "-H", hosts, "--", "true").status == 0, deadline_s=PATIENCE_S)
 
 
 def at_s(event: dict[str, Any]) -> float:

@@ -258,6 +258,14 @@ _TYPES = (
         frozenset(),
     ),
     EventType(
+        "spares-missing",
+        Severity.WARNING,
+        "{found} of {wanted} spare hosts",
+        "Too few hosts were free for the spares of the job when it was placed. Any free host can still replace one.",
+        {"found": "spares that the attempt has", "wanted": "`spare_nodes` of the job file"},
+        frozenset(),
+    ),
+    EventType(
         "spare-ready",
         Severity.INFO,
         "{hosts:hosts} ready as a spare: examined, and the code of the job is there",

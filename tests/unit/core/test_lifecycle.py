@@ -295,6 +295,13 @@ def test_what_arrives_from_a_host_that_the_attempt_does_not_use_changes_nothing(
     assert advance(job, late, now_s=5.0) == Step(job)
 
 
+def test_a_job_that_starts_without_its_spares_says_so() -> None:
+    placed = inputs.NodesFree(HOSTS, spares=("node3",))
+    for wanted, said in ((2, [{"found": 1, "wanted": 2}]), (1, [])):
+        story = Story(make_job(request=Request(2, spares=wanted))).tell(placed)
+        assert [event.values for event in story.events if event.code == "spares-missing"] == said
+
+
 def test_a_silent_node_does_not_end_a_running_job() -> None:
     story = Story(make_job()).tell(*to_running())
     for _ in range(5000):
