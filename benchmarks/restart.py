@@ -161,8 +161,8 @@ def _empty(folder: Path) -> None:
 def run(repeats: int, patience_s: float, events: Sequence[str], families: Sequence[Devices], sheet: Sheet) -> None:
     with Bed(HOSTS + 1, shared=SHARED) as bed:
         ours = Ours(bed)
-        for number, host in enumerate(bed.cluster.hosts, start=1):
-            install_on(bed.cluster, host, Scenario(cards=RANKS_PER_HOST, number=number))
+        for host in bed.cluster.hosts:
+            install_npus(bed, host)
         for repeat in range(repeats):
             for devices in families:
                 for event in events:
@@ -171,8 +171,14 @@ def run(repeats: int, patience_s: float, events: Sequence[str], families: Sequen
                         sheet.add(what=launcher.name, device=devices.type, event=event, repeat=repeat, **found)
                         if not bed.cluster.is_up(bed.cluster.hosts[VICTIM_HOST]):
                             bed.cluster.reboot(bed.cluster.hosts[VICTIM_HOST])
+                            install_npus(bed, bed.cluster.hosts[VICTIM_HOST])
         ours.run("stop", "--now", JOB)
         ours.stop_controller()
+
+
+def install_npus(bed: Bed, host: str) -> None:
+    """The simulated tools, which a host's disk loses with its power."""
+    install_on(bed.cluster, host, Scenario(cards=RANKS_PER_HOST, number=bed.cluster.hosts.index(host) + 1))
 
 
 def play(bed: Bed, ours: Ours, launcher: Launcher, event: str, patience_s: float) -> dict[str, object]:
@@ -289,9 +295,17 @@ def main() -> None:
     options.add_argument("--repeat", type=int, default=2, metavar="N", help="repetitions  [default: %(default)s]")
     options.add_argument("--patience", type=float, default=300.0, metavar="S", help="seconds  [default: %(default)g]")
     options.add_argument(
-        "--npu", metavar="PYTHON", help="an environment with torch_npu: as well over the simulated CANN"
+        "--npu",
+        metavar="PYTHON",
+        type=os.path.abspath,
+        help="an environment with torch_npu: as well over the simulated CANN",
     )
-    options.add_argument("--nvrx", metavar="PYTHON", help="an environment with nvidia-resiliency-ext: its launcher too")
+    options.add_argument(
+        "--nvrx",
+        metavar="PYTHON",
+        type=os.path.abspath,
+        help="an environment with nvidia-resiliency-ext: its launcher too",
+    )
     options.add_argument("--event", choices=EVENTS, action="append", help="only this one; may be repeated")
     options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     given = options.parse_args()

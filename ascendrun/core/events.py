@@ -260,9 +260,9 @@ _TYPES = (
     EventType(
         "spares-missing",
         Severity.WARNING,
-        "{found} of {wanted} spare hosts",
+        "{found} of {count} spare hosts",
         "Too few hosts were free for the spares of the job when it was placed. Any free host can still replace one.",
-        {"found": "spares that the attempt has", "wanted": "`spare_nodes` of the job file"},
+        {"found": "spares that the attempt has", "count": "`spare_nodes` of the job file"},
         frozenset(),
     ),
     EventType(

@@ -427,7 +427,7 @@ def _nodes_free(draft: _Draft, event: inputs.NodesFree) -> None:
     draft.job = replace(placed, world_size=0, master_port=None, go_sent_at_s=None)
     draft.transition(State.CHECKING, reasons.nodes_available(len(nodes)))
     if len(event.spares) < draft.job.request.spares:
-        draft.record("spares-missing", values={"found": len(event.spares), "wanted": draft.job.request.spares})
+        draft.record("spares-missing", values={"found": len(event.spares), "count": draft.job.request.spares})
     draft.actions.append(inputs.QueryNodes())
 
 

@@ -297,7 +297,7 @@ def test_what_arrives_from_a_host_that_the_attempt_does_not_use_changes_nothing(
 
 def test_a_job_that_starts_without_its_spares_says_so() -> None:
     placed = inputs.NodesFree(HOSTS, spares=("node3",))
-    for wanted, said in ((2, [{"found": 1, "wanted": 2}]), (1, [])):
+    for wanted, said in ((2, [{"found": 1, "count": 2}]), (1, [])):
         story = Story(make_job(request=Request(2, spares=wanted))).tell(placed)
         assert [event.values for event in story.events if event.code == "spares-missing"] == said
 
