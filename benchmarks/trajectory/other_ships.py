@@ -13,7 +13,7 @@ b87d4b6. Each part is a set of trainings with the settings of folds.yaml, one CP
 - time: both programs in turns on the first fold, CPU seconds.
 
 A training that is complete is not repeated: the same command adds seeds and parts, or goes on. The results of all that
-is there are written to results/other_ships.json and .md. Scores of several seeds are the means of single models; the
+is there are written to results/other_ships.json and .md, next to those of other parts that are in the file. Scores of several seeds are the means of single models; the
 ranges are 95 % of 1000 draws of as many ships, the same for all methods and seeds.
 """
 
@@ -431,7 +431,8 @@ def main() -> None:
         files.make(each.options["data_path"])
     with ThreadPoolExecutor(given.workers) as pool:
         list(pool.map(lambda each: train(each, work, earlier), wanted))
-    found = results(work, files, seeds)
+    kept = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}
+    found = {**kept, **results(work, files, seeds)}
     replace_text(given.out, json.dumps(found, indent=1) + "\n")
     replace_text(given.out.with_suffix(".md"), as_markdown(found))
 

@@ -218,6 +218,28 @@ def test_trees_have_the_weight_that_fits_unseen_tracks_and_none_where_an_expecte
     assert np.allclose(mixed.sum(1), 1)
 
 
+def test_where_no_training_ship_was_trees_without_the_place_vote_also_after_a_file(tmp_path):
+    pytest.importorskip("sklearn")
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=(300, 2)).astype(np.float32)  # the place, and what tells the class anywhere
+    labels = (values[:, 1] > 0).astype(int)
+    values[:, 0] = labels + rng.normal(size=300) / 100  # where training was, the place tells it too
+    known, sea = tracks_of(values, labels), np.float32([[0.0, 1.0], [np.nan, 1.0], [np.nan, np.nan]])
+    trees = grow_trees(known, 2, rounds=20)
+    others = grow_trees([replace(each, values=np.float32([np.nan, each.values[1]])) for each in known], 2, rounds=20)
+    model = make_model(Sizes(CONFIG, 2, 0.0, "mean", "causal", [[0.0, 1.0]] * 2), seed=1)
+    model.trees = replace(trees, places=np.array([3]), elsewhere=others)
+    save_trained(Trained(model, model.sizes, {}, ["a", "b"], {}, [0.5, 0.5]), tmp_path)
+    network = np.full((3, 2), 0.5)
+    for both in (model.trees, load_trained(tmp_path).model.trees):
+        here = both.vote(network, tracks_of(sea, np.ones(3)))  # token 3: a known cell
+        away = both.vote(network, [replace(each, head=np.array([4])) for each in tracks_of(sea, np.ones(3))])
+        assert here[0, 1] < 0.1 and here[1, 1] > 0.9
+        assert (away[:2, 1] > 0.9).all() and away[2].tolist() == [0.5, 0.5]
+    weighed = model.trees.weighed(np.full((300, 2), 0.5), known)
+    assert weighed.weight > 0.8 and weighed.elsewhere.weight > 0.8
+
+
 @pytest.mark.parametrize("has_summary", [True, False])
 def test_baselines_learn_from_the_same_inputs_and_keep_to_their_time(has_summary):
     pytest.importorskip("sklearn")

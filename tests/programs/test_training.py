@@ -13,6 +13,7 @@ import torch
 
 from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trajectory.evaluation.compare import VERDICTS
+from ascendrun.programs.trajectory.points.summary import FEATURES, PLACE
 from ascendrun.programs.trajectory.store import load_trained
 
 
@@ -131,7 +132,10 @@ def test_a_process_without_launcher_trains_and_prints_the_table_with_the_baselin
     report = run.report()
     methods = {"model", "network", "no_place", "majority", "forest", "tokens"}  # generated tracks have no size
     assert set(report["comparison"]) == methods and report["comparison"]["forest"]["verdict"] in VERDICTS
-    assert load_trained(run.folder / "out" / "best").model.trees.weight == report["trees_weight"]
+    trees = load_trained(run.folder / "out" / "best").model.trees
+    assert trees.weight == report["trees_weight"]
+    place = [FEATURES.index(name) for name in PLACE]
+    assert trees.expected[place].all() and len(trees.places) and not trees.elsewhere.expected[place].any()
     assert report["test"]["confusion"] and report["comparison"]["majority"]["pieces"]["accuracy"]["value"] > 0
     assert (run.folder / "out" / "report.txt").read_text().count("\n") > 10
 

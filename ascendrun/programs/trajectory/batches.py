@@ -14,6 +14,8 @@ from ascendrun.programs.trajectory.points.summary import FEATURES, PLACE, SIZE
 from ascendrun.programs.trajectory.tokens import IS_CELL, MASK, SPECIAL, Encoded, Ids
 
 LEVELS = len(PLACE_DEGREES)
+KNOWN_DEGREES = 2.0
+"""Size of a cell whose places are known if training has ships in it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class Groups:
             cell = IS_CELL.match(word)
             of[number] = int(cell["level"]) + 1 if cell else -1 if word.rsplit("_", 1)[0] in SIZE else 0
         return Groups(of)
+
+    def known_places(self) -> NDArray[np.int64]:
+        """Return the ids of the cells of at most KNOWN_DEGREES."""
+        return np.flatnonzero(self.of > PLACE_DEGREES.index(KNOWN_DEGREES))
 
     def without(self, sample: Encoded, *, levels: int, has_size: bool) -> Encoded:
         """Return the sample with so many levels of its place, with or without its size, as if it had no more."""

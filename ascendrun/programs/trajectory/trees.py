@@ -1,6 +1,7 @@
 """Gradient-boosted trees on the summary of a track, which vote with the network: grown by scikit-learn, kept as arrays.
 
 On a few thousand ships such trees find sizes and places that a network does not; together both are better than each.
+Where training has no ships, what trees learned of places is wrong: there, trees vote that were grown without the place.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ WEIGHTS = tuple(np.linspace(0.0, 1.0, 11).tolist())
 class Trees:
     """`feature` to `value`: arrays (tree, node); the trees of a round are those of `labels` in turn, for two classes
     that of the second. A leaf leads to itself. `expected`: whether (almost) all training tracks have the number.
-    `weight`: share of the trees in the vote."""
+    `weight`: share of the trees in the vote. `places`: ids of the tokens of known places, None: trees for any place;
+    a track without such a token is left to `elsewhere`, as is one that lacks an expected number."""
 
     feature: Any
     threshold: Any
@@ -42,15 +44,19 @@ class Trees:
     classes: int
     depth: int
     weight: float = 1.0
+    places: Any = None
+    elsewhere: Trees | None = None
 
     def as_tensors(self) -> dict[str, Any]:
         each = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in each.items()}
+        kept = {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in each.items()}
+        return {**kept, "elsewhere": self.elsewhere.as_tensors() if self.elsewhere else None}
 
     @staticmethod
     def from_tensors(saved: Mapping[str, Any]) -> Trees:
         each: dict[str, Any] = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in saved.items()}
-        return Trees(**each)
+        elsewhere = each.pop("elsewhere", None)
+        return Trees(**each, elsewhere=Trees.from_tensors(elsewhere) if elsewhere else None)
 
     def ask(self, samples: Sequence[Encoded]) -> Floats:
         """Return the class probabilities of each track, from its summary alone."""
@@ -69,11 +75,14 @@ class Trees:
         return found
 
     def vote(self, network: Floats, samples: Sequence[Encoded]) -> Floats:
-        """Return the weighted mean with the network's probabilities. A track that lacks an expected number is the
-        network's alone, which was trained without some of them."""
-        lacks = np.isnan(table(samples, len(self.expected))[:, self.expected]).any(1)
-        weight = np.where(lacks, 0.0, self.weight)[:, None]
-        mixed: Floats = (1 - weight) * network + weight * self.ask(samples)
+        """Return the weighted mean with the network's probabilities. A track that lacks an expected number, or whose
+        place is not known, has the vote of `elsewhere`; if it lacks more, or there is none, the network's alone: it was
+        trained without some of them."""
+        fits = ~np.isnan(table(samples, len(self.expected))[:, self.expected]).any(1)
+        if self.places is not None:
+            fits &= [bool(np.isin(sample.head, self.places).any()) for sample in samples]
+        rest = network if self.elsewhere is None else self.elsewhere.vote(network, samples)
+        mixed: Floats = np.where(fits[:, None], (1 - self.weight) * network + self.weight * self.ask(samples), rest)
         return mixed
 
     def weighed(self, network: Floats, samples: Sequence[Encoded]) -> Trees:
@@ -84,7 +93,8 @@ class Trees:
             of_truth = replace(self, weight=weight).vote(network, samples)[np.arange(len(truth)), truth]
             return float(-np.log(np.maximum(of_truth, 1e-12)).mean())
 
-        return replace(self, weight=min(WEIGHTS, key=loss))
+        elsewhere = self.elsewhere.weighed(network, samples) if self.elsewhere else None
+        return replace(self, weight=min(WEIGHTS, key=loss), elsewhere=elsewhere)
 
 
 def table(samples: Sequence[Encoded], numbers: int) -> Floats:

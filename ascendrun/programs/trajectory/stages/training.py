@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.source import Planned
 from ascendrun.programs.trainer.task import Progress
+from ascendrun.programs.trajectory.batches import Groups
 from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, prepare
 from ascendrun.programs.trajectory.evaluation.baselines import missing
 from ascendrun.programs.trajectory.evaluation.compare import MODEL
@@ -223,6 +225,11 @@ def share_trees(options: Options, samples: Samples, sizes: Sizes, here: Runtime)
     if here.is_first and missing() is None:
         try:
             grown = grow_trees(samples.encoded["train"], len(samples.names))
+            groups = Groups.make(samples.vocabulary)
+            if (groups.of > 0).any():
+                nowhere = [groups.without(each, levels=0, has_size=True) for each in samples.encoded["train"]]
+                others = grow_trees(nowhere, len(samples.names))
+                grown = replace(grown, places=groups.known_places(), elsewhere=others)
         except Exception as error:  # of any kind, from another library: it must not cost the training its model
             grown = errors.in_a_line(error)
     grown = here.share(grown)
