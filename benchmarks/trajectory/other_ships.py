@@ -13,8 +13,9 @@ b87d4b6. Each part is a set of trainings with the settings of folds.yaml, one CP
 - time: both programs in turns on the first fold, CPU seconds.
 
 A training that is complete is not repeated: the same command adds seeds and parts, or goes on. The results of all that
-is there are written to results/other_ships.json and .md, next to those of other parts that are in the file. Scores of several seeds are the means of single models; the
-ranges are 95 % of 1000 draws of as many ships, the same for all methods and seeds.
+is there are written to results/other_ships.json and .md, next to those of other parts that are in the file. Scores of
+several seeds are the means of single models; the ranges are 95 % of 1000 draws of as many ships, the same for all
+methods and seeds.
 """
 
 from __future__ import annotations
