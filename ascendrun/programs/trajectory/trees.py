@@ -78,9 +78,9 @@ class Trees:
         """Return the weighted mean with the network's probabilities. A track that lacks an expected number, or whose
         place is not known, has the vote of `elsewhere`; if it lacks more, or there is none, the network's alone: it was
         trained without some of them."""
-        fits = ~np.isnan(table(samples, len(self.expected))[:, self.expected]).any(1)
+        fits: Any = ~np.isnan(table(samples, len(self.expected))[:, self.expected]).any(1)
         if self.places is not None:
-            fits &= [bool(np.isin(sample.head, self.places).any()) for sample in samples]
+            fits &= np.array([np.isin(sample.head, self.places).any() for sample in samples], dtype=bool)
         rest = network if self.elsewhere is None else self.elsewhere.vote(network, samples)
         mixed: Floats = np.where(fits[:, None], (1 - self.weight) * network + self.weight * self.ask(samples), rest)
         return mixed
