@@ -118,7 +118,7 @@ def test_the_shipped_trajectory_job_leaves_model_report_and_predictions_here(asc
     folder = Path(re.search(r"outputs: (\S+) \(", last)[1])  # type: ignore[index]
     assert folder.is_relative_to(scene.ascendrun.state_dir / "outputs"), last
     print(last, sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
-    assert list(folder.glob("**/finetune/best/**/model.safetensors"))
+    assert list(folder.glob("**/finetune/best/model.pt"))
     (report,) = folder.glob("**/evaluate/report.json")
     assert json.loads(report.read_text())["test"]
     (predictions,) = folder.glob("**/predict/predictions.jsonl")
