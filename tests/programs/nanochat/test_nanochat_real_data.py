@@ -14,8 +14,8 @@ import pytest
 
 DATA = Path(os.environ.get("TESTS_SHARED_DATA", "shared/data")).absolute()
 BASE = {
-    "depth": 2, "head_dim": 32, "max_seq_len": 512, "micro_batch_size": 4, "total_batch_size": 4096, "max_steps": 40,
-    "warmup_steps": 3, "matrix_lr": 0.2, "embedding_lr": 3, "unembedding_lr": 0.1, "eval_steps": 20,
+    "depth": 2, "head_dim": 32, "max_seq_len": 512, "micro_batch_size": 4, "total_batch_size": 4096, "max_steps": 30,
+    "warmup_steps": 3, "matrix_lr": 0.05, "embedding_lr": 1, "unembedding_lr": 0.03, "eval_steps": 10,
     "eval_tokens": 16384,
 }  # fmt: skip
 CHAT = {"micro_batch_size": 4, "max_steps": 25, "eval_steps": 5, "eval_tokens": 16384}
