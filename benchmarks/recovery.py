@@ -34,19 +34,20 @@ JOB = "recovers"
 HOSTS, RANKS_PER_HOST = 2, 2
 VICTIM = str(HOSTS * RANKS_PER_HOST - 1)
 STEPS = "import time\nwhile True:\n    print('step', flush=True)\n    time.sleep(0.2)\n"
+WAITS = "import time\nprint('step', flush=True)\nwhile True:\n    time.sleep(60)\n"
 PATIENCE_S = 300.0
 
 
 class Job:
     """One job of the bed, by its events."""
 
-    def __init__(self, bed: Bed, ours: Ours) -> None:
+    def __init__(self, bed: Bed, ours: Ours, script: str = STEPS) -> None:
         self._bed, self._ours = bed, ours
         self.file = bed.folder / f"{JOB}.yaml"
         hosts = bed.cluster.hosts
         job: dict[str, object] = {
             "name": JOB,
-            "command": ["python3", "-c", STEPS],
+            "command": ["python3", "-c", script],
             "nodes": HOSTS,
             "spare_nodes": len(hosts) - HOSTS,
             "devices": {"type": "cpu", "per_node": RANKS_PER_HOST},
@@ -102,8 +103,8 @@ def run(repeats: int, sheet: Sheet) -> None:
 
 
 def rest(bed: Bed, ours: Ours, repeat: int, sheet: Sheet) -> None:
-    """What guard, controller and leases need while the job runs and prints, and nothing else happens."""
-    job = Job(bed, ours)
+    """What guard, controller and leases need while the ranks print nothing."""
+    job = Job(bed, ours, WAITS)
     job.start()
     load = f"{os.getloadavg()[0]:.1f}"
     cost = bed.rest(REST_S)
@@ -160,7 +161,7 @@ def render(rows: Sequence[Row]) -> str:
     share = f"{shown(median(resting, 'head_cpu_share'), '%')} % of a core (goal {GOAL_SHARE:.1%})"
     return (
         table(["", "judged, s", "next attempt RUNNING, s", "goal, s", "repetitions"], lines)
-        + f"\nThe head while the job runs and nothing happens, {REST_S:g} s: {share}.\n"
+        + f"\nThe head while the ranks run and print nothing, {REST_S:g} s: {share}.\n"
     )
 
 
