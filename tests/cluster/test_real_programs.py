@@ -114,7 +114,7 @@ def trainer(code: Path) -> list[str]:
     shutil.copy(script.splitlines()[-1], code / "sft.py")
     (code / "texts").mkdir()
     rows = "".join(json.dumps({"text": line}) + "\n" for line in text_of(4000))
-    (code / "texts" / "train.yamll").write_text(rows)
+    (code / "texts" / "train.jsonl").write_text(rows)
     options = "--model_name_or_path model --dataset_name texts --output_dir out --max_steps 150 --logging_steps 5"
     return ["python", "sft.py", *options.split(), "--use_cpu", "true", "--bf16", "false", "--report_to", "none"]
 
