@@ -388,9 +388,7 @@ class ProgressReader:
         found = _ITERATION.search(line) if "teration" in line else None
         if found is None or _EVALUATION.search(line):
             return None
-        fields = [
-            re.fullmatch(rf"\s*([^:|]+?)\s*:\s*((?:{_NUM})[KMG]?)\s*\S*\s*", part, re.I) for part in line.split("|")
-        ]
+        fields = map(_FIELD.fullmatch, line.split("|"))
         pairs = [(field[1], field[2]) for field in fields if field] or _VALUE.findall(found[3])
         row = {"step": int(found[1]), "total_steps": int(found[2]), **_named(pairs)}
         known = {key.lower(): _number(text) for key, text in pairs}
