@@ -75,16 +75,16 @@ def has_compiler() -> bool:
 
 
 def torchair_backend() -> Any:
-    """Return the backend that compiles for NPUs. Not run on a real NPU."""
-    for name in ("torchair", "torch_npu.dynamo.torchair"):
-        with contextlib.suppress(ImportError):
-            torchair = importlib.import_module(name)
-            return torchair.get_npu_backend(compiler_config=torchair.CompilerConfig())
-    raise InvalidDataError(
-        "program.compile-no-torchair",
-        "--compile=torchair: torchair is not installed\n"
-        "hint: install the torch_npu of this CANN, or set --compile=none",
-    )
+    """Return the backend that compiles for NPUs; torch_npu offers its torchair by this name. Not run on a real NPU."""
+    try:
+        torchair = importlib.import_module("torchair")
+    except ImportError:
+        raise InvalidDataError(
+            "program.compile-no-torchair",
+            "--compile=torchair: torchair is not installed\n"
+            "hint: install the torch_npu of this CANN, or set --compile=none",
+        ) from None
+    return torchair.get_npu_backend(compiler_config=torchair.CompilerConfig())
 
 
 def eager() -> AbstractContextManager[Any]:
