@@ -314,7 +314,8 @@ class HangMonitor:
             if host not in waiting:
                 return
             waiting.discard(host)
-            if reply.error is None:
+            is_running = runner.job.state is State.RUNNING and runner.job.attempt == job.attempt
+            if reply.error is None and is_running:  # else they may be of ranks that were told to abort
                 keep_stacks(spool_dir(self._state_dir, job.id, job.attempt) / host, reply.message.ranks)
                 for row in reply.message.ranks:
                     stack = read_stack(host, row)
