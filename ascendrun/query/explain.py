@@ -44,7 +44,8 @@ class Explanation:
 class StackGroup:
     """Ranks with equal stacks. `frames`: of the main thread, innermost first, (): no Python stack is known. `state`: a
     letter of /proc, "": the stack was printed at SIGABRT. `threads`: of one rank, all threads with their frames; ():
-    not requested. `is_awaited`: whether the other ranks wait for these."""
+    not requested. `is_awaited`: whether the other ranks wait for these: the event of the hang names them, or without
+    it, the stacks differ."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -58,8 +59,9 @@ class StackGroup:
 
 @dataclass(frozen=True)
 class JobStacks:
-    """The stacks of a job's ranks, the largest group first. `problems`: hosts without a reply, and why. `at_s`: UTC,
-    when the controller took them because of a hang; None: they are of now, or were printed at the end."""
+    """The stacks of a job's ranks, the largest group first; those that others wait for are last. `problems`: hosts
+    without a reply, and why. `at_s`: UTC, when the controller took them because of a hang; None: they are of now, or
+    were printed at the end."""
 
     id: str
     name: str
@@ -83,16 +85,21 @@ def kept_stacks(state_dir: Path, ref: str, *, attempt: int | None = None, rank: 
     Python stack those that they printed at SIGABRT. `attempt` None: the newest that has any. None: there are none."""
     from ascendrun.head.state.state_dir import spool_dir
     from ascendrun.head.state.store import Store
+    from ascendrun.health.diagnosis.outcomes import hang_now
+    from ascendrun.query.evidence import events_of_attempt
     from ascendrun.query.views import choose_attempt
 
     with Store.open_for_reading(state_dir) as store:
         stored = store.find(ref)
+        events = store.events(stored.job.id)
     job = stored.job
     numbers = range(job.attempt, 0, -1) if attempt is None else [choose_attempt(job, attempt)]
     for number in numbers:
         stacks, at_s = _read_kept(spool_dir(state_dir, job.id, number), number)
         if stacks:
-            return JobStacks(job.id, job.name, number, _groups(stacks, rank), at_s=at_s)
+            hang = hang_now(events_of_attempt(events, number))
+            groups = _groups(stacks, rank, awaited=hang.ranks if hang is not None else ())
+            return JobStacks(job.id, job.name, number, groups, at_s=at_s)
     return None
 
 
@@ -134,12 +141,18 @@ def _printed_at_abort(stream: StreamFiles) -> str:
     return ""
 
 
-def _groups(stacks: Sequence[RankStack], rank: int | None) -> tuple[StackGroup, ...]:
+def _groups(stacks: Sequence[RankStack], rank: int | None, *, awaited: Sequence[int] = ()) -> tuple[StackGroup, ...]:
+    """`awaited`: known from elsewhere; (): found by the stacks."""
     from ascendrun.health.stacks import Take, find_outliers, fold
 
-    awaited = set(find_outliers(Take(0.0, {one.rank: one for one in stacks})))
+    apart = set(awaited or find_outliers(Take(0.0, {one.rank: one for one in stacks})))
     if rank is not None:
         stacks = [one for one in stacks if one.rank == rank]
+    folded = [
+        (group, is_awaited)
+        for is_awaited in (False, True)
+        for group in fold([one for one in stacks if (one.rank in apart) is is_awaited])
+    ]
     hosts = {one.rank: one.host for one in stacks}
 
     def lines(frames: Sequence[Frame]) -> tuple[str, ...]:
@@ -154,9 +167,9 @@ def _groups(stacks: Sequence[RankStack], rank: int | None) -> tuple[StackGroup, 
             like.source,
             lines(like.frames),
             tuple((name, lines(frames)) for name, frames in like.threads) if rank is not None else (),
-            is_awaited=set(ranks) <= awaited,
+            is_awaited=is_awaited,
         )
-        for ranks, like in fold(stacks)
+        for (ranks, like), is_awaited in folded
     )
 
 

@@ -94,6 +94,20 @@ def test_a_rank_without_a_stack_has_the_one_that_it_printed_as_it_was_ended(worl
     assert frames == {(0,): ("S", "py-spy", "all_reduce"), (1,): ("T", "abort", "read_shard")}
 
 
+def test_the_rank_that_the_hang_names_is_awaited_though_it_was_ended_in_the_same_call(world: World) -> None:
+    """Where its host sent no stacks, it prints at its end where it had been stopped: perhaps among the others."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", "import os\ndef all_reduce(): os.abort()\nall_reduce()"],
+        stderr=subprocess.PIPE,
+    )
+    for host, rank in (("a", 0), ("b", 1), ("b", 2)):
+        world.folder(host).mkdir(parents=True, exist_ok=True)
+        (world.folder(host) / f"rank-{rank}.err.0").write_bytes(done.stderr)
+    found = world.stacks()
+    assert found is not None
+    assert [(group.ranks, group.is_awaited) for group in found.groups] == [((0, 2), False), ((1,), True)]
+
+
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"at_s": 1, "ranks": [{}]}', '{"at_s": 1, "ranks": 5}'])
 def test_a_damaged_file_hides_no_other(world: World, damage: str) -> None:
     world.keep("a", waiting(0))
