@@ -7,6 +7,7 @@ order of their arrival, into rows. A step that no line states is unknown, never 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -27,14 +28,14 @@ _MARKS = [
         + rb"\s{0,20}[:=|]?\s{0,20}"
         + _COLOR
         + rb"[\"'(\[]?[-+]?"
-        rb"(?:[0-9.]|[Nn]a[Nn]|[Ii]nf|null)",
+        rb"(?:\.?[0-9]|[Nn]a[Nn]|[Ii]nf|null)",
         rb"tep=[0-9]",
-        rb"%(?:(?:\|[^|\r\n]{0,3000}\|)?\s*[0-9]+/[0-9]+\s*\[[0-9:]+<[^,\]\r\n]{1,20},\s*[0-9.?]+\s*"
-        rb"(?:it|batch(?:es)?|steps?|s)/(?:s|it|batch|step)| +" + _COLOR + rb"\xe2\x94\x81)",
+        rb"<[0-9?:\x1b\[;m -]{1,32},[0-9.?\x1b\[;m ]{1,32}(?:it|batch(?:es)?|steps?|s)/(?:s|it|batch|step)",
         rb"\(ms\): [0-9]",
     )
 ]
-"""One of these is in every line that a pattern below reads: each starts with fixed bytes, which is fast to search."""
+"""One of these is in every line that a pattern below reads: each starts with fixed bytes, which is fast to search.
+A bar is found by its rate, since downloads draw bars too."""
 _TOTAL_MARKS = [re.compile(TOTAL_MARK)]
 
 
@@ -53,9 +54,12 @@ def find_lines(data: bytes, *, at_start: bool = False, is_any: bool = False) -> 
         if at < end:
             continue
         low, high = max(end, at - LINE_BYTES, 0), min(len(data), at + LINE_BYTES)
-        begin = max(data.rfind(b"\n", low, at), data.rfind(b"\r", low, at)) + 1 or low
-        ends = [data.find(mark, at, high) for mark in (b"\n", b"\r")]
-        end = min((one for one in ends if one >= 0), default=high)
+        begin = data.rfind(b"\n", low, at) + 1 or low
+        begin = data.rfind(b"\r", begin, at) + 1 or begin
+        end = data.find(b"\n", at, high)
+        end = high if end < 0 else end
+        cut = data.find(b"\r", at, end)
+        end = end if cut < 0 else cut
         found.append((end, data[begin:end]))
         if b", skipped=" in found[-1][1]:  # old versions of DeepSpeed print the speed in the next line
             begin, after = end + 1, data.find(b"\n", end + 1, end + 1 + LINE_BYTES)
@@ -89,6 +93,7 @@ _RICH = re.compile(
     r"^\s*(?P<name>[^━╸╺]*?)(?:\s+\d+%)?\s*[━╸╺]{2}[━╸╺ ]*(?P<n>\d+)/(?P<total>\d+)\s+\[?\s*[-\d:]+(?P<values>.*)$"
 )
 _TRAINING_BAR = re.compile(r"(?:train(?:ing)?|(?:global[ _])?steps?|iter(?:ation)?s?)(?: steps?)?", re.I)
+_LOSS_NAME = re.compile(rf"loss\s*[:=]?\s*({_NUM})", re.I)
 _EPOCH_BAR = re.compile(r"(?:train(?:ing)?\s*)?epoch\s*:?\s*\[?(\d+)(?:\s*/\s*(\d+))?\]?", re.I)
 _NOT_TRAINING = re.compile(r"(?:^|[^a-z])(?:val|valid|eval|test|sanity|predict|infer)", re.I)
 _TOTAL = re.compile(r"optimization steps[^=:]{0,40}[=:]\s*([\d,]+)", re.I)
@@ -121,6 +126,9 @@ _BEFORE = re.compile(
 """What loggers write before the text of a line, and an epoch before the step."""
 _EPOCH_BEFORE = re.compile(r"\bepoch\W{0,3}(\d+(?:\.\d+)?)", re.I)
 _VALUE = re.compile(rf"([A-Za-z][\w /.()-]{{0,60}}?)\s*[:=]?\s*(?<![\w.])({_NUM})(?![\w.]*[A-Za-z]\w*[:=])", re.I)
+
+_TEXT_MARKS = ("oss", "{", "teration", "PerSec", "skipped=", "━")
+"""One of these is in every text that a parser of lines reads."""
 
 _UNIT = re.compile(r"^\S+/\S+\s+(?=\S)")
 """The unit of the number before a name: `0.53 samples/s lr: 1e-4`."""
@@ -204,7 +212,7 @@ class ProgressReader:
         self._total: int | None = None
         self._bar: tuple[int, int] | None = None
         self._main: int | None = None
-        self._early: list[Row] = []
+        self._early: deque[Row] = deque(maxlen=1000)
         self._newest = 0
         self._pending: Row | None = None
         self._values: dict[str, str] = {}
@@ -223,14 +231,17 @@ class ProgressReader:
             self._total = int(total[1].replace(",", ""))
             return []
         rows: list[Row] = []
-        bar = _BAR.search(line) if "%" in line else None
+        bar = _BAR.search(line) if "<" in line else None
         rest, at = line, 0
         while bar:
-            name = re.split(r"[|\]}]", line[at : bar.start()])[-1].strip().rstrip(":").strip()
-            rows += self._read_bar(name, bar)
+            start = bar.start()
+            named = max(line.rfind(mark, at, start) for mark in "|]}") + 1 or at
+            rows += self._read_bar(line[named:start].strip().rstrip(":").strip(), bar)
             rest, at = rest.replace(bar[0], " ", 1), bar.end()
             bar = _BAR.search(line, at)
-        return rows + self._read_text(rest.strip())
+        if any(mark in rest for mark in _TEXT_MARKS):
+            rows += self._read_text(rest.strip())
+        return rows
 
     def flush(self) -> list[Row]:
         """Return the row of a dictionary that still waits for its bar, with the step of the bar before it."""
@@ -260,16 +271,15 @@ class ProgressReader:
 
     def _read_bar(self, name: str, bar: re.Match[str]) -> list[Row]:
         count, total = int(bar["n"]), int(bar["total"])
-        values = _pairs_of(bar["values"] or "")
-        own = _named(values)
-        in_name = re.search(rf"loss\s*[:=]?\s*({_NUM})", name, re.I)
-        if in_name:
-            own, name = {**own, "loss": _number(in_name[1])}, ""
-        if _NOT_TRAINING.search(name):
-            return []
+        in_name = _LOSS_NAME.search(name) if "oss" in name else None
+        name = "" if in_name else name
         epoch = _EPOCH_BAR.fullmatch(name)
         is_named = bool(_TRAINING_BAR.fullmatch(name)) or epoch is not None
-        if name and not is_named and "loss" not in own:
+        values = _pairs_of(bar["values"]) if bar["values"] else []
+        own = _named(values) if values else {}
+        if in_name:
+            own["loss"] = _number(in_name[1])
+        if name and ((not is_named and "loss" not in own) or _NOT_TRAINING.search(name)):
             return []
         if in_name:
             values = [*values, ("loss", in_name[1])]
@@ -305,7 +315,8 @@ class ProgressReader:
         if self._main == total:
             return rows + self._step_row(count, total, {})
         if self._main is None and count:
-            self._early = [row for row in self._early if row["total_steps"] == total][-1000:]
+            if self._early and self._early[0]["total_steps"] != total:
+                self._early.clear()
             if not self._early or self._early[-1]["step"] < count:
                 self._early.append({"step": count, "total_steps": total})
         else:
@@ -317,7 +328,8 @@ class ProgressReader:
         if self._main is not None:
             return []
         self._main = total
-        early, self._early = [row for row in self._early if row["total_steps"] == total], []
+        early = [row for row in self._early if row["total_steps"] == total]
+        self._early.clear()
         self._newest = early[-1]["step"] if early else self._newest
         return early
 
@@ -446,7 +458,8 @@ class ProgressReader:
         return [row if found["epochs"] is None else {**row, "total_steps": int(found["epochs"]) * total}]
 
     def _step(self, line: str) -> list[Row] | None:
-        found = _STEP.search(line)
+        lower = line.lower()
+        found = _STEP.search(line) if any(word in lower for word in ("step", "iter", "(epoch ")) else None
         if found is None or not _is_prefix(line[: found.start()]):
             return None
         values = _named(_VALUE.findall(found["values"]))
