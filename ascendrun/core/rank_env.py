@@ -148,6 +148,8 @@ def _defaults(job: JobShare, node: NodeShare, user: Mapping[str, str]) -> dict[s
             defaults["HCCL_CONNECT_TIMEOUT"] = str(HCCL_CONNECT_S)
         if ":" in node.master_address:
             defaults["HCCL_SOCKET_FAMILY"] = "AF_INET6"
+    if node.device_type == "cpu":
+        defaults["ACCELERATE_USE_CPU"] = "true"  # without it each rank of Accelerate on CPUs trains for itself
     if node.device_type == "cuda":
         defaults["NCCL_SOCKET_IFNAME"] = f"={node.interface}"
     return defaults

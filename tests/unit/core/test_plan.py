@@ -478,6 +478,7 @@ def test_accelerate_gets_all_processes_of_the_job(slots, several):
     )
     assert launcher.argv == (*launcher.plain[:-2], "--no_python")
     assert launcher.command == ("python", "-u", "train.py", "-x")
+    assert launcher.env["ACCELERATE_USE_CPU"] == "true", "each process would train for itself"
     assert refusal(job(launcher="accelerate"), "a slots=1\nb slots=2\n").key == "plan.uneven-ranks"
 
 
