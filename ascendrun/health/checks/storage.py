@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import PurePosixPath
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.survey.check_context import CheckContext, check, finding, is_many, outliers
 from ascendrun.health.survey.facts import Disk, PathSize
 from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobfile.model import JobSpec
 
 ROOM_BYTES = 32 << 20
 """Below that the node rejects the start: records of a run may be lost (node/agent/checks.py)."""
@@ -66,6 +69,8 @@ def check_checkpoint_disk(context: CheckContext) -> Iterator[Finding]:
 
 _SAVES = re.compile(r"(?:.*_)?(?:out|outputs?|saves?|ckpts?|checkpoints?)(?:_(?:dir|directory|folder|path))?|outdir")
 """Names of options, with _ instead of -, that say where a program saves."""
+CONFIG_BYTES = 1 << 16
+"""A longer file is data, not a configuration."""
 
 
 @check("relative-output", "the command saves where a later job finds it", "output-relative")
@@ -78,17 +83,47 @@ def check_relative_output(context: CheckContext) -> Iterator[Finding]:
     if job is None or not job.command:
         return
     fetched = {PurePosixPath(pattern).parts[0] for pattern in job.outputs or () if pattern.strip("/")}
-    words = [str(word) for word in job.command]
-    for word, after in zip(words, (*words[1:], "")):
-        option, has_value, value = word.partition("=")
-        path = value if has_value else after
-        if not option.startswith("-") or not _SAVES.fullmatch(option.lstrip("-").lower().replace("-", "_")):
+    for option, name, path in [*_options(job.command), *_config_values(job)]:
+        if not _SAVES.fullmatch(name.lower().replace("-", "_")):
             continue
         is_relative = bool(re.match(r"[\w.][^$:]*$", path)) and not re.fullmatch(
             r"(?i)true|false|yes|no|none|[\d.]+", path
         )
         if is_relative and PurePosixPath(path).parts[:1] and PurePosixPath(path).parts[0] not in fetched:
             yield finding("output-relative", Severity.WARN, tuple(context.facts), option=option, path=path)
+
+
+def _options(command: Sequence[object]) -> Iterator[tuple[str, str, str]]:
+    """Yield (option, its name, value) of a command's options."""
+    words = [str(word) for word in command]
+    for word, after in zip(words, (*words[1:], "")):
+        option, has_value, value = word.partition("=")
+        if option.startswith("-"):
+            yield option, option.lstrip("-"), value if has_value else after
+
+
+def _config_values(job: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield (file and key, key, value) of the configurations that a command names, with the keys of the first level.
+
+    Of files in workdir.path, which are here. An unreadable file is for the program to report.
+    """
+    import yaml
+
+    if job.workdir is None:
+        return
+    for word in dict.fromkeys(map(str, job.command or ())):
+        path = Path(job.workdir.path, word)
+        if word.startswith("/") or not word.endswith((".yaml", ".yml", ".json")):
+            continue
+        try:
+            if not path.is_file() or path.stat().st_size > CONFIG_BYTES:
+                continue
+            values = yaml.safe_load(path.read_bytes())
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
+            continue
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, str):
+                yield f"{word}: {key}", str(key), value
 
 
 @check("shared-memory", "/dev/shm exists and is large enough", "shm-missing shm-small shm-full")

@@ -569,6 +569,26 @@ def test_a_relative_output_is_named_unless_it_is_fetched(words, more, found_path
     assert all((one.severity, one.hosts) == (Severity.WARN, tuple(NAMES)) for one in facts)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "more", "expected"),
+    [
+        ("train.yaml", "output_dir: saves/a\nmax_steps: 5\n", "", [("train.yaml: output_dir", "saves/a")]),
+        ("train.json", '{"output_dir": "saves/a"}', "", [("train.json: output_dir", "saves/a")]),
+        ("train.yaml", "output_dir: saves/a\n", "outputs: [saves/]", []),
+        ("train.yaml", "output_dir: /ckpt/a\nsave_steps: 100\noverwrite_output_dir: true\n", "", []),
+        ("train.yaml", "output_dir: [saves\n", "", []),
+        ("train.yaml", "- saves/a\n", "", []),
+        ("absent.yaml", None, "", []),
+    ],
+)
+def test_a_relative_output_in_a_configuration_is_named(tmp_path, name, text, more, expected):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    job = (JOB % "cpu").replace("command: [", f"command: [llamafactory-cli, train, {name}, ", 1) + more
+    facts = found(world(*map(sound, NAMES), job=f"{job}\nworkdir: {{path: {tmp_path}}}\n"), "output-relative")
+    assert [(one.values["option"], one.values["path"]) for one in facts] == expected
+
+
 def test_a_program_of_ours_needs_torch():
     from ascendrun.options import ProgramOptions
 
