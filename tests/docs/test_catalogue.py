@@ -19,6 +19,8 @@ SAME_IN_CHINESE = frozenset(
         "column.python",
         "column.rank",
         "jobfile.value",
+        "report.mfu",
+        "report.tokens-per-s",
         "sim.install-compiler",
         "options.row",
         "options.value",

@@ -43,6 +43,8 @@ LABELS: Mapping[str, Text] = {
     "loss": Text("report.loss", "last loss"),
     "scores": Text("report.scores", "scores"),
     "device_hours": Text("report.device-hours", "device-hours"),
+    "tokens_per_s": Text("report.tokens-per-s", "tokens/s"),
+    "mfu": Text("report.mfu", "MFU"),
     "attempts": Text("report.attempts", "Attempts"),
     "devices": Text("report.devices", "Devices"),
     "events": Text("report.events", "Events"),
@@ -120,7 +122,7 @@ LINE_NAMES: Mapping[str, Text] = {
     "maximum": Text("report.line-maximum", "maximum"),
 }
 AXES: Mapping[str, Text] = {"step": Text("report.axis-step", "step"), "time": Text("report.axis-time", "time")}
-STAGE_COLUMNS = ("stage", "job", "state", "ran", "device_hours", "steps", "loss", "scores")
+STAGE_COLUMNS = ("stage", "job", "state", "ran", "device_hours", "steps", "tokens_per_s", "mfu", "loss", "scores")
 TILE_NAMES: Mapping[str, Text] = {
     "effective": Text("report.tile-effective", "effective training time"),
     "wall": Text("report.tile-wall", "from submission to end"),
@@ -306,6 +308,8 @@ def stage_cells(row: StageRow) -> dict[str, str]:
         "ran": duration(row.ran_s),
         "device_hours": number(row.device_hours, digits=3),
         "steps": count(row.steps),
+        "tokens_per_s": number(row.tokens_per_s),
+        "mfu": percent(row.mfu),
         "loss": number(row.loss),
         "scores": ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in row.scores.items()) or "–",
     }

@@ -112,8 +112,8 @@ class JobMetrics:
 
 @dataclass(frozen=True)
 class StageRow:
-    """One stage of a pipeline: the newest job of its name. `ran_s`: of all its attempts. `scores`: its final ones, else
-    those of its last evaluation."""
+    """One stage of a pipeline: the newest job of its name. `ran_s`: of all its attempts. `tokens_per_s` and `mfu`:
+    medians of its steps. `scores`: its final ones, else those of its last evaluation."""
 
     stage: str
     job: str
@@ -121,6 +121,8 @@ class StageRow:
     ran_s: float
     device_hours: float | None
     steps: int | None
+    tokens_per_s: float | None
+    mfu: float | None
     loss: float | None
     scores: Mapping[str, float]
 
@@ -235,8 +237,18 @@ def stage_row(stage: str, report: Report) -> StageRow:
     finals = {name: value for name, value in metrics.evals.items() if name.startswith("final_")}
     scores = {name.partition("_")[2]: value for name, value in (finals or metrics.evals).items()}
     ran_s = sum(row.ran_s for row in report.attempts)
-    hours = report.cost.device_hours
-    return StageRow(stage, report.id, report.state, ran_s, hours, metrics.steps, metrics.loss, scores)
+    return StageRow(
+        stage=stage,
+        job=report.id,
+        state=report.state,
+        ran_s=ran_s,
+        device_hours=report.cost.device_hours,
+        steps=metrics.steps,
+        tokens_per_s=metrics.tokens_per_s,
+        mfu=metrics.mfu,
+        loss=metrics.loss,
+        scores=scores,
+    )
 
 
 def _is_step(line: MetricsLine) -> bool:

@@ -235,17 +235,22 @@ def test_of_a_pipeline_the_scores_of_every_stage_are_read_and_of_one_stage_only_
 
         with store.writing() as db:
             store.insert(db, key=job_id, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=BEGAN_S)
-    steps = [{"step": step, "loss": 3.0 - step} for step in (1, 2)]
-    write(tmp_path, 1, "a", [*steps, {"step": 2, "eval_loss": 1.5}, {"done": True, "final_loss": 1.25}], job="j-0001-1")
+    start = {"event": "start", "world_size": 2, "tokens_per_step": 600, "flops_per_step": 4e11, "peak_flops": 1e12}
+    steps = [{"step": step, "loss": 3.0 - step, "step_s": 0.5} for step in (1, 2)]
+    lines = [start, *steps, {"step": 2, "eval_loss": 1.5}, {"done": True, "final_loss": 1.25}]
+    write(tmp_path, 1, "a", lines, job="j-0001-1")
     write(tmp_path, 1, "a", [{"step": 2, "eval_sums": 0.5}], job="j-0001-3")
 
     report = find_report(tmp_path, "chat", now_s=BEGAN_S + 200)
     assert report == find_report(tmp_path, "j-0001", now_s=BEGAN_S + 200) and report.id == "j-0001-3"
-    assert [(row.stage, row.job, row.state, row.steps, row.loss, row.scores) for row in report.stages] == [
-        ("base", "j-0001-1", "SUCCEEDED", 2, 1.0, {"loss": 1.25}),
-        ("evaluate", "j-0001-3", "SUCCEEDED", None, None, {"sums": 0.5}),
+    known = [(row.stage, row.job, row.state, row.steps, row.tokens_per_s, row.mfu, row.loss) for row in report.stages]
+    assert known == [
+        ("base", "j-0001-1", "SUCCEEDED", 2, 1200.0, 0.4, 1.0),
+        ("evaluate", "j-0001-3", "SUCCEEDED", None, None, None, None),
     ]
+    assert [row.scores for row in report.stages] == [{"loss": 1.25}, {"sums": 0.5}]
     told = describe_report(report)
     assert "base      j-0001-1" in told and "loss 1.25" in told and "sums 0.5" in told
+    assert "1,200" in told and "40.0%" in told
     assert "loss 1.25" in make_page(report)
     assert find_report(tmp_path, "j-0001-1", now_s=BEGAN_S + 200).stages == ()
