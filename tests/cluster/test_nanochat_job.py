@@ -10,24 +10,26 @@ import pytest
 from tests.programs.conftest import REPO
 
 STAGES = ("tokenizer", "base", "eval-base", "mid", "sft", "eval-sft", "rl", "eval-rl", "report")
-NODES = ("node1", "node2")
 DEADLINE_S = 3000.0
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(DEADLINE_S + 100)
-def test_the_job_file_trains_scores_and_reports_on_two_hosts(ascendrun: Any, cluster: Any) -> None:
+def test_the_job_file_trains_scores_and_reports_on_two_hosts(ascendrun: Any, cluster_of: Any) -> None:
+    cluster = cluster_of(2, disk="1G")
+    on = ascendrun.on(cluster)
     hosts = ascendrun.folder / "two.hosts"
-    hosts.write_text(cluster.hostfile(slots=2, names=NODES))
+    hosts.write_text(cluster.hostfile(slots=2))
     python = REPO / ".venv" / "bin" / "python"
-    done = ascendrun(
-        "submit", REPO / "jobs" / "nanochat.yaml", "-H", hosts, "--set", f"python={python}", timeout=DEADLINE_S
-    )
+    done = on("submit", REPO / "jobs" / "nanochat.yaml", "-H", hosts, "--set", f"python={python}", timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(ascendrun("report", "nanochat", "-o", "json").stdout)["stages"]
-    print(json.dumps(told))
-    assert {row["stage"]: row["state"] for row in told} == dict.fromkeys(STAGES, "SUCCEEDED")
-    rows = {row["stage"]: row for row in told}
+    found = json.loads(on("report", "nanochat", "-o", "json").stdout)["stages"]
+    print(json.dumps(found))
+    assert {row["stage"]: row["state"] for row in found} == dict.fromkeys(STAGES, "SUCCEEDED")
+    rows = {row["stage"]: row for row in found}
     for stage in ("eval-base", "eval-sft", "eval-rl"):
         assert {"bits_per_byte", "sums", "spelling"} <= set(rows[stage]["scores"]), rows[stage]
     assert rows["eval-base"]["scores"]["bits_per_byte"] < 4
+    assert rows["base"]["tokens_per_s"] > 0
+    (page,) = (on.state_dir / "outputs").glob("**/out/report/report.md")
+    assert "4 x " in page.read_text(), "the ranks of a stage, over both hosts"
