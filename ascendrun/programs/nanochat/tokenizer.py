@@ -37,8 +37,10 @@ TEMPLATE = (
 REPORTED_DOCUMENTS = 200
 KINDS = {
     "english": "The weather had been fine all week, and few people in the village expected rain on Sunday. ",
+    "korean": "어제 오후에 우리는 함께 도서관에 갔다. 돌아오는 길에 비가 많이 왔지만 아무도 우산이 없었다. ",
     "chinese": "昨天下午我们一起去图书馆看书，回来的时候下起了大雨，大家都没有带伞。",
     "code": "def total(prices):\n    return sum(price.value for price in prices if price.value > 0)\n\n",
+    "science": "Light of 680 nm drives photosynthesis: 6 CO2 + 6 H2O -> C6H12O6 + 6 O2 in the chloroplasts of a leaf. ",
     "numbers": "In 1969 there were 3,724 of them; 12.5% more than in 1968, or 414 of 3310 (x = 0.12507). ",
 }
 """Texts of which the report says the bytes a token."""

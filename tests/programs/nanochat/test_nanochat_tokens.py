@@ -212,6 +212,14 @@ def test_generated_documents_follow_from_the_seed():
     assert texts.read_corpus({**OPTIONS, "data_path": "generated", "seed": 2}).digest != first.digest
 
 
+def test_the_report_has_the_bytes_of_a_token_in_each_kind_of_text():
+    options = {**OPTIONS, "data_path": "generated", "tokenizer": "bpe", "vocab_size": 300}
+    _, report = tokenizer.learn(texts.read_corpus(options), {**options, "doc_cap": 1000, "max_chars": 10000})
+    found = report["bytes_per_token"]
+    assert {*found} == {"train", "val", "english", "korean", "chinese", "code", "science", "numbers"}
+    assert 1 <= found["korean"] < found["english"] < found["train"], "it learned English texts"
+
+
 def test_other_encodings_are_compared_with_where_their_files_are_here(tmp_path):
     """One that needs no file is there; those whose files the cache does not have are not, and nothing is fetched."""
     plugin = tmp_path / "path" / "tiktoken_ext"
