@@ -116,6 +116,8 @@ def test_a_killed_training_on_conversations_ends_with_the_same_bits(base, launch
     assert again.losses() == straight.losses()
     assert weights(again.folder) == weights(folders[0])
     assert straight.losses()[10] < straight.losses()[1] - 0.3
+    samples = [line for line in straight.text().splitlines() if "step 10 sample: " in line]
+    assert len(samples) == 3, "of each prompt one, by rank 0"
 
     trained = json.loads((folders[0] / "out" / "config.json").read_text())
     before, model = sft.open_model(str(base), recomputes=False)
