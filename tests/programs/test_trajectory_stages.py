@@ -68,6 +68,43 @@ def test_the_stages_hand_their_work_on_and_the_report_holds_what_it_promises(sta
     assert [line["confidence"] for line in said] == pytest.approx([line["confidence"] for line in judged], abs=2e-4)
 
 
+def test_pretraining_is_compared_with_a_new_model_and_the_better_on_validation_ships_is_kept(start, prepared, tmp_path):
+    given = f"--prepared_dir={prepared}"
+    first = start("--mode=pretrain", given, "--output_dir=out", name="pretrain").succeed().folder / "out"
+    tuned = start("--mode=finetune", given, f"--base_model={first}", name="tuned").succeed()
+    plain = start("--mode=finetune", given, f"--base_model={first}", "--pretraining=never", name="plain").succeed()
+    assert "starting from" in tuned.text() and "starting from" not in plain.text()
+    best = {name: run.folder / "out" / "best" for name, run in (("tuned", tuned), ("plain", plain))}
+    kept = {}
+    for name, other in (("tuned", "plain"), ("plain", "tuned")):  # whichever is named first, the same is kept
+        run = start(
+            *("--mode=evaluate", given, "--pretraining=auto", "--baselines="),
+            *(f"--model_path={best[name]}", f"--compare_with={best[other]}"),
+            name=f"evaluate-{name}",
+        ).succeed()
+        report = run.report()
+        chosen = json.loads((run.folder / "out" / "classifier.json").read_text())["members"][0]
+        kept[name] = Path(run.folder / "out" / chosen).resolve()
+        losses = report["validation"]["nll"]
+        assert (kept[name] == best[name].resolve()) == (losses["model_path"] <= losses["compare_with"])
+        assert "ahead" in report["comparison"]["other"], "what it brought, with the interval"
+    assert kept["tuned"] == kept["plain"]
+
+
+def test_a_pretraining_that_was_skipped_is_compared_with_nothing(start, prepared):
+    given = f"--prepared_dir={prepared}"
+    first = start("--mode=pretrain", given, "--pretraining=auto", name="pretrain").succeed().folder / "out"
+    tuned = start("--mode=finetune", given, f"--base_model={first}", "--max_steps=2", name="tuned").succeed()
+    plain = start("--mode=finetune", given, f"--base_model={first}", "--pretraining=never", name="plain").succeed()
+    assert not (plain.folder / "out" / "best").exists() and "not pretrained" in plain.text()
+    run = start(
+        *("--mode=evaluate", given, "--pretraining=auto", "--baselines="),
+        *(f"--model_path={tuned.folder / 'out' / 'best'}", f"--compare_with={plain.folder / 'out' / 'best'}"),
+        name="evaluate",
+    ).succeed()
+    assert "other" not in run.report()["comparison"]
+
+
 def test_pretraining_is_judged_alike_by_one_rank_and_by_three(start, prepared):
     """S1-B5, S1-B6: of the words that are asked none is left to another rank and none counted twice."""
     told = []

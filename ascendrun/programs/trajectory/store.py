@@ -21,7 +21,7 @@ from ascendrun.programs.trajectory.trees import Trees
 
 MODEL_FILE, PRETRAINED_FILE, VOTE_FILE = "model.pt", "pretrained.pt", "classifier.json"
 SKIPPED_FILE = "skipped.json"
-"""In the output of a pretraining that had nothing to learn from."""
+"""In the output of a pretraining that had nothing to learn from, and of the training to compare it with."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,11 @@ def save_pretrained(
 def pretrained_folder(base: Path) -> Path | None:
     """Return the directory in `base` with a pretrained model; None: not the output of a pretraining."""
     return next((folder for folder in (base, base / "best") if (folder / PRETRAINED_FILE).is_file()), None)
+
+
+def is_skipped(base: Path) -> bool:
+    """Return whether the stage with this output, or with the model in it, did nothing."""
+    return (base / SKIPPED_FILE).is_file() or (base.parent / SKIPPED_FILE).is_file()
 
 
 def load_pretrained(folder: Path) -> dict[str, Any]:

@@ -22,14 +22,14 @@ from ascendrun.programs.trajectory.model import (
 )
 from ascendrun.programs.trajectory.points.read_ais import because
 from ascendrun.programs.trajectory.split import LEAKY, doubts
-from ascendrun.programs.trajectory.store import SKIPPED_FILE, load_pretrained, pretrained_folder
+from ascendrun.programs.trajectory.store import is_skipped, load_pretrained, pretrained_folder
 from ascendrun.programs.trajectory.tokens import check_known
 from ascendrun.text import Text, from_json
 
 
 def refuse(options: Options) -> None:
     """Raise InvalidDataError for options that contradict each other."""
-    if not options["base_model"] or (Path(options["base_model"]) / SKIPPED_FILE).is_file():
+    if not options["base_model"] or is_skipped(Path(options["base_model"])):
         if options["hidden_size"] % (2 * options["num_attention_heads"]):
             raise InvalidDataError(
                 "program.hidden-heads",
@@ -123,7 +123,7 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
 def start_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes, Any]:
     """Return the sizes of the model, and a function that fills a new reader, the same on all ranks."""
     base = Path(options["base_model"]) if options["base_model"] else None
-    if base is None or (base / SKIPPED_FILE).is_file():
+    if base is None or is_skipped(base):
         return own_sizes(options, samples), lambda reader: None
     folder = pretrained_folder(base)
     if folder is not None:

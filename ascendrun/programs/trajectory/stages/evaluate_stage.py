@@ -25,7 +25,7 @@ from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.split import LEAKY
 from ascendrun.programs.trajectory.stages.common import introduce, refuse
 from ascendrun.programs.trajectory.stages.predict import write_predictions
-from ascendrun.programs.trajectory.store import Vote, agreeing, load_vote, save_vote
+from ascendrun.programs.trajectory.store import Vote, agreeing, is_skipped, load_vote, save_vote
 from ascendrun.programs.trajectory.vote import check_vocabulary, each_member_on, ids_of, put_together, vote_on
 from ascendrun.text import Text
 from ascendrun.text.format import pad_left
@@ -51,6 +51,26 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
             model=summary_of_text(vote.members[0].text),
             data=summary_of_text(samples.text),
         )
+    other: Vote | None = None
+    others = [Path(name) for name in options["compare_with"]]
+    if others and not is_skipped(others[0]):
+        other = load_vote(others, here.accelerator, precision)
+        agreeing(Vote((vote.members[0], other.members[0])))
+    losses: dict[str, float] = {}
+    if other is not None and options["pretraining"] == "auto":
+        losses = {
+            name: validation_loss(of, options, samples, here)
+            for name, of in (("model_path", vote), ("compare_with", other))
+        }
+        if losses["compare_with"] < losses["model_path"]:
+            paths, vote, other = others, other, vote
+        here.log(
+            "program.better-model",
+            "NLL on the validation ships: {own:.4f} for --model_path, {other:.4f} for --compare_with; kept: {kept}",
+            own=losses["model_path"],
+            other=losses["compare_with"],
+            kept=paths,
+        )
     vote, validation = adjusted(vote, options, samples, here)
     split = options["eval_split"]
     records, vocabulary = samples.records[split], vote.members[0].vocabulary
@@ -73,9 +93,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
         options=options,
         seconds=BASELINES_S,
     )
-    if options["compare_with"]:
-        other = load_vote([Path(name) for name in options["compare_with"]], here.accelerator, precision)
-        agreeing(Vote((vote.members[0], other.members[0])))
+    if other is not None:
         theirs = encode_all(records, other.members[0].vocabulary, ids_of(other))
         judged.methods["other"] = vote_on(other, theirs, here, options)
     truth, probabilities = judged.truth, judged.methods[MODEL]
@@ -98,7 +116,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
         "comparison": comparison,
         "calibration": calibration.as_json(),
         "members": {str(path): in_short(one, truth, vote.names) for path, one in zip(paths, each)},
-        "validation": validation,
+        "validation": {**validation, **({"nll": losses} if losses else {})},
         "adjustment": {"temperature": vote.temperature, "prior_shift": vote.prior_shift, "chosen_on": "val"},
         "data": {"digest": samples.digest, "is_leaky": samples.is_leaky, "segments": samples.facts["segments"]},
         "options": dict(options),
@@ -119,6 +137,12 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
         text=text,
         output=output,
     )
+
+
+def validation_loss(vote: Vote, options: Options, samples: Samples, here: Runtime) -> float:
+    """Return the mean negative log-likelihood of the validation ships, in nats."""
+    encoded = encode_all(samples.records["val"], vote.members[0].vocabulary, ids_of(vote))
+    return measure(vote_on(vote, encoded, here, options), [sample.label for sample in encoded]).nll
 
 
 def adjusted(vote: Vote, options: Options, samples: Samples, here: Runtime) -> tuple[Vote, dict[str, Any]]:

@@ -34,7 +34,7 @@ from ascendrun.programs.trajectory.split import LEAKY
 from ascendrun.programs.trajectory.stages import plan
 from ascendrun.programs.trajectory.stages.common import introduce, refuse, start_with
 from ascendrun.programs.trajectory.stages.predict import write_predictions
-from ascendrun.programs.trajectory.store import SKIPPED_FILE, Trained, save_pretrained, save_trained
+from ascendrun.programs.trajectory.store import SKIPPED_FILE, Trained, is_skipped, save_pretrained, save_trained
 from ascendrun.programs.trajectory.train import class_weights, identity_of, make_loop, train_head
 from ascendrun.programs.trajectory.trees import Trees, grow_trees
 from ascendrun.text import Text
@@ -92,9 +92,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
             extra=extra,
             labelled=labelled,
         )
-        if here.local_rank == 0:
-            replace_text(Path(options["output_dir"]).absolute() / SKIPPED_FILE, "{}\n")
-        here.record(done=True)
+        skip(options, here)
         return
     sizes, fill = start_with(options, samples, here)
     model = make_guesser(sizes, seed=options["seed"])
@@ -124,6 +122,13 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
     here.record(done=True)
 
 
+def skip(options: Options, here: Runtime) -> None:
+    """Mark the output of this stage, on every node, as that of one that had nothing to do."""
+    if here.local_rank == 0:
+        replace_text(Path(options["output_dir"]).absolute() / SKIPPED_FILE, "{}\n")
+    here.record(done=True)
+
+
 def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
     """Run the loop; false: stopped by a signal, or out of time, with a saved checkpoint."""
     loop.resume(options["resume_from_checkpoint"])
@@ -140,6 +145,14 @@ def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
 def train(options: Options, here: Runtime) -> None:
     """Train, keep the best model, report on the test ships (mode finetune: validation ships). After a stop signal, save
     and return early. With --folds, do so for each fold in a directory of its own, then report on all of them."""
+    if options["mode"] == "finetune" and options["pretraining"] == "never":
+        if is_skipped(Path(options["base_model"])):
+            here.log(
+                "program.not-compared", "{base} was not pretrained: nothing to compare", base=options["base_model"]
+            )
+            skip(options, here)
+            return
+        options = {**options, "base_model": ""}
     if not options["folds"] or options["mode"] != "train":
         train_one(options, here, runtime.checkpoint_folder(options["output_dir"]))
         return
