@@ -164,8 +164,8 @@ class Files:
         return self.add(f"fold-{seed}-{fold}" + "-develop" * develop, of.__getitem__, develop=develop)
 
 
-def trainings(part: str, files: Files, seed: int) -> Iterator[Training]:
-    """Yield the trainings of a part with one seed."""
+def trainings(part: str, files: Files, seed: int, *, tested: int = FOLDS) -> Iterator[Training]:
+    """Yield the trainings of a part with one seed. `tested`: folds of the parts inputs and pieces."""
     folds = {"folds": FOLDS, "seed": seed}
     if part == "folds":
         for fold in range(FOLDS):
@@ -185,11 +185,11 @@ def trainings(part: str, files: Files, seed: int) -> Iterator[Training]:
     elif part in ("inputs", "pieces"):
         data, own = files.all(develop=True), OF_PIECES if part == "pieces" else {}
         for variant, options in (INPUTS if part == "inputs" else PIECES).items():
-            for fold in range(FOLDS):
+            for fold in range(tested):
                 more = {**folds, "fold": fold, "data_path": data, "baselines": "", **own, **options}
                 yield Training(f"{part}-{seed}-{slug(variant)}", part, variant, seed, fold, more)
         for variant, grammar in EARLIER_GRAMMARS.items() if part == "inputs" else ():
-            for fold in range(FOLDS):
+            for fold in range(tested):
                 more = {"seed": seed, "data_path": files.fold(seed, fold, develop=True), "grammar": grammar}
                 yield Training(f"{part}-{seed}-{grammar}-{fold}", part, variant, seed, fold, more, earlier=True)
     elif part == "earlier":
@@ -312,13 +312,13 @@ def ahead(difference: Any) -> dict[str, Any]:
     return {**vars(found), "verdict": verdict_of(found)}
 
 
-def results(work: Path, files: Files, seeds: Sequence[int]) -> dict[str, Any]:
+def results(work: Path, files: Files, seeds: Sequence[int], *, tested: int = FOLDS) -> dict[str, Any]:
     """Return what the finished trainings say; a seed counts where all its trainings are there."""
     answers: dict[tuple[str, str], dict[int, Answers]] = {}
     for part in ("folds", "halves", "far", "inputs", "pieces"):
         for seed in seeds:
             by_variant: dict[str, list[Judged | None]] = {}
-            for each in trainings(part, files, seed):
+            for each in trainings(part, files, seed, tested=tested):
                 by_variant.setdefault(each.variant, []).append(read(each, work))
             for variant, parts in by_variant.items():
                 there = [each for each in parts if each is not None]
@@ -419,6 +419,7 @@ def main() -> None:
     parser.add_argument("--earlier", type=Path)
     parser.add_argument("--parts", default="", help="to train, in this order; none: only write the results")
     parser.add_argument("--seeds", default="1,2,3", help="with time: turns")
+    parser.add_argument("--folds", type=int, default=FOLDS, help="of the five, those of the parts inputs and pieces")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "other_ships.json")
     given = parser.parse_args()
@@ -426,14 +427,17 @@ def main() -> None:
     files = Files(given.data, work / "data")
     seeds = [int(seed) for seed in given.seeds.split(",")]
     wanted = [
-        each for part in filter(None, given.parts.split(",")) for seed in seeds for each in trainings(part, files, seed)
+        each
+        for part in filter(None, given.parts.split(","))
+        for seed in seeds
+        for each in trainings(part, files, seed, tested=given.folds)
     ]
     for each in wanted:
         files.make(each.options["data_path"])
     with ThreadPoolExecutor(given.workers) as pool:
         list(pool.map(lambda each: train(each, work, earlier), wanted))
     kept = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}
-    found = {**kept, **results(work, files, seeds)}
+    found = {**kept, **results(work, files, seeds, tested=given.folds)}
     replace_text(given.out, json.dumps(found, indent=1) + "\n")
     replace_text(given.out.with_suffix(".md"), as_markdown(found))
 
