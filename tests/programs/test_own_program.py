@@ -19,14 +19,19 @@ FILES = {"yaml": "my_gpt.yaml", "json": "my_gpt.json", "python": "my_gpt.py"}
 SMALL = ("--num_train_epochs=3", "--seq_len=32", "--width=32", "--save_steps=2", "--logging_steps=1", "--dtype=float32")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def write_example(folder: Path) -> None:
+    """Write the files that the page shows."""
     blocks = re.findall(r"```(yaml|json|python)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert [kind for kind, _ in blocks] == list(FILES)
+    for kind, text in blocks:
+        (folder / FILES[kind]).write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     home = tmp_path / "own"
     home.mkdir()
-    for kind, text in blocks:
-        (home / FILES[kind]).write_text(text, encoding="utf-8")
+    write_example(home)
     (home / "cluster.hosts").write_text("local1 slots=8 addr=local\nlocal2 slots=8 addr=local\n")
     (home / "book.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
     return home
