@@ -25,9 +25,9 @@ LATENCY_S = 60e-6
 BUCKET_BYTES = 25 << 20
 CONTEXT: Mapping[str, int] = {"cpu": 0, "cuda": int(0.6 * GB), "npu": int(1.5 * GB)}
 """Runtime and kernels, and the buffers of two communicators: HCCL allocates twice HCCL_BUFFSIZE, 200 MB, for each."""
-WORKSPACE: Mapping[str, int] = {"cpu": 0, "cuda": 64 * 2**20, "npu": 0}
-"""Memory that matrix products allocate: cuBLAS and cuBLASLt 32 MiB each, measured on an H200 with torch 2.11 as
-64 MiB for every model. NPU: never measured."""
+WORKSPACE: Mapping[str, int] = {"cpu": 0, "cuda": 64 * 2**20, "npu": 2048 * 2048}
+"""Memory of every model beside its tensors. CUDA: of matrix products, cuBLAS and cuBLASLt 32 MiB each, measured on an
+H200 with torch 2.11. NPU: the mask of attention, 2048 x 2048 bytes; what its operators allocate is unknown."""
 FRAGMENTED: Mapping[str, float] = {"cpu": 0.0, "cuda": 0.06, "npu": 0.06}
 """Fraction that the caching allocator holds beyond the memory of the tensors."""
 RECOMPUTED = 4 / 3

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ascendrun.programs.qwen_lora import base
 from ascendrun.programs.trainer.devices.accelerator import Precision
 
 
@@ -69,7 +70,7 @@ SMALL: dict[str, Case] = {
 
 def builder(case: Case) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        from transformers import Qwen2Config, Qwen2ForCausalLM
+        from transformers import Qwen2Config
 
         config = Qwen2Config(
             vocab_size=case.words,
@@ -80,7 +81,7 @@ def builder(case: Case) -> Callable[[], nn.Module]:
             num_key_value_heads=4,
             use_cache=False,
         )
-        model: Any = Qwen2ForCausalLM(config)
+        model: Any = base.build(config)
         if case.checkpointed:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if case.lora:

@@ -12,6 +12,7 @@ from typing import Any, Callable
 import torch
 
 from ascendrun.programs.trainer import distributed, runtime
+from ascendrun.programs.trainer.devices import kernels
 from ascendrun.programs.trainer.optim import adamw
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.parallel import wrap
@@ -34,6 +35,7 @@ def measure(case: Case, here: runtime.Runtime, out: Path) -> None:
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29581")
         here.control = distributed.join(0, 1, here.accelerator.backend, 60)
+    kernels.sound_kernels(here.accelerator, case.precision().compute)
     measured = peak_of(lambda: train(case, here), here)
     peaks = here.gather(measured)
     if here.is_first:

@@ -35,9 +35,29 @@ using MaybeTensor = std::optional<Tensor>;
 bool is_given(const MaybeTensor &tensor) { return tensor && tensor->defined(); }
 bool is_given(const Numbers &numbers) { return numbers && !numbers->empty(); }
 
-// A kernel of the device computes in the numbers that it chose; autocast, which is on around it, ends at its door.
+// A kernel of the device computes in the numbers that it chose, whatever autocast is on around it.
 struct NoAutocast {
     c10::impl::ExcludeDispatchKeyGuard guard{c10::autocast_dispatch_keyset};
+};
+
+// A kernel of the device allocates nothing but its answers. So a formula has copies of its inputs in the memory of the
+// host, and only what it answers is put on the device: the allocator there has the peak of the program's own tensors.
+template <typename T> const T &on_host(const T &other) { return other; }
+Tensor on_host(const Tensor &x) { return x.defined() ? x.to(at::kCPU) : x; }
+MaybeTensor on_host(const MaybeTensor &x) { return is_given(x) ? MaybeTensor(on_host(*x)) : x; }
+
+template <typename T> T on_device(T other, at::Device) { return other; }
+Tensor on_device(Tensor x, at::Device device) { return x.to(device); }
+template <typename... T> std::tuple<T...> on_device(std::tuple<T...> answers, at::Device device) {
+    return std::apply([&](const T &...each) { return std::tuple<T...>{on_device(each, device)...}; }, answers);
+}
+
+template <auto formula> struct Kernel;
+template <typename Answer, typename... Rest, Answer (*formula)(const Tensor &, Rest...)> struct Kernel<formula> {
+    static Answer run(const Tensor &first, Rest... rest) {
+        NoAutocast here;
+        return on_device(formula(on_host(first), on_host(rest)...), first.device());
+    }
 };
 
 // --- RMSNorm ---
@@ -131,7 +151,7 @@ void check(const Tensor &q, const Tensor &k, int64_t heads, const Asked &asked) 
     TORCH_CHECK(asked.mask->sizes() == at::IntArrayRef({kMaskSize, kMaskSize}),
                 "npu_fusion_attention: atten_mask of sparse_mode ", asked.mode, " must be 2048 x 2048");
     static const Tensor wanted = at::ones({kMaskSize, kMaskSize}, at::dtype(at::kBool).device(at::kCPU)).triu(1);
-    TORCH_CHECK(at::equal(asked.mask->to(at::kCPU).to(at::kBool), wanted),
+    TORCH_CHECK(at::equal(asked.mask->to(at::kBool), wanted),
                 "npu_fusion_attention: atten_mask of sparse_mode ", asked.mode, " must be 1 above the diagonal, else 0");
     TORCH_CHECK(asked.mode != 4 || asked.before + asked.after >= 0, "npu_fusion_attention: pre_tockens and next_tockens do not meet");
 }
@@ -171,7 +191,7 @@ Tensor hidden_of(int64_t length, int64_t seen, const Asked &asked) {
     Tensor ahead = at::arange(seen, on_host).unsqueeze(0) - at::arange(shift, shift + length, on_host).unsqueeze(1);
     Tensor hidden = ahead.gt(asked.mode == 4 ? asked.after : 0);
     if (asked.mode == 4) hidden = hidden.logical_or(ahead.lt(-asked.before));
-    return hidden.to(asked.mask->device());
+    return hidden;
 }
 
 Attention attend(const Tensor &q, const Tensor &k, const Tensor &v, const Span &span, const Asked &asked) {
@@ -190,8 +210,7 @@ Attention attend(const Tensor &q, const Tensor &k, const Tensor &v, const Span &
 Tensor left_over(const Tensor &weights, double keep, int64_t seed) {
     if (keep == 1.0) return at::ones_like(weights);
     at::Generator chance = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(seed));
-    Tensor drawn = at::bernoulli(at::full(weights.sizes(), keep, at::dtype(at::kFloat).device(at::kCPU)), chance);
-    return drawn.div_(keep).to(weights.device());
+    return at::bernoulli(at::full(weights.sizes(), keep, weights.options()), chance).div_(keep);
 }
 
 int64_t drawn_seed(double keep) {
@@ -208,7 +227,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention(
     const MaybeTensor &padding, const MaybeTensor &hidden, double scale, double keep, int64_t before, int64_t after, int64_t, Numbers prefix,
     Numbers q_len, Numbers k_len, int64_t sparse_mode, bool, bool, c10::string_view, const MaybeTensor &sink, const MaybeTensor &,
     int64_t, int64_t) {
-    NoAutocast here;
     refuse_others(pse, padding, prefix, sink);
     Asked asked{layout, hidden, scale, keep, before, after, sparse_mode, q_len, k_len};
     check(q, k, heads, asked);
@@ -233,7 +251,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad(
     const MaybeTensor &padding, const MaybeTensor &hidden, const MaybeTensor &, const MaybeTensor &, const MaybeTensor &,
     const MaybeTensor &, double scale, double keep, int64_t before, int64_t after, int64_t, int64_t seed, int64_t, int64_t, Numbers prefix,
     Numbers q_len, Numbers k_len, int64_t sparse_mode, bool, bool, c10::string_view, const MaybeTensor &sink) {
-    NoAutocast here;
     refuse_others(pse, padding, prefix, sink);
     Asked asked{layout, hidden, scale, keep, before, after, sparse_mode, q_len, k_len};
     check(q, k, heads, asked);
@@ -259,13 +276,14 @@ std::tuple<Tensor, Tensor, Tensor> adam_w(const at::Scalar &beta1_power, const a
                                           const at::Scalar &epsilon, const Tensor &grad, const MaybeTensor &largest,
                                           std::optional<bool> amsgrad, std::optional<bool> maximize, at::TensorList out) {
     TORCH_CHECK(!amsgrad.value_or(false) && !maximize.value_or(false), "simulated npu_apply_adam_w: no amsgrad, no maximize");
-    Tensor weight = out[0], mean = out[1], square = out[2], slope = grad.to(mean.scalar_type());
+    Tensor weight = on_host(out[0]), mean = on_host(out[1]), square = on_host(out[2]), slope = on_host(grad).to(mean.scalar_type());
     weight.mul_(1.0 - lr.toDouble() * decay.toDouble());
     mean.mul_(beta1).add_(slope, 1.0 - beta1.toDouble());
     square.mul_(beta2).addcmul_(slope, slope, 1.0 - beta2.toDouble());
     Tensor spread = (square / (1.0 - beta2_power.toDouble())).sqrt_().add_(epsilon);
     weight.sub_((mean / spread).mul_(lr.toDouble() / (1.0 - beta1_power.toDouble())));
-    return {weight, mean, square};
+    out[0].copy_(weight), out[1].copy_(mean), out[2].copy_(square);
+    return {out[0], out[1], out[2]};
 }
 
 // --- the overflow flag of a device: this one has none, so the gradients themselves are looked at ---
@@ -284,14 +302,14 @@ TORCH_LIBRARY_IMPL(npu, PrivateUse1, kernels) {
         void process(const c10::Warning &) override {}
     } quiet;
     c10::WarningUtils::WarningHandlerGuard guard(&quiet);
-    kernels.impl("npu_rms_norm", rms_norm);
-    kernels.impl("npu_rms_norm_backward", rms_norm_backward);
-    kernels.impl("npu_rotary_mul", rotary);
-    kernels.impl("npu_rotary_mul_backward", rotary_backward);
-    kernels.impl("npu_swiglu", swiglu);
-    kernels.impl("npu_swiglu_backward", swiglu_backward);
-    kernels.impl("npu_fusion_attention", attention);
-    kernels.impl("npu_fusion_attention_grad", attention_grad);
+    kernels.impl("npu_rms_norm", Kernel<rms_norm>::run);
+    kernels.impl("npu_rms_norm_backward", Kernel<rms_norm_backward>::run);
+    kernels.impl("npu_rotary_mul", Kernel<rotary>::run);
+    kernels.impl("npu_rotary_mul_backward", Kernel<rotary_backward>::run);
+    kernels.impl("npu_swiglu", Kernel<swiglu>::run);
+    kernels.impl("npu_swiglu_backward", Kernel<swiglu_backward>::run);
+    kernels.impl("npu_fusion_attention", Kernel<attention>::run);
+    kernels.impl("npu_fusion_attention_grad", Kernel<attention_grad>::run);
     kernels.impl("npu_apply_adam_w.out", adam_w);
     kernels.impl("_amp_foreach_non_finite_check", has_non_finite);
     kernels.impl("npu_alloc_float_status", float_status);
