@@ -159,15 +159,24 @@ def column_map(training: Training) -> tuple[dict[str, str], list[str]]:
     return {ours.strip(): yours.strip() for ours, yours in known.items()}, [pair for pair in pairs if "=" not in pair]
 
 
+def prepared(training: Training) -> Mapping[str, Any]:
+    """Return the facts of the prepared directory; empty: unknown, or there is none."""
+    path = str(training.options["prepared_dir"])
+    raw = training.first(path) if path else None
+    return (raw or {}).get("facts") or {}
+
+
+def splits(training: Training) -> tuple[str, ...]:
+    """Return the parts of prepared data that the stage trains on."""
+    return ("train", "unlabelled") if training.mode == "pretrain" else ("train",)
+
+
 def counts(training: Training) -> dict[str, Any]:
     """Return what the data has, where it was read whole: `ships`, `classes`, `rows`; missing: unknown."""
     options = training.options
     if options["prepared_dir"]:
-        raw = training.first(str(options["prepared_dir"])) or {}
-        segments = (raw.get("facts") or {}).get("segments") or {}
-        count = segments.get("train", 0)
-        if training.mode == "pretrain":
-            count += segments.get("unlabelled", 0)
+        segments = prepared(training).get("segments") or {}
+        count = sum(segments.get(split, 0) for split in splits(training))
         return {"segments": count} if count else {}
     if options["data_path"] == GENERATED:
         return {"segments": int(options["synthetic_tracks"] * 0.7)}
@@ -303,8 +312,17 @@ def check_batch(training: Training) -> Iterator[PlanProblem]:
 
 def vocabulary(training: Training) -> int:
     """Return the number of tokens: of prepared data, else a usual one."""
-    raw = training.first(str(training.options["prepared_dir"])) if training.options["prepared_dir"] else None
-    return len(((raw or {}).get("facts") or {}).get("vocabulary") or ()) or VOCABULARY
+    return len(prepared(training).get("vocabulary") or ()) or VOCABULARY
+
+
+def lengths(training: Training) -> tuple[float, int]:
+    """Return the tokens of a track, in the mean and at most: of prepared data, else usual ones."""
+    options, tokens = training.options, prepared(training).get("tokens") or {}
+    found, segments = [tokens[split] for split in splits(training) if split in tokens], counts(training).get("segments")
+    if found and segments:
+        return sum(part["total"] for part in found) / segments, max(part["longest"] for part in found)
+    points = (int(options["segment_size"]) + int(options["min_segment_size"])) / 2
+    return TOKENS_PER_POINT * points, int(TOKENS_PER_POINT * int(options["segment_size"]))
 
 
 def shape(training: Training) -> Shape | None:
@@ -331,11 +349,8 @@ def workload(training: Training) -> Workload | None:
     if model is None or training.mode not in TRAINS:
         return None
     options = training.options
-    points = (
-        (int(options["segment_size"]) + int(options["min_segment_size"])) / 2 * (1 - 0.25 * options["random_crop_prob"])
-    )
-    mean = TOKENS_PER_POINT * points
-    longest = int(TOKENS_PER_POINT * int(options["segment_size"]))
+    mean, longest = lengths(training)
+    mean *= 1 - 0.25 * options["random_crop_prob"]
     multiple = int(options["pad_to_multiple_of"]) or (1 if training.family == "cpu" else 16)
     longest = -(-longest // multiple) * multiple
     batch = int(options["global_batch_size"])

@@ -124,6 +124,9 @@ def test_the_steps_of_prepared_data_are_planned_exactly(tmp_path: Path, mode: st
         found = trajectory.workload(training_of("trajectory", given))
         assert found is not None and found.steps == steps_of(options, plan_of(tracks, options))
         assert found.model.vocabulary == len(samples.vocabulary)
+        lengths, cropped = [len(track) for track in tracks], 1 - 0.25 * options["random_crop_prob"]
+        assert found.micro_length == max(lengths)
+        assert found.mean_length == pytest.approx(cropped * sum(lengths) / len(lengths))
 
 
 QWEN = {

@@ -150,9 +150,16 @@ def prepare(options: Options, text: Mapping[str, Any] | None = None) -> Prepared
             "split": options["split"],
             "cleaning": counts,
             "segments": {name: len(part) for name, part in made.items()},
+            "tokens": {name: tokens_of(encode_all(part, vocabulary, {})) for name, part in made.items()},
             "classes": {name: count_classes(part) for name, part in made.items()},
         },
     )
+
+
+def tokens_of(samples: Sequence[Encoded]) -> dict[str, int]:
+    """Return the number of tokens of all samples, and of the longest."""
+    lengths = list(map(len, samples))
+    return {"total": sum(lengths), "longest": max(lengths, default=0)}
 
 
 def text_of(options: Options, train: Sequence[Track | Record]) -> dict[str, Any]:
