@@ -20,7 +20,7 @@ from tests.cluster.conftest import (  # noqa: F401  # fixtures
     no_leftovers,
     start_cluster,
 )
-from tests.npu.two_hosts import CARDS, Done, submit  # noqa: F401
+from tests.npu.two_hosts import CARDS, Done, submit, write_job  # noqa: F401
 from tests.programs.conftest import REPO
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]

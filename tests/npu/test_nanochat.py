@@ -16,7 +16,7 @@ from tests.cluster.conftest import (  # noqa: F401  # fixtures
     module_cluster,
     no_leftovers,
 )
-from tests.npu.two_hosts import submit  # noqa: F401
+from tests.npu.two_hosts import submit, write_job  # noqa: F401
 from tests.programs.conftest import REPO
 
 SMALL = {

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+import random
+from pathlib import Path
 
 import pytest
 import yaml
 
+from ascendrun.planner import cost
 from tests.cluster.conftest import (  # noqa: F401  # fixtures
     ascendrun,
     cluster,
     machine_left_as_found,
-    module_cluster,
     no_leftovers,
+    start_cluster,
 )
-from tests.npu.two_hosts import submit  # noqa: F401
+from tests.npu.two_hosts import NODES, submit, write_job  # noqa: F401
 from tests.programs.conftest import TINY
+
+
+@pytest.fixture(scope="module")
+def module_cluster():
+    """Two hosts, with room for what all jobs of this file leave there."""
+    with start_cluster(2, disk="1G") as made:
+        yield made
 
 
 def test_a_bundled_program_trains_over_two_hosts_as_it_does_on_the_cpu(submit, launch):  # noqa: F811
@@ -40,6 +50,57 @@ def test_codon_trains_over_two_hosts_as_it_does_on_the_cpu(submit, launch):  # n
     on_cpu = launch("codon", options, ranks=2, family="cpu").succeed().losses()
     assert len(on_cpu) > 6 and on_cpu[max(on_cpu)] < on_cpu[1]
     assert found == pytest.approx(on_cpu, rel=0, abs=1e-4)
+
+
+WITHIN = 0.1
+CHATS = {
+    "model_preset": "small", "data_path": "/root/chats.json", "global_batch_size": 8,
+    "max_steps": 4, "warmup_steps": 1, "cutoff_len": 128, "learning_rate": 0.01, "lora_r": 8, "lora_dropout": 0.0,
+    "logging_steps": 1, "eval_steps": 0, "num_sample_prompts": 2, "max_new_tokens": 12, "dtype": "float32",
+    "gradient_checkpointing": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def chats(cluster):  # noqa: F811
+    """Questions with answers longer than the cutoff, on both hosts."""
+    chance = random.Random(1)
+    words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(300)]
+    rows = [{"instruction": f"say {words[n]}", "output": " ".join(chance.choices(words, k=130))} for n in range(40)]
+    for name in NODES:
+        Path(cluster.path(name, CHATS["data_path"])).write_text(json.dumps(rows))
+
+
+@pytest.fixture
+def forecast(ascendrun, write_job):  # noqa: F811
+    """forecast(job, …): what the allocator of a rank has to give by `ascendrun plan`, for the strategy of the job."""
+
+    def read(job, **place):
+        done = ascendrun("plan", write_job(job, **place), "-o", "json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        plan = json.loads(done.stdout)
+        assert plan["is_valid"] and not plan["problems"]
+        parts = plan["choice"]["chosen"]["memory"]["parts"]
+        return sum(size for name, size in parts.items() if name != "overhead") + cost.WORKSPACE["npu"]
+
+    return read
+
+
+def replies(ascendrun, done):  # noqa: F811
+    """The replies that the trained model generated, fetched to the head."""
+    (samples,) = (ascendrun.state_dir / "outputs" / done.spool.name).rglob("samples.jsonl")
+    return [json.loads(line)["reply"] for line in samples.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("strategy", ["hsdp", pytest.param("ddp", marks=pytest.mark.thorough)])
+def test_a_chat_model_is_planned_trained_and_generates(strategy, submit, forecast, chats, ascendrun):  # noqa: F811
+    """The plan has the memory of the allocator; losses and replies are those of the CPU."""
+    job = {"name": "chat", "program": "qwen_lora", "args": {**CHATS, "strategy": strategy}, "outputs": ["out/"]}
+    planned, done = forecast(job), submit(job).succeed()
+    on_cpu = submit({**job, "args": {**CHATS, "strategy": "ddp"}}, family="cpu").succeed()
+    assert planned == pytest.approx(done.peak_bytes(), rel=WITHIN)
+    assert len(done.losses()) == 4 and done.losses() == pytest.approx(on_cpu.losses(), rel=1e-4)
+    assert len(replies(ascendrun, done)) == 2 and replies(ascendrun, done) == replies(ascendrun, on_cpu)
 
 
 def test_explain_names_the_rank_whose_memory_broke_not_the_one_that_waited(submit, ascendrun):  # noqa: F811

@@ -46,15 +46,19 @@ class Done:
     def losses(self) -> dict[int, float]:
         return {line["step"]: line["loss"] for line in self.metrics() if "loss" in line}
 
+    def peak_bytes(self) -> int:
+        """Of the allocator of one device, up to the last step."""
+        return max(int(line["device_memory_bytes"]) for line in self.metrics() if "loss" in line)
+
 
 @pytest.fixture
-def submit(ascendrun: Any, cluster: Any, toolkit: Path) -> Callable[..., Done]:
-    """submit(job, family="npu", per_node=2, **simulated): `job` without what says where; how `submit` of it ended."""
+def write_job(ascendrun: Any, cluster: Any, toolkit: Path) -> Callable[..., Path]:
+    """write_job(job, family="npu", per_node=2, **simulated): the file of `job`, which lacks what says where."""
     for number, name in enumerate(NODES, start=1):
         install_on(cluster, name, Scenario(cards=CARDS, number=number))
     (ascendrun.folder / "two.hosts").write_text(cluster.hostfile(slots=CARDS, names=NODES))
 
-    def run(job: dict[str, Any], *, family: str = "npu", per_node: int = CARDS, **simulated: object) -> Done:
+    def write(job: dict[str, Any], *, family: str = "npu", per_node: int = CARDS, **simulated: object) -> Path:
         whole = {
             "nodes": 2,
             **job,
@@ -63,8 +67,19 @@ def submit(ascendrun: Any, cluster: Any, toolkit: Path) -> Callable[..., Done]:
             "devices": {"type": family, "per_node": per_node},
             **where(family, toolkit, simulated),
         }
-        path = ascendrun.folder / f"{whole['name']}-{family}.yaml"
+        path: Path = ascendrun.folder / f"{whole['name']}-{family}.yaml"
         path.write_text(json.dumps(whole))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def submit(ascendrun: Any, write_job: Callable[..., Path]) -> Callable[..., Done]:
+    """submit(job, …), as of write_job: how `submit` of it ended."""
+
+    def run(job: dict[str, Any], **place: Any) -> Done:
+        path = write_job(job, **place)
         done = ascendrun("submit", path, timeout=DEADLINE_S)
         said = str(done.stdout + done.stderr)
         told = re.search(r"^(j-\d+) submitted", said, re.MULTILINE)
