@@ -63,7 +63,10 @@ LR, SEED = 2e-4, 3
 
 
 class Timed:
-    """Tokens and seconds of the steps after the first few, which warm everything up."""
+    """Tokens and seconds of the steps after the first few, which warm everything up. Without a GPU, seconds of all
+    threads of the process: other processes of the machine hardly change them."""
+
+    clock = staticmethod(time.perf_counter if torch.cuda.is_available() else time.process_time)
 
     def __init__(self, skipped: int) -> None:
         self.skipped, self.steps, self.began_s, self.tokens = skipped, 0, 0.0, 0
@@ -74,11 +77,11 @@ class Timed:
             self.tokens += tokens
         elif self.steps == self.skipped:
             wait()
-            self.began_s = time.perf_counter()
+            self.began_s = self.clock()
 
     def per_second(self) -> float:
         wait()
-        return self.tokens / (time.perf_counter() - self.began_s)
+        return self.tokens / (self.clock() - self.began_s)
 
 
 def wait() -> None:
@@ -283,7 +286,7 @@ def theirs(
     ).train()
     wait()
     rows = (asked.steps - asked.warmup) * per_piece * pieces  # of the mean length: more than all rows are seen
-    rate = rows * sum(lengths) / len(lengths) / (time.perf_counter() - timed.began_s)
+    rate = rows * sum(lengths) / len(lengths) / (timed.clock() - timed.began_s)
     return {
         "tokens_per_s": round(rate),
         "peak_gb": peak_gb(asked.family),

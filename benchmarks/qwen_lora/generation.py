@@ -1,8 +1,11 @@
-"""Measures generation: cached against `scoring.answer` of another checkout, which reads the whole text again for each
-token, and clients at once against one after the other. Both sides of a ratio are measured in turns in one run.
+"""Measures generation: batches of prompts with a cache against `scoring.answer` of another checkout, which reads the
+whole text of one prompt again for each token; and clients at once against one after the other. Both sides of a ratio
+are measured in turns in one run.
 
-    python -m benchmarks.qwen_lora.generation --base ../base --preset qwen2.5-0.5b --layers 12 \\
+    python -m benchmarks.qwen_lora.generation --base ../base --batches 1 8 32 \\
         --out benchmarks/qwen_lora/results/generation.json
+    python -m benchmarks.qwen_lora.generation --base ../base --preset qwen2.5-0.5b --layers 12 --rounds 1 --clients 0 \\
+        --out benchmarks/qwen_lora/results/generation_0.5b.json
 
 ../base: a checkout of commit b87d4b6. A token needs all weights once, on either side. The output layer of the 0.5B
 shape has more than a quarter of them: fewer layers make the ratio smaller, not the cache slower.
@@ -52,14 +55,16 @@ class Tokens:  # prompts are numbers, and nothing ends a reply
     apply_chat_template = lambda self, *given, **names: ""
     convert_tokens_to_ids = lambda self, name: None
     decode = lambda self, ids, **names: json.dumps(ids)
-    __call__ = lambda self, text, **names: {"input_ids": asked["ids"]}
+    __call__ = lambda self, text, **names: {"input_ids": prompt}
 engine = types.SimpleNamespace(module=model, model=model, autocast=contextlib.nullcontext)
 here = types.SimpleNamespace(device=torch.device("cpu"), share=lambda value: value)
 talk = Conversation((("user", ""), ("assistant", "")))
+prompt = asked["prompts"][0]
 scoring.answer(engine, Tokens(), talk, here, most=2)
-started_s = time.process_time()
-found = scoring.answer(engine, Tokens(), talk, here, most=asked["tokens"])
-print(json.dumps([round(time.process_time() - started_s, 3), json.loads(found)]))
+started_s, found = time.process_time(), []
+for prompt in asked["prompts"]:
+    found.append(json.loads(scoring.answer(engine, Tokens(), talk, here, most=asked["tokens"])))
+print(json.dumps([round(time.process_time() - started_s, 3), found]))
 """
 
 
@@ -72,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=256, help="new tokens of the first comparison")
     parser.add_argument("--reply", type=int, default=32, help="new tokens of a client's reply")
-    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1], help="prompts of the first comparison")
+    parser.add_argument("--clients", type=int, default=32, help="0: measure no server")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", default="")
     asked = parser.parse_args(argv)
@@ -82,64 +88,76 @@ def main(argv: Sequence[str] | None = None) -> None:
     kernels.sound_kernels(accelerator, dtype)
     model = base.build(base.shape_config(asked.preset, **changes)).eval().to(device=accelerator.device, dtype=dtype)
     here = Runtime(0, 0, 1, None, accelerator)
-    cached, naive = [], []
-    prompt, wanted, found_tokens = prompt_of(asked.prompt), list[int](), list[int]()
-    generate_one(model, prompt, 2, here.device)
-    for _ in range(asked.rounds):
-        if asked.base:
-            taken_s, ids = answer_of(asked.base, asked, prompt)
-            naive.append(taken_s)
-            wanted.extend(ids)
-        else:
-            naive.append(seconds_of(lambda: wanted.extend(read_again(model, prompt, asked.tokens, here.device))))
-        cached.append(seconds_of(lambda: found_tokens.extend(generate_one(model, prompt, asked.tokens, here.device))))
-    same = next((at for at, pair in enumerate(zip(wanted, found_tokens)) if pair[0] != pair[1]), asked.tokens)
+    generate_all(model, [prompt_of(asked.prompt)], 2, here.device)
+    batches = [compare(model, asked, count, here.device) for count in asked.batches]
     alone, together = [], []
-    with Service(model, here, asked.prompt + asked.reply + 1, asked.clients) as address:
-        for _ in range(asked.rounds):
-            alone.append(seconds_of(lambda: ask_all(address, asked, at_once=1)))
-            together.append(seconds_of(lambda: ask_all(address, asked, at_once=asked.clients)))
+    if asked.clients:
+        with Service(model, here, asked.prompt + asked.reply + 1, asked.clients) as address:
+            for _ in range(asked.rounds):
+                alone.append(timed(lambda: ask_all(address, asked, at_once=1))[0])
+                together.append(timed(lambda: ask_all(address, asked, at_once=asked.clients))[0])
     found = {
         "device": accelerator.name,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 1),
-        **{name: value for name, value in vars(asked).items() if name not in ("out", "base")},
+        **{name: value for name, value in vars(asked).items() if name not in ("out", "base", "batches")},
         "naive": "scoring.answer of the other checkout" if asked.base else "its way, in this process",
-        "first_tokens_that_are_equal": same,
-        "naive_s": naive,
-        "cached_s": cached,
-        "cached_is_faster": round(median(one / other for one, other in zip(naive, cached)), 2),
-        "one_after_the_other_s": alone,
-        "at_once_s": together,
-        "at_once_answers_more": round(median(one / other for one, other in zip(alone, together)), 2),
+        "batches": batches,
     }
+    if asked.clients:
+        found["one_after_the_other_s"] = alone
+        found["at_once_s"] = together
+        found["at_once_answers_more"] = round(median(one / other for one, other in zip(alone, together)), 2)
     print(json.dumps(found, indent=1))
     if asked.out:
         Path(asked.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def seconds_of(work: Any) -> float:
-    """Of the clock with a device, of the process without one: other processes of the machine hardly change them."""
+def timed(work: Any) -> tuple[float, Any]:
+    """Return the seconds and the result. Seconds of the clock with a device, of the process without one: other
+    processes of the machine hardly change them."""
     clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     started_s = clock()
-    work()
-    return round(clock() - started_s, 3)
+    result = work()
+    return round(clock() - started_s, 3), result
 
 
 def prompt_of(length: int, number: int = 0) -> list[int]:
     return [(7 * place + number) % 1900 for place in range(length)]
 
 
-def generate_one(model: Any, prompt: list[int], count: int, device: torch.device) -> list[int]:
-    generator = Generator(of_transformers(model), device, context=len(prompt) + count + 1)
-    return generate(generator, [Completion(prompt, count, GREEDY)])[0]
+def compare(model: Any, asked: argparse.Namespace, count: int, device: torch.device) -> dict[str, Any]:
+    """Generate replies to `count` prompts: without a cache, one prompt after the other, and with one, all together."""
+    prompts = [prompt_of(asked.prompt, number) for number in range(count)]
+    naive, cached = [], []
+    for _ in range(asked.rounds):
+        if asked.base:
+            taken_s, wanted = answers_of(asked.base, asked, prompts)
+        else:
+            taken_s, wanted = timed(lambda: [read_again(model, each, asked.tokens, device) for each in prompts])
+        naive.append(taken_s)
+        taken_s, found = timed(lambda: generate_all(model, prompts, asked.tokens, device))
+        cached.append(taken_s)
+    pairs = [next((at for at, (a, b) in enumerate(zip(*two)) if a != b), asked.tokens) for two in zip(wanted, found)]
+    return {
+        "prompts": count,
+        "first_tokens_that_are_equal": min(pairs),
+        "naive_s": naive,
+        "cached_s": cached,
+        "cached_is_faster": round(median(one / other for one, other in zip(naive, cached)), 2),
+    }
 
 
-def answer_of(tree: Path, asked: argparse.Namespace, prompt: list[int]) -> tuple[float, list[int]]:
-    """Return the seconds and the tokens of `scoring.answer` in the other checkout, for the same weights and prompt."""
+def generate_all(model: Any, prompts: Sequence[list[int]], count: int, device: torch.device) -> list[list[int]]:
+    generator = Generator(of_transformers(model), device, context=len(prompts[0]) + count + 1)
+    return generate(generator, [Completion(prompt, count, GREEDY) for prompt in prompts])
+
+
+def answers_of(tree: Path, asked: argparse.Namespace, prompts: Sequence[list[int]]) -> tuple[float, list[list[int]]]:
+    """Return the seconds and the tokens of `scoring.answer` in the other checkout, for the same weights and prompts."""
     facts = {name: getattr(asked, name) for name in ("preset", "layers", "dtype", "tokens")}
-    command = [sys.executable, "-c", BASE, json.dumps({**facts, "ids": prompt}), str(torch.get_num_threads())]
+    command = [sys.executable, "-c", BASE, json.dumps({**facts, "prompts": prompts}), str(torch.get_num_threads())]
     environ = {**os.environ, "PYTHONPATH": str(tree.resolve())}
     done = subprocess.run(command, env=environ, cwd=tree, stdout=subprocess.PIPE, text=True, check=True)
     taken_s, ids = json.loads(done.stdout.splitlines()[-1])
