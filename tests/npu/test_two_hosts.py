@@ -92,7 +92,9 @@ def replies(ascendrun, done):  # noqa: F811
     return [json.loads(line)["reply"] for line in samples.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("strategy", ["hsdp", pytest.param("ddp", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "strategy", ["hsdp", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ddp", "fsdp2"))]
+)
 def test_a_chat_model_is_planned_trained_and_generates(strategy, submit, forecast, chats, ascendrun):  # noqa: F811
     """The plan has the memory of the allocator; losses and replies are those of the CPU."""
     job = {"name": "chat", "program": "qwen_lora", "args": {**CHATS, "strategy": strategy}, "outputs": ["out/"]}
