@@ -15,8 +15,10 @@ Keys of an option: `type` (one of TYPES), `default`, `help`, `choices`, `min` an
     "value_aliases": {"bf16": "bfloat16"}   other spellings of a value, accepted without a warning
     "renamed_values": {"go-on": "continue"} old values: an error; the hint is `write NAME: continue`
 
-Chinese texts have the keys `option.PROGRAM.NAME` (help) and `option.PROGRAM.NAME.refused`. This module imports only
-the standard library and `ascendrun.text`, because programs on nodes use it too.
+A row without a type has the keys of `programs/trainer/shared_options.json`, where it has no others: `"save_steps": {}`.
+Chinese texts have the keys `option.PROGRAM.NAME` (help), `option.trainer.NAME` (the help of a shared row) and
+`option.PROGRAM.NAME.refused`. This module imports only the standard library and `ascendrun.text`, because programs on
+nodes use it too.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from typing import Any, Union
 
 from ascendrun.text import Text, closest, did_you_mean, suggestion, write
@@ -46,7 +50,8 @@ Argument = Union[Scalar, tuple[Union[Scalar, Mapping[str, Scalar]], ...]]
 
 @dataclass(frozen=True)
 class Option:
-    """One option. Empty `choices`: any value. `low`, `high`: inclusive bounds; None: unbounded."""
+    """One option. Empty `choices`: any value. `low`, `high`: inclusive bounds; None: unbounded. `is_shared`: several
+    programs have its help."""
 
     name: str
     type: str
@@ -62,6 +67,7 @@ class Option:
     renamed_values: Mapping[str, Scalar] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+    is_shared: bool = False
 
     def is_path(self, value: object) -> bool:
         return self.type == "path" and isinstance(value, str) and bool(value) and value not in self.words
@@ -86,7 +92,8 @@ class ProgramOptions:
         return {alias: option.name for option in self.options.values() for alias in option.aliases}
 
     def help(self, option: Option) -> Text:
-        return Text(f"option.{self.program}.{option.name}", option.help.replace("{", "{{").replace("}", "}}"))
+        owner = "trainer" if option.is_shared else self.program
+        return Text(f"option.{owner}.{option.name}", option.help.replace("{", "{{").replace("}", "}}"))
 
 
 @dataclass(frozen=True)
@@ -143,11 +150,27 @@ def read_table(program: str, json_text: str) -> ProgramOptions:
         raise InvalidTableError([text], getattr(error, "lineno", None), getattr(error, "colno", None)) from error
     if not isinstance(table, dict) or not isinstance(table.get("options"), dict):
         raise InvalidTableError([Text("options.no-table", "expected an object with the key 'options'")], 1, 1)
+    given = table["options"]
+    table["options"] = {name: _with_shared(name, row) for name, row in given.items()}
     faults = list(_table_faults(table))
     if faults:
         raise InvalidTableError(faults)
-    options = {name: _make_option(name, row) for name, row in table["options"].items()}
+    options = {
+        name: _make_option(name, row, is_shared="help" not in given[name]) for name, row in table["options"].items()
+    }
     return ProgramOptions(program, options, dict(table.get("renamed", {})), dict(table.get("refused", {})))
+
+
+@cache
+def shared_rows() -> Mapping[str, Mapping[str, Any]]:
+    """Return the rows of the options that several programs have."""
+    file = resources.files("ascendrun").joinpath("programs/trainer/shared_options.json")
+    return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def _with_shared(name: str, row: Any) -> Any:
+    is_partial = isinstance(row, dict) and "type" not in row
+    return {**shared_rows().get(name, {}), **row} if is_partial else row
 
 
 def batch_of_ranks(table: ProgramOptions, given: Mapping[str, Any], ranks: int) -> int | None:
@@ -452,7 +475,7 @@ def _unknown_key(key: str) -> Text:
     return Text("options.unknown-key", "unknown key {key:quote}", key=key)
 
 
-def _make_option(name: str, row: Mapping[str, Any]) -> Option:
+def _make_option(name: str, row: Mapping[str, Any], *, is_shared: bool) -> Option:
     default = row.get("default")
     return Option(
         name=name,
@@ -469,4 +492,5 @@ def _make_option(name: str, row: Mapping[str, Any]) -> Option:
         renamed_values=dict(row.get("renamed_values", {})),
         words=tuple(row.get("words", ())),
         keys=tuple(row.get("keys", ())),
+        is_shared=is_shared,
     )

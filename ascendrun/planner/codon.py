@@ -159,6 +159,7 @@ def steps(training: Training) -> int | None:
 def check_batch(training: Training) -> Iterator[PlanProblem]:
     if training.mode in TRAINS:
         yield from rules.batch_problems(training)
+        yield from rules.strategy_problems(training)
 
 
 # --- the size of a step ---
@@ -236,6 +237,11 @@ def shape(training: Training) -> CodonShape | None:
         if not isinstance(raw.get("config"), Mapping):
             return None
         config = raw["config"]
+    return shape_of_config(config)
+
+
+def shape_of_config(config: Mapping[str, Any]) -> CodonShape | None:
+    """Return the sizes that a config.json describes; None: it lacks some."""
     found = shape_of({**config, "vocab_size": len(TOKENS), "tie_word_embeddings": True})
     organisms = int(config.get("type_vocab_size") or len(ORGANISMS))
     return None if found is None else CodonShape(**vars(found), organisms=organisms)
@@ -245,19 +251,44 @@ def workload(training: Training) -> Workload | None:
     model = shape(training)
     if model is None or training.mode not in TRAINS:
         return None
-    options = training.options
     mean, longest = lengths(training)
-    multiple = int(options["pad_to_multiple_of"]) or (1 if training.family == "cpu" else 16)
+    return work_of(
+        training.options,
+        model,
+        ranks=training.ranks,
+        family=training.family,
+        steps=steps(training),
+        mean=mean,
+        longest=longest,
+        is_exact=is_known(training),
+    )
+
+
+def work_of(
+    options: Mapping[str, Any],
+    model: CodonShape | None,
+    *,
+    ranks: int,
+    family: str,
+    steps: int | None,
+    mean: float,
+    longest: int,
+    is_exact: bool = True,
+) -> Workload | None:
+    """Return the work of a training with these options on sequences of `mean` and at most `longest` tokens."""
+    if model is None:
+        return None
+    multiple = int(options["pad_to_multiple_of"]) or (1 if family == "cpu" else 16)
     longest = -(-longest // multiple) * multiple
     batch = int(options["global_batch_size"])
-    mine = -(-batch // training.ranks)
+    mine = -(-batch // ranks)
     micro = min(mine, int(options["micro_batch_size"]) or mine)
     unused = model.hidden * (model.hidden + 1)
     return CodonWorkload(
         model=model,
         trained=model.weights - unused,
         is_frozen=False,
-        steps=steps(training),
+        steps=steps,
         samples_per_step=batch,
         tokens_per_step=batch * mean,
         mean_length=mean,
@@ -265,7 +296,7 @@ def workload(training: Training) -> Workload | None:
         micro_length=longest,
         micro_learned=int(options["mlm_probability"] * micro * longest),
         micro_batches=-(-mine // micro),
-        is_exact=is_known(training),
+        is_exact=is_exact,
         weight_bytes_saved=2 * 4 * model.weights,
         attention=str(options["attention"]),
     )

@@ -23,6 +23,9 @@ measurement. They stand for HCCS of an Atlas 800T A2, NVLink 4, memory; RoCE of 
 LATENCY_S = 60e-6
 """Seconds that each exchange takes beside its bytes: assumed. Sharded strategies have one for each layer and pass."""
 BUCKET_BYTES = 25 << 20
+SHARDED = ("fsdp2", "hsdp", "zero3")
+ZERO_BUCKET_ELEMENTS = 50_000_000
+"""Gradients that DeepSpeed collects in one exchange; it has two such buffers."""
 CONTEXT: Mapping[str, int] = {"cpu": 0, "cuda": int(0.6 * GB), "npu": int(1.5 * GB)}
 """Runtime and kernels, and the buffers of two communicators: HCCL allocates twice HCCL_BUFFSIZE, 200 MB, for each."""
 WORKSPACE: Mapping[str, int] = {"cpu": 0, "cuda": 64 * 2**20, "npu": 2048 * 2048}
@@ -170,7 +173,7 @@ def layouts(strategies: Sequence[str], *, recompute: bool | None, offload: bool)
         Layout(strategy, each, offload)
         for strategy in strategies
         for each in ((False, True) if recompute is None else (recompute,))
-        if not offload or strategy != "ddp"
+        if not offload or strategy in SHARDED
     ]
     if len(strategies) > 1 and "zero3" in strategies and not offload:
         found += [Layout("zero3", each, True) for each in ((True,) if recompute is None else (recompute,))]
@@ -178,7 +181,8 @@ def layouts(strategies: Sequence[str], *, recompute: bool | None, offload: bool)
 
 
 def strategies_for(devices: Devices, *, scales: bool, has_deepspeed: bool = True) -> tuple[str, ...]:
-    """Return the strategies that these devices can run: sharding requires peers, fsdp2 has no loss scaling."""
+    """Return the strategies that these devices can run: sharding requires peers, fsdp2 has no loss scaling. hsdp is the
+    same as fsdp2 on one host."""
     found = ["ddp"]
     if devices.ranks > 1 and not scales:
         found += ["hsdp", "fsdp2"] if 1 < devices.ranks_per_host < devices.ranks else ["fsdp2"]
@@ -239,7 +243,7 @@ def exchange_of(work: Workload, devices: Devices, layout: Layout, *, shard_size:
     if layout.strategy == "hsdp":
         gathered = gathers * (group - 1) / group * weights
         scattered = work.micro_batches * (group - 1) / group * trained
-        hosts = ranks // max(1, group)
+        hosts = max(1, ranks // group)
         reduced = 2 * (hosts - 1) / hosts * trained / group
         within = in_host if group <= devices.ranks_per_host else slow
         return gathered + scattered + reduced, (gathered + scattered) / within + reduced / slow + latency
@@ -255,7 +259,7 @@ def exchange_of(work: Workload, devices: Devices, layout: Layout, *, shard_size:
 def memory_of(work: Workload, devices: Devices, layout: Layout, *, shard_size: int = 0) -> Memory:
     """Return the bytes of one rank by formula."""
     each, model = devices.compute_bytes, work.model
-    is_sharded = layout.strategy in ("fsdp2", "hsdp", "zero3")
+    is_sharded = layout.strategy in SHARDED
     group = devices.ranks
     if layout.strategy == "hsdp":
         group = shard_size or devices.ranks_per_host
@@ -277,6 +281,14 @@ def memory_of(work: Workload, devices: Devices, layout: Layout, *, shard_size: i
     gradients = -(-trained // group)
     layer, outside = model.layer_weights * each, model.outside * each
     buffers = outside + 2 * layer + 2 * min(trained // 2, 10**9)
+    if not work.is_frozen:
+        # Of the layer in work and of the rest, whole gradients in float32. An evaluation has a copy of all weights.
+        buffers = outside + 2 * layer + 4 * (model.outside + model.layer_weights)
+        if layout.strategy == "zero3":  # with copies of weights and gradients in the compute precision
+            gradients += -(-each * work.trained // group)
+            copies = -(-each * work.trained // group)
+            buffers = copies + outside + 2 * layer + 2 * each * min(ZERO_BUCKET_ELEMENTS, work.trained)
+        buffers = max(buffers, trained - activations)
     if layout.offloads:
         parts = {"activations": activations, "buffers": buffers}
         return Memory.of(parts, devices.family, host=weights + moments + gradients)

@@ -208,6 +208,8 @@ def check_sizes(training: Training) -> Iterator[PlanProblem]:
 
 def check_batch(training: Training) -> Iterator[PlanProblem]:
     """Refuse a batch that the ranks cannot share in whole passes, with the nearest that they can."""
+    if training.mode in TRAINS:
+        yield from rules.strategy_problems(training, has_muon=True)
     if training.mode not in TRAINS or training.mode == "rl":
         return
     options, sizes = planned(training)
@@ -299,12 +301,16 @@ def workload(training: Training) -> Workload | None:
     options, sizes = planned(training)
     if sizes is None:
         return None
-    horizon, length = length_of(training, options, sizes), int(options["max_seq_len"])
-    is_rl = training.mode == "rl"
+    return work_of(options, sizes, length_of(training, options, sizes), ranks=training.ranks)
+
+
+def work_of(options: Mapping[str, Any], sizes: Sizes, horizon: Horizon, *, ranks: int) -> Workload:
+    """Return the work of a training with these options, all of them set."""
+    length, is_rl = int(options["max_seq_len"]), options["mode"] == "rl"
     rows = max(1, horizon.batch_tokens // length)
     if is_rl:  # every reply as long as it may be
         rows = int(options["target_examples_per_step"]) * int(options["num_samples"])
-    mine = -(-rows // training.ranks)
+    mine = -(-rows // ranks)
     micro = min(mine, int(options["micro_batch_size"]) or mine)
     given: dict[str, Any] = {"mean_length": float(length), "micro_length": length, "micro_learned": micro * length}
     return ChatWorkload(
@@ -316,7 +322,7 @@ def workload(training: Training) -> Workload | None:
         tokens_per_step=float(rows * length if is_rl else horizon.batch_tokens),
         micro_rows=micro,
         micro_batches=-(-mine // micro),
-        is_exact=training.mode == "base",
+        is_exact=options["mode"] == "base",
         shares_state=bool(options["shard_optimizer"]),
         weight_bytes_saved=4 * sizes.weights,
         **given,

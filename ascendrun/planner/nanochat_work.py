@@ -27,6 +27,7 @@ class ChatShape(Shape):
 @dataclass(frozen=True)
 class ChatWorkload(Workload):
     shares_state: bool = False
+    has_muon = True
 
     def moments(self, ranks: int = 1) -> int:
         assert isinstance(self.model, ChatShape)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ascendrun.planner import cost
 from ascendrun.planner.cost import PARTS, Choice, Devices, Option, Range
+from ascendrun.planner.rules import scales
 from ascendrun.planner.training import PlanProblem, Training, judge
 from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
@@ -136,26 +137,22 @@ def make_plan(
 
 def _uses_assumed_links(choice: Choice, devices: Devices) -> bool:
     """Return whether the times have the bandwidths of a table: recorded runs of the same strategy had the exchange."""
-    is_recorded = devices.recorded is not None and all(option.layout.strategy == "ddp" for option in choice.options)
+    is_replicated = all(option.layout.strategy not in cost.SHARDED for option in choice.options)
+    is_recorded = devices.recorded is not None and is_replicated
     return devices.ranks > 1 and not is_recorded and not devices.are_links_measured
 
 
 def make_choice(training: Training, work: Workload, devices: Devices) -> Choice:
     options = training.options
     requested = str(options.get("strategy", "ddp"))
-    has_deepspeed = options.get("compile", "none") == "none"  # zero3 cannot be compiled
-    usable = cost.strategies_for(devices, scales=scales(training), has_deepspeed=has_deepspeed)
+    has_zero3 = options.get("compile", "none") == "none" and not work.has_muon  # it cannot be compiled
+    usable = cost.strategies_for(devices, scales=scales(training), has_deepspeed=has_zero3)
+    usable = ("ddp",) if options.get("auto_find_batch_size") else usable
     strategies = usable if requested == "auto" else (requested,)
     found = cost.layouts(
         strategies, recompute=options["gradient_checkpointing"], offload=bool(options.get("cpu_offload", False))
     )
     return cost.compare(work, devices, found, shard_size=int(options.get("shard_size") or 0))
-
-
-def scales(training: Training) -> bool:
-    """Return whether the training scales its loss: float16, by choice or as the chip has no bfloat16."""
-    dtype = training.options["dtype"]
-    return dtype == "float16" or (dtype == "auto" and training.chip is not None and not training.chip.has_bf16)
 
 
 def make_cost(training: Training, work: Workload, choice: Choice, devices: Devices) -> Cost:
@@ -210,7 +207,7 @@ def _smaller(training: Training, option: Option) -> Text:
         found.append(f"micro_batch_size: {max(1, int(options['micro_batch_size'] or 2) // 2)}")
     if not option.layout.recomputes:
         found.append("gradient_checkpointing: true")
-    if option.layout.strategy == "ddp" and "strategy" in options and training.ranks > 1:
+    if option.layout.strategy not in cost.SHARDED and "strategy" in options and training.ranks > 1:
         found.append("strategy: fsdp2")
     elif "cpu_offload" in options and not option.layout.offloads and training.ranks > 1:
         found.append("cpu_offload: true")

@@ -195,43 +195,14 @@ def check_model(training: Training) -> Iterator[PlanProblem]:
 
 def check_strategy(training: Training) -> Iterator[PlanProblem]:
     options, ranks = training.options, training.ranks
-    strategy, is_offloaded = str(options["strategy"]), bool(options["cpu_offload"])
-    scales = options["dtype"] == "float16" or (
-        options["dtype"] == "auto" and training.chip is not None and not training.chip.has_bf16
-    )
-    if strategy in ("fsdp2", "hsdp") and scales:
-        message = Text(
-            "plan.no-scaling",
-            "args.strategy: {strategy} does not support the loss scaling of float16",
-            strategy=strategy,
-        )
-        yield PlanProblem(
-            "no-scaling", message, Text("plan.set-ddp-zero3", "set strategy: ddp or strategy: zero3"), "strategy"
-        )
-    if strategy in ("fsdp2", "hsdp", "zero3") and ranks == 1:
-        message = Text("plan.one-rank", "args.strategy: {strategy} requires at least 2 ranks, got 1", strategy=strategy)
-        yield PlanProblem(
-            "one-rank", message, Text("plan.set-ddp", "set strategy: ddp, or use more devices"), "strategy"
-        )
-    if is_offloaded and (strategy == "ddp" or ranks == 1):
+    yield from rules.strategy_problems(training)
+    if options["cpu_offload"] and (options["strategy"] in ("none", "ddp") or ranks == 1):
         message = Text("plan.offload", "args.cpu_offload requires a base that is sharded over at least 2 ranks")
         yield PlanProblem(
             "offload",
             message,
             Text("plan.offload-hint", "set strategy: fsdp2 or zero3 on two or more devices, or cpu_offload: false"),
             "cpu_offload",
-        )
-    size = int(options["shard_size"])
-    if size and ranks % size and strategy in ("hsdp", "zero3"):
-        message = Text(
-            "plan.shard-size",
-            "args.shard_size: {ranks:plural rank ranks} cannot be divided into groups of {size}",
-            ranks=ranks,
-            size=size,
-        )
-        near = [each for each in range(1, ranks + 1) if ranks % each == 0]
-        yield PlanProblem(
-            "shard-size", message, Text("plan.shard-sizes", "set shard_size to one of {near}", near=near), "shard_size"
         )
     if options["quantization_bit"] != "none":
         message = Text(

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from ascendrun.options import GENERATED
+from ascendrun.planner.cost import SHARDED
 from ascendrun.planner.training import PlanProblem, Raw, Training
 from ascendrun.text import Text, suggestion
 
@@ -306,6 +307,60 @@ def compile_problems(training: Training) -> Iterator[PlanProblem]:
         )
         hint = Text("plan.compile-none", "set compile: none, or another strategy")
         yield PlanProblem("compile-zero3", message, hint, "compile")
+
+
+def scales(training: Training) -> bool:
+    """Return whether the training scales its loss: float16, by choice or as the chip has no bfloat16."""
+    dtype = training.options["dtype"]
+    return dtype == "float16" or (dtype == "auto" and training.chip is not None and not training.chip.has_bf16)
+
+
+def strategy_problems(training: Training, *, has_muon: bool = False) -> Iterator[PlanProblem]:
+    """Report a strategy that these ranks, this precision or this optimizer exclude."""
+    options, ranks, strategy = training.options, training.ranks, str(training.options["strategy"])
+
+    def problem(code: str, message: Text, hint: Text, option: str = "strategy") -> PlanProblem:
+        return PlanProblem(code, message, hint, option)
+
+    if strategy in ("fsdp2", "hsdp") and scales(training):
+        message = Text(
+            "plan.no-scaling",
+            "args.strategy: {strategy} does not support the loss scaling of float16",
+            strategy=strategy,
+        )
+        others = ["ddp"] if has_muon else ["ddp", "zero3"]
+        yield problem("no-scaling", message, Text("plan.set-others", "set strategy to one of {others}", others=others))
+    if strategy in SHARDED and ranks == 1:
+        message = Text("plan.one-rank", "args.strategy: {strategy} requires at least 2 ranks, got 1", strategy=strategy)
+        yield problem("one-rank", message, Text("plan.set-ddp", "set strategy: ddp, or use more devices"))
+    if strategy == "none" and ranks > 1:
+        message = Text("plan.strategy-none", "args.strategy: none is for 1 rank, got {ranks}", ranks=ranks)
+        yield problem("strategy-none", message, Text("plan.set-auto", "set strategy: ddp or strategy: auto"))
+    if strategy == "zero3" and has_muon:
+        message = Text(
+            "plan.muon-zero3", "args.strategy: zero3 does not support Muon: DeepSpeed updates flat parts of the weights"
+        )
+        yield problem("muon-zero3", message, Text("plan.set-fsdp2", "set strategy: fsdp2"))
+    if strategy in SHARDED and options.get("auto_find_batch_size"):
+        message = Text(
+            "plan.find-batch-sharded",
+            "args.auto_find_batch_size cannot be combined with strategy: {strategy}: a rank out of memory would leave "
+            "the others waiting",
+            strategy=strategy,
+        )
+        hint = Text("plan.set-micro-batch", "set micro_batch_size, or strategy: ddp")
+        yield problem("find-batch-sharded", message, hint, "auto_find_batch_size")
+    size = int(options["shard_size"])
+    if size and ranks % size and (strategy in ("hsdp", "zero3") or (strategy == "auto" and ranks > 1)):
+        message = Text(
+            "plan.shard-size",
+            "args.shard_size: {ranks:plural rank ranks} cannot be divided into groups of {size}",
+            ranks=ranks,
+            size=size,
+        )
+        near = [each for each in range(1, ranks + 1) if ranks % each == 0]
+        hint = Text("plan.shard-sizes", "set shard_size to one of {near}", near=near)
+        yield problem("shard-size", message, hint, "shard_size")
 
 
 def device_problems(training: Training) -> Iterator[PlanProblem]:

@@ -31,6 +31,8 @@ class Workload:
     is_exact: bool
     weight_bytes_saved: int
     has_dropout: bool = False
+    has_muon = False
+    """Of all trainings of a program: Muon updates the matrices."""
 
     def moments(self, ranks: int = 1) -> int:
         """Return the values in the optimizer's state, of one of the ranks that share it: two for each weight."""

@@ -325,7 +325,7 @@ def padding_of(count: int) -> dict[str, float]:
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
     from ascendrun.programs.trainer.data import Buckets, deal
-    from ascendrun.programs.trajectory.train import CPU_MICRO_TOKENS
+    from ascendrun.planner.trajectory import CPU_MICRO_TOKENS
 
     lengths = make_lengths(count)
     grouped = get_length_grouped_indices(lengths, BATCH, generator=torch.Generator().manual_seed(0))

@@ -86,6 +86,6 @@ def tables() -> Iterator[Message]:
         if "hint" in error:
             yield Message(f"tool-error.{error['name']}.hint", error["hint"], None, "ascend/tables/tool_errors.json")
     for program, table in load_programs().items():
-        for name, option in table.options.items():
-            help_ = option.help.replace("{", "{{").replace("}", "}}")
-            yield Message(f"option.{program}.{name}", help_, None, f"programs/{program}/options.json")
+        for option in table.options.values():
+            help_ = table.help(option)
+            yield Message(help_.key, help_.english, None, f"programs/{program}/options.json")

@@ -12,12 +12,14 @@ WAYS = {
     "ddp": (2, {"strategy": "ddp"}),
     "ddp, sharded Muon and AdamW": (2, {"strategy": "ddp", **MUON}),
     "fsdp2": (2, {"strategy": "fsdp2"}),
+    "fsdp2, Muon": (2, {"strategy": "fsdp2", **MUON}),
     "hsdp": (4, {"strategy": "hsdp", "shard_size": 2}),
+    "hsdp, Muon": (4, {"strategy": "hsdp", "shard_size": 2, **MUON}),
     "zero3": (2, {"strategy": "zero3"}),
 }
 SOURCES = {"planned": {}, "on policy": {"rollouts": 1}}
 STEPS, SAVE_STEPS = 16, 3
-QUICK = {("planned", "none"), ("on policy", "ddp, sharded Muon and AdamW")}
+QUICK = {("planned", "none"), ("on policy", "ddp, sharded Muon and AdamW"), ("planned", "fsdp2, Muon")}
 
 
 @pytest.mark.parametrize(

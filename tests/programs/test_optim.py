@@ -182,5 +182,35 @@ def test_sharded_states_learn_the_same_and_each_rank_holds_its_part(tiny):
             assert mine["exp_avg"] <= whole["exp_avg"] / ranks + 3 * small + 31 + 2
 
 
+@pytest.mark.parametrize(
+    "ranks, how",
+    [
+        (2, {"strategy": "fsdp2"}),
+        pytest.param(3, {"strategy": "fsdp2"}, marks=pytest.mark.thorough),
+        pytest.param(4, {"strategy": "hsdp", "shard_size": 2}, marks=pytest.mark.thorough),
+    ],
+)
+def test_muon_of_a_sharded_model_learns_the_same_and_each_rank_holds_its_part(tiny, ranks, how):
+    one, run = tiny(name="one", **MUON).succeed(), tiny(ranks=ranks, name="sharded", **how, **MUON).succeed()
+    assert run.losses() == pytest.approx(one.losses(), rel=1e-5)
+    for name, weight in run.final().items():
+        assert weight == pytest.approx(one.final()[name], rel=1e-3, abs=2e-6), name
+    shards, whole = how.get("shard_size", ranks), held(one, 0)
+    for rank in range(ranks):
+        assert held(run, rank).get("momentum", 0) <= math.ceil(3 / shards) / 3 * whole["momentum"]
+        assert held(run, rank)["exp_avg"] < whole["exp_avg"]
+
+
+def test_muon_that_continues_on_other_ranks_by_another_strategy_ends_with_the_same_weights(tiny):
+    """2 ranks of fsdp2, 1 rank, 3 ranks of fsdp2, each from the checkpoint of the one before."""
+    how = {**MUON, "max_steps": 12, "save_steps": 4, "save_total_limit": 3, "strategy": "fsdp2"}
+    straight = before = tiny(ranks=2, name="two", **how).succeed()
+    for ranks, first, strategy in ((1, 4, "none"), (3, 8, "fsdp2")):
+        before.give(first, before.folder.with_name(f"from-{first}"))
+        before = tiny(ranks=ranks, name=f"from-{first}", **{**how, "strategy": strategy}).succeed()
+        assert min(before.losses()) == first + 1
+    assert before.losses() == pytest.approx({step: straight.losses()[step] for step in before.losses()}, rel=1e-5)
+
+
 def held(run, rank):
     return next(line for line in run.metrics(rank) if line.get("event") == "held")

@@ -15,6 +15,7 @@ from ascendrun.programs.trainer import attention, optim
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies import choice, memory
 
 FLOAT = Precision(torch.float32, torch.float32, False, "float32")
 HALF = Precision(torch.float32, torch.float16, True, "float16")
@@ -26,10 +27,15 @@ def options_of(*given):
 
 def test_ways_are_tried_from_fast_to_slow_and_only_those_that_can_work():
     """S3-B6."""
-    assert sizing.strategies_for(FLOAT, 2, has_deepspeed=True) == ("ddp", "fsdp2", "zero3")
-    assert sizing.strategies_for(FLOAT, 2, has_deepspeed=False) == ("ddp", "fsdp2")
-    assert sizing.strategies_for(HALF, 2, has_deepspeed=True) == ("ddp", "zero3")
-    assert sizing.strategies_for(FLOAT, 1, has_deepspeed=True) == ("ddp",)
+    for precision, ranks, has_zero3, expected in (
+        (FLOAT, 2, True, ("ddp", "fsdp2", "zero3")),
+        (FLOAT, 2, False, ("ddp", "fsdp2")),
+        (HALF, 2, True, ("ddp", "zero3")),
+        (FLOAT, 1, True, ("ddp",)),
+    ):
+        target = memory.Target("cpu", precision, ranks)
+        assert choice.usable(options_of(), target, has_zero3=has_zero3) == expected
+    assert choice.usable(options_of("--compile=torch"), memory.Target("cpu", FLOAT, 2), has_zero3=True)[-1] == "fsdp2"
 
 
 def test_rows_hold_several_samples_unless_packing_is_turned_off():

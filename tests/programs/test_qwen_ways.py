@@ -17,6 +17,7 @@ from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precisio
 from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
+from ascendrun.programs.trainer.strategies.choice import refuse
 from ascendrun.text import Text
 
 TINY = (
@@ -113,9 +114,9 @@ def test_the_other_kinds_of_adapter_learn_the_same_by_every_way(losses, kind):
 
 
 @pytest.mark.parametrize(
-    "given, ranks, precision, has_deepspeed, says",
+    "given, ranks, precision, has_zero3, says",
     [
-        (["--strategy=fsdp2"], 2, HALF, True, "(?s)no loss scaling, and float16 .*--strategy=ddp or --strategy=zero3"),
+        (["--strategy=fsdp2"], 2, HALF, True, "(?s)no loss scaling, and float16 .*ddp, zero3"),
         (["--strategy=fsdp2"], 1, FLOAT, True, "requires at least 2 ranks, got 1"),
         (["--strategy=zero3"], 1, FLOAT, True, "requires at least 2 ranks, got 1"),
         (
@@ -130,17 +131,17 @@ def test_the_other_kinds_of_adapter_learn_the_same_by_every_way(losses, kind):
         (["--cpu_offload=true"], 2, HALF, False, "float16 requires deepspeed"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_reason_and_the_way_out(given, ranks, precision, has_deepspeed, says):
+def test_what_cannot_work_is_refused_with_the_reason_and_the_way_out(given, ranks, precision, has_zero3, says):
     with pytest.raises(InvalidDataError, match=says):
-        sizing.refuse(options_of(*given), world_size=ranks, precision=precision, has_deepspeed=has_deepspeed)
+        refuse(options_of(*given), world_size=ranks, precision=precision, has_zero3=has_zero3)
 
 
 @pytest.mark.parametrize(
     "given", [[], ["--strategy=zero3"], ["--strategy=zero3", "--cpu_offload=true"], ["--cpu_offload=true"]]
 )
 def test_what_can_work_is_not_refused(given):
-    sizing.refuse(options_of(*given), world_size=2, precision=HALF)
-    sizing.refuse(options_of(*given), world_size=2, precision=FLOAT, has_deepspeed="--strategy=zero3" in given)
+    refuse(options_of(*given), world_size=2, precision=HALF)
+    refuse(options_of(*given), world_size=2, precision=FLOAT, has_zero3="--strategy=zero3" in given)
 
 
 @pytest.mark.parametrize(

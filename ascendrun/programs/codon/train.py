@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.planner.codon import attended, flops_per_token
+from ascendrun.planner.codon import attended, flops_per_token, shape_of_config, work_of
 from ascendrun.planner.codon_vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.codon import scores
 from ascendrun.programs.codon.files import Stored, load_stored, save_model
@@ -28,6 +30,8 @@ from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies.choice import choose
+from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings, Task
 
@@ -36,7 +40,8 @@ FREE_TO_CHANGE = (
     "mode", "data_path", "prepared_dir", "base_model", "model_path", "output_dir", "device", "chip",
     "resume_from_checkpoint", "logging_steps", "eval_batch_size", "eval_split", "save_steps", "save_total_limit",
     "on_save_failure", "micro_batch_size", "gradient_checkpointing", "dataloader_num_workers", "dist_timeout_s",
-    "loss_scale", "compile", "max_time_s", "peak_tflops", "profile_dir", "invalid_rows", "organism", "new_organisms",
+    "loss_scale", "compile", "strategy", "shard_size", "max_time_s", "peak_tflops", "profile_dir", "invalid_rows",
+    "organism", "new_organisms",
 )  # fmt: skip
 """Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
 BETAS = (0.9, 0.999)
@@ -45,13 +50,13 @@ BETAS = (0.9, 0.999)
 class MaskedCodons(Task):
     """Training task. `multiple`: of the padded lengths."""
 
-    def __init__(self, genes: Genes, scoring: Scoring, options: Options, *, multiple: int) -> None:
-        self.genes, self.scoring, self.options, self.multiple = genes, scoring, options, multiple
+    def __init__(self, genes: Genes, scoring: Scoring, engine: Engine, options: Options, *, multiple: int) -> None:
+        self.genes, self.scoring, self.engine, self.options, self.multiple = genes, scoring, engine, options, multiple
         self.train, self.val = genes.numbers(val=False), genes.numbers(val=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what worker processes need to make batches."""
-        return {**vars(self), "scoring": None}
+        return {**super().__getstate__(), "scoring": None}
 
     def collate(self, units: Sequence[Unit], step: int) -> Batch:
         numbers = [int(self.train[place]) for unit in units for place in unit]
@@ -66,7 +71,8 @@ class MaskedCodons(Task):
 
     def evaluate(self, name: str, step: int) -> dict[str, float]:
         """Score the validation genes, with the same codons masked each time."""
-        table = self.scoring.table(self.genes, self.val)
+        model: Any = self.engine.whole().module
+        table = replace(self.scoring, model=model).table(self.genes, self.val)
         return {score: table[ALL][score] for score in ("loss", "accuracy")} if table else {}
 
 
@@ -127,9 +133,21 @@ def train_stage(options: Options, here: Runtime) -> None:
         window=options["length_bucket_batches"],
     )
     steps = steps_of(options, plan.steps_per_epoch)
+    work = partial(
+        work_of,
+        options,
+        shape_of_config(model.config.as_json()),
+        ranks=here.world_size,
+        family=here.family,
+        steps=steps,
+        mean=float(plan.lengths.mean()),
+        longest=int(plan.lengths.max()),
+    )
     engine = wrap(
         model,
         here,
+        strategy=choose(options, here, precision, work),
+        shard_size=options["shard_size"],
         make_optimizer=lambda module: optimizer_of(module, options, steps),
         precision=precision,
         compile=options["compile"],
@@ -137,7 +155,7 @@ def train_stage(options: Options, here: Runtime) -> None:
     rate = options["mlm_probability"]
     scoring = Scoring(model, here, precision.compute, options["eval_batch_size"], options["seed"], rate)
     multiple = options["pad_to_multiple_of"] or (1 if here.family == "cpu" else 16)
-    task = MaskedCodons(genes, scoring, options, multiple=multiple)
+    task = MaskedCodons(genes, scoring, engine, options, multiple=multiple)
     config = model.config
     settings = Settings.of(
         options,
@@ -159,18 +177,20 @@ def train_stage(options: Options, here: Runtime) -> None:
     if not loop.run().is_complete:
         return
     counts = scores.counts_of(genes, train)
-    if here.local_rank == 0:
-        keep(model, genes.names, counts, output / "final")
-    loop.load_best()
-    if here.local_rank == 0:
-        keep(model, genes.names, counts, output / "best")
-    model.eval()
-    table = scores.full_table(scoring, genes, task.val, counts, rate)
+    whole: Any = None
+    for name in ("final", "best"):
+        if name == "best":
+            loop.load_best()
+        whole = engine.whole().module
+        if here.local_rank == 0:
+            keep(whole, genes.names, counts, output / name)
+    whole.eval()
+    table = scores.full_table(replace(scoring, model=whole), genes, task.val, counts, rate)
     scores.show(table, here)
     if here.local_rank == 0:
         report = {
             "model": config.as_json(),
-            "weights": sum(each.numel() for each in model.parameters()),
+            "weights": sum(each.numel() for each in whole.parameters()),
             "training": {"steps": loop.progress.step, "best_step": loop.progress.best_step},
             "data": {name: value for name, value in facts_of(genes).items() if name != "organisms"},
             "evaluations": loop.progress.history,

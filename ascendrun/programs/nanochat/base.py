@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -18,6 +19,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
 
+from ascendrun.planner.nanochat import work_of
 from ascendrun.planner.nanochat_sizes import INHERITED, Horizon, Sizes, batch_problem, config_of, horizon_of, settled
 from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.model import NanoChat, make_model
@@ -33,6 +35,7 @@ from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.rows import Rows
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies.choice import choose
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings, Task
@@ -47,7 +50,7 @@ FREE_TO_CHANGE = (
     "sample_steps", "sample_prompts",
     "max_num_seqs", "eval_questions",
     "micro_batch_size", "gradient_checkpointing", "shard_optimizer", "dataloader_num_workers", "dist_timeout_s",
-    "compile",
+    "compile", "strategy", "shard_size",
     "loss_scale", "max_time_s", "peak_tflops", "profile_dir", "chip", "tokenizer", "vocab_size", "max_chars", "doc_cap",
 )  # fmt: skip
 """Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
@@ -80,9 +83,9 @@ class NextToken(Task):
 
     def evaluate(self, name: str, step: int) -> dict[str, float]:
         """Score the first `eval_tokens` validation tokens; the ranks share the sequences. Or print samples."""
-        here = self.engine.here
+        here, whole = self.engine.here, self.engine.whole()
         if name == SAMPLES and self.samples is not None:
-            for prompt, reply in self.samples.write() if here.is_first else ():
+            for prompt, reply in self.samples.write(whole) if here.is_first else ():
                 here.log(
                     "program.sample",
                     "step {step} sample: {prompt:quote} {reply:quote}",
@@ -97,8 +100,8 @@ class NextToken(Task):
         sums = torch.zeros(4, dtype=torch.float64)
         for start in range(0, len(mine), size):
             batch = batch_of(self.val, [(row,) for row in mine[start : start + size]])
-            with self.engine.autocast():
-                logits = self.engine.module(batch.tensors["ids"].to(here.device))
+            with whole.autocast():
+                logits = whole.module(batch.tensors["ids"].to(here.device))
             targets = batch.tensors["targets"].flatten()
             losses = functional.cross_entropy(
                 logits.flatten(0, 1).float(), targets.to(here.device), ignore_index=IGNORED, reduction="none"
@@ -161,7 +164,7 @@ def next_token(
     sizes = words.token_bytes(tokenizer)
 
     def objective(engine: Engine) -> tuple[Any, Task]:
-        samples = Samples(engine, tokenizer, options["sample_prompts"], train.seq_len, is_chat)
+        samples = Samples(tokenizer, options["sample_prompts"], train.seq_len, is_chat)
         return train, NextToken(train, val, engine, sizes, options, samples)
 
     return objective
@@ -178,10 +181,12 @@ def train_model(course: Course, options: Options, here: Runtime) -> None:
     here.log(precision.reason)
     output = Path(options["output_dir"]).absolute()
     errors.check_writable(output)
+    work = partial(work_of, options, model.sizes, horizon, ranks=here.world_size)
     engine = wrap(
         model,
         here,
-        strategy="ddp",
+        strategy=choose(options, here, precision, work, has_muon=True),
+        shard_size=options["shard_size"],
         make_optimizer=lambda placed: optimizer_of(model, options, horizon, shard=options["shard_optimizer"]),
         precision=precision,
         compile=options["compile"],
@@ -198,9 +203,10 @@ def train_model(course: Course, options: Options, here: Runtime) -> None:
         return
     run = run_facts(course, settings, here, steps=loop.progress.step - first, seconds=time.monotonic() - began_s)
     scores = {name: value for name, value in (loop.progress.history or [{}])[-1].items() if name != "step"}
+    whole: Any = engine.whole().module
     if here.local_rank == 0:
         kept = {name: options[name] for name in INHERITED} | {"total_batch_size": horizon.batch_tokens}
-        save_model(model, tokenizer, output, training={**kept, "checkpoints": str(loop.checkpoints.saver.parent)})
+        save_model(whole, tokenizer, output, training={**kept, "checkpoints": str(loop.checkpoints.saver.parent)})
         write_report(output, course, loop.progress.history, run)
     here.log("program.base", "model, tokenizer and report: {directory}", directory=output)
     here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})

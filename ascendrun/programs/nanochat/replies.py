@@ -40,15 +40,14 @@ def decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 class Samples:
     """The likeliest texts after prompts, which are the starts of documents, or with `is_chat` messages of the user."""
 
-    engine: Engine
     tokenizer: Tokenizer
     prompts: Sequence[str]
     context: int
     is_chat: bool
 
-    def write(self) -> list[tuple[str, str]]:
+    def write(self, engine: Engine) -> list[tuple[str, str]]:
         """Return (prompt, reply) by the present weights, for each prompt that fits into the context."""
-        call, tools = of_model(self.engine.module), Tools(self.tokenizer) if self.is_chat else None
+        call, tools = of_model(engine.module), Tools(self.tokenizer) if self.is_chat else None
         stop = stops_of(self.tokenizer)
         ids = {prompt: self.ids_of(prompt) for prompt in self.prompts}
         texts = {
@@ -56,7 +55,7 @@ class Samples:
             for prompt, tokens in ids.items()
             if len(tokens) < self.context
         }
-        generate(Generator.of(self.engine, call, context=self.context, rows=len(texts) or 1), list(texts.values()))
+        generate(Generator.of(engine, call, context=self.context, rows=len(texts) or 1), list(texts.values()))
         return [(prompt, decoded(self.tokenizer, text.tokens)) for prompt, text in texts.items()]
 
     def ids_of(self, prompt: str) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -149,24 +149,28 @@ class Practice(Task):
     def __init__(self, pupil: Pupil, questions: Questions, options: Options, reference: nn.Module | None) -> None:
         self.pupil, self.questions, self.options, self.reference = pupil, questions, options, reference
         self.here, self.engine = pupil.here, pupil.engine
+        self.author = pupil
+        """The pupil as it wrote the present replies."""
 
     # --- replies ---
 
     def make(self, step: int) -> list[list[Batch]]:
         """Draw this rank's replies from the present weights; return the batches of each update from them."""
-        here, module, updates = self.here, self.engine.module, self.options["rollout_updates"]
+        here, updates = self.here, self.options["rollout_updates"]
         asked = self.questions.of_step(step // updates)[here.rank :: here.world_size]
         with here.phase("rollouts"):
-            module.eval()
+            self.engine.module.eval()
+            self.author = replace(self.pupil, engine=self.engine.whole())
             made = self.draw(asked)
-            module.train()
+            self.engine.module.train()
             self.report(step, made)
             batches = self.batches(made)
+            self.author = self.pupil
         return [batches] * updates
 
     def draw(self, asked: Sequence[tuple[int, Example]]) -> list[Reply]:
         samples = self.options["num_samples"]
-        texts = completions(self.pupil, asked, self.options, samples=samples)
+        texts = completions(self.author, asked, self.options, samples=samples)
         made: list[Reply] = []
         for number, example in asked:
             mine = [texts[number, sample] for sample in range(samples) if (number, sample) in texts]
@@ -219,9 +223,9 @@ class Practice(Task):
     @torch.no_grad()
     def compared(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the log-probabilities of the tokens by the model that wrote them, and by the reference."""
-        models = {"old": self.engine.module if self.options["clip"] else None, "reference": self.reference}
+        models = {"old": self.author.engine.module if self.options["clip"] else None, "reference": self.reference}
         ids, targets = (tensors[name].to(self.here.device) for name in ("ids", "targets"))
-        with self.engine.autocast():
+        with self.author.engine.autocast():
             return {name: chosen(model(ids), targets).cpu() for name, model in models.items() if model is not None}
 
     def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -244,7 +248,8 @@ class Practice(Task):
         here, samples = self.here, min(EVALUATED_SAMPLES, self.options["num_samples"])
         numbers = self.questions.val[: self.options["eval_questions"]]
         mine = [(int(number), self.questions.mixture.examples[int(number)]) for number in numbers]
-        rewards, _ = replies(self.pupil, mine[here.rank :: here.world_size], self.options, samples=samples)
+        pupil = replace(self.pupil, engine=self.engine.whole())
+        rewards, _ = replies(pupil, mine[here.rank :: here.world_size], self.options, samples=samples)
         sums = passes(rewards, samples)
         right, any_right = here.sum([sums["pass@1"], sums[f"pass@{samples}"]])
         return {"reward": right / len(numbers), f"pass@{samples}": any_right / len(numbers)}

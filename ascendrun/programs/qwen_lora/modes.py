@@ -36,6 +36,7 @@ from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory, zero3
+from ascendrun.programs.trainer.strategies.choice import has_deepspeed, refuse
 from ascendrun.programs.trainer.strategies.engine import Engine, size_of
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings
@@ -64,7 +65,7 @@ def train(options: Options, here: Runtime) -> None:
         else []
     )
     precision = accelerator.precision_of(options, here.accelerator)
-    sizing.refuse(options, world_size=here.world_size, precision=precision, has_deepspeed=sizing.has_deepspeed())
+    refuse(options, world_size=here.world_size, precision=precision, has_zero3=has_deepspeed())
     folder, output = runtime.checkpoint_folder(options["output_dir"]), Path(options["output_dir"]).absolute()
     errors.check_writable(output)
     home = Path(options["base_model"]) if options["base_model"] else output / "base"
@@ -188,7 +189,7 @@ def make_engine(
         values = lora.first_values(model, seed=options["seed"], read=read, here=here)
     lora.put_values(model, values)
     expected = lora.trained_shapes(model)
-    if strategy == "ddp":
+    if strategy in ("none", "ddp"):
         base.load_whole(model, home, here, precision)
     elif strategy == "zero3":
         zero3.prepare(here)
@@ -393,7 +394,7 @@ def plan(options: Options, here: Runtime) -> None:
     target = memory.target_of(here.accelerator, options["dtype"], ranks, chip=options["chip"])
     if not options["chip"]:
         target = replace(target, memory_bytes=None)  # of this machine, not of the training's
-    sizing.refuse(options, world_size=ranks, precision=target.precision)
+    refuse(options, world_size=ranks, precision=target.precision)
     texts = read_texts(options)
     tokenizer = (
         chat_template.load_tokenizer(Path(options["base_model"]), template=options["template"])

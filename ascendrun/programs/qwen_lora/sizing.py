@@ -18,11 +18,11 @@ from ascendrun.programs.qwen_lora.base import build as build_model
 from ascendrun.programs.qwen_lora.base import checkpoint_activations
 from ascendrun.programs.qwen_lora.lora import add_lora
 from ascendrun.programs.qwen_lora.sft_task import forward
-from ascendrun.programs.trainer.devices.accelerator import Precision
 from ascendrun.programs.trainer.distributed import ranks_of_host
-from ascendrun.programs.trainer.errors import InvalidDataError, ModelTooLargeError
+from ascendrun.programs.trainer.errors import ModelTooLargeError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
+from ascendrun.programs.trainer.strategies.choice import devices_of, has_deepspeed, usable
 from ascendrun.programs.trainer.strategies.simulate import Simulated, simulate_deep
 from ascendrun.text import Text
 
@@ -59,76 +59,24 @@ class MemoryEstimate:
     simulated: Simulated
 
 
-def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision, has_deepspeed: bool = True) -> None:
-    """Raise InvalidDataError with all unusable options, before anything is read or written."""
-    strategy, is_offloaded = options["strategy"], options["cpu_offload"]
-    problems = []
-    if strategy in ("fsdp2", "hsdp") and precision.scales:
-        problems.append(
-            Text(
-                "program.fsdp2-no-scaling",
-                "strategy={strategy} has no loss scaling, and {reason}\nhint: set --strategy=ddp or --strategy=zero3",
-                strategy=strategy,
-                reason=precision.reason,
-            )
-        )
-    if strategy in ("fsdp2", "hsdp", "zero3") and world_size == 1:
-        problems.append(
-            Text(
-                "program.one-rank",
-                "strategy={strategy} requires at least 2 ranks, got 1\nhint: set --strategy=ddp, or use more devices",
-                strategy=strategy,
-            )
-        )
-    if strategy == "zero3" and not has_deepspeed:
-        problems.append(
-            Text(
-                "program.no-deepspeed",
-                "strategy=zero3 requires deepspeed, which is not installed\n"
-                "hint: pip install deepspeed, or set --strategy=fsdp2",
-            )
-        )
-    if is_offloaded and (strategy == "ddp" or world_size == 1):
-        problems.append(
-            Text(
-                "program.offload-needs-sharding",
-                "cpu_offload requires a base that is sharded over at least 2 ranks\n"
-                "hint: set --strategy=fsdp2 or --strategy=zero3 on two or more devices, or "
-                "--cpu_offload=false",
-            )
-        )
-    elif is_offloaded and precision.scales and not has_deepspeed:
-        problems.append(
-            Text(
-                "program.offload-deepspeed",
-                "cpu_offload with float16 requires deepspeed, which is not installed\nhint: pip install deepspeed",
-            )
-        )
-    if problems:
-        raise InvalidDataError.of(problems)
-
-
 def estimate(
     config: Any,
     options: Mapping[str, Any],
     piece: Mapping[str, int],
     target: memory.Target,
     *,
-    has_deepspeed: bool = True,
+    has_zero3: bool = True,
     everything: bool = False,
 ) -> MemoryEstimate:
     """Estimate. `piece`: see sft_task.largest_micro_batch. `everything`: include layouts slower than the chosen one."""
     requested = options["strategy"]
-    usable = strategies_for(
-        target.precision, target.world_size, has_deepspeed and options.get("compile", "none") == "none"
-    )
-    strategies = usable if requested == "auto" else (requested,)
+    strategies = usable(options, target, has_zero3=has_zero3) if requested == "auto" else (requested,)
     seen: dict[tuple[bool, bool], Simulated] = {}
     lines: list[Text] = []
     found: list[tuple[memory.Need, Layout]] = []
     chosen: tuple[memory.Need, Layout] | None = None
     for layout in by_cost(layouts(options, strategies), config, options, piece, target):
-        key = layout.strategy != "ddp", layout.gradient_checkpointing
+        key = layout.strategy in cost.SHARDED, layout.gradient_checkpointing
         if key not in seen:
             seen[key] = simulated_step(config, options, piece, target, is_cast=key[0], recomputes=key[1])
         strategy = "none" if layout.strategy == "ddp" and target.world_size == 1 else layout.strategy
@@ -178,7 +126,12 @@ def layouts(options: Mapping[str, Any], strategies: Sequence[str]) -> list[Layou
     requested = options["gradient_checkpointing"]
     recompute = (False, True) if requested is None else (requested,)
     if options["cpu_offload"]:
-        return [Layout(strategy, True, each) for strategy in strategies if strategy != "ddp" for each in recompute]
+        return [
+            Layout(strategy, True, each)
+            for strategy in strategies
+            if strategy not in ("none", "ddp")
+            for each in recompute
+        ]
     found = [Layout(strategy, False, each) for strategy in strategies for each in recompute]
     if "zero3" in strategies and len(strategies) > 1:
         found += [Layout("zero3", True, each) for each in recompute]
@@ -209,15 +162,8 @@ def by_cost(
         weight_bytes_saved=0,
         has_dropout=bool(options["lora_dropout"]),
     )
-    devices = cost.Devices(
-        target.family,
-        target.world_size,
-        ranks_of_host(target.world_size),
-        target.peak_flops,
-        compute_bytes=memory.width(target.precision.compute),
-    )
     of_cost = {cost.Layout(each.strategy, each.gradient_checkpointing, each.cpu_offload): each for each in found}
-    choice = cost.compare(work, devices, list(of_cost), shard_size=options["shard_size"])
+    choice = cost.compare(work, devices_of(target), list(of_cost), shard_size=options["shard_size"])
     return [of_cost[option.layout] for option in choice.options]
 
 
@@ -317,7 +263,7 @@ def choose(
     found: Any = None
     if here.is_first:
         target = memory.target_of(here.accelerator, options["dtype"], here.world_size)
-        found = estimate(config, options, piece, target, has_deepspeed=has_deepspeed())
+        found = estimate(config, options, piece, target, has_zero3=has_deepspeed())
     found = here.share(found)
     if found.chosen is not None:
         return found.chosen, list(found.lines)
@@ -335,20 +281,3 @@ def choose(
             strategy=requested,
         ),
     ]
-
-
-def strategies_for(precision: Precision, world_size: int, has_deepspeed: bool = True) -> tuple[str, ...]:
-    """Return the usable strategies: sharding requires peers; fsdp2 and hsdp have no loss scaling; zero3 requires
-    deepspeed. hsdp is faster than fsdp2 over several hosts, and the same on one."""
-    strategies = ["ddp"]
-    if world_size > 1 and not precision.scales:
-        strategies += ["hsdp", "fsdp2"] if 1 < ranks_of_host(world_size) < world_size else ["fsdp2"]
-    if world_size > 1 and has_deepspeed:
-        strategies.append("zero3")
-    return tuple(strategies)
-
-
-def has_deepspeed() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("deepspeed") is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Protocol
@@ -12,7 +13,6 @@ from torch import nn
 
 from ascendrun.programs.trainer.checkpoint import Piece, Pieces, Read
 from ascendrun.programs.trainer.devices.accelerator import make_adamw
-from ascendrun.programs.trainer.distributed import Ranks
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import Value, value_at
 
@@ -48,7 +48,8 @@ class Group:
 
 @dataclass(frozen=True)
 class OptimizerPlan:
-    """The groups of a model. `shard`, under DDP: every rank keeps the state of its part of the weights only."""
+    """The groups of a model. `shard`, under DDP: every rank keeps the state of its part of the weights only, as it does
+    in any case of a sharded model."""
 
     groups: Sequence[Group]
     shard: bool = False
@@ -90,29 +91,36 @@ def dimensions(weight: torch.Tensor) -> int:
     return len(getattr(weight, "ds_shape", weight.shape))
 
 
-Local = Callable[[nn.Parameter], "tuple[torch.Tensor, int]"]
-"""The part of a weight that is on this rank, and the offset of its first element."""
+@dataclass(frozen=True)
+class Owners:
+    """The ranks that share the state of an optimizer, this one among them. `group`: theirs, None: all ranks.
+
+    `local`, of a sharded model: the part of a weight that is on this rank, and the offset of its first element. None:
+    weights are whole.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: Any = None
+    local: Callable[[nn.Parameter], tuple[torch.Tensor, int]] | None = None
 
 
 class Optimizer:
     """The optimizers of one rank. GradScaler treats it as one optimizer over all weights: it has their `param_groups`.
 
-    `local`: the part of each weight on this rank; None: all of it.
+    `owners`: of a sharded model, None: those of the plan.
     """
 
     def __init__(
-        self, plan: OptimizerPlan, module: nn.Module, here: Runtime, *, dtype: torch.dtype, local: Local | None
+        self, plan: OptimizerPlan, module: nn.Module, here: Runtime, *, dtype: torch.dtype, owners: Owners | None
     ):
         self.plan, names = plan, names_of(module)
-        world_size = here.world_size if plan.shard and local is None else 1
-        rank = here.rank if world_size > 1 else 0
+        owners = owners or (Owners(here.rank, here.world_size) if plan.shard else Owners())
         self.param_groups = [{"params": list(group.params)} for group in plan.groups]
         moments = [group for group in plan.groups if group.rule == "adamw"]
-        self.rules: list[Rule] = [
-            Muon(group, names, Ranks(rank, 0, world_size, None), dtype) for group in plan.groups if group.rule == "muon"
-        ]
+        self.rules: list[Rule] = [Muon(group, names, owners, dtype) for group in plan.groups if group.rule == "muon"]
         if moments:
-            self.rules.append(AdamW(moments, names, here, local, Ranks(rank, 0, world_size, None)))
+            self.rules.append(AdamW(moments, names, here, owners))
 
     def begin(self, step: int) -> None:
         for rule in self.rules:
@@ -153,9 +161,9 @@ class Optimizer:
 class Exchange:
     """An all-gather in progress. `wanted[rank]`: the tensors that the chunk of this rank is copied to, in order."""
 
-    def __init__(self, mine: torch.Tensor, wanted: Sequence[Sequence[torch.Tensor]], ranks: Ranks) -> None:
-        self.wanted, self.rank = wanted, ranks.rank
-        self.chunks = [torch.empty_like(mine) for _ in range(ranks.world_size)]
+    def __init__(self, mine: torch.Tensor, wanted: Sequence[Sequence[torch.Tensor]], owners: Owners) -> None:
+        self.wanted, self.rank = wanted, owners.rank
+        self.chunks = [torch.empty_like(mine) for _ in range(owners.size)]
         self.work = dist.all_gather(self.chunks, mine, async_op=True)
 
     def finish(self) -> None:
@@ -195,26 +203,24 @@ class Part:
 class AdamW:
     """torch's or torch_npu's AdamW on the parts of the weights that this rank updates."""
 
-    def __init__(
-        self, groups: Sequence[Group], names: Mapping[int, str], here: Runtime, local: Local | None, ranks: Ranks
-    ) -> None:
-        self.groups, self.ranks, self.local = groups, ranks, local
+    def __init__(self, groups: Sequence[Group], names: Mapping[int, str], here: Runtime, owners: Owners) -> None:
+        self.groups, self.owners = groups, owners
         self.parts = [[self.part(weight, names[id(weight)]) for weight in group.params] for group in groups]
         told: list[dict[str, Any]] = [
             {"params": [part.leaf for part in parts if part.leaf.numel()], "betas": group.betas, "eps": group.eps}
             for group, parts in zip(groups, self.parts)
         ]
-        self.is_whole = local is None and ranks.world_size == 1
-        self.inner = make_adamw(told, here.accelerator, lr=0.0, betas=groups[0].betas, is_sharded=not self.is_whole)
+        is_sharded = owners.local is not None or owners.size > 1
+        self.inner = make_adamw(told, here.accelerator, lr=0.0, betas=groups[0].betas, is_sharded=is_sharded)
         self.every = [part for parts in self.parts for part in parts]
 
     def part(self, weight: nn.Parameter, name: str) -> Part:
-        if self.local is not None:
-            mine, offset = self.local(weight)
+        if self.owners.local is not None:
+            mine, offset = self.owners.local(weight)
             return Part(name, weight, nn.Parameter(mine.detach()), offset)
-        if self.ranks.world_size == 1 or weight.numel() < CUT_ELEMENTS:
+        if self.owners.size == 1 or weight.numel() < CUT_ELEMENTS:
             return Part(name, weight, weight, 0)
-        first, last = chunk_of(weight.numel(), self.ranks.rank, self.ranks.world_size)
+        first, last = chunk_of(weight.numel(), self.owners.rank, self.owners.size)
         return Part(name, weight, nn.Parameter(weight.detach().view(-1)[first:last]), first, is_cut=True)
 
     def begin(self, step: int) -> None:
@@ -241,11 +247,11 @@ class AdamW:
         return gradient.to_local() if hasattr(gradient, "to_local") else gradient  # type: ignore[no-any-return]
 
     def exchange(self, part: Part) -> Exchange:
-        flat, size = part.weight.detach().view(-1), self.ranks.world_size
+        flat, size = part.weight.detach().view(-1), self.owners.size
         mine = flat.new_zeros(-(-flat.numel() // size))
         mine[: part.leaf.numel()] = part.leaf.detach()
         spans = [chunk_of(flat.numel(), rank, size) for rank in range(size)]
-        return Exchange(mine, [[flat[first:last]] for first, last in spans], self.ranks)
+        return Exchange(mine, [[flat[first:last]] for first, last in spans], self.owners)
 
     def zero_grad(self) -> None:
         self.inner.zero_grad()  # that of torch_npu keeps its flat buffer
@@ -296,16 +302,17 @@ class Muon:
     """Muon on stacks of matrices of one shape: Nesterov momentum, equilibrated rows, the nearest orthogonal matrix by
     Polar Express, NorMuon's variance reduction, decay only where it agrees with the update.
 
-    Matrix i of a stack of K belongs to rank i // ceil(K / N); the last ranks may have fewer, or none.
+    Matrix i of a stack of K belongs to rank i // ceil(K / N); the last ranks may have fewer, or none. Of a sharded
+    model each rank gets the whole gradients of its matrices, and sends their updates, of which all take their rows.
     """
 
-    def __init__(self, group: Group, names: Mapping[int, str], ranks: Ranks, dtype: torch.dtype) -> None:
-        self.group, self.ranks = group, ranks
+    def __init__(self, group: Group, names: Mapping[int, str], owners: Owners, dtype: torch.dtype) -> None:
+        self.group, self.owners = group, owners
         self.dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         by_shape: dict[torch.Size, list[nn.Parameter]] = {}
         for weight in group.params:
             by_shape.setdefault(weight.shape, []).append(weight)
-        self.stacks = [Stack(weights, names, ranks) for weights in by_shape.values()]
+        self.stacks = [Stack(weights, names, owners) for weights in by_shape.values()]
         self.now = (0.0, 0.0, 0.0)
 
     def begin(self, step: int) -> None:
@@ -322,10 +329,10 @@ class Muon:
     def step(self) -> list[Exchange]:
         lr, decay, momentum = self.now
         for stack in self.stacks:
+            gradients, updates = stack.gradients(), stack.momentum
             if stack.mine:
-                gradients = torch.stack([matrix(weight.grad) for weight in stack.mine]).float()
-                update = orthogonal_update(
-                    gradients,
+                updates = orthogonal_update(
+                    torch.stack(gradients).float(),
                     stack.momentum,
                     stack.variance,
                     momentum=momentum,
@@ -333,20 +340,20 @@ class Muon:
                     steps=self.group.ns_steps,
                     dtype=self.dtype,
                 )
-                rows, columns = update.shape[-2:]
-                rate = lr * max(1.0, rows / columns) ** 0.5
-                for weight, change in zip(stack.mine, update):
-                    values = matrix(weight.detach())
-                    agrees = (change * values) >= 0
-                    values.sub_(rate * change + rate * decay * values * agrees)
-        return [stack.exchange() for stack in self.stacks if self.ranks.world_size > 1]
+            rows, columns = updates.shape[-2:]
+            rate = lr * max(1.0, rows / columns) ** 0.5
+            for values, change in stack.changes(updates):
+                agrees = (change * values) >= 0
+                values.sub_(rate * change + rate * decay * values * agrees)
+        has_exchange = self.owners.size > 1 and self.owners.local is None
+        return [stack.exchange() for stack in self.stacks if has_exchange]
 
     def state(self) -> Iterator[tuple[str, Piece, bool]]:
         for stack in self.stacks:
             for i, name in enumerate(stack.names):
                 for key, buffer in (("momentum", stack.momentum[i]), ("variance", stack.variance[i])):
                     piece = Piece(buffer.reshape(-1), 0, tuple(buffer.shape))
-                    yield f"{key}/{name}", piece, self.ranks.world_size > 1
+                    yield f"{key}/{name}", piece, self.owners.size > 1
 
     def counts(self) -> dict[str, int]:
         return {}
@@ -361,12 +368,12 @@ class Muon:
 class Stack:
     """Matrices of one shape, and the state of those that belong to this rank."""
 
-    def __init__(self, weights: Sequence[nn.Parameter], names: Mapping[int, str], ranks: Ranks) -> None:
-        self.weights, self.ranks = weights, ranks
-        self.each = -(-len(weights) // ranks.world_size)
-        self.mine = self.of(ranks.rank)
+    def __init__(self, weights: Sequence[nn.Parameter], names: Mapping[int, str], owners: Owners) -> None:
+        self.weights, self.owners = weights, owners
+        self.each = -(-len(weights) // owners.size)
+        self.mine = self.of(owners.rank)
         self.names = [names[id(weight)] for weight in self.mine]
-        rows, columns = matrix(weights[0]).shape
+        rows, columns = weights[0].shape[0], math.prod(weights[0].shape[1:])
         like = {"dtype": torch.float32, "device": weights[0].device}
         reduced = (rows, 1) if rows >= columns else (1, columns)
         self.momentum = torch.zeros(len(self.mine), rows, columns, **like)  # type: ignore[call-overload]
@@ -375,12 +382,41 @@ class Stack:
     def of(self, rank: int) -> Sequence[nn.Parameter]:
         return self.weights[rank * self.each : (rank + 1) * self.each]
 
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the whole gradients of this rank's matrices. Of a sharded model one matrix is gathered at a time."""
+        if self.owners.local is None:
+            return [matrix(weight.grad) for weight in self.mine]
+        found = []
+        for number, weight in enumerate(self.weights):
+            gradient: Any = weight.grad
+            whole = gradient.full_tensor()
+            if number // self.each == self.owners.rank:
+                found.append(matrix(whole))
+        return found
+
+    def changes(self, updates: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield (values on this rank, their update), from the updates of this rank's matrices."""
+        if self.owners.local is None:
+            yield from ((matrix(weight.detach()), update) for weight, update in zip(self.mine, updates))
+            return
+        for number, weight in enumerate(self.weights):
+            owner, at = divmod(number, self.each)
+            whole = (
+                updates[at].contiguous()
+                if owner == self.owners.rank
+                else self.momentum.new_empty(self.momentum.shape[1:])
+            )
+            dist.broadcast(whole, dist.get_global_rank(self.owners.group, owner), group=self.owners.group)
+            values, offset = self.owners.local(weight)
+            first = offset // math.prod(weight.shape[1:])
+            yield matrix(values.detach()), whole[first : first + len(values)]
+
     def exchange(self) -> Exchange:
         mine = self.weights[0].new_zeros(self.each * self.weights[0].numel())
         for place, weight in zip(torch.split(mine, self.weights[0].numel()), self.mine):
             place.copy_(weight.detach().view(-1))
-        wanted = [[weight.detach().view(-1) for weight in self.of(rank)] for rank in range(self.ranks.world_size)]
-        return Exchange(mine, wanted, self.ranks)
+        wanted = [[weight.detach().view(-1) for weight in self.of(rank)] for rank in range(self.owners.size)]
+        return Exchange(mine, wanted, self.owners)
 
 
 def orthogonal_update(
@@ -430,7 +466,7 @@ def frobenius(x: torch.Tensor) -> torch.Tensor:
 
 def matrix(weight: Any) -> torch.Tensor:
     """Return a weight as a matrix: a kernel of a convolution has its first dimension as rows."""
-    return weight.view(weight.shape[0], -1)  # type: ignore[no-any-return]
+    return weight.view(weight.shape[0], math.prod(weight.shape[1:]))  # type: ignore[no-any-return]
 
 
 def chunk_of(length: int, rank: int, world_size: int) -> tuple[int, int]:

@@ -201,7 +201,9 @@ class Summary(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         unknown = values.isnan().unsqueeze(-1)
         reach = ((values.nan_to_num().unsqueeze(-1) - self.low) / self.wide).clamp(0, 1).masked_fill(unknown, 0.0)
-        return self.layers(torch.cat([reach, unknown.to(reach.dtype)], -1).flatten(1))  # type: ignore[no-any-return]
+        seen = torch.cat([reach, unknown.to(reach.dtype)], -1).flatten(1)
+        first: Any = self.layers[0]
+        return self.layers(seen.to(first.weight.dtype))  # type: ignore[no-any-return]
 
 
 class TrackClassifier(Reader):

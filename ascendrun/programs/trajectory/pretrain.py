@@ -15,6 +15,7 @@ from torch.nn import functional
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.task import Task
 from ascendrun.programs.trajectory.batches import Groups, Hiding, augment, guessable, hide_words
 from ascendrun.programs.trajectory.data import Options, Samples, multiple_of
@@ -29,14 +30,9 @@ Masked = tuple[Ids, Ids, Ids]
 class Pretraining(Task):
     """Pretraining task. `objective`: masked or causal. Class labels are not used."""
 
-    def __init__(self, options: Options, samples: Samples, here: Runtime, model: WordGuesser, plan: Buckets) -> None:
-        self.options, self.vocabulary, self.here, self.model, self.plan = (
-            options,
-            samples.vocabulary,
-            here,
-            model,
-            plan,
-        )
+    def __init__(self, options: Options, samples: Samples, here: Runtime, engine: Engine, plan: Buckets) -> None:
+        self.options, self.vocabulary, self.here = options, samples.vocabulary, here
+        self.engine, self.plan, self.multiple = engine, plan, multiple_of(options, here.family)
         self.train_set, self.val_set = unlabelled(samples), samples.encoded["val"]
         self.may, self.groups = guessable(samples.vocabulary), Groups.make(samples.vocabulary)
 
@@ -60,7 +56,7 @@ class Pretraining(Task):
         return hidden, places, ids[places]
 
     def batch(self, rows: Sequence[Masked]) -> Batch:
-        ids, lengths = pad([seen for seen, _, _ in rows], multiple=multiple_of(self.options, self.here.family))
+        ids, lengths = pad([seen for seen, _, _ in rows], multiple=self.multiple)
         tensors: dict[str, Any] = {
             "ids": ids,
             "lengths": lengths,
@@ -80,12 +76,13 @@ class Pretraining(Task):
         """Score the validation ships, with the same masked tokens at every evaluation and the training vocabulary."""
         mine = list(range(self.here.rank, len(self.val_set), self.here.world_size))
         size, sums = self.options["global_batch_size"], [0.0, 0.0, 0.0, 0.0]
+        model = self.engine.whole().module
         for start in range(0, len(mine), size):
             batch = self.batch(
                 [self.masked(self.val_set[i], (i,), is_training=False) for i in mine[start : start + size]]
             )
             tensors = {name: tensor.to(self.here.device) for name, tensor in batch.tensors.items()}
-            logits = self.model(
+            logits = model(
                 tensors["ids"], tensors["lengths"], tensors["rows"], tensors["places"], tensors["segments"]
             ).float()
             right = float((logits.argmax(-1) == tensors["words"]).sum())
@@ -107,12 +104,12 @@ def unlabelled(samples: Samples) -> list[Encoded]:
 def make_pretraining(options: Options, samples: Samples, model: WordGuesser, here: Runtime, folder: Path) -> Loop:
     plan = plan_of(unlabelled(samples), options)
     settings = make_settings(options, plan, model, here, best="loss", best_is_low=True)
-    engine = make_engine(options, model, here, settings.steps)
+    engine = make_engine(options, model, here, plan, settings.steps)
     return Loop(
         here,
         engine,
         plan,
-        Pretraining(options, samples, here, model, plan),
+        Pretraining(options, samples, here, engine, plan),
         settings,
         folder=folder,
         identity=identity_of(options, samples),

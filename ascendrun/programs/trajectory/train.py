@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from ascendrun.planner.models import flops_per_token
+from ascendrun.planner.models import flops_per_token, shape_of
+from ascendrun.planner.trajectory import CPU_MICRO_TOKENS, work_of
 from ascendrun.programs.trainer import optim, schedule
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit
 from ascendrun.programs.trainer.devices import accelerator
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies.choice import choose
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings, Task
@@ -41,22 +44,22 @@ FREE_TO_CHANGE = (
     "max_tokens_per_micro_batch", "auto_find_batch_size", "dataloader_num_workers", "max_time_s", "profile_dir",
     "peak_tflops", "host", "port", "inference_warmup_steps", "save_probabilities", "crops", "eval_split",
     "macro_f1_weight", "calibration", "chip", "world_size", "baselines", "compare_with",
-    "loss_scale", "compile",
+    "loss_scale", "compile", "strategy", "shard_size",
 )  # fmt: skip
 """Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
 LR_FLOOR = 0.05
 BETAS = (0.9, 0.98)
-CPU_MICRO_TOKENS = 2048
-"""A pass then fits in a core's cache: 6,400 tokens per CPU second instead of 4,400, hidden size 128."""
 
 
 class Classification(Task):
     """Training task: predict the class of a ship from a segment of its track."""
 
     def __init__(
-        self, options: Options, samples: Samples, model: TrackClassifier, here: Runtime, plan: Buckets
+        self, options: Options, samples: Samples, engine: Engine, numbers: int, here: Runtime, plan: Buckets
     ) -> None:
-        self.options, self.samples, self.model, self.here, self.plan = options, samples, model, here, plan
+        """`numbers`: of the summary of a track."""
+        self.options, self.samples, self.here, self.plan = options, samples, here, plan
+        self.engine, self.numbers, self.multiple = engine, numbers, multiple_of(options, here.family)
         self.train_set = samples.encoded["train"]
         by_class = class_weights(samples.labels("train"), len(samples.names), options["class_weights"])
         by_piece = ship_weights([record.ship for record in samples.records["train"]], options["ship_weights"])
@@ -75,8 +78,8 @@ class Classification(Task):
         rows = [sample.ids() for sample in samples]
         labels = [sample.label for sample in samples]
         weights = [self.weights[number] for number in numbers]
-        ids, lengths = pad(rows, multiple=multiple_of(self.options, self.here.family))
-        values = stack_values(samples, self.model.sizes.numbers)
+        ids, lengths = pad(rows, multiple=self.multiple)
+        values = stack_values(samples, self.numbers)
         tensors = {
             "ids": ids,
             "lengths": lengths,
@@ -110,7 +113,8 @@ class Classification(Task):
         return (losses * tensors["weights"]).sum()
 
     def evaluate(self, name: str, step: int) -> dict[str, float]:
-        probabilities = predict(self.model, self.samples.encoded["val"], self.here, self.options)
+        model: Any = self.engine.whole().module
+        probabilities = predict(model, self.samples.encoded["val"], self.here, self.options)
         truth = self.samples.labels("val")
         scores = score(truth, probabilities.argmax(1).tolist(), self.samples.names)
         nll = -np.log(np.maximum(probabilities[np.arange(len(truth)), truth], 1e-12)).mean()
@@ -137,21 +141,21 @@ def train_head(
     loop.resume(options["resume_from_checkpoint"])
     if not loop.run().is_complete:
         return None
-    fresh = copy.deepcopy(model)  # without the hooks that the engine left on the weights
+    fresh: Any = copy.deepcopy(loop.engine.whole().module)  # without the hooks that the engine left on the weights
     fresh.backbone.requires_grad_(True)
-    return fresh
+    return fresh  # type: ignore[no-any-return]
 
 
 def make_loop(options: Options, samples: Samples, model: TrackClassifier, here: Runtime, folder: Path) -> Loop:
     plan = plan_of(samples.encoded["train"], options)
     best = options["metric_for_best_model"] if options["load_best_model_at_end"] else ""
     settings = make_settings(options, plan, model, here, best=best, best_is_low=best == "loss")
-    engine = make_engine(options, model, here, settings.steps)
+    engine = make_engine(options, model, here, plan, settings.steps)
     return Loop(
         here,
         engine,
         plan,
-        Classification(options, samples, model, here, plan),
+        Classification(options, samples, engine, model.sizes.numbers, here, plan),
         settings,
         folder=folder,
         identity=identity_of(options, samples),
@@ -190,7 +194,7 @@ def micro_tokens_of(options: Options, family: str) -> int:
     return asked if asked >= 0 else CPU_MICRO_TOKENS if family == "cpu" else 0
 
 
-def make_engine(options: Options, model: Reader, here: Runtime, steps: int) -> Engine:
+def make_engine(options: Options, model: Reader, here: Runtime, plan: Buckets, steps: int) -> Engine:
     warmup = max(1, schedule.warmup_of(options, steps))
     rate = schedule.of_options(options, steps, warmup=warmup, floor=LR_FLOOR)
     precision = accelerator.precision_of(options, here.accelerator)
@@ -198,9 +202,21 @@ def make_engine(options: Options, model: Reader, here: Runtime, steps: int) -> E
         enable_gradient_checkpointing(model)
     for line in fuse(model, here.accelerator, precision.compute):
         here.log(line)
+    work = partial(
+        work_of,
+        options,
+        shape_of(model.sizes.config),
+        ranks=here.world_size,
+        family=here.family,
+        steps=steps,
+        mean=float(np.mean(plan.lengths)),
+        longest=int(max(plan.lengths)),
+    )
     return wrap(
         model,
         here,
+        strategy=choose(options, here, precision, work),
+        shard_size=options["shard_size"],
         make_optimizer=lambda module: optim.adamw(module, rate, weight_decay=options["weight_decay"], betas=BETAS),
         precision=precision,
         compile=options["compile"],

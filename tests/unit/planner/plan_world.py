@@ -98,6 +98,15 @@ INDEX = json.dumps({"weight_map": {name: f"model-{at % 2}.safetensors" for at, n
 HALF = safetensors({name: shape for at, (name, shape) in enumerate(TENSORS.items()) if at % 2 == 0})
 BAD: dict[str, tuple[str, Change, Change, str]] = {
     # name: (program, options, files of the second host or of both hosts, code)
+    "Muon by DeepSpeed": ("nanochat", {"strategy": "zero3"}, {}, "muon-zero3"),
+    "ranks without peers": ("trajectory", {"strategy": "none"}, {}, "strategy-none"),
+    "batches found by a sharded model": (
+        "trajectory",
+        {"strategy": "fsdp2", "auto_find_batch_size": True},
+        {},
+        "find-batch-sharded",
+    ),
+    "groups of three among four ranks": ("codon", {"strategy": "hsdp", "shard_size": 3}, {}, "shard-size"),
     "no data": ("qwen_lora", {"data_path": "/data/none.json"}, {}, "not-found"),
     "no data is named": ("qwen_lora", {"data_path": ""}, {}, "no-data-path"),
     "no tracks are named": ("trajectory", {"data_path": None}, {}, "no-data-path"),

@@ -38,7 +38,7 @@ def test_the_plan_has_memory_hours_and_speed(tmp_path: Path, capsys: pytest.Capt
     base = stages["base"]
     assert (base["work"]["samples_per_step"], base["ranks"], base["memory_bytes"]) == (128, 8, 64 << 30)
     for stage in map(stages.get, ("base", "mid", "sft", "rl")):
-        (option,) = stage["choice"]["options"]
+        option = stage["choice"]["chosen"]
         assert 0 < sum(option["memory"]["parts"].values()) < stage["memory_bytes"]
     cost = base["cost"]
     assert 0 < cost["tokens_per_s"]["low"] < cost["tokens_per_s"]["high"]

@@ -50,6 +50,7 @@ OF_PROGRAM = {
         "num_hidden_layers": st.integers(1, 12),
         "max_tokens_per_micro_batch": st.sampled_from([-1, 0, 5000]),
         "gradient_checkpointing": st.booleans(),
+        "strategy": st.sampled_from(["auto", "ddp", "fsdp2", "hsdp", "zero3"]),
     },
 }
 PEAK, MEMORY = 3e14, 64 << 30

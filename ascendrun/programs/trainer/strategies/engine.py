@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from torch import nn
 
 from ascendrun.programs.trainer.checkpoint import Piece, Pieces, Read
 from ascendrun.programs.trainer.devices.accelerator import Precision, Stamp, make_scaler
-from ascendrun.programs.trainer.optim import Local, MakeOptimizer, Optimizer
+from ascendrun.programs.trainer.optim import MakeOptimizer, Optimizer, Owners
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import value_at
 from ascendrun.text import Text
@@ -63,10 +64,10 @@ class Engine:
         return cast(module, self.precision).to(device=self.here.device)
 
     def open_optimizer(self) -> Any:
-        return Optimizer(self.plan, self.module, self.here, dtype=self.precision.compute, local=self.local)
+        return Optimizer(self.plan, self.module, self.here, dtype=self.precision.compute, owners=self.owners)
 
-    local: Local | None = None
-    """The part of a weight that is on this rank; None: weights are whole."""
+    owners: Owners | None = None
+    """Of a sharded model; None: weights are whole."""
 
     @property
     def shards(self) -> tuple[int, int]:
@@ -148,6 +149,14 @@ class Engine:
         frozen = {name for name, weight in every if not weight.requires_grad}
         return {name: tensor for name, tensor in self.module.state_dict().items() if name not in frozen}
 
+    def whole(self) -> Engine:
+        """Return the model with its present weights, all of them on this rank: for evaluation, generation and files.
+
+        All ranks call it together, and then use it each for itself. Of a sharded model it is a copy, which the caller
+        drops before the next step.
+        """
+        return self
+
     def full_weights(self) -> dict[str, torch.Tensor]:
         """Return a full copy of `trained_state` on the CPU of rank 0; {} elsewhere. All ranks call it together."""
         if not self.here.is_first:
@@ -167,6 +176,58 @@ class Engine:
                     unknown=answer.unexpected_keys[:3],
                 )
             )
+
+
+class Sharded(Engine):
+    """A model whose weights are divided among ranks. `skeleton`: see `skeleton_of`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        here: Runtime,
+        *,
+        make_optimizer: MakeOptimizer,
+        precision: Precision,
+        skeleton: nn.Module | None,
+    ) -> None:
+        self.skeleton = skeleton
+        super().__init__(module, here, make_optimizer=make_optimizer, precision=precision)
+
+    def place(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of the whole tensor on this rank's device. All ranks call it together."""
+        raise NotImplementedError
+
+    def whole(self) -> Engine:
+        assert self.skeleton is not None, "a model that was too large to be made whole"
+        module = copy.deepcopy(self.skeleton)
+        kinds = {name: tensor.dtype for name, tensor in module.state_dict().items()}
+        copies: dict[int, torch.Tensor] = {}
+        state = {}
+        for name, tensor in self.module.state_dict(keep_vars=True).items():
+            if id(tensor) not in copies:  # a tied weight has two names
+                copies[id(tensor)] = self.gathered(tensor).to(kinds[name])
+            state[name] = copies[id(tensor)]
+        module.load_state_dict(state, assign=True)
+        return Whole(module.to(self.here.device).train(self.module.training), self)
+
+
+class Whole(Engine):
+    """All weights of a sharded model on this rank, for passes without the other ranks."""
+
+    def __init__(self, module: nn.Module, of: Engine) -> None:
+        self.here, self.precision, self.module, self.model = of.here, of.precision, module, module
+
+
+def skeleton_of(module: nn.Module) -> nn.Module | None:
+    """Return a copy of a module without memory for its weights; None: it has none itself, as it is too large."""
+    weights = list(module.parameters())
+    if any(weight.is_meta or hasattr(weight, "ds_id") for weight in weights):
+        return None
+    empty = {id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad) for each in weights}
+    return copy.deepcopy(module, empty)
 
 
 class Replicated(Engine):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,14 +18,14 @@ from torch import nn
 from ascendrun.programs.trainer.checkpoint import Piece
 from ascendrun.programs.trainer.devices.accelerator import Precision
 from ascendrun.programs.trainer.errors import InvalidDataError
-from ascendrun.programs.trainer.optim import MakeOptimizer
+from ascendrun.programs.trainer.optim import MakeOptimizer, Owners
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.engine import Engine, State, cast
+from ascendrun.programs.trainer.strategies.engine import Sharded, State, cast, skeleton_of
 from ascendrun.programs.trainer.strategies.engine import whole as whole_of
 from ascendrun.programs.trainer.strategies.layers import repeated_layers
 
 
-class FullySharded(Engine):
+class FullySharded(Sharded):
     """Model with weights gathered layer by layer on use. The weights of `module` may be on the meta device
     (accelerate's init_empty_weights, which keeps buffers real). Each rank then allocates only its part, and
     `fill`, or `weights.read_into` from files, must set the values.
@@ -50,7 +51,9 @@ class FullySharded(Engine):
             )
         self.strategy = "fsdp2" if shard_size is None else "hsdp"
         self.shard_size = shard_size or here.world_size
-        shard(module, here, precision, offload=offload, shard_size=shard_size)
+        skeleton = skeleton_of(module)
+        group = shard(module, here, precision, offload=offload, shard_size=shard_size)
+        self.owners = Owners(here.rank % self.shard_size, self.shard_size, group, divided)
         materialise(module, torch.device("cpu") if offload else here.device)
         if offload:  # buffers stay on the compute device
             for part in module.modules():
@@ -61,23 +64,16 @@ class FullySharded(Engine):
                     }
                 )
         self.offload = offload
-        super().__init__(module, here, make_optimizer=make_optimizer, precision=precision)
-        if self.plan.has_muon:
-            raise InvalidDataError(
-                "program.muon-sharded",
-                "muon requires whole matrices, which {strategy} divides\nhint: set --strategy=ddp",
-                strategy=self.strategy,
-            )
-
-    def place(self, module: nn.Module) -> nn.Module:
-        return module
-
-    def local(self, weight: nn.Parameter) -> tuple[torch.Tensor, int]:
-        return local(weight), first_element(weight)
+        super().__init__(module, here, make_optimizer=make_optimizer, precision=precision, skeleton=skeleton)
 
     @property
     def shards(self) -> tuple[int, int]:
-        return self.shard_size, self.here.rank % self.shard_size
+        assert self.owners is not None
+        return self.owners.size, self.owners.rank
+
+    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        full = whole_of(tensor).detach()
+        return full if is_sharded(tensor) else full.clone()
 
     def autocast(self) -> AbstractContextManager[Any]:
         # fully_shard itself casts the gathered weights and the inputs.
@@ -107,7 +103,8 @@ class FullySharded(Engine):
         found = super().state()
         weights = {f"model/{name}" for name, tensor in self.trained_state().items() if is_sharded(tensor)}
         buffers = {key: piece for key, piece in found.common.items() if key.startswith("model/") and key not in weights}
-        return State(buffers, {key: piece for key, piece in found.common.items() if key not in buffers}, found.plain)
+        own = {key: piece for key, piece in found.common.items() if key not in buffers}
+        return State(buffers, {**own, **found.own}, found.plain)
 
     def full_weights(self) -> dict[str, torch.Tensor]:
         whole: dict[str, torch.Tensor] = {}
@@ -124,6 +121,11 @@ class FullySharded(Engine):
             raise RuntimeError(f"weights do not fit: {differ[:3]} are only on one side")
         for name, tensor in weights.items():
             fill(targets[name], tensor.__getitem__)
+
+
+def divided(weight: nn.Parameter) -> tuple[torch.Tensor, int]:
+    """Return the part of a weight that is on this rank, and the offset of its first element."""
+    return local(weight), first_element(weight)
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -171,8 +173,9 @@ def materialise(module: nn.Module, device: torch.device) -> None:
 
 def shard(
     module: nn.Module, here: Runtime, precision: Precision, *, offload: bool, shard_size: int | None = None
-) -> None:
-    """Shard a model. Every repeated layer is gathered as a unit; the rest, embeddings and head, is another unit."""
+) -> Any:
+    """Shard a model, and return the group of the ranks that hold it together. Every repeated layer is gathered as a
+    unit; the rest, embeddings and head, is another unit, whose inputs keep their precision."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -188,4 +191,6 @@ def shard(
         details["offload_policy"] = CPUOffloadPolicy(pin_memory=here.family != "cpu")
     for layer in repeated_layers(module):
         fully_shard(layer, **details)
+    details["mp_policy"] = replace(policy, cast_forward_inputs=False)
     fully_shard(module, **details)
+    return mesh["shard"].get_group()

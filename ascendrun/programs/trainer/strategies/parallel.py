@@ -11,6 +11,7 @@ from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.compiled import compile_layers
 from ascendrun.programs.trainer.strategies.engine import STRATEGIES, Engine, Replicated
+from ascendrun.text import Text
 
 
 def wrap(
@@ -55,12 +56,19 @@ def wrap(
 
 
 def check_shard_size(shard_size: int, world_size: int) -> int:
-    if world_size % shard_size:
-        raise InvalidDataError(
-            "program.shard-size",
-            "{ranks:plural rank ranks} cannot be divided into groups of {size}\nhint: set --shard_size to a divisor of "
-            "{ranks}",
-            ranks=world_size,
-            size=shard_size,
-        )
+    problem = shard_size_problem(shard_size, world_size)
+    if problem is not None:
+        raise InvalidDataError.of([problem])
     return shard_size
+
+
+def shard_size_problem(shard_size: int, world_size: int) -> Text | None:
+    if world_size % shard_size == 0:
+        return None
+    return Text(
+        "program.shard-size",
+        "{ranks:plural rank ranks} cannot be divided into groups of {size}\n"
+        "hint: set --shard_size to a divisor of {ranks}",
+        ranks=world_size,
+        size=shard_size,
+    )

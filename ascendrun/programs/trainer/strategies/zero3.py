@@ -18,7 +18,7 @@ from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import value_at
-from ascendrun.programs.trainer.strategies.engine import Engine, State, size_of
+from ascendrun.programs.trainer.strategies.engine import Sharded, State, size_of, skeleton_of
 
 BUCKET_ELEMENTS = 50_000_000
 PERSISTED_ELEMENTS = 100_000
@@ -74,7 +74,7 @@ def configuration(precision: Precision, *, trained: int, offload: bool, shard_si
     }
 
 
-class ZeroEngine(Engine):
+class ZeroEngine(Sharded):
     """`module` may be sharded already, by `transformers` under its HfDeepSpeedConfig. Frozen weights stay in the
     compute precision; trained weights keep a float32 copy."""
 
@@ -93,23 +93,24 @@ class ZeroEngine(Engine):
         self.deepspeed = prepare(here)
         trained = sum(size_of(weight) for weight in module.parameters() if weight.requires_grad)
         self.config = configuration(precision, trained=trained, offload=offload, shard_size=shard_size)
-        super().__init__(module, here, make_optimizer=make_optimizer, precision=precision)
-
-    def place(self, module: nn.Module) -> nn.Module:
-        return module
+        skeleton = skeleton_of(module)
+        super().__init__(module, here, make_optimizer=make_optimizer, precision=precision, skeleton=skeleton)
 
     def open_optimizer(self) -> Any:
         if self.plan.has_muon:
             raise InvalidDataError(
-                "program.muon-sharded",
-                "muon requires whole matrices, which {strategy} divides\nhint: set --strategy=ddp",
-                strategy=self.strategy,
+                "program.muon-zero3",
+                "strategy=zero3 does not support Muon: DeepSpeed updates flat parts of the weights\n"
+                "hint: set --strategy=fsdp2",
             )
         groups = [{"params": list(group.params), "betas": group.betas, "eps": group.eps} for group in self.plan.groups]
         own = torch.optim.AdamW(groups, lr=0.0)
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         self.engine, _, _, _ = self.deepspeed.initialize(
             model=self.module, optimizer=own, config=self.config, dist_init_required=False
         )
+        for name, buffer in self.module.named_buffers():  # it casts them: half precision makes positions unusable
+            buffer.data = buffers[name].to(buffer.device)
         self.model = self.engine
         return self.engine.optimizer
 
@@ -158,6 +159,12 @@ class ZeroEngine(Engine):
         kept = getattr(self.optimizer, "persistent_parameters", [])
         if kept:
             kept[0].all_gather(kept)
+
+    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            return tensor.clone()
+        with self.deepspeed.zero.GatheredParameters([tensor]):
+            return tensor.detach().clone()
 
     def full_weights(self) -> dict[str, torch.Tensor]:
         trained = {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}

@@ -111,8 +111,9 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
     for name in ("final", "best"):
         if name == "best":
             loop.load_best()
+        weights = loop.engine.whole().module.state_dict()
         if here.local_rank == 0:
-            save_pretrained(model.state_dict(), sizes, samples.vocabulary, samples.text, output / name)
+            save_pretrained(weights, sizes, samples.vocabulary, samples.text, output / name)
     if here.is_first:
         replace_text(
             output / "report.json",
@@ -220,6 +221,8 @@ def train_one(options: Options, here: Runtime, folder: Path) -> bool:
     for name in ("final", "best"):
         if name == "best":
             loop.load_best()
+        model = loop.engine.whole().module
+        trained = replace(trained, model=model)
         model.trees = None
         if trees is not None:
             model.trees = trees.weighed(predict(model, samples.encoded["val"], here, options), samples.encoded["val"])

@@ -1,0 +1,137 @@
+"""Programs that train their own models, by every strategy: the losses of one rank, resumed to the bit, resharded."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from safetensors.torch import load_file
+
+from ascendrun.programs.codon import genes
+from tests.programs import recorded
+
+OWN = ["--max_steps=8", "--save_steps=2", "--save_total_limit=9", "--eval_steps=4", "--logging_steps=1"]
+OWN += ["--dtype=float32", "--output_dir=out"]
+SIZES = {
+    "trajectory": recorded.arguments(
+        {name: value for name, value in recorded.TRAJECTORY.items() if f"--{name}=" not in " ".join(OWN)}
+    ),
+    "codon": [
+        *("--mode=pretrain", "--hidden_size=32", "--num_hidden_layers=2", "--num_attention_heads=2", "--dropout=0"),
+        *("--learning_rate=0.003", "--global_batch_size=12", "--micro_batch_size=1", "--num_train_epochs=9"),
+    ],
+    "nanochat": [
+        *("--mode=base", "--data_path=generated", "--synthetic_documents=120", "--depth=3", "--aspect_ratio=16"),
+        *("--head_dim=16", "--max_seq_len=32", "--micro_batch_size=1", "--total_batch_size=384", "--warmup_steps=2"),
+        *("--matrix_lr=0.1", "--embedding_lr=0.6", "--unembedding_lr=0.03", "--eval_tokens=320"),
+    ],
+}
+"""codon has 4096 positions: a weight that zero3 divides, unlike smaller ones. nanochat has Muon."""
+WAYS = {
+    "fsdp2-2": (2, ["--strategy=fsdp2"]),
+    "fsdp2-4": (4, ["--strategy=fsdp2"]),
+    "hsdp-4": (4, ["--strategy=hsdp", "--shard_size=2"]),
+    "zero3-2": (2, ["--strategy=zero3"]),
+    "zero3-4": (4, ["--strategy=zero3"]),
+}
+CASES = [(program, way) for program in SIZES for way in WAYS if (program, way[:5]) != ("nanochat", "zero3")]
+
+
+def cases(*quick, of=CASES):
+    return [pytest.param(*case, marks=() if case in quick else pytest.mark.thorough) for case in of]
+
+
+@pytest.fixture
+def train(launch, fork_server, tmp_path):
+    """train(program, way, name=…): a short training; way "1": on one rank."""
+
+    def options_of(program):
+        if program == "codon":
+            genes.save(genes.generated(120, seed=5, val_size=0.2), tmp_path / "genes")
+            return [f"--prepared_dir={tmp_path / 'genes'}"]
+        if program == "nanochat":
+            tokens = ["--mode=tokenizer", "--data_path=generated", "--synthetic_documents=120", "--vocab_size=300"]
+            made = launch(program, [*tokens, "--output_dir=tok"], name="tok").succeed()
+            return [f"--tokenizer_dir={made.folder / 'tok'}", f"--data_cache_dir={tmp_path / 'cache'}"]
+        return []
+
+    known = {}
+
+    def begin(program, way, *options, name="run"):
+        if program not in known:
+            known[program] = [*SIZES[program], *OWN, *options_of(program)]
+        ranks, strategy = WAYS.get(way, (int(way[-1]), []))
+        if "zero3" in way:
+            fork_server.ask({"import": "deepspeed"})
+        return launch(program, [*known[program], *strategy, *options], name=name, ranks=ranks)
+
+    return begin
+
+
+def scores_of(run):
+    """The evaluations of a training, by whichever report its program writes."""
+    report = run.report()
+    found = report.get("evaluations") or report["training"]["validation"]
+    return [{name: value for name, value in each.items() if isinstance(value, float)} for each in found]
+
+
+def weights_of(run):
+    files = sorted(run.folder.glob("out/**/model.safetensors"))
+    assert files or (run.folder / "out" / "best" / "model.pt").exists()
+    return {f"{file.parent.name}/{key}": each.tolist() for file in files for key, each in load_file(file).items()}
+
+
+@pytest.mark.parametrize("program, way", cases(("codon", "zero3-2"), ("nanochat", "fsdp2-2")))
+def test_losses_and_scores_are_those_of_one_rank(train, program, way):
+    one, run = train(program, "1", name="one").succeed(), train(program, way).succeed()
+    assert len(run.losses()) == 8 and run.losses() == pytest.approx(one.losses(), rel=1e-5)
+    for ours, theirs in zip(scores_of(run), scores_of(one)):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+KILLED = [case for case in CASES if case[1] in ("fsdp2-2", "hsdp-4", "zero3-2")]
+
+
+@pytest.mark.parametrize("program, way", cases(("codon", "fsdp2-2"), of=KILLED))
+def test_killed_at_three_steps_and_started_again_no_bit_differs(train, program, way):
+    straight = train(program, way, name="straight").succeed()
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    lot = random.Random(seed)
+    for step in sorted(lot.sample(range(1, 8), 3)):
+        broken = train(program, way, name="broken")
+        broken.until_step(step)
+        broken.signal(lot.randrange(len(broken.pids)), 9)
+        broken.wait()
+    again = train(program, way, name="broken").succeed()
+    assert again.losses() == {step: straight.losses()[step] for step in again.losses()}
+    assert scores_of(again) == scores_of(straight) and weights_of(again) == weights_of(straight)
+
+
+@pytest.mark.parametrize("program, way", cases(of=[(program, "fsdp2-4") for program in SIZES]))
+def test_a_training_that_continues_on_2_and_on_3_ranks_has_the_same_losses(train, program, way):
+    """4 ranks, 2 by another strategy, and 3, each from the checkpoint of the one before."""
+    straight = before = train(program, way, name="four").succeed()
+    for ranks, first, strategy in ((2, 2, "ddp"), (3, 4, "fsdp2")):
+        before.give(first, before.folder.with_name(f"from-{first}"))
+        before = train(program, str(ranks), f"--strategy={strategy}", name=f"from-{first}").succeed()
+        assert min(before.losses()) == first + 1
+    assert before.losses() == pytest.approx({step: straight.losses()[step] for step in before.losses()}, rel=1e-5)
+
+
+def test_strategies_that_cannot_work_are_one_error_before_anything_is_read(train):
+    for program, way, option, hint in (
+        ("nanochat", "2", "zero3", "--strategy=fsdp2"),
+        ("codon", "1", "hsdp", "--strategy=ddp"),
+        ("codon", "2", "none", "--strategy=auto"),
+    ):
+        run = train(program, way, f"--strategy={option}", name=f"{program}-{option}")
+        assert set(run.wait()) == {1} and hint in run.text() and "Traceback" not in run.text(), run.text()
+
+
+def test_more_than_one_process_prepares_batches(train):
+    for program in SIZES:
+        run = train(program, "1", "--dataloader_num_workers=2", "--max_steps=2", name=program).succeed()
+        assert run.losses() == pytest.approx(
+            train(program, "1", "--max_steps=2", name=f"{program}-0").succeed().losses()
+        )
