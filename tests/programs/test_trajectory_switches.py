@@ -106,7 +106,7 @@ def task(samples, here):
     def make(*argv):
         options = options_of(*argv)
         plan = plan_of(samples.encoded["train"], options)
-        return Classification(options, samples, make_model(common.own_sizes(options, samples), seed=1), here, plan)
+        return Classification(options, samples, None, common.own_sizes(options, samples).numbers, here, plan)
 
     return make
 
@@ -186,7 +186,7 @@ def test_a_track_longer_than_512_words_reaches_the_model_whole(here):
     options = options_of()
     sizes = common.own_sizes(options, long)
     assert sizes.config["max_position_embeddings"] >= long.longest() == 630
-    task = Classification(options, long, make_model(sizes, seed=1), here, plan_of(train, options))
+    task = Classification(options, long, None, sizes.numbers, here, plan_of(train, options))
     assert rows_of(task.collate([(0,), (1,), (2,), (3,)], 0)) == [
         [vocabulary[word] for word in words.all()] for words in texts
     ]
@@ -247,7 +247,13 @@ def test_activations_are_made_anew_only_where_that_is_asked_for(samples, here, t
 
 def test_matrices_decay_as_asked_and_vectors_do_not(samples, here):
     options = options_of("--weight_decay=0.3")
-    engine = make_engine(options, make_model(common.own_sizes(options, samples), seed=1), here, steps=10)
+    engine = make_engine(
+        options,
+        make_model(common.own_sizes(options, samples), seed=1),
+        here,
+        plan_of(samples.encoded["train"], options),
+        steps=10,
+    )
     decays = {(weight.ndim > 1, group.weight_decay) for group in engine.plan.groups for weight in group.params}
     assert decays == {(True, 0.3), (False, 0.0)}
 

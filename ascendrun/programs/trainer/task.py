@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from types import FunctionType
 from typing import Any, Union
 
 import torch
 from torch import nn
 
 from ascendrun.programs.trainer.data import Batch, Unit
-from ascendrun.programs.trainer.distributed import Ranks
 from ascendrun.programs.trainer.errors import ProgramError
-from ascendrun.programs.trainer.strategies.engine import Engine
 
 Part = tuple[torch.Tensor, Union[float, torch.Tensor]]
 Loss = Union[torch.Tensor, tuple[torch.Tensor, Mapping[str, Part]]]
@@ -52,9 +49,8 @@ class Task:
     parts: Sequence[str] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what `collate` needs in a worker process: not the rank, its model and functions of them."""
-        of_rank = (Ranks, Engine, FunctionType)
-        return {name: None if isinstance(value, of_rank) else value for name, value in vars(self).items()}
+        """Return what `collate` needs in a worker process: not this rank (`here`), nor its model (`engine`)."""
+        return {name: value for name, value in vars(self).items() if name not in ("here", "engine")}
 
     def collate(self, units: Sequence[Unit], step: int) -> Batch:
         """Return one padded batch of these rows, on the CPU. Runs during the training: see `data.Loader`."""
