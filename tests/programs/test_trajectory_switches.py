@@ -101,12 +101,13 @@ def test_a_dtype_that_the_device_lacks_is_told_before_any_data_is_read(start):
 
 @pytest.fixture
 def task(samples, here):
-    """task(*options): the classifier's task with its model, untrained."""
+    """task(*options): the classifier's task with the engine of its model, untrained."""
 
     def make(*argv):
         options = options_of(*argv)
-        plan = plan_of(samples.encoded["train"], options)
-        return Classification(options, samples, None, common.own_sizes(options, samples).numbers, here, plan)
+        plan, model = plan_of(samples.encoded["train"], options), make_model(common.own_sizes(options, samples), seed=1)
+        engine = make_engine(options, model, here, plan, steps=1)
+        return Classification(options, samples, engine, model.sizes.numbers, here, plan)
 
     return make
 
@@ -140,16 +141,16 @@ def test_an_epoch_by_ship_takes_each_ship_equally_often_and_its_pieces_in_turn(t
 
 def test_the_loss_is_the_smoothed_one_of_each_track_by_the_weight_of_its_class(task):
     asked = task("--class_weights=balanced", "--label_smoothing_factor=0.2")
-    asked.model.eval()
+    asked.engine.module.eval()
     batch = asked.collate([(number,) for number in range(20)], 0)
     labels = batch.tensors["labels"]
     weights = torch.tensor(class_weights(asked.samples.labels("train"), len(asked.samples.names), "balanced"))[labels]
     assert len(set(weights.tolist())) > 1 and batch.weight == pytest.approx(float(weights.sum()))
     said = functional.log_softmax(
-        asked.model(batch.tensors["ids"], batch.tensors["lengths"], values=batch.tensors["values"]), -1
+        asked.engine.module(batch.tensors["ids"], batch.tensors["lengths"], values=batch.tensors["values"]), -1
     )
     each = -0.8 * said[torch.arange(20), labels] - 0.2 * said.mean(1)
-    torch.testing.assert_close(asked.loss(asked.model, batch.tensors), (each * weights).sum())
+    torch.testing.assert_close(asked.loss(asked.engine.module, batch.tensors), (each * weights).sum())
 
 
 def test_training_sees_tracks_with_words_hidden_or_cropped_anew_each_epoch(task):
@@ -201,7 +202,7 @@ def test_dropout_is_as_large_as_asked_in_the_words_and_the_head_and_none_in_the_
 
 
 def test_dropout_is_off_while_tracks_are_judged_and_on_again_afterwards(task, samples, here):
-    model = task("--dropout=0.5").model
+    model = task("--dropout=0.5").engine.module
     quiet = copy.deepcopy(model).eval()
     model.train()
     one, other = (
@@ -271,7 +272,7 @@ def test_the_model_that_is_kept_is_the_best_by_the_score_that_was_asked_for(samp
 @pytest.mark.parametrize("how", ["none", "temperature", "prior"])
 def test_the_adjustment_that_is_asked_for_is_chosen_on_the_validation_ships(task, samples, here, how):
     """A classifier that says one class of all tracks, a rare one there, for it was common in training."""
-    model, names = task().model, samples.names
+    model, names = task().engine.module, samples.names
     rare, *_, common = np.argsort(np.bincount(samples.labels("val"), minlength=len(names))).tolist()
     said, priors = np.full(len(names), 0.2), np.full(len(names), 0.1)
     said[[rare, common]], priors[rare] = (0.4, 0.21), 0.7
