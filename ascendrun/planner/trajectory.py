@@ -354,13 +354,7 @@ def workload(training: Training) -> Workload | None:
     mean, longest = lengths(training)
     mean *= 1 - 0.25 * options["random_crop_prob"]
     return work_of(
-        options,
-        model,
-        ranks=training.ranks,
-        family=training.family,
-        steps=steps(training),
-        mean=mean,
-        longest=longest,
+        options, model, ranks=training.ranks, family=training.family, steps=steps(training), mean=mean, longest=longest
     )
 
 
