@@ -26,7 +26,7 @@ RESERVE_BYTES = 1 << 20
 """Size of a placeholder file, deleted when the disk is full: space for a few thousand records."""
 KEEP_BYTES = 1 << 20
 """Bytes of records that a writer keeps in memory; beyond that the oldest notes about logs are dropped."""
-NOTES = frozenset({"log_dropped", "log_cut", "rank_lingers", "io_error"})
+NOTES = frozenset({"log_dropped", "log_cut", "rank_lingers", "io_error", "forked_rank_started", "forked_rank_exited"})
 """Records that may be dropped: no decision depends on them."""
 
 EVENTS = "events"

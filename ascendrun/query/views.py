@@ -11,7 +11,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.events import Event
-    from ascendrun.core.jobs.job import Job, NodeProgress
+    from ascendrun.core.jobs.job import Exit, Job, NodeProgress
     from ascendrun.core.jobs.pipelines import PipelineStatus, StageStatus
     from ascendrun.core.jobs.restart import PastAttempt
     from ascendrun.core.machines import Hold, Machine
@@ -98,7 +98,8 @@ class JobDetail:
     `first_failure`: names the first failing rank, None: none failed. `unconfirmed_hosts`: hosts whose processes could
     not be confirmed gone when the job ended. `spares`: why each spare is not ready, None: it is; one that has not been
     examined yet is missing. `outputs`: directory of its outputs on this machine, None: there is none.
-    `outputs_waiting`: hosts whose declared outputs are not there."""
+    `outputs_waiting`: hosts whose declared outputs are not there. `forked_ranks`: those that the processes in `ranks`
+    started, known by their environment."""
 
     job: JobView
     run: str
@@ -113,6 +114,7 @@ class JobDetail:
     spares: Mapping[str, Text | str | None] = field(default_factory=dict)
     outputs: str | None = None
     outputs_waiting: tuple[str, ...] = ()
+    forked_ranks: tuple[RankView, ...] = ()
 
 
 SLOW_HOSTS = 4
@@ -158,11 +160,14 @@ def running_reason(job: Job, sight: JobSight) -> Text:
     """Return how many ranks of a RUNNING job run now, and which hosts do not confirm theirs."""
     silent = silent_hosts(job, sight)
     seen = [node for node in job.nodes if node.host not in silent]
+    has_forked = any(node.forked for node in job.nodes)
     running = sum(rank not in node.exits for node in seen for rank in node.ranks)
-    if not silent and running == job.world_size:
+    if has_forked:
+        running = sum(rank.exit is None for node in seen for rank in node.forked.values())
+    if not silent and running == job.rank_count:
         return Text("state.running", "{ranks:plural rank ranks} running", ranks=running)
     if not silent:
-        return Text("state.running-some", "{running} of {total} ranks running", running=running, total=job.world_size)
+        return Text("state.running-some", "{running} of {total} ranks running", running=running, total=job.rank_count)
     hosts = [_silent_text(silent, state, sight) for state in ("UNREACHABLE", UNKNOWN) if state in silent.values()]
     if not seen:
         return Text("state.running-unseen", "{hosts}; ranks may still be running", hosts=hosts)
@@ -172,7 +177,7 @@ def running_reason(job: Job, sight: JobSight) -> Text:
         "{hosts}; {running} of {total} ranks running {age_s:duration} ago",
         hosts=hosts,
         running=running,
-        total=job.world_size,
+        total=job.rank_count,
         age_s=round(max(ages, default=0.0)),
     )
 
@@ -220,7 +225,7 @@ def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, sight: 
         reason=reason,
         attempt=job.attempt,
         hosts=job.hosts,
-        world_size=job.world_size or None,
+        world_size=job.rank_count or None,
         created_at_s=job.created_at_s,
         started_at_s=job.started_at_s,
         ended_at_s=job.ended_at_s,
@@ -354,6 +359,11 @@ def make_job_detail(
         },
         outputs=str(outputs) if outputs.is_dir() else None,
         outputs_waiting=tuple(read_waiting(settings.state_dir, job.id)),
+        forked_ranks=tuple(
+            _forked_view(node, rank, is_known=view.state != UNKNOWN and node.host not in silent)
+            for node in job.nodes
+            for rank in sorted(node.forked)
+        ),
     )
 
 
@@ -364,12 +374,20 @@ def _node_root(settings: Settings, host: Mapping[str, Any]) -> str:
     return str(local_root(settings, host["name"])) if host.get("addr") == "local" else "~/.ascendrun"
 
 
+def _forked_view(node: NodeProgress, rank: int, *, is_known: bool) -> RankView:
+    one = node.forked[rank]
+    return _make_rank_view(node, rank, one.pid, one.exit, is_known=is_known)
+
+
 def _rank_view(node: NodeProgress, rank: int, *, is_known: bool) -> RankView:
-    end = node.exits.get(rank)
+    return _make_rank_view(node, rank, node.pids.get(rank), node.exits.get(rank), is_known=is_known)
+
+
+def _make_rank_view(node: NodeProgress, rank: int, pid: int | None, end: Exit | None, *, is_known: bool) -> RankView:
     return RankView(
         rank=rank,
         host=node.host,
-        pid=node.pids.get(rank),
+        pid=pid,
         exit_code=end.code if end else None,
         signal=end.signal if end else None,
         exited_at_s=end.at_ns / 1e9 if end else None,

@@ -314,6 +314,9 @@ for step in range(1, 4):
 while not os.path.exists("/tmp/enough"):
     time.sleep(0.05)
 dist.barrier()
+if os.environ.get("FAILS") == os.environ["RANK"]:
+    os._exit(7)
+dist.barrier()
 dist.destroy_process_group()
 """
 
@@ -335,6 +338,7 @@ def test_a_script_that_forks_its_ranks_has_an_output_for_each_node(scene: Scene)
         return json.loads(done.stdout)
 
     await_that(lambda: (screen("ps", "-a")["jobs"][0]["progress"] or {}).get("step") == 3, "ps shows the last step")
+    await_that(lambda: screen("ps", "-a")["jobs"][0]["world_size"] == 4, "all ranks are known")
     found = [rank for group in screen("stacks", job)["groups"] for rank in group["ranks"]]
     assert sorted(found) == [0, 1, 2, 3], found
     scene.enough()
@@ -352,6 +356,21 @@ def test_a_script_that_forks_its_ranks_has_an_output_for_each_node(scene: Scene)
     refused = scene.ascendrun("logs", job, "--rank", "0")
     assert refused.returncode == 4 and "--hosts" in refused.stderr, run_text(refused)
     assert not [event for event in scene.show(job)["events"] if event["code"] == "separate-trainings"]
+    ends = [(rank["rank"], rank["host"], rank["exit_code"]) for rank in scene.show(job)["forked_ranks"]]
+    assert ends == [(0, "node1", 0), (1, "node1", 0), (2, "node2", 0), (3, "node2", 0)]
+
+
+@pytest.mark.thorough
+def test_a_rank_that_a_script_forks_fails_as_that_rank(scene: Scene) -> None:
+    job = scene.start(forking(scene, "fails", f"export FAILS=3; {TOGETHER}"))
+    await_that(lambda: len(scene.show(job)["forked_ranks"]) == 4, "all ranks are known")
+    scene.enough()
+    scene.await_state(job, "FAILED")
+    detail = scene.show(job)
+    assert detail["first_failure_values"] == {"rank": 3, "host": "node2", "code": 7}, detail["first_failure"]
+    (failed,) = [rank for rank in detail["forked_ranks"] if rank["rank"] == 3]
+    assert (failed["host"], failed["exit_code"], failed["signal"]) == ("node2", 7, None)
+    assert "rank 3" in scene.ascendrun("explain", job).stdout
 
 
 def check_apart(scene: Scene, job: str) -> None:

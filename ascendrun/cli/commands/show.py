@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -196,36 +196,37 @@ def _describe_attempts(detail: JobDetail) -> str:
 
 
 def _describe_ranks(detail: JobDetail, *, wide: bool) -> str:
-    from ascendrun.cli.output import Column, describe_time, format_table
+    """Return the processes that start ranks, if the job has such, and the ranks: alike ones in one line."""
+    if not forks_ranks(detail.spec):
+        return _describe_alike(detail.ranks, wide=wide)
+    processes = _rank_table(detail.ranks, "PROCESS", lambda process: f"node-{process.rank}")
+    return processes + _describe_alike(detail.forked_ranks, wide=wide)
 
-    is_forked = forks_ranks(detail.spec)
-    shown = [rank for rank in detail.ranks if wide or is_forked or _is_noteworthy(rank)]
+
+def _describe_alike(ranks: Sequence[RankView], *, wide: bool) -> str:
+    shown = [rank for rank in ranks if wide or _is_noteworthy(rank)]
     alike: dict[str, list[int]] = {}
-    for rank in detail.ranks:
+    for rank in ranks:
         if rank not in shown:
             alike.setdefault(describe_rank(rank), []).append(rank.rank)
-    table = (
-        format_table(
-            shown,
-            [
-                Column(
-                    "PROCESS" if is_forked else "RANK",
-                    lambda rank: f"node-{rank.rank}" if is_forked else str(rank.rank),
-                ),
-                Column("NODE", lambda rank: rank.host),
-                Column("PID", lambda rank: "-" if rank.pid is None else str(rank.pid)),
-                Column("ENDED", lambda rank: describe_time(rank.exited_at_s)),
-                Column("STATUS", describe_rank),
-            ],
-        )
-        if shown
-        else ""
-    )
     lines = [
         str(Text("show.ranks-alike", "ranks {ranks:ranks}: {status}", ranks=ranks, status=status)) + "\n"
         for status, ranks in alike.items()
     ]
-    return table + "".join(lines)
+    return _rank_table(shown, "RANK", lambda rank: str(rank.rank)) + "".join(lines)
+
+
+def _rank_table(ranks: Sequence[RankView], title: str, name: Callable[[RankView], str]) -> str:
+    from ascendrun.cli.output import Column, describe_time, format_table
+
+    columns = [
+        Column(title, name),
+        Column("NODE", lambda rank: rank.host),
+        Column("PID", lambda rank: "-" if rank.pid is None else str(rank.pid)),
+        Column("ENDED", lambda rank: describe_time(rank.exited_at_s)),
+        Column("STATUS", describe_rank),
+    ]
+    return format_table(ranks, columns) if ranks else ""
 
 
 def _is_noteworthy(rank: RankView) -> bool:
@@ -242,6 +243,8 @@ def describe_rank(rank: RankView) -> str:
         status = Text("show.rank-killed", "ended by signal {signal}", signal=name)
     elif rank.exit_code is not None:
         status = Text("show.rank-exited", "exit code {code}", code=rank.exit_code)
+    elif rank.exited_at_s is not None:
+        status = Text("show.rank-ended", "ended; exit code unknown")
     elif rank.pid is None:
         return str(Text("show.rank-never-started", "not started"))
     elif not rank.is_known:

@@ -143,6 +143,24 @@ class RankStarted:
 
 
 @dataclass(frozen=True)
+class ForkedRankStarted:
+    """A rank that the process of its node started itself, known by RANK in its environment."""
+
+    host: str
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class ForkedRankExited:
+    """`exit`: its code and signal are None where the node did not see them."""
+
+    host: str
+    rank: int
+    exit: Exit
+
+
+@dataclass(frozen=True)
 class RankExited:
     host: str
     rank: int
@@ -285,6 +303,7 @@ class Tick:
 JobInput = Union[
     Union[ResumeChosen, ResumeLost, StageFilesMissing],
     Union[NodesFree, WaitingForNodes, DependencyFailed, NodeReported, Checked, Planned, NodeStaged, NodeReady],
+    Union[ForkedRankStarted, ForkedRankExited],
     Union[Refused, Held, RankStarted, RankExited, RankHungAtExit, StartFailed, NodeEnded, NodeLost, SupervisorLost],
     Union[
         HostGivenUp,

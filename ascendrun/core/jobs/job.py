@@ -110,6 +110,15 @@ class Leftover:
 
 
 @dataclass(frozen=True)
+class ForkedRank:
+    """A rank that the process of its node started itself. `exit`: None: it runs; its code and signal are None where the
+    node did not see them."""
+
+    pid: int
+    exit: Exit | None = None
+
+
+@dataclass(frozen=True)
 class StageFiles:
     """What stages before a job left in their working directory on a host: `stage` is the first of them.
     `machine_key`: of the host's machine (AgentInfo)."""
@@ -135,6 +144,7 @@ class NodeProgress:
     clock_offset_s: float | None = None
     pids: Mapping[int, int] = field(default_factory=dict)
     exits: Mapping[int, Exit] = field(default_factory=dict)
+    forked: Mapping[int, ForkedRank] = field(default_factory=dict)
     lingering: tuple[int, ...] = ()
     lost: str | None = None
     machine_key: str | None = None
@@ -241,6 +251,11 @@ class Job:
         return self.state in TERMINAL
 
     @property
+    def rank_count(self) -> int:
+        """Return the number of ranks; processes that start ranks count only until ranks of theirs are known."""
+        return sum(len(node.forked) for node in self.nodes) or self.world_size
+
+    @property
     def used_hosts(self) -> tuple[str, ...]:
         """Return the hosts of all attempts, in the order of the pool."""
         used = {*self.hosts, *(host for attempt in self.past for host in attempt.hosts)}
@@ -300,6 +315,10 @@ def load_job(record: Mapping[str, Any]) -> Job:
     return replace(job, pool=job.hosts, request=Request(len(job.hosts)), hosts=hosts)
 
 
+def _load_forked(record: Mapping[str, Any]) -> ForkedRank:
+    return load_dataclass(ForkedRank, record, exit=partial(load_dataclass, Exit))
+
+
 def _load_node(record: Mapping[str, Any]) -> NodeProgress:
     return load_dataclass(
         NodeProgress,
@@ -312,4 +331,5 @@ def _load_node(record: Mapping[str, Any]) -> NodeProgress:
         replaces=partial(load_dataclass, StageFiles),
         pids=lambda pids: {int(rank): pid for rank, pid in pids.items()},
         exits=lambda exits: {int(rank): load_dataclass(Exit, row) for rank, row in exits.items()},
+        forked=lambda forked: {int(rank): _load_forked(row) for rank, row in forked.items()},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -11,7 +12,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
 from ascendrun.core.jobs import inputs, reasons, restart
 from ascendrun.core.jobs.inputs import Action, JobInput
-from ascendrun.core.jobs.job import Cause, Job, NodeProgress, Phase, State
+from ascendrun.core.jobs.job import Cause, Exit, ForkedRank, Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import FirstFailure
 from ascendrun.core.jobs.restart import Again, Failure, Kind, PastAttempt
 from ascendrun.text import Text
@@ -57,6 +58,8 @@ _OF_NODES = (
     inputs.NodeReady,
     inputs.RankStarted,
     inputs.RankExited,
+    inputs.ForkedRankStarted,
+    inputs.ForkedRankExited,
     inputs.RankHungAtExit,
     inputs.StartFailed,
     inputs.NodeEnded,
@@ -201,7 +204,7 @@ class _Draft:
         if self.job.state is State.STARTING:
             self._settle_start()
         if self.job.state is State.RUNNING and all(n.phase is Phase.ENDED for n in self.job.nodes):
-            self._finish(State.SUCCEEDED, reasons.succeeded(self.job.world_size))
+            self._finish(State.SUCCEEDED, reasons.succeeded(self.job.rank_count))
         if self.job.state is State.STOPPING:
             self._settle_stop()
         if self.job.state is State.BACKOFF and self.now_s >= (self.job.not_before_s or 0.0):
@@ -583,6 +586,19 @@ def _rank_exited(draft: _Draft, event: inputs.RankExited) -> None:
         draft.stop(Cause.FAILURE, failure.reason())
 
 
+def _forked_rank_started(draft: _Draft, event: inputs.ForkedRankStarted) -> None:
+    forked = draft.job.node(event.host).forked
+    if event.rank not in forked or forked[event.rank].pid != event.pid:
+        draft.set_node(event.host, forked={**forked, event.rank: ForkedRank(event.pid)})
+
+
+def _forked_rank_exited(draft: _Draft, event: inputs.ForkedRankExited) -> None:
+    forked = draft.job.node(event.host).forked
+    rank = forked.get(event.rank)
+    if rank is not None and rank.exit is None:
+        draft.set_node(event.host, forked={**forked, event.rank: replace(rank, exit=event.exit)})
+
+
 def _rank_hung_at_exit(draft: _Draft, event: inputs.RankHungAtExit) -> None:
     node = draft.job.node(event.host)
     if event.rank not in node.lingering:
@@ -750,11 +766,29 @@ def find_first_failure(job: Job) -> FirstFailure | None:
     if not failures:
         return None
     _, rank, host, first = min(failures, key=lambda failure: (failure[1] < 0, *failure[:2]))  # a launcher follows
-    if rank < 0 or job.forks:
+    forked = _first_forked_failure(job)
+    if forked is not None:
+        rank, host, first = forked
+    elif rank < 0 or job.forks:
         kind = "launcher-killed" if first.signal is not None else "launcher-exited"
         return FirstFailure(kind, host, code=first.code, signal=first.signal)
     kind = "rank-killed" if first.signal is not None else "rank-exited"
     return FirstFailure(kind, host, rank, code=first.code, signal=first.signal)
+
+
+def _first_forked_failure(job: Job) -> tuple[int, str, Exit] | None:
+    """Return the rank that failed first of those that the processes of the nodes started; None: not known for certain.
+
+    SIGTERM is how a launcher ends the other ranks.
+    """
+    failures = [
+        (one.exit.at_ns - int((node.clock_offset_s or 0.0) * 1e9), number, node.host, one.exit)
+        for node in job.nodes
+        for number, one in node.forked.items()
+        if one.exit is not None and one.exit.is_failure and one.exit.signal != signal.SIGTERM
+    ]
+    _, rank, host, first = min(failures, key=lambda failure: failure[:2], default=(0, 0, "", None))
+    return None if first is None or (first.code, first.signal) == (None, None) else (rank, host, first)
 
 
 def judge_quickly(job: Job) -> Failure:
@@ -798,6 +832,8 @@ _HANDLERS: Mapping[type[object], Callable[..., None]] = {
     inputs.HoldChanged: _hold_changed,
     inputs.RankStarted: _rank_started,
     inputs.RankExited: _rank_exited,
+    inputs.ForkedRankStarted: _forked_rank_started,
+    inputs.ForkedRankExited: _forked_rank_exited,
     inputs.RankHungAtExit: _rank_hung_at_exit,
     inputs.StartFailed: _start_failed,
     inputs.NodeEnded: _node_ended,

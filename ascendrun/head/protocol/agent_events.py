@@ -45,6 +45,11 @@ def _make_event(host: str, line: Mapping[str, Any]) -> inputs.JobInput | None:
                 done=bool(line.get("done")),
             ),
         )
+    if kind == "forked_rank_started":
+        return inputs.ForkedRankStarted(host, int(line["rank"]), int(line["pid"]))
+    if kind == "forked_rank_exited":
+        end = Exit(line["code"], line["signal"], int(line["at_ns"]), stopped=bool(line.get("stopped")))
+        return inputs.ForkedRankExited(host, int(line["rank"]), end)
     if kind == "rank_lingers":
         after_s = line.get("after_s")
         return inputs.RankHungAtExit(

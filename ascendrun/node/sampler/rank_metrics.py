@@ -73,6 +73,8 @@ class RankFigures:
         self._reported: dict[int, tuple[int | None, int | None]] = {}  # pid: (rank, local rank) in its environment
         self._before: dict[int, _Totals] = {}
         self._joined: set[int] = set()  # pids: processes whose final environment is of the whole job
+        self.forked: dict[int, tuple[int, int]] = {}
+        """Ranks that a script started itself, as of the last search: {rank: (pid, start)}."""
         self.own_world: int | None = None
         """World size of processes that train on this node only, though the job has other nodes; None: none seen."""
 
@@ -133,7 +135,7 @@ class RankFigures:
         children: dict[int, list[Process]] = {}
         for process in table.values():
             children.setdefault(process.ppid, []).append(process)
-        self._members, self._roots = {}, {}
+        self._members, self._roots, self.forked = {}, {}, {}
         for leader in self._leaders:
             found = table.get(leader.pid)
             if found is not None and found.start == leader.start:
@@ -169,6 +171,8 @@ class RankFigures:
             if is_own or not has_ranks:
                 self._members[process.pid] = process.start, rank, local_rank
                 self._roots.setdefault(rank, process.pid)
+                if is_own and leader.forks:
+                    self.forked.setdefault(rank, (process.pid, process.start))
 
     def _check_world(self, process: Process) -> None:
         self.own_world = own_world(procs.read_environ(process.pid))

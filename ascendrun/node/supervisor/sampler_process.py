@@ -6,6 +6,7 @@ counts as a remaining process of a rank.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import time
 
 from ascendrun.node import layout, procs, reap
+from ascendrun.node.supervisor.rank_handle import read_some
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ class SamplerProcess:
         self._tag = tag
         self._folder = folder
         self._child: subprocess.Popen[bytes] | None = None
+        self._unread = b""
 
     @property
     def is_on(self) -> bool:
@@ -61,7 +64,7 @@ class SamplerProcess:
             self._child = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if any(map(layout.forks_ranks, prepared["ranks"])) else subprocess.DEVNULL,
                 env=env,
                 cwd="/",
                 start_new_session=True,
@@ -69,6 +72,34 @@ class SamplerProcess:
             )
         except (OSError, subprocess.SubprocessError) as error:
             sys.stderr.write(f"no samples of {self._tag}: {error}\n")
+            return
+        if self.fd is not None:
+            os.set_blocking(self.fd, False)
+
+    @property
+    def fd(self) -> int | None:
+        """Descriptor with data when there are `records`; None: there will be none."""
+        return None if self._child is None or self._child.stdout is None else self._child.stdout.fileno()
+
+    def records(self) -> list[dict[str, Any]] | None:
+        """Return the records of ranks that a script started itself, as far as they have arrived; None: no more come."""
+        chunk = b"" if self.fd is None else read_some(self.fd)
+        *lines, self._unread = (self._unread + (chunk or b"")).split(b"\n")
+        return [json.loads(line.decode("ascii")) for line in lines] if lines or chunk != b"" else None
+
+    def last_records(self) -> list[dict[str, Any]]:
+        """Ask it to end, and return what it still writes."""
+        found: list[dict[str, Any]] = []
+        if self.fd is None or self._child is None or self._child.stdin is None:
+            return found
+        self._child.stdin.close()
+        deadline = time.monotonic() + GONE_S
+        records = self.records()
+        while records is not None and time.monotonic() < deadline:
+            found += records
+            select.select([self.fd], [], [], 0.05)
+            records = self.records()
+        return found
 
     def end(self) -> None:
         """Kill it and its tools; nothing needs saving, each of its lines is complete."""

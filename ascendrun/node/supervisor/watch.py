@@ -159,6 +159,8 @@ class Supervisor:
         if not self._check_stop_file() and self.stopping_by is None:
             self._start_ranks()
             self._guard("start-sampler", self.sampler.start, self.prepared)
+            if self.sampler.fd is not None:
+                self.poll.register(self.sampler.fd, select.POLLIN)
         if self.streams_dir != self.folder:  # after the last fork
             wake = partial(os.write, self.alarm_fd, b"\0")
             self.folder_thread = FolderThread(self._look_at_folder, wake=wake, every_s=self.tick_s)
@@ -308,18 +310,30 @@ class Supervisor:
     def _read_ready(self, fds: list[int]) -> int:
         moved = 0
         for fd in fds:
-            if fd not in self.streams:
+            if fd == self.sampler.fd:
+                records = self.sampler.records()
+                self._record_forked(records or [])
+                if records is None:
+                    self.poll.unregister(fd)
+            elif fd not in self.streams:
                 if self.launched is not None:
                     self.launched.handle(fd)
-                continue
-            rank, stream = self.streams[fd]
-            chunk = read_some(fd)
-            if chunk:
-                rank.spools[stream].write(chunk, time.time_ns())
-                moved += len(chunk)
-            elif chunk is not None:
-                self._unwatch(fd)
+            else:
+                moved += self._read_stream(fd)
         return moved
+
+    def _read_stream(self, fd: int) -> int:
+        rank, stream = self.streams[fd]
+        chunk = read_some(fd)
+        if chunk:
+            rank.spools[stream].write(chunk, time.time_ns())
+        elif chunk is not None:
+            self._unwatch(fd)
+        return len(chunk or b"")
+
+    def _record_forked(self, records: list[dict[str, Any]]) -> None:
+        for values in records:
+            self.records.add(values.pop("event"), stopped=self.stopping_by is not None, **values)
 
     def _unwatch(self, fd: int) -> None:
         rank, stream = self.streams.pop(fd)
@@ -635,6 +649,7 @@ class Supervisor:
         self.io_errors.finish()
         if self.folder_thread is not None:
             self.folder_thread.ask(last=True)
+        self._guard("forked-ranks", lambda: self._record_forked(self.sampler.last_records()))
         self.sampler.end()
         failpoint("finish.before_terminal")
         if not self.leftovers:

@@ -164,6 +164,27 @@ def test_a_process_that_starts_its_ranks_itself_fails_without_a_rank_number() ->
     assert story.job.first_failure == FirstFailure("launcher-exited", "node2", code=3)
 
 
+def forked_end(rank: int, host: str, code: int | None, signal: int | None = None, *, at_s: int = 1) -> list[Any]:
+    end = Exit(code, signal, at_s * 1_000_000_000)
+    return [inputs.ForkedRankStarted(host, rank, 100 + rank), inputs.ForkedRankExited(host, rank, end)]
+
+
+def test_the_first_rank_that_a_script_forked_and_that_failed_is_named() -> None:
+    story = Story(replace(make_job(), forks=True)).tell(*to_running())
+    story.tell(inputs.ForkedRankStarted("node1", 0, 100), *forked_end(1, "node1", 1, at_s=5))
+    story.tell(*forked_end(3, "node2", 7, at_s=4), *forked_end(2, "node2", None, 15, at_s=3))
+    assert story.job.rank_count == 4 and story.job.node("node1").forked[0].exit is None
+    assert load_job(json.loads(json.dumps(dump_job(story.job)))).nodes == story.job.nodes
+    story.tell(ended(2, 1))
+    assert story.job.first_failure == FirstFailure("rank-exited", "node2", 3, code=7)
+
+
+def test_no_rank_is_named_where_the_exit_of_an_earlier_one_was_missed() -> None:
+    story = Story(replace(make_job(), forks=True)).tell(*to_running())
+    story.tell(*forked_end(3, "node2", 7, at_s=4), *forked_end(2, "node2", None, at_s=3), ended(2, 1))
+    assert story.job.first_failure == FirstFailure("launcher-exited", "node2", code=1)
+
+
 def test_a_failed_rank_stops_every_node_and_the_job_fails_when_all_are_empty() -> None:
     story = Story(make_job()).tell(*to_running(), ended(2, 3))
     assert story.job.state is State.STOPPING

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ascendrun.node import layout, procs
 from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.sampler import host_metrics, rank_metrics
+from ascendrun.node.sampler.forked_ranks import ForkedRanks
 from ascendrun.node.sampler.rank_metrics import Leader, Process, RankFigures
 from ascendrun.node.sampler.sample import SPACE_CHECK_S, SampleFile
 
@@ -161,6 +165,61 @@ def test_the_process_that_forks_ranks_is_a_rank_only_without_them(child_world: s
         assert [row["rank"] for row in rows] == expected
     finally:
         process.communicate()
+
+
+def start_of(pid: int) -> tuple[int, int]:
+    found = procs.read_stat(pid)
+    assert found is not None
+    return pid, found.start
+
+
+def await_ends(forked: ForkedRanks, records: list[dict[str, Any]], count: int) -> None:
+    """Wait as the sampler does, on the descriptors of ranks."""
+    deadline_s = time.monotonic() + 20.0
+    poll = select.poll()
+    for fd in forked.fds():
+        poll.register(fd, select.POLLIN)
+    while sum(record["event"] == "forked_rank_exited" for record in records) < count:
+        assert time.monotonic() < deadline_s, records
+        forked.reap([fd for fd, _ in poll.poll(1000)])
+
+
+def test_ranks_that_a_script_forks_end_with_their_code_or_signal() -> None:
+    """The parent is another process, which fetches the exit status as soon as it looks for it."""
+    launcher = (
+        "import os, subprocess, sys, time\n"
+        "start = lambda end: subprocess.Popen(['/bin/sh', '-c', f'read x; {end}'], stdin=subprocess.PIPE)\n"
+        "ranks = list(map(start, sys.argv[1:]))\n"
+        "print(*(rank.pid for rank in ranks), flush=True)\n"
+        "sys.stdin.readline()\n"
+        "for rank in ranks: rank.stdin.close()\n"
+        "while any(rank.poll() is None for rank in ranks): time.sleep(0.1)\n"
+    )
+    command = [sys.executable, "-c", launcher, "exit 0", "exit 7", "kill -9 $$"]
+    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdin is not None and parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    records: list[dict[str, Any]] = []
+    forked = ForkedRanks(records.append)
+    forked.note({rank: start_of(pid) for rank, pid in enumerate(pids)})
+    forked.note({rank: start_of(pid) for rank, pid in enumerate(pids)})
+    assert records == [{"event": "forked_rank_started", "rank": rank, "pid": pid} for rank, pid in enumerate(pids)]
+    parent.stdin.write("\n")
+    parent.stdin.flush()
+    await_ends(forked, records, 3)
+    parent.communicate()
+    ends = {record["rank"]: (record["code"], record["signal"]) for record in records[3:]}
+    assert ends == {0: (0, None), 1: (7, None), 2: (None, 9)} and forked.fds() == []
+
+
+def test_a_rank_whose_exit_was_missed_has_ended_without_a_code() -> None:
+    process = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
+    records: list[dict[str, Any]] = []
+    forked = ForkedRanks(records.append)
+    forked.note({3: start_of(process.pid)})
+    process.communicate()
+    forked.note({})
+    assert records[1:] == [{"event": "forked_rank_exited", "rank": 3, "code": None, "signal": None}]
 
 
 def names(folder: Path) -> list[str]:
