@@ -378,12 +378,13 @@ _TYPES = (
     EventType(
         "separate-trainings",
         Severity.ERROR,
-        "{hosts:hosts}: the processes train without the other nodes (world size {world_size}); pass NNODES, NODE_RANK,"
-        " NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT to the launcher in the command",
-        "By the environment of its processes all ranks of a training are on this host, though the job has other hosts,"
-        " which train separately. The job fails, without a restart, unless `checks.skip` has"
-        " `separate-trainings`. Only for one process on each node.",
-        {"world_size": "ranks of that training, as its processes have it in WORLD_SIZE"},
+        "{hosts:hosts}: the processes train without the other ranks (world size {world_size}); pass NNODES, NODE_RANK,"
+        " NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT to the launcher in the command, or form one process group",
+        "Ranks of the job train separately. By the environment of their processes all ranks of a training are on this"
+        " host, though the job has one process on each of several hosts. Or LLaMA-Factory, an example of transformers,"
+        " Accelerate or Lightning prints a smaller world size than that of the job. The job fails, without a restart,"
+        " unless `checks.skip` has `separate-trainings`.",
+        {"world_size": "ranks of that training, as its processes have it in WORLD_SIZE or print it"},
     ),
     EventType(
         "notification-failed",

@@ -69,6 +69,24 @@ def find_lines(data: bytes, *, at_start: bool = False, is_any: bool = False) -> 
     return found
 
 
+_WORLD = re.compile(
+    rb"Process rank: \d+, world size: (\d+)"  # LLaMA-Factory
+    rb"|Process rank: \d+, device: [^\r\n]{0,200}distributed training: (False)"  # examples of transformers
+    rb"|Distributed environment: [^\r\n]{0,200}\r?\n\s*Num processes: (\d+)"  # Accelerate
+    rb"|All distributed processes registered\. Starting with (\d+) processes"  # Lightning
+)
+
+
+def find_world_size(data: bytes) -> int | None:
+    """Return the world size that a framework first states in its output; None: it states none.
+
+    Only what comes from the process group itself: Megatron, ms-swift and others print WORLD_SIZE of the environment.
+    """
+    found = _WORLD.search(data)
+    numbers = [] if found is None else [group for group in found.groups() if group is not None]
+    return None if not numbers else 1 if numbers[0] == b"False" else int(numbers[0])
+
+
 def merge_rows(rows: Iterable[Row]) -> list[Row]:
     """Return the rows, those in succession of one step as one."""
     merged: list[Row] = []

@@ -89,7 +89,7 @@ def read_evidence(
         name=job.name,
         state=job.state.value if is_newest else State.FAILED.value,
         attempt=number,
-        reason=job.reason if is_newest else _reason(attempt_events),
+        reason=_without_rule(job.reason) if is_newest else _reason(attempt_events),
         cause=_cause(job, attempt_events, is_newest=is_newest),
         device_type=str((stored.spec.get("devices") or {}).get("type") or "cpu"),
         launcher="none" if forks_ranks(stored.spec) else "spawn",
@@ -438,6 +438,12 @@ def _cause(job: Job, attempt_events: Sequence[Event], *, is_newest: bool) -> str
         return None if job.cause is None else job.cause.value
     stop = _stop_of(attempt_events)
     return Cause.FAILURE.value if stop is None else str(stop.values.get("cause") or Cause.FAILURE.value)
+
+
+def _without_rule(reason: Text) -> Text:
+    """Return why a job failed, without the rule of its restart policy."""
+    why = reason.values.get("why") if reason.key == "reason.not-restarted" else None
+    return why if isinstance(why, Text) else reason
 
 
 def _reason(attempt_events: Sequence[Event]) -> Text | None:

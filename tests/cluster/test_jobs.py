@@ -408,6 +408,27 @@ def test_local_hosts_that_train_separately_fail_the_job(scene: Scene) -> None:
     check_apart(scene, scene.start(job))
 
 
+PRINTS = """
+import os, time
+print("Distributed environment: DistributedType.NO", "Num processes: 1", "Process index: 0", sep="\\n", flush=True)
+while not os.path.exists("/tmp/enough"):
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.thorough
+def test_ranks_that_print_a_smaller_world_size_fail_the_job(scene: Scene) -> None:
+    """As Accelerate does on CPUs that it was not told to use: each rank trains, and has the others' WORLD_SIZE."""
+    (scene.folder / "code" / "prints.py").write_text(PRINTS)
+    job = scene.start(scene.job("alone", command=["python3", "prints.py"]), env={"ASCENDRUN_HANG_DIVISOR": "30"})
+    scene.await_state(job, "FAILED")
+    detail = scene.show(job)
+    (event,) = [event for event in detail["events"] if event["code"] == "separate-trainings"]
+    assert (event["values"], event["hosts"]) == ({"world_size": 1}, ["node1"]), event
+    diagnosis = json.loads(scene.ascendrun("explain", job, "-o", "json").stdout)["diagnosis"]
+    assert (diagnosis["code"], diagnosis["confidence"]) == ("separate-trainings", "certain"), diagnosis
+
+
 @pytest.mark.thorough
 def test_a_command_on_nodes_without_ascendrun_reports_its_steps(scene: Scene) -> None:
     text = "import ascendrun; from ascendrun import callback, log; callback(); log(step=3, loss=0.5)"

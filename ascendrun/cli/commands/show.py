@@ -200,7 +200,7 @@ def _describe_ranks(detail: JobDetail, *, wide: bool) -> str:
     if not forks_ranks(detail.spec):
         return _describe_alike(detail.ranks, wide=wide)
     processes = _rank_table(detail.ranks, "PROCESS", lambda process: f"node-{process.rank}")
-    return processes + _describe_alike(detail.forked_ranks, wide=wide)
+    return "\n".join(part for part in (processes, _describe_alike(detail.forked_ranks, wide=wide)) if part)
 
 
 def _describe_alike(ranks: Sequence[RankView], *, wide: bool) -> str:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ascendrun.head.loop.stragglers import StragglerMonitor
     from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
     from ascendrun.head.spool.output_fetch import OutputFetcher
-    from ascendrun.head.spool.sample_ingest import SampleIngest, Source
+    from ascendrun.head.spool.sample_ingest import SampleIngest
 
 # Modules for jobs are imported with the first job: a controller started for `exec` replies 0.1 s earlier.
 
@@ -305,6 +305,7 @@ class Controller:
                 record=self._jobs.record,
                 events_of=self._jobs.events_of,
                 feed=self._jobs.feed,
+                separate=lambda job, host, world: self._note_separate(job.id, job.attempt, host, world),
             )
         self._hangs.tick(self._jobs)
 
@@ -370,24 +371,27 @@ class Controller:
 
         if self._samples is None:
             self._samples = SampleIngest(
-                self._state_dir, separate=lambda source, world: self.post(lambda: self._note_separate(source, world))
+                self._state_dir,
+                separate=lambda source, world: self.post(
+                    lambda: self._note_separate(source.job, source.attempt, source.host, world)
+                ),
             )
             self._samples.start()
         return self._samples
 
-    def _note_separate(self, source: Source, world_size: int) -> None:
-        """Record once for each attempt that the hosts train separately, and end the job; an earlier controller may have
-        done so. The job continues if its `checks.skip` names the event."""
+    def _note_separate(self, job: str, attempt: int, host: str, world_size: int) -> None:
+        """Record once for each attempt that ranks train without the others, and end the job; an earlier controller may
+        have done so. The job continues if its `checks.skip` names the event."""
         from ascendrun.core.jobs.inputs import TrainsSeparately
 
-        events = [one for one in self._jobs.events_of(source.job) if one.attempt == source.attempt]
+        events = [one for one in self._jobs.events_of(job) if one.attempt == attempt]
         if not any(one.code == SEPARATE for one in events):
             values = {"world_size": world_size}
-            event = Event(SEPARATE, values, (source.host,), attempt=source.attempt, at_s=time.time())
-            self._jobs.record(source.job, [event])
-            skipped = (self._store.find(source.job).spec.get("checks") or {}).get("skip") or ()
+            event = Event(SEPARATE, values, (host,), attempt=attempt, at_s=time.time())
+            self._jobs.record(job, [event])
+            skipped = (self._store.find(job).spec.get("checks") or {}).get("skip") or ()
             if SEPARATE not in skipped:
-                self._jobs.feed(source.job, TrainsSeparately(source.attempt, source.host, world_size))
+                self._jobs.feed(job, TrainsSeparately(attempt, host, world_size))
 
     def _on_up(self, link: AgentConnection) -> None:
         self._jobs.on_up(link)

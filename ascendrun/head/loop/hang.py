@@ -43,6 +43,8 @@ FRESH_S, FRESH_SAMPLES = 30.0, 3.0
 """A sample is recent if it is younger, or than this many intervals of the sampling."""
 STACKS_S = 25.0
 GAPS = 64
+WORLD_S = 3600.0
+"""Seconds after the start in which the world size is looked for in the output."""
 LOG = re.compile(r"^((?:rank|node)-\d+)\.(?:out|err)\.\d+$")
 REPORTED, RESOLVED = "hang", "hang-resolved"
 
@@ -75,11 +77,16 @@ class JobReader:
         self._ended: set[int] = set()
         self._gaps_s: deque[float] = deque(maxlen=GAPS)
         self._has_phases = False
+        self.world: tuple[str, int] | None = None
+        """Host of the first rank, and the world size that it prints; None: it prints none."""
 
     def look(self, question: Question, *, now_s: float) -> Look:
         """Return the look at the job. `now_s`: UTC; samples that cannot be read count as none."""
+        from ascendrun.head.spool.output_progress import read_world_size
         from ascendrun.health.hang import DeviceLook, Look, RankLook
 
+        if self.world is None and question.age_s <= WORLD_S and question.job.rank_count > 1:
+            self.world = read_world_size(self._dir)
         for rank, lines in self._tail.new_lines().items():
             self._reported[rank] = self._reported.get(rank, 0) + len(lines)
             for line in lines:
@@ -196,7 +203,8 @@ class HangMonitor:
     """Hang monitor of the controller's thread; a look reads in its own thread, one at a time.
 
     `post`: runs a call in the controller's thread. `record`: stores events of a job, may raise. `events_of`: past
-    events of a job, oldest first. `feed`: gives an input to a job's lifecycle.
+    events of a job, oldest first. `feed`: gives an input to a job's lifecycle. `separate`: handles that ranks of a job
+    train without the others, by a host of them and their world size; it may be called again.
     """
 
     def __init__(
@@ -207,9 +215,11 @@ class HangMonitor:
         record: Callable[[str, Sequence[Event]], None],
         events_of: Callable[[str], Iterable[Event]],
         feed: Callable[[str, JobInput], None],
+        separate: Callable[[Job, str, int], None],
     ) -> None:
         self._state_dir = state_dir
         self._post, self._record, self._events_of, self._feed = post, record, events_of, feed
+        self._separate = separate
         self._divisor = float(os.environ.get(DIVISOR_VARIABLE) or 1.0)
         self._watched: dict[str, _Watched] = {}
         self._runners: dict[str, JobRunner] = {}
@@ -269,6 +279,9 @@ class HangMonitor:
             if watched is None or runner is None or runner.job.attempt != watched.attempt:
                 continue
             watched.look = look
+            world = watched.reader.world
+            if world is not None and world[1] < runner.job.rank_count:
+                self._separate(runner.job, *world)
             self._judge(runner, watched, look)
 
     def _judge(self, runner: JobRunner, watched: _Watched, look: Look) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.core.logs.log_lines import process_number
-from ascendrun.core.progress import START_BYTES, ProgressReader, find_lines, merge_rows
+from ascendrun.core.progress import START_BYTES, ProgressReader, find_lines, find_world_size, merge_rows
 from ascendrun.head.spool.spool_files import (
     STREAM_FILE,
     TIME_RECORD,
@@ -68,6 +68,16 @@ def newest_of_outputs(attempt_dir: Path, *, pattern: str | None) -> Mapping[str,
                 return values
             if not _has_steps(paths, pattern):
                 break
+    return None
+
+
+def read_world_size(attempt_dir: Path) -> tuple[str, int] | None:
+    """Return (host, world size that the first rank there states at the start of its output); None: none yet."""
+    for path in next(iter(find_outputs(attempt_dir).values()), ()):
+        size = min(size_of(path), HEAD_BYTES)
+        found = find_world_size(read_at(path, 0, size)) if size and not path.name.endswith(".times") else None
+        if found is not None:
+            return path.parent.name, found
     return None
 
 

@@ -81,8 +81,9 @@ class RankFigures:
     def take(self, now_s: float) -> list[dict[str, Any]]:
         """Take a sample. `now_s`: monotonic. One item per living rank, in order of rank."""
         if now_s >= self._next_scan_s:
+            started_s = time.thread_time()
             self._scan()
-            took_s = time.monotonic() - now_s
+            took_s = time.thread_time() - started_s
             self._next_scan_s = now_s + took_s * SCAN_SHARE
         boot_ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * procs.TICKS_PER_S
         ranks: dict[int, list[tuple[Process, int | None]]] = {}

@@ -1,6 +1,6 @@
 """The sampler: a child of a supervisor that records the state of host, ranks and devices, and ends with it.
 
-On standard output, as JSON lines, the supervisor gets the starts and exits of ranks that a script starts itself.
+On standard output, as JSON lines {rank, pid, start}, the supervisor gets the ranks that a script starts itself.
 
 `prepare` has its configuration (`sampling`: {every_s, items: [{name, argv, every_s, timeout_s}], devices}) and
 does not interpret the output. JSON lines, each complete in itself, in `samples.<generation>`:
@@ -25,7 +25,6 @@ from ascendrun.node import layout, procs
 from ascendrun.node.files import free_bytes, read_json, write_all
 from ascendrun.node.records import read_events
 from ascendrun.node.sampler import sample_tools
-from ascendrun.node.sampler.forked_ranks import ForkedRanks
 from ascendrun.node.sampler.host_metrics import HostFigures
 from ascendrun.node.sampler.rank_metrics import Leader, RankFigures
 
@@ -100,7 +99,7 @@ class SampleFile:
 
 
 class Sampler:
-    """The loop. `out(line, now_s)` takes each line, `tell` each record of a rank that a script started itself;
+    """The loop. `out(line, now_s)` takes each line, `tell` each rank that a script started itself;
     `until_fd`: the loop ends when it has data or ends."""
 
     def __init__(
@@ -119,7 +118,8 @@ class Sampler:
         self._until_fd = until_fd
         self._host = HostFigures(root)
         self._ranks = RankFigures(leaders, group=group, devices=sampling.get("devices"))
-        self._forked = ForkedRanks(tell)
+        self._tell = tell
+        self._told: dict[int, tuple[int, int]] = {}
         self._tools = sample_tools.Tools(sampling.get("items") or [], env=os.environb, emit=self._emit)
         self._due_s = time.monotonic()
 
@@ -133,11 +133,7 @@ class Sampler:
                     self._due_s = max(self._due_s + self._every_s, now_s)
                 self._tools.turn(now_s)
                 wait_s = min(self._due_s - now_s, self._tools.wait_s(now_s))
-                fds = [self._until_fd] + self._tools.fds() + self._forked.fds()
-                ready = sample_tools.wait(fds, max(0.0, wait_s))
-                self._forked.reap(ready)
-                if self._until_fd in ready:
-                    self._forked.note({})
+                if self._until_fd in sample_tools.wait([self._until_fd] + self._tools.fds(), max(0.0, wait_s)):
                     return
         finally:
             self._tools.end()
@@ -151,7 +147,10 @@ class Sampler:
             "own_world": self._ranks.own_world,
         }
         self._out(_known(line), now_s)
-        self._forked.note(self._ranks.forked)
+        for rank, (pid, start) in self._ranks.forked.items():
+            if self._told.get(rank) != (pid, start):
+                self._told[rank] = pid, start
+                self._tell({"rank": rank, "pid": pid, "start": start})
 
     def _emit(self, line: dict[str, Any], text: bytes) -> None:
         self._out(dict(line, **pack_text(text)), time.monotonic())

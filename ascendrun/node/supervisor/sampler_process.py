@@ -78,28 +78,14 @@ class SamplerProcess:
 
     @property
     def fd(self) -> int | None:
-        """Descriptor with data when there are `records`; None: there will be none."""
+        """Descriptor with data when there are `found_ranks`; None: there will be none."""
         return None if self._child is None or self._child.stdout is None else self._child.stdout.fileno()
 
-    def records(self) -> list[dict[str, Any]] | None:
-        """Return the records of ranks that a script started itself, as far as they have arrived; None: no more come."""
+    def found_ranks(self) -> list[dict[str, Any]] | None:
+        """Return the ranks that it found, {rank, pid, start}, as far as they have arrived; None: no more come."""
         chunk = b"" if self.fd is None else read_some(self.fd)
         *lines, self._unread = (self._unread + (chunk or b"")).split(b"\n")
         return [json.loads(line.decode("ascii")) for line in lines] if lines or chunk != b"" else None
-
-    def last_records(self) -> list[dict[str, Any]]:
-        """Ask it to end, and return what it still writes."""
-        found: list[dict[str, Any]] = []
-        if self.fd is None or self._child is None or self._child.stdin is None:
-            return found
-        self._child.stdin.close()
-        deadline = time.monotonic() + GONE_S
-        records = self.records()
-        while records is not None and time.monotonic() < deadline:
-            found += records
-            select.select([self.fd], [], [], 0.05)
-            records = self.records()
-        return found
 
     def end(self) -> None:
         """Kill it and its tools; nothing needs saving, each of its lines is complete."""

@@ -19,6 +19,7 @@ from ascendrun.node.op_errors import OperationError, message
 from ascendrun.node.ranks import put_port, rank_environ, start_rank
 from ascendrun.node.records import Records, free_reserve, write_end
 from ascendrun.node.supervisor import exit_watch
+from ascendrun.node.supervisor.forked_ranks import ForkedRanks
 from ascendrun.node.supervisor.launched import Launched
 from ascendrun.node.supervisor.rank_handle import Rank, drain, read_some
 from ascendrun.node.supervisor.sampler_process import SamplerProcess
@@ -138,6 +139,7 @@ class Supervisor:
         self.roll: list[reap.Who] = []
         self.next_roll_s = 0.0
         self.sampler = SamplerProcess(self.tag, folder)
+        self.forked = ForkedRanks(self._record_forked, self.poll)
         self.stopping_by: str | None = None
         self.lease_began_ns = 0
         self.stop_seen: Any = None
@@ -311,12 +313,9 @@ class Supervisor:
         moved = 0
         for fd in fds:
             if fd == self.sampler.fd:
-                records = self.sampler.records()
-                self._record_forked(records or [])
-                if records is None:
-                    self.poll.unregister(fd)
+                self._add_forked_ranks(fd)
             elif fd not in self.streams:
-                if self.launched is not None:
+                if not self.forked.handle(fd) and self.launched is not None:
                     self.launched.handle(fd)
             else:
                 moved += self._read_stream(fd)
@@ -331,9 +330,15 @@ class Supervisor:
             self._unwatch(fd)
         return len(chunk or b"")
 
-    def _record_forked(self, records: list[dict[str, Any]]) -> None:
-        for values in records:
-            self.records.add(values.pop("event"), stopped=self.stopping_by is not None, **values)
+    def _add_forked_ranks(self, fd: int) -> None:
+        found = self.sampler.found_ranks()
+        if found is None:
+            self.poll.unregister(fd)
+        for rank in found or ():
+            self.forked.add(rank["rank"], rank["pid"], rank["start"])
+
+    def _record_forked(self, event: str, values: dict[str, Any]) -> None:
+        self.records.add(event, stopped=self.stopping_by is not None, **values)
 
     def _unwatch(self, fd: int) -> None:
         rank, stream = self.streams.pop(fd)
@@ -370,6 +375,7 @@ class Supervisor:
             self._stop("limit", message("run-limit", limit_s=limit_s))
         for process in self.processes:
             self._record_dropped(process, now, last=False)
+        self.forked.check()
         for rank in self.ranks:
             if rank.runs:
                 self._check_hung_ranks(rank, now)
@@ -649,7 +655,7 @@ class Supervisor:
         self.io_errors.finish()
         if self.folder_thread is not None:
             self.folder_thread.ask(last=True)
-        self._guard("forked-ranks", lambda: self._record_forked(self.sampler.last_records()))
+        self._guard("forked-ranks", self.forked.check)
         self.sampler.end()
         failpoint("finish.before_terminal")
         if not self.leftovers:

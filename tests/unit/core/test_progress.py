@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ascendrun.core.progress import ProgressReader, find_lines, merge_rows
+from ascendrun.core.progress import ProgressReader, find_lines, find_world_size, merge_rows
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "progress"
 HELD_OUT = {
@@ -84,6 +84,34 @@ def test_no_step_is_read_from_output_without_any(entry: dict[str, Any]) -> None:
 def test_no_step_is_read_from_all_outputs_without_any_together() -> None:
     together = "\n".join(param.values[0]["text"] for param in entries("no_steps.yaml"))
     assert [row for row in read_all(together) if "step" in row] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "[INFO|2026-11-23 17:01] llamafactory.hparams.parser:526 >> Process rank: 0, world size: 2, device: cpu, "
+            "distributed training: True, compute dtype: torch.float32\n",
+            2,
+        ),
+        ("Process rank: 0, device: cpu, n_gpu: 0, distributed training: False, 16-bits training: False\n", 1),
+        ("Process rank: 0, device: npu:0, n_gpu: 1, distributed training: True, 16-bits training: False\n", None),
+        (
+            "11/23/2026 17:25:09 - INFO - __main__ - Distributed environment: DistributedType.NO\nNum processes: 1\n"
+            "Process index: 0\nLocal process index: 0\nDevice: cpu\n",
+            1,
+        ),
+        ("Distributed environment: DistributedType.MULTI_NPU  Backend: hccl\nNum processes: 16\n", 16),
+        (
+            f"{'-' * 100}\ndistributed_backend=gloo\nAll distributed processes registered. Starting with 4 processes\n",
+            4,
+        ),
+        ("using world size: 8, data-parallel size: 8, tensor-model-parallel size: 1\n", None),
+        ("run on hosts with world size: 2\nNum processes: 1\n", None),
+    ],
+)
+def test_the_world_size_is_what_a_framework_first_prints_of_its_process_group(text: str, expected: int | None) -> None:
+    assert find_world_size(("started\n" + text + "Num processes: 9\n").encode()) == expected
 
 
 def test_the_pattern_of_a_job_is_the_only_one_that_counts() -> None:

@@ -69,6 +69,24 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("rank-0.out.0", "Process rank: 0, world size: 2, device: cpu\n", (HOSTS[0], 2)),
+        ("node-0.err.0", "Process rank: 0, world size: 2, device: cpu\n", (HOSTS[0], 2)),
+        ("rank-0.out.0", "started\n", None),
+    ],
+)
+def test_the_world_size_that_the_first_rank_prints_is_read(
+    world: World, name: str, text: str, expected: tuple[str, int] | None
+) -> None:
+    path = spool_dir(world.folder, "j-0001", 1) / HOSTS[0] / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    world.look()
+    assert world.reader.world == expected
+
+
 def test_each_rank_has_its_own_steps_and_processes(world: World) -> None:
     for rank in range(4):
         world.report(rank, 7 - rank)

@@ -41,6 +41,7 @@ def test_stacks_are_kept_while_the_job_runs(
         record=lambda job_id, events: None,
         events_of=lambda job_id: (),
         feed=lambda job_id, event: None,
+        separate=lambda job, host, world: None,
     )
     monitor._ask(runner, _Watched(world.folder, job, Windows(), is_reported=False))
     runner.job = replace(runner.job, state=state)

@@ -14,9 +14,9 @@ import pytest
 from ascendrun.node import layout, procs
 from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.sampler import host_metrics, rank_metrics
-from ascendrun.node.sampler.forked_ranks import ForkedRanks
 from ascendrun.node.sampler.rank_metrics import Leader, Process, RankFigures
 from ascendrun.node.sampler.sample import SPACE_CHECK_S, SampleFile
+from ascendrun.node.supervisor.forked_ranks import ForkedRanks
 
 
 def test_cpu_is_what_is_neither_idle_nor_waiting() -> None:
@@ -173,15 +173,12 @@ def start_of(pid: int) -> tuple[int, int]:
     return pid, found.start
 
 
-def await_ends(forked: ForkedRanks, records: list[dict[str, Any]], count: int) -> None:
-    """Wait as the sampler does, on the descriptors of ranks."""
-    deadline_s = time.monotonic() + 20.0
-    poll = select.poll()
-    for fd in forked.fds():
-        poll.register(fd, select.POLLIN)
-    while sum(record["event"] == "forked_rank_exited" for record in records) < count:
-        assert time.monotonic() < deadline_s, records
-        forked.reap([fd for fd, _ in poll.poll(1000)])
+class Records(list[tuple[str, dict[str, Any]]]):
+    def __call__(self, event: str, values: dict[str, Any]) -> None:
+        self.append((event, values))
+
+    def ends(self) -> dict[int, tuple[int | None, int | None]]:
+        return {row["rank"]: (row["code"], row["signal"]) for event, row in self if event == "forked_rank_exited"}
 
 
 def test_ranks_that_a_script_forks_end_with_their_code_or_signal() -> None:
@@ -193,33 +190,37 @@ def test_ranks_that_a_script_forks_end_with_their_code_or_signal() -> None:
         "print(*(rank.pid for rank in ranks), flush=True)\n"
         "sys.stdin.readline()\n"
         "for rank in ranks: rank.stdin.close()\n"
-        "while any(rank.poll() is None for rank in ranks): time.sleep(0.1)\n"
+        "sys.stdin.readline()\n"
+        "for rank in ranks: rank.wait()\n"
     )
     command = [sys.executable, "-c", launcher, "exit 0", "exit 7", "kill -9 $$"]
     parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdin is not None and parent.stdout is not None
     pids = [int(word) for word in parent.stdout.readline().split()]
-    records: list[dict[str, Any]] = []
-    forked = ForkedRanks(records.append)
-    forked.note({rank: start_of(pid) for rank, pid in enumerate(pids)})
-    forked.note({rank: start_of(pid) for rank, pid in enumerate(pids)})
-    assert records == [{"event": "forked_rank_started", "rank": rank, "pid": pid} for rank, pid in enumerate(pids)]
+    poll, records = select.poll(), Records()
+    forked = ForkedRanks(records, poll)
+    for rank, pid in [*enumerate(pids), *enumerate(pids)]:
+        forked.add(rank, *start_of(pid))
+    assert records == [("forked_rank_started", {"rank": rank, "pid": pid}) for rank, pid in enumerate(pids)]
     parent.stdin.write("\n")
     parent.stdin.flush()
-    await_ends(forked, records, 3)
-    parent.communicate()
-    ends = {record["rank"]: (record["code"], record["signal"]) for record in records[3:]}
-    assert ends == {0: (0, None), 1: (7, None), 2: (None, 9)} and forked.fds() == []
+    deadline_s = time.monotonic() + 30.0
+    while len(records.ends()) < 3:
+        assert time.monotonic() < deadline_s, records
+        assert all(forked.handle(fd) for fd, _ in poll.poll(1000))
+    parent.communicate("\n")
+    assert records.ends() == {0: (0, None), 1: (7, None), 2: (None, 9)} and poll.poll(0) == []
 
 
 def test_a_rank_whose_exit_was_missed_has_ended_without_a_code() -> None:
     process = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
-    records: list[dict[str, Any]] = []
-    forked = ForkedRanks(records.append)
-    forked.note({3: start_of(process.pid)})
+    records = Records()
+    forked = ForkedRanks(records, select.poll())
+    forked.add(3, *start_of(process.pid))
     process.communicate()
-    forked.note({})
-    assert records[1:] == [{"event": "forked_rank_exited", "rank": 3, "code": None, "signal": None}]
+    forked.check()
+    assert records.ends() == {3: (None, None)}
+    assert not forked.handle(0)
 
 
 def names(folder: Path) -> list[str]:

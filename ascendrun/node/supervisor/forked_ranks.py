@@ -7,10 +7,11 @@ Where the kernel has pidfds (5.3, Python 3.9) an exit is seen before the parent 
 from __future__ import annotations
 
 import os
+import select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Mapping, Sequence
+    from typing import Any, Callable
 
 MOST_RANKS = 1024
 """Of one node; the script can set any numbers."""
@@ -20,53 +21,53 @@ readable for processes of the same user."""
 
 
 class ForkedRanks:
-    """Use from one thread. `emit` takes the records: {event, rank, pid} and {event, rank, code, signal}."""
+    """Use from one thread. `emit` takes records: (event, {rank, pid}) and (event, {rank, code, signal}). `poll` gets
+    descriptors that have data when a rank exits."""
 
-    def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, emit: Callable[[str, dict[str, Any]], None], poll: select.poll) -> None:
         self._emit = emit
-        self._pids: dict[int, tuple[int, int]] = {}  # rank: (pid, start)
+        self._poll = poll
+        self._processes: dict[int, tuple[int, int]] = {}  # rank: (pid, start)
         self._fds: dict[int, int] = {}  # pidfd: rank
 
-    def note(self, found: Mapping[int, tuple[int, int]]) -> None:
-        """Note the living ranks: {rank: (pid, start time)}; those that are gone have ended."""
-        for rank in list(self._pids):
+    def add(self, rank: int, pid: int, start: int) -> None:
+        """Note that this process is the rank, as found; one that was the rank before has ended."""
+        if rank in self._processes:
             self._look(rank)
-        for rank, process in found.items():
-            if rank not in self._pids and len(self._pids) < MOST_RANKS and _state(*process)[0]:
-                self._pids[rank] = process
-                self._emit({"event": "forked_rank_started", "rank": rank, "pid": process[0]})
-                fd = _open_pidfd(process[0])
-                if fd is not None:
-                    self._fds[fd] = rank
+        if rank in self._processes or len(self._processes) >= MOST_RANKS or not _state(pid, start)[0]:
+            return
+        self._processes[rank] = pid, start
+        self._emit("forked_rank_started", {"rank": rank, "pid": pid})
+        fd = _open_pidfd(pid)
+        if fd is not None:
+            self._fds[fd] = rank
+            self._poll.register(fd, select.POLLIN)
 
-    def fds(self) -> list[int]:
-        """Return descriptors that have data when a rank exits."""
-        return list(self._fds)
+    def handle(self, fd: int) -> bool:
+        """Record the rank of this descriptor, if it has exited. False: the descriptor is of something else."""
+        rank = self._fds.get(fd)
+        if rank is not None:
+            self._look(rank)
+        return rank is not None
 
-    def reap(self, ready: Sequence[int]) -> None:
-        """Record the ranks of these descriptors that have exited."""
-        for fd in ready:
-            rank = self._fds.get(fd)
-            if rank is not None:
-                self._look(rank)
+    def check(self) -> None:
+        """Record every rank that has exited, also where there are no descriptors."""
+        for rank in list(self._processes):
+            self._look(rank)
 
     def _look(self, rank: int) -> None:
-        runs, status = _state(*self._pids[rank])
+        runs, status = _state(*self._processes[rank])
         if runs:
             return
-        del self._pids[rank]
+        del self._processes[rank]
         for fd in [fd for fd, of in self._fds.items() if of == rank]:
+            self._poll.unregister(fd)
             del self._fds[fd]
             os.close(fd)
         killed = status is not None and os.WIFSIGNALED(status)
-        self._emit(
-            {
-                "event": "forked_rank_exited",
-                "rank": rank,
-                "code": None if status is None or killed else os.WEXITSTATUS(status),
-                "signal": os.WTERMSIG(status) if status is not None and killed else None,
-            }
-        )
+        code = None if status is None or killed else os.WEXITSTATUS(status)
+        number = os.WTERMSIG(status) if status is not None and killed else None
+        self._emit("forked_rank_exited", {"rank": rank, "code": code, "signal": number})
 
 
 def _open_pidfd(pid: int) -> int | None:
