@@ -144,7 +144,6 @@ class NodeProgress:
     clock_offset_s: float | None = None
     pids: Mapping[int, int] = field(default_factory=dict)
     exits: Mapping[int, Exit] = field(default_factory=dict)
-    forked: Mapping[int, ForkedRank] = field(default_factory=dict)
     lingering: tuple[int, ...] = ()
     lost: str | None = None
     machine_key: str | None = None
@@ -153,6 +152,7 @@ class NodeProgress:
     trouble_ns: int = 0
     hccl: tuple[int, ...] | None = None
     replaces: StageFiles | None = None
+    forked: Mapping[int, ForkedRank] = field(default_factory=dict)
 
     @property
     def may_run_processes(self) -> bool:

@@ -11,12 +11,19 @@ import pytest
 from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.errors import AscendrunError, PreflightError, Problem
 from ascendrun.core.hosts import Host, load_hosts
-from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, Request, State, dump_job, load_job
+from ascendrun.core.jobs.job import Exit, ForkedRank, Job, NodeProgress, Phase, Request, State, dump_job, load_job
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.jobs.reasons import FirstFailure
 from ascendrun.text import Text
 
-NODE = NodeProgress("n1", Phase.ENDED, ranks=(0,), pids={0: 5}, exits={0: Exit(code=1, signal=None, at_ns=7)})
+NODE = NodeProgress(
+    "n1",
+    Phase.ENDED,
+    ranks=(0,),
+    pids={0: 5},
+    exits={0: Exit(code=1, signal=None, at_ns=7)},
+    forked={0: ForkedRank(12, Exit(None, 9, 4))},
+)
 JOB = replace(
     Job(id="j-0001", name="a", run="r", hosts=("n1",), grace_s=1.0, start_s=2.0, created_at_s=3.0),
     pool=("n1", "n2"),
