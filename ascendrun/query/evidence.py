@@ -442,7 +442,8 @@ def _cause(job: Job, attempt_events: Sequence[Event], *, is_newest: bool) -> str
 
 def _without_rule(reason: Text) -> Text:
     """Return why a job failed, without the rule of its restart policy."""
-    why = reason.values.get("why") if reason.key == "reason.not-restarted" else None
+    is_wrapped = isinstance(reason, Text) and reason.key == "reason.not-restarted"
+    why = reason.values.get("why") if is_wrapped else None
     return why if isinstance(why, Text) else reason
 
 

@@ -424,7 +424,7 @@ def test_ranks_that_print_a_smaller_world_size_fail_the_job(scene: Scene) -> Non
     scene.await_state(job, "FAILED")
     detail = scene.show(job)
     (event,) = [event for event in detail["events"] if event["code"] == "separate-trainings"]
-    assert (event["values"], event["hosts"]) == ({"world_size": 1}, ["node1"]), event
+    assert event["values"] == {"world_size": 1} and len(event["hosts"]) == 1, event
     diagnosis = json.loads(scene.ascendrun("explain", job, "-o", "json").stdout)["diagnosis"]
     assert (diagnosis["code"], diagnosis["confidence"]) == ("separate-trainings", "certain"), diagnosis
 
