@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -78,20 +78,24 @@ class Trees:
         """Return the weighted mean with the network's probabilities. A track that lacks an expected number, or whose
         place is not known, has the vote of `elsewhere`; if it lacks more, or there is none, the network's alone: it was
         trained without some of them."""
+        return self._votes(network, samples)(self.weight)
+
+    def _votes(self, network: Floats, samples: Sequence[Encoded]) -> Callable[[float], Floats]:
+        """Return the vote as a function of the weight; the trees are asked once."""
         fits: Any = ~np.isnan(table(samples, len(self.expected))[:, self.expected]).any(1)
         if self.places is not None:
             fits &= np.array([np.isin(sample.head, self.places).any() for sample in samples], dtype=bool)
         rest = network if self.elsewhere is None else self.elsewhere.vote(network, samples)
-        mixed: Floats = np.where(fits[:, None], (1 - self.weight) * network + self.weight * self.ask(samples), rest)
-        return mixed
+        own = self.ask(samples)
+        return lambda weight: np.where(fits[:, None], (1 - weight) * network + weight * own, rest)
 
     def weighed(self, network: Floats, samples: Sequence[Encoded]) -> Trees:
         """Return the trees with the weight of the lowest loss in nats on these tracks, which none has seen."""
         truth = [sample.label for sample in samples]
+        votes = self._votes(network, samples)
 
         def loss(weight: float) -> float:
-            of_truth = replace(self, weight=weight).vote(network, samples)[np.arange(len(truth)), truth]
-            return float(-np.log(np.maximum(of_truth, 1e-12)).mean())
+            return float(-np.log(np.maximum(votes(weight)[np.arange(len(truth)), truth], 1e-12)).mean())
 
         elsewhere = self.elsewhere.weighed(network, samples) if self.elsewhere else None
         return replace(self, weight=min(WEIGHTS, key=loss), elsewhere=elsewhere)
