@@ -105,7 +105,7 @@ class Turns(MaskedCodons):
     """Our task; its evaluation, after each step, is a step of the other."""
 
     def __init__(self, genes: Genes, options: Mapping[str, Any], other: Iterator[dict[str, float]]) -> None:
-        super().__init__(genes, None, None, options, multiple=1)  # type: ignore[arg-type]
+        super().__init__(genes, dict(options), multiple=1)
         self.other = other
         self.ours: list[dict[str, float]] = []
         self.theirs: list[dict[str, float]] = []

@@ -97,9 +97,7 @@ class Data(pl.LightningDataModule):
 def main(argv):
     options = parse_or_exit(argv, read_table(OPTIONS))
     pl.seed_everything(options["seed"])
-    task = codon.MaskedCodons(
-        read_genes(options, ORGANISMS), None, options, multiple=options["pad_to_multiple_of"] or 1
-    )
+    task = codon.MaskedCodons(read_genes(options, ORGANISMS), options, multiple=options["pad_to_multiple_of"] or 1)
     trainer = pl.Trainer(
         **ascendrun.lightning.settings(
             device=options["device"],

@@ -129,6 +129,16 @@ def test_strategies_that_cannot_work_are_one_error_before_anything_is_read(train
         assert set(run.wait()) == {1} and hint in run.text() and "Traceback" not in run.text(), run.text()
 
 
+@pytest.mark.parametrize("way", ["fsdp2-2", pytest.param("zero3-2", marks=pytest.mark.thorough)])
+def test_in_bfloat16_a_sharded_model_learns_as_a_replicated_one(train, way):
+    for program in SIZES:
+        if (program, way) == ("nanochat", "zero3-2"):
+            continue
+        sharded = train(program, way, "--dtype=bfloat16", name=f"{program}-{way}").succeed().losses()
+        whole = train(program, "2", "--dtype=bfloat16", "--strategy=ddp", name=f"{program}-ddp").succeed().losses()
+        assert sharded == pytest.approx(whole, rel=0.05), program
+
+
 def test_more_than_one_process_prepares_batches(train):
     for program in SIZES:
         run = train(program, "1", "--dataloader_num_workers=2", "--max_steps=2", name=program).succeed()

@@ -48,9 +48,17 @@ BETAS = (0.9, 0.999)
 
 
 class MaskedCodons(Task):
-    """Training task. `multiple`: of the padded lengths."""
+    """Training task. `multiple`: of the padded lengths. `scoring` and `engine` None: another loop evaluates."""
 
-    def __init__(self, genes: Genes, scoring: Scoring, engine: Engine, options: Options, *, multiple: int) -> None:
+    def __init__(
+        self,
+        genes: Genes,
+        options: Options,
+        *,
+        multiple: int,
+        scoring: Scoring | None = None,
+        engine: Engine | None = None,
+    ) -> None:
         self.genes, self.scoring, self.engine, self.options, self.multiple = genes, scoring, engine, options, multiple
         self.train, self.val = genes.numbers(val=False), genes.numbers(val=True)
 
@@ -71,6 +79,7 @@ class MaskedCodons(Task):
 
     def evaluate(self, name: str, step: int) -> dict[str, float]:
         """Score the validation genes, with the same codons masked each time."""
+        assert self.engine is not None and self.scoring is not None
         model: Any = self.engine.whole().module
         table = replace(self.scoring, model=model).table(self.genes, self.val)
         return {score: table[ALL][score] for score in ("loss", "accuracy")} if table else {}
@@ -155,7 +164,7 @@ def train_stage(options: Options, here: Runtime) -> None:
     rate = options["mlm_probability"]
     scoring = Scoring(model, here, precision.compute, options["eval_batch_size"], options["seed"], rate)
     multiple = options["pad_to_multiple_of"] or (1 if here.family == "cpu" else 16)
-    task = MaskedCodons(genes, scoring, engine, options, multiple=multiple)
+    task = MaskedCodons(genes, options, multiple=multiple, scoring=scoring, engine=engine)
     config = model.config
     settings = Settings.of(
         options,

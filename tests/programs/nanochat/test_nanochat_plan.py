@@ -357,13 +357,12 @@ def test_the_optimizers_state_is_that_of_muon_and_is_shared_by_the_ranks():
 def test_the_state_of_a_trained_optimizer_has_as_many_values():
     from ascendrun.programs.nanochat.model import make_model
     from ascendrun.programs.nanochat.recipe import optimizer_of
-    from ascendrun.programs.trainer.distributed import Ranks
-    from ascendrun.programs.trainer.optim import Muon, names_of
+    from ascendrun.programs.trainer.optim import Muon, Owners, names_of
 
     options, sizes = nanochat.planned(training(depth=2, vocab_size=300))
     model = make_model(sizes, seed=1)
     plan = optimizer_of(model, options, nanochat.length_of(training(), options, sizes), shard=True)
-    rule = Muon(plan.groups[0], names_of(model), Ranks(0, 0, 1, None), torch.float32)
+    rule = Muon(plan.groups[0], names_of(model), Owners(), torch.float32)
     held = sum(stack.momentum.numel() + stack.variance.numel() for stack in rule.stacks)
     others = 2 * (sizes.weights - sizes.layer_matrices)
     assert held + others == pytest.approx(sizes.state_values(1), rel=0.001)

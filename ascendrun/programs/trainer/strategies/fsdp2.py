@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -175,7 +174,7 @@ def shard(
     module: nn.Module, here: Runtime, precision: Precision, *, offload: bool, shard_size: int | None = None
 ) -> Any:
     """Shard a model, and return the group of the ranks that hold it together. Every repeated layer is gathered as a
-    unit; the rest, embeddings and head, is another unit, whose inputs keep their precision."""
+    unit; the rest, embeddings and head, is another unit."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -191,6 +190,5 @@ def shard(
         details["offload_policy"] = CPUOffloadPolicy(pin_memory=here.family != "cpu")
     for layer in repeated_layers(module):
         fully_shard(layer, **details)
-    details["mp_policy"] = replace(policy, cast_forward_inputs=False)
     fully_shard(module, **details)
     return mesh["shard"].get_group()

@@ -19,9 +19,11 @@ def predict(model: TrackClassifier, samples: Sequence[Encoded], runtime: Runtime
     """Return class probabilities, one row per sample, the same on every rank. All ranks must call it together.
 
     Each rank computes every world_size-th sample by length, so the work is even, no sample is counted twice, and ranks
-    with fewer batches than others do not wait inside the model.
+    with fewer batches than others do not wait inside the model. A batch is not larger than a pass of the training: the
+    plan has the memory of that.
     """
-    batch_size, multiple = options["global_batch_size"], multiple_of(options, runtime.family)
+    batch_size = options["micro_batch_size"] or -(-options["global_batch_size"] // runtime.world_size)
+    multiple = multiple_of(options, runtime.family)
     order = sorted(range(len(samples)), key=lambda i: (len(samples[i]), i))
     mine = order[runtime.rank :: runtime.world_size]
     rows: list[Floats] = []
