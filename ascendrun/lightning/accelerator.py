@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ascendrun.lightning.package import part
-from ascendrun.programs.trainer.devices.accelerator import choose_family
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.devices.accelerator import choose_family
+from ascendrun.programs.errors import InvalidDataError
 
 Base: Any = part("accelerators.Accelerator")
 NAME = "npu"

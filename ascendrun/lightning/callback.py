@@ -10,8 +10,8 @@ from ascendrun import client
 from ascendrun.lightning.checkpoints import StepCheckpoints, plain
 from ascendrun.lightning.package import IS_OLD, part
 from ascendrun.lightning.position import Position
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import runtime
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.saver import Saved
 from ascendrun.programs.trainer.task import SaveError
 from ascendrun.text import Text

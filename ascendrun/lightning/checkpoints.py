@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ascendrun.lightning.package import part
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import checkpoint
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.saver import Saved, Saver
 from ascendrun.programs.trainer.task import CannotResumeError

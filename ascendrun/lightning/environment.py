@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ascendrun.lightning.package import part
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text
 
 Base: Any = part("plugins.environments.ClusterEnvironment")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from ascendrun.programs.trainer.errors import ProgramError
+from ascendrun.programs.errors import ProgramError
 from ascendrun.text import Text
 
 PACKAGES = {"pytorch_lightning": "lightning_fabric", "lightning.pytorch": "lightning.fabric"}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ascendrun.programs.trainer.devices.accelerator import Accelerator
+from ascendrun.programs.devices.accelerator import Accelerator
 
 Random = Mapping[str, Any]
 

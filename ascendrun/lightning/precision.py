@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ascendrun.lightning.package import IS_OLD, part
-from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, choose_precision, make_scaler
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.devices.accelerator import Accelerator, Precision, choose_precision, make_scaler
+from ascendrun.programs.errors import InvalidDataError
 
 NAMES = {
     "auto": "auto",

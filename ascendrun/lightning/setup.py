@@ -15,9 +15,9 @@ from ascendrun.lightning.environment import LaunchedEnvironment, is_launched
 from ascendrun.lightning.precision import choose, make_precision
 from ascendrun.lightning.sharding import FSDP
 from ascendrun.lightning.strategies import DDP, OneDevice
+from ascendrun.programs.devices.accelerator import Precision, choose_family, open_accelerator
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import checkpoint
-from ascendrun.programs.trainer.devices.accelerator import Precision, choose_family, open_accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.text import Text
 
 STRATEGIES = ("auto", "ddp", "fsdp")

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ascendrun.lightning.strategies import DDP
-from ascendrun.programs.trainer.devices.accelerator import Accelerator
+from ascendrun.programs.devices.accelerator import Accelerator
 from ascendrun.programs.trainer.strategies.layers import repeated_layers
 
 

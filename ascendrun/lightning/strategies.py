@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from ascendrun.lightning.package import IS_OLD, fabric, part
 from ascendrun.lightning.position import LateLoader, Position, ResumableLoader
-from ascendrun.programs.trainer.devices.accelerator import Accelerator, worker_context
+from ascendrun.programs.devices.accelerator import Accelerator, worker_context
 from ascendrun.programs.trainer.distributed import join
 from ascendrun.programs.trainer.runtime import DRAIN_S, Runtime
 

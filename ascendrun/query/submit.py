@@ -45,11 +45,12 @@ from ascendrun.text import Text, suggestion
 
 _CACHE = "__pycache__"
 _TRAINER = (
-    "__init__", "checkpoint", "data", "distributed", "epochs", "errors", "runtime", "saver", "task", "devices/__init__",
-    "devices/accelerator", "strategies/__init__", "strategies/layers",
+    "__init__", "checkpoint", "data", "distributed", "epochs", "runtime", "saver", "task", "strategies/__init__",
+    "strategies/layers",
 )  # fmt: skip
 FOR_SCRIPTS = (
     "__init__.py", "client.py", "lightning/*.py", "planner/__init__.py", "planner/chips.py", "programs/__init__.py",
+    "programs/errors.py", "programs/devices/__init__.py", "programs/devices/accelerator.py",
     *(f"programs/trainer/{name}.py" for name in _TRAINER), "text/*.py",
 )  # fmt: skip
 """What scripts of the user import where ascendrun is not installed: the client, and the Lightning plugin with what it

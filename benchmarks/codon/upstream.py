@@ -45,8 +45,8 @@ from ascendrun.programs.codon.model import Config, make_model
 from ascendrun.programs.codon.optimize import log_probs_of
 from ascendrun.programs.codon.optimize import predict_dna_sequence as own_prediction
 from ascendrun.programs.codon.train import MaskedCodons, optimizer_of
+from ascendrun.programs.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.trainer.data import Buckets
-from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.options import parse, read_table
 from ascendrun.programs.trainer.runtime import Runtime

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.qwen_lora import base
-from ascendrun.programs.trainer.devices.accelerator import Precision
 
 
 @dataclass(frozen=True)

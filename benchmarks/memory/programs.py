@@ -18,10 +18,10 @@ import torch
 from ascendrun.planner import cost
 from ascendrun.planner.models import shape_of
 from ascendrun.planner.workload import Workload
+from ascendrun.programs.devices import kernels
+from ascendrun.programs.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.qwen_lora import base, lora, sizing
 from ascendrun.programs.qwen_lora.sft_task import Rows, largest_micro_batch
-from ascendrun.programs.trainer.devices import kernels
-from ascendrun.programs.trainer.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trajectory import sizing as trajectory_sizing

@@ -11,8 +11,8 @@ from typing import Any, Callable
 
 import torch
 
+from ascendrun.programs.devices import kernels
 from ascendrun.programs.trainer import distributed, runtime
-from ascendrun.programs.trainer.devices import kernels
 from ascendrun.programs.trainer.optim import adamw
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.parallel import wrap

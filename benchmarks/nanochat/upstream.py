@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from ascendrun.planner.nanochat_sizes import Horizon, Sizes
+from ascendrun.programs.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.nanochat.__main__ import OPTIONS
 from ascendrun.programs.nanochat.base import NextToken, batch_of
 from ascendrun.programs.nanochat.model import make_model
@@ -34,7 +35,6 @@ from ascendrun.programs.nanochat.recipe import optimizer_of
 from ascendrun.programs.nanochat.texts import read_corpus
 from ascendrun.programs.nanochat.tokenizer import BOS, TextEncoder, token_bytes, train_bpe
 from ascendrun.programs.trainer import shards
-from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.trainer.options import parse, read_table
 from ascendrun.programs.trainer.rows import Rows, best_fit
 from ascendrun.programs.trainer.runtime import Runtime

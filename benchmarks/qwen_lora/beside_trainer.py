@@ -27,13 +27,13 @@ import numpy as np
 import torch
 
 from ascendrun.planner.models import flops_per_token
+from ascendrun.programs.devices import kernels
+from ascendrun.programs.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.qwen_lora import base, lora, sizing
 from ascendrun.programs.qwen_lora.curriculum import Course, Table
 from ascendrun.programs.qwen_lora.quotas import parse_stages
 from ascendrun.programs.qwen_lora.sft_task import Instructions, Rows, largest_micro_batch
 from ascendrun.programs.trainer import metrics
-from ascendrun.programs.trainer.devices import kernels
-from ascendrun.programs.trainer.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import adamw
 from ascendrun.programs.trainer.packing import IGNORED

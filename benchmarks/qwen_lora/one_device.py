@@ -23,11 +23,11 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from ascendrun.programs.devices import kernels
+from ascendrun.programs.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.qwen_lora import base
 from ascendrun.programs.qwen_lora.sft_task import Rows, forward
 from ascendrun.programs.trainer.data import deal
-from ascendrun.programs.trainer.devices import kernels
-from ascendrun.programs.trainer.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
 from benchmarks.qwen_lora import beside_trainer as beside
 from benchmarks.qwen_lora.beside_trainer import LR, Timed, alone, course_of, filled, make_loop, measured, wait

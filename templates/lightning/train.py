@@ -16,8 +16,8 @@ from ascendrun.programs.codon import train as codon
 from ascendrun.programs.codon.__main__ import OPTIONS
 from ascendrun.programs.codon.files import save_model
 from ascendrun.programs.codon.genes import read_genes
+from ascendrun.programs.errors import ProgramError
 from ascendrun.programs.trainer.data import Buckets
-from ascendrun.programs.trainer.errors import ProgramError
 from ascendrun.programs.trainer.options import parse_or_exit, read_table
 
 

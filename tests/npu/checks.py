@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ascendrun.programs.trainer import attention, distributed
-from ascendrun.programs.trainer.devices import accelerator, kernels
+from ascendrun.programs.devices import accelerator, attention, kernels
+from ascendrun.programs.trainer import distributed
 
 PLAIN: dict[str, Any] = {"window": None, "segments": None, "scale": 0.3}
 

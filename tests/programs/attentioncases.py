@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import torch
 
-from ascendrun.programs.trainer.attention import Segments, attention, formula
+from ascendrun.programs.devices.attention import Segments, attention, formula
 
 LENGTH = 40
 ROWS = ((7, 23), (40,), (1, 1, 30))

@@ -11,12 +11,12 @@ from typing import Any
 import safetensors
 import torch
 
+from ascendrun.programs.devices import accelerator
 from ascendrun.programs.qwen_lora import base, modes
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
 from ascendrun.programs.qwen_lora.sizing import Layout
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer import runtime
-from ascendrun.programs.trainer.devices import accelerator
 
 PLAIN = "plain"
 """As the guide did it: transformers' from_pretrained on every rank."""

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ascendrun.programs.devices import accelerator, attention
 from ascendrun.programs.generation.cache import Attends, Call, of_transformers
 from ascendrun.programs.generation.engine import Completion, Generator, generate
 from ascendrun.programs.generation.sampling import Sampling, choose
 from ascendrun.programs.qwen_lora import base
-from ascendrun.programs.trainer import attention, optim, runtime
-from ascendrun.programs.trainer.devices import accelerator
+from ascendrun.programs.trainer import optim, runtime
 from ascendrun.programs.trainer.strategies.parallel import wrap
 
 WORDS, HEADS, SHARED, WIDTH = 61, 4, 2, 8

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ascendrun.programs.devices.accelerator import choose_precision
 from ascendrun.programs.trainer import optim, runtime
-from ascendrun.programs.trainer.devices.accelerator import choose_precision
 from ascendrun.programs.trainer.strategies.engine import whole
 from ascendrun.programs.trainer.strategies.parallel import wrap
 

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ascendrun.programs.trainer import attention as attentions
-from ascendrun.programs.trainer.attention import Segments, attention, formula
-from ascendrun.programs.trainer.devices import kernels
-from ascendrun.programs.trainer.devices.accelerator import open_accelerator
+from ascendrun.programs.devices import attention as attentions
+from ascendrun.programs.devices import kernels
+from ascendrun.programs.devices.accelerator import open_accelerator
+from ascendrun.programs.devices.attention import Segments, attention, formula
 from tests.programs.attentioncases import CASES, answers, inputs, largest_difference
 
 FAMILIES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

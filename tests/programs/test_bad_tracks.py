@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.options import read_table
 from ascendrun.programs.trainer.strategies.weights import InvalidWeightsError, file_of_tensor
 from ascendrun.programs.trajectory.__main__ import OPTIONS

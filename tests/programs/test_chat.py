@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.generation import chat
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.chat import Reader, Talker, Team, Writing, talk
 from ascendrun.programs.generation.engine import Completion, Generator
 from ascendrun.programs.generation.sampling import Sampling
 from ascendrun.programs.generation.server import Limits, RequestRefusedError
-from ascendrun.programs.trainer.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
 from tests.programs.conftest import until
 from tests.programs.generating import WORDS, Plain, naive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.strategies import compiled
 from tests.programs import recorded
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.data import Batch, Buckets, Loader, Packed, deal
-from ascendrun.programs.trainer.errors import InvalidDataError
 
 LENGTHS = np.random.default_rng(0).integers(10, 200, 53).tolist()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ascendrun.programs.trainer.devices.accelerator import open_accelerator
+from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.batches import Groups, Hiding, augment
 from ascendrun.programs.trajectory.evaluation.baselines import baselines, missing

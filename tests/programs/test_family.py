@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ascendrun.programs.trainer.devices.accelerator import choose_family
+from ascendrun.programs.devices.accelerator import choose_family
 
 
 def test_a_machine_with_npus_uses_them_though_no_launcher_tells_of_them(tmp_path):

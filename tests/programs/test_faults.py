@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ascendrun import programs
+from ascendrun.programs.devices.accelerator import NoDeviceError, open_accelerator
+from ascendrun.programs.errors import InvalidDataError, in_words
 from ascendrun.programs.qwen_lora.dataset import read_texts
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.devices.accelerator import NoDeviceError, open_accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError, in_words
 from ascendrun.programs.trajectory.data import load_data
 from tests.programs.conftest import TINY
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.read_ais import TWO_SHIPS, Reading, read_tracks
 from ascendrun.programs.trajectory.points.tracks import Limits, Track

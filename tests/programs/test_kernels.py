@@ -10,9 +10,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2 import modeling_qwen2
 
-from ascendrun.programs.trainer import attention
-from ascendrun.programs.trainer.devices import cpu_kernels, fused_ops, kernels
-from ascendrun.programs.trainer.devices.accelerator import Accelerator
+from ascendrun.programs.devices import attention, cpu_kernels, fused_ops, kernels
+from ascendrun.programs.devices.accelerator import Accelerator
 
 CALLS = []
 NPU = Accelerator("npu", torch.device("cpu"), "Ascend910B1", None)

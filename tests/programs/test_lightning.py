@@ -125,7 +125,7 @@ def test_the_staged_library_has_the_plugin_and_all_that_it_imports(tmp_path):
 
 def test_arguments_that_cannot_work_are_refused_together():
     from ascendrun.lightning.setup import refuse
-    from ascendrun.programs.trainer.errors import InvalidDataError
+    from ascendrun.programs.errors import InvalidDataError
 
     with pytest.raises(InvalidDataError) as caught:
         refuse("zero", "many", 2)
@@ -137,7 +137,7 @@ def test_arguments_that_cannot_work_are_refused_together():
 
 def test_total_steps_count_accumulation_ranks_and_incomplete_batches():
     from ascendrun.lightning.setup import steps_of
-    from ascendrun.programs.trainer.errors import InvalidDataError
+    from ascendrun.programs.errors import InvalidDataError
 
     def trainer(**values):
         return SimpleNamespace(

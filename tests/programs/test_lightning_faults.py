@@ -18,8 +18,8 @@ import pytorch_lightning as pl
 
 import ascendrun.lightning as plugin
 from ascendrun.lightning import package, precision
-from ascendrun.programs.trainer.devices.accelerator import Accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.devices.accelerator import Accelerator
+from ascendrun.programs.errors import InvalidDataError
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 SOURCES = Path(plugin.__file__).parent

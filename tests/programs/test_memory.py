@@ -12,9 +12,9 @@ from ascendrun.planner import cost
 from ascendrun.planner.chips import chip_of
 from ascendrun.planner.models import LINEAR, shape_of
 from ascendrun.planner.workload import Workload
+from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.qwen_lora import base, sizing
 from ascendrun.programs.trainer import dry_run
-from ascendrun.programs.trainer.devices.accelerator import Precision
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.simulate import Simulated, simulate
 from ascendrun.programs.trajectory import sizing as trajectory_sizing

@@ -76,8 +76,8 @@ def test_two_nodes_measure_every_rail_and_the_whole_mesh(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("sizes", ["", "7", "1024,1024", "2048,1024", "lots"])
 def test_sizes_that_are_no_ascending_bytes_are_refused(sizes: str, tmp_path: Path) -> None:
+    from ascendrun.programs.errors import InvalidDataError
     from ascendrun.programs.meshtest.measure import read_sizes
-    from ascendrun.programs.trainer.errors import InvalidDataError
 
     with pytest.raises(InvalidDataError):
         read_sizes([part for part in sizes.split(",") if part])

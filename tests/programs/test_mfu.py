@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ascendrun.planner.models import flops_per_token
-from ascendrun.programs.trainer.devices.accelerator import Accelerator
+from ascendrun.programs.devices.accelerator import Accelerator
 from ascendrun.programs.trainer.metrics import mfu, mfu_words, peak_flops
 
 CARD = Accelerator("npu", torch.device("cpu"), "Ascend910B3", None)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from ascendrun.programs.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.trainer import optim, schedule
-from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.parallel import wrap
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ascendrun.programs.trainer import attention
+from ascendrun.programs.devices import attention
 from ascendrun.programs.trainer.data import Packed
 from ascendrun.programs.trainer.packing import IGNORED, pack_rows
 

@@ -17,10 +17,10 @@ from ascendrun.options import make_arguments
 from ascendrun.planner import qwen_lora, trajectory
 from ascendrun.planner.models import LINEAR
 from ascendrun.planner.training import Training, judge, with_defaults
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import chat_template, dataset
 from ascendrun.programs.qwen_lora.conversations import as_conversation
 from ascendrun.programs.trainer import options as program_options
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trajectory.data import encode_prepared, prepare
 from ascendrun.programs.trajectory.pretrain import unlabelled
 from ascendrun.programs.trajectory.records import save_prepared

@@ -11,9 +11,7 @@ import torch
 from torch import nn
 
 from ascendrun import programs
-from ascendrun.programs.trainer import checkpoint
-from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.devices.accelerator import (
+from ascendrun.programs.devices.accelerator import (
     Accelerator,
     Precision,
     choose_precision,
@@ -21,7 +19,9 @@ from ascendrun.programs.trainer.devices.accelerator import (
     open_accelerator,
     precision_of,
 )
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
+from ascendrun.programs.trainer import checkpoint
+from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.optim import adamw
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import cast

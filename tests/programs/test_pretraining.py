@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ascendrun.programs.trainer.devices.accelerator import open_accelerator
+from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.batches import guessable, hide_words
 from ascendrun.programs.trajectory.data import Samples

@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
+from ascendrun.programs.devices.accelerator import Precision, open_accelerator
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import base, chat_template, lora
 from ascendrun.programs.qwen_lora.conversations import make_conversations
 from ascendrun.programs.qwen_lora.lora import IncompleteAdapterError
 from ascendrun.programs.qwen_lora.merge import merge
-from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 
 FLOAT = Precision(torch.float32, torch.float32, False, "")

@@ -7,13 +7,14 @@ import random
 import pytest
 import torch
 
+from ascendrun.programs.devices import attention
+from ascendrun.programs.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.qwen_lora import base, chat_template, modes, sizing
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
 from ascendrun.programs.qwen_lora.dataset import make_course, make_lessons, read_texts, split
 from ascendrun.programs.qwen_lora.sft_task import forward
-from ascendrun.programs.trainer import attention, optim
+from ascendrun.programs.trainer import optim
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import choice, memory
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ascendrun.programs.devices import attention
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import chat_template
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
 from ascendrun.programs.qwen_lora.conversations import Conversation, make_conversations, read_conversations
@@ -16,9 +18,7 @@ from ascendrun.programs.qwen_lora.dataset import make_lessons, read_texts, split
 from ascendrun.programs.qwen_lora.evaluation import read_questions
 from ascendrun.programs.qwen_lora.modes import first_exchange
 from ascendrun.programs.qwen_lora.sft_task import Rows, forward
-from ascendrun.programs.trainer import attention
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.packing import IGNORED
 
 ROW = {"instruction": "Say it", "input": "twice", "output": "it it", "difficulty": "explain"}

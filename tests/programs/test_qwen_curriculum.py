@@ -7,9 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora.curriculum import FEW_ROWS, NO_DIFFICULTY, Course, Table, choose_table, pack_evenly
 from ascendrun.programs.qwen_lora.quotas import parse_stages, quotas, stage_of, targets
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.text import Text
 
 GUIDE = ["0.3=80/20/0", "0.7=40/40/20", "1=25/35/40"]

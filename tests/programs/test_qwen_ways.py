@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from ascendrun.planner.chips import chip_of
+from ascendrun.programs.devices import attention
+from ascendrun.programs.devices.accelerator import Accelerator, Precision, open_accelerator
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import base, chat_template, modes, sizing
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
 from ascendrun.programs.qwen_lora.dataset import read_texts
-from ascendrun.programs.trainer import attention
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, open_accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.choice import refuse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.rows import WAITING, Rows, best_fit
 from ascendrun.programs.trainer.shards import Source, open_or_build

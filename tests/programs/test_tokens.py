@@ -10,8 +10,8 @@ import h3
 import numpy as np
 import pytest
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import text_of
 from ascendrun.programs.trajectory.grammars import GRAMMARS, TEXTS, as_texts, fit_text

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import make_samples
 from ascendrun.programs.trajectory.points.generate import KINDS, generate

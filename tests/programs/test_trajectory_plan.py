@@ -7,9 +7,9 @@ import re
 import pytest
 
 from ascendrun.planner import cost
+from ascendrun.programs.devices.accelerator import open_accelerator
+from ascendrun.programs.errors import InvalidDataError, ModelTooLargeError
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.devices.accelerator import open_accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError, ModelTooLargeError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trajectory import sizing

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.evaluation.calibrate import Adjustment
 from ascendrun.programs.trajectory.grammars import as_texts

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from ascendrun.programs.devices.accelerator import open_accelerator
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.devices.accelerator import open_accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.api import Classifier

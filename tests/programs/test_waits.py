@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ascendrun.programs.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.trainer import optim, schedule
 from ascendrun.programs.trainer.data import Batch, Buckets
-from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.parallel import wrap

@@ -17,9 +17,9 @@ from accelerate import init_empty_weights
 from torch import nn
 from torch.nn import functional
 
+from ascendrun.programs.devices import accelerator
 from ascendrun.programs.trainer import data, optim, runtime, schedule
 from ascendrun.programs.trainer.data import Batch, Unit
-from ascendrun.programs.trainer.devices import accelerator
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan, adamw
 from ascendrun.programs.trainer.source import Rollouts

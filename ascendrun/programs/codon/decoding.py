@@ -19,7 +19,7 @@ import numpy as np
 from ascendrun.planner.codon_constraints import BASES, NO_CONSTRAINTS, Constraints, Words
 from ascendrun.planner.codon_proteins import Drawing
 from ascendrun.planner.codon_vocabulary import CODONS, FIRST_CODON, RESIDUES, codons_of
-from ascendrun.programs.trainer.errors import ProgramError
+from ascendrun.programs.errors import ProgramError
 from ascendrun.text import Text
 
 LEAST = -1e3

@@ -14,8 +14,8 @@ import torch
 from ascendrun.planner import codon_vocabulary as v
 from ascendrun.planner.codon_vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.codon.model import CodonModel, Config, with_organisms
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
-from ascendrun.programs.trainer.errors import InvalidDataError
 
 WEIGHTS, CONFIG, TABLE = "model.safetensors", "config.json", "organisms.json"
 WORDS = "bert.embeddings.word_embeddings.weight"

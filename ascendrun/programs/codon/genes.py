@@ -18,9 +18,9 @@ from ascendrun.options import GENERATED
 from ascendrun.planner import codon_vocabulary as v
 from ascendrun.planner.codon_proteins import FASTA, GENE_FILES, TABLES, form_of
 from ascendrun.planner.codon_vocabulary import Organisms
-from ascendrun.programs.trainer import errors
+from ascendrun.programs import errors
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.text import Text
 
 Array = Any

@@ -17,9 +17,9 @@ import torch
 from ascendrun.options import OptionProblem, ProgramOptions
 from ascendrun.programs.codon import __main__ as program
 from ascendrun.programs.codon.files import load_stored
+from ascendrun.programs.devices.accelerator import choose_family
 from ascendrun.programs.trainer import options as command_line
 from ascendrun.programs.trainer.checkpoint import replacing
-from ascendrun.programs.trainer.devices.accelerator import choose_family
 from ascendrun.programs.trainer.options import InvalidOptionsError, exit_with, make_help, parse, read_words
 from ascendrun.text import Text, language_of, use_language
 

@@ -9,7 +9,7 @@ import torch
 
 from ascendrun.planner import codon_vocabulary as v
 from ascendrun.programs.codon.genes import MASKS, Array
-from ascendrun.programs.trainer.attention import Segments
+from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.trainer.data import Batch, pad
 
 AS_MASK, AS_OTHER = 0.8, 0.1

@@ -20,9 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from ascendrun.planner import codon_vocabulary as v
 from ascendrun.planner.codon import BLOCK, BLOCK_SPARSE, FULL, RANDOM_BLOCKS, sparse_from
 from ascendrun.programs.codon.sparse import random_blocks, sparse_attention
-from ascendrun.programs.trainer.attention import Segments, attention
+from ascendrun.programs.devices.attention import Segments, attention
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.data import seed_of
-from ascendrun.programs.trainer.errors import InvalidDataError
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
 """How each approximates GELU."""

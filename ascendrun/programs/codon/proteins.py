@@ -25,7 +25,7 @@ from ascendrun.planner.codon_proteins import (
 )
 from ascendrun.planner.codon_vocabulary import MAX_RESIDUES, Organisms
 from ascendrun.programs.codon.genes import NAMED_ORGANISM, biopython, open_text
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text
 
 COLUMNS = {

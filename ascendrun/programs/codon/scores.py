@@ -14,14 +14,14 @@ import torch
 from torch.nn import functional
 
 from ascendrun.planner import codon_vocabulary as v
+from ascendrun.programs import errors
 from ascendrun.programs.codon.files import load_stored
 from ascendrun.programs.codon.genes import MASKS, Array, Genes, read_genes
 from ascendrun.programs.codon.masking import batch_of, hidden, masked
 from ascendrun.programs.codon.model import CodonModel
-from ascendrun.programs.trainer import errors
+from ascendrun.programs.devices import accelerator
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_text
-from ascendrun.programs.trainer.devices import accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 
 COUNTS = "codon_counts.json"

@@ -12,9 +12,9 @@ from ascendrun.planner.codon_proteins import Asked, read_asked
 from ascendrun.programs.codon.decoding import InfeasibleError
 from ascendrun.programs.codon.optimize import Optimizer, most_residues, open_stored
 from ascendrun.programs.codon.proteins import Protein, complete
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.server import Limits, Reply, RequestRefusedError, Server, read_json
 from ascendrun.programs.generation.service import serve_rank
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.options import read_table
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text

@@ -16,17 +16,18 @@ from torch.nn import functional
 
 from ascendrun.planner.codon import attended, flops_per_token, shape_of_config, work_of
 from ascendrun.planner.codon_vocabulary import ORGANISMS, Organisms
+from ascendrun.programs import errors
 from ascendrun.programs.codon import scores
 from ascendrun.programs.codon.files import Stored, load_stored, save_model
 from ascendrun.programs.codon.genes import REASONS, Array, Genes, facts_of, read_genes, save
 from ascendrun.programs.codon.masking import batch_of, masked
 from ascendrun.programs.codon.model import CodonModel, Config, make_model
 from ascendrun.programs.codon.scores import ALL, Scoring
-from ascendrun.programs.trainer import errors, runtime, schedule
+from ascendrun.programs.devices import accelerator
+from ascendrun.programs.errors import InvalidDataError
+from ascendrun.programs.trainer import runtime, schedule
 from ascendrun.programs.trainer.checkpoint import replace_text
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit
-from ascendrun.programs.trainer.devices import accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.programs.trainer.attention import attention
+from ascendrun.programs.devices.attention import attention
 
 MULTIPLE = 64
 """Numbers of cached tokens are rounded up to a multiple of this: fewer shapes of an attention."""

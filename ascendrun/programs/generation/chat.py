@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.engine import Completion, Generator
 from ascendrun.programs.generation.sampling import Sampling
 from ascendrun.programs.generation.server import (
@@ -25,7 +26,6 @@ from ascendrun.programs.generation.server import (
     read_json,
 )
 from ascendrun.programs.trainer import runtime
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text
 

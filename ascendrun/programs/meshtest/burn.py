@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ascendrun.programs.trainer.devices.accelerator import Accelerator
+from ascendrun.programs.devices.accelerator import Accelerator
 
 SLICES = 8
 """Number of intervals of the speed measurement: a device that throttles is fast only in the first intervals."""

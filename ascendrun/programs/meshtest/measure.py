@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.meshtest.burn import burn
 from ascendrun.programs.meshtest.exchange import measure_all_reduce
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 
 Options = Mapping[str, Any]

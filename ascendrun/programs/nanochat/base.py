@@ -21,16 +21,17 @@ from torch.nn import functional
 
 from ascendrun.planner.nanochat import work_of
 from ascendrun.planner.nanochat_sizes import INHERITED, Horizon, Sizes, batch_problem, config_of, horizon_of, settled
+from ascendrun.programs import errors
+from ascendrun.programs.devices import accelerator, attention
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.model import NanoChat, make_model
 from ascendrun.programs.nanochat.recipe import optimizer_of
 from ascendrun.programs.nanochat.replies import Samples
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus
-from ascendrun.programs.trainer import attention, errors, metrics, runtime, shards
+from ascendrun.programs.trainer import metrics, runtime, shards
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
 from ascendrun.programs.trainer.data import Batch, Unit
-from ascendrun.programs.trainer.devices import accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.rows import Rows

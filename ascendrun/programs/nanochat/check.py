@@ -15,7 +15,7 @@ from typing import Callable
 import torch
 import torch.distributed as dist
 
-from ascendrun.programs.trainer.devices.accelerator import Accelerator, choose_family, make_adamw, open_accelerator
+from ascendrun.programs.devices.accelerator import Accelerator, choose_family, make_adamw, open_accelerator
 from ascendrun.text import Text, language_of, use_language
 
 VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "LD_LIBRARY_PATH")

@@ -12,8 +12,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat.tokenizer import BOS
-from ascendrun.programs.trainer.errors import InvalidDataError
 
 Messages = Sequence[Mapping[str, Any]]
 ROLES = ("user", "assistant")

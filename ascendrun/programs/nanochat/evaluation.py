@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from ascendrun.planner.nanochat_sizes import Horizon, settled
+from ascendrun.programs import errors
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.engine import Completion, Generator, generate
 from ascendrun.programs.generation.sampling import Sampling
@@ -27,9 +29,7 @@ from ascendrun.programs.nanochat.inference import open_engine, open_model
 from ascendrun.programs.nanochat.replies import decoded, stops_of
 from ascendrun.programs.nanochat.tasks import Example, read_task
 from ascendrun.programs.nanochat.texts import read_corpus
-from ascendrun.programs.trainer import errors
 from ascendrun.programs.trainer.checkpoint import replace_text
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
 

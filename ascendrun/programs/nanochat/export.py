@@ -18,13 +18,13 @@ from safetensors.torch import save_file
 
 from ascendrun.planner import nanochat_sizes
 from ascendrun.planner.nanochat_sizes import Sizes
+from ascendrun.programs import errors
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import inference, model
 from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.base import config_with
 from ascendrun.programs.nanochat.model import NanoChat, empty_model
-from ascendrun.programs.trainer import errors
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 
 MODELLING = "modeling_nanochat_current"

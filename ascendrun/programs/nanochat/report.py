@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ascendrun.programs.errors import InvalidDataError, check_writable
 from ascendrun.programs.trainer.checkpoint import replace_text
-from ascendrun.programs.trainer.errors import InvalidDataError, check_writable
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from ascendrun.planner.nanochat_sizes import chat_horizon
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import MULTIPLE, rounded
 from ascendrun.programs.generation.engine import Completion
 from ascendrun.programs.nanochat.base import Course, Options, train_model
@@ -27,7 +28,6 @@ from ascendrun.programs.nanochat.replies import decoded
 from ascendrun.programs.nanochat.sft import Mixture, open_start, read_mixture
 from ascendrun.programs.nanochat.tasks import Example
 from ascendrun.programs.trainer.data import Batch
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.source import Rollouts

@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from ascendrun.planner.nanochat_sizes import Sizes, chat_horizon, settled
+from ascendrun.programs.devices import accelerator
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.base import Course, Options, next_token, refuse, tokens_of, train_model
 from ascendrun.programs.nanochat.conversations import ConversationEncoder
@@ -25,8 +27,6 @@ from ascendrun.programs.nanochat.model import NanoChat, empty_model
 from ascendrun.programs.nanochat.tasks import Example, Joined, read_task
 from ascendrun.programs.nanochat.texts import first_val_of, mark_of
 from ascendrun.programs.trainer import shards
-from ascendrun.programs.trainer.devices import accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.rows import Rows
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text

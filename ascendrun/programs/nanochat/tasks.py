@@ -21,9 +21,9 @@ from decimal import Decimal, InvalidOperation
 from itertools import accumulate
 from typing import Any, Callable
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import sandbox
 from ascendrun.programs.nanochat.conversations import Messages, checked
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.text import Text
 
 KINDS = ("messages", "choices", "gsm8k", "code", "spelling", "sums")

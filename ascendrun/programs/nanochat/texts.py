@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.options import GENERATED
-from ascendrun.programs.trainer import errors
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs import errors
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text
 
 FORMS = (".parquet", ".jsonl", ".txt")

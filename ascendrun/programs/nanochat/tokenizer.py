@@ -12,10 +12,10 @@ from typing import Any, Callable
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ascendrun.planner.nanochat_sizes import SPECIAL
+from ascendrun.programs import errors
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus
-from ascendrun.programs.trainer import errors
 from ascendrun.programs.trainer.checkpoint import replace_text
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 
 BOS, PAD = SPECIAL[0], "<|assistant_end|>"

@@ -13,9 +13,10 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
-from ascendrun.programs.trainer import attention, errors
-from ascendrun.programs.trainer.devices.accelerator import Precision
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs import errors
+from ascendrun.programs.devices import attention
+from ascendrun.programs.devices.accelerator import Precision
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import weights
 from ascendrun.programs.trainer.strategies.engine import cast

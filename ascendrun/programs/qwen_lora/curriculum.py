@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora.quotas import Stage, parse_stages, quotas, stage_of
 from ascendrun.programs.trainer.data import Unit
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.text import Text
 
 NO_DIFFICULTY = "Warning: 'difficulty' field not found"

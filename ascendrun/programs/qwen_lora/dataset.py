@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ascendrun.options import GENERATED
+from ascendrun.programs.errors import InvalidDataError, check_given
 from ascendrun.programs.qwen_lora import chat_template
 from ascendrun.programs.qwen_lora.conversations import (
     Conversation,
@@ -25,7 +26,6 @@ from ascendrun.programs.qwen_lora.conversations import (
 from ascendrun.programs.qwen_lora.curriculum import Course, Table, choose_table
 from ascendrun.programs.qwen_lora.sft_task import Rows
 from ascendrun.programs.trainer import shards
-from ascendrun.programs.trainer.errors import InvalidDataError, check_given
 from ascendrun.programs.trainer.shards import Array, Source, Tokens
 from ascendrun.text import Text
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ascendrun.programs.devices import accelerator, fused_ops, kernels
+from ascendrun.programs.devices.accelerator import Precision
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation import chat as chats
 from ascendrun.programs.generation.cache import Cache, of_transformers
 from ascendrun.programs.generation.chat import Talker
 from ascendrun.programs.generation.engine import Completion, Generator, generate
 from ascendrun.programs.generation.sampling import Sampling
 from ascendrun.programs.qwen_lora import base, chat_template, lora
-from ascendrun.programs.trainer.devices import accelerator, fused_ops, kernels
-from ascendrun.programs.trainer.devices.accelerator import Precision
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.optim import OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine

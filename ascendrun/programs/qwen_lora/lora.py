@@ -14,10 +14,10 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
+from ascendrun.programs.errors import InvalidDataError, ProgramError
 from ascendrun.programs.qwen_lora.base import WRAPPER, name_in_file
 from ascendrun.programs.trainer.data import seed_of
 from ascendrun.programs.trainer.distributed import Ranks
-from ascendrun.programs.trainer.errors import InvalidDataError, ProgramError
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.text import Text
 

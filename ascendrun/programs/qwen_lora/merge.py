@@ -11,8 +11,8 @@ from typing import Any, Callable
 
 import torch
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora.lora import ADAPTER_FILE, read_settings, target_of
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.strategies.weights import file_of_tensor
 
 COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")

@@ -11,6 +11,10 @@ from typing import Any
 
 from ascendrun.planner.chips import chip_of
 from ascendrun.planner.models import flops_per_token
+from ascendrun.programs import errors
+from ascendrun.programs.devices import accelerator, attention, fused_ops, kernels
+from ascendrun.programs.devices.accelerator import Precision
+from ascendrun.programs.errors import InvalidDataError, ModelTooLargeError, ProgramError
 from ascendrun.programs.qwen_lora import base, chat_template, evaluation, lora, sizing
 from ascendrun.programs.qwen_lora.conversations import Conversation
 from ascendrun.programs.qwen_lora.curriculum import Course
@@ -27,11 +31,8 @@ from ascendrun.programs.qwen_lora.evaluation import Question
 from ascendrun.programs.qwen_lora.merge import merge
 from ascendrun.programs.qwen_lora.sft_task import Instructions, largest_micro_batch
 from ascendrun.programs.qwen_lora.sizing import Layout
-from ascendrun.programs.trainer import attention, errors, optim, runtime, schedule, shards
+from ascendrun.programs.trainer import optim, runtime, schedule, shards
 from ascendrun.programs.trainer.checkpoint import replace_text
-from ascendrun.programs.trainer.devices import accelerator, fused_ops, kernels
-from ascendrun.programs.trainer.devices.accelerator import Precision
-from ascendrun.programs.trainer.errors import InvalidDataError, ModelTooLargeError, ProgramError
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime

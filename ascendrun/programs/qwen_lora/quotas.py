@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 
 Stage = tuple[Fraction, tuple[Fraction, ...]]
 """(end, as a fraction of all steps; fractions of the levels, with sum 1)."""

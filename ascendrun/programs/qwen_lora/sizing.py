@@ -14,12 +14,12 @@ from ascendrun.planner import cost
 from ascendrun.planner.chips import Chip
 from ascendrun.planner.models import flops_per_token, shape_of
 from ascendrun.planner.workload import Workload
+from ascendrun.programs.errors import ModelTooLargeError
 from ascendrun.programs.qwen_lora.base import build as build_model
 from ascendrun.programs.qwen_lora.base import checkpoint_activations
 from ascendrun.programs.qwen_lora.lora import add_lora
 from ascendrun.programs.qwen_lora.sft_task import forward
 from ascendrun.programs.trainer.distributed import ranks_of_host
-from ascendrun.programs.trainer.errors import ModelTooLargeError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.choice import devices_of, has_deepspeed, usable

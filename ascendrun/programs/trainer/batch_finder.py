@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Callable
 
-from ascendrun.programs.trainer.errors import ProgramError
+from ascendrun.programs.errors import ProgramError
 from ascendrun.programs.trainer.runtime import Runtime
 
 

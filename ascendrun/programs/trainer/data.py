@@ -15,7 +15,7 @@ from typing import Any, Callable, Protocol
 import numpy as np
 import torch
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import stop_signals
 
 PR_SET_PDEATHSIG = 1

@@ -13,7 +13,7 @@ from typing import Any, Callable, TypeVar
 import torch
 import torch.distributed as dist
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text
 
 T = TypeVar("T")

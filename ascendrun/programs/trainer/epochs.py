@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascendrun.programs.trainer.errors import ProgramError
+from ascendrun.programs.errors import ProgramError
 
 DIRECTORY = ".epochs"
 FILE = re.compile(r"^(\d{6,})\.json$")

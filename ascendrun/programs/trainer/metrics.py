@@ -10,8 +10,8 @@ from typing import Callable
 
 import torch
 
+from ascendrun.programs.devices.accelerator import Accelerator, Stamp
 from ascendrun.programs.trainer.data import Share
-from ascendrun.programs.trainer.devices.accelerator import Accelerator, Stamp
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.task import Part, Settings
 from ascendrun.text import Text

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ascendrun.programs.devices.accelerator import make_adamw
 from ascendrun.programs.trainer.checkpoint import Piece, Pieces, Read
-from ascendrun.programs.trainer.devices.accelerator import make_adamw
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import Value, value_at
 

@@ -8,7 +8,7 @@ from typing import Any, Union
 import numpy as np
 import torch
 
-from ascendrun.programs.trainer.attention import Segments
+from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.trainer.data import Unit
 
 IGNORED = -100

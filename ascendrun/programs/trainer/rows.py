@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replacing
 from ascendrun.programs.trainer.data import Unit
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.shards import Array, Tokens, once
 

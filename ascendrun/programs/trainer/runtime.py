@@ -18,9 +18,9 @@ from typing import Any, Callable, NoReturn, TextIO
 import torch
 import torch.distributed as dist
 
-from ascendrun.programs.trainer import errors
+from ascendrun.programs import errors
+from ascendrun.programs.devices.accelerator import Accelerator, choose_family, open_accelerator
 from ascendrun.programs.trainer.checkpoint import replace_text
-from ascendrun.programs.trainer.devices.accelerator import Accelerator, choose_family, open_accelerator
 from ascendrun.programs.trainer.distributed import Ranks, join
 from ascendrun.text import Text
 

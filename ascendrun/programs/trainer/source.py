@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Callable, Protocol
 
+from ascendrun.programs.devices.accelerator import worker_context
 from ascendrun.programs.trainer.data import Batch, Collate, Loader, Plan, Share
-from ascendrun.programs.trainer.devices.accelerator import worker_context
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.task import Settings
 

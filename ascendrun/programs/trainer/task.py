@@ -10,8 +10,8 @@ from typing import Any, Union
 import torch
 from torch import nn
 
+from ascendrun.programs.errors import ProgramError
 from ascendrun.programs.trainer.data import Batch, Unit
-from ascendrun.programs.trainer.errors import ProgramError
 
 Part = tuple[torch.Tensor, Union[float, torch.Tensor]]
 Loss = Union[torch.Tensor, tuple[torch.Tensor, Mapping[str, Part]]]

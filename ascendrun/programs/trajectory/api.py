@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from ascendrun.planner.columns import find_columns
-from ascendrun.programs.trainer.devices.accelerator import (
+from ascendrun.programs.devices.accelerator import (
     Accelerator,
     Precision,
     choose_family,
     choose_precision,
     open_accelerator,
 )
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.evaluation.evaluate import probabilities_of
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.points.read_ais import LeftOut, because, clean_rows

@@ -11,7 +11,7 @@ from typing import Any
 
 from ascendrun.options import GENERATED
 from ascendrun.planner.columns import ALIASES
-from ascendrun.programs.trainer.errors import InvalidDataError, check_given
+from ascendrun.programs.errors import InvalidDataError, check_given
 from ascendrun.programs.trajectory.grammars import TEXTS, fit_text
 from ascendrun.programs.trajectory.leakage import check_leak, check_same_segments
 from ascendrun.programs.trajectory.points.generate import generate

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from ascendrun.programs.trainer import attention, errors
-from ascendrun.programs.trainer.attention import Segments
-from ascendrun.programs.trainer.devices import cpu_kernels, fused_ops, kernels
-from ascendrun.programs.trainer.devices.accelerator import Accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs import errors
+from ascendrun.programs.devices import attention, cpu_kernels, fused_ops, kernels
+from ascendrun.programs.devices.accelerator import Accelerator
+from ascendrun.programs.devices.attention import Segments
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.tokens import Encoded, Ids
 from ascendrun.programs.trajectory.trees import Trees
 from ascendrun.text import Text

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.grammars.guide import END
 from ascendrun.programs.trajectory.leakage import fingerprint

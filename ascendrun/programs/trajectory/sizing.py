@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.programs.trainer.attention import Segments
+from ascendrun.programs.devices import cpu_kernels, fused_ops
+from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.trainer.data import Buckets, deal
-from ascendrun.programs.trainer.devices import cpu_kernels, fused_ops
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.simulate import Shapes, Simulated, simulate_deep
 from ascendrun.programs.trajectory.data import Options, multiple_of

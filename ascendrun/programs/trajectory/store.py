@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from ascendrun.programs.devices.accelerator import Accelerator, Precision
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
-from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, fuse, made_of, make_model
 from ascendrun.programs.trajectory.tokens import MASK, PAD, UNKNOWN
 from ascendrun.programs.trajectory.trees import Trees

@@ -14,9 +14,9 @@ from torch import nn
 
 from ascendrun.planner.models import flops_per_token, shape_of
 from ascendrun.planner.trajectory import CPU_MICRO_TOKENS, work_of
+from ascendrun.programs.devices import accelerator
 from ascendrun.programs.trainer import optim, schedule
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit
-from ascendrun.programs.trainer.devices import accelerator
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.choice import choose

@@ -13,7 +13,7 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.tokens import Encoded
 

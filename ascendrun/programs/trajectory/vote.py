@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options
 from ascendrun.programs.trajectory.evaluation.calibrate import Adjustment

@@ -13,7 +13,7 @@ import pytest
 from ascendrun.planner import codon_vocabulary as v
 from ascendrun.programs.codon import genes as g
 from ascendrun.programs.codon.masking import batch_of, hidden, masked
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 
 OPTIONS = {
     "prepared_dir": "",

@@ -15,9 +15,9 @@ from ascendrun.planner import codon_vocabulary as v
 from ascendrun.programs.codon import files
 from ascendrun.programs.codon.model import CodonModel, Config, make_model
 from ascendrun.programs.codon.train import mean_attended
+from ascendrun.programs.devices.attention import Segments
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import schedule
-from ascendrun.programs.trainer.attention import Segments
-from ascendrun.programs.trainer.errors import InvalidDataError
 
 SMALL = Config(
     hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=96, max_position_embeddings=48

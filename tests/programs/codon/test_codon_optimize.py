@@ -23,8 +23,8 @@ from ascendrun.programs.codon.model import CodonModel, Config, make_model
 from ascendrun.programs.codon.optimize import log_probs_of, optimize_stage, passes_of, predict_dna_sequence, write_rows
 from ascendrun.programs.codon.proteins import complete, read_proteins
 from ascendrun.programs.codon.scores import write_counts
-from ascendrun.programs.trainer.devices.accelerator import choose_precision, open_accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.devices.accelerator import choose_precision, open_accelerator
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.options import parse, read_table
 
 PROTEIN = "MKTVRQERLKSIVRILERSKEPVSGAQLAEELSVSRQVIVQDIAYLRSLGYNIVATPRGYVLA"

@@ -19,8 +19,8 @@ from ascendrun.programs.codon.model import Config, make_model
 from ascendrun.programs.codon.optimize import predict_dna_sequence
 from ascendrun.programs.codon.scores import write_counts
 from ascendrun.programs.codon.serve import MOST_PROTEINS, OPTIONS, Service, make_server
-from ascendrun.programs.trainer.devices.accelerator import open_accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.devices.accelerator import open_accelerator
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.options import parse, read_table
 from tests.programs.conftest import until
 

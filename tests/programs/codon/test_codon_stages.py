@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from ascendrun.programs.codon import genes
 from ascendrun.programs.codon.files import load_stored
 from ascendrun.programs.codon.scores import Scoring
-from ascendrun.programs.trainer.devices.accelerator import open_accelerator
+from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
 
 SMALL = (

@@ -9,6 +9,8 @@ import shutil
 import pytest
 import torch
 
+from ascendrun.programs.devices.accelerator import open_accelerator
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.chat import talk
 from ascendrun.programs.generation.engine import Completion
@@ -20,8 +22,6 @@ from ascendrun.programs.nanochat.inference import open_model, open_talker
 from ascendrun.programs.nanochat.model import make_model
 from ascendrun.programs.nanochat.replies import decoded, stops_of
 from ascendrun.programs.nanochat.tokenizer import of_characters
-from ascendrun.programs.trainer.devices.accelerator import open_accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from tests.programs.conftest import until
 from tests.programs.generating import naive

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import conversations, tasks, tokenizer
-from ascendrun.programs.trainer.errors import InvalidDataError
 
 CHARACTERS = tokenizer.of_characters(["abcdefghijklmnopqrstuvwxyz 0123456789+=\n"])
 CHAT = [

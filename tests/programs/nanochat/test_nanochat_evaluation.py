@@ -8,14 +8,14 @@ import random
 import pytest
 import torch
 
+from ascendrun.programs.devices.accelerator import open_accelerator
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.evaluation import Pupil, open_tasks, passed, replies, score
 from ascendrun.programs.nanochat.inference import open_engine
 from ascendrun.programs.nanochat.model import make_model
 from ascendrun.programs.nanochat.tokenizer import of_characters
-from ascendrun.programs.trainer.devices.accelerator import open_accelerator
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from tests.programs.nanochat.test_nanochat_model import lively, sizes_of
 

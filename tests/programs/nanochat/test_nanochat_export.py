@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import export
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.model import make_model
 from ascendrun.programs.nanochat.tokenizer import of_characters
-from ascendrun.programs.trainer.errors import InvalidDataError
 from tests.programs.nanochat.test_nanochat_evaluation import ALPHABET
 from tests.programs.nanochat.test_nanochat_model import lively, sizes_of
 

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import infer_bench
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.model import make_model
 from ascendrun.programs.nanochat.tokenizer import of_characters
-from ascendrun.programs.trainer.errors import InvalidDataError
 from tests.programs.nanochat.test_nanochat_model import sizes_of
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.engine import Completion
 from ascendrun.programs.nanochat import rl
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.calculator import TOOL
 from ascendrun.programs.nanochat.model import make_model
 from ascendrun.programs.nanochat.tokenizer import of_characters
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.packing import IGNORED
 from tests.programs.nanochat.test_nanochat_evaluation import ALPHABET, Knows, pupil_of, tasks_of
 from tests.programs.nanochat.test_nanochat_model import lively, sizes_of

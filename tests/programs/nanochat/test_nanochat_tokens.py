@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tokenizers import models
 
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import guide, texts, tokenizer
-from ascendrun.programs.trainer.errors import InvalidDataError
 from tests.programs.nanochat.golden.strings import strings
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("tokens.json").read_text())

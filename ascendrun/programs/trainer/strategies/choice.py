@@ -8,9 +8,9 @@ from typing import Any, Callable
 
 from ascendrun.planner import cost
 from ascendrun.planner.workload import Workload
-from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.devices.accelerator import Precision
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.distributed import ranks_of_host
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.memory import Target

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ascendrun.programs.trainer import attention
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.devices import attention
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.strategies.layers import repeated_layers
 
 WAYS = ("none", "torch", "torchair")

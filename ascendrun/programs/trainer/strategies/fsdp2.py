@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ascendrun.programs.devices.accelerator import Precision
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import Piece
-from ascendrun.programs.trainer.devices.accelerator import Precision
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.optim import MakeOptimizer, Owners
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Sharded, State, cast, skeleton_of

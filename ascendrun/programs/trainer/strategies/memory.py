@@ -11,8 +11,8 @@ import torch
 from ascendrun.planner import cost
 from ascendrun.planner.chips import chip_of
 from ascendrun.planner.cost import GB, PARTS
-from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, choose_precision
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.devices.accelerator import Accelerator, Precision, choose_precision
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.strategies.engine import STRATEGIES
 from ascendrun.programs.trainer.strategies.simulate import Simulated
 from ascendrun.programs.trainer.strategies.zero3 import BUCKET_ELEMENTS

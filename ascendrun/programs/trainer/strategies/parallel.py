@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.devices.accelerator import Precision
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.distributed import ranks_of_host
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.compiled import compile_layers

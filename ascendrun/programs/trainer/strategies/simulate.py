@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.trainer.strategies.engine import cast
 from ascendrun.programs.trainer.strategies.layers import repeated_layers
 

@@ -9,7 +9,7 @@ from typing import Callable
 import torch
 from torch import nn
 
-from ascendrun.programs.trainer.errors import ProgramError
+from ascendrun.programs.errors import ProgramError
 from ascendrun.programs.trainer.strategies.fsdp2 import fill
 
 INDEX = "model.safetensors.index.json"

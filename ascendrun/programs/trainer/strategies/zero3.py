@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ascendrun.programs.devices.accelerator import Precision
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import Read
-from ascendrun.programs.trainer.devices.accelerator import Precision
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import value_at

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ascendrun.programs.trainer.errors import in_a_line
+from ascendrun.programs.errors import in_a_line
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.tokens import Encoded

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ascendrun.programs.trainer.devices.accelerator import choose_precision
+from ascendrun.programs.devices.accelerator import choose_precision
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, multiple_of
 from ascendrun.programs.trajectory.model import TrackClassifier, pad, stack_values

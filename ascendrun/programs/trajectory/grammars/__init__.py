@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.grammars.guide import cell_based, digits_of, make_words
 from ascendrun.programs.trajectory.grammars.motion import INPUTS, fit_edges, motion_words
 from ascendrun.programs.trajectory.points.summary import FEATURES

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points.tracks import Track
 from ascendrun.programs.trajectory.tokens import Words
 

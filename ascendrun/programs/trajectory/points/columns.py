@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascendrun.planner.columns import ALIASES, Columns, find_columns, missing_columns
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 
 KNOTS = {"knots": 1.0, "m/s": 1.943844, "km/h": 0.539957}
 """Knots in one unit, by the name that `--units` expects."""

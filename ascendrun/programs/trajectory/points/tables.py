@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 
 SEPARATORS = ",;\t|"
 """Characters between columns; the one that the first line has most often."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascendrun.planner.columns import DAY_FIRST, LATEST_S, MONTH_FIRST, YEAR_LAST, read_time
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.options import GENERATED
-from ascendrun.programs.trainer.errors import InvalidDataError
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, Samples
 from ascendrun.programs.trajectory.evaluation.baselines import METHODS

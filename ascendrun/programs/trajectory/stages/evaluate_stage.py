@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ascendrun.programs.devices.accelerator import choose_precision
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
-from ascendrun.programs.trainer.devices.accelerator import choose_precision
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, Samples, encode_all, make_samples
 from ascendrun.programs.trajectory.evaluation.calibrate import Calibration, choose_adjustment, measure

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ascendrun.programs.errors import ModelTooLargeError
 from ascendrun.programs.trainer.dry_run import batch_problems
-from ascendrun.programs.trainer.errors import ModelTooLargeError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trajectory import sizing

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ascendrun.programs.devices.accelerator import choose_precision
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replacing
-from ascendrun.programs.trainer.devices.accelerator import choose_precision
-from ascendrun.programs.trainer.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, as_records, encode_all, load_data
 from ascendrun.programs.trajectory.evaluation.scores import score

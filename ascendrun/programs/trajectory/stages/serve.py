@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ascendrun.programs.devices.accelerator import choose_precision
 from ascendrun.programs.generation.server import Limits, Reply, RequestRefusedError, Server, read_json
 from ascendrun.programs.generation.service import serve_rank
-from ascendrun.programs.trainer.devices.accelerator import choose_precision
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
 from ascendrun.programs.trajectory.data import Options

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ascendrun.programs.trainer import errors, runtime
+from ascendrun.programs import errors
+from ascendrun.programs.devices.accelerator import choose_precision
+from ascendrun.programs.trainer import runtime
 from ascendrun.programs.trainer.checkpoint import replace_text
 from ascendrun.programs.trainer.data import Buckets
-from ascendrun.programs.trainer.devices.accelerator import choose_precision
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.source import Planned

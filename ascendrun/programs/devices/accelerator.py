@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ascendrun.planner.chips import Chip, chip_of
-from ascendrun.programs.trainer.errors import InvalidDataError, ProgramError
+from ascendrun.programs.errors import InvalidDataError, ProgramError
 from ascendrun.text import Text
 
 BACKENDS = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}

@@ -7,9 +7,9 @@ from typing import Any, Callable
 import torch
 from torch.nn import functional
 
-from ascendrun.programs.trainer import attention
-from ascendrun.programs.trainer.devices.accelerator import Accelerator
-from ascendrun.programs.trainer.devices.fused_ops import Operators
+from ascendrun.programs.devices import attention
+from ascendrun.programs.devices.accelerator import Accelerator
+from ascendrun.programs.devices.fused_ops import Operators
 from ascendrun.text import Text
 
 TOLERANCE = 2e-2

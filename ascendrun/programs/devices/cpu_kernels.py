@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ascendrun.programs.trainer.devices.fused_ops import Operators
-from ascendrun.programs.trainer.devices.kernels import rms_norm_formula
+from ascendrun.programs.devices.fused_ops import Operators
+from ascendrun.programs.devices.kernels import rms_norm_formula
 
 
 class RmsNorm(torch.autograd.Function):

@@ -1,1 +1,0 @@
-"""Accelerators: the device of a rank, chip data, fused operators."""
