@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2 import modeling_qwen2
 
-from ascendrun.programs.devices import attention, cpu_kernels, fused_ops, kernels
+from ascendrun.programs.devices import attention, fused_ops, kernels
 from ascendrun.programs.devices.accelerator import Accelerator
 
 CALLS = []
@@ -151,44 +151,6 @@ def test_other_devices_keep_torchs_own(npu):
     cpu = Accelerator("cpu", torch.device("cpu"), "cpu", None)
     assert kernels.sound_kernels(cpu, torch.float32) == ([], [])
     assert attention.kernel_of("cpu") is attention.torch_attention
-
-
-@pytest.mark.parametrize("width", [4, 6])
-def test_the_cpus_norm_and_positions_have_the_slopes_that_arithmetic_gives(width):
-    def doubles(*shape):
-        return some(*shape).double().requires_grad_()
-
-    angles = some(1, 1, 3, width // 2).double()
-    cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
-    assert torch.autograd.gradcheck(
-        lambda x, weight: cpu_kernels.RmsNorm.apply(x, weight, 1e-6), (doubles(2, 3, width), doubles(width))
-    )
-    assert torch.autograd.gradcheck(lambda x: cpu_kernels.Rotary.apply(x, cos, sin), (doubles(1, 2, 3, width),))
-
-
-def test_a_model_says_and_learns_the_same_with_the_cpus_forms(usual_positions):
-    config = Qwen2Config(
-        vocab_size=20,
-        hidden_size=16,
-        intermediate_size=24,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_hidden_layers=2,
-    )
-    torch.manual_seed(0)
-    model, ids = Qwen2ForCausalLM(config), torch.arange(24).reshape(2, 12) % 20
-    found = []
-    for _ in range(2):
-        model.zero_grad()
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        found.append((loss.detach(), [weight.grad.clone() for weight in model.parameters()]))
-        said = fused_ops.fuse(model, cpu_kernels.OPERATORS, device="cpu")
-    (plain, slopes), (fused, others) = found
-    torch.testing.assert_close(fused, plain)
-    for one, other in zip(slopes, others):
-        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
-    assert said == ["Qwen2RMSNorm x 5", "apply_rotary_pos_emb x 1"]
 
 
 def test_a_model_on_another_device_keeps_its_own_positions(usual_positions):

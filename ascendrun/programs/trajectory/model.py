@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel
 
 from ascendrun.programs import errors
-from ascendrun.programs.devices import attention, cpu_kernels, fused_ops, kernels
+from ascendrun.programs.devices import attention, fused_ops, kernels
 from ascendrun.programs.devices.accelerator import Accelerator
 from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.errors import InvalidDataError
@@ -157,9 +157,6 @@ class Reader(nn.Module):
 
 def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[Text]:
     """Replace operators of the transformer by its device's fused operators, for `dtype`; return the lines to log."""
-    if accelerator.family == "cpu":
-        fused_ops.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
-        return []
     sound, reasons = kernels.sound_kernels(accelerator, dtype)
     replaced = fused_ops.fuse(model.backbone, kernels.operators_of(sound), device=accelerator.device.type)
     return [

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.programs.devices import cpu_kernels, fused_ops
 from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.trainer.data import Buckets, deal
 from ascendrun.programs.trainer.strategies import memory
@@ -71,8 +70,6 @@ def simulated(sizes: Sizes, largest: Pass, target: memory.Target, *, checkpointe
         model = kind(replace(sizes, config=with_layers(sizes.config, layers)))
         if checkpointed:
             enable_gradient_checkpointing(model)
-        if target.family == "cpu":
-            fused_ops.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
         return model
 
     return simulate_deep(
