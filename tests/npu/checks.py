@@ -18,8 +18,6 @@ import torch.distributed as dist
 from ascendrun.programs.devices import accelerator, attention, kernels
 from ascendrun.programs.trainer import distributed
 
-PLAIN: dict[str, Any] = {"window": None, "segments": None, "scale": 0.3}
-
 
 def main(argv: list[str]) -> None:
     try:
@@ -144,7 +142,7 @@ def autocast() -> float:
     wanted = attention.formula(query.float(), key.float(), value.float(), scale=0.3)
     at = device.device
     with device.autocast(torch.bfloat16):
-        found = attention.npu_attention(query.to(at), key.to(at), value.to(at), **PLAIN, causal=True, dropout=0.0)
+        found = attention.npu_attention(query.to(at), key.to(at), value.to(at), attention.Pattern(scale=0.3))
     return float((found.cpu().float() - wanted).abs().max())
 
 
@@ -157,7 +155,7 @@ def dropped() -> dict[str, float]:
 
     def answer(q: torch.Tensor, v: torch.Tensor, *, seed: int = 1, dropout: float = 0.3) -> torch.Tensor:
         device.seed(seed)
-        return attention.npu_attention(q, key, v, **PLAIN, causal=False, dropout=dropout)
+        return attention.npu_attention(q, key, v, attention.Pattern(causal=False, scale=0.3, dropout=dropout))
 
     first = answer(query, value)
     mean = torch.stack([answer(query, value, seed=seed) for seed in range(100)]).mean(0)

@@ -20,7 +20,6 @@ BLOCK = 256
 MASK_SIZE = 2048
 MOST_SEGMENTS = 2048
 """Of npu_fusion_attention: the side of the mask that sparse modes 2, 3 and 4 expect, and the samples of one call."""
-Kernel = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,18 @@ class Segments:
         return replace(self, offsets=self.offsets.to(device, non_blocking=non_blocking))
 
 
+@dataclass(frozen=True)
+class Pattern:
+    """Who attends to whom, and how: the arguments of `attention`."""
+
+    causal: bool = True
+    window: int | None = None
+    segments: Segments | None = None
+    scale: float = 1.0
+    dropout: float = 0.0
+
+
+Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Pattern], torch.Tensor]
 OPAQUE: list[Callable[..., torch.Tensor]] = []
 """What compiled layers call instead of `attention`: its kernels and lengths, numbers of the host, are not compiled."""
 
@@ -76,8 +87,8 @@ def attention(
         return OPAQUE[0](q, k, v, **given)
     if window is not None and window >= (k.shape[1] if segments is None else segments.longest):
         window = None
-    given = {"causal": causal, "window": window, "segments": segments, "dropout": dropout}
-    return kernel_of(q.device.type)(q, k, v, scale=q.shape[-1] ** -0.5 if scale is None else scale, **given)
+    pattern = Pattern(causal, window, segments, q.shape[-1] ** -0.5 if scale is None else scale, dropout)
+    return kernel_of(q.device.type)(q, k, v, pattern)
 
 
 def formula(
@@ -114,27 +125,24 @@ def within(back: torch.Tensor, *, causal: bool, window: int | None) -> torch.Ten
 # --- torch's own kernels, one call a sample: on every device ---
 
 
-def torch_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, segments: Segments | None, **given: Any
-) -> torch.Tensor:
-    if segments is None:
-        return blocks(q, k, v, **given)
+def torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern) -> torch.Tensor:
+    if pattern.segments is None:
+        return blocks(q, k, v, pattern)
     # A split has one backward operation; a slice of each sample would write a whole gradient for each.
-    parts = zip(*(torch.split(x.flatten(0, 1), list(segments.lengths)) for x in (q, k, v)))
-    answers = [blocks(*(x[None] for x in part), **given)[0] for part in parts]
+    parts = zip(*(torch.split(x.flatten(0, 1), list(pattern.segments.lengths)) for x in (q, k, v)))
+    answers = [blocks(q_one[None], k_one[None], v_one[None], pattern)[0] for q_one, k_one, v_one in parts]
     return torch.cat(answers).view(q.shape)
 
 
-def blocks(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, window: int | None, scale: float, dropout: float
-) -> torch.Tensor:
+def blocks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern) -> torch.Tensor:
     """Attend in one call, or block by block of queries where torch's kernel does not know who attends to whom."""
+    causal, window = pattern.causal, pattern.window
     length, seen = q.shape[1], k.shape[1]
     shared = q.shape[2] // k.shape[2]
     # Shared heads are repeated: within torch's kernel they meant the formula, before 2.5 an error.
     k, v = (x.repeat_interleave(shared, 2) if shared > 1 else x for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    more: dict[str, Any] = {"scale": scale, "dropout_p": dropout}
+    more: dict[str, Any] = {"scale": pattern.scale, "dropout_p": pattern.dropout}
     if (window is None or window >= seen) and (not causal or length in (1, seen)):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=causal and length > 1, **more).transpose(1, 2)
     answers = []
@@ -153,21 +161,12 @@ def blocks(
 # --- the kernels of devices ---
 
 
-def npu_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool,
-    window: int | None,
-    segments: Segments | None,
-    scale: float,
-    dropout: float,
-) -> torch.Tensor:
+def npu_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern) -> torch.Tensor:
     """Attend by torch_npu's operator: sparse mode 3 is causal from the last token on, 4 a band, TND has samples."""
     import torch_npu
 
-    given: dict[str, Any] = {"scale": scale, "keep_prob": 1.0 - dropout}
+    causal, window, segments = pattern.causal, pattern.window, pattern.segments
+    given: dict[str, Any] = {"scale": pattern.scale, "keep_prob": 1.0 - pattern.dropout}
     if window is not None:
         given.update(sparse_mode=4, pre_tockens=window - 1, next_tockens=0 if causal else window - 1)
     elif causal:
@@ -193,22 +192,12 @@ def compressed_mask(device: torch.device) -> torch.Tensor:
     return torch.ones(MASK_SIZE, MASK_SIZE, dtype=torch.bool).triu(1).to(device)
 
 
-def cuda_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool,
-    window: int | None,
-    segments: Segments | None,
-    scale: float,
-    dropout: float,
-) -> torch.Tensor:
+def cuda_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern) -> torch.Tensor:
     """Attend by torch's kernel of variable lengths, which knows samples and windows; else by `torch_attention`."""
+    causal, window, segments = pattern.causal, pattern.window, pattern.segments
     is_plain = segments is None and window is None
-    if dropout or is_plain or q.shape[1] != k.shape[1] or q.dtype == torch.float32:
-        given: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "dropout": dropout}
-        return torch_attention(q, k, v, segments=segments, **given)
+    if pattern.dropout or is_plain or q.shape[1] != k.shape[1] or q.dtype == torch.float32:
+        return torch_attention(q, k, v, pattern)
     from torch.nn.attention.varlen import varlen_attn
 
     if segments is None:
@@ -226,7 +215,7 @@ def cuda_attention(
         segments.offsets,
         segments.longest,
         segments.longest,
-        scale=scale,
+        scale=pattern.scale,
         window_size=(back, 0 if causal else back),
         **more,
     )
@@ -249,7 +238,7 @@ def trial(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> torch.Ten
     q, k, v = (torch.randn(2, 48, heads, 64, generator=chance).to(device=device, dtype=dtype) for heads in (4, 2, 2))
     segments = Segments.of_rows([[7, 30], [1, 20, 27]], 48).to(device)
     answers = [
-        kernel(q, k, v, causal=causal, window=window, segments=each, scale=0.125, dropout=0.0)
+        kernel(q, k, v, Pattern(causal, window, each, scale=0.125))
         for causal in (True, False)
         for window in (None, 9)
         for each in (None, segments)

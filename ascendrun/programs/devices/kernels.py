@@ -79,7 +79,9 @@ def sound_kernels(accelerator: Accelerator, dtype: torch.dtype) -> tuple[list[st
     if fused is not None:
         tried["attention"] = (
             lambda: attention.trial(fused, device, dtype),
-            lambda: attention.trial(attention.formula, device, dtype),
+            lambda: attention.trial(
+                lambda q, k, v, pattern: attention.formula(q, k, v, **vars(pattern)), device, dtype
+            ),
         )
     if accelerator.family == "npu":
         tried.update(trials(device, dtype))

@@ -1,4 +1,4 @@
-'''The training loop of the bundled programs. A program brings its options, a model and a Task; the rest is here:
+"""The training loop of the bundled programs. A program brings its options, a model and a Task; the rest is here:
 
     options        the options table, read before torch is imported     runtime        one rank: run(body), its end
     distributed    the ranks: sum, gather, share                        loop           Loop: resume, run, load_best
@@ -14,4 +14,4 @@ The devices are in programs/devices. docs/own-program.md has a complete program.
 Random numbers of a step follow from (seed, step, rank), the order of samples from (seed, step): on a CPU, a resumed run
 equals an uninterrupted run to the last bit. The batch size is that of all ranks together: a training may resume with
 another number of ranks or in another strategy (equal except for rounding). For zero3 it is an error.
-'''
+"""
