@@ -11,8 +11,8 @@ from typing import Any
 
 from scenes import Scene, await_that
 
+from ascendrun.core.jobs.draft import TRANSITIONS
 from ascendrun.core.jobs.job import TERMINAL, State
-from ascendrun.core.jobs.lifecycle import TRANSITIONS
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 
 LISTENS = "0A"

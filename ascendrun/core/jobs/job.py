@@ -17,7 +17,7 @@ from ascendrun.text import Text, from_json, to_json
 
 
 class State(str, Enum):
-    """State of a job. The transitions between them are the table in core/jobs/lifecycle.py."""
+    """State of a job. The transitions between them are the table in core/jobs/draft.py."""
 
     QUEUED = "QUEUED"
     CHECKING = "CHECKING"

@@ -16,9 +16,9 @@ from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.checkpoints import Listings, OnlyCopy, ResumePoint, incomplete
+from ascendrun.core.jobs.draft import stop_grace_s
 from ascendrun.core.jobs.inputs import Action, JobInput
 from ascendrun.core.jobs.job import Cause, Job, Phase, State
-from ascendrun.core.jobs.lifecycle import stop_grace_s
 from ascendrun.core.jobs.plan import LaunchPlan, Tree
 from ascendrun.core.jobs.reasons import internal_error
 from ascendrun.core.jobs.restart import Kind

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Callable
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobs.inputs import Diagnosed, JobInput
 from ascendrun.core.jobs.job import State
-from ascendrun.core.jobs.lifecycle import judge_quickly
+from ascendrun.core.jobs.outcome import judge_quickly
 from ascendrun.core.jobs.restart import load_failure
 from ascendrun.node.failpoint import failpoint
 

@@ -27,10 +27,10 @@ from ascendrun.node.layout import split_tag
 
 if TYPE_CHECKING:
     from ascendrun.core.hosts import Host
+    from ascendrun.core.jobs.draft import Step
     from ascendrun.core.jobs.inputs import JobInput
     from ascendrun.core.jobs.job import Job
     from ascendrun.core.jobs.job_copy import JobCopy
-    from ascendrun.core.jobs.lifecycle import Step
     from ascendrun.core.jobs.schedule import Claim
     from ascendrun.head.loop.job_runner import JobRunner
     from ascendrun.head.loop.judging import Judging
@@ -261,8 +261,9 @@ class LiveJobs:
 
     def tick(self, *, was_away: bool) -> None:
         """Handle time. `was_away`: this process was suspended, so missing messages mean nothing about the nodes."""
+        from ascendrun.core.jobs.draft import Step
         from ascendrun.core.jobs.inputs import Tick
-        from ascendrun.core.jobs.lifecycle import Step, restart_timers
+        from ascendrun.core.jobs.lifecycle import restart_timers
 
         now_boot_s = boot_s()
         if was_away:
@@ -347,7 +348,7 @@ class LiveJobs:
         """Handle queued events; all events of one job are one step of it, stored once."""
         if not self._events:
             return
-        from ascendrun.core.jobs.lifecycle import Step
+        from ascendrun.core.jobs.draft import Step
 
         while self._events:
             steps, self._unsaved = self._unsaved, {}
@@ -360,7 +361,8 @@ class LiveJobs:
                 self._guard(partial(self._settle, job_id, step))
 
     def _advance(self, job: Job, event: JobInput) -> Step:
-        from ascendrun.core.jobs.lifecycle import Step, advance
+        from ascendrun.core.jobs.draft import Step
+        from ascendrun.core.jobs.lifecycle import advance
 
         def recent() -> list[str]:
             return [f"{event.code} {event.values}" for event in self._store.events(job.id)[-20:]]
@@ -418,7 +420,7 @@ class LiveJobs:
 
     def _fetch_artifacts(self, before: Job, step: Step) -> None:
         """Request the files that may explain a failure immediately: logs rotate, and devices recover."""
-        from ascendrun.core.jobs.lifecycle import may_restart
+        from ascendrun.core.jobs.draft import may_restart
         from ascendrun.head.spool.artifact_fetch import failed_attempt
 
         attempt = failed_attempt(before, step.job, step.transitions)

@@ -19,8 +19,8 @@ from typing import Any
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.draft import Transition
 from ascendrun.core.jobs.job import Cause, Job, State
-from ascendrun.core.jobs.lifecycle import Transition
 from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply

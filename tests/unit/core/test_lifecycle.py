@@ -12,19 +12,10 @@ import pytest
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs import inputs, reasons
+from ascendrun.core.jobs.draft import CONFIRM_S, HELD_S, HUNG_GRACE_S, TRANSITIONS, Draft, InvalidTransitionError, Step
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Cause, Exit, Job, Leftover, NodeProgress, Phase, Request, State, dump_job, load_job
-from ascendrun.core.jobs.lifecycle import (
-    CONFIRM_S,
-    HELD_S,
-    HUNG_GRACE_S,
-    TRANSITIONS,
-    InvalidTransitionError,
-    Step,
-    _Draft,
-    advance,
-    resume,
-)
+from ascendrun.core.jobs.lifecycle import advance, resume
 from ascendrun.core.jobs.reasons import FirstFailure
 from ascendrun.core.jobs.restart import PastAttempt, RestartPolicy
 from ascendrun.text import Text
@@ -557,7 +548,7 @@ def test_an_event_told_twice_changes_nothing() -> None:
 
 
 def test_an_illegal_move_raises_with_the_story() -> None:
-    draft = _Draft(make_job(state=State.SUCCEEDED), 1.0, lambda: ["state: SUCCEEDED: all 4 ranks exited 0"])
+    draft = Draft(make_job(state=State.SUCCEEDED), 1.0, lambda: ["state: SUCCEEDED: all 4 ranks exited 0"])
     with pytest.raises(InvalidTransitionError, match="SUCCEEDED -> RUNNING.*all 4 ranks exited 0"):
         draft.transition(State.RUNNING, "by mistake")
 

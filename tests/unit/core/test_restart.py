@@ -15,8 +15,9 @@ from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.checkpoints import Listed, ResumePoint
 from ascendrun.core.jobs.checkpoints import choose as choose_checkpoint
+from ascendrun.core.jobs.draft import JUDGE_S
 from ascendrun.core.jobs.job import Cause, Job, State, dump_job, load_job
-from ascendrun.core.jobs.lifecycle import JUDGE_S, resume
+from ascendrun.core.jobs.lifecycle import resume
 from ascendrun.core.jobs.restart import (
     WITHOUT_PROGRESS,
     Again,

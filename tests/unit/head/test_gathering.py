@@ -11,8 +11,8 @@ from typing import Any, Callable
 import pytest
 
 from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.draft import Transition
 from ascendrun.core.jobs.job import Cause, Job, State
-from ascendrun.core.jobs.lifecycle import Transition
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply

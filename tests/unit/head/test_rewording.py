@@ -16,9 +16,10 @@ from ascendrun.cli.outcome import exit_code_of
 from ascendrun.core.events import Event
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.jobs import inputs, reasons
+from ascendrun.core.jobs.draft import Step
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Exit, Job, Leftover
-from ascendrun.core.jobs.lifecycle import Step, advance, resume
+from ascendrun.core.jobs.lifecycle import advance, resume
 from ascendrun.core.jobs.schedule import check_dependency
 from ascendrun.core.notices import notice_of
 from ascendrun.core.reachability import unreachable_hosts

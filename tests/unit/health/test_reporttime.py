@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ascendrun.core.jobs.draft import TRANSITIONS
 from ascendrun.core.jobs.job import State
-from ascendrun.core.jobs.lifecycle import TRANSITIONS
 from ascendrun.health.report.time_use import USES, Accounting, AttemptSteps, account, find_stays
 
 S = State

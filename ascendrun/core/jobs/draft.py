@@ -1,0 +1,360 @@
+"""A job during one step of its state machine: its transition table, and the only writer of its state."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Callable
+
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.events import Event
+from ascendrun.core.jobs import inputs, reasons, restart
+from ascendrun.core.jobs.inputs import Action
+from ascendrun.core.jobs.job import Cause, Job, Phase, State
+from ascendrun.core.jobs.outcome import judge_quickly
+from ascendrun.core.jobs.restart import Again, PastAttempt
+from ascendrun.text import Text
+
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    State.QUEUED: frozenset({State.CHECKING, State.STOPPING}),
+    State.CHECKING: frozenset({State.STAGING, State.STOPPING}),
+    State.STAGING: frozenset({State.STARTING, State.STOPPING}),
+    State.STARTING: frozenset({State.RUNNING, State.STOPPING}),
+    State.RUNNING: frozenset({State.SUCCEEDED, State.STOPPING}),
+    State.STOPPING: frozenset({State.STOPPED, State.FAILED, State.BACKOFF}),
+    State.BACKOFF: frozenset({State.QUEUED, State.STOPPING}),
+    State.SUCCEEDED: frozenset(),
+    State.STOPPED: frozenset({State.BACKOFF}),
+    State.FAILED: frozenset({State.BACKOFF}),
+}
+
+FAILURE_GRACE_S = 2.0
+"""Grace period of the other ranks after one has failed: a checkpoint without the failed rank would be incomplete."""
+
+HELD_S = (5.0, 300.0)
+"""Seconds until a job tries again whose devices or ports are in use: the first pause, doubled up to the second."""
+HUNG_GRACE_S = 5.0
+"""Seconds that the ranks of a hung job have to print their stacks."""
+PASSED_OVER_S = 600.0
+"""Seconds in which a job does not use a host that was not ready for it."""
+
+CONFIRM_S = 30.0
+"""Seconds beyond the grace period that an unreachable node may keep a job in STOPPING; a reachable node, twice that."""
+
+JUDGE_S = 120.0
+"""Seconds of STOPPING beyond the grace period after which a diagnosis is no longer awaited."""
+
+RESTARTED = frozenset({Cause.FAILURE, Cause.NODE_LOST, Cause.START_TIMEOUT, Cause.PREEMPTED, Cause.HUNG, Cause.REFUSED})
+"""Causes after which the restart policy decides; a refused first start is reported to the user who waits for it."""
+
+
+class InvalidTransitionError(AssertionError):
+    """A programming error: transition not in the table. Carries the last events of the job."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A change of state with its time and reason."""
+
+    source: State
+    target: State
+    at_s: float
+    reason: Text
+
+
+@dataclass(frozen=True)
+class Step:
+    """Result of one input: the next record, state changes, events to store, actions to perform."""
+
+    job: Job
+    transitions: tuple[Transition, ...] = ()
+    events: tuple[Event, ...] = ()
+    actions: tuple[Action, ...] = ()
+
+    def then(self, later: Step) -> Step:
+        """Return both steps as one, for events that arrived together."""
+        return Step(
+            later.job, self.transitions + later.transitions, self.events + later.events, self.actions + later.actions
+        )
+
+
+class Draft:
+    """A job during `advance`: the only writer of its state."""
+
+    def __init__(self, job: Job, now_s: float, recent: Callable[[], Sequence[str]]) -> None:
+        self.job = job
+        self.now_s = now_s
+        self.transitions: list[Transition] = []
+        self.events: list[Event] = []
+        self.actions: list[Action] = []
+        self.fenced: frozenset[str] = frozenset()
+        self._recent = recent
+
+    def record(
+        self, code: str, hosts: Sequence[str] = (), ranks: Sequence[int] = (), values: Mapping[str, Any] | None = None
+    ) -> None:
+        self.events.append(Event(code, values or {}, tuple(hosts), tuple(ranks), self.job.attempt, self.now_s))
+
+    def transition(self, target: State, reason: Text) -> None:
+        if target not in TRANSITIONS[self.job.state]:
+            past = "; ".join(self._recent()) or "no past recorded"
+            raise InvalidTransitionError(
+                f"{self.job.id}: {self.job.state.value} -> {target.value} ({reason}). Events: {past}"
+            )
+        self.transitions.append(Transition(self.job.state, target, self.now_s, reason))
+        cause = self.job.cause.value if self.job.cause is not None else None
+        values = {"state": target.value, "previous": self.job.state.value, "reason": reason, "cause": cause}
+        self.record("state-changed", *place_of(reason), values)
+        self.job = replace(self.job, state=target, reason=reason, since_s=self.now_s)
+
+    def set_node(self, host: str, **changes: Any) -> None:
+        nodes = tuple(replace(n, **changes) if n.host == host else n for n in self.job.nodes)
+        self.job = replace(self.job, nodes=nodes)
+
+    def stop(self, cause: Cause, reason: Text, *, now: bool = False) -> None:
+        """Go to STOPPING, with its actions; a later request to stop now applies as well."""
+        if self.job.is_terminal or (self.job.state is State.BACKOFF and cause is not Cause.USER):
+            return  # the attempt is over: late reports of its nodes change nothing
+        if self.job.state is State.STOPPING:
+            if cause is Cause.USER and (self.job.cause is Cause.HELD or may_restart(self.job)):
+                self.job = replace(self.job, cause=cause, reason=reason)  # else it would start again
+            if now and not self.job.stop_now:
+                self.job = replace(self.job, stop_now=True)
+                self.actions += stop_actions(self.job)
+            return
+        self.job = replace(self.job, cause=cause, stop_now=now)
+        self.transition(State.STOPPING, reason)
+        self.actions += stop_actions(self.job) + judge_actions(self.job)
+
+    def hold(self, reason: Text, hosts: Sequence[str], by: str | None) -> None:
+        self.record("held", hosts, values={"reason": reason, "by": by})
+        self.stop(Cause.HELD, reason)
+
+    def settle(self) -> None:
+        """Make every transition that the record allows."""
+        job = self.job
+        if job.state is State.CHECKING and job.world_size and all_at_least(job, Phase.REPORTED):
+            self.transition(State.STAGING, reasons.checked(len(job.nodes), self.now_s - job.since_s))
+            self.actions.append(inputs.StageNodes())
+        if self.job.state is State.STAGING and all_at_least(self.job, Phase.STAGED):
+            self.transition(State.STARTING, reasons.staged(len(job.nodes), self.now_s - self.job.since_s))
+            self.actions.append(inputs.PrepareNodes())
+        if self.job.state is State.STARTING:
+            self._settle_start()
+        if self.job.state is State.RUNNING and all(n.phase is Phase.ENDED for n in self.job.nodes):
+            self._finish(State.SUCCEEDED, reasons.succeeded(self.job.rank_count))
+        if self.job.state is State.STOPPING:
+            self._settle_stop()
+        if self.job.state is State.BACKOFF and self.now_s >= (self.job.not_before_s or 0.0):
+            self._settle_backoff()
+
+    def _settle_start(self) -> None:
+        if self.job.go_sent_at_s is None and all_at_least(self.job, Phase.READY):
+            blocks = [set(n.hccl) for n in self.job.nodes if n.hccl is not None]
+            common = set.intersection(*blocks) if blocks else set()
+            if blocks and not common:
+                self.hold(reasons.no_common_ports([n.host for n in self.job.nodes]), self.job.hosts, None)
+                return
+            self.job = replace(self.job, hccl_base=min(common, default=None), refusals=0)
+            nodes = tuple(replace(n, phase=Phase.GO_SENT) for n in self.job.nodes)
+            self.job = replace(self.job, nodes=nodes, go_sent_at_s=self.now_s)
+            self.actions.append(inputs.StartNodes())
+        if all(n.phase in (Phase.STARTED, Phase.ENDED) for n in self.job.nodes):
+            self.job = replace(self.job, started_at_s=self.now_s)
+            self.transition(State.RUNNING, reasons.running(self.job.world_size))
+
+    def _settle_stop(self) -> None:
+        waiting = tuple(n.host for n in self.job.nodes if n.may_run_processes and n.host not in self.job.unconfirmed)
+        if waiting:
+            return
+        cause = self.job.cause
+        if cause in (Cause.HEAD_RESTARTED, Cause.PASSED_OVER):
+            self.back_off(self.job.reason, self.now_s, counted=False)
+            return
+        if cause is Cause.HELD:
+            self._wait_for_others()
+            return
+        reason = self.job.reason
+        if cause is Cause.FAILURE and self.job.first_failure:
+            reason = self.job.first_failure.reason()
+        if may_restart(self.job):
+            self._decide_restart(reason)
+        else:
+            self._finish(State.STOPPED if cause in (Cause.USER, Cause.NEED) else State.FAILED, reason)
+
+    def _decide_restart(self, why: Text) -> None:
+        """End the job, or let it wait for its next attempt. Waits for the diagnosis."""
+        job = self.job
+        failure = judge_quickly(job) if job.cause is Cause.REFUSED else job.failure
+        if failure is None:
+            return
+        self.job = job = replace(job, failure=failure)
+        past = (*job.past, self.this_attempt())
+        decision = restart.decide(job.policy, past, failure, self.now_s, job.run_id)
+        used = restart.restarts_used(job.policy, job.past, self.now_s)
+        values = {
+            "kind": failure.kind.value,
+            "finding": failure.code,
+            "confidence": failure.confidence,
+            "rule": decision.rule,
+            "used": used,
+            "limit": job.policy.max_restarts,
+            "window_s": job.policy.window_s,
+            "stalled": restart.attempts_without_progress(past),
+            "last_step": job.last_step,
+        }
+        if isinstance(decision, Again):
+            pause_s = round(decision.not_before_s - self.now_s, 1)
+            counted = decision.rule == "again"
+            more = {"pause_s": pause_s, "avoid": decision.avoid, "quarantine": decision.quarantine}
+            self.record("restarting", failure.hosts, failure.ranks, {**values, **more})
+            number = used + 1 if counted else None
+            reason = reasons.restarting(number, job.policy.max_restarts, decision.not_before_s, why)
+            self.back_off(reason, decision.not_before_s, counted=counted, avoid=decision.avoid)
+            return
+        self.record("gave-up", failure.hosts, failure.ranks, values)
+        self._finish(State.FAILED, reasons.not_restarted(why, restart.rule_text(decision.rule, values)))
+
+    def back_off(self, reason: Text, not_before_s: float, *, counted: bool = True, avoid: Sequence[str] = ()) -> None:
+        """Go from STOPPING to BACKOFF, until `not_before_s`. `counted`: this uses one of the job's restarts; `avoid`:
+        hosts that the next attempt uses last."""
+        attempt = replace(self.this_attempt(), counted=counted, avoid=tuple(avoid))
+        self.job = replace(
+            self.job, past=restart.keep((*self.job.past, attempt), self.job.policy), not_before_s=not_before_s
+        )
+        self.transition(State.BACKOFF, reason)
+
+    def _wait_for_others(self) -> None:
+        """Back off since devices or ports are in use; an attempt without GO is no past attempt."""
+        past, run_id = self.job.past, self.job.run_id
+        pause_s = min(HELD_S[1], HELD_S[0] * 2.0**self.job.refusals)
+        spread = 0.75 + zlib.crc32(run_id.encode("utf-8")) % 1000 / 2000  # of jobs that hold parts of each other's
+        self.back_off(self.job.reason, self.now_s + pause_s * spread, counted=False)
+        self.job = replace(self.job, refusals=self.job.refusals + 1)
+        if self.job.go_sent_at_s is None:
+            self.job = replace(self.job, past=past)
+
+    def this_attempt(self) -> PastAttempt:
+        """Return the present attempt as one that ends now."""
+        job = self.job
+        return PastAttempt(
+            job.attempt,
+            job.hosts,
+            job.started_at_s,
+            self.now_s,
+            job.failure,
+            last_step=job.last_step,
+            resumed_step=job.resume.step if job.resume else None,
+            older_step=job.resume.older if job.resume else None,
+        )
+
+    def _settle_backoff(self) -> None:
+        """Queue the next attempt when no process of this one can be left; else say on which hosts that is unknown."""
+        hosts = unproven_hosts(self.job)
+        if not hosts or can_restart_without(self.job, hosts, self.fenced):
+            if hosts:
+                by = "lease" if self.job.policy.on_unreachable_node == "fence" else "epoch"
+                self.record("host-fenced", hosts, values={"by": by})
+            self._requeue()
+            return
+        reason = reasons.waiting_for_end(hosts, self.job.attempt)
+        if self.job.reason != reason:
+            self.job = replace(self.job, reason=reason)
+            self.record("restart-waits", hosts, values={"reason": reason})
+
+    def _requeue(self) -> None:
+        """Leave BACKOFF: queue the next attempt."""
+        self.job = replace(
+            self.job,
+            attempt=self.job.attempt + 1,
+            unstarted=self.job.unstarted + (self.job.go_sent_at_s is None),
+            hosts=(),
+            nodes=(),
+            world_size=0,
+            master_port=None,
+            hccl_base=None,
+            go_sent_at_s=None,
+            started_at_s=None,
+            cause=None,
+            stop_now=False,
+            first_failure=None,
+            failure=None,
+            last_step=None,
+            unconfirmed=(),
+            not_before_s=None,
+            resume=None,
+        )
+        self.transition(State.QUEUED, reasons.next_attempt(self.job.attempt))
+
+    def _finish(self, target: State, reason: Text) -> None:
+        self.job = replace(self.job, ended_at_s=self.now_s)
+        self.transition(target, reason)
+
+
+def may_restart(job: Job) -> bool:
+    """Return whether the restart policy decides how a stopping job ends."""
+    if job.policy.max_restarts <= 0 or job.cause not in RESTARTED:
+        return False
+    return job.cause is not Cause.REFUSED or job.attempt > 1
+
+
+def unproven_hosts(job: Job) -> tuple[str, ...]:
+    """Return the hosts on which processes of the job's attempt may still live."""
+    return tuple(node.host for node in job.nodes if node.may_run_processes or node.leftovers)
+
+
+def can_restart_without(job: Job, silent: Sequence[str], fenced: frozenset[str] = frozenset()) -> bool:
+    """Return whether the next attempt may start while processes of this one may live on the hosts `silent`.
+
+    It must not use these hosts, and the old processes must not be able to change its checkpoints: those on the hosts
+    `fenced` have ended.
+    """
+    mode = job.policy.on_unreachable_node
+    if not (mode == "auto" and job.policy.has_epochs or mode == "fence" and set(silent) <= fenced):
+        return False
+    if not set(silent) <= set(job.unconfirmed):
+        return False  # the host responds: its end is on the way, or its leftovers hold its devices
+    return len(set(job.pool) - set(silent)) >= len(job.nodes)
+
+
+def judge_actions(job: Job) -> tuple[Action, ...]:
+    is_open = may_restart(job) and job.cause is not Cause.REFUSED and job.failure is None
+    return (inputs.Judge(job.attempt),) if is_open else ()
+
+
+def place_of(reason: Text) -> tuple[Sequence[str], Sequence[int]]:
+    """Return the hosts and ranks that a reason names, itself or in the reason inside it."""
+    inner = reason.values.get("why")
+    if isinstance(inner, Text) and not {"host", "hosts"} & set(reason.values):
+        return place_of(inner)
+    host, rank, ranks = (reason.values.get(name) for name in ("host", "rank", "ranks"))
+    named = ranks if isinstance(ranks, (list, tuple)) else [] if rank is None else [rank]
+    return reason.values.get("hosts") or ([host] if host else []), named
+
+
+def all_at_least(job: Job, phase: Phase) -> bool:
+    order = list(Phase)
+    return bool(job.nodes) and all(order.index(node.phase) >= order.index(phase) for node in job.nodes)
+
+
+def stop_actions(job: Job) -> tuple[Action, ...]:
+    actions: list[Action] = []
+    if job.go_sent_at_s is None and job.nodes:
+        actions.append(inputs.AbortNodes(job.run_id, job.hosts))
+    hosts = tuple(node.host for node in job.nodes if node.may_run_processes)
+    if hosts:
+        actions.append(inputs.StopNodes(hosts, job.stop_now, stop_grace_s(job), hung=job.cause is Cause.HUNG))
+    return tuple(actions)
+
+
+def stop_grace_s(job: Job) -> float:
+    """Return the seconds that the ranks of a stopping job have to save a checkpoint."""
+    if job.stop_now:
+        return 0.0
+    if job.cause is Cause.HUNG:
+        return HUNG_GRACE_S
+    return job.grace_s if job.cause in (Cause.USER, Cause.LIMIT, Cause.PREEMPTED) else FAILURE_GRACE_S
+
+
+# One function for each input.
