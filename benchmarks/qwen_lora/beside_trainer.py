@@ -2,8 +2,9 @@
 
 The same model from its configuration, the same LoRA, the same made-up rows of mixed lengths up to 2048 tokens, in
 bfloat16 on one card. Trainer runs twice: padded to the longest row of a batch, as most people do, and grouped by
-length. Prints JSON: real tokens (no padding) a second, MFU, peak memory; for ours the estimate beside it.
-`--losses 50`: instead the losses of so many steps on the same samples in the same order, and how far they are apart.
+length. Prints JSON: real tokens (no padding) a second, MFU, peak memory.
+`--losses 50`: instead the losses of so many steps on the same samples in the same order, from the same files of a base
+and an adapter, and how far they are apart. `--data`: on these instruct rows, those of at most `--length` tokens.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ import torch
 from ascendrun.planner.models import flops_per_token
 from ascendrun.programs.devices import kernels
 from ascendrun.programs.devices.accelerator import choose_precision, open_accelerator
-from ascendrun.programs.qwen_lora import base, lora, sizing
+from ascendrun.programs.qwen_lora import base, chat_template, lora
+from ascendrun.programs.qwen_lora.conversations import read_conversations
 from ascendrun.programs.qwen_lora.curriculum import Course, Table
 from ascendrun.programs.qwen_lora.quotas import parse_stages
-from ascendrun.programs.qwen_lora.sft_task import Instructions, Rows, largest_micro_batch
+from ascendrun.programs.qwen_lora.sft_task import Instructions, Rows
 from ascendrun.programs.trainer import metrics
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import adamw
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.shards import Encoded
-from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.engine import cast
 from ascendrun.programs.trainer.strategies.fsdp2 import materialise
 from ascendrun.programs.trainer.strategies.parallel import wrap
@@ -179,23 +180,12 @@ def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, fol
     kernels.sound_kernels(here.accelerator, precision.compute)
     rows = Rows(samples, ("all",), 0, 64)
     course = course_of(samples, asked.batch_size, row_tokens=asked.length, steps=asked.steps)
-    piece = largest_micro_batch(
-        rows, course.units, steps=course.steps, world_size=1, micro_batch=asked.rows, looked_at=course.steps
-    )
-    report = sizing.estimate(config, SETTINGS, piece, memory.Target(asked.family, precision, world_size=1))
     reset(asked.family)
     model = filled(config, here, precision)
     loop = make_loop(model, rows, course, here, precision, folder, micro_batch_size=asked.rows, logging_steps=10**6)
     rate = measured(loop, Timed(asked.warmup))
     flops = flops_of(model, config, samples)
-    assert report.need is not None
-    return {
-        "tokens_per_s": round(rate),
-        "peak_gb": peak_gb(asked.family),
-        "piece": piece,
-        "estimated_gb": round(report.need.allocated(asked.family) / 2**30, 3),
-        **used(rate, flops, here),
-    }
+    return {"tokens_per_s": round(rate), "peak_gb": peak_gb(asked.family), **used(rate, flops, here)}
 
 
 def flops_of(model: Any, config: Any, samples: Sequence[Encoded]) -> float:
@@ -297,35 +287,65 @@ def theirs(
 
 
 def losses(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Train both on the same samples in the same order; return how far the losses of a step are apart."""
-    from transformers import Trainer, TrainingArguments
+    """Train both on the same samples in the same order, from the same files of a base and an adapter; return how far
+    the losses of a step are apart."""
+    torch.manual_seed(SEED)
+    base.write_model(folder / "base", base.build(config))
+    started = [time.perf_counter()]
+    mine, order, found = ours_from(folder, samples, asked)
+    started.append(time.perf_counter())
+    reset(asked.family)
+    other = theirs_from(folder, [samples[number] for number in order], asked)
+    started.append(time.perf_counter())
+    apart = [abs(a / b - 1) for a, b in zip(mine, other)]
+    assert len(mine) == len(other) == asked.losses
+    return {
+        "steps": asked.losses,
+        "samples_of_a_step": asked.batch_size,
+        "tokens": sum(len(samples[number].ids) for number in order),
+        **found,
+        "seconds": [round(end - start) for start, end in zip(started, started[1:])],
+        "first": [mine[0], other[0]],
+        "last": [mine[-1], other[-1]],
+        "largest_difference": max(apart),
+        "last_difference": apart[-1],
+        "ours": mine,
+        "trainer": other,
+    }
 
+
+def ours_from(
+    folder: Path, samples: Sequence[Encoded], asked: argparse.Namespace
+) -> tuple[list[float], list[int], dict[str, Any]]:
+    """Make a fresh adapter, save it as peft does, and train. Return the losses, the samples in order, and facts."""
     here = alone(asked.family)
     here.metrics = io.StringIO()
     precision = choose_precision(asked.dtype, here.accelerator)
     kernels.sound_kernels(here.accelerator, precision.compute)
+    model = lora.add_lora(base.empty_model(base.folder_config(folder / "base")), SETTINGS)
+    with base.weights_of(folder / "base") as read:
+        values = lora.first_values(model, seed=SEED, read=read, here=here)
+    base.load_whole(model, folder / "base", here, precision)
+    lora.put_values(model, values)
+    model.to(here.device).save_pretrained(str(folder / "adapter"))
     course = course_of(samples, asked.batch_size, row_tokens=asked.length, steps=asked.losses)
-    rows = Rows(samples, ("all",), 0, 64)
-    reset(asked.family)
-    loop = make_loop(
-        filled(config, here, precision),
-        rows,
-        course,
-        here,
-        precision,
-        folder,
-        micro_batch_size=asked.rows,
-        logging_steps=1,
-    )
-    loop.run()
+    settings = {"micro_batch_size": asked.rows, "logging_steps": 1}
+    make_loop(model, Rows(samples, ("all",), 0, 64), course, here, precision, folder / "ours", **settings).run()
     lines = [json.loads(line) for line in here.metrics.getvalue().splitlines()]
-    mine = [line["loss"] for line in lines if "loss" in line]
     order = [number for step in range(asked.losses) for unit in course.units(step) for number in unit]
     assert len(order) == asked.losses * asked.batch_size
-    del loop
-    reset(asked.family)
-    model = filled(config, here, precision)
-    model.config._attn_implementation = "sdpa"
+    every = [(each.numel(), each.requires_grad) for each in model.parameters()]
+    facts = {"weights": sum(size for size, _ in every), "trained": sum(size for size, trained in every if trained)}
+    return [line["loss"] for line in lines if "loss" in line], order, facts
+
+
+def theirs_from(folder: Path, samples: Sequence[Encoded], asked: argparse.Namespace) -> list[float]:
+    """Train base and adapter by transformers' Trainer, loaded by transformers and peft."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+    whole = AutoModelForCausalLM.from_pretrained(str(folder / "base"), dtype=getattr(torch, asked.dtype))
+    model: Any = PeftModel.from_pretrained(whole, str(folder / "adapter"), is_trainable=True)
     pieces = max(1, asked.batch_size // 12)
 
     class InOrder(Trainer):  # type: ignore[misc]
@@ -335,13 +355,13 @@ def losses(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, f
 
     make: Any = TrainingArguments
     arguments = make(
-        output_dir=str(folder / "losses"),
+        output_dir=str(folder / "theirs"),
         per_device_train_batch_size=asked.batch_size // pieces,
         gradient_accumulation_steps=pieces,
         max_steps=asked.losses,
         learning_rate=LR,
         lr_scheduler_type="constant",
-        bf16=precision.compute == torch.bfloat16,
+        bf16=asked.dtype == "bfloat16",
         report_to=[],
         save_strategy="no",
         logging_steps=1,
@@ -351,21 +371,17 @@ def losses(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, f
         optim="adamw_torch",
         disable_tqdm=True,
     )
-    trainer = InOrder(model=model, args=arguments, train_dataset=Listed([samples[number] for number in order]))
+    trainer = InOrder(model=model, args=arguments, train_dataset=Listed(samples))
     trainer.train()
-    other = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    apart = [abs(a / b - 1) for a, b in zip(mine, other)]
-    assert len(mine) == len(other) == asked.losses
-    return {
-        "steps": asked.losses,
-        "different_tokens": asked.different,
-        "first": [mine[0], other[0]],
-        "last": [mine[-1], other[-1]],
-        "largest_difference": max(apart),
-        "last_difference": apart[-1],
-        "ours": mine,
-        "trainer": other,
-    }
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def read_samples(data: Path, longest: int) -> list[Encoded]:
+    """Read the instruct rows of at most `longest` tokens, with a tokenizer made from their words."""
+    conversations = read_conversations(data, system="")
+    tokenizer = chat_template.wrap_tokenizer(chat_template.make_tokenizer(conversations))
+    found = [chat_template.encode(tokenizer, each, cutoff=longest + 1) for each in conversations]
+    return [each for each in found if len(each.ids) <= longest]
 
 
 def make_parser(about: str | None, *, steps: int, warmup: int) -> argparse.ArgumentParser:
@@ -387,6 +403,7 @@ def make_parser(about: str | None, *, steps: int, warmup: int) -> argparse.Argum
 def main() -> None:
     parser = make_parser(__doc__, steps=24, warmup=6)
     parser.add_argument("--losses", type=int, default=0, help="steps whose losses are compared")
+    parser.add_argument("--data", type=Path, help="instruct rows of --losses; without: made-up ones")
     parser.add_argument("--different", type=int, default=200, help="different tokens of the samples of --losses")
     asked = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -396,12 +413,20 @@ def main() -> None:
         "device": open_accelerator(asked.family, 0).name,
         "torch": torch.__version__,
         "shape": asked.shape,
+        "dtype": asked.dtype,
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 1),
+        "data": asked.data.name if asked.data else "made up",
         "length": asked.length,
         "mean_length": round(sum(len(each.ids) for each in samples) / len(samples), 1),
     }
     with tempfile.TemporaryDirectory() as folder:
         if asked.losses:
             few = make_samples(asked.samples, asked.length, asked.different)
+            if asked.data:
+                few = read_samples(asked.data, asked.length)[: asked.samples]
+            found["mean_length"] = round(sum(len(each.ids) for each in few) / len(few), 1)
+            found["different_tokens"] = len({int(token) for each in few for token in each.ids})
             found["losses"] = losses(config, few, asked, Path(folder))
         else:
             found["ours"] = ours(config, samples, asked, Path(folder))
@@ -410,8 +435,6 @@ def main() -> None:
     for name in ("trainer", "trainer_grouped"):
         if "tokens_per_s" in found.get(name, {}):
             found[f"ours_to_{name}"] = round(found["ours"]["tokens_per_s"] / found[name]["tokens_per_s"], 2)
-    if "ours" in found and found["ours"]["peak_gb"]:
-        found["estimate_off"] = round(found["ours"]["estimated_gb"] / found["ours"]["peak_gb"] - 1, 3)
     text = json.dumps(found, indent=1)
     print(text)
     if asked.out:

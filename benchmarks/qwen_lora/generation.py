@@ -4,7 +4,7 @@ are measured in turns in one run.
 
     python -m benchmarks.qwen_lora.generation --base ../base --batches 1 8 32 \\
         --out benchmarks/qwen_lora/results/generation.json
-    python -m benchmarks.qwen_lora.generation --base ../base --preset qwen2.5-0.5b --layers 12 --rounds 1 --clients 0 \\
+    python -m benchmarks.qwen_lora.generation --base ../base --preset qwen2.5-0.5b --rounds 2 --clients 0 \\
         --out benchmarks/qwen_lora/results/generation_0.5b.json
 
 ../base: a checkout of commit b87d4b6. A token needs all weights once, on either side. The output layer of the 0.5B
@@ -89,29 +89,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = base.build(base.shape_config(asked.preset, **changes)).eval().to(device=accelerator.device, dtype=dtype)
     here = Runtime(0, 0, 1, None, accelerator)
     generate_all(model, [prompt_of(asked.prompt)], 2, here.device)
-    batches = [compare(model, asked, count, here.device) for count in asked.batches]
-    alone, together = [], []
+    facts = {
+        "device": accelerator.name,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        **{name: value for name, value in vars(asked).items() if name not in ("out", "base", "batches")},
+        "naive": "scoring.answer of the other checkout" if asked.base else "its way, in this process",
+    }
+    batches = [Batch(count) for count in asked.batches]
+    for _ in range(asked.rounds):
+        for batch in batches:
+            batch.measure(model, asked, here.device)
+        write({**facts, "batches": [batch.found() for batch in batches]}, asked.out)  # what there is, if it is ended
     if asked.clients:
+        alone, together = [], []
         with Service(model, here, asked.prompt + asked.reply + 1, asked.clients) as address:
             for _ in range(asked.rounds):
                 alone.append(timed(lambda: ask_all(address, asked, at_once=1))[0])
                 together.append(timed(lambda: ask_all(address, asked, at_once=asked.clients))[0])
-    found = {
-        "device": accelerator.name,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "load": round(os.getloadavg()[0], 1),
-        **{name: value for name, value in vars(asked).items() if name not in ("out", "base", "batches")},
-        "naive": "scoring.answer of the other checkout" if asked.base else "its way, in this process",
-        "batches": batches,
-    }
-    if asked.clients:
-        found["one_after_the_other_s"] = alone
-        found["at_once_s"] = together
-        found["at_once_answers_more"] = round(median(one / other for one, other in zip(alone, together)), 2)
-    print(json.dumps(found, indent=1))
-    if asked.out:
-        Path(asked.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        served = {
+            "one_after_the_other_s": alone,
+            "at_once_s": together,
+            "at_once_answers_more": round(median(one / other for one, other in zip(alone, together)), 2),
+        }
+        write({**facts, "batches": [batch.found() for batch in batches], **served}, asked.out)
+
+
+def write(found: dict[str, Any], out: str) -> None:
+    text = json.dumps(found, indent=1)
+    print(text, flush=True)
+    if out:
+        Path(out).write_text(text + "\n", encoding="utf-8")
 
 
 def timed(work: Any) -> tuple[float, Any]:
@@ -127,26 +135,39 @@ def prompt_of(length: int, number: int = 0) -> list[int]:
     return [(7 * place + number) % 1900 for place in range(length)]
 
 
-def compare(model: Any, asked: argparse.Namespace, count: int, device: torch.device) -> dict[str, Any]:
-    """Generate replies to `count` prompts: without a cache, one prompt after the other, and with one, all together."""
-    prompts = [prompt_of(asked.prompt, number) for number in range(count)]
-    naive, cached = [], []
-    for _ in range(asked.rounds):
+class Batch:
+    """Replies to `count` prompts: without a cache, one prompt after the other, and with one, all together."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.equal = count, sys.maxsize
+        self.naive_s: list[float] = []
+        self.cached_s: list[float] = []
+        self.loads: list[float] = []
+
+    def measure(self, model: Any, asked: argparse.Namespace, device: torch.device) -> None:
+        prompts = [prompt_of(asked.prompt, number) for number in range(self.count)]
+        self.loads.append(round(os.getloadavg()[0], 1))
         if asked.base:
             taken_s, wanted = answers_of(asked.base, asked, prompts)
         else:
             taken_s, wanted = timed(lambda: [read_again(model, each, asked.tokens, device) for each in prompts])
-        naive.append(taken_s)
+        self.naive_s.append(taken_s)
         taken_s, found = timed(lambda: generate_all(model, prompts, asked.tokens, device))
-        cached.append(taken_s)
-    pairs = [next((at for at, (a, b) in enumerate(zip(*two)) if a != b), asked.tokens) for two in zip(wanted, found)]
-    return {
-        "prompts": count,
-        "first_tokens_that_are_equal": min(pairs),
-        "naive_s": naive,
-        "cached_s": cached,
-        "cached_is_faster": round(median(one / other for one, other in zip(naive, cached)), 2),
-    }
+        self.cached_s.append(taken_s)
+        for two in zip(wanted, found):
+            self.equal = min(self.equal, next((at for at, (a, b) in enumerate(zip(*two)) if a != b), asked.tokens))
+
+    def found(self) -> dict[str, Any]:
+        ratios = [one / other for one, other in zip(self.naive_s, self.cached_s)]
+        return {
+            "prompts": self.count,
+            "first_tokens_that_are_equal": self.equal,
+            "naive_s": self.naive_s,
+            "cached_s": self.cached_s,
+            "load": self.loads,
+            "ratios": [round(ratio, 2) for ratio in ratios],
+            "cached_is_faster": round(median(ratios), 2),
+        }
 
 
 def generate_all(model: Any, prompts: Sequence[list[int]], count: int, device: torch.device) -> list[list[int]]:

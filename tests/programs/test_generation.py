@@ -61,9 +61,10 @@ def test_cached_texts_are_the_naive_ones(model, rows):
     assert {each.ended for each in texts} <= {"stop", "length"} and len({tuple(each) for each in found}) > 4
 
 
-def test_padding_changes_no_text(plain):
-    texts = texts_of(WORDS, LENGTHS)
-    assert generate(Generator(plain, CPU, context=300, multiple=64), texts) == [naive(plain, each) for each in texts]
+@pytest.mark.parametrize("rows", [1, 32])
+def test_padding_changes_no_text(model, rows):
+    call, wanted = model
+    assert generate(Generator(call, CPU, context=300, rows=rows, multiple=64), texts_of(WORDS, LENGTHS)) == wanted
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero3", marks=pytest.mark.thorough)])

@@ -115,14 +115,23 @@ class Prefill:
 
 
 class Decode:
-    """A pass of one more token in each of the first rows. `lengths`: the tokens that are cached of each."""
+    """A pass of one more token in each of the first rows. `lengths`: the tokens that are cached of each.
 
-    def __init__(self, cache: Cache, lengths: Sequence[int], device: torch.device) -> None:
-        self.cache, self.seen = cache, min(cache.capacity, rounded(max(lengths) + 1))
-        self.lengths = torch.tensor(lengths).to(device)
-        self.numbers = torch.arange(len(lengths)).to(device)
-        self.back = self.lengths[:, None] - torch.arange(self.seen).to(device)[None, :]
-        self.unseen: dict[int | None, torch.Tensor] = {}
+    `multiple`: numbers of tokens that are attended to are rounded up to it. 1: each new shape is as fast as an old one,
+    and rows of one length attend to views of what they see, without a mask.
+    """
+
+    def __init__(self, cache: Cache, lengths: Sequence[int], device: torch.device, multiple: int = 1) -> None:
+        self.cache, self.is_exact, longest = cache, multiple == 1, max(lengths)
+        self.seen = min(cache.capacity, rounded(longest + 1, multiple))
+        self.back: torch.Tensor | None = None
+        self.masks: dict[int | None, torch.Tensor] = {}
+        self.rows: Any = slice(len(lengths))
+        self.at: Any = longest
+        """With `rows`: the place of the new token in the cache."""
+        if not self.is_exact or min(lengths) < longest:
+            self.rows, self.at = torch.arange(len(lengths)).to(device), torch.tensor(lengths).to(device)
+            self.back = self.at[:, None] - torch.arange(self.seen).to(device)[None, :]
 
     def attend(
         self,
@@ -136,20 +145,31 @@ class Decode:
     ) -> torch.Tensor:
         rows, _, heads, width = q.shape
         keys, values = self.cache.of_layer(layer, k)
-        keys[self.numbers, :, self.lengths], values[self.numbers, :, self.lengths] = k[:, 0], v[:, 0]
-        keys, values = keys[:rows, :, : self.seen], values[:rows, :, : self.seen]
+        keys[self.rows, :, self.at], values[self.rows, :, self.at] = k[:, 0], v[:, 0]
+        first = max(0, self.seen - window) if self.back is None and window is not None else 0
+        keys, values = keys[:rows, :, first : self.seen], values[:rows, :, first : self.seen]
         shared = q.reshape(rows, k.shape[2], heads // k.shape[2], width)
-        scores = (shared @ keys.transpose(2, 3)).float() * (width**-0.5 if scale is None else scale)
-        if window not in self.unseen:
-            unseen = self.back < 0
-            self.unseen[window] = (unseen if window is None else unseen | (self.back >= window))[:, None, None]
-        scores = scores.masked_fill(self.unseen[window], float("-inf"))
-        return (torch.softmax(scores, -1).to(v.dtype) @ values).reshape(rows, 1, heads, v.shape[-1])
+        scale, mask = width**-0.5 if scale is None else scale, self.mask(window)
+        if self.is_exact:
+            found = functional.scaled_dot_product_attention(shared, keys, values, attn_mask=mask, scale=scale)
+        else:
+            assert mask is not None
+            scores = ((shared @ keys.transpose(2, 3)).float() * scale).masked_fill(mask, float("-inf"))
+            found = torch.softmax(scores, -1).to(v.dtype) @ values
+        return found.reshape(rows, 1, heads, v.shape[-1])
+
+    def mask(self, window: int | None) -> torch.Tensor | None:
+        """Return rows x 1 x 1 x tokens: True for a token that the row sees where `is_exact`, else for one that it does
+        not, as `attend` has use for it. None: each row sees all tokens."""
+        if self.back is not None and window not in self.masks:
+            sees = self.back >= 0 if window is None else (self.back >= 0) & (self.back < window)
+            self.masks[window] = (sees if self.is_exact else ~sees)[:, None, None]
+        return self.masks.get(window)
 
     def before(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         kept = self.cache.of_layer(layer, x[:, :, None])[0]
-        kept[self.numbers, 0, self.lengths] = x[:, 0]
-        return kept[self.numbers, 0, self.lengths - 1][:, None]
+        kept[self.rows, 0, self.at] = x[:, 0]
+        return kept[self.rows, 0, self.at - 1][:, None]
 
 
 def rounded(length: int, multiple: int = MULTIPLE) -> int:

@@ -71,7 +71,7 @@ class Generator:
 
     `ranks`: of a model that is sharded over them, which all of them must run equally often, each with its own texts:
     a rank without any runs an empty row. None: this rank has the whole model. `context`: tokens of a text with its
-    prompt. `multiple`: lengths of prompts are padded to it, for fewer shapes.
+    prompt. `multiple`: lengths of prompts and of what is attended to are padded to it, for fewer shapes.
     """
 
     def __init__(
@@ -198,7 +198,8 @@ class Generator:
         self.cache.reserve(len(self.active), max(lengths) + 1)
         ids = torch.tensor([[text.tokens[-1]] for text in self.active])
         positions = torch.tensor(lengths)[:, None]
-        logits = self.run(ids, positions, Decode(self.cache, lengths, self.device), torch.tensor([0]))
+        cache = Decode(self.cache, lengths, self.device, self.multiple)
+        logits = self.run(ids, positions, cache, torch.tensor([0]))
         self.append(self.active, logits[:, 0])
 
     def idle(self) -> None:
