@@ -70,8 +70,8 @@ def test_no_rank_says_that_it_is_done_while_another_still_works(launch):
     assert second[-1]["done"] and second[-1]["timestamp"] >= first[0]["timestamp"]
 
 
-def test_a_sum_over_ranks_is_the_same_to_the_bit_whatever_else_is_summed_with_it(launch):
-    assert "\n0 differ\n" in launch("sums", [], ranks=4).succeed().text()  # a resumed run sums a weight alone, at first
+def test_a_sum_over_ranks_is_the_same_to_the_bit_on_every_rank(launch):
+    assert "\n0 differ, 0 wrong\n" in launch("sums", [], ranks=4).succeed().text()
 
 
 def test_data_that_is_missing_is_said_in_the_error_file_of_every_rank(start):

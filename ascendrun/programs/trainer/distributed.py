@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Hashable, MutableMapping, Sequence
@@ -57,10 +56,8 @@ class Ranks:
             print(Text(str(message), english, **values) if english else message, flush=True)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sum over ranks with one rounding: the same to the last bit on every rank, whatever the other values are.
-
-        An allreduce adds in an order that depends on a number's index among the others.
-        """
+        """Sum over ranks; the same to the last bit on every rank. The order of additions depends on a number's index
+        among the others, so that a repeated sum must have the same length."""
         return self.start_sum(values)()
 
     def start_sum(
@@ -70,15 +67,14 @@ class Ranks:
         LATE_S: a device that waits for the same rank has the better message."""
         if self.control is None:
             return lambda: list(values)
-        mine = torch.tensor(values, dtype=torch.float64)
-        received = [torch.empty_like(mine) for _ in range(self.world_size)]
-        work = dist.all_gather(received, mine, group=self.control, async_op=True)
+        total = torch.tensor(values, dtype=torch.float64)
+        work = dist.all_reduce(total, group=self.control, async_op=True)
 
         def finish() -> list[float]:
             if late is not None and not has_ended(work, LATE_S):
                 late()
             work.wait()
-            return [exact_sum(each) for each in zip(*(rank.tolist() for rank in received))]
+            return total.tolist()
 
         return finish
 
@@ -150,13 +146,6 @@ def take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 def ranks_of_host(world_size: int) -> int:
     """Return the number of ranks on each host; all of them if the launcher does not tell."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-
-
-def exact_sum(values: Sequence[float]) -> float:
-    try:
-        return math.fsum(values)
-    except (OverflowError, ValueError):  # sums beyond the largest float; inf and -inf
-        return sum(values)
 
 
 def put_tensors(value: Any, make: Callable[[TensorPlace], torch.Tensor]) -> Any:
