@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ascendrun.node.agent import prune
 from ascendrun.programs.trainer import shards
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.shards import SHARD_ROWS, Source, open_or_build
@@ -161,6 +162,36 @@ def test_what_is_in_a_cache_is_listed_with_its_size_and_age(tmp_path):
     open_(tmp_path / "cache" / "key", tmp_path)
     (held,) = shards.listed(tmp_path / "cache", now_s=time.time() + 60)
     assert (held.key, held.rows) == ("key", COUNT) and held.bytes > COUNT and 59 < held.age_s < 600
+
+
+def test_prune_takes_what_no_process_uses_and_the_next_start_builds_it_again(tmp_path, monkeypatch, one_core):
+    """Of four directories one is in use, one is being built, and one is asked for after the list was made."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    home = shards.default_cache()
+    old, used, building, asked = (home / (letter * 32) for letter in "abcd")
+    kept = open_(used, tmp_path)
+    for folder in (old, asked):
+        open_(folder, tmp_path)
+        os.utime(folder / shards.MANIFEST, (1e9, 1e9))
+    (tmp_path / "notes").unlink()
+    builder = forked(lambda: open_(building, tmp_path, stop=SHARD_ROWS))
+    while not (tmp_path / "notes").exists() or len(calls(tmp_path)) < 2:
+        time.sleep(0.01)
+
+    listed = prune.usage(str(tmp_path), "head")["trees"]
+    assert set(listed) == {f"data/{folder.name}" for folder in (old, asked)}
+    assert all(size > COUNT and idle_s > 1e6 for size, idle_s in listed.values())
+    unused = {name: idle_s for name, (_, idle_s) in listed.items()}
+    assert len(open_(asked, tmp_path)) == COUNT
+    assert set(prune.prune(str(tmp_path), {"trees": unused}, forget=lambda tag: None)["removed"]) == {
+        f"data/{old.name}"
+    }
+    assert not old.exists() and shards.is_built(asked) and kept[2].ids.tolist() == [2, 3]
+
+    os.kill(builder, signal.SIGKILL)
+    os.waitpid(builder, 0)
+    assert f"data/{building.name}.building" in prune.usage(str(tmp_path), "head")["trees"]
+    assert len(open_(old, tmp_path)) == COUNT
 
 
 def test_the_name_of_a_directory_follows_from_all_that_shapes_it():

@@ -90,7 +90,8 @@ HEAD = Text("prune.head", "(head node)")
 def prune_command(
     ctx: CliContext, older: float | None, keep: tuple[str, ...], dry_run: bool, output: str | None
 ) -> int:
-    """Remove logs of ended jobs from the head node and the nodes, and staged directories that nothing has used.
+    """Remove logs of ended jobs from the head node and the nodes, and directories that nothing
+    has used: staged ones, and texts encoded by the bundled programs.
 
     The controller does the same once a day, on nodes that are connected. Limits: settings `keep_jobs_days`,
     `keep_jobs_gib`, `keep_node_days`, `keep_node_gib` (`ascendrun config`). Live jobs, checkpoints and files that

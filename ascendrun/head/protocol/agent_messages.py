@@ -229,7 +229,8 @@ class FilesReply(Message):
 @dataclass(frozen=True)
 class UsageReply(Message):
     """Disk use on a node. `runs`: bytes of each run's attempts; `trees`: of each staged directory that no attempt uses,
-    (bytes, seconds since its last use). `total_bytes`: of everything, None: of one head only."""
+    and of encoded texts (data/KEY), (bytes, seconds since the last use). `total_bytes`: of everything, None: of one
+    head only."""
 
     OP = "usage"
     runs: Mapping[str, int]

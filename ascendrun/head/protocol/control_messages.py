@@ -114,7 +114,8 @@ class HoldJob(Request[Done]):
 class PruneReply(Message):
     """What was removed on one host, with `dry_run`: would be. `host` None: the head node itself.
 
-    `jobs`: logs of jobs by id; `trees`: staged directories by hash, which nothing has used. `refused`: why not.
+    `jobs`: logs of jobs by id; `trees`: staged directories by hash, and encoded texts as data/KEY, which nothing has
+    used. `refused`: why not.
     """
 
     OP = "prune"

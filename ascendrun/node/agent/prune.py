@@ -1,9 +1,14 @@
-"""Disk use of one head's ended jobs on this node, and its removal. What a rank wrote to its directory stays."""
+"""Disk use of one head's ended jobs on this node, and its removal. What a rank wrote to its directory stays.
+
+The bundled programs encode texts once into a directory of the user's cache, which holds a lock while a rank uses it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import time
 
 from ascendrun.node import layout
@@ -13,13 +18,20 @@ from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any, Callable
+
+
+ENCODED = "data/"
+"""Begins the name of a directory of encoded texts, where staged directories have their hash."""
+_KEY = re.compile(r"[0-9a-f]{32}(\.building)?")
 
 
 def usage(root: str, head_id: str) -> dict[str, Any]:
     """Return {"runs": {run: bytes of its attempts}, "trees": {hash: [bytes, unused seconds]}}.
 
-    `head_id`: only its runs. Trees that an attempt in ROOT may use, of any head or machine, are not listed.
+    `head_id`: only its runs. Trees that an attempt in ROOT may use, of any head or machine, are not listed. Trees
+    include directories of encoded texts that no process uses.
     """
     prefix = layout.make_run(head_id, "")
     runs = {
@@ -32,6 +44,10 @@ def usage(root: str, head_id: str) -> dict[str, Any]:
         path = layout.tree_dir(root, sha256)
         if sha256 not in used:
             trees[sha256] = [_bytes(path), _unused_s(path)]
+    for name, path in _encoded().items():
+        with _held(path) as is_free:
+            if is_free:
+                trees[name] = [_bytes(path), _unused_s(_lock_of(path))]
     return {"runs": {run: size for run, size in runs.items() if size}, "trees": trees}
 
 
@@ -66,8 +82,15 @@ def prune(root: str, request: dict[str, Any], forget: Callable[[str], Any]) -> d
                 continue
             removed[str(run)] = removed.get(str(run), 0) + size
         _remove_links(layout.work_dir(root, str(run)))
-    used = _used_trees(root)
+    used, encoded = _used_trees(root), _encoded()
     for sha256, unused_s in (request.get("trees") or {}).items():
+        if sha256 in encoded:
+            path = encoded[sha256]
+            with _held(path) as is_free:
+                if is_free and _unused_s(_lock_of(path)) >= unused_s:
+                    removed[sha256] = _bytes(path)
+                    remove_tree(path)
+            continue
         path = layout.tree_dir(root, sha256)
         if sha256 not in used and os.path.isdir(path) and _unused_s(path) >= unused_s:
             removed[sha256] = _bytes(path)
@@ -90,6 +113,33 @@ def _remove_run(root: str, run: str, forget: Callable[[str], Any]) -> int:
 def _unused_s(tree: str) -> float:
     """Return the seconds since a start last asked for the tree (Trees.have)."""
     return max(0.0, time.time() - os.lstat(tree).st_mtime)
+
+
+def _encoded() -> dict[str, str]:
+    """Return the directories of encoded texts in this user's cache, by name (programs/trainer/shards.default_cache)."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = os.path.join(cache, "ascendrun", "data")
+    found = {ENCODED + name: os.path.join(folder, name) for name in _names(folder) if _KEY.fullmatch(name)}
+    return {name: path for name, path in found.items() if os.path.isfile(_lock_of(path))}
+
+
+def _lock_of(path: str) -> str:
+    """Return the file that a process locks: the one that builds the directory, or those that read it."""
+    whole, dot, _ = path.partition(".building")
+    return whole + ".lock" if dot else os.path.join(path, "manifest.json")
+
+
+@contextlib.contextmanager
+def _held(path: str) -> Iterator[bool]:
+    """Lock a directory of encoded texts; yield False if a process uses it, or that cannot be known."""
+    with contextlib.ExitStack() as stack:
+        is_free = True
+        try:
+            file = stack.enter_context(open(_lock_of(path), "r+b"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            is_free = False
+        yield is_free
 
 
 def _remove_links(work: str) -> None:

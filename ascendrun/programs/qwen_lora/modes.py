@@ -434,7 +434,7 @@ def prepare(options: Options, here: Runtime) -> None:
     for held in shards.listed(cache, now_s=time.time()):
         here.log(
             "program.data-held",
-            "{key}  {rows:,} samples  {size:bytes}  {age:duration} old",
+            "{key}  {rows:,} samples  {size:bytes}  last used {age:duration} ago",
             key=held.key,
             rows=held.rows,
             size=held.bytes,

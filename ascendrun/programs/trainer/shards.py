@@ -68,10 +68,17 @@ class Source:
 
 
 class Tokens(Sequence[Encoded]):
-    """Samples of a directory, by number. Only offsets, lengths and levels are in this process's own memory."""
+    """Samples of a directory, by number. Only offsets, lengths and levels are in this process's own memory.
+
+    While they are in use the directory is locked, so that `ascendrun prune` leaves it. Raises FileNotFoundError.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.lock = open(folder / MANIFEST, "rb")
+        with contextlib.suppress(OSError):  # a disk without locks, or one that this user may only read
+            fcntl.flock(self.lock, fcntl.LOCK_SH)
+            os.utime(folder / MANIFEST)
         self.manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         self.names: list[str] = self.manifest["groups"]
         self.parts = [
@@ -163,8 +170,10 @@ def open_or_build(
     `make`: reads the source; called by the builder only. A builder that is killed gives up its lock, and the next one
     continues with the shards that are complete. Raises what `make` and the encoder raise, and OSError.
     """
-    once(folder, lambda: is_built(folder), lambda: build(folder, make(), context=context, log=log))
-    return Tokens(folder)
+    while True:
+        once(folder, lambda: is_built(folder), lambda: build(folder, make(), context=context, log=log))
+        with contextlib.suppress(FileNotFoundError):  # removed in between
+            return Tokens(folder)
 
 
 def once(path: Path, is_there: Callable[[], bool], make: Callable[[], None]) -> None:
@@ -298,7 +307,7 @@ def write_shard(fresh: Path, name: str, rows: Sequence[Any], groups: Array, dtyp
 
 @dataclass(frozen=True)
 class Held:
-    """One directory of a cache. `age_s`: since it was built."""
+    """One directory of a cache. `age_s`: since its last use."""
 
     key: str
     rows: int
