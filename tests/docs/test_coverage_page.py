@@ -50,6 +50,25 @@ def exists(path: str) -> bool:
     return (CHECKOUT / path).exists() or (CHECKOUT / "ascendrun" / path).exists()
 
 
+def has_test(path: str, name: str) -> bool:
+    return (
+        re.search(rf"^(async )?def {name}\(", (CHECKOUT / path).read_text(encoding="utf-8"), re.MULTILINE) is not None
+    )
+
+
+SHOWS = re.compile(r"(?<![\w/])(tests|benchmarks)/|`bin/(check|test)")
+ADMITS = re.compile(r"\bnot (shown|asked|included|required|run)\b")
+OTHER_ROW = re.compile(r"\b(?:as|from) ((?:S\d|N|C)-B?\d+)")
+
+
+def is_shown(row: str, text_of: dict[str, str]) -> bool:
+    """Whether the row names a test or a benchmark, another row that does, or what is not shown."""
+    text = text_of[row]
+    if SHOWS.search(text) or ADMITS.search(text):
+        return True
+    return any(other != row and is_shown(other, text_of) for other in OTHER_ROW.findall(text))
+
+
 def test_every_row_of_the_guides_stands_there_once_in_order() -> None:
     assert [row for row, _, _ in rows()] == wanted()
 
@@ -58,6 +77,17 @@ def test_every_file_and_folder_that_is_named_is_there() -> None:
     named = sorted(set(paths_in(PAGE)))
     assert len(named) > 40
     assert [path for path in named if not exists(path)] == []
+
+
+def test_every_test_that_is_named_is_there() -> None:
+    named = sorted(set(re.findall(r"(tests/[\w/.-]+\.py)::(\w+)", PAGE)))
+    assert len(named) > 30
+    assert [(path, name) for path, name in named if not has_test(path, name)] == []
+
+
+def test_every_row_names_what_shows_it_or_what_is_not_shown() -> None:
+    text_of = {row: where for row, _, where in rows()}
+    assert [row for row in text_of if not is_shown(row, text_of)] == []
 
 
 def test_every_bug_has_a_test_that_says_its_name() -> None:

@@ -133,6 +133,17 @@ def test_a_level_without_rows_gives_its_share_to_the_next_easier_one():
     )
 
 
+def test_how_often_each_level_is_seen_is_printed():
+    """Half of all samples are easy ones, of which there are few."""
+    table = Table(("explain", "reasoning"), tuple(parse_stages(["1=50/50"], 2)))
+    course = Course(table, [[0, 1], [2, 3, 4, 5]], [5] * 6, steps=4, batch_size=4, seed=0, row_tokens=0)
+    uses = [text.values for text in course.describe() if text.key == "program.level-use"]
+    assert uses == [
+        {"level": "explain", "rows": 2, "count": 8, "times": 4.0},
+        {"level": "reasoning", "rows": 4, "count": 8, "times": 2.0},
+    ]
+
+
 @pytest.mark.parametrize(
     "texts, says",
     [
