@@ -18,6 +18,19 @@ class Chip:
     source: str
     doubt: str | None = None
 
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory_gb is None else int(self.memory_gb * 2**30)
+
+    @property
+    def peak_flops(self) -> float | None:
+        """Dense, in float16 or bfloat16, per second."""
+        return None if self.peak_tflops is None else self.peak_tflops * 1e12
+
+    @property
+    def family(self) -> str:
+        return "npu" if self.name.startswith(("310", "910", "950")) else "cuda"
+
 
 CUBE = "cores x clock x 8192, one 16x16x16 multiply-add a cycle"
 

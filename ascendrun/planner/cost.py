@@ -142,6 +142,10 @@ class Memory:
     def total(self) -> int:
         return sum(self.parts.values())
 
+    def allocated(self, family: str) -> int:
+        """Return the peak that the allocator of the device reports."""
+        return self.total - self.parts["overhead"] + WORKSPACE[family]
+
     @property
     def range(self) -> Range:
         off = int(FORMULA * self.parts.get("activations", 0))

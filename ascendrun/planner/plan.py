@@ -9,7 +9,7 @@ from typing import Any
 
 from ascendrun.planner import cost
 from ascendrun.planner.cost import PARTS, Choice, Devices, Option, Range
-from ascendrun.planner.rules import scales
+from ascendrun.planner.rules import compute_bytes, scales
 from ascendrun.planner.training import PlanProblem, Training, judge
 from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
@@ -44,7 +44,7 @@ class Cost:
 class TrainingPlan:
     """The plan of one stage. `work`, `choice`, `cost` None: no training, or unknown; `unknown` has the reasons.
 
-    `speed_source`, `memory_source`: codes of SOURCES.
+    `speed_source`: a code of SOURCES.
     """
 
     stage: str | None
@@ -57,7 +57,6 @@ class TrainingPlan:
     choice: Choice | None = None
     cost: Cost | None = None
     speed_source: str = "unknown"
-    memory_source: str = "formula"
     memory_bytes: int | None = None
     links: tuple[float, float] | None = None
     """Bytes per second and rank inside a host and between hosts, where they are assumed and are part of the times."""
@@ -108,7 +107,7 @@ def make_plan(
         return replace(plan, unknown=(*plan.unknown, reason))
     choice = make_choice(training, work, devices)
     costs = make_cost(training, work, choice, devices)
-    more = (*_memory_problems(training, choice, devices), *_disk_problems(costs, disks))
+    more = (*memory_problems(training, choice, devices), *_disk_problems(costs, disks))
     unknowns = [*plan.unknown]
     if devices.memory_bytes is None and training.family != "cpu":
         unknowns.append(
@@ -142,10 +141,22 @@ def _uses_assumed_links(choice: Choice, devices: Devices) -> bool:
     return devices.ranks > 1 and not is_recorded and not devices.are_links_measured
 
 
+def devices_of(training: Training) -> Devices:
+    """Return the devices of a training. Ranks on CPUs share the memory of their host without a limit."""
+    return Devices(
+        training.family,
+        training.ranks,
+        training.ranks_per_host,
+        None if training.chip is None else training.chip.peak_flops,
+        None if training.family == "cpu" else training.memory_bytes,
+        compute_bytes(training),
+    )
+
+
 def make_choice(training: Training, work: Workload, devices: Devices) -> Choice:
     options = training.options
     requested = str(options.get("strategy", "ddp"))
-    has_zero3 = options.get("compile", "none") == "none" and not work.has_muon  # it cannot be compiled
+    has_zero3 = training.has_deepspeed and options.get("compile", "none") == "none" and not work.has_muon
     usable = cost.strategies_for(devices, scales=scales(training), has_deepspeed=has_zero3)
     usable = ("ddp",) if options.get("auto_find_batch_size") else usable
     strategies = usable if requested == "auto" else (requested,)
@@ -174,7 +185,8 @@ def make_cost(training: Training, work: Workload, choice: Choice, devices: Devic
     )
 
 
-def _memory_problems(training: Training, choice: Choice, devices: Devices) -> Iterator[PlanProblem]:
+def memory_problems(training: Training, choice: Choice, devices: Devices) -> Iterator[PlanProblem]:
+    """Report that no layout fits, or that the chosen one may not."""
     limit = devices.memory_bytes
     if limit is None or not choice.options or training.family == "cpu":
         return
@@ -281,38 +293,7 @@ def _render_estimate(plan: TrainingPlan, work: Workload, choice: Choice, costs: 
             tokens=work.tokens_per_step,
         ),
     ]
-    if choice.chosen is not None:
-        lines.append(
-            Text(
-                "plan.strategy",
-                "strategy: {layout}; {reason}",
-                layout=choice.chosen.layout.text(),
-                reason=_reason(choice),
-            )
-        )
-    limit = plan.memory_bytes
-    lines.append(Text("plan.memory", "memory of each rank, {source}:", source=SOURCES[plan.memory_source]))
-    for option in choice.options:
-        lines.append(
-            Text(
-                "plan.option",
-                "  {layout}: {total:bytes}{limit}{host} ({parts}){time}",
-                layout=option.layout.text(),
-                total=option.memory.total,
-                limit=Text("plan.of-limit", " of {limit:bytes}", limit=limit) if limit else "",
-                host=Text("program.memory-host", " and {host:bytes} of host memory per rank", host=option.memory.host)
-                if option.memory.host
-                else "",
-                parts=[
-                    Text("plan.part", "{part} {size:bytes}", part=PARTS[name], size=size)
-                    for name, size in option.memory.parts.items()
-                    if size
-                ],
-                time=Text("plan.option-time", ", {low:.3g} to {high:.3g} s per step", **vars(option.step_s))
-                if option.step_s
-                else "",
-            )
-        )
+    lines += render_choice(choice, plan.memory_bytes)
     if costs.tokens_per_s is not None:
         lines.append(
             Text(
@@ -352,6 +333,37 @@ def _render_estimate(plan: TrainingPlan, work: Workload, choice: Choice, costs: 
             kept=costs.kept_bytes,
         )
     )
+    return lines
+
+
+def render_choice(choice: Choice, limit: int | None) -> list[Text]:
+    """Return the chosen layout with its reason, and the memory of all. `limit`: bytes of a device, None: unknown."""
+    lines = []
+    if choice.chosen is not None:
+        layout = choice.chosen.layout.text()
+        lines.append(Text("plan.strategy", "strategy: {layout}; {reason}", layout=layout, reason=_reason(choice)))
+    lines.append(Text("plan.memory", "memory of each rank, {source}:", source=SOURCES["formula"]))
+    for option in choice.options:
+        lines.append(
+            Text(
+                "plan.option",
+                "  {layout}: {total:bytes}{limit}{host} ({parts}){time}",
+                layout=option.layout.text(),
+                total=option.memory.total,
+                limit=Text("plan.of-limit", " of {limit:bytes}", limit=limit) if limit else "",
+                host=Text("program.memory-host", " and {host:bytes} of host memory per rank", host=option.memory.host)
+                if option.memory.host
+                else "",
+                parts=[
+                    Text("plan.part", "{part} {size:bytes}", part=PARTS[name], size=size)
+                    for name, size in option.memory.parts.items()
+                    if size
+                ],
+                time=Text("plan.option-time", ", {low:.3g} to {high:.3g} s per step", **vars(option.step_s))
+                if option.step_s
+                else "",
+            )
+        )
     return lines
 
 

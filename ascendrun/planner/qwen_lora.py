@@ -103,11 +103,6 @@ def workload(training: Training) -> Workload | None:
     if facts and facts["chars"]:
         mean = min(float(cutoff), facts["chars"] / facts["rows"] / CHARS_PER_TOKEN + 12)
         learned = facts["learned_chars"] / facts["chars"]
-    trained = sum(
-        int(options["lora_r"]) * sum(model.linear[name]) * model.layers
-        for name in options["target_modules"]
-        if name in model.linear
-    )
     multiple = int(options["pad_to_multiple_of"])
     tokens = batch * mean
     if options["packing"]:
@@ -119,19 +114,48 @@ def workload(training: Training) -> Workload | None:
     length = -(-length // multiple) * multiple
     mine = -(-rows // ranks)
     micro = min(mine, int(options["micro_batch_size"]) or mine)
+    piece = {
+        "rows": micro,
+        "length": length,
+        "kept": max(multiple, -(-int(length * min(1.0, learned * 1.2)) // multiple) * multiple),
+        "pieces": -(-mine // micro),
+    }
+    is_exact = bool(facts) or is_generated(training)
+    return work_of(options, model, piece, steps=steps(training), tokens=tokens, mean=mean, is_exact=is_exact)
+
+
+def work_of(
+    options: Mapping[str, Any],
+    model: Shape | None,
+    piece: Mapping[str, int],
+    *,
+    steps: int | None,
+    tokens: float,
+    mean: float,
+    is_exact: bool = True,
+) -> Workload | None:
+    """Return the work of a training with these options. `piece`: rows, length and kept positions of the largest pass,
+    pieces of a step. `tokens`: of a step of all ranks; `mean`: of a sample."""
+    if model is None:
+        return None
+    trained = sum(
+        int(options["lora_r"]) * sum(model.linear[name]) * model.layers
+        for name in options["target_modules"]
+        if name in model.linear
+    )
     return Workload(
         model=model,
         trained=trained,
         is_frozen=True,
-        steps=steps(training),
-        samples_per_step=batch,
+        steps=steps,
+        samples_per_step=int(options["global_batch_size"]),
         tokens_per_step=tokens,
         mean_length=mean,
-        micro_rows=micro,
-        micro_length=length,
-        micro_learned=max(multiple, -(-int(length * min(1.0, learned * 1.2)) // multiple) * multiple),
-        micro_batches=-(-mine // micro),
-        is_exact=bool(facts) or is_generated(training),
+        micro_rows=piece["rows"],
+        micro_length=piece["length"],
+        micro_learned=piece["kept"],
+        micro_batches=piece["pieces"],
+        is_exact=is_exact,
         weight_bytes_saved=trained * 4,
         has_dropout=bool(options["lora_dropout"]),
     )
@@ -194,17 +218,8 @@ def check_model(training: Training) -> Iterator[PlanProblem]:
 
 
 def check_strategy(training: Training) -> Iterator[PlanProblem]:
-    options, ranks = training.options, training.ranks
     yield from rules.strategy_problems(training)
-    if options["cpu_offload"] and (options["strategy"] in ("none", "ddp") or ranks == 1):
-        message = Text("plan.offload", "args.cpu_offload requires a base that is sharded over at least 2 ranks")
-        yield PlanProblem(
-            "offload",
-            message,
-            Text("plan.offload-hint", "set strategy: fsdp2 or zero3 on two or more devices, or cpu_offload: false"),
-            "cpu_offload",
-        )
-    if options["quantization_bit"] != "none":
+    if training.options["quantization_bit"] != "none":
         message = Text(
             "plan.no-qlora",
             "args.quantization_bit: a quantised base is not supported on {family}",
@@ -325,14 +340,8 @@ def check_steps(training: Training) -> Iterator[PlanProblem]:
             Text("plan.add-samples", "add samples, or set val_size: 0"),
             "data_path",
         )
-    elif rows is not None and rows < training.options["global_batch_size"] and rules.data_file(training):
-        message = Text(
-            "plan.batch-over-data",
-            "args.global_batch_size: {batch} exceeds the {rows} samples of the data",
-            batch=training.options["global_batch_size"],
-            rows=rows,
-        )
-        yield PlanProblem("batch-over-data", message, None, "global_batch_size", is_fatal=False)
+    else:
+        yield from rules.data_size_problems(training, rows)
 
 
 RULES: tuple[Rule, ...] = (

@@ -315,6 +315,12 @@ def scales(training: Training) -> bool:
     return dtype == "float16" or (dtype == "auto" and training.chip is not None and not training.chip.has_bf16)
 
 
+def compute_bytes(training: Training) -> int:
+    """Return the bytes of a number in the passes."""
+    dtype = training.options["dtype"]
+    return 4 if dtype == "float32" or (dtype == "auto" and training.family == "cpu") else 2
+
+
 def strategy_problems(training: Training, *, has_muon: bool = False) -> Iterator[PlanProblem]:
     """Report a strategy that these ranks, this precision or this optimizer exclude."""
     options, ranks, strategy = training.options, training.ranks, str(training.options["strategy"])
@@ -341,6 +347,19 @@ def strategy_problems(training: Training, *, has_muon: bool = False) -> Iterator
             "plan.muon-zero3", "args.strategy: zero3 does not support Muon: DeepSpeed updates flat parts of the weights"
         )
         yield problem("muon-zero3", message, Text("plan.set-fsdp2", "set strategy: fsdp2"))
+    elif strategy == "zero3" and not training.has_deepspeed:
+        message = Text("plan.no-deepspeed", "args.strategy: zero3 requires deepspeed, which is not installed")
+        hint = Text("plan.install-deepspeed", "pip install deepspeed, or set strategy: fsdp2")
+        yield problem("no-deepspeed", message, hint)
+    if options.get("cpu_offload") and (strategy in ("none", "ddp") or ranks == 1):
+        message = Text("plan.offload", "args.cpu_offload requires a base that is sharded over at least 2 ranks")
+        hint = Text("plan.offload-hint", "set strategy: fsdp2 or zero3 on two or more devices, or cpu_offload: false")
+        yield problem("offload", message, hint, "cpu_offload")
+    elif options.get("cpu_offload") and strategy == "auto" and scales(training) and not training.has_deepspeed:
+        message = Text("plan.offload-deepspeed", "args.cpu_offload with float16 requires deepspeed")
+        yield problem(
+            "offload-deepspeed", message, Text("plan.pip", "install it: pip install deepspeed"), "cpu_offload"
+        )
     if strategy in SHARDED and options.get("auto_find_batch_size"):
         message = Text(
             "plan.find-batch-sharded",
@@ -379,6 +398,8 @@ def device_problems(training: Training) -> Iterator[PlanProblem]:
 
 def batch_problems(training: Training) -> Iterator[PlanProblem]:
     """Warn of batches that do not divide among the ranks, with the nearest numbers that do."""
+    if "global_batch_size" not in training.options:
+        return
     batch, micro, ranks = (
         training.options["global_batch_size"],
         training.options["micro_batch_size"] or 1,
@@ -418,6 +439,19 @@ def batch_problems(training: Training) -> Iterator[PlanProblem]:
             "global_batch_size",
             is_fatal=False,
         )
+
+
+def data_size_problems(training: Training, samples: int | None) -> Iterator[PlanProblem]:
+    """Warn of a step that needs more samples than the data has. `samples` None: unknown."""
+    batch = int(training.options["global_batch_size"])
+    if samples is not None and samples < batch and data_file(training):
+        message = Text(
+            "plan.batch-over-data",
+            "args.global_batch_size: {batch} exceeds the {rows} samples of the data",
+            batch=batch,
+            rows=samples,
+        )
+        yield PlanProblem("batch-over-data", message, None, "global_batch_size", is_fatal=False)
 
 
 def steps_problems(training: Training, steps: int | None) -> Iterator[PlanProblem]:

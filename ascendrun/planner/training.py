@@ -36,6 +36,7 @@ class Training:
     `memory_bytes`: of one device, None: unknown. `files`: by host and path, as node/agent/training_files.py reads them;
     hosts that did not respond are missing. `written`: directories that earlier stages write; ANYWHERE: a stage whose
     program is not known. `earlier`: the options of earlier stages of the same program by their output_dir.
+    `has_deepspeed`: of the ranks; assumed unless it is known.
     """
 
     program: str
@@ -51,6 +52,7 @@ class Training:
     written: tuple[str, ...] = ()
     has_workdir: bool = False
     earlier: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    has_deepspeed: bool = True
 
     @property
     def mode(self) -> str:

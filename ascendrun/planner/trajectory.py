@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ascendrun.options import GENERATED
@@ -21,6 +22,8 @@ TOKENS_PER_POINT = 7.0
 """Of the grammar compact on the sample data, with the clock; other grammars have 4 to 25."""
 VOCABULARY = 3000
 """Tokens of data that is not prepared yet: assumed."""
+CLASSES, SUMMARY, BINS = 10, 35, 16
+"""Of data that is not prepared yet: classes (assumed), numbers of a track's summary, and bins of each."""
 ADD_SHIPS = Text(
     "plan.add-ships",
     "add ships, or set split: segment to try the program (leaky: its scores are not valid for other ships)",
@@ -304,6 +307,7 @@ def steps(training: Training) -> int | None:
 def check_steps(training: Training) -> Iterator[PlanProblem]:
     if training.mode in TRAINS:
         yield from rules.steps_problems(training, steps(training))
+        yield from rules.data_size_problems(training, counts(training).get("segments"))
 
 
 def check_batch(training: Training) -> Iterator[PlanProblem]:
@@ -327,23 +331,60 @@ def lengths(training: Training) -> tuple[float, int]:
     return TOKENS_PER_POINT * points, int(TOKENS_PER_POINT * int(options["segment_size"]))
 
 
-def shape(training: Training) -> Shape | None:
-    options = training.options
+@dataclass(frozen=True)
+class TrackShape(Shape):
+    """A decoder without a head over its vocabulary. `head_weights`: of the head, and of the layers of the summary."""
+
+    head_weights: int
+
+    @property
+    def outside(self) -> int:
+        return self.embedding + self.hidden + self.head_weights
+
+
+def shape(training: Training) -> TrackShape | None:
+    options, facts = training.options, prepared(training)
+    text = facts.get("text") or {"inputs": options["inputs"] if options["grammar"] == "motion" else (), "edges": True}
+    has_summary = "summary" in text.get("inputs", ()) and text.get("edges")
+    head: dict[str, Any] = {
+        "mode": training.mode,
+        "classes": len(facts.get("names") or ()) or CLASSES,
+        "numbers": SUMMARY if has_summary else 0,
+        "bins": BINS,
+    }
     if options["base_model"]:
         raw = training.first(str(options["base_model"])) or {}
         config = raw.get("config")
-        return shape_of({**config, "vocab_size": vocabulary(training)}) if isinstance(config, Mapping) else None
+        if not isinstance(config, Mapping):
+            return None
+        return shape_of_config({**config, "vocab_size": vocabulary(training)}, **head)
     hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
-    return shape_of(
+    return shape_of_config(
         {
             "hidden_size": hidden,
             "intermediate_size": round(hidden / 3) * 8,
             "num_hidden_layers": options["num_hidden_layers"],
             "num_attention_heads": heads,
             "vocab_size": vocabulary(training),
-            "tie_word_embeddings": True,
-        }
+        },
+        **head,
     )
+
+
+def shape_of_config(
+    config: Mapping[str, Any], *, mode: str, classes: int, numbers: int, bins: int
+) -> TrackShape | None:
+    """Return the sizes of a model; None: config.json lacks some. `numbers`, `bins`: of the summary, 0: it has none."""
+    found = shape_of({**config, "tie_word_embeddings": True})
+    if found is None:
+        return None
+    wide = found.hidden
+    if mode == "pretrain":
+        head = wide * (wide + 3) + found.vocabulary * (wide + 1)
+    else:
+        summary = 2 * wide * (numbers * (bins + 1) + 2 * wide + 2) if numbers else 0
+        head = summary + classes * ((3 if numbers else 1) * wide + 1)
+    return TrackShape(**vars(found), head_weights=head)
 
 
 def workload(training: Training) -> Workload | None:
@@ -378,7 +419,9 @@ def work_of(
     tokens = int(options["max_tokens_per_micro_batch"])
     tokens = tokens if tokens >= 0 else CPU_MICRO_TOKENS if family == "cpu" else 0
     micro = min(mine, int(options["micro_batch_size"]) or mine, max(1, tokens // longest) if tokens else mine)
-    learned = int(options["mlm_probability"] * micro * longest) if options["mode"] == "pretrain" else 0
+    learned = 0
+    if options["mode"] == "pretrain":
+        learned = int((1.0 if options["objective"] == "clm" else options["mlm_probability"]) * micro * longest)
     return Workload(
         model=model,
         trained=model.weights,

@@ -58,11 +58,3 @@ class Workload:
     def checkpoint_bytes(self) -> int:
         """Trained weights and the optimizer's state in float32."""
         return 4 * (self.trained + self.moments())
-
-    def piece(self) -> dict[str, int]:
-        return {
-            "rows": self.micro_rows,
-            "length": self.micro_length,
-            "kept": self.micro_learned,
-            "pieces": self.micro_batches,
-        }

@@ -14,9 +14,8 @@ from ascendrun.core.jobfile.spec import JobSpec, load_programs
 from ascendrun.head.survey.submission import Submission
 from ascendrun.options import JOB_FILE, batch_of_ranks, check_arguments
 from ascendrun.planner.chips import Chip, chip_of
-from ascendrun.planner.cost import GB, Devices
 from ascendrun.planner.history import RecordedRun, with_history
-from ascendrun.planner.plan import PROGRAMS, Disk, TrainingPlan, make_plan, rules_of
+from ascendrun.planner.plan import PROGRAMS, Disk, TrainingPlan, devices_of, make_plan, rules_of
 from ascendrun.planner.training import ANYWHERE, Training, with_defaults
 from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
@@ -144,14 +143,7 @@ def _plan(
             "files": files,
         }
     )
-    devices = Devices(
-        training.family,
-        ranks,
-        per_host,
-        None if chip is None or chip.peak_tflops is None else chip.peak_tflops * 1e12,
-        memory_bytes,
-        _compute_bytes(training),
-    )
+    devices = devices_of(training)
     work = program.workload(training) if training.mode in program.TRAINS else None
     if work is not None:
 
@@ -188,7 +180,7 @@ def _chip(spec: JobSpec, world: CheckContext) -> tuple[Chip | None, int | None]:
     named = spec.args.get("chip")
     if named:
         chip = chip_of(str(named))
-        return chip, None if chip is None or chip.memory_gb is None else int(chip.memory_gb * GB)
+        return chip, None if chip is None else chip.memory_bytes
     if _family(spec) == "cpu":
         return None, None
     infos = [facts.npu.info for facts in world.facts.values()]
@@ -196,12 +188,7 @@ def _chip(spec: JobSpec, world: CheckContext) -> tuple[Chip | None, int | None]:
     if len(names) != 1:
         return None, None
     chip = chip_of(names.pop())
-    return chip, None if chip is None or chip.memory_gb is None else int(chip.memory_gb * GB)
-
-
-def _compute_bytes(training: Training) -> int:
-    dtype = training.options["dtype"]
-    return 4 if dtype == "float32" or (dtype == "auto" and training.family == "cpu") else 2
+    return chip, None if chip is None else chip.memory_bytes
 
 
 def _disks(spec: JobSpec, world: CheckContext) -> dict[str, Disk]:

@@ -7,10 +7,12 @@ from typing import Any, Callable
 
 import torch
 from torch import nn
-from torch.nn import functional
 
+from ascendrun.planner.models import LINEAR, shape_of
+from ascendrun.planner.workload import Workload
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.qwen_lora import base
+from ascendrun.programs.qwen_lora.sft_task import forward
 
 
 @dataclass(frozen=True)
@@ -30,22 +32,60 @@ class Case:
     ranks: int = 2
 
     def precision(self) -> Precision:
-        compute = torch.float32 if self.dtype == "float32" else torch.bfloat16
-        weights = torch.bfloat16 if self.dtype == "pure-bfloat16" else torch.float32
-        return Precision(weights, compute, False, self.dtype)
+        return Precision(torch.float32, getattr(torch, self.dtype), False, self.dtype)
 
-    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        return {"ids": ((self.rows, self.length), torch.int64)}
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of token ids, positions whose next token is predicted, and these tokens."""
+        kept = self.length - 1
+        return {"ids": (self.rows, self.length), "kept": (kept,), "targets": (self.rows, kept)}
+
+    def config(self) -> Any:
+        from transformers import Qwen2Config
+
+        return Qwen2Config(
+            vocab_size=self.words,
+            hidden_size=self.hidden,
+            intermediate_size=self.hidden * 11 // 4,
+            num_hidden_layers=self.layers,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            use_cache=False,
+        )
+
+    def work(self) -> Workload:
+        """Return what the planner knows of it."""
+        shape = shape_of(self.config().to_dict())
+        assert shape is not None
+        adapters = RANK * shape.layers * sum(map(sum, shape.linear.values()))
+        return Workload(
+            model=shape,
+            trained=adapters if self.lora else shape.weights,
+            is_frozen=self.lora,
+            steps=None,
+            samples_per_step=self.rows,
+            tokens_per_step=1.0,
+            mean_length=1.0,
+            micro_rows=self.rows,
+            micro_length=self.length,
+            micro_learned=(1 if self.lora else self.rows) * (self.length - 1),
+            micro_batches=self.pieces,
+            is_exact=True,
+            weight_bytes_saved=0,
+        )
+
+
+RANK = 16
+"""Of the adapters."""
 
 
 CASES: dict[str, Case] = {
     "alone, float32": Case("none", ranks=1),
     "alone, bfloat16 by autocast, checkpointed": Case("none", dtype="bfloat16", checkpointed=True, ranks=1, rows=8),
-    "alone, LoRA on a bfloat16 base": Case("none", dtype="pure-bfloat16", lora=True, ranks=1),
+    "alone, LoRA on a bfloat16 base": Case("none", dtype="bfloat16", lora=True, ranks=1),
     "alone, many words, long rows": Case("none", ranks=1, words=32000, layers=2, length=512, rows=2),
     "ddp, float32, two pieces": Case("ddp", pieces=2),
     "fsdp2, float32": Case("fsdp2"),
-    "fsdp2, LoRA on a bfloat16 base": Case("fsdp2", dtype="pure-bfloat16", lora=True),
+    "fsdp2, LoRA on a bfloat16 base": Case("fsdp2", dtype="bfloat16", lora=True),
     "zero3, float32": Case("zero3"),
     "zero3, LoRA on a bfloat16 base": Case("zero3", dtype="bfloat16", lora=True),
 }
@@ -57,7 +97,7 @@ SMALL: dict[str, Case] = {
         "none", dtype="bfloat16", checkpointed=True, ranks=1, hidden=256, layers=4, words=2000, rows=4
     ),
     "alone, LoRA on a bfloat16 base": Case(
-        "none", dtype="pure-bfloat16", lora=True, ranks=1, hidden=256, layers=4, words=2000
+        "none", dtype="bfloat16", lora=True, ranks=1, hidden=256, layers=4, words=2000
     ),
     "ddp, float32, two pieces": Case("ddp", pieces=2, hidden=256, layers=3, words=4000, rows=2),
     "fsdp2, float32": Case("fsdp2", hidden=256, layers=3, words=2000, rows=2),
@@ -70,31 +110,17 @@ SMALL: dict[str, Case] = {
 
 def builder(case: Case) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        from transformers import Qwen2Config
-
-        config = Qwen2Config(
-            vocab_size=case.words,
-            hidden_size=case.hidden,
-            intermediate_size=case.hidden * 11 // 4,
-            num_hidden_layers=case.layers,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            use_cache=False,
-        )
-        model: Any = base.build(config)
+        model: Any = base.build(case.config())
         if case.checkpointed:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if case.lora:
             from peft import LoraConfig, get_peft_model
 
-            targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-            model = get_peft_model(model, LoraConfig(r=16, target_modules=targets))
+            model = get_peft_model(model, LoraConfig(r=RANK, target_modules=list(LINEAR)))
         return model  # type: ignore[no-any-return]
 
     return build
 
 
 def step(model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    logits = model(input_ids=tensors["ids"]).logits[:, :-1]
-    labels = tensors["ids"][:, 1:]
-    return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
+    return forward(model, tensors).sum()

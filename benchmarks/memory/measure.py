@@ -70,7 +70,7 @@ def run(name: str, device: str, ranks: int) -> dict[str, Any]:
             raise SystemExit(f"{name}: exit codes {codes}")
         found = json.loads(out.read_text())
     measured, estimated = found["measured"], found["estimated"]
-    parts = {part: round(found["need"][part] / 1e6, 1) for part in PARTS}
+    parts = {part: round(found["need"].get(part, 0) / 1e6, 1) for part in PARTS}
     off = round(estimated / measured - 1, 3)
     print(
         f"{name:<45} {ranks} rank(s) measured {measured / 1e6:8.1f} MB, estimated {estimated / 1e6:8.1f} MB, "

@@ -1,5 +1,5 @@
 """`python -m benchmarks.memory.programs [--out FILE]`: what trainings of both programs take of one device, beside the
-estimate of a simulated step and of the planner's formula. Random weights, made-up rows; a few steps each.
+estimate of the planner. Random weights, synthetic samples; a few steps each.
 
 Writes a table in Markdown. Without a GPU nothing is measured, and the estimates for one are printed.
 """
@@ -17,14 +17,13 @@ import torch
 
 from ascendrun.planner import cost
 from ascendrun.planner.models import shape_of
+from ascendrun.planner.qwen_lora import work_of
 from ascendrun.planner.workload import Workload
 from ascendrun.programs.devices import kernels
 from ascendrun.programs.devices.accelerator import choose_precision, open_accelerator
-from ascendrun.programs.qwen_lora import base, lora, sizing
+from ascendrun.programs.qwen_lora import base, lora
 from ascendrun.programs.qwen_lora.sft_task import Rows, largest_micro_batch
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies import memory
-from ascendrun.programs.trajectory import sizing as trajectory_sizing
 from benchmarks.qwen_lora import beside_trainer as beside
 from benchmarks.trajectory import throughput
 
@@ -71,8 +70,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     lines = [
-        "| program | model | dtype | activations | a pass | passes | measured | simulated | off | formula | off |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| program | model | dtype | activations | a pass | passes | measured | estimated | off |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for case in CASES:
         if asked.only in ("", case.program):
@@ -93,25 +92,23 @@ def line_of(case: Case, family: str) -> str:
     left = here.accelerator.module.memory_allocated() if here.accelerator.module is not None else 0
     with tempfile.TemporaryDirectory() as folder:
         run = qwen_lora if case.program == "qwen_lora" else trajectory
-        need, formula = run(case, here, precision, Path(folder))
+        work = run(case, here, precision, Path(folder))
+    assert work is not None
+    target = "cuda" if family == "cpu" else family
+    devices = cost.Devices(target, 1, 1, compute_bytes=precision.compute.itemsize)
+    formula = cost.memory_of(work, devices, cost.Layout("ddp", case.recomputes))
     measured = here.accelerator.memory_bytes() if here.accelerator.module is not None else 0
-    target_family = "cuda" if family == "cpu" else family
-    print(f"  left before: {left / 2**20:.0f} MiB; {need}; {dict(formula.parts)}")
-    tensors = formula.total - formula.parts["overhead"]
-    estimates = [need.allocated(target_family), tensors + cost.WORKSPACE[target_family]]
-    of = [f"{size / 2**30:.2f} | {f'{size / measured - 1:+.1%}' if measured else '-'}" for size in estimates]
+    print(f"  left before: {left / 2**20:.0f} MiB; {dict(formula.parts)}")
+    size = formula.allocated(target)
+    off = f"{size / measured - 1:+.1%}" if measured else "-"
     model = case.shape if case.program == "qwen_lora" else f"{case.shape[0]} x {case.shape[1]} layers"
     return (
         f"| {case.program} | {model} | {case.dtype} | {'recomputed' if case.recomputes else 'kept'} | "
-        f"{case.rows} x {case.length} | {case.pieces} | {measured / 2**30:.2f} | {' | '.join(of)} |"
+        f"{case.rows} x {case.length} | {case.pieces} | {measured / 2**30:.2f} | {size / 2**30:.2f} | {off} |"
     )
 
 
-def target_of(here: Runtime, precision: Any) -> memory.Target:
-    return memory.Target("cuda" if here.family == "cpu" else here.family, precision, 1)
-
-
-def qwen_lora(case: Case, here: Runtime, precision: Any, folder: Path) -> tuple[memory.Need, cost.Memory]:
+def qwen_lora(case: Case, here: Runtime, precision: Any, folder: Path) -> Workload | None:
     config = base.shape_config(case.shape)
     options = {**beside.SETTINGS, "gradient_checkpointing": case.recomputes, "lora_dropout": case.dropout}
     samples = beside.make_samples(400, case.length, config.vocab_size)
@@ -121,12 +118,7 @@ def qwen_lora(case: Case, here: Runtime, precision: Any, folder: Path) -> tuple[
     rows = Rows(samples, ("all",), 0, 64)
     kernels.sound_kernels(here.accelerator, precision.compute)
     pass_of = largest_micro_batch(rows, course.units, steps=STEPS, world_size=1, micro_batch=case.rows)
-    need = sizing.estimate(config, options, pass_of, target_of(here, precision)).need
-    assert need is not None
-    shape = shape_of(config.to_dict())
-    assert shape is not None
-    trained = options["lora_r"] * shape.layers * sum(map(sum, shape.linear.values()))
-    formula = by_formula(case, shape, trained, pass_of, here, precision, is_frozen=True)
+    options["global_batch_size"] = batch
     if here.accelerator.module is not None:
         model = lora.add_lora(base.empty_model(config), options)
         if case.recomputes:
@@ -134,14 +126,14 @@ def qwen_lora(case: Case, here: Runtime, precision: Any, folder: Path) -> tuple[
         model = beside.filled_with(model, here, precision)
         settings = {"micro_batch_size": case.rows, "logging_steps": 10**6}
         beside.make_loop(model.train(), rows, course, here, precision, folder, **settings).run()
-    return need, formula
+    return work_of(options, shape_of(config.to_dict()), pass_of, steps=STEPS, tokens=1.0, mean=1.0)
 
 
-def trajectory(case: Case, here: Runtime, precision: Any, folder: Path) -> tuple[memory.Need, cost.Memory]:
+def trajectory(case: Case, here: Runtime, precision: Any, folder: Path) -> Workload | None:
     from ascendrun.programs.trainer import options as option_table
     from ascendrun.programs.trajectory.__main__ import OPTIONS
     from ascendrun.programs.trajectory.model import make_model
-    from ascendrun.programs.trajectory.train import make_loop, plan_of
+    from ascendrun.programs.trajectory.train import make_loop, plan_of, work_on
 
     hidden, layers = case.shape
     batch = case.rows * case.pieces
@@ -158,41 +150,10 @@ def trajectory(case: Case, here: Runtime, precision: Any, folder: Path) -> tuple
     }
     sizes = throughput.make_sizes(argparse.Namespace(hidden=hidden, layers=layers))
     sizes = replace(sizes, dropout=0.1)
-    target = target_of(here, precision)
     plan = plan_of(samples.encoded["train"], options)
-    found = trajectory_sizing.largest_pass(plan, options, family=target.family, world_size=1, requested_fraction=0.0)
-    need = trajectory_sizing.estimate(sizes, found, target, checkpointed=case.recomputes)
-    shape = shape_of({**sizes.config, "tie_word_embeddings": True})
-    assert shape is not None
-    pass_of = {"rows": found.rows, "length": found.length, "kept": 0, "pieces": found.of_step}
-    formula = by_formula(case, shape, shape.weights, pass_of, here, precision, is_frozen=False)
     if here.accelerator.module is not None:
         make_loop(options, samples, make_model(sizes, seed=0), here, folder).run()
-    return need, formula
-
-
-def by_formula(
-    case: Case, shape: Any, trained: int, largest: Any, here: Runtime, precision: Any, *, is_frozen: bool
-) -> cost.Memory:
-    work = Workload(
-        model=shape,
-        trained=trained,
-        is_frozen=is_frozen,
-        steps=STEPS,
-        samples_per_step=1,
-        tokens_per_step=1.0,
-        mean_length=1.0,
-        micro_rows=largest["rows"],
-        micro_length=largest["length"],
-        micro_learned=largest["kept"],
-        micro_batches=largest["pieces"],
-        is_exact=True,
-        weight_bytes_saved=0,
-        has_dropout=bool(case.dropout),
-    )
-    family = "cuda" if here.family == "cpu" else here.family
-    devices = cost.Devices(family, 1, 1, compute_bytes=memory.width(precision.compute))
-    return cost.memory_of(work, devices, cost.Layout("ddp", case.recomputes))
+    return work_on(plan, options, sizes, ranks=1, family="cuda" if here.family == "cpu" else here.family)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Callable
 
 import torch
 
+from ascendrun.planner import cost
 from ascendrun.programs.devices import kernels
 from ascendrun.programs.trainer import distributed, runtime
 from ascendrun.programs.trainer.optim import adamw
-from ascendrun.programs.trainer.strategies import memory
 from ascendrun.programs.trainer.strategies.parallel import wrap
-from ascendrun.programs.trainer.strategies.simulate import simulate
 from benchmarks.memory.cases import CASES, SMALL, Case, builder, step
 
 STEPS = 2
@@ -40,16 +38,15 @@ def measure(case: Case, here: runtime.Runtime, out: Path) -> None:
     peaks = here.gather(measured)
     if here.is_first:
         need = estimate(case, here.world_size, here.family)
-        estimated = need.allocated(here.family)
-        out.write_text(json.dumps({"measured": max(peaks), "estimated": estimated, "need": asdict(need)}))
+        out.write_text(
+            json.dumps({"measured": max(peaks), "estimated": need.allocated(here.family), "need": dict(need.parts)})
+        )
 
 
-def estimate(case: Case, world_size: int, family: str) -> memory.Need:
-    is_cast = case.strategy in ("fsdp2", "zero3")
-    given: dict[str, Any] = {"precision": case.precision(), "family": family, "is_cast": is_cast}
-    simulated = simulate(builder(case), step, case.shapes(), **given)
-    target = memory.Target(family, case.precision(), world_size)
-    return memory.needs(simulated, target, strategy=case.strategy, pieces=case.pieces)
+def estimate(case: Case, world_size: int, family: str) -> cost.Memory:
+    compute_bytes = case.precision().compute.itemsize
+    devices = cost.Devices(family, world_size, world_size, compute_bytes=compute_bytes)
+    return cost.memory_of(case.work(), devices, cost.Layout(case.strategy, case.checkpointed))
 
 
 def train(case: Case, here: runtime.Runtime) -> None:
@@ -64,8 +61,7 @@ def train(case: Case, here: runtime.Runtime) -> None:
     for _ in range(STEPS):
         for piece in range(case.pieces):
             tensors = {
-                name: torch.ones(shape, dtype=dtype, device=here.device)
-                for name, (shape, dtype) in case.shapes().items()
+                name: torch.ones(shape, dtype=torch.int64, device=here.device) for name, shape in case.shapes().items()
             }
             with engine.accumulate(last=piece + 1 == case.pieces):
                 with engine.autocast():

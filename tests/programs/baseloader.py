@@ -11,10 +11,10 @@ from typing import Any
 import safetensors
 import torch
 
+from ascendrun.planner.cost import Layout
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.qwen_lora import base, modes
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
-from ascendrun.programs.qwen_lora.sizing import Layout
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer import runtime
 

@@ -7,19 +7,22 @@ import random
 import pytest
 import torch
 
+from ascendrun.planner import cost, plan
+from ascendrun.planner.chips import chip_of
+from ascendrun.planner.models import preset_config, shape_of
+from ascendrun.planner.qwen_lora import work_of
+from ascendrun.planner.training import Training
 from ascendrun.programs.devices import attention
 from ascendrun.programs.devices.accelerator import Precision, open_accelerator
-from ascendrun.programs.qwen_lora import base, chat_template, modes, sizing
+from ascendrun.programs.qwen_lora import base, chat_template, modes
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
 from ascendrun.programs.qwen_lora.dataset import make_course, make_lessons, read_texts, split
 from ascendrun.programs.qwen_lora.sft_task import forward
 from ascendrun.programs.trainer import optim
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies import choice, memory
 
 FLOAT = Precision(torch.float32, torch.float32, False, "float32")
-HALF = Precision(torch.float32, torch.float16, True, "float16")
 
 
 def options_of(*given):
@@ -28,15 +31,25 @@ def options_of(*given):
 
 def test_ways_are_tried_from_fast_to_slow_and_only_those_that_can_work():
     """S3-B6."""
-    for precision, ranks, has_zero3, expected in (
-        (FLOAT, 2, True, ("ddp", "fsdp2", "zero3")),
-        (FLOAT, 2, False, ("ddp", "fsdp2")),
-        (HALF, 2, True, ("ddp", "zero3")),
-        (FLOAT, 1, True, ("ddp",)),
+    for dtype, ranks, has_deepspeed, expected in (
+        ("float32", 2, True, ["ddp", "fsdp2", "zero3"]),
+        ("float32", 2, False, ["ddp", "fsdp2"]),
+        ("float16", 2, True, ["ddp", "zero3"]),
+        ("float32", 1, True, ["ddp"]),
     ):
-        target = memory.Target("cpu", precision, ranks)
-        assert choice.usable(options_of(), target, has_zero3=has_zero3) == expected
-    assert choice.usable(options_of("--compile=torch"), memory.Target("cpu", FLOAT, 2), has_zero3=True)[-1] == "fsdp2"
+        assert strategies(options_of(f"--dtype={dtype}"), ranks, has_deepspeed) == expected
+    assert strategies(options_of("--compile=torch"), 2, True) == ["ddp", "fsdp2"]
+
+
+def strategies(options, ranks, has_deepspeed):
+    """What `strategy: auto` chooses from."""
+    training = Training(
+        "qwen_lora", options, frozenset(), ranks, ranks, (), "cuda", chip_of("H100"), has_deepspeed=has_deepspeed
+    )
+    piece = {"rows": 1, "length": 64, "kept": 64, "pieces": 1}
+    work = work_of(options, shape_of(preset_config("tiny")), piece, steps=1, tokens=1.0, mean=1.0)
+    found = plan.make_choice(training, work, plan.devices_of(training)).options
+    return sorted({option.layout.strategy for option in found})
 
 
 def test_rows_hold_several_samples_unless_packing_is_turned_off():
@@ -66,7 +79,7 @@ def test_what_was_chosen_of_activations_is_what_a_run_does_and_its_attention_is_
 ):
     """S3-B7: no bit tells whether a forward pass was made a second time; who counts the passes knows."""
     base.write_model(tmp_path / "base", base.build(base.shape_config("tiny", vocab_size=64)))
-    here, chosen = Runtime(0, 0, 1, None, open_accelerator("cpu", 0)), sizing.Layout("ddp", False, is_anew)
+    here, chosen = Runtime(0, 0, 1, None, open_accelerator("cpu", 0)), cost.Layout("ddp", recomputes=is_anew)
     model, engine, _ = modes.make_engine(
         base.folder_config(tmp_path / "base"),
         options_of("--lora_r=2"),

@@ -121,9 +121,9 @@ def test_a_training_that_continues_on_2_and_on_3_ranks_has_the_same_losses(train
 
 def test_strategies_that_cannot_work_are_one_error_before_anything_is_read(train):
     for program, way, option, hint in (
-        ("nanochat", "2", "zero3", "--strategy=fsdp2"),
-        ("codon", "1", "hsdp", "--strategy=ddp"),
-        ("codon", "2", "none", "--strategy=auto"),
+        ("nanochat", "2", "zero3", "set strategy: fsdp2"),
+        ("codon", "1", "hsdp", "set strategy: ddp"),
+        ("codon", "2", "none", "strategy: auto"),
     ):
         run = train(program, way, f"--strategy={option}", name=f"{program}-{option}")
         assert set(run.wait()) == {1} and hint in run.text() and "Traceback" not in run.text(), run.text()

@@ -6,19 +6,18 @@ import re
 
 import pytest
 
-from ascendrun.planner import cost
+from ascendrun.planner import cost, rules
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.errors import InvalidDataError, ModelTooLargeError
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies import memory
-from ascendrun.programs.trajectory import sizing
+from ascendrun.programs.trainer.strategies.choice import training_of
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import make_samples
 from ascendrun.programs.trajectory.model import make_guesser, make_model
 from ascendrun.programs.trajectory.pretrain import make_pretraining
 from ascendrun.programs.trajectory.stages import common, plan
-from ascendrun.programs.trajectory.train import make_loop
+from ascendrun.programs.trajectory.train import make_loop, work_on
 from benchmarks.memory.rank import peak_of
 
 WITHIN = 0.15
@@ -58,7 +57,6 @@ def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
     options = options_of(*argv, "--random_crop_prob=0")
     samples = make_samples(options)
     sizes = common.own_sizes(options, samples)
-    rows, share = next((rows, share) for each, rows, share in plan.trainings(options, samples) if each == name)
 
     def train():
         if name == "finetune":
@@ -75,10 +73,11 @@ def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
 
     plans = []
     measured = peak_of(lambda: plans.append(train()), here)
-    largest = sizing.largest_pass(plans[0], options, family="cpu", world_size=1, requested_fraction=share)
-    target = memory.target_of(here.accelerator, "float32", 1)
-    need = sizing.estimate(sizes, largest, target, checkpointed=options["gradient_checkpointing"])
-    assert need.allocated("cpu") == pytest.approx(measured, rel=WITHIN), (largest, need)
+    work = work_on(plans[0], {**options, "mode": name}, sizes, ranks=1, family="cpu")
+    found = cost.memory_of(
+        work, cost.Devices("cpu", 1, 1, compute_bytes=4), cost.Layout("none", options["gradient_checkpointing"])
+    )
+    assert found.allocated("cpu") == pytest.approx(measured, rel=WITHIN), (work, found)
 
 
 def test_a_plan_says_steps_what_does_not_divide_and_what_a_card_would_hold(here, capsys):
@@ -86,14 +85,23 @@ def test_a_plan_says_steps_what_does_not_divide_and_what_a_card_would_hold(here,
         options_of("--world_size=16", "--chip=910B3", "--global_batch_size=20", "--num_train_epochs=3"), here
     )
     said = capsys.readouterr().out
-    steps = int(re.search(r"finetune: \d+ tracks, [\d,]+ tokens; (\d+) steps per epoch of 20 tracks", said).group(1))
-    assert f"{3 * steps} steps in total" in said
-    assert "is not divisible by 16 (16 ranks)" in said
-    assert said.count(" of 64.0 GiB per device") == 2
+    tracks = [int(each) for each in re.findall(r"(?:pretrain|finetune): (\d+) tracks, [\d,]+ tokens", said)]
+    assert len(tracks) == 2
+    for count in tracks:
+        assert f"steps: {3 * -(-count // 20)} of 20 samples" in said
+    assert said.count("global_batch_size: 20 is not a multiple of 16") == 2
+    assert said.count("of 64.0 GiB (weights") == 2
 
 
-@pytest.mark.thorough
-def test_what_does_not_fit_is_refused_with_what_would_and_that_does(here):
+def test_the_plan_compares_the_strategies(here, capsys):
+    """It estimated ddp whatever was asked for."""
+    plan.plan_stage(options_of("--world_size=4", "--chip=910B3", "--strategy=auto"), here)
+    said = capsys.readouterr().out
+    assert said.count("strategy: ddp; the fastest that fits") == 2
+    assert all(said.count(f"  {strategy}: ") == 2 for strategy in ("ddp", "fsdp2", "zero3"))
+
+
+def test_what_does_not_fit_is_refused_with_what_to_change(here):
     large = (
         "--world_size=1",
         "--chip=910B4",
@@ -103,13 +111,9 @@ def test_what_does_not_fit_is_refused_with_what_would_and_that_does(here):
         "--num_hidden_layers=60",
         "--dtype=float16",
     )
-    options = options_of(*large)
-    needs = r"finetune: [\d.]+ GiB of 32.0 GiB per device \(weights .*; change one of: --"
-    with pytest.raises(ModelTooLargeError, match=needs) as told:
-        plan.plan_stage(options, here)
-    ways = re.search(r"finetune: .*; change one of: (.*)", str(told.value)).group(1).split(", ")
-    assert "--micro_batch_size=" in ways[0] or "--gradient_checkpointing=true" in ways[0]
-    plan.plan_stage(options_of(*large, *ways[0].split(" with ")), here)
+    with pytest.raises(ModelTooLargeError, match="(?s)ddp requires .* 32.0 GiB.*gradient_checkpointing: true"):
+        plan.plan_stage(options_of(*large), here)
+    plan.plan_stage(options_of(*large, "--gradient_checkpointing=true", "--micro_batch_size=50"), here)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +126,6 @@ def test_a_card_that_nobody_knows_or_that_cannot_is_refused(here, argv, said):
 
 
 def test_a_card_that_is_planned_for_has_its_own_format_and_memory(here):
-    target = memory.target_of(here.accelerator, "auto", 1, chip="910A")
-    assert (target.family, target.precision.scales, target.memory_bytes) == ("npu", True, 32 * cost.GB)
-    assert memory.target_of(here.accelerator, "auto", 1, chip="H100").family == "cuda"
+    planned = training_of(options_of("--chip=910A"), here, program="trajectory")
+    assert (planned.family, rules.scales(planned), planned.memory_bytes) == ("npu", True, 32 * cost.GB)
+    assert training_of(options_of("--chip=H100"), here, program="trajectory").family == "cuda"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +142,7 @@ def train_stage(options: Options, here: Runtime) -> None:
         window=options["length_bucket_batches"],
     )
     steps = steps_of(options, plan.steps_per_epoch)
-    work = partial(
-        work_of,
+    work = work_of(
         options,
         shape_of_config(model.config.as_json()),
         ranks=here.world_size,
@@ -156,7 +154,7 @@ def train_stage(options: Options, here: Runtime) -> None:
     engine = wrap(
         model,
         here,
-        strategy=choose(options, here, precision, work),
+        strategy=choose(options, here, precision, work).strategy,
         shard_size=options["shard_size"],
         make_optimizer=lambda module: optimizer_of(module, options, steps),
         precision=precision,

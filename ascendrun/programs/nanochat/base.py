@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -182,11 +181,11 @@ def train_model(course: Course, options: Options, here: Runtime) -> None:
     here.log(precision.reason)
     output = Path(options["output_dir"]).absolute()
     errors.check_writable(output)
-    work = partial(work_of, options, model.sizes, horizon, ranks=here.world_size)
+    work = work_of(options, model.sizes, horizon, ranks=here.world_size)
     engine = wrap(
         model,
         here,
-        strategy=choose(options, here, precision, work, has_muon=True),
+        strategy=choose(options, here, precision, work, has_muon=True).strategy,
         shard_size=options["shard_size"],
         make_optimizer=lambda placed: optimizer_of(model, options, horizon, shard=options["shard_optimizer"]),
         precision=precision,

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ascendrun.planner.chips import chip_of
-from ascendrun.planner.models import flops_per_token
+from ascendrun.planner.cost import Layout
+from ascendrun.planner.models import flops_per_token, shape_of
+from ascendrun.planner.qwen_lora import work_of
+from ascendrun.planner.workload import Workload
 from ascendrun.programs import errors
 from ascendrun.programs.devices import accelerator, attention, fused_ops, kernels
 from ascendrun.programs.devices.accelerator import Precision
-from ascendrun.programs.errors import InvalidDataError, ModelTooLargeError, ProgramError
-from ascendrun.programs.qwen_lora import base, chat_template, evaluation, lora, sizing
+from ascendrun.programs.errors import InvalidDataError, ProgramError
+from ascendrun.programs.qwen_lora import base, chat_template, evaluation, lora
 from ascendrun.programs.qwen_lora.conversations import Conversation
 from ascendrun.programs.qwen_lora.curriculum import Course
 from ascendrun.programs.qwen_lora.dataset import (
@@ -30,14 +31,13 @@ from ascendrun.programs.qwen_lora.dataset import (
 from ascendrun.programs.qwen_lora.evaluation import Question
 from ascendrun.programs.qwen_lora.merge import merge
 from ascendrun.programs.qwen_lora.sft_task import Instructions, largest_micro_batch
-from ascendrun.programs.qwen_lora.sizing import Layout
 from ascendrun.programs.trainer import optim, runtime, schedule, shards
 from ascendrun.programs.trainer.checkpoint import replace_text
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies import memory, zero3
-from ascendrun.programs.trainer.strategies.choice import has_deepspeed, refuse
+from ascendrun.programs.trainer.strategies import zero3
+from ascendrun.programs.trainer.strategies.choice import choose, log_plan, refuse, training_of
 from ascendrun.programs.trainer.strategies.engine import Engine, size_of
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings
@@ -66,7 +66,7 @@ def train(options: Options, here: Runtime) -> None:
         else []
     )
     precision = accelerator.precision_of(options, here.accelerator)
-    refuse(options, world_size=here.world_size, precision=precision, has_zero3=has_deepspeed())
+    refuse(options, here, precision)
     folder, output = runtime.checkpoint_folder(options["output_dir"]), Path(options["output_dir"]).absolute()
     errors.check_writable(output)
     home = Path(options["base_model"]) if options["base_model"] else output / "base"
@@ -87,9 +87,7 @@ def train(options: Options, here: Runtime) -> None:
         world_size=here.world_size,
         micro_batch=options["micro_batch_size"],
     )
-    layout, lines = sizing.choose(config, options, piece, here)
-    for line in lines:
-        here.log(line)
+    layout = choose(options, here, precision, work_on(course, options, config, piece, ranks=here.world_size))
     make_optimizer = optimizer_of(options, course.steps)
     model, engine, expected = make_engine(config, options, home, here, precision, layout, make_optimizer)
     loop = make_loop(options, lessons, course, engine, here, precision, folder, mean_length=mean_length(course))
@@ -159,6 +157,13 @@ def batch_problems(course: Course, options: Options, world_size: int) -> list[Te
     return []
 
 
+def work_on(course: Course, options: Options, config: Any, piece: Mapping[str, int], *, ranks: int) -> Workload | None:
+    """Return the work of a training on these samples, for the planner; None: the model has an unknown form."""
+    mean = mean_length(course)
+    tokens = mean * options["global_batch_size"]
+    return work_of(options, shape_of(config.to_dict()), piece, steps=course.steps, tokens=tokens, mean=mean)
+
+
 def mean_length(course: Course) -> float:
     """Return the mean number of tokens that attend to each other: those of a sample, packed or not."""
     return float(course.lengths.mean())
@@ -179,7 +184,7 @@ def make_engine(
         here.log("program.not-fused", "not fused: {reason}", reason=reason)
     here.log("program.attention", "attention: {kernel}", kernel=attention.kernel_of(here.device.type).__name__)
     model, strategy = base.empty_model(config), layout.strategy
-    if layout.gradient_checkpointing:
+    if layout.recomputes:
         base.checkpoint_activations(model, strategy=strategy)
     model = lora.add_lora(model, options)
     replaced = fused_ops.fuse(model, kernels.operators_of(sound), device=here.accelerator.device.type)
@@ -196,7 +201,7 @@ def make_engine(
         zero3.prepare(here)
         trained = sum(value.numel() for value in values.values())
         ds_config = zero3.configuration(
-            precision, trained=trained, offload=layout.cpu_offload, shard_size=options["shard_size"]
+            precision, trained=trained, offload=layout.offloads, shard_size=options["shard_size"]
         )
         base.load_for_zero3(model, home, here, precision, ds_config)
     engine = wrap(
@@ -205,7 +210,7 @@ def make_engine(
         strategy=strategy,
         make_optimizer=make_optimizer,
         precision=precision,
-        offload=layout.cpu_offload,
+        offload=layout.offloads,
         shard_size=options["shard_size"],
         compile=options["compile"],
     )
@@ -364,7 +369,9 @@ def write_report(
         "training": {
             "steps": loop.progress.step,
             "samples": sum(given.values()),
-            **vars(layout),
+            "strategy": layout.strategy,
+            "cpu_offload": layout.offloads,
+            "gradient_checkpointing": layout.recomputes,
             "world_size": loop.here.world_size,
             "device": loop.here.accelerator.name,
             "seconds": round(seconds, 1),
@@ -385,17 +392,12 @@ def steps_by_stage(course: Course) -> list[int]:
 
 def plan(options: Options, here: Runtime) -> None:
     """Estimate only, without a model or device. Raises ModelTooLargeError when the training cannot run."""
-    ranks = options["world_size"] or here.world_size
+    training = training_of({**options, "mode": "train"}, here, program="qwen_lora")
     config = (
         base.folder_config(Path(options["base_model"]))
         if options["base_model"]
         else base.shape_config(options["model_preset"])
     )
-    lora.refuse_qlora(options["quantization_bit"], "npu" if options["chip"] else here.family)
-    target = memory.target_of(here.accelerator, options["dtype"], ranks, chip=options["chip"])
-    if not options["chip"]:
-        target = replace(target, memory_bytes=None)  # of this machine, not of the training's
-    refuse(options, world_size=ranks, precision=target.precision)
     texts = read_texts(options)
     tokenizer = (
         chat_template.load_tokenizer(Path(options["base_model"]), template=options["template"])
@@ -403,19 +405,21 @@ def plan(options: Options, here: Runtime) -> None:
         else chat_template.wrap_tokenizer(chat_template.make_tokenizer(texts.train.conversations))
     )
     lessons = make_lessons(texts, tokenizer, options)
-    course = make_course(lessons, options, world_size=ranks)
+    course = make_course(lessons, options, world_size=training.ranks)
     piece = largest_micro_batch(
-        lessons.train, course.units, steps=course.steps, world_size=ranks, micro_batch=options["micro_batch_size"]
+        lessons.train,
+        course.units,
+        steps=course.steps,
+        world_size=training.ranks,
+        micro_batch=options["micro_batch_size"],
     )
-    report = sizing.estimate(config, options, piece, target, everything=True)
-    limit = sizing.speed_limit(
-        config, report.simulated, chip_of(options["chip"]), ranks=ranks, mean_length=mean_length(course)
-    )
-    notes = [Text("program.note", "note: {text}", text=problem) for problem in batch_problems(course, options, ranks)]
-    for line in (*introduce(lessons, course, options), *notes, *report.lines, *([limit] if limit else [])):
+    notes = [
+        Text("program.note", "note: {text}", text=problem)
+        for problem in batch_problems(course, options, training.ranks)
+    ]
+    for line in (*introduce(lessons, course, options), *notes):
         here.log(line)
-    if report.problems:
-        raise ModelTooLargeError.of(report.problems)
+    log_plan(training, work_on(course, options, config, piece, ranks=training.ranks), here)
 
 
 def prepare(options: Options, here: Runtime) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from ascendrun.planner.models import flops_per_token, shape_of
-from ascendrun.planner.trajectory import CPU_MICRO_TOKENS, work_of
+from ascendrun.planner.models import flops_per_token
+from ascendrun.planner.trajectory import CPU_MICRO_TOKENS, shape_of_config, work_of
+from ascendrun.planner.workload import Workload
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.trainer import optim, schedule
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit
@@ -29,6 +29,7 @@ from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.evaluation.scores import score
 from ascendrun.programs.trajectory.model import (
     Reader,
+    Sizes,
     TrackClassifier,
     enable_gradient_checkpointing,
     fuse,
@@ -202,24 +203,29 @@ def make_engine(options: Options, model: Reader, here: Runtime, plan: Buckets, s
         enable_gradient_checkpointing(model)
     for line in fuse(model, here.accelerator, precision.compute):
         here.log(line)
-    work = partial(
-        work_of,
-        options,
-        shape_of(model.sizes.config),
-        ranks=here.world_size,
-        family=here.family,
-        steps=steps,
-        mean=float(np.mean(plan.lengths)),
-        longest=int(max(plan.lengths)),
-    )
+    work = work_on(plan, options, model.sizes, ranks=here.world_size, family=here.family)
     return wrap(
         model,
         here,
-        strategy=choose(options, here, precision, work),
+        strategy=choose(options, here, precision, work).strategy,
         shard_size=options["shard_size"],
         make_optimizer=lambda module: optim.adamw(module, rate, weight_decay=options["weight_decay"], betas=BETAS),
         precision=precision,
         compile=options["compile"],
+    )
+
+
+def work_on(plan: Buckets, options: Options, sizes: Sizes, *, ranks: int, family: str) -> Workload | None:
+    """Return the work of a training on these tracks, for the planner; None: the model has an unknown form."""
+    bins = max(map(len, sizes.knots), default=1) - 1
+    return work_of(
+        options,
+        shape_of_config(sizes.config, mode=options["mode"], classes=sizes.classes, numbers=sizes.numbers, bins=bins),
+        ranks=ranks,
+        family=family,
+        steps=steps_of(options, plan),
+        mean=float(plan.lengths.mean()),
+        longest=int(plan.lengths.max()),
     )
 
 

@@ -28,11 +28,10 @@ from ascendrun.programs.trajectory.evaluation.compare import MODEL
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.evaluation.judge import Judged, judge
 from ascendrun.programs.trajectory.evaluation.scores import as_confusion, as_table, score
-from ascendrun.programs.trajectory.model import Reader, Sizes, make_guesser, make_model
+from ascendrun.programs.trajectory.model import Sizes, make_guesser, make_model
 from ascendrun.programs.trajectory.pretrain import make_pretraining, unlabelled
 from ascendrun.programs.trajectory.records import save_prepared
 from ascendrun.programs.trajectory.split import LEAKY
-from ascendrun.programs.trajectory.stages import plan
 from ascendrun.programs.trajectory.stages.common import introduce, refuse, start_with
 from ascendrun.programs.trajectory.stages.predict import write_predictions
 from ascendrun.programs.trajectory.store import SKIPPED_FILE, Trained, is_skipped, save_pretrained, save_trained
@@ -75,11 +74,6 @@ def open_samples(options: Options, here: Runtime) -> Samples:
     return samples
 
 
-def log_estimate(name: str, samples: Samples, model: Reader, sizes: Sizes, options: Options, here: Runtime) -> None:
-    for line in plan.warnings(name, samples, sizes, options, here, weights=sum(w.numel() for w in model.parameters())):
-        here.log("program.note", "note: {text}", text=line)
-
-
 # --- pretrain ---
 
 
@@ -98,7 +92,6 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
     sizes, fill = start_with(options, samples, here)
     model = make_guesser(sizes, seed=options["seed"])
     fill(model)
-    log_estimate("pretrain", samples, model, sizes, options, here)
     here.log(
         "program.objective",
         "objective {objective}: {count} tracks without their classes",
@@ -205,7 +198,6 @@ def train_one(options: Options, here: Runtime, folder: Path) -> bool:
     sizes, fill = start_with(options, samples, here)
     model: Any = make_model(sizes, seed=options["seed"])
     fill(model)
-    log_estimate("finetune", samples, model, sizes, options, here)
     if options["freeze_backbone_epochs"] and options["resume_from_checkpoint"] in ("auto", "never"):
         model = train_head(options, samples, model, here, folder)
         if model is None:

@@ -1,13 +1,16 @@
-"""Simulation of one training step: it tracks every tensor's size and lifetime, without memory or arithmetic."""
+"""Simulation of one training step: it tracks every tensor's size and lifetime, without memory or arithmetic.
+
+The oracle of the planner's formula: it sees what the operators keep, and knows nothing of the formula.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Callable
 
 import torch
@@ -18,7 +21,6 @@ from torch.utils._pytree import tree_leaves
 
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.trainer.strategies.engine import cast
-from ascendrun.programs.trainer.strategies.layers import repeated_layers
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """A batch's tensors by name, as shape and dtype."""
@@ -26,37 +28,25 @@ Step = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 """The summed loss of a batch. It must not read values: no `.item()`, no selection by a mask."""
 
 
-SHALLOW = 2, 4
-
-
 @dataclass(frozen=True)
 class Simulated:
-    """Bytes of one step on one device that holds the complete model.
+    """Bytes of one step on one device that holds the whole model. `trained`: weights, as a number.
 
-    `activations`: the peak beyond weights, gradients and optimizer, with each gradient freed when complete;
-    `activations_in_layers`: the same while a repeated layer runs, forward or backward.
-    `whole_step`: the total peak, optimizer included, with nothing sharded. `largest_layer`, `outside_layers`:
-    weights of one repeated layer, and of all outside layers (embeddings, head). `trained_*`: of trained weights only.
+    `activations`: the peak beyond weights, gradients and optimizer, with each gradient freed when complete.
+    `whole_step`: the peak of all tensors, with the moments of AdamW.
     """
 
-    parameters: int
     trained: int
-    weights: int
-    trained_bytes: int
-    largest_layer: int
-    outside_layers: int
     activations: int
-    activations_in_layers: int
     whole_step: int
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counter of the bytes of all live storages, with two peaks: overall, and while a watched layer runs."""
+    """Counter of the bytes of all live storages, with their peak."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = self.peak_in_layers = 0
-        self.is_in_layer = False
+        self.live = self.peak = 0
         self.seen: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -73,95 +63,32 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seen[key] = storage.nbytes()
         self.live += self.seen[key]
         self.peak = max(self.peak, self.live)
-        if self.is_in_layer:
-            self.peak_in_layers = max(self.peak_in_layers, self.live)
         weakref.finalize(storage, self.forget, key)
 
     def forget(self, key: int) -> None:
         self.live -= self.seen.pop(key, 0)
 
-    def watch(self, layer: nn.Module) -> None:
-        """Record the peak of this layer's passes from now on."""
-        layer.register_forward_pre_hook(lambda *given: self.enter(True))
-        layer.register_forward_hook(lambda *given: self.enter(False))
-        layer.register_full_backward_pre_hook(lambda *given: self.enter(True))
-        layer.register_full_backward_hook(lambda *given: self.enter(False))
-
-    def enter(self, is_in_layer: bool) -> None:
-        self.is_in_layer = is_in_layer
-        if is_in_layer:
-            self.peak_in_layers = max(self.peak_in_layers, self.live)
-
 
 def simulate(
-    build: Callable[[], nn.Module],
-    step: Step,
-    shapes: Shapes,
-    *,
-    precision: Precision,
-    family: str = "cpu",
-    is_cast: bool = False,
+    build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, precision: Precision, family: str = "cpu"
 ) -> Simulated:
-    """Simulate a step on a device of this family. `build` makes the model from its configuration; `is_cast`: weights
-    are in the compute precision while they are used, as in sharded models, instead of autocast."""
+    """Simulate a step on a device of this family. `build` makes the model from its configuration."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    held = Precision(precision.compute, precision.compute, False, "") if is_cast else precision
-    compute = torch.float32 if is_cast else precision.compute
     with torch.device("meta"):
-        module = cast(build(), held).train()
+        module = cast(build(), precision).train()
     with FakeTensorMode(allow_non_fake_inputs=True), dropout_of(family), LiveBytes() as bytes_of:
         pretend(module)
-        layers = repeated_layers(module)
-        for layer in layers:
-            bytes_of.watch(layer)
-        parameters = list(module.parameters())
-        trained = [weight for weight in parameters if weight.requires_grad]
+        trained = [weight for weight in module.parameters() if weight.requires_grad]
         before = bytes_of.live
-        activations = passes(module, step, shapes, compute, bytes_of, is_gradient_kept=False) - before
-        in_layers = max(0, bytes_of.peak_in_layers - before)
+        activations = passes(module, step, shapes, precision.compute, bytes_of, is_gradient_kept=False) - before
         optimizer = torch.optim.AdamW(trained, lr=1e-3, foreach=False)
-        whole_step = 0
         for _ in range(2):  # the second pass starts with the optimizer's moments
             bytes_of.peak = bytes_of.live
-            passes(module, step, shapes, compute, bytes_of, is_gradient_kept=True)
+            passes(module, step, shapes, precision.compute, bytes_of, is_gradient_kept=True)
             optimizer.step()
             optimizer.zero_grad()
-            whole_step = bytes_of.peak
-        of_layers = {id(weight) for layer in layers for weight in layer.parameters()}
-        return Simulated(
-            parameters=sum(weight.numel() for weight in parameters),
-            trained=sum(weight.numel() for weight in trained),
-            weights=before,
-            trained_bytes=held_bytes(trained),
-            largest_layer=max((held_bytes(list(layer.parameters())) for layer in layers), default=0),
-            outside_layers=held_bytes([weight for weight in parameters if id(weight) not in of_layers]),
-            activations=activations,
-            activations_in_layers=in_layers,
-            whole_step=whole_step,
-        )
-
-
-def simulate_deep(
-    build: Callable[[int], nn.Module],
-    layers: int,
-    step: Step,
-    shapes: Shapes,
-    *,
-    precision: Precision,
-    family: str = "cpu",
-    is_cast: bool = False,
-) -> Simulated:
-    """Simulate a model of `layers` equal layers by two shallow models: every layer adds the same amount.
-
-    Simulating sixty-four layers takes minutes and gives the same result. `build(n)`: the model with n layers.
-    """
-    given: dict[str, Any] = {"precision": precision, "family": family, "is_cast": is_cast}
-    if layers <= SHALLOW[1]:
-        return simulate(lambda: build(layers), step, shapes, **given)
-    one, two = (asdict(simulate_deep(build, depth, step, shapes, **given)) for depth in SHALLOW)
-    more = layers - SHALLOW[1]
-    return Simulated(**{name: two[name] + (two[name] - one[name]) * more // (SHALLOW[1] - SHALLOW[0]) for name in two})
+        return Simulated(sum(weight.numel() for weight in trained), activations, bytes_of.peak)
 
 
 @contextlib.contextmanager
@@ -218,7 +145,3 @@ def passes(
     for hook in hooks:
         hook.remove()
     return bytes_of.peak
-
-
-def held_bytes(weights: Sequence[torch.Tensor]) -> int:
-    return sum(weight.numel() * weight.element_size() for weight in weights)
