@@ -272,10 +272,16 @@ def memory_of(work: Workload, devices: Devices, layout: Layout, *, shard_size: i
     activations = activation_bytes(work, devices, recomputes=layout.recomputes)
     if not is_sharded:
         # Gradients grow while activations shrink, unless an earlier pass or the NPU's fused optimizer keeps them.
+        # With recomputation the first layer has its peak last, beside the gradients of all others.
         is_kept = work.micro_batches > 1 or devices.family == "npu"
+        gradients = trained if is_kept else max(0, trained - activations)
+        if layout.recomputes and not is_kept:
+            stream = work.micro_rows * work.micro_length * model.hidden * (each if work.is_frozen else 4)
+            of_layer = 4 * (work.trained // model.layers if work.is_frozen else model.layer_weights)
+            gradients = max(gradients, (model.layers - 1) * (of_layer - stream))
         parts = {
             "weights": frozen + trained,
-            "gradients": trained if is_kept else max(0, trained - activations),
+            "gradients": gradients,
             "optimizer": 4 * work.moments(devices.ranks),
             "activations": activations,
         }
@@ -311,8 +317,12 @@ def activation_bytes(work: Workload, devices: Devices, *, recomputes: bool) -> i
 
     A layer keeps, in float32, the inputs of its norms, and if they are trained what they normalise; queries, keys,
     values and answers of the attention; gate, its activation, up and their product; and the inputs of its matrices.
-    Those with the same input share it in float32; autocast and the dropout of adapters make a copy for each. The loss
-    keeps probabilities and two gradients in float32. Autocast keeps a copy of the trained weights.
+    Those with the same input share it in float32; autocast and the dropout of adapters make a copy for each. Autocast
+    keeps a copy of the trained matrices; with recomputation until the loss, then of one layer.
+
+    The peak is in the loss, with probabilities and two gradients in float32, or in the feed-forward part of the last
+    layer, with the gradients of two of its inner states and of the stream. Those of an adapter on a cast input are in
+    both precisions, and with dropout once more in float32.
     """
     model, each = work.model, devices.compute_bytes
     tokens = work.micro_rows * work.micro_length
@@ -326,9 +336,14 @@ def activation_bytes(work: Workload, devices: Devices, *, recomputes: bool) -> i
     if is_dropped:
         layer += (4 if devices.family == "cpu" else 1) * (5 * model.hidden + query + model.inner)
     learned = work.micro_rows * (work.micro_learned if work.is_frozen else 0) or work.micro_learned
-    logits = 12 * learned * model.vocabulary
-    copies = each * work.trained if is_cast else 0
+    loss = 12 * learned * model.vocabulary
+    backward = tokens * (2 * each * model.inner + 4 * model.hidden)
+    if work.is_frozen and is_cast:
+        backward = tokens * ((14 if is_dropped else 10) * model.inner + 6 * model.hidden)
+    indexed = 0 if work.is_frozen else model.embedding
+    copies = each * (work.trained - indexed) if is_cast else 0
     if recomputes:
         stream = each if work.is_frozen else 4
-        return tokens * model.layers * model.hidden * stream + max(tokens * layer, logits) + copies
-    return tokens * model.layers * layer + logits + copies
+        kept = tokens * model.layers * model.hidden * stream
+        return kept + max(tokens * layer + backward + copies // model.layers, loss, loss * 2 // 3 + copies)
+    return tokens * model.layers * layer + max(backward, loss) + copies

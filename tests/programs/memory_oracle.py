@@ -89,12 +89,20 @@ def chat_step(case: Case) -> tuple[Simulated, Workload]:
     return step, work
 
 
-def track_step(case: Case, *, mode: str, attention: str = "causal") -> tuple[Simulated, Workload]:
+def pretraining_step(case: Case) -> tuple[Simulated, Workload]:
+    return track_step(case, mode="pretrain")
+
+
+def finetuning_step(case: Case) -> tuple[Simulated, Workload]:
+    return track_step(case, mode="finetune")
+
+
+def track_step(case: Case, *, mode: str) -> tuple[Simulated, Workload]:
     config = config_of_sizes(
         words=case.words, hidden=case.hidden, layers=case.layers, heads=case.heads, max_length=case.length
     )
     knots = [[0.0] * 17] * 35
-    sizes = Sizes(config, 7, case.dropout, "mean", attention, knots)
+    sizes = Sizes(config, 7, case.dropout, "mean", "causal", knots)
 
     def make() -> nn.Module:
         model = WordGuesser(sizes) if mode == "pretrain" else TrackClassifier(sizes)

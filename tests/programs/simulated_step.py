@@ -82,7 +82,7 @@ def simulate(
         trained = [weight for weight in module.parameters() if weight.requires_grad]
         before = bytes_of.live
         activations = passes(module, step, shapes, precision.compute, bytes_of, is_gradient_kept=False) - before
-        optimizer = torch.optim.AdamW(trained, lr=1e-3, foreach=False)
+        optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=True)
         for _ in range(2):  # the second pass starts with the optimizer's moments
             bytes_of.peak = bytes_of.live
             passes(module, step, shapes, precision.compute, bytes_of, is_gradient_kept=True)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from ascendrun.planner import rules
+from ascendrun.planner import cost, rules
 from ascendrun.planner.chips import chip_of
 from ascendrun.planner.training import Training
 from benchmarks.memory.cases import SMALL
+from tests.programs.memory_oracle import Case, chat_step, finetuning_step, pretraining_step
+from tests.thorough import examples
 
-WITHIN = 0.15
+WITHIN, OF_SHAPES = 0.15, 0.1
 QUICK = ("alone, float32", "ddp, float32, two pieces")
 """The others take longer, and run when asked for."""
 LOOKS = 3
@@ -32,6 +36,40 @@ def test_the_estimate_is_near_the_measured_peak(launch, fork_server, tmp_path, n
         if found[-1]["estimated"] == pytest.approx(found[-1]["measured"], rel=WITHIN):
             return
     pytest.fail(f"not within {WITHIN:.0%} in any of {LOOKS} runs: {found}")
+
+
+@st.composite
+def cases(draw):
+    """Steps of up to a few MB, of any shape."""
+    heads, hidden = draw(st.sampled_from([2, 4])), draw(st.sampled_from([64, 128, 256, 384]))
+    rows, length = draw(st.sampled_from([1, 2, 8])), draw(st.sampled_from([64, 256, 512]))
+    return Case(
+        family=draw(st.sampled_from(["cpu", "cuda"])),
+        dtype=draw(st.sampled_from(["float32", "bfloat16"])),
+        recomputes=draw(st.booleans()),
+        dropout=draw(st.sampled_from([0.0, 0.1])),
+        hidden=hidden,
+        layers=draw(st.integers(2, 6)),
+        heads=heads,
+        kv_heads=draw(st.sampled_from([1, heads])),
+        inner=round(hidden / 3) * 8,
+        words=draw(st.sampled_from([300, 2000, 8000])),
+        rows=rows,
+        length=length,
+        learned=length // draw(st.sampled_from([1, 2, 6])),
+    )
+
+
+@pytest.mark.parametrize("step", [chat_step, pretraining_step, finetuning_step])
+@settings(max_examples=examples(3, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases())
+def test_the_formula_is_near_the_simulated_step_of_any_shape(usual_positions, step, case):
+    """The simulation sees what operators keep; the formula knows sizes only. On a GPU and with dropout on CPUs too."""
+    found, work = step(case)
+    devices = cost.Devices(case.family, 1, 1, compute_bytes=4 if case.dtype == "float32" else 2)
+    memory = cost.memory_of(work, devices, cost.Layout("ddp", case.recomputes))
+    assert work.trained == found.trained
+    assert memory.total - memory.parts["overhead"] == pytest.approx(found.whole_step, rel=OF_SHAPES)
 
 
 @pytest.mark.parametrize(
