@@ -323,34 +323,18 @@ def compute_bytes(training: Training) -> int:
 
 def strategy_problems(training: Training, *, has_muon: bool = False) -> Iterator[PlanProblem]:
     """Report a strategy that these ranks, this precision or this optimizer exclude."""
+    yield from engine_problems(training, has_muon=has_muon)
     options, ranks, strategy = training.options, training.ranks, str(training.options["strategy"])
 
     def problem(code: str, message: Text, hint: Text, option: str = "strategy") -> PlanProblem:
         return PlanProblem(code, message, hint, option)
 
-    if strategy in ("fsdp2", "hsdp") and scales(training):
-        message = Text(
-            "plan.no-scaling",
-            "args.strategy: {strategy} does not support the loss scaling of float16",
-            strategy=strategy,
-        )
-        others = ["ddp"] if has_muon else ["ddp", "zero3"]
-        yield problem("no-scaling", message, Text("plan.set-others", "set strategy to one of {others}", others=others))
     if strategy in SHARDED and ranks == 1:
         message = Text("plan.one-rank", "args.strategy: {strategy} requires at least 2 ranks, got 1", strategy=strategy)
         yield problem("one-rank", message, Text("plan.set-ddp", "set strategy: ddp, or use more devices"))
     if strategy == "none" and ranks > 1:
         message = Text("plan.strategy-none", "args.strategy: none is for 1 rank, got {ranks}", ranks=ranks)
         yield problem("strategy-none", message, Text("plan.set-auto", "set strategy: ddp or strategy: auto"))
-    if strategy == "zero3" and has_muon:
-        message = Text(
-            "plan.muon-zero3", "args.strategy: zero3 does not support Muon: DeepSpeed updates flat parts of the weights"
-        )
-        yield problem("muon-zero3", message, Text("plan.set-fsdp2", "set strategy: fsdp2"))
-    elif strategy == "zero3" and not training.has_deepspeed:
-        message = Text("plan.no-deepspeed", "args.strategy: zero3 requires deepspeed, which is not installed")
-        hint = Text("plan.install-deepspeed", "pip install deepspeed, or set strategy: fsdp2")
-        yield problem("no-deepspeed", message, hint)
     if options.get("cpu_offload") and (strategy in ("none", "ddp") or ranks == 1):
         message = Text("plan.offload", "args.cpu_offload requires a base that is sharded over at least 2 ranks")
         hint = Text("plan.offload-hint", "set strategy: fsdp2 or zero3 on two or more devices, or cpu_offload: false")
@@ -369,6 +353,26 @@ def strategy_problems(training: Training, *, has_muon: bool = False) -> Iterator
         )
         hint = Text("plan.set-micro-batch", "set micro_batch_size, or strategy: ddp")
         yield problem("find-batch-sharded", message, hint, "auto_find_batch_size")
+
+
+def engine_problems(training: Training, *, has_muon: bool = False) -> Iterator[PlanProblem]:
+    """Report a strategy that cannot have a model of this precision or optimizer, whatever else the options are."""
+    options, ranks, strategy = training.options, training.ranks, str(training.options["strategy"])
+    if strategy in ("fsdp2", "hsdp") and scales(training):
+        message = Text(
+            "plan.no-scaling",
+            "args.strategy: {strategy} does not support the loss scaling of float16",
+            strategy=strategy,
+        )
+        others = ["ddp"] if has_muon else ["ddp", "zero3"]
+        hint = Text("plan.set-others", "set strategy to one of {others}", others=others)
+        yield PlanProblem("no-scaling", message, hint, "strategy")
+    if strategy == "zero3" and has_muon:
+        yield muon_zero3()
+    elif strategy == "zero3" and not training.has_deepspeed:
+        message = Text("plan.no-deepspeed", "args.strategy: zero3 requires deepspeed, which is not installed")
+        hint = Text("plan.install-deepspeed", "pip install deepspeed, or set strategy: fsdp2")
+        yield PlanProblem("no-deepspeed", message, hint, "strategy")
     size = int(options["shard_size"])
     if size and ranks % size and (strategy in ("hsdp", "zero3") or (strategy == "auto" and ranks > 1)):
         message = Text(
@@ -379,7 +383,14 @@ def strategy_problems(training: Training, *, has_muon: bool = False) -> Iterator
         )
         near = [each for each in range(1, ranks + 1) if ranks % each == 0]
         hint = Text("plan.shard-sizes", "set shard_size to one of {near}", near=near)
-        yield problem("shard-size", message, hint, "shard_size")
+        yield PlanProblem("shard-size", message, hint, "shard_size")
+
+
+def muon_zero3() -> PlanProblem:
+    message = Text(
+        "plan.muon-zero3", "args.strategy: zero3 does not support Muon: DeepSpeed updates flat parts of the weights"
+    )
+    return PlanProblem("muon-zero3", message, Text("plan.set-fsdp2", "set strategy: fsdp2"), "strategy")
 
 
 def device_problems(training: Training) -> Iterator[PlanProblem]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ascendrun.programs.devices.accelerator import Accelerator, Precision
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.strategies import compiled
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies import choice, compiled
 from tests.programs import recorded
 
 
@@ -44,21 +46,30 @@ def test_programs_that_are_compiled_have_the_losses_of_before(launch, name):
 
 
 @pytest.mark.parametrize(
-    "way, family, strategy, reason",
+    "way, device, strategy, reason",
     [
-        ("torch", "npu", "ddp", "--compile=torchair or"),
-        ("torchair", "cpu", "none", "--compile=torch or"),
-        ("torchair", "cuda", "ddp", "does not compile for cuda"),
-        ("torch", "cuda", "zero3", "--strategy=zero3"),
-        ("torchair", "npu", "ddp", "torchair is not installed"),
+        ("torch", "Ascend910B1", "ddp", "set compile: torchair or"),
+        ("torchair", "cpu", "none", "set compile: torch or"),
+        ("torchair", "NVIDIA H100 80GB HBM3", "ddp", "does not compile for cuda"),
+        ("torch", "NVIDIA H100 80GB HBM3", "zero3", "strategy: zero3, which replaces weights"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_with_the_reason(way, family, strategy, reason):
+def test_what_cannot_be_compiled_is_refused_with_the_reason(way, device, strategy, reason):
+    import torch
+
+    family = {"c": "cpu", "A": "npu", "N": "cuda"}[device[0]]
+    here = Runtime(0, 0, 2, None, Accelerator(family, torch.device("cpu"), device, None))
+    precision = Precision(torch.float32, torch.float32, False, "")
+    with pytest.raises(InvalidDataError, match=reason):
+        choice.check(here, precision, strategy=strategy, shard_size=0, compile=way)
+
+
+def test_a_compiler_that_is_not_installed_is_named():
     import torch
 
     module = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
-    with pytest.raises(InvalidDataError, match=reason):
-        compiled.compile_layers(module, way, family=family, strategy=strategy)
+    with pytest.raises(InvalidDataError, match="torchair is not installed"):
+        compiled.compile_layers(module, "torchair", family="npu")
 
 
 def test_a_model_without_repeated_layers_and_a_host_without_a_compiler_are_refused(monkeypatch):
@@ -66,7 +77,7 @@ def test_a_model_without_repeated_layers_and_a_host_without_a_compiler_are_refus
 
     monkeypatch.setattr(compiled, "has_compiler", lambda: True)
     with pytest.raises(InvalidDataError, match="repeated layers"):
-        compiled.compile_layers(torch.nn.Linear(2, 2), "torch", family="cpu", strategy="none")
+        compiled.compile_layers(torch.nn.Linear(2, 2), "torch", family="cpu")
     monkeypatch.undo()
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/none/g++",))
     assert not compiled.has_compiler()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from ascendrun.planner import plan, rules
 from ascendrun.planner.chips import chip_of
 from ascendrun.planner.cost import Layout
-from ascendrun.planner.training import PlanProblem, Training, judge
+from ascendrun.planner.training import PlanProblem, Rule, Training, judge
 from ascendrun.planner.workload import Workload
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError, ModelTooLargeError
@@ -63,14 +63,32 @@ def in_lines(problem: PlanProblem) -> Text:
 
 def refuse(options: Mapping[str, Any], here: Runtime, precision: Precision, *, has_muon: bool = False) -> Training:
     """Return the training. Raises InvalidDataError with all options that exclude each other."""
-    dtype = str(precision.compute).removeprefix("torch.")
-    training = training_of({**options, "dtype": dtype}, here)
-    problems = judge(training, (lambda found: rules.strategy_problems(found, has_muon=has_muon), rules.batch_problems))
-    if any(problem.is_fatal for problem in problems):
-        raise InvalidDataError.of([in_lines(problem) for problem in problems if problem.is_fatal])
+
+    def strategy_problems(found: Training) -> Iterator[PlanProblem]:
+        yield from rules.strategy_problems(found, has_muon=has_muon)
+
+    training = training_at(options, here, precision)
+    problems = raise_fatal(training, strategy_problems, rules.compile_problems, rules.batch_problems)
     for problem in problems:
         here.log("program.note", "note: {text}", text=problem.message)
     return training
+
+
+def check(here: Runtime, precision: Precision, **options: Any) -> None:
+    """Raise InvalidDataError with what no model can be wrapped with: strategy, shard_size and compile."""
+    raise_fatal(training_at(options, here, precision), rules.engine_problems, rules.compile_problems)
+
+
+def training_at(options: Mapping[str, Any], here: Runtime, precision: Precision) -> Training:
+    return training_of({**options, "dtype": str(precision.compute).removeprefix("torch.")}, here)
+
+
+def raise_fatal(training: Training, *found: Rule) -> list[PlanProblem]:
+    """Return the warnings of these rules. Raises InvalidDataError if there are other problems."""
+    problems = judge(training, found)
+    if any(problem.is_fatal for problem in problems):
+        raise InvalidDataError.of([in_lines(problem) for problem in problems if problem.is_fatal])
+    return list(problems)
 
 
 def choose(

@@ -21,11 +21,17 @@ from ascendrun.programs.trainer.strategies.layers import repeated_layers
 WAYS = ("none", "torch", "torchair")
 
 
-def compile_layers(module: nn.Module, way: str, *, family: str, strategy: str) -> None:
+def compile_layers(module: nn.Module, way: str, *, family: str) -> None:
     """Have each repeated layer compiled when it first runs. Raises InvalidDataError where that cannot work."""
     if way == "none":
         return
-    check(way, family=family, strategy=strategy)
+    if family == "cpu" and not has_compiler():
+        raise InvalidDataError(
+            "program.compile-no-compiler",
+            "--compile={way} requires a C++ compiler on each host, and none was found\n"
+            "hint: install g++ or set CXX, or set --compile=none",
+            way=way,
+        )
     backend = {"backend": torchair_backend()} if way == "torchair" else {}
     layers = repeated_layers(module)
     if not layers:
@@ -37,31 +43,6 @@ def compile_layers(module: nn.Module, way: str, *, family: str, strategy: str) -
     attention.OPAQUE[:] = [torch.compiler.disable(attention.attention)]  # type: ignore[no-untyped-call]
     for layer in layers:
         layer.compile(dynamic=True, **backend)
-
-
-def check(way: str, *, family: str, strategy: str) -> None:
-    if (way == "torchair") != (family == "npu"):
-        raise InvalidDataError(
-            "program.compile-device",
-            "--compile={way} does not compile for {family}\nhint: set --compile={other} or --compile=none",
-            way=way,
-            family=family,
-            other="torchair" if family == "npu" else "torch",
-        )
-    if strategy == "zero3":
-        raise InvalidDataError(
-            "program.compile-zero3",
-            "--compile={way} cannot be combined with --strategy=zero3, which replaces weights during a pass\n"
-            "hint: set --compile=none, or another strategy",
-            way=way,
-        )
-    if family == "cpu" and not has_compiler():
-        raise InvalidDataError(
-            "program.compile-no-compiler",
-            "--compile={way} requires a C++ compiler on each host, and none was found\n"
-            "hint: install g++ or set CXX, or set --compile=none",
-            way=way,
-        )
 
 
 def has_compiler() -> bool:

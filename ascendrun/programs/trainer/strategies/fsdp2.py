@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from ascendrun.programs.devices.accelerator import Precision
-from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import Piece
 from ascendrun.programs.trainer.optim import MakeOptimizer, Owners
 from ascendrun.programs.trainer.runtime import Runtime
@@ -42,12 +41,6 @@ class FullySharded(Sharded):
         offload: bool = False,
         shard_size: int | None = None,
     ) -> None:
-        if precision.scales:
-            raise InvalidDataError(
-                "program.fsdp2-scaling",
-                "fsdp2 has no loss scaling, and {reason}\nhint: use ddp or zero3, or another --dtype",
-                reason=precision.reason,
-            )
         self.strategy = "fsdp2" if shard_size is None else "hsdp"
         self.shard_size = shard_size or here.world_size
         skeleton = skeleton_of(module)

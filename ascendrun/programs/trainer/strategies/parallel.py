@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch import nn
 
 from ascendrun.programs.devices.accelerator import Precision
-from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.distributed import ranks_of_host
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies.choice import check
 from ascendrun.programs.trainer.strategies.compiled import compile_layers
 from ascendrun.programs.trainer.strategies.engine import STRATEGIES, Engine, Replicated
-from ascendrun.text import Text
 
 
 def wrap(
@@ -33,42 +32,22 @@ def wrap(
     Raises InvalidDataError.
     """
     assert strategy in STRATEGIES, strategy
-    compile_layers(module, compile, family=here.family, strategy=strategy)
+    if strategy == "hsdp":
+        shard_size = shard_size or ranks_of_host(here.world_size)
+    check(here, precision, strategy=strategy, shard_size=shard_size, compile=compile)
+    compile_layers(module, compile, family=here.family)
     if strategy in ("fsdp2", "hsdp"):
         from ascendrun.programs.trainer.strategies.fsdp2 import FullySharded
 
-        size = None
-        if strategy == "hsdp":
-            size = check_shard_size(shard_size or ranks_of_host(here.world_size), here.world_size)
+        size = shard_size if strategy == "hsdp" else None
         return FullySharded(
             module, here, make_optimizer=make_optimizer, precision=precision, offload=offload, shard_size=size
         )
     if strategy == "zero3":
         from ascendrun.programs.trainer.strategies.zero3 import ZeroEngine
 
-        if shard_size:
-            check_shard_size(shard_size, here.world_size)
         return ZeroEngine(
             module, here, make_optimizer=make_optimizer, precision=precision, offload=offload, shard_size=shard_size
         )
     kind = Engine if strategy == "none" or here.control is None else Replicated
     return kind(module, here, make_optimizer=make_optimizer, precision=precision)
-
-
-def check_shard_size(shard_size: int, world_size: int) -> int:
-    problem = shard_size_problem(shard_size, world_size)
-    if problem is not None:
-        raise InvalidDataError.of([problem])
-    return shard_size
-
-
-def shard_size_problem(shard_size: int, world_size: int) -> Text | None:
-    if world_size % shard_size == 0:
-        return None
-    return Text(
-        "program.shard-size",
-        "{ranks:plural rank ranks} cannot be divided into groups of {size}\n"
-        "hint: set --shard_size to a divisor of {ranks}",
-        ranks=world_size,
-        size=shard_size,
-    )

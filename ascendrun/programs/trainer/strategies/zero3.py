@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ascendrun.planner.rules import muon_zero3
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import Read
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import value_at
+from ascendrun.programs.trainer.strategies.choice import in_lines
 from ascendrun.programs.trainer.strategies.engine import Sharded, State, size_of, skeleton_of
 
 BUCKET_ELEMENTS = 50_000_000
@@ -98,11 +100,7 @@ class ZeroEngine(Sharded):
 
     def open_optimizer(self) -> Any:
         if self.plan.has_muon:
-            raise InvalidDataError(
-                "program.muon-zero3",
-                "strategy=zero3 does not support Muon: DeepSpeed updates flat parts of the weights\n"
-                "hint: set --strategy=fsdp2",
-            )
+            raise InvalidDataError.of([in_lines(muon_zero3())])
         groups = [{"params": list(group.params), "betas": group.betas, "eps": group.eps} for group in self.plan.groups]
         own = torch.optim.AdamW(groups, lr=0.0)
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
