@@ -287,7 +287,7 @@ def _render_estimate(plan: TrainingPlan, work: Workload, choice: Choice, costs: 
         ),
         Text(
             "plan.steps",
-            "steps: {steps} of {samples} samples, about {tokens:,.0f} tokens each",
+            "steps: {steps}, each of {samples} samples, about {tokens:,.0f} tokens",
             steps=work.steps,
             samples=work.samples_per_step,
             tokens=work.tokens_per_step,
@@ -327,7 +327,7 @@ def _render_estimate(plan: TrainingPlan, work: Workload, choice: Choice, costs: 
     lines.append(
         Text(
             "plan.disk",
-            "disk: {count} checkpoints of {each:bytes}, at most {kept:bytes} at the same time",
+            "checkpoints: {count}, each of {each:bytes}, at most {kept:bytes} on disk at the same time",
             count=costs.checkpoints,
             each=costs.checkpoint_bytes,
             kept=costs.kept_bytes,

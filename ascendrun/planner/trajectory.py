@@ -352,23 +352,24 @@ def shape(training: Training) -> TrackShape | None:
         "numbers": SUMMARY if has_summary else 0,
         "bins": BINS,
     }
-    if options["base_model"]:
-        raw = training.first(str(options["base_model"])) or {}
-        config = raw.get("config")
-        if not isinstance(config, Mapping):
-            return None
-        return shape_of_config({**config, "vocab_size": vocabulary(training)}, **head)
-    hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
-    return shape_of_config(
-        {
-            "hidden_size": hidden,
-            "intermediate_size": round(hidden / 3) * 8,
-            "num_hidden_layers": options["num_hidden_layers"],
-            "num_attention_heads": heads,
-            "vocab_size": vocabulary(training),
-        },
-        **head,
-    )
+    config = config_of(training)
+    return None if config is None else shape_of_config({**config, "vocab_size": vocabulary(training)}, **head)
+
+
+def config_of(training: Training) -> Mapping[str, Any] | None:
+    """Return the config.json of the model that the training begins with, or makes; None: unknown."""
+    options, base = training.options, str(training.options["base_model"] or "")
+    stage = training.stage_at(base)
+    if base and (stage is None or stage["base_model"] or stage["mode"] != "pretrain"):
+        config = (training.first(base) or {}).get("config")
+        return config if isinstance(config, Mapping) else None
+    sizes = stage or options
+    return {
+        "hidden_size": int(sizes["hidden_size"]),
+        "intermediate_size": round(int(sizes["hidden_size"]) / 3) * 8,
+        "num_hidden_layers": sizes["num_hidden_layers"],
+        "num_attention_heads": int(sizes["num_attention_heads"]),
+    }
 
 
 def shape_of_config(

@@ -202,6 +202,18 @@ def test_what_an_earlier_stage_writes_is_unknown_and_what_none_writes_is_an_erro
     assert "model_path: out/best is written" in texts[3]
 
 
+def test_a_stage_that_continues_a_pretrained_model_has_the_sizes_of_its_stage(head: Head) -> None:
+    wide = {"mode": "pretrain", "output_dir": "/out/pre", "hidden_size": 256, "num_attention_heads": 8}
+    stages = [
+        {"name": "pretrain", "args": wide},
+        {"name": "tune", "args": {"mode": "finetune", "base_model": "/out/pre"}},
+    ]
+    _, out, _ = head.say("plan", head.write_job("trajectory", {}, stages=stages), "-o", "json")
+    models = [line for stage in json.loads(out)["stages"] for line in stage["text"] if line.startswith("model: ")]
+    weights = [float(line.split()[1]) for line in models]
+    assert len(weights) == 2 and weights[1] == pytest.approx(weights[0], rel=0.25)
+
+
 def test_a_stage_of_another_program_may_write_any_path(head: Head) -> None:
     make = {"name": "make", "program": None, "command": ["python", "make.py"], "args": None}
     job = head.write_job("trajectory", {"data_path": "/data/new.csv"}, stages=[make, {"name": "train"}])
