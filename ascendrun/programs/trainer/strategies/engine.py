@@ -181,17 +181,7 @@ class Engine:
 class Sharded(Engine):
     """A model whose weights are divided among ranks. `skeleton`: see `skeleton_of`."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        here: Runtime,
-        *,
-        make_optimizer: MakeOptimizer,
-        precision: Precision,
-        skeleton: nn.Module | None,
-    ) -> None:
-        self.skeleton = skeleton
-        super().__init__(module, here, make_optimizer=make_optimizer, precision=precision)
+    skeleton: nn.Module | None
 
     def place(self, module: nn.Module) -> nn.Module:
         return module

@@ -43,7 +43,7 @@ class FullySharded(Sharded):
     ) -> None:
         self.strategy = "fsdp2" if shard_size is None else "hsdp"
         self.shard_size = shard_size or here.world_size
-        skeleton = skeleton_of(module)
+        self.skeleton = skeleton_of(module)
         group = shard(module, here, precision, offload=offload, shard_size=shard_size)
         self.owners = Owners(here.rank % self.shard_size, self.shard_size, group, divided)
         materialise(module, torch.device("cpu") if offload else here.device)
@@ -56,7 +56,7 @@ class FullySharded(Sharded):
                     }
                 )
         self.offload = offload
-        super().__init__(module, here, make_optimizer=make_optimizer, precision=precision, skeleton=skeleton)
+        super().__init__(module, here, make_optimizer=make_optimizer, precision=precision)
 
     @property
     def shards(self) -> tuple[int, int]:

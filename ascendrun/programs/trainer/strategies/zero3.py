@@ -95,8 +95,8 @@ class ZeroEngine(Sharded):
         self.deepspeed = prepare(here)
         trained = sum(size_of(weight) for weight in module.parameters() if weight.requires_grad)
         self.config = configuration(precision, trained=trained, offload=offload, shard_size=shard_size)
-        skeleton = skeleton_of(module)
-        super().__init__(module, here, make_optimizer=make_optimizer, precision=precision, skeleton=skeleton)
+        self.skeleton = skeleton_of(module)
+        super().__init__(module, here, make_optimizer=make_optimizer, precision=precision)
 
     def open_optimizer(self) -> Any:
         if self.plan.has_muon:
