@@ -88,7 +88,7 @@ def test_a_plan_says_steps_what_does_not_divide_and_what_a_card_would_hold(here,
     tracks = [int(each) for each in re.findall(r"(?:pretrain|finetune): (\d+) tracks, [\d,]+ tokens", said)]
     assert len(tracks) == 2
     for count in tracks:
-        assert f"steps: {3 * -(-count // 20)} of 20 samples" in said
+        assert f"steps: {3 * -(-count // 20)}, each of 20 samples" in said
     assert said.count("global_batch_size: 20 is not a multiple of 16") == 2
     assert said.count("of 64.0 GiB (weights") == 2
 
