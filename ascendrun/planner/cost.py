@@ -292,12 +292,20 @@ def memory_of(work: Workload, devices: Devices, layout: Layout, *, shard_size: i
     layer, outside = model.layer_weights * each, model.outside * each
     buffers = outside + 2 * layer + 2 * min(trained // 2, 10**9)
     if not work.is_frozen:
-        # Of the layer in work and of the rest, whole gradients in float32. An evaluation has a copy of all weights.
-        buffers = outside + 2 * layer + 4 * (model.outside + model.layer_weights)
         if layout.strategy == "zero3":  # with copies of weights and gradients in the compute precision
             gradients += -(-each * work.trained // group)
             copies = -(-each * work.trained // group)
             buffers = copies + outside + 2 * layer + 2 * each * min(ZERO_BUCKET_ELEMENTS, work.trained)
+        else:
+            # All weights outside layers are gathered, in the layers two of them; whole gradients in float32 of the head
+            # and of a layer. Passes before the last keep the whole gradients of all. At the end there are those of the
+            # weights outside layers and the shards of all.
+            in_loss, in_layer = activation_peaks(work, devices, recomputes=layout.recomputes, is_sharded=True)
+            of_layer = 2 * layer + 4 * (model.of_loss + model.layer_weights)
+            activations, buffers = max((in_loss, outside), (in_layer, outside + of_layer), key=sum)
+            end = gradients + outside + 4 * model.outside
+            gradients = trained if work.micro_batches > 1 else max(0, end - activations - buffers)
+        # An evaluation has a copy of all weights.
         buffers = max(buffers, trained - activations)
     if layout.offloads:
         parts = {"activations": activations, "buffers": buffers}
@@ -313,15 +321,22 @@ def memory_of(work: Workload, devices: Devices, layout: Layout, *, shard_size: i
 
 
 def activation_bytes(work: Workload, devices: Devices, *, recomputes: bool) -> int:
-    """Return the bytes that the backward pass keeps of the largest forward pass, or needs where it begins.
+    """Return the bytes that the backward pass keeps of the largest forward pass, and needs where it begins."""
+    return max(activation_peaks(work, devices, recomputes=recomputes))
+
+
+def activation_peaks(
+    work: Workload, devices: Devices, *, recomputes: bool, is_sharded: bool = False
+) -> tuple[int, int]:
+    """Return the bytes of activations in the loss, and in the last layer where the backward pass begins.
 
     A layer keeps, in float32, the inputs of its norms, and if they are trained what they normalise; queries, keys,
     values and answers of the attention; gate, its activation, up and their product; and the inputs of its matrices.
     Those with the same input share it in float32; autocast and the dropout of adapters make a copy for each. Autocast
-    keeps a copy of the trained matrices; with recomputation until the loss, then of one layer.
+    keeps a copy of the trained matrices; with recomputation until the loss, then of one layer; sharded, none.
 
-    The peak is in the loss, with probabilities and two gradients in float32, or in the feed-forward part of the last
-    layer, with the gradients of two of its inner states and of the stream. Those of an adapter on a cast input are in
+    The loss has probabilities and two gradients in float32. The feed-forward part of the last layer has the gradients
+    of two of its inner states and of the stream. Those of an adapter on a cast input are in
     both precisions, and with dropout once more in float32.
     """
     model, each = work.model, devices.compute_bytes
@@ -341,9 +356,10 @@ def activation_bytes(work: Workload, devices: Devices, *, recomputes: bool) -> i
     if work.is_frozen and is_cast:
         backward = tokens * ((14 if is_dropped else 10) * model.inner + 6 * model.hidden)
     indexed = 0 if work.is_frozen else model.embedding
-    copies = each * (work.trained - indexed) if is_cast else 0
+    copies = each * (work.trained - indexed) if is_cast and not is_sharded else 0
     if recomputes:
         stream = each if work.is_frozen else 4
         kept = tokens * model.layers * model.hidden * stream
-        return kept + max(tokens * layer + backward + copies // model.layers, loss, loss * 2 // 3 + copies)
-    return tokens * model.layers * layer + max(backward, loss) + copies
+        return kept + max(loss, loss * 2 // 3 + copies), kept + tokens * layer + backward + copies // model.layers
+    kept = tokens * model.layers * layer + copies
+    return kept + loss, kept + backward

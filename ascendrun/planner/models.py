@@ -56,6 +56,11 @@ class Shape:
         return self.embedding * (1 if self.is_tied else 2) + self.hidden
 
     @property
+    def of_loss(self) -> int:
+        """Weights whose gradients come with the loss: those of the head."""
+        return self.embedding
+
+    @property
     def weights(self) -> int:
         return self.layers * self.layer_weights + self.outside
 

@@ -341,6 +341,10 @@ class TrackShape(Shape):
     def outside(self) -> int:
         return self.embedding + self.hidden + self.head_weights
 
+    @property
+    def of_loss(self) -> int:
+        return self.head_weights
+
 
 def shape(training: Training) -> TrackShape | None:
     options, facts = training.options, prepared(training)

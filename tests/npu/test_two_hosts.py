@@ -118,3 +118,29 @@ def test_explain_names_the_rank_whose_memory_broke_not_the_one_that_waited(submi
     told = ascendrun("explain", "meshtest", "-o", "json")
     found = json.loads(told.stdout)["diagnosis"]
     assert (found["code"], found["ranks"], found["hosts"]) == ("ACL-507054", [1], ["node2"]), told.stderr
+
+
+TRACKS = {
+    "mode": "finetune", "prepared_dir": "/root/prepared", "hidden_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "global_batch_size": 16, "max_steps": 5, "dropout": 0, "dtype": "float32",
+    "logging_steps": 1, "baselines": [], "boosted_trees": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def tracks(submit):  # noqa: F811
+    """Prepared tracks on both hosts."""
+    args = {"mode": "prepare", "data_path": "generated", "synthetic_tracks": 80, "output_dir": "/root/prepared"}
+    submit({"name": "prepare", "program": "trajectory", "args": args}, per_node=1).succeed()
+
+
+@pytest.mark.parametrize(
+    "strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fsdp2", "hsdp"))]
+)
+def test_a_model_that_is_trained_whole_is_planned_and_trained(strategy, submit, forecast, tracks):  # noqa: F811
+    """The plan has the memory of the allocator; the losses are those of the CPU."""
+    job = {"name": "tracks", "program": "trajectory", "args": {**TRACKS, "strategy": strategy}}
+    planned, done = forecast(job), submit(job).succeed()
+    on_cpu = submit({**job, "args": {**TRACKS, "strategy": "ddp"}}, family="cpu").succeed()
+    assert len(done.losses()) == 5 and done.losses() == pytest.approx(on_cpu.losses(), rel=1e-4)
+    assert planned == pytest.approx(done.peak_bytes(), rel=WITHIN)

@@ -17,6 +17,7 @@ from ascendrun.head.survey.submission import Submission
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import Disk, NodeFacts
 from ascendrun.node.agent import training_files
+from ascendrun.planner.nanochat_sizes import SPECIAL
 
 HOSTS = ("n1", "n2")
 CONFIG = {
@@ -73,6 +74,9 @@ def files() -> dict[str, bytes]:
         "/base/config.json": json.dumps(CONFIG).encode(),
         "/base/tokenizer.json": json.dumps({"model": {"vocab": {"a": 0}}}).encode(),
         "/base/model.safetensors": safetensors(TENSORS),
+        "/tokens/tokenizer.json": json.dumps(
+            {"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": token} for token in SPECIAL]}
+        ).encode(),
         "/data/chat.json": json.dumps(CHAT).encode(),
         "/data/points.csv": POINTS.encode(),
         "/data/proteins.csv": b"protein\nMAK\n",
@@ -81,6 +85,10 @@ def files() -> dict[str, bytes]:
 
 QWEN = {"base_model": "/base", "data_path": "/data/chat.json", "global_batch_size": 16, "warmup_steps": 2}
 SHIPS = {"data_path": "/data/points.csv"}
+GENES = {"mode": "pretrain", "data_path": "generated"}
+TEXTS = {"mode": "base", "data_path": "generated", "tokenizer_dir": "/tokens", "total_batch_size": 4 * 32 * 2048}
+USUAL = {"qwen_lora": QWEN, "trajectory": SHIPS, "codon": GENES, "nanochat": TEXTS}
+"""Options of a training of each program that the hosts can run."""
 DNA = {"mode": "optimize", "model_path": "/base", "input": "/data/proteins.csv", "organism": "51"}
 Change = Mapping[str, Any]
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plan_world import BAD, HOSTS, POINTS, QWEN, SHIPS, Change, PlanCluster, files
+from plan_world import BAD, HOSTS, POINTS, USUAL, Change, PlanCluster, files
 
 from ascendrun.cli import main
 from ascendrun.core.jobfile.spec import load_programs
@@ -55,7 +55,7 @@ class Head:
             "nodes": 2,
             "devices": {"type": "cpu", "per_node": 2},
             "hostfile": "two.hosts",
-            "args": {**{"qwen_lora": QWEN, "trajectory": SHIPS}.get(program, {}), **args},
+            "args": {**USUAL.get(program, {}), **args},
             **more,
         }
         path = self.folder / "job.yaml"
@@ -82,7 +82,7 @@ def codes(out: str) -> list[str]:
     return [problem["code"] for problem in json.loads(out)["problems"]]
 
 
-@pytest.mark.parametrize("program", ["qwen_lora", "trajectory"])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_a_healthy_job_has_no_problem(head: Head, program: str) -> None:
     code, out, _ = head.say("plan", head.write_job(program, {}), "-o", "json")
     assert (code, [each["code"] for each in json.loads(out)["problems"] if each["is_fatal"]]) == (0, [])
@@ -267,6 +267,27 @@ OF_ONE = {
         "objective": st.sampled_from(["mlm", "clm"]),
         "attention": st.sampled_from(["causal", "bidirectional"]),
         "split": st.sampled_from(["ship", "segment"]),
+    },
+    "codon": {
+        "mode": st.sampled_from(["prepare", "pretrain", "finetune"]),
+        "base_model": st.sampled_from(["", "/base", "/none"]),
+        "prepared_dir": st.sampled_from(["", "/data"]),
+        "hidden_size": st.sampled_from([48, 100, 768]),
+        "num_attention_heads": st.sampled_from([4, 12]),
+        "strategy": st.sampled_from(["auto", "ddp", "fsdp2", "hsdp", "zero3"]),
+        "shard_size": st.integers(0, 4),
+        "attention": st.sampled_from(["full", "block_sparse"]),
+    },
+    "nanochat": {
+        "mode": st.sampled_from(["tokenizer", "base", "sft"]),
+        "tokenizer_dir": st.sampled_from(["/tokens", "/base", "/none", "out/tokenizer"]),
+        "depth": st.integers(1, 24),
+        "kv_heads": st.integers(0, 3),
+        "max_seq_len": st.sampled_from([64, 2048]),
+        "total_batch_size": st.sampled_from([0, 4 * 2048, 100_000]),
+        "strategy": st.sampled_from(["auto", "ddp", "fsdp2", "hsdp", "zero3"]),
+        "shard_size": st.integers(0, 4),
+        "window_pattern": st.sampled_from(["SSSL", "SXL"]),
     },
 }
 
