@@ -61,7 +61,7 @@ def cases(draw):
 
 
 @pytest.mark.parametrize("step", [chat_step, pretraining_step, finetuning_step])
-@settings(max_examples=examples(3, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(3, 20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases())
 def test_the_formula_is_near_the_simulated_step_of_any_shape(usual_positions, step, case):
     """The simulation sees what operators keep; the formula knows sizes only. On a GPU and with dropout on CPUs too."""
