@@ -80,16 +80,20 @@ def peak_of(body: Callable[[], None], here: runtime.Runtime) -> int:
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         body()
-    totals: list[int] = [0]
-    gather_totals(profiler.profiler.kineto_results.experimental_event_tree(), totals)
-    return max(totals)
+    found: list[tuple[int, int, int]] = []
+    gather_allocations(profiler.profiler.kineto_results.experimental_event_tree(), found)
+    _, total, size = min(found)
+    # Torch's count is of the process: what an earlier profile saw allocated, and not freed, is still in it.
+    return max(total for _, total, _ in found) - (total - size)
 
 
-def gather_totals(events: Any, totals: list[int]) -> None:
+def gather_allocations(events: Any, found: list[tuple[int, int, int]]) -> None:
+    """Add (time, bytes of all allocations then, bytes of this one) of every allocation and release."""
     for event in events:
         if event.tag.name == "Allocation":
-            totals.append(int(event.extra_fields.total_allocated))
-        gather_totals(event.children, totals)
+            fields = event.extra_fields
+            found.append((event.start_time_ns, int(fields.total_allocated), int(fields.alloc_size)))
+        gather_allocations(event.children, found)
 
 
 if __name__ == "__main__":
