@@ -196,7 +196,7 @@ def test_a_plan_of_what_does_not_fit_names_the_way_out(train):
         name="not",
     )
     assert run.wait() == [1]
-    assert "GiB on each device, which has 32.0 GiB" in run.text() and "change one of: " in run.text()
+    assert "on each device, which has 32.0 GiB" in run.text() and "change one of: " in run.text()
 
 
 def test_two_runs_of_one_budget_are_compared(train):
