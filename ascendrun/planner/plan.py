@@ -75,7 +75,6 @@ SOURCES = {
     "recorded": Text("plan.source-recorded", "from recorded runs"),
     "assumed": Text("plan.source-assumed", "assumed: no run of this program is recorded on this device"),
     "unknown": Text("plan.source-unknown", "unknown"),
-    "formula": Text("plan.source-formula", "by formula"),
 }
 
 
@@ -342,7 +341,7 @@ def render_choice(choice: Choice, limit: int | None) -> list[Text]:
     if choice.chosen is not None:
         layout = choice.chosen.layout.text()
         lines.append(Text("plan.strategy", "strategy: {layout}; {reason}", layout=layout, reason=_reason(choice)))
-    lines.append(Text("plan.memory", "memory of each rank, {source}:", source=SOURCES["formula"]))
+    lines.append(Text("plan.memory", "memory of each rank, by formula:"))
     for option in choice.options:
         lines.append(
             Text(

@@ -311,6 +311,8 @@ def compile_problems(training: Training) -> Iterator[PlanProblem]:
 
 def scales(training: Training) -> bool:
     """Return whether the training scales its loss: float16, by choice or as the chip has no bfloat16."""
+    if training.scales is not None:
+        return training.scales
     dtype = training.options["dtype"]
     return dtype == "float16" or (dtype == "auto" and training.chip is not None and not training.chip.has_bf16)
 

@@ -36,7 +36,8 @@ class Training:
     `memory_bytes`: of one device, None: unknown. `files`: by host and path, as node/agent/training_files.py reads them;
     hosts that did not respond are missing. `written`: directories that earlier stages write; ANYWHERE: a stage whose
     program is not known. `earlier`: the options of earlier stages of the same program by their output_dir.
-    `has_deepspeed`: of the ranks; assumed unless it is known.
+    `has_deepspeed`: of the ranks; assumed unless it is known. `scales`: whether the loss is scaled; None: as the dtype
+    and the chip require, False for a model that only generates.
     """
 
     program: str
@@ -53,6 +54,7 @@ class Training:
     has_workdir: bool = False
     earlier: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     has_deepspeed: bool = True
+    scales: bool | None = None
 
     @property
     def mode(self) -> str:

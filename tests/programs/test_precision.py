@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.optim import adamw
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies.choice import check
 from ascendrun.programs.trainer.strategies.engine import cast
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.strategies.zero3 import configuration
@@ -79,6 +81,14 @@ def test_only_numbers_with_a_fraction_change_their_precision(name):
     ids = torch.tensor([[1, 2, 3]])
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=chosen.compute == torch.bfloat16):
         assert module[0](ids).dtype == chosen.weights
+
+
+def test_a_model_that_only_generates_is_sharded_in_float16_and_one_that_trains_is_not():
+    """On a 910A: generation needs no loss scaling, which fully_shard does not have."""
+    here = Runtime(0, 0, 2, None, Accelerator("npu", torch.device("cpu"), "Ascend910A", None))
+    check(here, replace(HALF, weights=torch.float16, scales=False), strategy="fsdp2", shard_size=0, compile="none")
+    with pytest.raises(InvalidDataError, match="fsdp2 does not support the loss scaling"):
+        check(here, HALF, strategy="fsdp2", shard_size=0, compile="none")
 
 
 def test_a_step_whose_float16_gradients_overflow_is_left_out_and_the_next_has_half_the_scale():

@@ -50,9 +50,9 @@ def log_plan(training: Training, work: Workload | None, here: Runtime) -> None:
     found = plan.make_plan(training, plan.devices_of(training), work=work)
     for line in plan.render(replace(found, problems=tuple(each for each in found.problems if not each.is_fatal))):
         here.log(line)
-    kinds = [ModelTooLargeError if problem.code == "does-not-fit" else InvalidDataError for problem in found.fatal]
-    if kinds:
-        raise kinds[0].of([in_lines(problem) for problem in found.fatal])
+    if found.fatal:
+        kind = ModelTooLargeError if found.fatal[0].code == "does-not-fit" else InvalidDataError
+        raise kind.of([in_lines(problem) for problem in found.fatal])
 
 
 def in_lines(problem: PlanProblem) -> Text:
@@ -80,7 +80,8 @@ def check(here: Runtime, precision: Precision, **options: Any) -> None:
 
 
 def training_at(options: Mapping[str, Any], here: Runtime, precision: Precision) -> Training:
-    return training_of({**options, "dtype": str(precision.compute).removeprefix("torch.")}, here)
+    dtype = str(precision.compute).removeprefix("torch.")
+    return replace(training_of({**options, "dtype": dtype}, here), scales=precision.scales)
 
 
 def raise_fatal(training: Training, *found: Rule) -> list[PlanProblem]:
