@@ -1,4 +1,4 @@
-"""Base class of commands: help in two languages with examples at its end, `--lang` everywhere, renamed flags.
+"""Base class of commands: help in two languages with examples at its end, `--lang` everywhere.
 
 English help is next to the code: the docstring, `help=` of each option, `examples=`. Chinese is read when help is
 rendered, under derived keys: `help.COMMAND`, `help.COMMAND.--option`, `help.COMMAND.examples`; help of shared options
@@ -17,23 +17,6 @@ import click
 from ascendrun import text
 from ascendrun.text import Text
 
-RENAMED_FLAGS: Mapping[str, str] = {
-    "--bad": "--problems",
-    "--every": "--interval",
-    "--family": "--device-type",
-    "--first": "--first-per-rank",
-    "--fix": "--fix-script",
-    "--from": "--from-stage",
-    "--full": "--all-pairs",
-    "--gather": "--collect",
-    "--node": "--hosts",
-    "--on": "--hosts",
-    "--out": "--output-file",
-    "--path": "--check-path",
-    "bundle --output": "--output-file",
-    "bundle -o": "--output-file",
-}
-"""Old flag, or command and old flag -> new flag. An old flag counts only where the command has the new one."""
 RENAMED_COMMANDS: Mapping[str, str] = {"list": "ps", "log": "logs", "check": "doctor"}
 """Usual names of other tools for a command."""
 LANG_HELP = "Language of everything printed.  [default: that of the locale]"
@@ -72,12 +55,6 @@ class CliCommand(click.Command):
 
     context_class = HelpContext
     examples = ""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            raise renamed_option(self, ctx, error.option_name) or error from None
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_paragraph()
@@ -153,12 +130,3 @@ def cli_command(
 def lang_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--lang`, which was read before all other options: here it is only accepted and checked."""
     return click.option("--lang", type=click.Choice(text.LANGUAGES), expose_value=False, help=LANG_HELP)(function)
-
-
-def renamed_option(command: click.Command, ctx: click.Context, flag: str) -> UsageError | None:
-    """Return the error for a renamed flag; None: not renamed."""
-    new = RENAMED_FLAGS.get(f"{command.name} {flag}") or RENAMED_FLAGS.get(flag)
-    if new is None or not any(new in param.opts for param in command.get_params(ctx)):
-        return None
-    message = Text("cli.renamed-flag", "{old} was renamed to {new}", old=flag, new=new)
-    return UsageError(message, hint=Text("cli.use-flag", "use {new}", new=new), ctx=ctx)

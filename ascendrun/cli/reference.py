@@ -14,7 +14,7 @@ import click
 
 from ascendrun import __version__
 from ascendrun.cli.app import ALIASES, COMMANDS, CommandEntry, cli, summary_of
-from ascendrun.cli.command import RENAMED_FLAGS, CliCommand, option_help, translated_help
+from ascendrun.cli.command import CliCommand, option_help, translated_help
 from ascendrun.text import Text
 
 HEAD = """# Command-line reference
@@ -30,8 +30,6 @@ def make_page() -> str:
     parts = [HEAD, "## ascendrun\n", _block(_usage(cli, "ascendrun")), _options_table(cli)]
     for command in visible_commands():
         parts += _section(command)
-    rows = "".join(f"| `{old}` | `{new}` |\n" for old, new in sorted(RENAMED_FLAGS.items()))
-    parts.append(f"## Renamed options\n\nAn old name is an error with exit code 2.\n\n| old | new |\n|---|---|\n{rows}")
     return "\n".join(parts)
 
 

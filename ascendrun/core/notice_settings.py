@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.notices import DEFAULT_JOBS, ON, SERVICES, Target, with_name
-from ascendrun.text import LANGUAGES, Text, renamed, suggestion, write
+from ascendrun.text import LANGUAGES, Text, suggestion, write
 
 if TYPE_CHECKING:
     from ascendrun.core.errors import Problem
@@ -25,13 +25,6 @@ SUFFIX_KINDS = {"started": ("started",), "ok": ("succeeded", "stopped"), "failed
 _TARGET_FIELDS = ("name", "type", "url", "url_file", "secret", "secret_file", "events", "jobs", "format", "lang")
 _HOOK_FIELDS = ("command", "events", "jobs", "timeout_s", "lang")
 _DEADMAN_FIELDS = ("url", "url_file", "interval_s", "jobs", *SUFFIX_KINDS)
-RENAMED: Mapping[str, str] = {
-    "notify.kind": "notify.type",
-    "notify.on": "notify.events",
-    "notify.style": "notify.format",
-    "hook.on": "hook.events",
-    "deadman.every_s": "deadman.interval_s",
-}
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 
 
@@ -179,11 +172,7 @@ class _Block:
         if not self.is_valid:
             refuse(Text("notify.mapping", "{block}: expected a mapping", block=name), node)
         for key, value in node.value if self.is_valid else ():
-            new = RENAMED.get(f"{name}.{key.value}")
-            if new is not None:
-                written = value.value if isinstance(value.value, str) else "…"
-                refuse(renamed(f"{name}.{key.value}", new), key, write(f"{new.partition('.')[2]}: {written}"))
-            elif key.value not in known:
+            if key.value not in known:
                 word = str(key.value)
                 refuse(
                     Text("notify.unknown-key", "{block}: unknown key {key:quote}", block=name, key=word[:40]),

@@ -223,10 +223,6 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
-RENAMED: Mapping[str, str] = {"timeout_s": "exec_timeout_s"}
-"""Old names of settings and their new names. An old name is an error with the hint `write NEW: VALUE`."""
-
-
 def load_settings(
     environ: Mapping[str, str], *, flags: Mapping[str, str] | None = None, files: Sequence[Path] | None = None
 ) -> Settings:
@@ -279,13 +275,6 @@ def _set(
     problems: list[Problem],
 ) -> None:
     setting = next((setting for setting in SETTINGS if setting.name == name), None)
-    if name in RENAMED:
-        from ascendrun.core.errors import Problem
-        from ascendrun.text import renamed, write
-
-        new = RENAMED[name]
-        problems.append(Problem(*place, message=renamed(name, new), hint=write(f"{new}: {text}")))
-        return
     try:
         if setting is None:
             raise InvalidSettingError(Text("settings.unknown", "unknown setting {name:quote}", name=name))

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -135,10 +135,10 @@ def _own_programs(text: bytes, directory: Path) -> dict[str, ProgramOptions]:
     }
 
 
-def _check_names() -> Mapping[str, str]:
-    from ascendrun.health.checks import NAMES, RENAMED
+def _check_names() -> tuple[str, ...]:
+    from ascendrun.health.checks import NAMES
 
-    return {**{name: name for name in (*NAMES, SEPARATE)}, **RENAMED}
+    return (*NAMES, SEPARATE)
 
 
 def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -> tuple[Host, ...]:

@@ -208,10 +208,6 @@ def write(piece: str) -> Text:
     return Text("suggest.write", "write {piece}", piece=piece)
 
 
-def renamed(old: str, new: str) -> Text:
-    return Text("jobfile.renamed", "{old} was renamed to {new}", old=old, new=new)
-
-
 def suggestion(word: str, choices: Sequence[str]) -> Text | None:
     """Return the hint for an unknown name: the nearest choice, else all choices if 1 to 30, else None."""
     near = closest(word, choices)

@@ -24,15 +24,6 @@ DAY_S = 86400.0
 STYLES = {"FAILED": "bad", "SUCCEEDED": "good"}
 
 
-RENAMED = {
-    "state": "state-changed",
-    "asked": "stop-requested",
-    "answers": "reachable",
-    "straggler-over": "straggler-resolved",
-    "notice": "notification-failed",
-}
-
-
 @cli_command(
     "events",
     examples="""
@@ -82,9 +73,6 @@ def _parse_kinds(ctx: CliContext, texts: Sequence[str]) -> frozenset[str] | None
         return None
     known = {*EVENTS, *ctx.cluster.event_codes()}
     for name in names:
-        if name in RENAMED:
-            renamed = Text("cli.renamed-flag", "{old} was renamed to {new}", old=name, new=RENAMED[name])
-            raise UsageError(renamed, hint=f"--kind {RENAMED[name]}")
         if name not in known:
             message = Text("events.unknown-kind", "--kind: unknown kind {kind:quote}", kind=name)
             near = closest(name, known)

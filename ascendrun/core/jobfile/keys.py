@@ -10,7 +10,7 @@ from typing import Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import NotFoundError
-from ascendrun.core.jobfile.model import RENAMED, SECTIONS, JobSpec, PipelineStage, job_json_schema
+from ascendrun.core.jobfile.model import SECTIONS, JobSpec, PipelineStage, job_json_schema
 from ascendrun.core.jobfile.spec import flow, load_programs
 from ascendrun.options import Option, ProgramOptions
 from ascendrun.text import Text, language, template_of
@@ -68,8 +68,6 @@ def render_page() -> str:
         )
         if key.example is not None:
             lines += ["", "```yaml", key.example, "```"]
-    lines += ["", "## Renamed keys", "", "| old | new |", "|---|---|"]
-    lines += [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -123,7 +121,6 @@ def explain_key(key: str) -> list[str]:
     if table is not None and not option_name:
         return list(describe_rows((option.name, str(table.help(option))) for option in table.options.values()))
     if table is not None:
-        option_name = table.renamed.get(option_name, option_name)
         option = table.find(option_name)
         if option is not None:
             return list(describe_option(table, option))
@@ -132,8 +129,7 @@ def explain_key(key: str) -> list[str]:
             Text("options.unknown", "unknown option {option} of {program}", option=option_name, program=program),
             hint=did_you_mean(f"{program}.{near}") if near else None,
         )
-    path = RENAMED.get(key, key)
-    found = keys.get(path) or keys.get(f"stages[].{path.removeprefix('stages.')}")
+    found = keys.get(key) or keys.get(f"stages[].{key.removeprefix('stages.')}")
     if found is not None:
         below = [each for each in keys.values() if each.path.startswith(f"{found.path}.")]
         return [*describe_key(found), *describe_rows((each.path, str(each.meaning)) for each in below)]

@@ -220,26 +220,6 @@ class JobSpec(JobBody):
     """Stages of a pipeline, which run one after the other. A stage inherits the other keys of the file."""
 
 
-RENAMED: Mapping[str, str] = {
-    "stage": "workdir",
-    "stage.dir": "workdir.path",
-    "workdir.dir": "workdir.path",
-    "env_from": "env_file",
-    "devices.family": "devices.type",
-    "checkpoint.grace_s": "checkpoint.grace_period_s",
-    "timeouts.max_s": "timeouts.run_s",
-    "spares": "spare_nodes",
-    "sampling.every_s": "sampling.interval_s",
-    "restart.max": "restart.max_restarts",
-    "restart.on": "restart.causes",
-    "restart.stop_after_no_progress": "restart.max_restarts_without_progress",
-    "restart.exclude_node_on": "restart.exclude_node_findings",
-}
-"""Old keys of the job file and their new names. An old key is an error with the hint `write NEW: VALUE`."""
-
-RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {"launcher": {"python": "none"}}
-"""Old values by key, and their new names."""
-
 UNSUPPORTED: Mapping[str, Text] = {
     "container": Text("jobfile.later.container", "start the container runtime in command"),
     "nodes.min": write("nodes: 2"),
@@ -250,36 +230,6 @@ UNSUPPORTED: Mapping[str, Text] = {
 
 def not_supported(key: str) -> Text:
     return Text("jobfile.later", "{key} is not supported yet", key=key)
-
-
-def migrate_spec(old: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return a job spec stored under earlier key names with the current names; a current spec is unchanged.
-
-    Unknown keys are dropped.
-    """
-    return _migrated(old, (), JobSpec)
-
-
-def _migrated(old: Mapping[str, Any], path: Tuple[str, ...], model: type[BaseModel]) -> Dict[str, Any]:
-    new: Dict[str, Any] = {}
-    for key, value in old.items():
-        key = RENAMED.get(".".join((*path, key)), key).rpartition(".")[2]
-        field = model.model_fields.get(key)
-        if field is None or (value is None and model is Restart and field.default is not None):
-            continue  # an unknown key, or the default of a release that did not restart jobs
-        section = SECTIONS.get(key)
-        if section is not None and isinstance(value, Mapping):
-            value = _migrated(value, (*path, key), section)
-        elif key == "stages" and not path and isinstance(value, (list, tuple)):
-            value = [_migrated(stage, (), PipelineStage) for stage in value]
-        elif key == "env_file" and isinstance(value, (list, tuple)):
-            value = [file.get("file") if isinstance(file, Mapping) else file for file in value]
-        elif key == "nodes" and isinstance(value, Mapping):
-            value = value.get("max")
-        elif isinstance(value, str):
-            value = RENAMED_VALUES.get(".".join((*path, key)), {}).get(value, value)
-        new[key] = value
-    return new
 
 
 SECTIONS: Mapping[str, type[BaseModel]] = {

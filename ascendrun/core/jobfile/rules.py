@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 from ascendrun.core.dataclass import dataclass
@@ -60,14 +60,13 @@ class LocalFiles:
 @dataclass(frozen=True)
 class Draft:
     """A job file before validation as a JobSpec. `data`: unchecked input of the model; `args` go through `typed_args`.
-    `check_names` returns the current name of every check by its names, old ones included; `files`: the disk. None: not
-    checked."""
+    `check_names` returns the names of the checks; `files`: the disk. None: not checked."""
 
     root: MappingNode
     data: dict[str, Any]
     source: Source
     programs: Mapping[str, ProgramOptions]
-    check_names: Callable[[], Mapping[str, str]] | None = None
+    check_names: Callable[[], Collection[str]] | None = None
     files: LocalFiles | None = None
 
     def has(self, name: str) -> bool:
@@ -418,24 +417,10 @@ def _checks(draft: Draft) -> Iterator[Problem]:
     for key in ("skip", "require"):
         names = draft.section("checks").get(key)
         for index, name in enumerate(names if isinstance(names, tuple) else ()):
-            if known is None or not isinstance(name, str):
-                continue
-            plain = name.replace("_", "-").lower()
-            if plain not in known:
+            if known is not None and isinstance(name, str) and name.replace("_", "-").lower() not in known:
                 yield draft.value("checks", key, index).problem(
                     Text("jobfile.unknown-check", "checks.{key}: unknown check {name:quote}", key=key, name=name),
-                    suggestion(name, sorted(set(known.values()))),
-                )
-            elif known[plain] != plain:
-                yield draft.value("checks", key, index).problem(
-                    Text(
-                        "jobfile.renamed-check",
-                        "checks.{key}: check {old} was renamed to {new}",
-                        key=key,
-                        old=name,
-                        new=known[plain],
-                    ),
-                    Text("jobfile.renamed-check.hint", "write {new}", new=known[plain]),
+                    suggestion(name, sorted(known)),
                 )
 
 

@@ -5,31 +5,21 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
 from pydantic import BaseModel, ValidationError
 
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.jobfile import model
-from ascendrun.core.jobfile.model import JobSpec, job_json_schema, migrate_spec
+from ascendrun.core.jobfile.model import JobSpec, job_json_schema
 from ascendrun.core.jobfile.pipeline import NAME_HINT, StageJob, StageRoot, parallel_conflicts, split_stages
 from ascendrun.core.jobfile.rules import Draft, LocalFiles, broken_rules, typed_args
 from ascendrun.core.jobfile.source_text import INIT_HINT, in_order
 from ascendrun.core.jobfile.tree import apply_overrides, job_data, key_place, place_of
-from ascendrun.core.jobfile.yaml_source import (
-    KEY_VALUE,
-    ListNode,
-    MappingNode,
-    Node,
-    Place,
-    ScalarNode,
-    find,
-    read_yaml,
-    to_plain,
-)
+from ascendrun.core.jobfile.yaml_source import KEY_VALUE, ListNode, MappingNode, Node, Place, find, read_yaml
 from ascendrun.options import InvalidTableError, ProgramOptions, read_table
-from ascendrun.text import Text, closest, did_you_mean, renamed, suggestion, write
+from ascendrun.text import Text, closest, did_you_mean, suggestion, write
 from ascendrun.text.format import quote
 
 __all__ = [
@@ -39,7 +29,6 @@ __all__ = [
     "StageJob",
     "job_json_schema",
     "load_programs",
-    "migrate_spec",
     "parse_program_options",
     "parse_stages",
     "require_hostfile",
@@ -76,7 +65,7 @@ def parse_stages(
     *,
     overrides: Sequence[str] = (),
     programs: Mapping[str, ProgramOptions],
-    check_names: Optional[Callable[[], Mapping[str, str]]] = None,
+    check_names: Optional[Callable[[], Collection[str]]] = None,
     files: Optional[LocalFiles] = None,
     placement: Optional[Callable[[JobSpec], Iterable[tuple[tuple[str, ...], Text, Text]]]] = None,
 ) -> tuple[StageJob, ...]:
@@ -84,7 +73,7 @@ def parse_stages(
     with the keys of the file and its own; a single job for any other file. Paths stay relative (see `resolve_paths`).
 
     Raises InvalidInputError with every problem; one of an override has "--set …" as its file and no line. Invalid YAML
-    ends the search for problems. `check_names` returns current names by names, `files` reads the disk. `placement`
+    ends the search for problems. `check_names` returns the names of the checks, `files` reads the disk. `placement`
     returns the requirements of a job that the hosts do not meet: (key, message, hint); it also gets the name, nodes,
     devices, launcher and hostfile of a job whose other keys have problems. None: not checked.
     """
@@ -194,14 +183,10 @@ def _translate(error: Mapping[str, Any], draft: Draft) -> Optional[Problem]:
         return None
     name = _name(path)
     if kind == "missing":
-        plain = tuple(step for step in path if isinstance(step, str))
-        old = [key.split(".") for key, new in model.RENAMED.items() if new == ".".join(plain)]
-        if any(find(root, tuple(each)) is not None for each in old):
-            return None
         text = Text("jobfile.required", "{key} is required", key=name)
         return _around(root, path).problem(text, _example(path))
     if kind == "extra_forbidden":
-        return _unknown_key(draft, path, node)
+        return _unknown_key(draft, path)
     message, hint = _explain(path, kind, context, error.get("input"))
     text = Text("jobfile.value", "{key}: {fault}", key=name, fault=message)
     return place_of(root, path).problem(text, hint or _example(path))
@@ -233,28 +218,13 @@ def _name(path: Path) -> str:
     return text if text.isprintable() and len(text) <= 80 else quote(text)
 
 
-def _unknown_key(draft: Draft, path: Path, node: Optional[Node]) -> Optional[Problem]:
-    """Return a problem with the new name of a renamed key, otherwise with a similar key."""
-    place, name = key_place(draft.root, path), _name(path)
+def _unknown_key(draft: Draft, path: Path) -> Optional[Problem]:
+    """Return a problem with a similar key; None: a rule has reported it."""
     plain = tuple(step for step in path if isinstance(step, str))
     if ".".join(plain) in model.UNSUPPORTED or plain[0] in model.UNSUPPORTED:
         return None
-    new = model.RENAMED.get(".".join(plain))
-    if new is not None:
-        return place.problem(renamed(name, new), write(_new_piece(plain, new, node)))
     text = Text("jobfile.unknown-key", "unknown key {key:quote}", key=str(path[-1]))
-    return place.problem(text, _key_hint(path))
-
-
-def _new_piece(path: Sequence[str], new: str, node: Optional[Node]) -> str:
-    """Return the text for the new key, such as `workdir: {path: code}`."""
-    value: Any = to_plain(node) if node is not None else None
-    for step in reversed(path):
-        value = {step: value}
-    for step in new.split("."):
-        value = migrate_spec(value)[step] if step == new.partition(".")[0] else value[step]
-    written = node.text if isinstance(node, ScalarNode) else flow(value)
-    return f"{new.rpartition('.')[2]}: {written}"
+    return key_place(draft.root, path).problem(text, _key_hint(path))
 
 
 def flow(value: Any) -> str:
@@ -309,10 +279,6 @@ def _explain(path: Path, kind: str, context: Mapping[str, Any], value: Any) -> t
 
 def _explain_choice(path: Path, choices: str, value: Any) -> tuple[Text, Optional[Text]]:
     names = choices.replace(" or ", ", ").replace("'", "").split(", ")
-    new = model.RENAMED_VALUES.get(str(path[-1]), {}).get(str(value))
-    if new is not None:
-        text = Text("options.renamed-value", "{old:quote} was renamed to {new:quote}", old=value, new=new)
-        return text, write(f"{path[-1]}: {new}")
     word = str(value).upper().replace("SIG", "") if choices.isupper() else str(value).lower()
     near = _SLIPS.get(word) if path[-1] == "type" else None
     near = near or closest(word, names)

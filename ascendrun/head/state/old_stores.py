@@ -65,7 +65,6 @@ def rename_keys(db: sqlite3.Connection) -> None:
     rows = db.execute("SELECT number, spec, record FROM jobs WHERE record != ''").fetchall()
     if not rows:
         return
-    from ascendrun.core.jobfile.model import migrate_spec  # pydantic, which a new store does not need
 
     for number, spec, record in rows:
         values = json.loads(record)
@@ -73,10 +72,7 @@ def rename_keys(db: sqlite3.Connection) -> None:
             for end in node["exits"].values():
                 if "note" in end:
                     end["killed_at_exit"] = bool(end.pop("note"))
-        db.execute(
-            "UPDATE jobs SET spec = ?, record = ? WHERE number = ?",
-            (json.dumps(migrate_spec(json.loads(spec))), json.dumps(values), number),
-        )
+        db.execute("UPDATE jobs SET spec = ?, record = ? WHERE number = ?", (spec, json.dumps(values), number))
 
 
 def _new_record(record: Mapping[str, Any]) -> dict[str, Any]:

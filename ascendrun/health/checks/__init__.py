@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from types import ModuleType
 
@@ -34,21 +34,6 @@ CHECKS = (*_checks_in(reach, host, storage, network, software, environment), *NP
 WARNED = frozenset(("device-lease",))
 """Checks that warn if a job skips them: it then shares devices with what they find."""
 NAMES: tuple[str, ...] = tuple(check.name for check in CHECKS)
-RENAMED: Mapping[str, str] = {
-    "touch": "peer-ports",
-    "reached": "ssh",
-    "answers": "probes",
-    "space": "disk-space",
-    "folders": "directories",
-    "hbm-held": "hbm-owner",
-    "versions-fit": "version-compatibility",
-    "versions-alike": "versions-consistency",
-    "chips-alike": "chips-consistency",
-    "python-alike": "python-consistency",
-    "limits-alike": "limits-consistency",
-    "variables-alike": "variables-consistency",
-}
-"""Old names of checks: an error of the job file names the new one."""
 
 
 def plain_name(name: str) -> str:

@@ -390,23 +390,6 @@ def test_the_version_is_told(desk: Desk, argv: list[str]) -> None:
     assert desk.say(*argv).out == f"ascendrun {__version__}\n"
 
 
-def test_an_old_flag_is_answered_with_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    import click
-
-    from ascendrun.cli import command
-
-    monkeypatch.setattr(command, "RENAMED_FLAGS", {"--old": "--new", "-o": "--new"})
-    flags = [click.Option(["--new"]), click.Option(["--other"])]
-    made = command.CliCommand("thing", params=flags)
-    for argv in (["--old", "1"], ["-o1"]):
-        with pytest.raises(command.UsageError) as raised:
-            made.make_context("thing", argv)
-        assert raised.value.text.key == "cli.renamed-flag"
-        assert raised.value.text.values["new"] == "--new" and raised.value.exit_code == 2
-    with pytest.raises(click.NoSuchOption):
-        command.CliCommand("thing", params=flags[1:]).make_context("thing", ["--old", "1"])
-
-
 def test_help_of_a_command_by_its_name(desk: Desk) -> None:
     assert desk.say("help", "ps").out == desk.say("ps", "--help").out
     assert desk.say("help").out == desk.say("--help").out

@@ -40,7 +40,7 @@ PROGRAMS = {
         ),
     ),
 }
-CHECKS = {"clock": "clock", "disk-space": "disk-space", "hccl-ping": "hccl-ping", "space": "disk-space"}
+CHECKS = ("clock", "disk-space", "hccl-ping")
 JOBS = sorted((HERE / "bad_jobs").glob("*.yaml"))
 HOSTFILES = sorted((HERE / "bad_hostfiles").glob("*.hosts"))
 

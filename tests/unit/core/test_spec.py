@@ -13,7 +13,6 @@ from ascendrun.core.jobfile.model import JobBody
 from ascendrun.core.jobfile.spec import (
     JobSpec,
     job_json_schema,
-    migrate_spec,
     parse_program_options,
     parse_stages,
     require_hostfile,
@@ -168,8 +167,7 @@ def test_an_empty_override_is_an_empty_text_and_null_takes_back():
         ("a..b=1", "override.form | suggest.write"),
         ("name.x=1", "override.no-mapping | suggest.write"),
         ("args.columns=[a", "yaml.syntax | yaml.bracket"),
-        ("spares=1", "jobfile.renamed | suggest.write"),
-        ("stage.dir=code", "jobfile.renamed | suggest.write"),
+        ("spare_node=1", "jobfile.unknown-key | suggest.did-you-mean"),
     ],
 )
 def test_a_problem_of_an_override_names_the_override(override, keys):
@@ -178,44 +176,6 @@ def test_a_problem_of_an_override_names_the_override(override, keys):
     (problem,) = caught.value.problems
     assert (problem.file, problem.line) == (f"--set {override}", None)
     assert " | ".join(text.key for text in (problem.message, problem.hint)) == keys
-
-
-def test_a_renamed_key_is_answered_with_what_to_write():
-    with pytest.raises(InvalidInputError) as caught:
-        parse(
-            SMALL + "stage: {dir: a, exclude: [b/]}\nenv_from: [{file: c}]\ndevices: {family: npu}\nlauncher: python\n"
-        )
-    assert [problem.hint.values["piece"] for problem in caught.value.problems] == [
-        "workdir: {path: a, exclude: [b/]}",
-        "env_file: [c]",
-        "type: npu",
-        "launcher: none",
-    ]
-
-
-def test_a_stored_spec_with_old_names_is_migrated():
-    old = {
-        "name": "a",
-        "command": ["x"],
-        "launcher": "python",
-        "spares": 0,
-        "nodes": 2,
-        "devices": {"family": "npu", "per_node": 8, "ids": None},
-        "stage": {"dir": "/code", "exclude": ["data/"]},
-        "env": {"stage": "kept"},
-        "env_from": [{"file": "/s.env"}],
-        "checkpoint": {"dir": None, "grace_s": 5.0, "signal": "TERM"},
-        "restart": {"max": 0},
-        "timeouts": {"start_s": 60.0, "hang_s": None, "max_s": 9.0},
-        "sampling": {"every_s": 1.0},
-        "stages": [],
-    }
-    spec = JobSpec.model_validate_json(json.dumps(migrate_spec(old)))
-    assert (spec.launcher, spec.devices.type, spec.workdir.path) == ("none", "npu", "/code")
-    assert spec.env_file == ("/s.env",)
-    assert (spec.checkpoint.grace_period_s, spec.timeouts.run_s, spec.sampling.interval_s) == (5.0, 9.0, 1.0)
-    assert spec.env == {"stage": "kept"}
-    assert migrate_spec(json.loads(spec.model_dump_json())) == json.loads(spec.model_dump_json())
 
 
 def test_problems_of_the_file_and_of_overrides_come_together():

@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.cluster import Cluster
 from ascendrun.core.jobs.job import Cause, State
 from ascendrun.core.reachability import unreachable_hosts
 from ascendrun.head.loop.stragglers import known_from_events
 from ascendrun.head.state.notice_queue import NoticeQueue
-from ascendrun.head.state.old_stores import rename_keys
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
-from ascendrun.head.survey.submission import Submission, claims_of
 from ascendrun.query.evidence import read_evidence
 
 EXPECTED = {
@@ -98,40 +95,6 @@ def test_earlier_attempts_keep_their_cause(state_dir: Path) -> None:
     rebooted = read_evidence(state_dir, store.find("j-0005"), store.events("j-0005"), now_s=5000.0)
     assert [host.host for host in rebooted.hosts if host.lost == "rebooted"] == ["npu02"]
     store.close()
-
-
-def test_job_specs_with_old_keys_are_read_resumed_and_explained(state_dir: Path) -> None:
-    store = open_store(state_dir)
-    for name in ("rank-fails", "running"):
-        stored = store.find(name)
-        submission = Submission.from_stored(stored)
-        spec = submission.spec
-        assert (spec.launcher, spec.devices.type, spec.devices.ids) == ("none", "npu", (4, 5))
-        assert (spec.workdir and spec.workdir.path, spec.env_file) == ("/home/me/code", ("/home/me/secrets.env",))
-        assert (spec.checkpoint.dir, spec.checkpoint.grace_period_s) == ("/data/ckpt", 30.0)
-        assert (spec.timeouts.run_s, spec.sampling.interval_s) == (86400.0, 10.0)
-        assert spec.env == {"HCCL_EXEC_TIMEOUT": "600", "stage": "kept"}
-        assert [claim.ids for claim in claims_of(spec, submission.hosts).values()] == [(4, 5), (4, 5)]
-        evidence = read_evidence(state_dir, stored, store.events(stored.job.id), now_s=5000.0)
-        assert (evidence.device_type, evidence.launcher, evidence.exec_timeout_s) == ("npu", "none", 600.0)
-    assert [stored.job.name for stored in store.live_jobs() if not stored.job.is_terminal] == ["running"]
-    store.close()
-    cluster = Cluster(state_dir=state_dir)
-    detail = cluster.detail("rank-fails")
-    assert detail.spec["devices"] == {"type": "npu", "per_node": 2, "ids": [4, 5]}
-    assert "env_from" not in detail.spec and detail.spec["env_file"] == ["/home/me/secrets.env"]
-    explanation = cluster.explain("rank-fails")
-    assert (explanation.state, explanation.attempt) == ("FAILED", 1)
-    assert explanation.diagnosis.missing, "the store alone has no output of the ranks"
-
-
-def test_specs_of_a_migrated_store_stay_as_they_are(state_dir: Path) -> None:
-    open_store(state_dir).close()
-    db = sqlite3.connect(state_dir / "state.db")
-    before = db.execute("SELECT spec FROM jobs").fetchall()
-    rename_keys(db)
-    assert db.execute("SELECT spec FROM jobs").fetchall() == before
-    db.close()
 
 
 def test_a_reader_sees_the_same_and_leaves_the_file_as_it_is(state_dir: Path) -> None:

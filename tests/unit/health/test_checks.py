@@ -19,7 +19,7 @@ from ascendrun.core.jobfile.spec import parse_stages
 from ascendrun.core.jobs.plan import Folders, make_plan
 from ascendrun.core.network import candidate_bases
 from ascendrun.core.reports import NodeReport, Route
-from ascendrun.health.checks import CHECKS, NPU_CHECKS, RENAMED, choose_checks, run_checks
+from ascendrun.health.checks import CHECKS, NPU_CHECKS, choose_checks, run_checks
 from ascendrun.health.comparison import finding_line
 from ascendrun.health.survey.check_context import CheckContext, compare
 from ascendrun.health.survey.facts import (
@@ -511,8 +511,6 @@ def test_every_code_of_a_check_has_a_message():
         assert check.codes and set(check.codes) <= set(finding_texts()), check.name
         assert check.name == check.name.lower() and "_" not in check.name
     assert len({check.name for check in CHECKS}) == len(CHECKS)
-    assert set(RENAMED).isdisjoint(check.name for check in CHECKS)
-    assert set(RENAMED.values()) <= {check.name for check in CHECKS}
 
 
 def test_every_code_of_the_hosts_checks_is_planted_here():
