@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from ascendrun.sim.vcluster.cluster import DISK, VirtualCluster
-from ascendrun.sim.vcluster.machines import HEAD
-from ascendrun.sim.vcluster.spec import root_home
+from tests.lib.vcluster.cluster import DISK, VirtualCluster
+from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.spec import root_home
 
 HOSTS = "hosts"
 STOPWATCH = Path(__file__).with_name("stopwatch.py")

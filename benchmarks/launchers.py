@@ -13,9 +13,9 @@ from typing import Callable
 
 import yaml
 
-from ascendrun.sim.vcluster.network import HEAD_ADDRESS
 from benchmarks.bed import Bed
 from benchmarks.ours import Ours
+from tests.lib.vcluster.network import HEAD_ADDRESS
 
 RANK = Path(__file__).with_name("peers") / "rank.py"
 RANKS_PER_HOST = 2

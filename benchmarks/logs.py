@@ -26,10 +26,10 @@ from pathlib import Path
 from ascendrun.core.logs.folding import fold
 from ascendrun.core.logs.log_lines import LogLine, merge
 from ascendrun.core.logs.log_view import FOLD_WINDOW_S
-from ascendrun.sim.vcluster.spec import root_home
 from benchmarks.bed import Bed
 from benchmarks.ours import CHECKOUT, Ours
 from benchmarks.results import RESULTS, Sheet, median, read_rows, shown, table, write_page
+from tests.lib.vcluster.spec import root_home
 
 COLUMNS = ("what", "case", "repeat", "measure", "value", "load", "note")
 RANKS = 64

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ascendrun.core.settings import STATE_VARIABLE
 from ascendrun.node.layout import ROOT_VARIABLE
-from ascendrun.sim.vcluster.machines import HEAD
-from ascendrun.sim.vcluster.processes import Process
-from ascendrun.sim.vcluster.spec import root_home
 from benchmarks.bed import Bed, Cost
+from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.processes import Process
+from tests.lib.vcluster.spec import root_home
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import yaml
 
-from ascendrun.sim.vcluster.processes import await_true
 from benchmarks.bed import Bed
 from benchmarks.ours import Ours
 from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, write_page
+from tests.lib.vcluster.processes import await_true
 
 COLUMNS = ("event", "repeat", "judged_s", "running_s", "pause_s", "head_cpu_share", "load")
 RANK_KILLED, HOST_LOST = "rank killed", "host reported as lost"

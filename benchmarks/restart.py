@@ -25,7 +25,6 @@ from pathlib import Path
 import yaml
 
 from ascendrun.sim.ascend.scenario import Scenario
-from ascendrun.sim.ascend.tree import install_on
 from ascendrun.sim.npu.build import build
 from ascendrun.sim.npu.target import find_target
 from benchmarks.bed import Bed
@@ -33,6 +32,7 @@ from benchmarks.launchers import JOB, RANKS_PER_HOST, Launcher
 from benchmarks.ours import Ours
 from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, without_paths, write_page
 from benchmarks.trial import Trial
+from tests.lib.vcluster.npus import install_on
 
 COLUMNS = ("what", "device", "event", "repeat", "known_s", "gone_s", "again_s", "lost_steps", "load", "note")
 RANK_KILLED, HOST_LOST, RANK_STOPPED = "rank killed", "host without power", "rank stopped"

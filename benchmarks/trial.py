@@ -14,8 +14,8 @@ from typing import Callable
 
 import pexpect  # type: ignore[import-untyped]
 
-from ascendrun.sim.vcluster.processes import Process, is_of_the_system
 from benchmarks.bed import Bed
+from tests.lib.vcluster.processes import Process, is_of_the_system
 
 LAUNCH = re.compile(r"LAUNCH (\d+\.\d+)")
 FIRST = re.compile(r"\[FIRST (\d+) (\d+\.\d+)\]")

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from ascendrun.query.top_source import KEPT_S
 from ascendrun.sim.ascend.scenario import Scenario
-from ascendrun.sim.ascend.tree import install_on
 from benchmarks.bed import Bed
 from benchmarks.ours import Ours
+from tests.lib.vcluster.npus import install_on
 
 RESULT = Path(__file__).with_name("top.md")
 GOAL_S = 1.0

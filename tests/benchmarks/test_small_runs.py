@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.sim.vcluster.requirements import NotSupportedError, require_all
+from tests.lib.vcluster.requirements import NotSupportedError, require_all
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))

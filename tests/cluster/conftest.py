@@ -22,11 +22,11 @@ import pytest
 
 from ascendrun.core.settings import STATE_VARIABLE
 from ascendrun.node.layout import ROOT_VARIABLE
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.machines import HEAD
-from ascendrun.sim.vcluster.processes import await_true
-from ascendrun.sim.vcluster.requirements import NotSupportedError
-from ascendrun.sim.vcluster.spec import root_home
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.processes import await_true
+from tests.lib.vcluster.requirements import NotSupportedError
+from tests.lib.vcluster.spec import root_home
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import leftovers

@@ -17,8 +17,8 @@ from pathlib import Path
 from ascendrun.head.loop.guard import GUARDED_VARIABLE
 from ascendrun.node.failpoint import VARIABLE
 from ascendrun.node.procs import read_stat
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.machines import HEAD
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.machines import HEAD
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ascendrun"
 TOGETHER_S = 1.0

@@ -13,7 +13,7 @@ from scenes import Scene, await_that
 
 from ascendrun.core.jobs.draft import TRANSITIONS
 from ascendrun.core.jobs.job import TERMINAL, State
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 
 LISTENS = "0A"
 SSH_PORT = 22

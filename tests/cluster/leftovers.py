@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ascendrun.core.settings import STATE_VARIABLE
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.groups import groups_present
-from ascendrun.sim.vcluster.machines import HEAD
-from ascendrun.sim.vcluster.processes import Process, await_true, describe, is_of_the_system, start_time
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.groups import groups_present
+from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.processes import Process, await_true, describe, is_of_the_system, start_time
 
 CODE = Path(__file__).resolve().parents[2]
 SETTLE_S = 60.0

@@ -18,9 +18,9 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.head.state.store import Store
 from ascendrun.node import layout
 from ascendrun.sim.ascend.scenario import Scenario
-from ascendrun.sim.ascend.tree import install_on
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.processes import await_true
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.npus import install_on
+from tests.lib.vcluster.processes import await_true
 
 RANK_SCRIPT = Path(__file__).resolve().parent / "rank.py"
 ASK_S = 3.0

@@ -12,8 +12,8 @@ from invariants import check_ended, states_of
 from scenes import BEAT_ON, Scene, await_that, run_text
 
 from ascendrun.node.procs import read_stat
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.processes import await_true
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.processes import await_true
 
 Ascendrun = Any
 

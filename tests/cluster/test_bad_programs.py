@@ -10,9 +10,9 @@ import pytest
 from invariants import check_ended, too_open
 from scenes import Scene, await_that, run_text
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.machines import HEAD
-from ascendrun.sim.vcluster.processes import await_true
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.processes import await_true
 
 Ascendrun = Any
 

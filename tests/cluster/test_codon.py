@@ -12,7 +12,7 @@ import pytest
 from scenes import Scene, run_text
 
 from ascendrun.planner import codon_vocabulary as v
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 
 Ascendrun = Any
 JOB = Path(__file__).parents[2] / "jobs" / "codon.yaml"

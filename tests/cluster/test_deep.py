@@ -9,7 +9,7 @@ from typing import Any, Callable
 import pytest
 from scenes import Scene, run_text, venv_python
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 
 Ascendrun = Any
 SLOW_KBIT = 32000

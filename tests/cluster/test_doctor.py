@@ -11,7 +11,7 @@ from typing import Any, Callable
 import pytest
 from scenes import Scene, run_text
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 
 Ascendrun = Any
 CLOCK_S = 120.0

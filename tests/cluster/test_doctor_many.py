@@ -14,7 +14,7 @@ from ascendrun.head.survey.doctor import CONNECT_LIGHT_S, LIGHT_S, SPARE_S
 from ascendrun.head.survey.surveys import CONNECT_S
 from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.scenario import Scenario
-from ascendrun.sim.ascend.tree import install_on
+from tests.lib.vcluster.npus import install_on
 
 MANY, FEWER = 64, 12  # so many agents have to come up within CONNECT_S, on a slow machine too
 FROZEN, TRICKLING, HANGING, SOUND_NPU, THIN = "node3", "node7", "node10", "node11", "node12"

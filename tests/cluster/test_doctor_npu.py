@@ -9,7 +9,7 @@ import pytest
 
 from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.scenario import Scenario
-from ascendrun.sim.ascend.tree import install_on
+from tests.lib.vcluster.npus import install_on
 
 CARDS = 4
 DEADLINE_S = 150.0

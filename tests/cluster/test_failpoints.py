@@ -17,9 +17,9 @@ from failpoints import Deaths, failpoints
 from invariants import check_ended, too_open
 from scenes import Scene, await_that, run_text
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.machines import HEAD
-from ascendrun.sim.vcluster.processes import await_true
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.processes import await_true
 
 Ascendrun = Any
 START_S, END_S = 15, 150.0

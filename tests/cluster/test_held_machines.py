@@ -12,7 +12,7 @@ import pytest
 from conftest import Ascendrun
 from scenes import Scene, await_that
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 
 STUCK = ["sh", "-c", "echo ready; while :; do ls /data > /dev/null; sleep 0.1; done"]
 

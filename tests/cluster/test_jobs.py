@@ -14,7 +14,7 @@ import pytest
 from scenes import BEAT_ON, Scene, await_that, run_text, venv_python
 
 from ascendrun.node.files import remove_tree
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 
 Ascendrun = Any
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scenes import Scene, await_that, run_text, venv_python
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 
 Ascendrun = Any
 

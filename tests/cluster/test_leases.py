@@ -15,12 +15,12 @@ from conftest import Ascendrun
 from scenes import NpuScene, Scene, await_that
 
 from ascendrun.node.agent.leases import read_leases
-from ascendrun.sim.ascend.devices import DRIVER_NODES
 from ascendrun.sim.ascend.scenario import Scenario
-from ascendrun.sim.ascend.tree import install_on
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.processes import Process
-from ascendrun.sim.vcluster.provision import FIRST_USER_ID
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.devices import DRIVER_NODES
+from tests.lib.vcluster.npus import install_on
+from tests.lib.vcluster.processes import Process
+from tests.lib.vcluster.provision import FIRST_USER_ID
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 USE = """

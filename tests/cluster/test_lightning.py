@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scenes import Scene, await_that, run_text, venv_python
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 
 if os.environ.get("CI") != "true":
     pytest.importorskip("pytorch_lightning", reason="bin/setup-env lightning")

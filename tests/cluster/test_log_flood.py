@@ -14,8 +14,8 @@ import leftovers
 import pytest
 from scenes import Scene, await_that, run_text
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.processes import await_true
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.processes import await_true
 
 MB = 1 << 20
 FIRST_LINES_BYTES = 20_000

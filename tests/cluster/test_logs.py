@@ -13,8 +13,8 @@ from scenes import Scene, await_that, run_text
 from ascendrun.head.spool.artifact_store import read_artifacts
 from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.sim.ascend.scenario import Scenario
-from ascendrun.sim.ascend.tree import install_on
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.npus import install_on
 
 CLOCK_S = 90.0
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT")

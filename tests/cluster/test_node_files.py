@@ -13,8 +13,8 @@ import pytest
 from invariants import check_ended, states_of
 from scenes import BEAT_ON, Scene, await_that
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.fuse_server import ERRORS
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.fuse_server import ERRORS
 
 Ascendrun = Any
 LONG_S = {**dict.fromkeys(ERRORS, 60.0), "hang": 20.0}

@@ -9,7 +9,7 @@ import pytest
 from invariants import check_ended
 from scenes import BEAT_ON, ENOUGH, Scene, await_that
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 from tests.thorough import examples
 
 FAULTS = ["EACCES", "EIO", "ESTALE", "ENOSPC", "EROFS", "hang"]

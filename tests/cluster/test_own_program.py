@@ -11,7 +11,7 @@ import pytest
 import torch
 from scenes import Scene, await_that
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 from tests.programs.conftest import REPO
 from tests.programs.test_own_program import write_example
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from scenes import Scene, run_text
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "planner"))
 from plan_world import BAD, QWEN, SHIPS, files

@@ -24,7 +24,7 @@ import pytest
 from scenes import Scene, await_that, run_text
 
 from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 
 PYTHON, PROGRAMS = os.environ.get("REAL_PYTHON", ""), Path(os.environ.get("REAL_PROGRAMS", "/nonexistent"))
 pytestmark = [

@@ -13,7 +13,7 @@ import pytest
 from invariants import check_ended
 from scenes import BEAT_ON, Scene, await_that
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 
 AGAIN = "restart: {max_restarts: 1, backoff_s: [1, 2]}\n"
 

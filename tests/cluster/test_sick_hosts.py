@@ -14,9 +14,9 @@ from scenes import Scene, await_that, run_text, venv_python
 
 from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.scenario import Scenario
-from ascendrun.sim.ascend.tree import install_on
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.processes import await_true
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.npus import install_on
+from tests.lib.vcluster.processes import await_true
 
 DEADLINE_S = 280.0
 

@@ -19,8 +19,8 @@ from invariants import check_ended
 from looks import DEADLINE_S
 from scenes import Scene, await_that, run_text
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.processes import Process
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.processes import Process
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1200)]
 DIVISOR = {"ASCENDRUN_HANG_DIVISOR": "20"}

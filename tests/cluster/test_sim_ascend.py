@@ -9,7 +9,8 @@ import pytest
 from ascendrun.ascend import hccn, hccn_conf, npu_smi
 from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.__main__ import main
-from ascendrun.sim.vcluster.processes import await_true
+from tests.lib.vcluster.__main__ import main as vcluster
+from tests.lib.vcluster.processes import await_true
 
 SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=60", "-o", "KexAlgorithms=curve25519-sha256"]
 DEADLINE_S = 180.0
@@ -27,9 +28,8 @@ def info_of(cluster, name):
 def nodes(cluster_of):
     """node1 is well; on node2 card 3 is off the bus."""
     cluster = cluster_of(2)
-    for name in cluster.hosts:  # each gets addresses of its own
-        assert main(["install", f"{cluster.cluster_id}:{name}"]) == 0
-    assert main(["fault", f"{cluster.cluster_id}:node2", "3", "dropped"]) == 0
+    assert vcluster(["--id", cluster.cluster_id, "npus", *cluster.hosts]) == 0  # each gets addresses of its own
+    assert main(["fault", str(cluster.path("node2", "/")), "3", "dropped"]) == 0
     return cluster
 
 
@@ -61,7 +61,7 @@ def test_two_nodes_answer_over_ssh_each_for_itself_and_one_has_lost_a_card(nodes
     control.set_fault(nodes.path("node1", "/"), 0, "health_alarm")
     assert info_of(nodes, "node1").chips[0].health == "Alarm" and info_of(nodes, "node2").chips[0].health == "OK"
 
-    assert main(["fault", f"{nodes.cluster_id}:node1", "0", "link_down"]) == 0
+    assert main(["fault", str(nodes.path("node1", "/")), "0", "link_down"]) == 0
     assert hccn.parse_link(ask(nodes, "node1", "hccn_tool -i 0 -link -g").stdout).is_up is False
 
     # device nodes lie in a /dev of the host's own, where terminals still work

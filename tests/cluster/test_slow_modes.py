@@ -15,7 +15,7 @@ import leftovers
 import pytest
 from scenes import Scene, await_that
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 
 FIRST = ("compile", 1200, "train", 660)
 """Longer than timeouts.first_step_s: from then on everything is judged."""

@@ -24,10 +24,10 @@ from scenes import Scene, await_that, run_text
 
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.restart import WITHOUT_PROGRESS, Kind
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.fuse_server import ERRORS
-from ascendrun.sim.vcluster.machines import HEAD
-from ascendrun.sim.vcluster.processes import await_true
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.fuse_server import ERRORS
+from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.processes import await_true
 
 Ascendrun = Any
 END_S = 300.0

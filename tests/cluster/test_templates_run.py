@@ -12,7 +12,7 @@ from conftest import Ascendrun
 from scenes import Scene, run_text
 
 from ascendrun.query.templates import copy_template
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.cluster import VirtualCluster
 
 pytestmark = pytest.mark.thorough
 SAVED = "/ckpt"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.machines import HEAD
-from ascendrun.sim.vcluster.network import BRIDGE
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.network import BRIDGE
 
 QWEN: dict[str, Any] = {
     "data_path": "generated", "model_preset": "small", "synthetic_samples": 60, "val_size": 0, "num_sample_prompts": 0,

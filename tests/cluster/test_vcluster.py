@@ -11,10 +11,10 @@ import pytest
 from looks import SILENCE_S, dial, says
 from pexpect import EOF
 
-from ascendrun.sim.vcluster import state as states
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.machines import BootError
-from ascendrun.sim.vcluster.requirements import requirements
+from tests.lib.vcluster import state as states
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.machines import BootError
+from tests.lib.vcluster.requirements import requirements
 
 CODE = Path(__file__).resolve().parents[2]
 
@@ -55,8 +55,8 @@ def test_the_command_boots_runs_breaks_and_takes_down(tmp_path):
 def test_what_is_missing_is_said_with_its_way_out(tmp_path):
     assert requirements() == []
     script = (
-        "import os; from ascendrun.sim.vcluster.cluster import VirtualCluster\n"
-        "from ascendrun.sim.vcluster.requirements import NotSupportedError\n"
+        "import os; from tests.lib.vcluster.cluster import VirtualCluster\n"
+        "from tests.lib.vcluster.requirements import NotSupportedError\n"
         "os.setuid(65534)\n"
         "try: VirtualCluster.up(1)\n"
         "except NotSupportedError as refused: print(refused.message, '|', refused.hint)\n"
@@ -95,7 +95,7 @@ def test_two_clusters_at_once_do_not_meet(cluster, cluster_of):
 
 def test_a_disk_that_the_machine_mounts_below_its_root_is_on_every_host_too_and_private_there():
     script = (
-        "from ascendrun.sim.vcluster.cluster import VirtualCluster\n"
+        "from tests.lib.vcluster.cluster import VirtualCluster\n"
         "with VirtualCluster.up(1) as cluster:\n"
         "    cluster.host_run('node1', ['sh', '-c', 'ls /srv && touch /srv/more && ls /srv/more'], check=True)\n"
     )
@@ -114,7 +114,7 @@ def test_an_sshd_that_ends_is_told_at_once_with_its_last_line():
 
 
 def test_a_null_device_that_is_a_file_is_named_before_anything_starts(tmp_path):
-    script = "from ascendrun.sim.vcluster.requirements import requirements; print(*requirements())"
+    script = "from tests.lib.vcluster.requirements import requirements; print(*requirements())"
     (tmp_path / "null").touch()
     mounted = f'mount --bind {tmp_path}/null /dev/null && {sys.executable} -c "$SCRIPT"'
     environ = {**os.environ, "PYTHONPATH": str(CODE), "SCRIPT": script}

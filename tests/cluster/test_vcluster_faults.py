@@ -11,8 +11,8 @@ import time
 import pytest
 from looks import DEADLINE_S, SILENCE_S, SSH, dial, open_session, says, ssh
 
-from ascendrun.sim.vcluster.machines import HostDownError
-from ascendrun.sim.vcluster.processes import await_true
+from tests.lib.vcluster.machines import HostDownError
+from tests.lib.vcluster.processes import await_true
 
 
 def test_cut_ssh_times_out_and_heal_brings_the_host_back(cluster):

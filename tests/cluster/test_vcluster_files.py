@@ -12,10 +12,10 @@ import leftovers
 import pytest
 from looks import DEADLINE_S, find_processes, says
 
-from ascendrun.sim.vcluster.faultfs import FaultFsError
-from ascendrun.sim.vcluster.faults import NODE_FOLDER
-from ascendrun.sim.vcluster.fuse_server import ERRORS
-from ascendrun.sim.vcluster.processes import await_true
+from tests.lib.vcluster.faultfs import FaultFsError
+from tests.lib.vcluster.faults import NODE_FOLDER
+from tests.lib.vcluster.fuse_server import ERRORS
+from tests.lib.vcluster.processes import await_true
 
 ERRNO = """
 import sys
@@ -156,7 +156,7 @@ def test_when_its_process_dies_each_call_comes_back_with_an_error(cluster_of):
 
 
 def test_the_command_sets_and_clean_undoes_it(cluster, fs):
-    command = [sys.executable, "-m", "ascendrun.sim.vcluster", "--id", cluster.cluster_id]
+    command = [sys.executable, "-m", "tests.lib.vcluster", "--id", cluster.cluster_id]
     environ = {**os.environ, "PYTHONPATH": str(leftovers.CODE)}
     subprocess.run([*command, "fs", "ESTALE", "node1"], env=environ, check=True)
     assert fs.status()["fault"] == "ESTALE"

@@ -14,9 +14,9 @@ import pytest
 from looks import DEADLINE_S, SSH, find_processes, says, ssh
 from pexpect import EOF
 
-from ascendrun.sim.vcluster.processes import await_true
-from ascendrun.sim.vcluster.requirements import NotSupportedError
-from ascendrun.sim.vcluster.spec import root_home
+from tests.lib.vcluster.processes import await_true
+from tests.lib.vcluster.requirements import NotSupportedError
+from tests.lib.vcluster.spec import root_home
 
 
 def test_each_host_has_a_name_an_address_and_identities_of_its_own(cluster):

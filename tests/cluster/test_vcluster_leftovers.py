@@ -12,9 +12,9 @@ import leftovers
 import pytest
 from looks import DEADLINE_S, open_session, says
 
-from ascendrun.sim.vcluster import state as states
-from ascendrun.sim.vcluster.cluster import clusters, sweep
-from ascendrun.sim.vcluster.processes import await_true, is_of_the_system
+from tests.lib.vcluster import state as states
+from tests.lib.vcluster.cluster import clusters, sweep
+from tests.lib.vcluster.processes import await_true, is_of_the_system
 
 CODE = Path(__file__).resolve().parents[2]
 
@@ -115,7 +115,7 @@ def test_down_takes_frozen_hosts_and_daemons_with_it_and_leaves_no_trace(cluster
 def test_a_cluster_whose_owner_was_killed_is_swept_and_others_stay(tmp_path, monkeypatch):
     monkeypatch.setenv(states.FOLDER_VARIABLE, str(tmp_path / "clusters"))
     maker = (
-        "import os, signal; from ascendrun.sim.vcluster.cluster import VirtualCluster\n"
+        "import os, signal; from tests.lib.vcluster.cluster import VirtualCluster\n"
         "kept, lost = VirtualCluster.up(1, is_kept=True), VirtualCluster.up(1)\n"
         "print(kept.cluster_id, lost.cluster_id, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -128,7 +128,7 @@ def test_a_cluster_whose_owner_was_killed_is_swept_and_others_stay(tmp_path, mon
         assert sweep(base) == [lost]
         assert [cluster.cluster_id for cluster in clusters(base)] == [kept]
     finally:
-        argv = [sys.executable, "-m", "ascendrun.sim.vcluster", "down", "--all"]
+        argv = [sys.executable, "-m", "tests.lib.vcluster", "down", "--all"]
         done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
     assert kept in done.stderr and list(base.iterdir()) == []
 

@@ -9,8 +9,8 @@ from typing import Any
 import pexpect
 import pytest
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
 from tests.cluster.scenes import Scene, await_that, run_text
+from tests.lib.vcluster.cluster import VirtualCluster
 
 Ascendrun = Any
 

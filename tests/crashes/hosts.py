@@ -12,11 +12,11 @@ import zipfile
 from pathlib import Path
 from typing import Any, Callable
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.processes import Process, await_true
 from tests.cluster.conftest import end_controller, head_environ
 from tests.crashes.remains import Story, read_story
 from tests.crashes.trainings import Training
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.processes import Process, await_true
 
 DEADLINE_S = 300.0
 RANKS = 4

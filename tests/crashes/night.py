@@ -31,12 +31,12 @@ from typing import Any, Callable
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs.job import TERMINAL, Job, State
 from ascendrun.head.state.store import Store
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.processes import Process
 from tests.cluster.leftovers import controllers
 from tests.crashes.hosts import QUIET, CampaignError, Hosts
 from tests.crashes.remains import difference, lines_of, read_story
 from tests.crashes.trainings import ALL, Training
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.processes import Process
 
 HOSTS, RANKS = 5, 4
 DISK = "512M"

@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Callable
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.processes import await_true
 from tests.crashes.hosts import RANKS, CampaignError, Hosts, Job
 from tests.crashes.remains import Story, difference, half_written, newest_common, wound
 from tests.crashes.trainings import ALL, Training
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.processes import await_true
 
 DEATHS = ("kill", "stop", "node")
 MOMENTS = ("step", "step", "write", "write", "start")

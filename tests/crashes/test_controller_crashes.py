@@ -18,7 +18,7 @@ import pytest
 from ascendrun.core.hosts import Host
 from ascendrun.head.protocol.control_messages import ChangeMachines
 from ascendrun.head.protocol.control_socket import ControlClient
-from ascendrun.sim.vcluster.processes import await_true
+from tests.lib.vcluster.processes import await_true
 
 CODE = Path(__file__).resolve().parents[2]
 DEADLINE_S = 150.0

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
 from tests.cluster.conftest import start_cluster
 from tests.crashes.hosts import Hosts
 from tests.crashes.remains import difference, half_written, newest_common, read_story, wound
 from tests.crashes.resume import DEATHS, DISK, Life, sweep
 from tests.crashes.trainings import ALL
+from tests.lib.vcluster.cluster import VirtualCluster
 
 
 @pytest.mark.thorough

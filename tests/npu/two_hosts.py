@@ -12,7 +12,7 @@ from typing import Any, Callable
 import pytest
 
 from ascendrun.sim.ascend.scenario import Scenario
-from ascendrun.sim.ascend.tree import install_on
+from tests.lib.vcluster.npus import install_on
 from tests.programs.conftest import REPO
 
 NODES = ("node1", "node2")

@@ -35,6 +35,8 @@ PARTS = (
     "LICENSE",
 )
 RUN_S = 500.0
+OF_THE_CHECKOUT = ("vcluster", "_page.py", "faultfs", "conftest", "/test_", "benchmarks")
+"""Parts of names that no file of the wheel has: what only tests, benchmarks and generators of docs run."""
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +111,7 @@ def test_the_wheel_has_every_source_file_and_nothing_of_the_tests(wheel: Path) -
             if path.is_file() and "__pycache__" not in path.parts
         }
     assert names == expected
+    assert [name for name in names if any(part in name for part in OF_THE_CHECKOUT)] == []
 
 
 def test_the_installed_command_answers(installed: Path, environ: dict[str, str]) -> None:

@@ -1,28 +1,25 @@
 """Simulated Ascend nodes on the command line: `python -m ascendrun.sim.ascend install ROOT --chip 910B3`, `fault`, …
 
-ROOT is the directory of a node's tree; `node1` or `ID:node1` where it is a host of a virtual cluster that is up.
+ROOT is the directory of a node's tree.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Callable
 
-from ascendrun.core.errors import AscendrunError, InvalidInputError, NotFoundError, Problem
+from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
 from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.scenario import Scenario, load_scenario
 from ascendrun.sim.ascend.tool.families import FAMILIES
 from ascendrun.sim.ascend.tool.faults import KINDS
 from ascendrun.sim.ascend.tool.processes import DEVICE_VARIABLE, LOAD_VARIABLE, MEMORY_VARIABLE, ROOT_VARIABLE
 from ascendrun.sim.ascend.tree import install_tree
-from ascendrun.sim.vcluster import state as states
-from ascendrun.sim.vcluster.cluster import VirtualCluster, clusters
 
 Verb = Callable[[argparse.Namespace], None]
 OF_NODE = ("node", "-")
@@ -53,27 +50,31 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m ascendrun.sim.ascend", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)
-    install = _add(verbs, "install", _install, "make a directory or a host of a virtual cluster a simulated node")
-    install.add_argument("root")
-    install.add_argument("--scenario", type=Path, help="a file of YAML or JSON; the flags below change it")
-    install.add_argument("--chip", choices=sorted(FAMILIES))
-    install.add_argument("--cards", type=int)
-    for name in _TEXT_FLAGS:
-        install.add_argument(f"--{name}")
+    install = _add(verbs, "install", _install, "make a directory a simulated node")
+    install.add_argument("root", type=Path)
+    add_scenario(install)
     fault = _add(verbs, "fault", _fault, "switch a fault on")
-    fault.add_argument("root")
+    fault.add_argument("root", type=Path)
     fault.add_argument("card", help="an NPU id, or `node` for a fault of the whole node")
     fault.add_argument("fault", help="see: faults")
     fault.add_argument("--value", help="how much, or which; each fault has a default")
     fault.add_argument("--after", type=float, default=0.0, metavar="SECONDS", help="it begins then")
     clear = _add(verbs, "clear", _clear, "undo faults")
-    clear.add_argument("root")
+    clear.add_argument("root", type=Path)
     clear.add_argument("card", nargs="?", help="an NPU id or `node`; none: all there are")
     clear.add_argument("fault", nargs="?")
     show = _add(verbs, "show", _show, "which faults a node has")
-    show.add_argument("root")
+    show.add_argument("root", type=Path)
     _add(verbs, "faults", _list_faults, "every fault there is")
     return parser
+
+
+def add_scenario(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--scenario", type=Path, help="a file of YAML or JSON; the flags below change it")
+    parser.add_argument("--chip", choices=sorted(FAMILIES))
+    parser.add_argument("--cards", type=int)
+    for name in _TEXT_FLAGS:
+        parser.add_argument(f"--{name}")
 
 
 def _add(
@@ -85,30 +86,26 @@ def _add(
 
 
 def _install(arguments: argparse.Namespace) -> None:
+    root = arguments.root.resolve()
+    install_tree(root, scenario_of(arguments), seen_as=str(root))
+    print(f"export PATH={root}/usr/local/bin:$PATH {ROOT_VARIABLE}={root}", file=sys.stderr)
+
+
+def scenario_of(arguments: argparse.Namespace) -> Scenario:
+    """The scenario of the flags that `add_scenario` has added."""
     scenario = load_scenario(arguments.scenario) if arguments.scenario else Scenario()
     given = {name: getattr(arguments, name) for name in ("chip", "cards", *_TEXT_FLAGS)}
-    scenario = dataclasses.replace(scenario, **{name: value for name, value in given.items() if value is not None})
-    host = _host_of(arguments.root)
-    if host:
-        from ascendrun.sim.ascend.tree import install_on
-
-        cluster, name = host  # addresses of ports are those of one node: each host is a separate node
-        number = scenario.number or sorted(cluster.hosts).index(name) + 1
-        install_on(cluster, name, dataclasses.replace(scenario, number=number))
-    else:
-        root = Path(arguments.root).resolve()
-        install_tree(root, scenario, seen_as=str(root))
-        print(f"export PATH={root}/usr/local/bin:$PATH {ROOT_VARIABLE}={root}", file=sys.stderr)
+    return dataclasses.replace(scenario, **{name: value for name, value in given.items() if value is not None})
 
 
 def _fault(arguments: argparse.Namespace) -> None:
     control.set_fault(
-        _root_of(arguments.root), _card(arguments.card), arguments.fault, value=arguments.value, after_s=arguments.after
+        arguments.root, _card(arguments.card), arguments.fault, value=arguments.value, after_s=arguments.after
     )
 
 
 def _clear(arguments: argparse.Namespace) -> None:
-    root = _root_of(arguments.root)
+    root = arguments.root
     if arguments.card is None:
         control.clear_all(root)
         return
@@ -119,7 +116,7 @@ def _clear(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    for fault in control.list_faults(_root_of(arguments.root)):
+    for fault in control.list_faults(arguments.root):
         card = "node" if fault.card is None else fault.card
         begins = "" if fault.since_s <= time.time() else f"  begins in {fault.since_s - time.time():.1f} s"
         print(f"{card:>5}  {fault.name:18} {fault.value or ''}{begins}")
@@ -141,27 +138,6 @@ def _card(word: str) -> int | None:
 
 def _no_card(word: str) -> Problem:
     return Problem("card", None, None, f"{word} is neither an NPU id nor `node`")
-
-
-def _root_of(word: str) -> Path:
-    host = _host_of(word)
-    return host[0].path(host[1], "/") if host else Path(word)
-
-
-def _host_of(word: str) -> tuple[VirtualCluster, str] | None:
-    """The cluster and its host that the word names; None where it is a path."""
-    if "/" in word or Path(word).is_dir():
-        return None
-    cluster_id, _, name = word.rpartition(":")
-    found = [
-        cluster
-        for cluster in clusters(states.base_folder(os.environ))
-        if name in cluster.hosts and cluster_id in ("", cluster.cluster_id)
-    ]
-    if len(found) != 1:
-        many = "several clusters have it" if found else "not found: neither a directory nor a host of a running cluster"
-        raise NotFoundError(f"{word}: {many}", hint="a path, or ID:HOST; see: bin/vcluster list")
-    return found[0], name
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Installs a simulated node in a directory or on a host of the virtual cluster: the tools, and the files of driver
-and CANN."""
+"""Installs a simulated node in a directory: the tools, and the files of driver and CANN."""
 
 from __future__ import annotations
 
@@ -8,16 +7,11 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ascendrun.core.errors import AscendrunError
 from ascendrun.sim.ascend import cann
 from ascendrun.sim.ascend.scenario import Scenario, make_faults, make_node
 from ascendrun.sim.ascend.tool import model
 from ascendrun.sim.ascend.tool.processes import ROOT_VARIABLE
-
-if TYPE_CHECKING:
-    from ascendrun.sim.vcluster.cluster import VirtualCluster
 
 CODE = "usr/local/lib/ascend-sim"
 TOOLS = {"npu-smi": "usr/local/bin/npu-smi", "hccn_tool": f"{cann.ASCEND}/driver/tools/hccn_tool"}
@@ -109,31 +103,3 @@ def _link(path: Path, target: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     path.symlink_to(target)
-
-
-_PACKAGE_HOME = Path(__file__).resolve().parents[3]
-_MAKE_DEVICES = (
-    f"import sys; sys.path.insert(0, {str(_PACKAGE_HOME)!r}); "
-    "from ascendrun.sim.ascend.devices import main; main(sys.argv[1:])"
-)
-
-
-def install_on(
-    cluster: VirtualCluster, name: str, scenario: Scenario, *, has_devices: bool = True, python: str = ""
-) -> None:
-    """Host `name` of the cluster is from now on a node of this scenario; its files are gone with the host.
-
-    `has_devices`: whether it gets device nodes, in its own /dev. `python`: the interpreter of the tools, this
-    one's by default; say /usr/bin/python3 where accounts other than root run them and this one is in root's home.
-    Raises InvalidInputError, HostDownError, AscendrunError where the host may not have its own /dev.
-    """
-    install_tree(cluster.path(name, "/"), scenario, python=python, has_devices=False)
-    devices = len(scenario.cards_ids) * scenario.family.dies if has_devices else 0
-    argv = [sys.executable, "-I", "-S", "-c", _MAKE_DEVICES, str(devices)]
-    done = cluster.host_run(name, argv, capture_output=True, text=True) if has_devices else None
-    if done is not None and done.returncode:
-        words = done.stderr.strip().splitlines()
-        raise AscendrunError(
-            f"{name}: cannot create device nodes: {words[-1] if words else 'no error output'}",
-            hint="install_on(…, has_devices=False)",
-        )

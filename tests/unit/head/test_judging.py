@@ -11,7 +11,7 @@ import pytest
 from ascendrun.core.jobs.inputs import Diagnosed
 from ascendrun.core.jobs.job import Cause, Phase, State
 from ascendrun.head.loop.judging import GATHER_WAIT_S, Judging
-from ascendrun.sim.vcluster.processes import await_true
+from tests.lib.vcluster.processes import await_true
 from tests.unit.head.small_world import N1, N2, World
 
 

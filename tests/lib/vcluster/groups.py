@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ascendrun.sim.vcluster.processes import await_true
+from tests.lib.vcluster.processes import await_true
 
 ROOT = Path("/sys/fs/cgroup")
 _VERSION_2 = (ROOT, ROOT / "unified")

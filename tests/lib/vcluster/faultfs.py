@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.sim.vcluster.fuse_server import DEVICE, ERRORS, LARGEST_ORDER, ROOT_FD
-from ascendrun.sim.vcluster.processes import await_true, start_time
-from ascendrun.sim.vcluster.requirements import NotSupportedError
+from tests.lib.vcluster.fuse_server import DEVICE, ERRORS, LARGEST_ORDER, ROOT_FD
+from tests.lib.vcluster.processes import await_true, start_time
+from tests.lib.vcluster.requirements import NotSupportedError
 
 _CODE = str(Path(__file__).resolve().parents[3])
-_SERVER = f"import sys; sys.path.insert(0, {_CODE!r}); from ascendrun.sim.vcluster import fuse_server as it; it.main()"
+_SERVER = f"import sys; sys.path.insert(0, {_CODE!r}); from tests.lib.vcluster import fuse_server as it; it.main()"
 _DEADLINE_S = 20.0
 
 

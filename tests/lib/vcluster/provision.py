@@ -9,8 +9,8 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from ascendrun.sim.vcluster import namespaces as ns
-from ascendrun.sim.vcluster.plan import Common, HostPlan
+from tests.lib.vcluster import namespaces as ns
+from tests.lib.vcluster.plan import Common, HostPlan
 
 SSHD_CONFIG_PATH = "/etc/ssh/vcluster_sshd_config"
 HOST_KEY_PATH = "/etc/ssh/vcluster_host_key"

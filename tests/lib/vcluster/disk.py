@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ascendrun.sim.vcluster import namespaces as ns
-from ascendrun.sim.vcluster.plan import Common, HostPlan
+from tests.lib.vcluster import namespaces as ns
+from tests.lib.vcluster.plan import Common, HostPlan
 
 PRIVATE_TO_HOST = ("/tmp", "/run", "/var/log", "/usr/local/Ascend")
 PRIVATE_TO_HOME = (".ssh", ".ascendrun", ".local/state", ".config", ".cache/torch_extensions")

@@ -19,8 +19,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ascendrun.sim.vcluster import fuse
-from ascendrun.sim.vcluster import namespaces as ns
+from tests.lib.vcluster import fuse
+from tests.lib.vcluster import namespaces as ns
 
 DEVICE = "/dev/fuse"
 ERRORS = {

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ascendrun.sim.vcluster.processes import start_time
+from tests.lib.vcluster.processes import start_time
 
 FOLDER_VARIABLE = "ASCENDRUN_VCLUSTER_DIR"
 

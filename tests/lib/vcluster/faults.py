@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.sim.vcluster import network, provision, wall_clock
-from ascendrun.sim.vcluster.faultfs import FaultFs, serve
-from ascendrun.sim.vcluster.machines import HEAD, Machines
-from ascendrun.sim.vcluster.network import ip_in
-from ascendrun.sim.vcluster.processes import Process, await_true, is_of_the_system
-from ascendrun.sim.vcluster.spec import root_home
-from ascendrun.sim.vcluster.state import name_process
+from tests.lib.vcluster import network, provision, wall_clock
+from tests.lib.vcluster.faultfs import FaultFs, serve
+from tests.lib.vcluster.machines import HEAD, Machines
+from tests.lib.vcluster.network import ip_in
+from tests.lib.vcluster.processes import Process, await_true, is_of_the_system
+from tests.lib.vcluster.spec import root_home
+from tests.lib.vcluster.state import name_process
 
 NODE_FOLDER = f"{root_home()}/.ascendrun"
 FILL_PATH = "/tmp/.vcluster-fill"

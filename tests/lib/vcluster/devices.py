@@ -9,7 +9,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from ascendrun.sim.vcluster import namespaces as ns
+from tests.lib.vcluster import namespaces as ns
 
 DRIVER_NODES = ("davinci_manager", "devmm_svm", "hisi_hdc")
 OWNER = "HwHiAiUser"

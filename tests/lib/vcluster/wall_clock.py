@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from ascendrun.sim.vcluster.requirements import NotSupportedError
+from tests.lib.vcluster.requirements import NotSupportedError
 
 SHIFT_VARIABLE = "VCLUSTER_CLOCK_S"
 """Seconds, as text, in the environment of a program that loads the library."""

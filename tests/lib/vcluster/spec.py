@@ -13,9 +13,9 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ascendrun.sim.vcluster import disk, network, provision
-from ascendrun.sim.vcluster.plan import Common, HeadPlan, HostPlan
-from ascendrun.sim.vcluster.requirements import find_shell
+from tests.lib.vcluster import disk, network, provision
+from tests.lib.vcluster.plan import Common, HeadPlan, HostPlan
+from tests.lib.vcluster.requirements import find_shell
 
 PACKAGE_HOME = Path(__file__).resolve().parents[3]
 """The directory that holds the package `ascendrun`: a checkout, or site-packages."""

@@ -16,10 +16,10 @@ import traceback
 from pathlib import Path
 from typing import Callable, NoReturn
 
-from ascendrun.sim.vcluster import disk, network, provision
-from ascendrun.sim.vcluster import namespaces as ns
-from ascendrun.sim.vcluster.plan import BootPlan, Common, HeadPlan, HostPlan, load_plan
-from ascendrun.sim.vcluster.processes import processes_in
+from tests.lib.vcluster import disk, network, provision
+from tests.lib.vcluster import namespaces as ns
+from tests.lib.vcluster.plan import BootPlan, Common, HeadPlan, HostPlan, load_plan
+from tests.lib.vcluster.processes import processes_in
 
 HEAD = "head"
 SSHD_DEADLINE_S = 60.0

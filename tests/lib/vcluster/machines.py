@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.sim.vcluster import state as states
-from ascendrun.sim.vcluster.groups import Groups
-from ascendrun.sim.vcluster.plan import BootPlan, dump_plan
-from ascendrun.sim.vcluster.processes import Process, await_true, processes_in
-from ascendrun.sim.vcluster.requirements import NotSupportedError
-from ascendrun.sim.vcluster.spec import (
+from tests.lib.vcluster import state as states
+from tests.lib.vcluster.groups import Groups
+from tests.lib.vcluster.plan import BootPlan, dump_plan
+from tests.lib.vcluster.processes import Process, await_true, processes_in
+from tests.lib.vcluster.requirements import NotSupportedError
+from tests.lib.vcluster.spec import (
     PACKAGE_HOME,
     ClusterSpec,
     load_spec,
@@ -34,7 +34,7 @@ RUN_DEADLINE_S = 120.0
 BOOT_DEADLINE_S = 120.0
 _GONE_DEADLINE_S = 30.0
 _HOST_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-_BOOT = f"import sys; sys.path.insert(0, {str(PACKAGE_HOME)!r}); from ascendrun.sim.vcluster.boot import main; main()"
+_BOOT = f"import sys; sys.path.insert(0, {str(PACKAGE_HOME)!r}); from tests.lib.vcluster.boot import main; main()"
 _ENTER = str(Path(__file__).with_name("enter.py"))
 
 

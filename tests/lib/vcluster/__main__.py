@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 import time
@@ -10,12 +11,14 @@ from collections.abc import Sequence
 from typing import Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
-from ascendrun.sim.vcluster import state as states
-from ascendrun.sim.vcluster.cluster import DISK, VirtualCluster, clusters, sweep
-from ascendrun.sim.vcluster.faults import NODE_FOLDER
-from ascendrun.sim.vcluster.fuse_server import ERRORS
-from ascendrun.sim.vcluster.machines import HEAD
-from ascendrun.sim.vcluster.requirements import require_all
+from ascendrun.sim.ascend.__main__ import add_scenario, scenario_of
+from tests.lib.vcluster import state as states
+from tests.lib.vcluster.cluster import DISK, VirtualCluster, clusters, sweep
+from tests.lib.vcluster.faults import NODE_FOLDER
+from tests.lib.vcluster.fuse_server import ERRORS
+from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.npus import install_on
+from tests.lib.vcluster.requirements import require_all
 
 Verb = Callable[[argparse.Namespace], int]
 
@@ -63,6 +66,11 @@ def make_parser() -> argparse.ArgumentParser:
     fs.add_argument("hosts", nargs="+")
     fs.add_argument("--directory", default=NODE_FOLDER, help="default: %(default)s")
     fs.add_argument("--seconds", type=float, help="how long; default: until heal or clean")
+    npus = _add(verbs, "npus", _npus, "make hosts simulated Ascend nodes")
+    npus.add_argument("hosts", nargs="+")
+    add_scenario(npus)
+    path = _add(verbs, "path", _path, "print the path of a host's root directory on this machine")
+    path.add_argument("host")
     clean = _add(verbs, "clean", _clean, "undo every fault (of these hosts)")
     clean.add_argument("hosts", nargs="*")
     return parser
@@ -160,6 +168,19 @@ def _fs(arguments: argparse.Namespace) -> int:
             faulty.heal()
         status = faulty.status()
         print(f"{host} {arguments.directory}  {status['fault'] or 'sound'}  {status['stuck']} calls stuck")
+    return 0
+
+
+def _npus(arguments: argparse.Namespace) -> int:
+    cluster, scenario = _chosen(arguments), scenario_of(arguments)
+    for host in arguments.hosts:  # addresses of ports are those of one node: each host is a separate node
+        number = scenario.number or sorted(cluster.hosts).index(host) + 1
+        install_on(cluster, host, dataclasses.replace(scenario, number=number))
+    return 0
+
+
+def _path(arguments: argparse.Namespace) -> int:
+    print(_chosen(arguments).path(arguments.host, "/"))
     return 0
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ascendrun.sim.vcluster import state as states
-from ascendrun.sim.vcluster.faults import Faults
-from ascendrun.sim.vcluster.groups import Groups
-from ascendrun.sim.vcluster.machines import HEAD
-from ascendrun.sim.vcluster.requirements import require_all
-from ascendrun.sim.vcluster.spec import known_hosts, make_spec
+from tests.lib.vcluster import state as states
+from tests.lib.vcluster.faults import Faults
+from tests.lib.vcluster.groups import Groups
+from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.requirements import require_all
+from tests.lib.vcluster.spec import known_hosts, make_spec
 
 DISK = "64M"
 
