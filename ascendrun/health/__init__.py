@@ -9,5 +9,5 @@ To add a check:
 3. Check: a function `(context) -> Iterator[Finding]` in a module of `checks/` and its row in `CHECKS` of that module.
    A check yields no finding for a fact that is None.
 4. Text: message, hint and fix of each code in `texts/findings.json`, the Chinese in `ascendrun/text/zh.json`. Then run
-   `python -m ascendrun.health.checks_page > docs/checks.md`.
+   `python -m tests.lib.pages`.
 """

@@ -99,13 +99,13 @@ def test_a_disk_that_the_machine_mounts_below_its_root_is_on_every_host_too_and_
         "with VirtualCluster.up(1) as cluster:\n"
         "    cluster.host_run('node1', ['sh', '-c', 'ls /srv && touch /srv/more && ls /srv/more'], check=True)\n"
     )
-    mounted = f'mount --bind {CODE}/ascendrun/sim /srv && {sys.executable} -c "$SCRIPT"'
+    mounted = f'mount --bind {CODE}/tests/lib /srv && {sys.executable} -c "$SCRIPT"'
     environ = {**os.environ, "PYTHONPATH": str(CODE), "SCRIPT": script}
     argv = ["unshare", "--mount", "sh", "-c", mounted]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "vcluster" in done.stdout.split() and "/srv/more" in done.stdout.split()
-    assert not (CODE / "ascendrun/sim/more").exists()
+    assert not (CODE / "tests/lib/more").exists()
 
 
 def test_an_sshd_that_ends_is_told_at_once_with_its_last_line():

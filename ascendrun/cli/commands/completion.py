@@ -40,7 +40,7 @@ def command(shell: str) -> int:
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 def man_command(directory: Path) -> int:
     """Write a man page for each command to DIRECTORY, in the chosen language."""
-    from ascendrun.cli.reference import make_manuals
+    from ascendrun.cli.manuals import make_manuals
 
     directory.mkdir(parents=True, exist_ok=True)
     for name, page in make_manuals().items():

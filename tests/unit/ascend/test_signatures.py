@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ascendrun.ascend import signatures as catalogue
-from ascendrun.ascend.failures_page import FAMILIES
 from ascendrun.ascend.line_patterns import KINDS, parse_pattern
 from ascendrun.ascend.signatures import LINE_LIMIT, describe, scan, signature_of, signatures, strongest
 from ascendrun.text import LANGUAGES, translations
+from tests.lib.pages.failures import FAMILIES
 
 ROWS = signatures()
 CHINESE = re.compile(r"[\u4e00-\u9fff]")

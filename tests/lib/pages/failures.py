@@ -1,4 +1,4 @@
-"""Generator of docs/failures.md, the page of all known errors."""
+"""docs/failures.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ascendrun.ascend.signatures import Signature, signatures
 HEAD = """# Known failures · 已知故障
 
 Look up a line of a log here: its meaning, usual cause and hint, in English and Chinese. This page is generated from
-`ascendrun/ascend/signatures.toml` by `python -m ascendrun.ascend.failures_page > docs/failures.md`. `ascendrun explain
+`ascendrun/ascend/signatures.toml` by `python -m tests.lib.pages`. `ascendrun explain
 JOB` searches the logs of all ranks for these lines and ranks them; use this page when you have a line but no job.
 
 Each entry has an example with synthetic values. `…` stands for a value that the line contains.
@@ -106,7 +106,3 @@ def _plain(text: str) -> str:
     """Remove the characters that are Markdown markup, except in code spans."""
     parts = _CODE_SPAN.split(text)
     return "".join(part if part.startswith("`") else re.sub(r"([*<~])", r"\\\1", part) for part in parts)
-
-
-if __name__ == "__main__":
-    print(render_page(), end="")

@@ -1,36 +1,16 @@
-"""The reference of the command line, made from the commands: docs/cli.md, and the pages of `ascendrun man`.
-
-`python -m ascendrun.cli.reference docs/cli.md` writes the page.
-"""
+"""The man pages of `ascendrun man`, and what they share with docs/cli.md, from the commands."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 import click
 
 from ascendrun import __version__
-from ascendrun.cli.app import ALIASES, COMMANDS, CommandEntry, cli, summary_of
+from ascendrun.cli.app import COMMANDS, CommandEntry, cli, summary_of
 from ascendrun.cli.command import CliCommand, option_help, translated_help
 from ascendrun.text import Text
-
-HEAD = """# Command-line reference
-
-This page lists every command, option and example of `ascendrun`. It is generated from the commands; `ascendrun help
-COMMAND` prints the same. Global options are accepted before a command, `--lang` also after it. [Exit
-codes](exit-codes.md) are the same for all commands.
-"""
-
-
-def make_page() -> str:
-    """Return docs/cli.md."""
-    parts = [HEAD, "## ascendrun\n", _block(_usage(cli, "ascendrun")), _options_table(cli)]
-    for command in visible_commands():
-        parts += _section(command)
-    return "\n".join(parts)
 
 
 def visible_commands() -> tuple[CliCommand, ...]:
@@ -47,27 +27,16 @@ def make_manuals() -> Mapping[str, str]:
     return pages
 
 
-def _section(command: CliCommand) -> Iterator[str]:
-    aliases = [alias for alias, name in ALIASES.items() if name == command.name]
-    yield f"## {command.name}\n"
-    yield f"{_description(command)}\n"
-    if aliases:
-        yield f"Aliases: {', '.join(f'`{alias}`' for alias in aliases)}.\n"
-    yield _block(_usage(command, f"ascendrun {command.name}"))
-    yield _options_table(command)
-    yield _block(command.examples)
-
-
-def _description(command: click.Command) -> str:
+def description_of(command: click.Command) -> str:
     text = translated_help(f"help.{command.name}", inspect.cleandoc(command.help or ""))
     return text.partition("\b")[0].strip()
 
 
-def _usage(command: click.Command, path: str) -> str:
+def usage_of(command: click.Command, path: str) -> str:
     return " ".join([path, *command.collect_usage_pieces(_context(command))])
 
 
-def _options(command: click.Command) -> Iterator[tuple[str, str]]:
+def options_of(command: click.Command) -> Iterator[tuple[str, str]]:
     for param in command.get_params(_context(command)):
         if isinstance(param, click.Option) and not param.hidden:
             flags = ", ".join(sorted((*param.opts, *param.secondary_opts), key=len))
@@ -87,24 +56,15 @@ def _context(command: click.Command) -> click.Context:
     return click.Context(command, info_name=command.name, **command.context_settings)
 
 
-def _options_table(command: click.Command) -> str:
-    rows = [" | ".join(cell.replace("|", "\\|") for cell in (f"`{flags}`", text)) for flags, text in _options(command)]
-    return "| option | meaning |\n|---|---|\n" + "".join(f"| {row} |\n" for row in rows)
-
-
-def _block(text: str) -> str:
-    return "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())
-
-
 def _manual(command: CliCommand | click.Command, path: str) -> str:
     name = path.replace(" ", "-")
     entry = next((entry for entry in COMMANDS if entry.name == command.name), None)
-    summary = summary_of(entry) if entry else _description(cli)
+    summary = summary_of(entry) if entry else description_of(cli)
     sections = [
         (Text("man.name", "Name"), f"{_troff(name)} \\- {_troff(summary.rstrip('.。'))}"),
-        (Text("man.synopsis", "Synopsis"), _troff(_usage(command, path))),
-        (Text("man.description", "Description"), _troff(_description(command))),
-        (Text("click.options", "Options"), _items((_troff(flags), text) for flags, text in _options(command))),
+        (Text("man.synopsis", "Synopsis"), _troff(usage_of(command, path))),
+        (Text("man.description", "Description"), _troff(description_of(command))),
+        (Text("click.options", "Options"), _items((_troff(flags), text) for flags, text in options_of(command))),
     ]
     if command is cli:
         pages = ((f"{_troff(f'ascendrun-{entry.name}')}(1)", summary_of(entry)) for entry in _listed())
@@ -130,15 +90,3 @@ def _troff(text: str) -> str:
     """Escape text, so that troff finds neither a request nor an escape."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     return "\n".join(f"\\&{line}" if line.startswith((".", "'")) else line for line in escaped.splitlines())
-
-
-def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        print(__doc__, file=sys.stderr)
-        return 2
-    Path(arguments[0]).write_text(make_page(), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

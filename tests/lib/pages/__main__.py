@@ -1,0 +1,26 @@
+"""Writes every generated page of docs/: `python -m tests.lib.pages`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Callable
+
+from ascendrun.core.jobfile.model import job_json_schema
+from tests.lib.pages import checks, cli, events, failures, job_file, options
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGES: Mapping[str, Callable[[], str]] = {
+    "checks.md": checks.render_page,
+    "cli.md": cli.render_page,
+    "events.md": events.render_page,
+    "failures.md": failures.render_page,
+    "job-file.md": job_file.render_page,
+    "job.schema.json": lambda: json.dumps(job_json_schema(), indent=2, ensure_ascii=False) + "\n",
+    "program-options.md": options.render_page,
+}
+
+if __name__ == "__main__":
+    for name, render in PAGES.items():
+        (DOCS / name).write_text(render(), encoding="utf-8")
