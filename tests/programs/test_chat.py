@@ -16,8 +16,8 @@ from ascendrun.programs.generation import chat
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.chat import Reader, Talker, Team, Writing, talk
 from ascendrun.programs.generation.engine import Completion, Generator
+from ascendrun.programs.generation.requests import Limits, RequestRefusedError
 from ascendrun.programs.generation.sampling import Sampling
-from ascendrun.programs.generation.server import Limits, RequestRefusedError
 from ascendrun.programs.trainer.runtime import Runtime
 from tests.programs.conftest import until
 from tests.programs.generating import WORDS, Plain, naive
@@ -72,7 +72,7 @@ class World:
 
 def post(address: tuple[str, int], **body: Any) -> http.client.HTTPConnection:
     client = http.client.HTTPConnection(*address, timeout=200)
-    client.request("POST", "/v1/chat/completions", json.dumps(body))
+    client.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     return client
 
 
@@ -184,6 +184,8 @@ def test_a_client_that_leaves_a_stream_frees_its_row(talker):
         {"messages": said("x"), "stop": [""]},
         {"messages": said("x"), "stop": 3},
         {"messages": said("x"), "tools": [{}]},
+        {"messages": said("x"), "presence_penalty": 0.5},
+        {"messages": said("x"), "temprature": 0.5},
     ],
 )
 def test_wrong_requests_are_refused(talker, body):

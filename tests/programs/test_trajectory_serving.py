@@ -232,10 +232,13 @@ def address(classifier: Classifier) -> Iterator[tuple[str, int]]:
     thread.join()
 
 
+JSON = {"Content-Type": "application/json"}
+
+
 def ask(address: tuple[str, int], method: str, page: str, body: Any = None, headers: Any = None) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(*address, timeout=60)
     raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
-    connection.request(method, page, raw, headers or {})
+    connection.request(method, page, raw, {**JSON, **(headers or {})})
     reply = connection.getresponse()
     answer = reply.status, json.loads(reply.read())
     connection.close()
@@ -260,6 +263,7 @@ def test_http_says_what_python_says(classifier, address):
         (b"[]", 400),
         ({"text": "a", "texts": []}, 400),
         ({"texts": []}, 400),
+        ({"text": "SPD_SLOW", "probability": True}, 400),
         ({"text": ""}, 422),
         ({"text": "SPD_SLOW CRS_N POINT_END"}, 422),
         ({"points": [{"time": 1}]}, 422),
@@ -281,7 +285,7 @@ def test_requests_that_wait_are_classified_together(classifier):
     server = make_server(classifier, "127.0.0.1", 0)
     clients = [http.client.HTTPConnection(*server.address, timeout=60) for _ in range(12)]
     for number, client in enumerate(clients):
-        client.request("POST", "/predict", json.dumps({"text": track_text(number), "probabilities": True}).encode())
+        client.request("POST", "/predict", json.dumps({"text": track_text(number), "probabilities": True}), JSON)
 
     def answer(questions):
         batches.append(len(questions))

@@ -13,7 +13,8 @@ from ascendrun.programs.codon.decoding import InfeasibleError
 from ascendrun.programs.codon.optimize import Optimizer, most_residues, open_stored
 from ascendrun.programs.codon.proteins import Protein, complete
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.generation.server import Limits, Reply, RequestRefusedError, Server, read_json
+from ascendrun.programs.generation.requests import Limits, Reply, RequestRefusedError, read_json
+from ascendrun.programs.generation.server import Server
 from ascendrun.programs.generation.service import serve_rank
 from ascendrun.programs.trainer.options import read_table
 from ascendrun.programs.trainer.runtime import Runtime
@@ -151,7 +152,7 @@ def make_server(service: Service, host: str, port: int, limits: Limits | None = 
             "status": "ok",
             "organisms": len(service.optimizer.organisms),
             "device": str(service.optimizer.accelerator.device),
-            "waiting": server.waiting - 1,  # without this one
+            "waiting": server.queue.waiting - 1,  # without this one
         }
 
     server = Server(host, port, pages={"/health": health}, routes={"/optimize": service.read}, limits=limits)

@@ -14,17 +14,16 @@ from typing import Any, Callable
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.engine import Completion, Generator
-from ascendrun.programs.generation.sampling import Sampling
-from ascendrun.programs.generation.server import (
+from ascendrun.programs.generation.requests import (
     Limits,
     Request,
     RequestRefusedError,
-    Server,
-    ending,
     failed,
-    not_listening,
     read_json,
+    refuse_unknown,
 )
+from ascendrun.programs.generation.sampling import Sampling
+from ascendrun.programs.generation.server import Server, ending, not_listening
 from ascendrun.programs.trainer import runtime
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text
@@ -34,7 +33,15 @@ UNKNOWN = "\ufffd"
 """What a decoder shows for a character whose bytes are not complete yet."""
 LATE_S = 2.0
 """Seconds before the last moment of a stopped server, in which texts that are not complete end as they are."""
-REFUSED = ("tools", "functions", "logprobs", "response_format", "audio")
+REFUSED = (
+    *("tools", "functions", "logprobs", "response_format", "audio"),
+    *("presence_penalty", "frequency_penalty", "logit_bias"),
+)
+"""Fields of OpenAI's that are not supported: a value that asks for something is an error."""
+FIELDS = (
+    *("messages", "model", "max_completion_tokens", "max_tokens", "n", "seed", "stop", "stream", "stream_options"),
+    *("temperature", "top_p", "top_k", "user"),
+)
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,7 @@ class Reader:
         refused = [name for name in REFUSED if asked.get(name)]
         if refused:
             raise wrong(Text("program.chat-refused", "{names}: not supported", names=refused))
+        refuse_unknown({name: value for name, value in asked.items() if name not in REFUSED}, FIELDS)
         given = self.talker.sampling
         number = self.number
         limit = next((name for name in ("max_completion_tokens", "max_tokens") if asked.get(name) is not None), None)
@@ -273,7 +281,10 @@ class Team:
         server = Server(
             host,
             port,
-            pages={"/health": lambda: {"status": "ok", "waiting": server.waiting - 1}, "/v1/models": lambda: models},
+            pages={
+                "/health": lambda: {"status": "ok", "waiting": server.queue.waiting - 1},
+                "/v1/models": lambda: models,
+            },
             routes={"/v1/chat/completions": Reader(self.talker)},
             error=openai_error,
             limits=limits,
@@ -295,7 +306,7 @@ class Team:
     def work(self, server: Server, wait_s: float) -> None:
         """Take new requests, let all ranks generate, and pass on what they did."""
         plan: dict[str, Any] = {"over": False, "add": [], "cancel": [], "ends": False}
-        for request in server.take(self.generator.most_rows, 0.0 if self.home else wait_s):
+        for request in server.queue.take(self.generator.most_rows, 0.0 if self.home else wait_s):
             self.number += 1
             self.replies[self.number] = reply = Reply(request, self.talker)
             for choice, sampling in enumerate(reply.question.samplings):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from ascendrun.programs.generation.server import Reply, Server, ending, not_listening
+from ascendrun.programs.generation.requests import Reply
+from ascendrun.programs.generation.server import Server, ending, not_listening
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text
 

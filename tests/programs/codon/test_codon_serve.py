@@ -58,7 +58,7 @@ def address(folder: Path) -> Iterator[tuple[str, int]]:
 def ask(address: tuple[str, int], body: Any, **headers: str) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(*address, timeout=60)
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection.request("POST", "/optimize", raw, headers)
+    connection.request("POST", "/optimize", raw, {"Content-Type": "application/json", **headers})
     reply = connection.getresponse()
     found = reply.status, json.loads(reply.read())
     connection.close()

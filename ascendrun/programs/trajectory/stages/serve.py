@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.programs.devices.accelerator import choose_precision
-from ascendrun.programs.generation.server import Limits, Reply, RequestRefusedError, Server, read_json
+from ascendrun.programs.generation.requests import Limits, Reply, RequestRefusedError, read_json, refuse_unknown
+from ascendrun.programs.generation.server import Server
 from ascendrun.programs.generation.service import serve_rank
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
@@ -32,6 +33,7 @@ class Question:
 def read_question(classifier: Classifier, body: bytes) -> Question:
     """Read {"text"}, {"texts": […]}, {"points": […]} or {"tracks": [[…], …]}; optional: "probabilities": true."""
     asked = read_json(body)
+    refuse_unknown(asked, (*INPUT_KEYS, "probabilities"))
     keys = [key for key in INPUT_KEYS if key in asked]
     if len(keys) != 1:
         raise RequestRefusedError(
@@ -71,7 +73,7 @@ def make_server(classifier: Classifier, host: str, port: int, limits: Limits | N
             "classes": classifier.class_names,
             "device": str(classifier.accelerator.device),
             "models": len(classifier.vote.members),
-            "waiting": server.waiting - 1,  # without this one
+            "waiting": server.queue.waiting - 1,  # without this one
         }
 
     def read(body: bytes) -> Question:
